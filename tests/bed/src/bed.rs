@@ -1,0 +1,224 @@
+//! Owns a running control plane, from its start to the last trace of it.
+
+use std::fmt;
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
+use kube::Client;
+use kube::api::{Api, PostParams};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep};
+
+use crate::binaries::Binaries;
+use crate::daemons::{self, API_SERVER, CONTROLLER_MANAGER, ETCD, Ports};
+use crate::guardian::Guardian;
+use crate::kubeconfig::{self, client_from};
+use crate::pki::Authority;
+
+const START_ATTEMPTS: u32 = 4;
+const DAEMON_DEADLINE: Duration = Duration::from_mins(1);
+const POLL: Duration = Duration::from_millis(20);
+const TOKEN_SECONDS: i64 = 24 * 60 * 60;
+
+/// What a bed can be asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Let the API server work on far more calls at once than by default.
+    pub load: bool,
+    /// Further flags for the API server; they come last, so they win.
+    pub api_server_args: Vec<String>,
+}
+
+/// A control plane of one's own. Dropping it stops it, which takes a moment and blocks.
+pub struct Bed {
+    guardian: Guardian,
+    binaries: Binaries,
+    url: String,
+    ca_pem: String,
+    kubeconfig: PathBuf,
+    admin: Client,
+    written: AtomicU32,
+}
+
+impl fmt::Debug for Bed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bed").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl Bed {
+    /// Starts a control plane and waits until it is of use: the API server is ready and the
+    /// controller manager has done its first work in the namespace `default`.
+    pub async fn start(options: Options) -> Result<Self> {
+        let binaries = Binaries::locate().await?;
+        for _ in 1..START_ATTEMPTS {
+            match Self::try_start(&binaries, &options).await {
+                Err(e) if format!("{e:#}").contains("address already in use") => {}
+                settled => return settled,
+            }
+        }
+        Self::try_start(&binaries, &options).await
+    }
+
+    async fn try_start(binaries: &Binaries, options: &Options) -> Result<Self> {
+        let ports = Ports::free()?;
+        let guardian = Guardian::start()?;
+        let authority = Authority::new("testbed")?;
+        let token = random_token()?;
+        daemons::write_secrets(guardian.dir(), &authority, &token)?;
+
+        let url = format!("https://127.0.0.1:{}", ports.api);
+        let ca_pem = authority.pem();
+        let text = kubeconfig::render(&url, &ca_pem, &token)?;
+        let kubeconfig = guardian.dir().join("admin.kubeconfig");
+        fs::write(&kubeconfig, &text)?;
+        let admin = client_from(&text).await?;
+        let written = AtomicU32::new(0);
+        let binaries = binaries.clone();
+        let mut bed = Self { guardian, binaries, url, ca_pem, kubeconfig, admin, written };
+
+        bed.run(ETCD, &daemons::etcd_args(ports))?;
+        let etcd = ("127.0.0.1", ports.etcd);
+        bed.until(ETCD, async |_| TcpStream::connect(etcd).await.is_ok()).await?;
+
+        bed.run(API_SERVER, &daemons::api_server_args(ports, options))?;
+        bed.until(API_SERVER, async |client| answers_ok(client, "/readyz").await).await?;
+
+        bed.run(CONTROLLER_MANAGER, &daemons::controller_manager_args())?;
+        bed.until(CONTROLLER_MANAGER, async |client| default_namespace_is_set_up(client).await)
+            .await?;
+        // Had etcd lost its port to a neighbour, the API server would now serve that one's data.
+        bed.guardian.check(ETCD)?;
+        Ok(bed)
+    }
+
+    fn run(&mut self, name: &str, args: &[String]) -> Result<()> {
+        self.guardian.run(name, &self.binaries.program(name), args)
+    }
+
+    async fn until(&mut self, name: &str, ready: impl AsyncFn(&Client) -> bool) -> Result<()> {
+        let deadline = Instant::now() + DAEMON_DEADLINE;
+        loop {
+            self.guardian.check(name)?;
+            if ready(&self.admin).await {
+                return self.guardian.check(name);
+            }
+            if Instant::now() > deadline {
+                let log = self.guardian.log_tail(name);
+                bail!("{name} was not ready in time; the last lines of its log:\n{log}");
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    /// Stops the control plane and removes its directory.
+    pub async fn stop(mut self) -> Result<()> {
+        tokio::task::spawn_blocking(move || self.guardian.stop()).await?
+    }
+
+    /// The API server's URL.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The certificate of the authority that signed the API server's.
+    pub fn ca_pem(&self) -> &str {
+        &self.ca_pem
+    }
+
+    /// The bed's own directory, which goes when the bed goes. It holds the daemons' logs.
+    pub fn dir(&self) -> &Path {
+        self.guardian.dir()
+    }
+
+    /// The administrator's kubeconfig.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// The programs the bed runs.
+    pub fn binaries(&self) -> &Binaries {
+        &self.binaries
+    }
+
+    /// The process ids of etcd, the API server and the controller manager.
+    pub fn pids(&self) -> Vec<u32> {
+        let names = [ETCD, API_SERVER, CONTROLLER_MANAGER];
+        names.into_iter().filter_map(|name| self.guardian.pid(name)).collect()
+    }
+
+    /// A client that may do everything. See [`client_from`] for how it treats time and retries.
+    pub fn admin(&self) -> Client {
+        self.admin.clone()
+    }
+
+    /// A client that speaks for a token.
+    pub async fn client_for(&self, token: &str) -> Result<Client> {
+        client_from(&kubeconfig::render(&self.url, &self.ca_pem, token)?).await
+    }
+
+    /// A token of a service account, good for a day.
+    pub async fn service_account_token(&self, namespace: &str, name: &str) -> Result<String> {
+        let request = TokenRequest {
+            spec: Some(TokenRequestSpec {
+                expiration_seconds: Some(TOKEN_SECONDS),
+                ..TokenRequestSpec::default()
+            }),
+            ..TokenRequest::default()
+        };
+        Api::<ServiceAccount>::namespaced(self.admin(), namespace)
+            .create_token_request(name, &PostParams::default(), &request)
+            .await
+            .with_context(|| format!("ask for a token of {namespace}/{name}"))?
+            .status
+            .and_then(|status| status.token)
+            .context("the API server gave no token")
+    }
+
+    /// A kubeconfig for a service account, for the bed itself or for another way to it, given as
+    /// URL and authority.
+    pub async fn service_account_kubeconfig(
+        &self,
+        namespace: &str,
+        name: &str,
+        server_override: Option<(&str, &str)>,
+    ) -> Result<PathBuf> {
+        let token = self.service_account_token(namespace, name).await?;
+        let (url, ca_pem) = server_override.unwrap_or((&self.url, &self.ca_pem));
+        self.kubeconfig_for(&token, url, ca_pem)
+    }
+
+    /// Writes a kubeconfig into the bed's directory, under a name that was not used before.
+    pub fn kubeconfig_for(&self, token: &str, url: &str, ca_pem: &str) -> Result<PathBuf> {
+        let number = self.written.fetch_add(1, Ordering::Relaxed);
+        let path = self.dir().join(format!("{number}.kubeconfig"));
+        fs::write(&path, kubeconfig::render(url, ca_pem, token)?)?;
+        Ok(path)
+    }
+}
+
+async fn answers_ok(client: &Client, path: &str) -> bool {
+    match hyper::Request::get(path).body(Vec::new()) {
+        Ok(request) => client.request_text(request).await.is_ok(),
+        Err(_) => false,
+    }
+}
+
+async fn default_namespace_is_set_up(client: &Client) -> bool {
+    let accounts = Api::<ServiceAccount>::namespaced(client.clone(), "default");
+    let authorities = Api::<ConfigMap>::namespaced(client.clone(), "default");
+    matches!(accounts.get_opt("default").await, Ok(Some(_)))
+        && matches!(authorities.get_opt("kube-root-ca.crt").await, Ok(Some(_)))
+}
+
+fn random_token() -> Result<String> {
+    let mut bytes = [0; 16];
+    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
+}

@@ -1,0 +1,65 @@
+//! `bed up` runs a control plane until it is told to stop; `bed build` only gets its programs.
+#![allow(clippy::print_stdout, reason = "what it prints is what it is for")]
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use testbed::{Bed, Binaries, Options};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// A real control plane on loopback.
+#[derive(Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start a control plane and keep it until Ctrl-C
+    Up {
+        /// Let the API server work on far more calls at once than by default
+        #[arg(long)]
+        load: bool,
+        /// A further flag for the API server; may be given several times
+        #[arg(long = "api-server-arg", value_name = "FLAG", allow_hyphen_values = true)]
+        api_server_args: Vec<String>,
+    },
+    /// Build the programs if the cache lacks them, and print their folder
+    Build,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    match Cli::parse().command {
+        Command::Up { load, api_server_args } => up(Options { load, api_server_args }).await,
+        Command::Build => {
+            println!("{}", Binaries::locate().await?.dir().display());
+            Ok(())
+        }
+    }
+}
+
+async fn up(options: Options) -> Result<()> {
+    // A signal during the build has its usual effect; go would not heed ours.
+    Binaries::locate().await?;
+    // Listening from the start on means that a Ctrl-C during it is a clean stop, too.
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let asked_to_stop = async {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    };
+    tokio::pin!(asked_to_stop);
+
+    let bed = tokio::select! {
+        bed = Bed::start(options) => bed?,
+        () = &mut asked_to_stop => return Ok(()),
+    };
+    println!("# {}", bed.url());
+    println!("# kubectl is in {}", bed.binaries().dir().display());
+    println!("export KUBECONFIG={}", bed.kubeconfig().display());
+    asked_to_stop.await;
+    bed.stop().await
+}

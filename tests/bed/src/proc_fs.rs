@@ -1,0 +1,32 @@
+//! Owns what is read from `/proc` about other processes.
+
+use std::fs;
+use std::time::Duration;
+
+/// Whether the process exists and is not merely waiting to be reaped.
+pub(crate) fn is_running(pid: u32) -> bool {
+    stat_fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state != "Z"))
+}
+
+/// The most memory the process has held so far, in KiB.
+pub(crate) fn peak_rss_kib(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// The processor time the process has used so far, in user and kernel mode together.
+pub(crate) fn cpu_time(pid: u32) -> Option<Duration> {
+    let fields = stat_fields(pid)?;
+    let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    // Fields 14 and 15 of the line; a tick is 10 ms on every Linux that matters here.
+    Some(Duration::from_millis((ticks(11)? + ticks(12)?) * 10))
+}
+
+/// The fields of `/proc/PID/stat` from the state on. The name before them may hold blanks and
+/// brackets, so the last closing bracket is what ends it.
+fn stat_fields(pid: u32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    Some(rest.split_whitespace().map(str::to_owned).collect())
+}

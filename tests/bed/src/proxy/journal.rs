@@ -1,0 +1,82 @@
+//! Owns the record of the calls.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::Call;
+
+/// One call and what became of it.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// The call.
+    pub call: Call,
+    /// When it arrived.
+    pub at: Instant,
+    /// Whether it was sent on to the server.
+    pub forwarded: bool,
+    /// The HTTP status of the answer, from the server or from the rule; nothing while there is
+    /// none. After `CutAfter` it is what the server answered, though the client never saw it.
+    pub status: Option<u16>,
+}
+
+/// Names a record; stale once the journal was cleared.
+#[derive(Clone, Copy)]
+pub(super) struct Entry {
+    era: u64,
+    index: usize,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    era: u64,
+    records: Vec<Record>,
+}
+
+impl Journal {
+    pub(super) fn add(&self, call: Call) -> Entry {
+        let mut inner = self.lock();
+        inner.records.push(Record { call, at: Instant::now(), forwarded: false, status: None });
+        Entry { era: inner.era, index: inner.records.len() - 1 }
+    }
+
+    pub(super) fn forwarded(&self, entry: Entry) {
+        self.update(entry, |record| record.forwarded = true);
+    }
+
+    pub(super) fn answered(&self, entry: Entry, status: u16) {
+        self.update(entry, |record| record.status = Some(status));
+    }
+
+    pub(super) fn select(&self, wanted: impl Fn(&Call) -> bool) -> Vec<Record> {
+        self.lock().records.iter().filter(|record| wanted(&record.call)).cloned().collect()
+    }
+
+    pub(super) fn count(&self, wanted: impl Fn(&Call) -> bool) -> usize {
+        self.lock().records.iter().filter(|record| wanted(&record.call)).count()
+    }
+
+    pub(super) fn clear(&self) {
+        let mut inner = self.lock();
+        inner.era += 1;
+        inner.records.clear();
+    }
+
+    fn update(&self, entry: Entry, change: impl FnOnce(&mut Record)) {
+        let mut inner = self.lock();
+        if inner.era == entry.era
+            && let Some(record) = inner.records.get_mut(entry.index)
+        {
+            change(record);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A test's closure may panic under the lock; the records are whole all the same.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,96 @@
+//! Owns waiting: a condition, a deadline and a name for what did not come.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use tokio::time::{Instant, sleep, timeout};
+
+const POLL: Duration = Duration::from_millis(20);
+
+/// What a look at the world can find: the value waited for, or why it is not there yet.
+pub trait Probe {
+    /// What the wait is for.
+    type Value;
+
+    /// The value, or what to say of the last look if there is none in time.
+    fn settle(self) -> Result<Self::Value, String>;
+}
+
+impl<T> Probe for Option<T> {
+    type Value = T;
+
+    fn settle(self) -> Result<T, String> {
+        self.ok_or_else(|| "not there".to_owned())
+    }
+}
+
+impl Probe for bool {
+    type Value = ();
+
+    fn settle(self) -> Result<(), String> {
+        self.then_some(()).settle().map_err(|_| "not so".to_owned())
+    }
+}
+
+/// A failed look is no reason to give up, only something to tell at the end.
+impl<P: Probe, E: Display> Probe for Result<P, E> {
+    type Value = P::Value;
+
+    fn settle(self) -> Result<P::Value, String> {
+        self.map_err(|e| format!("{e:#}")).and_then(Probe::settle)
+    }
+}
+
+/// Looks every 20 ms until there is a value. After the deadline the error names `what` and tells
+/// what the last look found; a look that hangs does not hold the deadline up.
+pub async fn eventually<P: Probe>(
+    deadline: Duration,
+    what: &str,
+    mut probe: impl AsyncFnMut() -> P,
+) -> Result<P::Value> {
+    let end = Instant::now() + deadline;
+    let mut last = "no look was finished".to_owned();
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        match timeout(left, probe()).await.map(Probe::settle) {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(why)) => last = why,
+            Err(_) => {}
+        }
+        // The timeout alone would not do: it lets a look that is done at once go on for ever.
+        if Instant::now() >= end {
+            bail!("no {what} within {deadline:?}; last look: {last}");
+        }
+        sleep(POLL).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::eventually;
+
+    #[tokio::test]
+    async fn it_looks_until_there_is_a_value() {
+        let mut looks = 0;
+        let found = eventually(Duration::from_secs(5), "third look", async || {
+            looks += 1;
+            (looks == 3).then_some("seen")
+        });
+        assert_eq!(found.await.unwrap(), "seen");
+    }
+
+    #[tokio::test]
+    async fn the_error_names_what_was_missing_and_the_last_look() {
+        let end = Duration::from_millis(60);
+        let never = async || Err::<bool, _>("the sky is grey");
+        let error = eventually(end, "sunshine", never).await.unwrap_err().to_string();
+        assert!(error.contains("no sunshine"), "{error}");
+        assert!(error.contains("the sky is grey"), "{error}");
+
+        let hangs = async || std::future::pending::<bool>().await;
+        assert!(eventually(end, "answer", hangs).await.is_err());
+    }
+}
