@@ -1,0 +1,226 @@
+//! `IPPool`: ranges of addresses, who may have them, and the ledger of who does.
+//!
+//! `status.allocated` is the ledger. It has a status subresource here; Harvester's own chart
+//! ships this CRD without one, and the operator works on both.
+
+use std::collections::BTreeMap;
+
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Condition;
+
+/// Addresses for LoadBalancers.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[kube(
+    group = "loadbalancer.harvesterhci.io",
+    version = "v1beta1",
+    kind = "IPPool",
+    plural = "ippools",
+    singular = "ippool",
+    shortname = "pool",
+    shortname = "pools",
+    status = "IPPoolStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    printcolumn(name = "Ranges", type_ = "string", json_path = ".spec.ranges"),
+    printcolumn(name = "Total", type_ = "integer", json_path = ".status.total"),
+    printcolumn(name = "Available", type_ = "integer", json_path = ".status.available"),
+    printcolumn(
+        name = "Used%",
+        type_ = "integer",
+        json_path = ".status.usedPercent",
+        description = "Share of the addresses that is taken, rounded up"
+    ),
+    printcolumn(name = "Priority", type_ = "integer", json_path = ".spec.selector.priority"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        priority = 1,
+        json_path = ".status.conditions[?(@.type=='Ready')].reason"
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        priority = 1,
+        json_path = ".status.conditions[?(@.type=='Ready')].message"
+    ),
+    printcolumn(
+        name = "Description",
+        type_ = "string",
+        priority = 1,
+        json_path = ".spec.description"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[x_kube(
+    validation = ("!has(self.state) || self.state == 'Active'",
+        "spec.state: only Active is supported by this version"),
+    validation = ("!has(self.quota) || self.quota == 0",
+        "spec.quota is not supported by this version: remove it"),
+    validation = ("!has(self.releaseCooldownSeconds) || self.releaseCooldownSeconds == 0",
+        "spec.releaseCooldownSeconds is not supported by this version: remove it"),
+    validation = ("!has(self.conflictProbe) || !self.conflictProbe",
+        "spec.conflictProbe is not supported by this version: remove it"),
+)]
+#[serde(rename_all = "camelCase")]
+pub struct IPPoolSpec {
+    /// Free text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
+    pub description: Option<String>,
+    /// The addresses. Ranges of one pool do not overlap.
+    #[schemars(length(min = 1, max = 64))]
+    pub ranges: Vec<Range>,
+    /// Who is served from this pool without naming it, and who may name it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<Selector>,
+    /// Active, Draining or Disabled. Only Active is supported by this version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<PoolState>,
+    /// Addresses that one namespace may hold. Reserved: not supported by this version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub quota: Option<i32>,
+    /// Seconds for which a freed address rests. Reserved: not supported by this version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub release_cooldown_seconds: Option<i32>,
+    /// Whether to probe an address before use. Reserved: not supported by this version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conflict_probe: Option<bool>,
+}
+
+/// Whether a pool gives out addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum PoolState {
+    /// It does.
+    #[default]
+    Active,
+    /// No new addresses; those given stay. Reserved.
+    Draining,
+    /// No new addresses. Reserved.
+    Disabled,
+}
+
+/// A stretch of addresses within one subnet.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("isCIDR(self.subnet)",
+        "subnet must be a network in CIDR form, such as 192.168.1.0/24"),
+    validation = ("!has(self.rangeStart) || self.rangeStart == '' || isIP(self.rangeStart)",
+        "rangeStart must be an IP address, such as 192.168.1.10"),
+    validation = ("!has(self.rangeEnd) || self.rangeEnd == '' || isIP(self.rangeEnd)",
+        "rangeEnd must be an IP address, such as 192.168.1.20"),
+    validation = ("!has(self.gateway) || self.gateway == '' || isIP(self.gateway)",
+        "gateway must be an IP address, such as 192.168.1.1"),
+    validation = ("!isCIDR(self.subnet) || !has(self.rangeStart) || !isIP(self.rangeStart) || cidr(self.subnet).containsIP(self.rangeStart)",
+        "rangeStart must lie within subnet"),
+    validation = ("!isCIDR(self.subnet) || !has(self.rangeEnd) || !isIP(self.rangeEnd) || cidr(self.subnet).containsIP(self.rangeEnd)",
+        "rangeEnd must lie within subnet"),
+)]
+pub struct Range {
+    /// The network, in CIDR form.
+    #[schemars(length(min = 1, max = 49))]
+    pub subnet: String,
+    /// First address, inclusive. Default: the subnet's first host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 45))]
+    pub range_start: Option<String>,
+    /// Last address, inclusive. Default: the subnet's last host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 45))]
+    pub range_end: Option<String>,
+    /// The subnet's router, never given out. Default: the address after the network's own;
+    /// none for a single address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 45))]
+    pub gateway: Option<String>,
+    /// Addresses, networks (CIDR) or stretches (`first-last`) that are never given out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64), inner(length(max = 91)))]
+    pub exclude: Option<Vec<String>>,
+}
+
+/// Who a pool is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Selector {
+    /// Higher wins among pools that match.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 4_294_967_295_i64))]
+    pub priority: Option<i64>,
+    /// The network, as `namespace/name` of a NetworkAttachmentDefinition. Matched exactly;
+    /// empty matches only LoadBalancers without a network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 317))]
+    pub network: Option<String>,
+    /// The projects, namespaces and guest clusters served. One entry that is `*` throughout
+    /// makes the pool the global one, used when nothing else matches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub scope: Option<Vec<Scope>>,
+}
+
+/// A project, namespace and guest cluster; `*` stands for any.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Scope {
+    /// Rancher project, as `cluster/project`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub project: Option<String>,
+    /// Namespace of the LoadBalancer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub namespace: Option<String>,
+    /// Guest cluster of the LoadBalancer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub guest_cluster: Option<String>,
+}
+
+/// The ledger and what follows from it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct IPPoolStatus {
+    /// Addresses in the ranges, gateway and exclusions apart. Capped at 2^63-1.
+    #[serde(default)]
+    pub total: i64,
+    /// Addresses that can be given out.
+    #[serde(default)]
+    pub available: i64,
+    /// Share of the addresses that is taken, in percent, rounded up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_percent: Option<i64>,
+    /// Where the search for a free address goes on.
+    #[serde(default)]
+    pub last_allocated: String,
+    /// Address to `namespace/name` of its LoadBalancer.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
+    pub allocated: BTreeMap<String, String>,
+    /// Address to UID of its LoadBalancer, so that a release never frees the claim of a
+    /// later object of the same name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
+    pub allocated_owners: BTreeMap<String, String>,
+    /// Address to `namespace/name` of the LoadBalancer that had it last.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
+    pub allocated_history: BTreeMap<String, String>,
+    /// The spec's generation that the rest of the status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// `Ready` says whether the pool gives out addresses, and if not, why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub conditions: Vec<Condition>,
+}

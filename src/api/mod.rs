@@ -1,0 +1,50 @@
+//! The Kubernetes types that this operator owns, and the names that guests, UIs and stored
+//! objects already rely on. Types only: what they mean is decided in [`crate::domain`].
+//!
+//! Invariant: every field that Harvester serves today keeps its name, type and meaning;
+//! what is new is optional.
+
+mod condition;
+mod crds;
+mod ip_pool;
+mod load_balancer;
+
+pub use condition::{Condition, ConditionStatus, READY};
+pub use crds::{crds, to_yaml};
+pub use ip_pool::{IPPool, IPPoolSpec, IPPoolStatus, PoolState, Range, Scope, Selector};
+pub use load_balancer::{
+    AllocatedAddress, EndpointCounts, HealthCheck, Ipam, Listener, LoadBalancer, LoadBalancerSpec,
+    LoadBalancerStatus, WorkloadType,
+};
+
+/// The API group of `LoadBalancer` and `IPPool`.
+pub const GROUP: &str = "loadbalancer.harvesterhci.io";
+
+/// Annotation of a LoadBalancer: the network (`namespace/name` of a
+/// NetworkAttachmentDefinition) that its address must belong to.
+pub const ANNOTATION_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
+/// Annotation of a LoadBalancer: the Rancher project it belongs to, as `cluster/project`.
+pub const ANNOTATION_PROJECT: &str = "loadbalancer.harvesterhci.io/project";
+/// Annotation of a LoadBalancer: the guest cluster it belongs to.
+pub const ANNOTATION_CLUSTER: &str = "loadbalancer.harvesterhci.io/cluster";
+/// Annotation that newer guest cloud providers set: the guest's management network.
+pub const ANNOTATION_MANAGEMENT_NETWORK: &str = "cloudprovider.harvesterhci.io/managementNetwork";
+/// Label that guest cloud providers set: the guest cluster's name.
+pub const LABEL_CLUSTER: &str = "cloudprovider.harvesterhci.io/cluster";
+/// Annotation of a Namespace: its Rancher project, as `cluster:project`.
+pub const ANNOTATION_NAMESPACE_PROJECT: &str = "field.cattle.io/projectId";
+/// Label of the IPPool that serves whatever no other pool matches.
+pub const LABEL_GLOBAL_POOL: &str = "loadbalancer.harvesterhci.io/global-ip-pool";
+/// Annotation of an IPPool, `<ip>: <namespace>/<name>`: frees the address of a LoadBalancer
+/// that no longer exists.
+pub const ANNOTATION_MANUAL_RELEASE: &str = "loadbalancer.harvesterhci.io/manuallyReleaseIP";
+
+/// Finalizer of a LoadBalancer that holds an address. The Go controller's own name, so that
+/// objects it left behind are finalized here, and the other way round after a return to it.
+pub const LB_FINALIZER: &str = "wrangler.cattle.io/harvester-lb-controller";
+/// Finalizer of an IPPool: its ledger outlives a deletion until the last address is back.
+/// The Go controller's own name, for the same reason.
+pub const POOL_FINALIZER: &str = "wrangler.cattle.io/harvester-ipam-controller";
+
+/// What an address is recorded as while the guest's announcer leases it by DHCP.
+pub const DHCP_ADDRESS: &str = "0.0.0.0";

@@ -1,0 +1,263 @@
+//! The book within a simulated cluster: LoadBalancers that publish, pools that are stored,
+//! edited, wiped and deleted, and leaders that begin anew.
+
+use proptest::prelude::*;
+
+use super::super::*;
+use crate::domain::plan::pool_status;
+
+const POOLS: [(&str, &str); 3] = [("a", "10.0.0"), ("b", "10.0.1"), ("c", "10.0.2")];
+const LBS: usize = 6;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Create(usize, Option<usize>),
+    Delete(usize),
+    Switch(usize, Option<usize>),
+    /// Asks, without publishing the answer.
+    Ask(usize),
+    /// Asks, publishes, and asks once more, as the reconcile after its own write does.
+    Publish(usize),
+    /// Creates or edits a pool: its size, whether it admits, whether it is being deleted.
+    Edit(usize, usize, bool, bool),
+    RemovePool(usize),
+    /// Somebody's write cuts the stored status: all of it, or the owners.
+    Wipe(usize, bool),
+    /// Another leader begins from what is stored, perhaps by a schema without owners.
+    Restart(bool),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let pool = || prop::option::of(0..POOLS.len());
+    prop_oneof![
+        4 => (0..LBS, pool()).prop_map(|(n, p)| Step::Create(n, p)),
+        2 => (0..LBS).prop_map(Step::Delete),
+        3 => (0..LBS, pool()).prop_map(|(n, p)| Step::Switch(n, p)),
+        2 => (0..LBS).prop_map(Step::Ask),
+        6 => (0..LBS).prop_map(Step::Publish),
+        4 => (0..POOLS.len(), 0_usize..4, prop::bool::weighted(0.8), prop::bool::weighted(0.1))
+            .prop_map(|(p, size, admits, deleting)| Step::Edit(p, size, admits, deleting)),
+        1 => (0..POOLS.len()).prop_map(Step::RemovePool),
+        2 => (0..POOLS.len(), any::<bool>()).prop_map(|(p, all)| Step::Wipe(p, all)),
+        1 => any::<bool>().prop_map(Step::Restart),
+    ]
+}
+
+#[derive(Default)]
+struct Cluster {
+    book: Book,
+    /// As stored, status included.
+    pools: BTreeMap<String, PoolSeen>,
+    lbs: BTreeMap<usize, LbFacts>,
+    born: usize,
+}
+
+impl Cluster {
+    fn world(&self) -> World {
+        World::new(self.lbs.values().map(|facts| WorldEntry {
+            owner: facts.owner.clone(),
+            created: facts.created,
+            published: facts.published.clone(),
+            deleting: false,
+        }))
+    }
+
+    fn merge(&mut self, pool: usize) {
+        if let Some(seen) = self.pools.get(POOLS[pool].0) {
+            self.book.merge(seen, &self.world());
+        }
+    }
+
+    /// Asks on behalf of one LoadBalancer, and holds the answer to the rules.
+    fn ask(&mut self, n: usize) -> Option<Verdict> {
+        let facts = self.lbs.get(&n)?.clone();
+        let (peeked, before) = (self.book.peek(&facts), self.snapshot());
+        let verdict = self.book.claim(&facts);
+        if let Some(peeked) = peeked {
+            assert_eq!(peeked, verdict, "peek and claim differ");
+            assert_eq!(self.snapshot(), before, "peek said that nothing changes");
+        }
+        let again = self.book.claim(&facts);
+        assert_eq!(again, verdict, "claim is idempotent");
+        if let Some(published) = &facts.published {
+            let Verdict::Held { claim, .. } = &verdict else {
+                panic!("{facts:?} loses its address: {verdict:?}")
+            };
+            assert!(
+                claim == published || Some(&claim.pool) == facts.named_pool.as_ref(),
+                "{facts:?} changes its address to {claim:?}"
+            );
+        }
+        Some(verdict)
+    }
+
+    fn publish(&mut self, n: usize) {
+        let Some(verdict) = self.ask(n) else { return };
+        let published = match verdict {
+            Verdict::Held { claim, .. } => Some(claim),
+            Verdict::Waiting(_) => None,
+        };
+        self.lbs.get_mut(&n).unwrap().published = published;
+        self.ask(n);
+    }
+
+    fn carry_out(&mut self, step: &Step) {
+        let pool_name = |p: Option<usize>| p.map(|p| POOLS[p].0.to_owned());
+        match *step {
+            Step::Create(n, pool) => {
+                if !self.lbs.contains_key(&n) {
+                    self.born += 1;
+                    let uid = format!("u{n}-{}", self.born);
+                    let owner = Owner { uid, ..owner(n) };
+                    self.lbs.insert(n, LbFacts { owner, named_pool: pool_name(pool), ..lb(n) });
+                }
+                self.ask(n);
+            }
+            Step::Delete(n) => {
+                if let Some(facts) = self.lbs.remove(&n) {
+                    self.book.release(&facts.owner.uid);
+                    assert!(self.book.claims_of(&facts.owner.uid).is_empty());
+                }
+            }
+            Step::Switch(n, pool) => {
+                if let Some(facts) = self.lbs.get_mut(&n) {
+                    facts.named_pool = pool_name(pool);
+                }
+                self.ask(n);
+            }
+            Step::Ask(n) => drop(self.ask(n)),
+            Step::Publish(n) => self.publish(n),
+            Step::Edit(p, size, admits, deleting) => {
+                let (name, net) = POOLS[p];
+                let status = self.pools.remove(name).map(|pool| pool.status).unwrap_or_default();
+                let pool =
+                    for_namespace(seen(name, net, size), if admits { "ns" } else { "other" });
+                self.pools.insert(name.into(), PoolSeen { deleting, status, ..pool });
+                self.merge(p);
+            }
+            Step::RemovePool(p) => {
+                self.pools.remove(POOLS[p].0);
+                self.book.remove_pool(POOLS[p].0);
+            }
+            Step::Wipe(p, all) => {
+                if let Some(pool) = self.pools.get_mut(POOLS[p].0) {
+                    pool.status.allocated_owners.clear();
+                    if all {
+                        pool.status = api::IPPoolStatus::default();
+                    }
+                }
+                self.merge(p);
+            }
+            Step::Restart(plain) => {
+                if plain {
+                    self.pools.values_mut().for_each(|p| p.status.allocated_owners.clear());
+                }
+                self.book = Book::default();
+                (0..POOLS.len()).for_each(|p| self.merge(p));
+                (0..LBS).for_each(|n| drop(self.ask(n)));
+            }
+        }
+    }
+
+    /// What the ledger task does after each batch.
+    fn settle(&mut self) {
+        self.book.serve_waiters();
+        for name in self.book.take_touched() {
+            let pool = &self.book.pools()[&name];
+            let status = pool_status(pool, &[], None, None, "2026-01-01T00:00:00Z");
+            self.pools.get_mut(&name).unwrap().status = status;
+        }
+    }
+
+    fn snapshot(&self) -> impl PartialEq + std::fmt::Debug + use<> {
+        let ledgers: Vec<_> = self
+            .book
+            .pools()
+            .values()
+            .map(|p| (p.ledger.claims().clone(), p.ledger.cursor()))
+            .collect();
+        let book = &self.book;
+        (
+            ledgers,
+            book.holders.clone(),
+            book.waiters.clone(),
+            book.ages.clone(),
+            book.touched.clone(),
+        )
+    }
+
+    fn check(&self) {
+        let mut recorded: BTreeSet<(String, Claim)> = BTreeSet::new();
+        for (name, pool) in self.book.pools() {
+            pool.ledger.self_check();
+            for (ip, owner) in pool.ledger.claims() {
+                let claim = Claim { pool: name.clone(), ip: *ip };
+                assert!(recorded.insert((owner.uid.clone(), claim)));
+            }
+        }
+        let held = self.book.holders.iter().flat_map(|(uid, claims)| {
+            assert!(!claims.is_empty() && claims.len() <= POOLS.len());
+            claims.iter().map(|claim| (uid.clone(), claim.clone()))
+        });
+        assert_eq!(held.collect::<BTreeSet<_>>(), recorded, "the index and the ledgers differ");
+        let published: Vec<&Claim> =
+            self.lbs.values().filter_map(|facts| facts.published.as_ref()).collect();
+        assert!(published.iter().all(|c| published.iter().filter(|d| d == &c).count() == 1));
+        assert!(self.book.orphans(&self.world()).is_empty());
+        assert_eq!(self.book.waiters.len(), self.book.ages.len());
+        for (facts, wait) in self.book.waiting() {
+            assert!(self.lbs.values().any(|lb| lb.owner == facts.owner), "{facts:?} is gone");
+            let serves = |name: &str| {
+                let pool = &self.book.pools()[name];
+                pool.idle().is_none() && pool.ledger.available() > 0
+            };
+            let in_vain = match (&facts.named_pool, wait) {
+                (_, Wait::PoolGone { pool }) => self.book.pools().contains_key(pool),
+                (Some(named), _) => self.book.pools().get(named).is_some_and(|pool| {
+                    pool.selector.may_be_named_by(&facts.requirement) && serves(named)
+                }),
+                (None, _) => self.book.candidates(&facts.requirement).into_iter().any(serves),
+            };
+            assert!(!in_vain, "{facts:?} waits in vain: {wait:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
+
+    #[test]
+    fn whatever_happens_nobody_loses_shares_or_misses_an_address(
+        steps in prop::collection::vec(step(), 0..50),
+    ) {
+        let mut cluster = Cluster::default();
+        for step in &steps {
+            cluster.carry_out(step);
+            cluster.settle();
+            cluster.check();
+        }
+    }
+
+    /// Whoever waits is served by age, in whatever order the requests came.
+    #[test]
+    fn the_order_of_arrival_does_not_matter(
+        order in Just((0..LBS).collect::<Vec<_>>()).prop_shuffle(),
+        named_pools in prop::collection::vec(prop::option::of(0..POOLS.len()), LBS),
+        sizes in [0_usize..4, 0..4, 0..4],
+    ) {
+        let outcome = |order: &[usize]| {
+            let mut book = Book::default();
+            for n in order {
+                let named_pool = named_pools[*n].map(|p| POOLS[p].0.to_owned());
+                // Two of an age: the name decides.
+                book.claim(&LbFacts { created: i64::try_from(n / 2).unwrap(), named_pool, ..lb(*n) });
+            }
+            for ((name, net), size) in POOLS.iter().zip(&sizes) {
+                book.merge(&seen(name, net, *size), &World::default());
+            }
+            book.serve_waiters();
+            (book.holders.clone(), book.waiters.clone())
+        };
+        prop_assert_eq!(outcome(&order), outcome(&(0..LBS).collect::<Vec<_>>()));
+    }
+}

@@ -1,0 +1,126 @@
+//! The free addresses of a pool, as disjoint intervals in a balanced tree.
+//!
+//! Invariants: intervals are non-empty, disjoint, and never touch within one stretch of the
+//! pool, so `n` addresses given out cost at most `n` intervals more than there are stretches.
+//! Every operation is O(log n) and a set of 2^64 addresses costs one entry. IPv4 sorts before
+//! IPv6 and their intervals never meet.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::ranges::{Ranges, from_u128, to_u128};
+
+/// An address as (is IPv6, value): orders IPv4 first.
+type Key = (bool, u128);
+
+/// Which addresses are free.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FreeSet {
+    /// Start of an interval to its last value.
+    intervals: BTreeMap<Key, u128>,
+    free: u128,
+}
+
+impl FreeSet {
+    /// All addresses that the ranges give out.
+    pub fn full(ranges: &Ranges) -> Self {
+        let mut set = Self::default();
+        for stretch in ranges.stretches() {
+            let (first, last) = (to_u128(stretch.first), to_u128(stretch.last));
+            set.intervals.insert((stretch.first.is_ipv6(), first), last);
+            set.free = set.free.saturating_add((last - first).saturating_add(1));
+        }
+        set
+    }
+
+    /// How many are free.
+    pub fn len(&self) -> u128 {
+        self.free
+    }
+
+    /// Whether none is free. O(1).
+    pub fn is_empty(&self) -> bool {
+        self.free == 0
+    }
+
+    /// Whether this address is free.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        self.interval_of(key(ip)).is_some()
+    }
+
+    /// Takes one address. `false` if it was not free.
+    pub fn take(&mut self, ip: IpAddr) -> bool {
+        let at = key(ip);
+        let Some((start, last)) = self.interval_of(at) else { return false };
+        if start == at {
+            self.intervals.remove(&start);
+        } else {
+            self.intervals.insert(start, at.1 - 1);
+        }
+        if at.1 < last {
+            self.intervals.insert((at.0, at.1 + 1), last);
+        }
+        self.free -= 1;
+        true
+    }
+
+    /// Takes the first free address after `cursor`, or the first of all when none is left
+    /// there.
+    pub fn take_after(&mut self, cursor: Option<IpAddr>) -> Option<IpAddr> {
+        let next = match cursor {
+            None => self.first_from((false, 0)),
+            Some(ip) => {
+                let after = key(ip);
+                let after = (after.0, after.1.saturating_add(1));
+                self.first_from(after).or_else(|| self.first_from((false, 0)))
+            }
+        }?;
+        self.take(next);
+        Some(next)
+    }
+
+    /// Puts an address back, joining its neighbours. The caller knows that it belongs to the
+    /// pool. `false` if it was free already.
+    pub fn put(&mut self, ip: IpAddr) -> bool {
+        let at = key(ip);
+        if self.interval_of(at).is_some() {
+            return false;
+        }
+        let mut start = at;
+        let mut last = at.1;
+        if let Some((&left, &left_last)) = self.intervals.range(..at).next_back()
+            && left.0 == at.0
+            && left_last.checked_add(1) == Some(at.1)
+        {
+            start = left;
+        }
+        if let Some(next) = at.1.checked_add(1)
+            && let Some(right_last) = self.intervals.remove(&(at.0, next))
+        {
+            last = right_last;
+        }
+        self.intervals.insert(start, last);
+        self.free += 1;
+        true
+    }
+
+    fn interval_of(&self, at: Key) -> Option<(Key, u128)> {
+        let (&start, &last) = self.intervals.range(..=at).next_back()?;
+        (start.0 == at.0 && at.1 <= last).then_some((start, last))
+    }
+
+    fn first_from(&self, at: Key) -> Option<IpAddr> {
+        if self.interval_of(at).is_some() {
+            return Some(from_u128(at.1, !at.0));
+        }
+        let (&(v6, value), _) = self.intervals.range(at..).next()?;
+        Some(from_u128(value, !v6))
+    }
+}
+
+fn key(ip: IpAddr) -> Key {
+    (ip.is_ipv6(), to_u128(ip))
+}
+
+#[cfg(test)]
+mod tests;

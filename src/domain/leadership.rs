@@ -1,0 +1,121 @@
+//! Who leads: what to do about the Lease, and for how long a claim on it may be trusted.
+//!
+//! The rule is client-go's, so that the Go controller and this operator exclude each other: a
+//! Lease is expired when it has not changed for its own duration *as observed here*; the
+//! holder's clock is never compared with ours.
+//!
+//! Times are offsets on one process's monotonic clock.
+
+use std::time::Duration;
+
+/// How long a claim lasts without renewal. A leader's death costs this plus one [`RETRY`].
+pub const LEASE_DURATION: Duration = Duration::from_secs(3);
+/// How often the holder renews.
+pub const RENEW_EVERY: Duration = Duration::from_millis(800);
+/// How often the others look.
+pub const RETRY: Duration = Duration::from_millis(400);
+/// The holder stops trusting its claim this much before others may take it.
+pub const SAFETY_MARGIN: Duration = Duration::from_millis(500);
+
+/// The Lease as last read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseSeen {
+    /// `spec.holderIdentity`; empty when given back.
+    pub holder: String,
+    /// `spec.leaseDurationSeconds`.
+    pub duration: Duration,
+    /// `metadata.resourceVersion`: any change counts as a sign of life.
+    pub version: String,
+}
+
+/// What to do about the Lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// There is none: create it.
+    Create,
+    /// It is free or expired: replace it, counting one more transition.
+    Acquire,
+    /// It is ours: replace it with a new renewal time.
+    Renew,
+    /// It is somebody else's until then, as far as is known now.
+    Wait(Duration),
+}
+
+/// Remembers when the Lease last changed, as seen from here.
+#[derive(Clone, Debug, Default)]
+pub struct Observer {
+    seen: Option<(LeaseSeen, Duration)>,
+}
+
+impl Observer {
+    /// Decides on what was just read at `now`.
+    pub fn decide(&mut self, lease: Option<LeaseSeen>, me: &str, now: Duration) -> Action {
+        let Some(lease) = lease else {
+            self.seen = None;
+            return Action::Create;
+        };
+        let since = match &self.seen {
+            Some((seen, since)) if *seen == lease => *since,
+            _ => now,
+        };
+        let until = since + lease.duration;
+        let action = match lease.holder.as_str() {
+            "" => Action::Acquire,
+            holder if holder == me => Action::Renew,
+            _ if now >= until => Action::Acquire,
+            _ => Action::Wait(until),
+        };
+        self.seen = Some((lease, since));
+        action
+    }
+}
+
+/// Until when a renewal that was sent at `sent` and accepted may be trusted.
+pub fn trusted_until(sent: Duration) -> Duration {
+    sent + LEASE_DURATION.saturating_sub(SAFETY_MARGIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(holder: &str, version: &str) -> LeaseSeen {
+        LeaseSeen {
+            holder: holder.to_owned(),
+            duration: Duration::from_secs(45),
+            version: version.to_owned(),
+        }
+    }
+
+    const fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn an_absent_lease_is_created_and_a_returned_one_acquired() {
+        let mut observer = Observer::default();
+        assert_eq!(observer.decide(None, "me", at(0)), Action::Create);
+        assert_eq!(observer.decide(Some(lease("", "1")), "me", at(0)), Action::Acquire);
+    }
+
+    #[test]
+    fn our_own_lease_is_renewed() {
+        assert_eq!(Observer::default().decide(Some(lease("me", "1")), "me", at(9)), Action::Renew);
+    }
+
+    /// A lease counts from when its last change was seen here, whatever its own times say.
+    #[test]
+    fn a_foreign_lease_is_taken_only_after_its_own_duration_without_change() {
+        let mut observer = Observer::default();
+        assert_eq!(observer.decide(Some(lease("go", "1")), "me", at(100)), Action::Wait(at(145)));
+        assert_eq!(observer.decide(Some(lease("go", "1")), "me", at(144)), Action::Wait(at(145)));
+        assert_eq!(observer.decide(Some(lease("go", "2")), "me", at(144)), Action::Wait(at(189)));
+        assert_eq!(observer.decide(Some(lease("go", "2")), "me", at(189)), Action::Acquire);
+    }
+
+    #[test]
+    fn a_claim_ends_for_its_holder_before_it_ends_for_others() {
+        assert!(trusted_until(at(10)) < at(10) + LEASE_DURATION);
+        assert!(RENEW_EVERY * 2 < trusted_until(Duration::ZERO));
+    }
+}

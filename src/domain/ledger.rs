@@ -1,0 +1,265 @@
+//! The ledger of one pool: who holds which address, and who had it last.
+//!
+//! Invariants, checked by `self_check` in tests:
+//! * an address has at most one owner;
+//! * free, claimed and excluded addresses do not meet;
+//! * a claim outside the ranges (a pool that shrank under it) is kept until it is released,
+//!   and does not count as free afterwards;
+//! * history is a hint: it never refuses an address and never makes one unavailable.
+//!
+//! Called by [`super::book`] alone. Every operation is O(log n) in the number of claims.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+use super::Owner;
+use super::free_set::FreeSet;
+use super::ranges::Ranges;
+
+/// Bytes that the ledger may take in its object. The API server's store refuses objects
+/// above 1.5 MiB; the rest is left to spec and metadata.
+pub const LEDGER_BYTES: usize = 1_400_000;
+
+/// Former owners that are remembered, at most.
+pub const HISTORY_LENGTH: usize = 2_000;
+
+/// Why a pool gave no address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoAddress {
+    /// Every address is taken.
+    Full,
+    /// The ledger would outgrow its object.
+    LedgerFull,
+}
+
+/// Who holds which address of a pool.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    ranges: Ranges,
+    free: FreeSet,
+    claims: BTreeMap<IpAddr, Owner>,
+    /// [`key`] of an owner to its address.
+    held: HashMap<String, IpAddr>,
+    history: History,
+    cursor: Option<IpAddr>,
+    bytes: usize,
+}
+
+impl Ledger {
+    /// An empty ledger. The search for free addresses starts after `cursor`.
+    pub fn new(ranges: Ranges, cursor: Option<IpAddr>) -> Self {
+        Self { free: FreeSet::full(&ranges), ranges, cursor, ..Self::default() }
+    }
+
+    /// The ranges it was made for.
+    pub fn ranges(&self) -> &Ranges {
+        &self.ranges
+    }
+
+    /// Gives the owner an address: the one it holds, else the one its name had, else the next
+    /// free one.
+    pub fn claim(&mut self, owner: &Owner) -> Result<IpAddr, NoAddress> {
+        if let Some(ip) = self.held.get(key(owner)) {
+            return Ok(*ip);
+        }
+        if self.free.is_empty() {
+            return Err(NoAddress::Full);
+        }
+        if self.bytes + claim_bytes(self.widest(), owner) > LEDGER_BYTES {
+            return Err(NoAddress::LedgerFull);
+        }
+        let former = self.history.former_address(&owner.name).filter(|ip| self.free.take(*ip));
+        let ip = if let Some(ip) = former {
+            ip
+        } else {
+            let ip = self.free.take_after(self.cursor).ok_or(NoAddress::Full)?;
+            self.cursor = Some(ip);
+            ip
+        };
+        self.record(ip, owner.clone());
+        Ok(ip)
+    }
+
+    /// Records a claim that exists already. `false` if the address is another owner's.
+    pub fn restore(&mut self, ip: IpAddr, owner: &Owner) -> bool {
+        if let Some(present) = self.claims.get(&ip) {
+            return key(present) == key(owner);
+        }
+        self.free.take(ip);
+        self.record(ip, owner.clone());
+        true
+    }
+
+    /// Takes an address back and remembers whose it was.
+    pub fn release(&mut self, ip: IpAddr) -> Option<Owner> {
+        let owner = self.claims.remove(&ip)?;
+        self.bytes -= claim_bytes(ip, &owner);
+        if self.held.get(key(&owner)) == Some(&ip) {
+            self.held.remove(key(&owner));
+        }
+        if self.ranges.find(ip).is_some() {
+            self.free.put(ip);
+            self.remember(ip, owner.name.clone());
+        }
+        Some(owner)
+    }
+
+    /// Remembers a former owner.
+    pub fn remember(&mut self, ip: IpAddr, name: String) {
+        if self.claims.contains_key(&ip) {
+            return;
+        }
+        self.history.insert(ip, name);
+        while self.history.len() > HISTORY_LENGTH
+            || (self.bytes + self.history.bytes > LEDGER_BYTES && self.history.len() > 0)
+        {
+            self.history.drop_oldest();
+        }
+    }
+
+    /// Who holds an address.
+    pub fn owner_of(&self, ip: IpAddr) -> Option<&Owner> {
+        self.claims.get(&ip)
+    }
+
+    /// The address an owner holds.
+    pub fn held_by(&self, owner: &Owner) -> Option<IpAddr> {
+        self.held.get(key(owner)).copied()
+    }
+
+    /// Every claim, ascending by address.
+    pub fn claims(&self) -> &BTreeMap<IpAddr, Owner> {
+        &self.claims
+    }
+
+    /// Every former owner, oldest first.
+    pub fn history(&self) -> impl Iterator<Item = (IpAddr, &str)> {
+        let History { by_ip, by_age, .. } = &self.history;
+        by_age.values().filter_map(|ip| Some((*ip, by_ip.get(ip)?.0.as_str())))
+    }
+
+    /// Where the search for a free address goes on.
+    pub fn cursor(&self) -> Option<IpAddr> {
+        self.cursor
+    }
+
+    /// Addresses in the ranges.
+    pub fn total(&self) -> i64 {
+        self.ranges.total()
+    }
+
+    /// Addresses that can be given out.
+    pub fn available(&self) -> i64 {
+        self.free.len().try_into().unwrap_or(i64::MAX)
+    }
+
+    fn record(&mut self, ip: IpAddr, owner: Owner) {
+        self.history.forget(ip);
+        self.bytes += claim_bytes(ip, &owner);
+        self.held.insert(key(&owner).to_owned(), ip);
+        self.claims.insert(ip, owner);
+        while self.bytes + self.history.bytes > LEDGER_BYTES && self.history.len() > 0 {
+            self.history.drop_oldest();
+        }
+    }
+
+    /// Stands for the address not chosen yet when its room is counted.
+    fn widest(&self) -> IpAddr {
+        self.ranges.stretches().last().map_or(IpAddr::from([0; 16]), |s| s.last)
+    }
+
+    /// Whether the invariants hold. For tests.
+    #[cfg(test)]
+    pub(crate) fn self_check(&self) {
+        for (ip, owner) in &self.claims {
+            assert!(!self.free.contains(*ip), "{ip} is claimed and free");
+            assert!(self.held.contains_key(key(owner)), "{owner:?} is not indexed");
+            assert!(!self.history.by_ip.contains_key(ip), "{ip} is claimed and history");
+        }
+        let in_range = self.claims.keys().filter(|ip| self.ranges.find(**ip).is_some()).count();
+        assert_eq!(self.available() + i64::try_from(in_range).unwrap(), self.total());
+        assert_eq!(
+            self.bytes,
+            self.claims.iter().map(|(ip, o)| claim_bytes(*ip, o)).sum::<usize>()
+        );
+        self.history.self_check();
+    }
+}
+
+/// What tells owners apart. A UID never contains a slash, a name always does.
+fn key(owner: &Owner) -> &str {
+    if owner.uid.is_empty() { &owner.name } else { &owner.uid }
+}
+
+/// Room of a claim: in `allocated`, in `allocatedOwners`, and in the managed fields of a
+/// server whose schema does not make the maps atomic.
+fn claim_bytes(ip: IpAddr, owner: &Owner) -> usize {
+    3 * ip_bytes(ip) + owner.name.len() + owner.uid.len() + 24
+}
+
+/// Room of a history entry, counted the same way.
+fn history_bytes(ip: IpAddr, name: &str) -> usize {
+    2 * ip_bytes(ip) + name.len() + 16
+}
+
+fn ip_bytes(ip: IpAddr) -> usize {
+    if ip.is_ipv4() { 15 } else { 39 }
+}
+
+/// Former owners, oldest first. Age is known from the process's own releases; entries read
+/// from a stored ledger count as older than those, in order of address.
+#[derive(Clone, Debug, Default)]
+struct History {
+    by_ip: BTreeMap<IpAddr, (String, u64)>,
+    by_name: HashMap<String, IpAddr>,
+    by_age: BTreeMap<u64, IpAddr>,
+    next: u64,
+    bytes: usize,
+}
+
+impl History {
+    fn len(&self) -> usize {
+        self.by_ip.len()
+    }
+
+    fn former_address(&self, name: &str) -> Option<IpAddr> {
+        self.by_name.get(name).copied()
+    }
+
+    fn insert(&mut self, ip: IpAddr, name: String) {
+        self.forget(ip);
+        self.bytes += history_bytes(ip, &name);
+        self.by_name.insert(name.clone(), ip);
+        self.by_age.insert(self.next, ip);
+        self.by_ip.insert(ip, (name, self.next));
+        self.next += 1;
+    }
+
+    fn forget(&mut self, ip: IpAddr) {
+        let Some((name, age)) = self.by_ip.remove(&ip) else { return };
+        self.bytes -= history_bytes(ip, &name);
+        self.by_age.remove(&age);
+        if self.by_name.get(&name) == Some(&ip) {
+            self.by_name.remove(&name);
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        if let Some((_, ip)) = self.by_age.first_key_value() {
+            self.forget(*ip);
+        }
+    }
+
+    #[cfg(test)]
+    fn self_check(&self) {
+        assert_eq!(self.by_ip.len(), self.by_age.len());
+        assert!(self.by_name.len() <= self.by_ip.len());
+        assert_eq!(
+            self.bytes,
+            self.by_ip.iter().map(|(ip, (n, _))| history_bytes(*ip, n)).sum::<usize>()
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,265 @@
+//! What to write to a LoadBalancer: one merge patch with finalizer, claim, address and
+//! condition together, or nothing when all of it is there already.
+
+use serde_json::{Map, Value, json};
+
+use super::book::Verdict;
+use super::reason;
+use crate::api::{
+    AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS, IPPoolStatus, LB_FINALIZER,
+    LoadBalancer, READY, WorkloadType,
+};
+
+/// What a reconcile found out about a LoadBalancer that is not being deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// It takes its address from pools, and this is the ledger's answer.
+    Pool(Verdict),
+    /// Its announcer leases the address.
+    Dhcp,
+}
+
+/// The merge patch that makes the object say what was found. `None`: it does already.
+/// `now` is an RFC 3339 time.
+pub fn patch(lb: &LoadBalancer, finding: &Finding, now: &str) -> Option<Value> {
+    let status = lb.status.clone().unwrap_or_default();
+    let old = status.allocated_address.unwrap_or_default();
+    let new = allocated(&old, finding);
+    let vm = lb.spec.workload_type.unwrap_or_default() == WorkloadType::Vm;
+
+    let mut changes = Map::new();
+    if new != old {
+        changes.insert("allocatedAddress".to_owned(), allocated_patch(&new));
+    }
+    if let Some(address) = address_patch(status.address.as_deref(), &old, &new, vm) {
+        changes.insert("address".to_owned(), address);
+    }
+    let ready = ready(finding, &new, vm);
+    if let Some(conditions) = with_condition(&status.conditions, ready, now) {
+        changes.insert("conditions".to_owned(), json!(conditions));
+    }
+    let holds = matches!(finding, Finding::Pool(Verdict::Held { .. }));
+    let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
+    let finalizer_missing = holds && !finalizers.iter().any(|f| f == LB_FINALIZER);
+    if changes.is_empty() && !finalizer_missing {
+        return None;
+    }
+    let mut metadata = Map::new();
+    // The patch rests on the object it was computed from.
+    metadata.insert("resourceVersion".to_owned(), json!(lb.metadata.resource_version));
+    if finalizer_missing {
+        let all: Vec<&str> = finalizers.iter().map(String::as_str).chain([LB_FINALIZER]).collect();
+        metadata.insert("finalizers".to_owned(), json!(all));
+    }
+    let mut patch = Map::from_iter([("metadata".to_owned(), Value::Object(metadata))]);
+    if !changes.is_empty() {
+        patch.insert("status".to_owned(), Value::Object(changes));
+    }
+    Some(Value::Object(patch))
+}
+
+/// The merge patch that lets a deleted LoadBalancer go. `None`: nothing of ours holds it.
+pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
+    let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
+    let rest: Vec<&String> = finalizers.iter().filter(|f| *f != LB_FINALIZER).collect();
+    (rest.len() < finalizers.len()).then(|| {
+        json!({"metadata": {
+            "resourceVersion": lb.metadata.resource_version,
+            "finalizers": rest,
+        }})
+    })
+}
+
+/// The condition that says why a manual release was not carried out.
+pub fn manual_release_refused(reason: &str, message: String) -> Condition {
+    Condition {
+        type_: MANUAL_RELEASE.to_owned(),
+        ..condition(ConditionStatus::False, reason, message)
+    }
+}
+
+const MANUAL_RELEASE: &str = "ManualRelease";
+
+/// A pool's `Ready` condition.
+pub fn pool_ready(pool: &super::book::Pool) -> Condition {
+    let (status, reason, message) = match (&pool.fault, pool.deleting) {
+        (Some(fault), _) => (ConditionStatus::False, reason::INVALID_RANGE, fault.to_string()),
+        (None, true) => (
+            ConditionStatus::False,
+            reason::DELETING,
+            format!("waits for {} addresses to be released", pool.ledger.claims().len()),
+        ),
+        (None, false) => (ConditionStatus::True, reason::POOL_READY, String::new()),
+    };
+    condition(status, reason, message)
+}
+
+/// The status that a pool should have, given the stored conditions, what there is to say of a
+/// manual release, and the spec's generation. `now` is an RFC 3339 time.
+pub fn pool_status(
+    pool: &super::book::Pool,
+    conditions: &[Condition],
+    notice: Option<&Condition>,
+    generation: Option<i64>,
+    now: &str,
+) -> IPPoolStatus {
+    let ledger = &pool.ledger;
+    let (total, available) = (ledger.total(), ledger.available());
+    let used = i64::try_from(ledger.claims().len()).unwrap_or(i64::MAX);
+    let entries = ledger.claims().iter();
+    let mut conditions =
+        with_condition(conditions, pool_ready(pool), now).unwrap_or_else(|| conditions.to_vec());
+    match notice {
+        Some(notice) => {
+            conditions = with_condition(&conditions, notice.clone(), now).unwrap_or(conditions);
+        }
+        None => conditions.retain(|c| c.type_ != MANUAL_RELEASE),
+    }
+    IPPoolStatus {
+        total,
+        available,
+        used_percent: Some(percent(used, total)),
+        last_allocated: ledger.cursor().map(|ip| ip.to_string()).unwrap_or_default(),
+        allocated: entries.clone().map(|(ip, o)| (ip.to_string(), o.name.clone())).collect(),
+        allocated_owners: entries
+            .filter(|(_, o)| !o.uid.is_empty())
+            .map(|(ip, o)| (ip.to_string(), o.uid.clone()))
+            .collect(),
+        allocated_history: ledger.history().map(|(ip, n)| (ip.to_string(), n.to_owned())).collect(),
+        observed_generation: generation,
+        conditions,
+    }
+}
+
+/// `part` of `whole` in percent, rounded up; 100 of nothing, and never more.
+fn percent(part: i64, whole: i64) -> i64 {
+    if whole == 0 {
+        return 100;
+    }
+    let rounded_up = (i128::from(part) * 100 + i128::from(whole) - 1) / i128::from(whole);
+    i64::try_from(rounded_up).unwrap_or(100).min(100)
+}
+
+/// Reserved fields stay as they are: a patch that left them out would be due for ever.
+fn allocated(old: &AllocatedAddress, finding: &Finding) -> AllocatedAddress {
+    match finding {
+        Finding::Dhcp => AllocatedAddress {
+            ip_pool: None,
+            ip: Some(DHCP_ADDRESS.to_owned()),
+            mask: None,
+            gateway: None,
+            ..old.clone()
+        },
+        Finding::Pool(Verdict::Waiting(_)) => AllocatedAddress::default(),
+        Finding::Pool(Verdict::Held { claim, subnet, .. }) => {
+            let ip = claim.ip.to_string();
+            let (mask, gateway) = match subnet {
+                Some(subnet) => (Some(subnet.mask()), subnet.gateway.map(|g| g.to_string())),
+                // The pool no longer knows the subnet; what was published still holds.
+                None if old.ip.as_deref() == Some(&ip) => (old.mask.clone(), old.gateway.clone()),
+                None => (None, None),
+            };
+            AllocatedAddress {
+                ip_pool: Some(claim.pool.clone()),
+                ip: Some(ip),
+                mask,
+                gateway,
+                ..old.clone()
+            }
+        }
+    }
+}
+
+/// Only the fields this operator gives meaning to; `null` removes what was there.
+fn allocated_patch(new: &AllocatedAddress) -> Value {
+    if new.ip.is_none() {
+        return Value::Null;
+    }
+    json!({"ipPool": new.ip_pool, "ip": new.ip, "mask": new.mask, "gateway": new.gateway})
+}
+
+/// `status.address` is the guest's to write. It is filled with the claim so that a guest
+/// whose first pass ended early still sees the LoadBalancer, and deletes it in the end.
+fn address_patch(
+    address: Option<&str>,
+    old: &AllocatedAddress,
+    new: &AllocatedAddress,
+    vm: bool,
+) -> Option<Value> {
+    let address = address.unwrap_or_default();
+    let ours = address.is_empty() || Some(address) == old.ip.as_deref();
+    let target = new.ip.as_deref().filter(|ip| *ip != DHCP_ADDRESS);
+    match target {
+        Some(ip) if !vm && ours && address != ip => Some(json!(ip)),
+        None if ours && !address.is_empty() && new.ip.is_none() => Some(Value::Null),
+        _ => None,
+    }
+}
+
+fn ready(finding: &Finding, new: &AllocatedAddress, vm: bool) -> Condition {
+    let ip = new.ip.as_deref().unwrap_or_default();
+    match finding {
+        Finding::Pool(Verdict::Waiting(wait)) => {
+            condition(ConditionStatus::False, wait.reason(), wait.message())
+        }
+        _ if vm => condition(
+            ConditionStatus::False,
+            reason::NOT_ANNOUNCED,
+            format!(
+                "{ip} is allocated; this version does not announce addresses of vm load balancers"
+            ),
+        ),
+        Finding::Pool(Verdict::Held { instead: Some(wait), .. }) => condition(
+            ConditionStatus::True,
+            wait.reason(),
+            format!("keeps {ip}: {}", wait.message()),
+        ),
+        Finding::Pool(Verdict::Held { .. }) => {
+            condition(ConditionStatus::True, reason::ALLOCATED, String::new())
+        }
+        Finding::Dhcp => condition(ConditionStatus::True, reason::DHCP, String::new()),
+    }
+}
+
+fn condition(status: ConditionStatus, reason: &str, message: String) -> Condition {
+    Condition {
+        type_: READY.to_owned(),
+        status,
+        reason: Some(reason.to_owned()),
+        message: Some(message).filter(|m| !m.is_empty()),
+        ..Condition::default()
+    }
+}
+
+/// The list with `new` in it. `None`: it says so already. Times change only with content.
+fn with_condition(list: &[Condition], new: Condition, now: &str) -> Option<Vec<Condition>> {
+    let old = list.iter().find(|c| c.type_ == new.type_);
+    // Go clients write an empty message where this operator writes none.
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    if let Some(old) = old
+        && old.status == new.status
+        && text(&old.reason) == text(&new.reason)
+        && text(&old.message) == text(&new.message)
+    {
+        return None;
+    }
+    let transition = old
+        .filter(|old| old.status == new.status)
+        .and_then(|old| old.last_transition_time.clone())
+        .unwrap_or_else(|| now.to_owned());
+    let type_ = new.type_.clone();
+    let new = Condition {
+        last_update_time: Some(now.to_owned()),
+        last_transition_time: Some(transition),
+        ..new
+    };
+    let mut list: Vec<Condition> = list.to_vec();
+    match list.iter_mut().find(|c| c.type_ == type_) {
+        Some(slot) => *slot = new,
+        None => list.push(new),
+    }
+    Some(list)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! The stable words of conditions and Events. Scripts match on them: a word, once released,
+//! keeps its meaning.
+
+/// Why a LoadBalancer has no address, or keeps another one than it asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// No pool matches network and scope.
+    NoMatch {
+        /// The requirement, in words.
+        requirement: String,
+    },
+    /// Every matching pool is full.
+    Full {
+        /// The pools tried, in order.
+        pools: Vec<String>,
+    },
+    /// A matching pool's ledger has reached the size of an object.
+    LedgerFull {
+        /// The pool.
+        pool: String,
+    },
+    /// `spec.ipPool` names no pool.
+    NotFound {
+        /// The name.
+        pool: String,
+    },
+    /// `spec.ipPool` names a pool whose scope does not admit the LoadBalancer.
+    Forbidden {
+        /// The pool.
+        pool: String,
+        /// The requirement, in words.
+        requirement: String,
+    },
+    /// The published address's pool no longer exists.
+    PoolGone {
+        /// The name.
+        pool: String,
+    },
+    /// A pool that fits gives out nothing now.
+    NotReady {
+        /// The pool.
+        pool: String,
+        /// Why.
+        why: String,
+    },
+}
+
+impl Wait {
+    /// The condition's reason.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NoMatch { .. } => "NoMatchedIPPool",
+            Self::Full { .. } => "NoAvailableIP",
+            Self::LedgerFull { .. } => "IPPoolLedgerFull",
+            Self::NotFound { .. } | Self::PoolGone { .. } => "IPPoolNotFound",
+            Self::Forbidden { .. } => "IPPoolForbidden",
+            Self::NotReady { .. } => "IPPoolNotReady",
+        }
+    }
+
+    /// The condition's message. "no matched IPPool" and "no available IP" are matched by UIs.
+    pub fn message(&self) -> String {
+        match self {
+            Self::NoMatch { requirement } => format!(
+                "no matched IPPool with requirement {requirement}: add an IPPool whose selector admits it, or name one in spec.ipPool"
+            ),
+            Self::Full { pools } => {
+                format!(
+                    "no available IP in IPPool {}: free an address or add a range",
+                    pools.join(", ")
+                )
+            }
+            Self::LedgerFull { pool } => format!(
+                "no available IP in IPPool {pool}: its ledger has reached the size that the API server stores; add another pool"
+            ),
+            Self::NotFound { pool } => {
+                format!("no matched IPPool: spec.ipPool names {pool:?}, which does not exist")
+            }
+            Self::PoolGone { pool } => format!(
+                "no matched IPPool: {pool:?} no longer exists; create it again, or name another in spec.ipPool"
+            ),
+            Self::Forbidden { pool, requirement } => format!(
+                "no matched IPPool: spec.ipPool names {pool:?}, whose scope does not admit {requirement}"
+            ),
+            Self::NotReady { pool, why } => {
+                format!("no available IP: IPPool {pool} gives out no addresses: {why}")
+            }
+        }
+    }
+}
+
+/// An address is held and published.
+pub const ALLOCATED: &str = "Allocated";
+/// The announcer leases the address by DHCP.
+pub const DHCP: &str = "DHCP";
+/// An address is held, and nothing announces it yet.
+pub const NOT_ANNOUNCED: &str = "NotAnnounced";
+/// The pool gives out addresses.
+pub const POOL_READY: &str = "Ready";
+/// A range of the pool makes no sense.
+pub const INVALID_RANGE: &str = "InvalidRange";
+/// The pool is being deleted and waits for its addresses.
+pub const DELETING: &str = "Deleting";
+
+/// Whether a condition's reason is one of this operator's.
+pub fn is_ours(reason: &str) -> bool {
+    const WAITS: [&str; 6] = [
+        "NoMatchedIPPool",
+        "NoAvailableIP",
+        "IPPoolLedgerFull",
+        "IPPoolNotFound",
+        "IPPoolForbidden",
+        "IPPoolNotReady",
+    ];
+    [ALLOCATED, DHCP, NOT_ANNOUNCED].contains(&reason) || WAITS.contains(&reason)
+}
