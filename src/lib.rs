@@ -1,4 +1,12 @@
 //! Load-balancer addresses for guests of Harvester: one operator in the host cluster.
+//!
+//! Rooms, in the order data flows: [`api`] holds the types, [`domain`] decides, `k8s` talks to
+//! the API server, `controllers` join the two, `http` shows what goes on, `cli` starts it all.
 
 pub mod api;
+pub mod cli;
+pub mod controllers;
 pub mod domain;
+pub mod http;
+pub mod k8s;
+pub mod metrics;

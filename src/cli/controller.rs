@@ -1,0 +1,87 @@
+//! The `controller` process: views and probes always, controllers while it leads.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::ControllerArgs;
+use crate::controllers::{self, Context};
+use crate::http::{self, Probes};
+use crate::k8s::client;
+use crate::k8s::events::Events;
+use crate::k8s::lease::{Keeper, Leadership};
+use crate::k8s::views::Views;
+use crate::k8s::write::Writer;
+use crate::metrics::Metrics;
+
+/// Runs until SIGTERM or SIGINT, or until something that must not end ends.
+pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
+    let (namespace, lease) = args
+        .lease
+        .split_once('/')
+        .filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
+        .with_context(|| format!("--lease {:?}: must be namespace/name", args.lease))?;
+    let me = args.identity.clone().unwrap_or_else(identity);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+
+    let client = client::connect(args.kubeconfig.as_deref()).await?;
+    let metrics = Metrics::new()?;
+    let leadership = Arc::new(Leadership::default());
+    let views = Views::start(&client, &metrics);
+    let probes =
+        Probes { metrics: metrics.clone(), leadership: leadership.clone(), views: views.clone() };
+    let (address, server) = http::serve(args.http_addr, probes).await?;
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, lease = args.lease, "started");
+
+    let ctx = Context {
+        writer: Writer::new(client.clone(), leadership.clone(), metrics.clone()),
+        events: Events::start(client.clone(), &me, metrics.clone()),
+        client: client.clone(),
+        views,
+        metrics,
+    };
+    let keeper = Keeper::new(client, namespace, lease, me);
+    let result = tokio::select! {
+        () = keeper.run(&leadership) => Err(anyhow::anyhow!("nobody keeps the lease any more")),
+        result = terms(&ctx, &leadership) => result,
+        result = server => Err(anyhow::anyhow!("the HTTP server ended: {result:?}")),
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    };
+    // The term is over: its tasks were dropped with the select. Now somebody else may begin.
+    keeper.release(&leadership).await;
+    tracing::info!("stopped");
+    result
+}
+
+/// One term of leadership after the other.
+async fn terms(ctx: &Context, leadership: &Leadership) -> anyhow::Result<()> {
+    let mut leading = leadership.subscribe();
+    loop {
+        leading.wait_for(|leads| *leads).await?;
+        let mut lost = leadership.subscribe();
+        tokio::select! {
+            biased;
+            changed = lost.wait_for(|leads| !leads) => {
+                changed?;
+                tracing::warn!("standing by");
+            }
+            result = controllers::lead(ctx.clone()) => {
+                // A term that fails while it lasts is begun anew: it keeps nothing but what
+                // the API server has.
+                if let Err(error) = result {
+                    tracing::error!(%error, "term ended, beginning anew");
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            }
+        }
+    }
+}
+
+/// Host name and process id; in a pod, the pod's name.
+fn identity() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}_{}", host.trim(), std::process::id())
+}

@@ -1,0 +1,95 @@
+//! The command line. Every option is also an environment variable, `HGO_…`.
+
+mod controller;
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+/// Load-balancer addresses for guests of Harvester.
+#[derive(Debug, Parser)]
+#[command(version)]
+pub struct Cli {
+    /// How logs are written.
+    #[arg(long, env = "HGO_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text, global = true)]
+    log_format: LogFormat,
+    /// What is logged: error, warn, info, debug or trace, or directives such as
+    /// `info,harvester_guest_operator=debug`.
+    #[arg(long, env = "HGO_LOG", default_value = "info", global = true)]
+    log: String,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Gives LoadBalancers their addresses. Run two or more: one leads, the others stand by.
+    Controller(ControllerArgs),
+    /// Prints the CustomResourceDefinitions.
+    Crds {
+        /// Writes one file a CRD into this directory instead.
+        #[arg(long)]
+        out: Option<PathBuf>,
+    },
+}
+
+/// Options of `controller`.
+#[derive(Clone, Debug, clap::Args)]
+struct ControllerArgs {
+    /// Kubeconfig file. Else KUBECONFIG and the default file, else the pod's own account.
+    #[arg(long, env = "HGO_KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+    /// Address of /metrics, /healthz and /readyz.
+    #[arg(long, env = "HGO_HTTP_ADDR", default_value = "0.0.0.0:8080")]
+    http_addr: SocketAddr,
+    /// The Lease that only the leader holds, as namespace/name. The default is the Go
+    /// controller's, so that the two never work at the same time.
+    #[arg(long, env = "HGO_LEASE", default_value = "kube-system/harvester-load-balancer")]
+    lease: String,
+    /// This replica's name in the Lease and in Events. Default: host name and process id.
+    #[arg(long, env = "HGO_IDENTITY")]
+    identity: Option<String>,
+}
+
+/// Runs what the command line says.
+pub async fn run(cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        Command::Controller(args) => {
+            logs(cli.log_format, &cli.log)?;
+            Box::pin(controller::run(args)).await
+        }
+        Command::Crds { out } => crds(out.as_deref()),
+    }
+}
+
+fn crds(out: Option<&Path>) -> anyhow::Result<()> {
+    for crd in crate::api::crds() {
+        let text = crate::api::to_yaml(&crd)?;
+        match out {
+            Some(directory) => {
+                std::fs::create_dir_all(directory)?;
+                std::fs::write(directory.join(format!("{}.yaml", crd.spec.names.plural)), text)?;
+            }
+            None => write!(std::io::stdout(), "---\n{text}")?,
+        }
+    }
+    Ok(())
+}
+
+fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)?;
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => logs.with_ansi(false).init(),
+        LogFormat::Json => logs.json().flatten_event(true).init(),
+    }
+    Ok(())
+}

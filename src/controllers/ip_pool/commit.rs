@@ -1,0 +1,218 @@
+//! Making the stored ledgers say what the book says, by compare-and-swap.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use chrono::{SecondsFormat, Utc};
+use futures::future::join_all;
+use kube::core::ObjectMeta;
+use serde_json::{Value, json};
+
+use super::LedgerTask;
+use super::load::StoredPool;
+use crate::api::{ANNOTATION_MANUAL_RELEASE, IPPoolStatus, POOL_FINALIZER};
+use crate::domain::book::Pool;
+use crate::domain::pacing::backoff;
+use crate::domain::plan;
+use crate::k8s::CallError;
+use crate::k8s::write::{Writer, differs};
+
+/// Delay before a pool is tried again, doubling up to [`LAST_RETRY`].
+const FIRST_RETRY: Duration = Duration::from_millis(10);
+const LAST_RETRY: Duration = Duration::from_secs(5);
+/// A batch waits no longer than this between two tries.
+const BATCH_RETRY: Duration = Duration::from_millis(250);
+/// Failures in a row after which a pool no longer holds up the others. Conflicts do not
+/// count: a conflict means that somebody else got through.
+const PATIENCE: u32 = 3;
+/// Conflicts in a row that are worth an Event.
+const CONTENDED: u32 = 5;
+
+/// What became of a commit.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Some pool had moved on and was read again: decide once more.
+    Replay,
+    /// All was written, but for the pools named.
+    Done { failed: BTreeSet<String> },
+}
+
+/// How a pool has been failing.
+#[derive(Default)]
+pub(super) struct Trouble {
+    conflicts: u32,
+    failures: u32,
+    retry_at: Option<Instant>,
+}
+
+/// The writes that one pool needs, in this order.
+struct Job {
+    name: String,
+    version: String,
+    before: Option<Value>,
+    status: Option<(Arc<IPPoolStatus>, Arc<IPPoolStatus>)>,
+    after: Option<Value>,
+}
+
+impl LedgerTask {
+    /// Writes every touched pool, all at the same time.
+    pub(super) async fn commit(&mut self) -> anyhow::Result<Outcome> {
+        self.forget_outlived_refusals();
+        let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
+        let mut failed = BTreeSet::new();
+        let mut jobs = Vec::new();
+        for name in self.book.take_touched() {
+            let resting = self
+                .trouble
+                .get(&name)
+                .and_then(|t| t.retry_at)
+                .is_some_and(|at| at > Instant::now());
+            if resting {
+                failed.insert(name);
+            } else if let (Some(pool), Some(stored)) =
+                (self.book.pools().get(&name), self.stored.get(&name))
+            {
+                jobs.extend(job(name, pool, stored, self.ctx.writer.pools_are_plain(), &now));
+            }
+        }
+        let results =
+            join_all(jobs.into_iter().map(|job| carry_out(self.ctx.writer.clone(), job))).await;
+        let mut again = BTreeSet::new();
+        for (job, result) in results {
+            match result {
+                Ok(meta) => {
+                    self.trouble.remove(&job.name);
+                    if let Some(stored) = self.stored.get_mut(&job.name) {
+                        let written = job.status.as_ref().map(|(_, written)| written);
+                        self.entries_written +=
+                            written.map_or(0, |s| s.allocated.len() + s.allocated_history.len());
+                        stored.update(&meta);
+                        stored.status =
+                            job.status.map_or_else(|| std::mem::take(&mut stored.status), |s| s.1);
+                        if job.after.is_some() {
+                            stored.manual = None;
+                        }
+                    }
+                }
+                Err(CallError::NotLeader) => anyhow::bail!("leadership lost"),
+                Err(error) if self.note_trouble(&job.name, &error) => drop(again.insert(job.name)),
+                Err(_) => drop(failed.insert(job.name)),
+            }
+        }
+        for name in failed.iter().chain(&again) {
+            self.book.touch(name);
+        }
+        if again.is_empty() {
+            return Ok(Outcome::Done { failed });
+        }
+        self.ctx.metrics.ledger_retries.inc();
+        let tries = |t: &Trouble| t.conflicts + t.failures;
+        let worst =
+            again.iter().filter_map(|name| self.trouble.get(name).map(tries)).max().unwrap_or(0);
+        tokio::time::sleep(backoff(worst, FIRST_RETRY, BATCH_RETRY, 0.0)).await;
+        self.refresh(again).await;
+        Ok(Outcome::Replay)
+    }
+
+    /// Counts a failed write. Says whether to try again at once.
+    fn note_trouble(&mut self, name: &str, error: &CallError) -> bool {
+        let trouble = self.trouble.entry(name.to_owned()).or_default();
+        if matches!(error, CallError::Conflict | CallError::NotFound) {
+            trouble.conflicts += 1;
+            if trouble.conflicts == CONTENDED {
+                tracing::warn!(pool = name, "somebody else keeps writing this IPPool");
+                self.ctx.events.warning(
+                    self.reference(name),
+                    "LedgerContended",
+                    format!("{CONTENDED} writes in a row were refused because somebody else writes this IPPool; still trying"),
+                );
+            }
+            return true;
+        }
+        trouble.failures += 1;
+        let failures = trouble.failures;
+        tracing::warn!(pool = name, %error, failures, "IPPool not written");
+        if failures < PATIENCE {
+            return true;
+        }
+        let delay = backoff(failures - PATIENCE, FIRST_RETRY * 10, LAST_RETRY, 0.0);
+        trouble.retry_at = Some(Instant::now() + delay);
+        if failures == PATIENCE {
+            self.ctx.events.warning(
+                self.reference(name),
+                "LedgerNotWritten",
+                format!("the ledger cannot be written, so no address is given out or taken back: {error}"),
+            );
+        }
+        self.look_later(name, delay);
+        false
+    }
+
+    /// Reads a pool again after a while.
+    pub(super) fn look_later(&self, name: &str, delay: Duration) {
+        let (handle, name) = (self.handle.clone(), name.to_owned());
+        tokio::spawn(async move {
+            tokio::time::sleep(delay).await;
+            handle.pool_changed(name, None);
+        });
+    }
+}
+
+/// What one pool needs. `None`: nothing.
+fn job(name: String, pool: &Pool, stored: &StoredPool, plain: bool, now: &str) -> Option<Job> {
+    let desired = plan::pool_status(
+        pool,
+        &stored.status.conditions,
+        stored.notice.as_ref(),
+        stored.generation,
+        now,
+    );
+    let status = differs(&stored.status, &desired, plain)
+        .then(|| (stored.status.clone(), Arc::new(desired)));
+    let has_finalizer = stored.finalizers.iter().any(|f| f == POOL_FINALIZER);
+    let before = (!has_finalizer && !stored.deleting).then(|| {
+        let all: Vec<&str> =
+            stored.finalizers.iter().map(String::as_str).chain([POOL_FINALIZER]).collect();
+        json!({"finalizers": all})
+    });
+    let goes = stored.deleting && has_finalizer && pool.ledger.claims().is_empty();
+    let after = if goes {
+        let rest: Vec<&String> =
+            stored.finalizers.iter().filter(|f| *f != POOL_FINALIZER).collect();
+        Some(json!({"finalizers": rest}))
+    } else if stored.manual.is_some() && stored.notice.is_none() {
+        Some(json!({"annotations": {ANNOTATION_MANUAL_RELEASE: null}}))
+    } else {
+        None
+    };
+    let idle = before.is_none() && status.is_none() && after.is_none();
+    (!idle).then(|| Job { name, version: stored.version.clone(), before, status, after })
+}
+
+/// Each write rests on the version that the one before it left.
+async fn carry_out(writer: Writer, job: Job) -> (Job, Result<ObjectMeta, CallError>) {
+    let mut meta =
+        ObjectMeta { resource_version: Some(job.version.clone()), ..ObjectMeta::default() };
+    let result = async {
+        if let Some(change) = &job.before {
+            meta = writer.patch_pool_meta(&job.name, &meta_patch(change, &meta)).await?;
+        }
+        if let Some((stored, desired)) = &job.status {
+            let version = meta.resource_version.clone().unwrap_or_default();
+            meta = writer.write_pool_status(&job.name, &version, stored, desired).await?;
+        }
+        if let Some(change) = &job.after {
+            meta = writer.patch_pool_meta(&job.name, &meta_patch(change, &meta)).await?;
+        }
+        Ok(meta)
+    }
+    .await;
+    (job, result)
+}
+
+fn meta_patch(change: &Value, meta: &ObjectMeta) -> Value {
+    let mut change = change.clone();
+    change["resourceVersion"] = json!(meta.resource_version);
+    json!({"metadata": change})
+}

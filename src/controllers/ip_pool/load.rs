@@ -1,0 +1,258 @@
+//! Reading pools into the book: all of them at the start of a term, one when it changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::api::ListParams;
+use kube::core::{DeserializeGuard, ObjectMeta};
+use kube::{Api, Resource, ResourceExt};
+use kube_runtime::reflector::ObjectRef;
+use tokio::sync::mpsc;
+
+use super::mailbox::Handle;
+use super::{Context, LedgerTask};
+use crate::api::{
+    ANNOTATION_MANUAL_RELEASE, Condition, IPPool, IPPoolStatus, LABEL_GLOBAL_POOL, LoadBalancer,
+};
+use crate::domain::book::{Book, PoolSeen, World};
+use crate::domain::facts;
+use crate::domain::pacing::Pace;
+use crate::k8s::{CallError, call};
+
+/// Objects read by one call of a list.
+const PAGE: u32 = 500;
+
+/// A pool as the server has it, as far as is known.
+pub(super) struct StoredPool {
+    pub(super) version: String,
+    pub(super) uid: String,
+    pub(super) generation: Option<i64>,
+    pub(super) deleting: bool,
+    pub(super) finalizers: Vec<String>,
+    pub(super) status: Arc<IPPoolStatus>,
+    /// Text of the annotation that asks for a manual release.
+    pub(super) manual: Option<String>,
+    /// What became of it, for the status.
+    pub(super) notice: Option<Condition>,
+}
+
+impl StoredPool {
+    fn new(pool: &IPPool) -> Self {
+        let mut stored = Self {
+            version: String::new(),
+            uid: pool.uid().unwrap_or_default(),
+            generation: None,
+            deleting: false,
+            finalizers: Vec::new(),
+            status: Arc::new(pool.status.clone().unwrap_or_default()),
+            manual: pool.annotations().get(ANNOTATION_MANUAL_RELEASE).cloned(),
+            notice: None,
+        };
+        stored.update(pool.meta());
+        stored
+    }
+
+    /// Takes over what the server answered to a write.
+    pub(super) fn update(&mut self, meta: &ObjectMeta) {
+        self.version = meta.resource_version.clone().unwrap_or_default();
+        self.generation = meta.generation;
+        self.deleting = meta.deletion_timestamp.is_some();
+        self.finalizers = meta.finalizers.clone().unwrap_or_default();
+    }
+
+    /// Whether a version told by a watch is news. Versions of one resource are decimal
+    /// numbers that grow (KEP-5504); anything else is news.
+    pub(super) fn is_older_than(&self, version: &str) -> bool {
+        match (self.version.parse::<u64>(), version.parse::<u64>()) {
+            (Ok(known), Ok(told)) => known < told,
+            _ => self.version != version,
+        }
+    }
+}
+
+impl LedgerTask {
+    /// Starts a term from consistent lists: existing owners first, then waiters, oldest first.
+    pub async fn load(
+        ctx: Context,
+        wake: mpsc::UnboundedSender<ObjectRef<LoadBalancer>>,
+    ) -> anyhow::Result<(Self, Handle)> {
+        let (handle, mailbox) = Handle::new();
+        let started = Instant::now();
+        let mut task = Self {
+            ctx,
+            mailbox,
+            wake,
+            book: Book::default(),
+            stored: BTreeMap::new(),
+            trouble: BTreeMap::new(),
+            handle: handle.clone(),
+            pace: Pace::default(),
+            entries_written: 0,
+            started,
+            measured: BTreeSet::new(),
+        };
+        // Pools before LoadBalancers: a claim seen here has an owner that can be seen there.
+        let pools = list::<IPPool>(&Api::all(task.ctx.client.clone())).await?;
+        let lbs = list::<LoadBalancer>(&Api::all(task.ctx.client.clone())).await?;
+        let world = World::new(lbs.iter().filter_map(facts::world_entry));
+        for pool in &pools {
+            task.merge(pool, &world);
+        }
+        let project = |lb: &LoadBalancer| {
+            task.ctx.views.project_of(lb.metadata.namespace.as_deref().unwrap_or_default())
+        };
+        let mut waiting: Vec<_> = lbs
+            .iter()
+            .filter(|lb| facts::wants_pool(lb) && !facts::is_leaving(lb))
+            .map(|lb| facts::facts(lb, project(lb), true))
+            .collect();
+        waiting.sort_by(|a, b| (a.created, &a.owner).cmp(&(b.created, &b.owner)));
+        let count = waiting.len();
+        for facts in &waiting {
+            task.book.claim(facts);
+        }
+        let names: Vec<String> = task.stored.keys().cloned().collect();
+        for name in &names {
+            task.consider_manual_release(name).await;
+        }
+        while task.commit().await? == super::commit::Outcome::Replay {
+            for facts in &waiting {
+                task.book.claim(facts);
+            }
+        }
+        task.report();
+        tracing::info!(
+            pools = pools.len(),
+            load_balancers = count,
+            waiting = task.book.waiting().count(),
+            took_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            "ledgers loaded"
+        );
+        Ok((task, handle))
+    }
+
+    /// Reads pools again, and forgets those that are gone.
+    pub(super) async fn refresh(&mut self, names: BTreeSet<String>) {
+        if names.is_empty() {
+            return;
+        }
+        let api: Api<DeserializeGuard<IPPool>> = Api::all(self.ctx.client.clone());
+        let answers = join_all(names.iter().map(|name| call(api.get(name)))).await;
+        let mut world = self.world();
+        for (name, answer) in names.into_iter().zip(answers) {
+            match answer {
+                Ok(DeserializeGuard(Ok(pool))) => {
+                    if let Err(error) = self.settle_disputes(&seen(&pool), &mut world).await {
+                        tracing::warn!(pool = name, %error, "IPPool not taken over, trying again");
+                        self.look_later(&name, Duration::from_secs(1));
+                        continue;
+                    }
+                    self.merge(&pool, &world);
+                    self.consider_manual_release(&name).await;
+                }
+                Ok(DeserializeGuard(Err(error))) => {
+                    self.ctx.metrics.unreadable.with_label_values(&["IPPool"]).inc();
+                    tracing::warn!(pool = name, %error, "this IPPool cannot be read and gives out nothing");
+                    self.drop_pool(&name);
+                }
+                Err(CallError::NotFound) => self.drop_pool(&name),
+                Err(error) => {
+                    tracing::warn!(pool = name, %error, "IPPool not read, trying again");
+                    self.look_later(&name, Duration::from_secs(1));
+                }
+            }
+        }
+    }
+
+    /// Asks the API server about LoadBalancers whose published address speaks against a ledger:
+    /// the view may be older than the ledger.
+    async fn settle_disputes(&self, seen: &PoolSeen, world: &mut World) -> Result<(), CallError> {
+        for owner in self.book.disputes(seen, world) {
+            let Some((namespace, name)) = owner.name.split_once('/') else { continue };
+            let api: Api<LoadBalancer> = Api::namespaced(self.ctx.client.clone(), namespace);
+            let current = match call(api.get(name)).await {
+                Ok(lb) => facts::world_entry(&lb),
+                Err(CallError::NotFound) => None,
+                Err(error) => return Err(error),
+            };
+            world.update(&owner, current);
+        }
+        Ok(())
+    }
+
+    /// The LoadBalancers that exist, as this process sees them.
+    pub(super) fn world(&self) -> World {
+        World::new(
+            self.ctx.views.load_balancers.state().iter().filter_map(|lb| facts::world_entry(lb)),
+        )
+    }
+
+    fn merge(&mut self, pool: &IPPool, world: &World) {
+        let name = pool.name_any();
+        let seen = seen(pool);
+        let before = self.book.pools().get(&name).and_then(|p| p.fault.clone());
+        let repairs = self.book.merge(&seen, world);
+        self.report_repairs(pool, &repairs);
+        let fault = self.book.pools().get(&name).and_then(|p| p.fault.clone());
+        if let Some(fault) = fault.filter(|fault| before.as_ref() != Some(fault)) {
+            self.ctx.events.warning(
+                pool.object_ref(&()),
+                crate::domain::reason::INVALID_RANGE,
+                fault.to_string(),
+            );
+        }
+        let old_notice = self.stored.remove(&name).filter(|old| old.manual.is_some());
+        let mut stored = StoredPool::new(pool);
+        stored.notice =
+            old_notice.filter(|old| old.manual == stored.manual).and_then(|old| old.notice);
+        self.stored.insert(name, stored);
+    }
+
+    fn drop_pool(&mut self, name: &str) {
+        self.book.remove_pool(name);
+        self.stored.remove(name);
+        self.trouble.remove(name);
+    }
+
+    /// The pool as Events refer to it.
+    pub(super) fn reference(&self, name: &str) -> ObjectReference {
+        ObjectReference {
+            api_version: Some(IPPool::api_version(&()).into_owned()),
+            kind: Some(IPPool::kind(&()).into_owned()),
+            name: Some(name.to_owned()),
+            uid: self.stored.get(name).map(|pool| pool.uid.clone()),
+            ..ObjectReference::default()
+        }
+    }
+}
+
+fn seen(pool: &IPPool) -> PoolSeen {
+    PoolSeen {
+        name: pool.name_any(),
+        deleting: pool.metadata.deletion_timestamp.is_some(),
+        global_label: pool.labels().get(LABEL_GLOBAL_POOL).is_some_and(|v| v == "true"),
+        spec: pool.spec.clone(),
+        status: pool.status.clone().unwrap_or_default(),
+    }
+}
+
+/// A consistent list, page by page. Objects that do not fit their type are left out; the
+/// informer reports them.
+async fn list<K>(api: &Api<DeserializeGuard<K>>) -> Result<Vec<K>, CallError>
+where
+    K: Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    let mut items = Vec::new();
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let page = call(api.list(&params)).await?;
+        items.extend(page.items.into_iter().filter_map(|item| item.0.ok()));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(items),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The annotation by which an admin frees a leaked address.
+
+use std::time::Duration;
+
+use kube::Api;
+use kube::core::PartialObjectMeta;
+
+use super::LedgerTask;
+use crate::api::{Condition, LoadBalancer};
+use crate::domain::Claim;
+use crate::domain::manual_release::ManualRelease;
+use crate::domain::plan::manual_release_refused;
+use crate::k8s::{CallError, call};
+
+/// The API server did not say whether the LoadBalancer exists. Asked again.
+const UNKNOWN: &str = "Unknown";
+
+/// Why an address is not taken from a LoadBalancer that exists.
+const STILL_IN_USE: &str = "StillInUse";
+
+impl LedgerTask {
+    /// Carries the annotation out in the book, or notes why not. The commit that follows
+    /// writes the result, and removes the annotation when nothing is left to say.
+    pub(super) async fn consider_manual_release(&mut self, pool: &str) {
+        let Some(text) = self.stored.get(pool).and_then(|stored| stored.manual.clone()) else {
+            return;
+        };
+        let notice = self.release_manually(pool, &text).await;
+        if notice.as_ref().is_some_and(|n| n.reason.as_deref() == Some(UNKNOWN)) {
+            self.look_later(pool, Duration::from_secs(1));
+        }
+        let Some(stored) = self.stored.get_mut(pool) else { return };
+        let news = notice
+            .as_ref()
+            .is_some_and(|new| stored.notice.as_ref().is_none_or(|old| old.message != new.message));
+        stored.notice.clone_from(&notice);
+        if let Some(notice) = notice.filter(|_| news) {
+            self.ctx.events.warning(
+                self.reference(pool),
+                "ManualReleaseRefused",
+                notice.message.unwrap_or_default(),
+            );
+        }
+        self.book.touch(pool);
+    }
+
+    /// Forgets refusals because of a LoadBalancer that has let go of its address since.
+    pub(super) fn forget_outlived_refusals(&mut self) {
+        for (name, stored) in &mut self.stored {
+            let refused = stored.notice.as_ref().and_then(|n| n.reason.as_deref());
+            let text = stored.manual.as_deref().filter(|_| refused == Some(STILL_IN_USE));
+            let Some(asked) = text.and_then(|t| ManualRelease::parse(t).ok()) else { continue };
+            let pool = self.book.pools().get(name);
+            let owner = pool.and_then(|p| p.ledger.owner_of(asked.ip));
+            if owner.is_none_or(|owner| owner.name != asked.name) {
+                stored.notice = None;
+                self.book.touch(name);
+            }
+        }
+    }
+
+    /// `None`: done, or nothing to do.
+    async fn release_manually(&mut self, pool: &str, text: &str) -> Option<Condition> {
+        let refuse = |reason, message| Some(manual_release_refused(reason, message));
+        let asked = match ManualRelease::parse(text) {
+            Ok(asked) => asked,
+            Err(message) => {
+                let message =
+                    format!("annotation {}: {message}", crate::api::ANNOTATION_MANUAL_RELEASE);
+                return refuse("InvalidAnnotation", message);
+            }
+        };
+        let owner = self.book.pools().get(pool).and_then(|p| p.ledger.owner_of(asked.ip)).cloned();
+        let Some(owner) = owner else {
+            // Done already: the annotation outlived a crash, or the sweep was faster.
+            return None;
+        };
+        if owner.name != asked.name {
+            return refuse(
+                "OtherOwner",
+                format!("{} is held by {}, not by {}", asked.ip, owner.name, asked.name),
+            );
+        }
+        let (namespace, name) = asked.name.split_once('/')?;
+        let api: Api<PartialObjectMeta<LoadBalancer>> =
+            Api::namespaced(self.ctx.client.clone(), namespace);
+        match call(api.get(name)).await {
+            Err(CallError::NotFound) => {
+                self.book.release_claim(&Claim { pool: pool.to_owned(), ip: asked.ip }, &owner);
+                tracing::info!(pool, ip = %asked.ip, owner = owner.name, "address released by annotation");
+                self.ctx.events.normal(
+                    self.reference(pool),
+                    "ManuallyReleased",
+                    format!("{} of {} was released by annotation", asked.ip, owner.name),
+                );
+                None
+            }
+            Ok(_) => refuse(
+                STILL_IN_USE,
+                format!(
+                    "LoadBalancer {} exists: delete it, and {} is released",
+                    asked.name, asked.ip
+                ),
+            ),
+            Err(error) => refuse(
+                UNKNOWN,
+                format!("cannot tell whether LoadBalancer {} exists: {error}", asked.name),
+            ),
+        }
+    }
+}

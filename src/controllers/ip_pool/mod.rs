@@ -1,0 +1,199 @@
+//! The ledger task: the one owner of all pools while this process leads.
+//!
+//! Requests queue in its mailbox; a batch is decided by [`Book`] and each touched pool is
+//! written once. A request is answered when the write it rests on was accepted.
+//!
+//! Called by the LoadBalancer controller through [`Handle`]. Owns every write of an IPPool.
+
+mod commit;
+mod load;
+mod mailbox;
+mod manual;
+mod report;
+mod sweep;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use kube_runtime::reflector::ObjectRef;
+use tokio::sync::mpsc;
+
+use self::load::StoredPool;
+use self::mailbox::{Batch, Message};
+pub use self::mailbox::{Handle, LedgerError};
+use super::Context;
+use crate::api::LoadBalancer;
+use crate::domain::book::Book;
+use crate::domain::pacing::Pace;
+
+/// How often claims are compared with the LoadBalancers that exist.
+const SWEEP_EVERY: Duration = Duration::from_secs(30);
+
+/// State of one term of leadership.
+pub struct LedgerTask {
+    ctx: Context,
+    mailbox: mpsc::UnboundedReceiver<Message>,
+    wake: mpsc::UnboundedSender<ObjectRef<LoadBalancer>>,
+    book: Book,
+    stored: BTreeMap<String, StoredPool>,
+    trouble: BTreeMap<String, commit::Trouble>,
+    /// For reminders to itself.
+    handle: Handle,
+    pace: Pace,
+    /// Ledger entries written since the pace was last told.
+    entries_written: usize,
+    started: Instant,
+    /// Pools with metrics, so that series go with their pool.
+    measured: BTreeSet<String>,
+}
+
+impl LedgerTask {
+    /// Serves until the term ends. Returns only with the error that ended it.
+    pub async fn run(mut self) -> anyhow::Result<()> {
+        self.sweep().await?;
+        let mut sweep = tokio::time::interval(SWEEP_EVERY);
+        sweep.tick().await;
+        loop {
+            let mut batch = Batch::default();
+            tokio::select! {
+                biased;
+                message = self.mailbox.recv() => match message {
+                    Some(message) => self.take(message, &mut batch),
+                    None => anyhow::bail!("nobody can reach the ledger any more"),
+                },
+                _ = sweep.tick() => {
+                    self.sweep().await?;
+                    continue;
+                }
+            }
+            self.gather(&mut batch).await;
+            if !batch.is_empty() {
+                self.serve(batch).await?;
+            }
+        }
+    }
+
+    /// Takes what has arrived, and what arrives until the next write may begin.
+    async fn gather(&mut self, batch: &mut Batch) {
+        loop {
+            while let Ok(message) = self.mailbox.try_recv() {
+                self.take(message, batch);
+            }
+            let pause = self.pace.pause(self.started.elapsed());
+            if batch.is_empty() || pause.is_zero() {
+                return;
+            }
+            if let Ok(Some(message)) = tokio::time::timeout(pause, self.mailbox.recv()).await {
+                self.take(message, batch);
+            }
+        }
+    }
+
+    /// Answers at once what needs no write.
+    fn take(&mut self, message: Message, batch: &mut Batch) {
+        match message {
+            Message::Claim(facts, reply) => {
+                if let Some(verdict) = self.book.peek(&facts) {
+                    drop(reply.send(Ok(verdict)));
+                } else if self.book.needs_fresh(&facts) {
+                    drop(reply.send(Err(LedgerError::Stale)));
+                } else {
+                    // It publishes what no ledger here names: perhaps the stored one does.
+                    let unknown = facts.published.as_ref().filter(|published| {
+                        let held = self.book.claims_of(&facts.owner.uid);
+                        !held.is_empty() && !held.contains(published)
+                    });
+                    batch.pools.extend(unknown.map(|published| published.pool.clone()));
+                    batch.claims.push((*facts, reply));
+                }
+            }
+            Message::Release(owner, reply) => {
+                if self.book.has_nothing_to_release(&owner.uid) {
+                    drop(reply.map(|reply| reply.send(Ok(()))));
+                } else {
+                    batch.releases.push((owner, reply, BTreeSet::new()));
+                }
+            }
+            Message::PoolChanged(name, Some(version)) => {
+                let known = self.stored.get(&name);
+                if known.is_none_or(|pool| pool.is_older_than(&version)) {
+                    batch.pools.insert(name);
+                }
+            }
+            Message::PoolChanged(name, None) => {
+                batch.pools.insert(name);
+            }
+        }
+    }
+
+    /// Decides a batch, writes what it touched, and answers.
+    async fn serve(&mut self, mut batch: Batch) -> anyhow::Result<()> {
+        let began = self.started.elapsed();
+        self.refresh(std::mem::take(&mut batch.pools)).await;
+        // Oldest first, whatever the order of arrival.
+        batch.claims.sort_by(|(a, _), (b, _)| (a.created, &a.owner).cmp(&(b.created, &b.owner)));
+        let mut changed = Vec::new();
+        let (verdicts, failed) = loop {
+            for (owner, _, pools) in &mut batch.releases {
+                pools.extend(self.book.release(&owner.uid).into_iter().map(|claim| claim.pool));
+            }
+            changed.extend(self.book.serve_waiters());
+            let verdicts: Vec<_> =
+                batch.claims.iter().map(|(facts, _)| self.book.claim(facts)).collect();
+            changed.extend(self.book.serve_waiters());
+            match self.commit().await? {
+                commit::Outcome::Replay => {}
+                commit::Outcome::Done { failed } => break (verdicts, failed),
+            }
+        };
+        let ended = self.started.elapsed();
+        let entries = std::mem::take(&mut self.entries_written);
+        self.pace.wrote(began, ended, entries);
+        self.answer(batch, verdicts, &failed);
+        for owner in changed {
+            self.wake_lb(&owner.name);
+        }
+        self.report();
+        Ok(())
+    }
+
+    /// Answers everybody whose pools were written, and refuses the others: they will ask again.
+    fn answer(
+        &self,
+        batch: Batch,
+        verdicts: Vec<crate::domain::book::Verdict>,
+        failed: &BTreeSet<String>,
+    ) {
+        use crate::domain::book::Verdict;
+        self.ctx.metrics.batch_size.observe(to_f64(batch.claims.len() + batch.releases.len()));
+        for ((_, reply), verdict) in batch.claims.into_iter().zip(verdicts) {
+            let answer = match &verdict {
+                Verdict::Held { claim, .. } if failed.contains(&claim.pool) => {
+                    Err(LedgerError::NotWritten(claim.pool.clone()))
+                }
+                _ => Ok(verdict),
+            };
+            // Whoever asked may have given up; the claim is theirs when they ask again.
+            drop(reply.send(answer));
+        }
+        for (_, reply, pools) in batch.releases {
+            // A release that found nothing left may be the repetition of one that failed.
+            let pools = if pools.is_empty() { failed } else { &pools };
+            let answer = match pools.intersection(failed).next() {
+                Some(pool) => Err(LedgerError::NotWritten(pool.clone())),
+                None => Ok(()),
+            };
+            drop(reply.map(|reply| reply.send(answer)));
+        }
+    }
+
+    fn wake_lb(&self, name: &str) {
+        if let Some((namespace, name)) = name.split_once('/') {
+            let _ = self.wake.send(ObjectRef::new(name).within(namespace));
+        }
+    }
+}
+
+fn to_f64(count: usize) -> f64 {
+    f64::from(u32::try_from(count).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,92 @@
+//! What the ledgers look like, for Prometheus, Events and logs.
+
+use std::collections::BTreeMap;
+
+use kube::{Resource, ResourceExt};
+
+use super::LedgerTask;
+use crate::api::IPPool;
+use crate::domain::book::Repair;
+use crate::domain::reason::Wait;
+
+impl LedgerTask {
+    /// Sets the gauges of all pools; series of pools that are gone vanish.
+    pub(super) fn report(&mut self) {
+        let metrics = &self.ctx.metrics;
+        let mut by_pool: BTreeMap<&str, i64> = BTreeMap::new();
+        let mut by_reason: BTreeMap<&str, i64> = BTreeMap::new();
+        for (_, wait) in self.book.waiting() {
+            *by_reason.entry(wait.reason()).or_default() += 1;
+            if let Wait::Full { pools } = wait {
+                for pool in pools {
+                    *by_pool.entry(pool).or_default() += 1;
+                }
+            }
+        }
+        metrics.waiters.reset();
+        for (reason, count) in by_reason {
+            metrics.waiters.with_label_values(&[reason]).set(count);
+        }
+        for (name, pool) in self.book.pools() {
+            let label = &[name.as_str()];
+            metrics.pool_addresses.with_label_values(label).set(pool.ledger.total());
+            metrics.pool_available.with_label_values(label).set(pool.ledger.available());
+            let claims = i64::try_from(pool.ledger.claims().len()).unwrap_or(i64::MAX);
+            metrics.pool_allocated.with_label_values(label).set(claims);
+            let waiters = by_pool.get(name.as_str()).copied().unwrap_or(0);
+            metrics.pool_waiters.with_label_values(label).set(waiters);
+        }
+        let present = self.book.pools().keys().cloned().collect();
+        for name in std::mem::replace(&mut self.measured, present).difference(&self.measured) {
+            let label = &[name.as_str()];
+            for gauge in [
+                &metrics.pool_addresses,
+                &metrics.pool_available,
+                &metrics.pool_allocated,
+                &metrics.pool_waiters,
+            ] {
+                let _ = gauge.remove_label_values(label);
+            }
+        }
+    }
+
+    pub(super) fn report_repairs(&self, pool: &IPPool, repairs: &[Repair]) {
+        for repair in repairs {
+            let (kind, what) = match repair {
+                Repair::Restored(claim, owner) => (
+                    "restored",
+                    format!(
+                        "{} is published by {} and was missing from the ledger",
+                        claim.ip, owner.name
+                    ),
+                ),
+                Repair::Corrected(claim, owner) => (
+                    "corrected",
+                    format!(
+                        "{} is published by {}, which the ledger did not say",
+                        claim.ip, owner.name
+                    ),
+                ),
+                Repair::Double(claim, owner) => (
+                    "double",
+                    format!(
+                        "{} is published by {}, but belongs to another: it gets a new address",
+                        claim.ip, owner.name
+                    ),
+                ),
+                Repair::Unreadable(text) => {
+                    ("unreadable", format!("{text:?} in status.allocated is no address"))
+                }
+            };
+            self.ctx.metrics.repairs.with_label_values(&[kind]).inc();
+            tracing::warn!(pool = pool.name_any(), kind, what, "ledger repaired");
+        }
+        if let Some(first) = repairs.first() {
+            self.ctx.events.warning(
+                pool.object_ref(&()),
+                "LedgerRepaired",
+                format!("{} entries were put right against what LoadBalancers publish, such as: {first:?}", repairs.len()),
+            );
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What became of a LoadBalancer, for Events, logs and metrics.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, PoisonError};
+
+use kube::{Resource, ResourceExt};
+
+use super::Context;
+use crate::api::LoadBalancer;
+use crate::domain::book::Verdict;
+use crate::domain::facts;
+use crate::domain::plan::Finding;
+use crate::domain::reason;
+
+/// After a write was accepted.
+pub(super) fn published(lb: &LoadBalancer, finding: &Finding, ctx: &Context) {
+    let shared = &ctx.shared;
+    let before =
+        lb.status.as_ref().and_then(|s| s.allocated_address.as_ref()).and_then(|a| a.ip.as_deref());
+    match finding {
+        Finding::Dhcp => shared.metrics.addressed(&lb.uid().unwrap_or_default()),
+        Finding::Pool(Verdict::Held { claim, instead, .. }) => {
+            shared.metrics.addressed(&lb.uid().unwrap_or_default());
+            let ip = claim.ip.to_string();
+            if before != Some(&ip) {
+                tracing::info!(lb = facts::name(lb), pool = claim.pool, ip, "address published");
+                let note = format!("{ip} from IPPool {}", claim.pool);
+                shared.events.normal(lb.object_ref(&()), reason::ALLOCATED, note);
+            }
+            if let Some(wait) = instead {
+                shared.events.warning(lb.object_ref(&()), wait.reason(), wait.message());
+            }
+        }
+        Finding::Pool(Verdict::Waiting(wait)) => {
+            tracing::info!(lb = facts::name(lb), reason = wait.reason(), "no address");
+            shared.events.warning(lb.object_ref(&()), wait.reason(), wait.message());
+        }
+    }
+}
+
+/// Failures in a row, by object.
+#[derive(Default)]
+pub(super) struct Failures(Mutex<HashMap<String, u32>>);
+
+impl Failures {
+    pub(super) fn count(&self, uid: Option<&str>) -> u32 {
+        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = failures.entry(uid.unwrap_or_default().to_owned()).or_default();
+        *count = count.saturating_add(1);
+        *count - 1
+    }
+
+    pub(super) fn clear(&self, uid: Option<&str>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(uid.unwrap_or_default());
+    }
+}
+
+/// Spreads repetitions of many objects that failed together. In 0.0 to 1.0.
+pub(super) fn jitter(lb: &LoadBalancer, failures: u32) -> f64 {
+    let mut hasher = DefaultHasher::new();
+    (lb.uid(), failures).hash(&mut hasher);
+    f64::from(u8::try_from(hasher.finish() & 0xff).unwrap_or_default()) / 255.0
+}

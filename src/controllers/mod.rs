@@ -1,0 +1,63 @@
+//! What a leader does. A reconcile reads: gather, decide, act, report; the decisions are in
+//! [`crate::domain`].
+//!
+//! Invariant: everything here belongs to one term of leadership. It starts from a consistent
+//! list and is dropped, not wound down, when the term ends.
+
+pub mod ip_pool;
+pub mod load_balancer;
+
+use std::sync::Arc;
+
+use kube::Client;
+use kube_runtime::reflector::ObjectRef;
+use tokio::sync::mpsc;
+
+use crate::api::LoadBalancer;
+use crate::k8s::events::Events;
+use crate::k8s::views::{Signal, Views};
+use crate::k8s::write::Writer;
+use crate::metrics::Metrics;
+
+/// What controllers work with. Cheap to clone.
+#[derive(Clone)]
+pub struct Context {
+    /// For reads that must be consistent.
+    pub client: Client,
+    /// What this process sees of the cluster.
+    pub views: Views,
+    /// For writes.
+    pub writer: Writer,
+    /// For people.
+    pub events: Events,
+    /// For Prometheus.
+    pub metrics: Metrics,
+}
+
+/// Leads until dropped. Returns only with the error that ended the term.
+pub async fn lead(ctx: Context) -> anyhow::Result<()> {
+    // Listening begins before the lists, so that no change falls between the two.
+    let mut signals = ctx.views.listen();
+    ctx.views.synced().await;
+    let (wake, woken) = mpsc::unbounded_channel::<ObjectRef<LoadBalancer>>();
+    let (ledger, handle) = ip_pool::LedgerTask::load(ctx.clone(), wake.clone()).await?;
+    for lb in ctx.views.load_balancers.state() {
+        let _ = wake.send(ObjectRef::from_obj(lb.as_ref()));
+    }
+    let context = Arc::new(load_balancer::Context::new(ctx, handle.clone()));
+    let route = async {
+        while let Some(signal) = signals.recv().await {
+            match signal {
+                Signal::LoadBalancer(lb) => drop(wake.send(lb)),
+                Signal::Gone(owner) => handle.forget(owner),
+                Signal::Pool(name, version) => handle.pool_changed(name, Some(version)),
+                Signal::PoolGone(name) => handle.pool_changed(name, None),
+            }
+        }
+    };
+    tokio::select! {
+        result = ledger.run() => result,
+        () = load_balancer::run(context, woken) => anyhow::bail!("the LoadBalancer controller ended"),
+        () = route => anyhow::bail!("another term began"),
+    }
+}

@@ -1,0 +1,212 @@
+//! Leadership, held on the Lease that the Go controller uses, so that the two exclude each
+//! other. The rules are in [`crate::domain::leadership`]; this file carries them out.
+//!
+//! [`Leadership`] is a dated claim: whoever writes asks [`Leadership::is_current`] at the
+//! moment of writing, and a claim that could not be renewed ends by itself.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Api, Client};
+use tokio::sync::watch;
+
+use super::CallError;
+use crate::domain::leadership::{
+    Action, LEASE_DURATION, LeaseSeen, Observer, RENEW_EVERY, RETRY, trusted_until,
+};
+
+/// A call about the Lease that takes longer than this is tried again.
+const LEASE_DEADLINE: Duration = Duration::from_millis(1_200);
+
+/// This process's claim to lead.
+#[derive(Debug)]
+pub struct Leadership {
+    started: Instant,
+    /// End of the claim, in milliseconds since `started`; 0 for none.
+    until: AtomicU64,
+    leading: watch::Sender<bool>,
+    /// When the keeper last finished a round, in milliseconds since `started`.
+    last_round: AtomicU64,
+}
+
+impl Default for Leadership {
+    fn default() -> Self {
+        Self {
+            started: Instant::now(),
+            until: AtomicU64::new(0),
+            leading: watch::Sender::new(false),
+            last_round: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Leadership {
+    /// Whether this process may write now.
+    pub fn is_current(&self) -> bool {
+        self.now() < Duration::from_millis(self.until.load(Ordering::Acquire))
+    }
+
+    /// Tells of every change of leadership.
+    pub fn subscribe(&self) -> watch::Receiver<bool> {
+        self.leading.subscribe()
+    }
+
+    /// How long ago the Lease was last looked at.
+    pub fn silence(&self) -> Duration {
+        self.now().saturating_sub(Duration::from_millis(self.last_round.load(Ordering::Relaxed)))
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn hold_until(&self, until: Duration) {
+        let millis = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
+        self.until.store(millis, Ordering::Release);
+        self.leading.send_if_modified(|leading| !std::mem::replace(leading, true));
+    }
+
+    fn give_up(&self) {
+        self.until.store(0, Ordering::Release);
+        self.leading.send_if_modified(|leading| std::mem::replace(leading, false));
+    }
+}
+
+/// Keeps, or competes for, one Lease.
+#[derive(Clone)]
+pub struct Keeper {
+    api: Api<Lease>,
+    name: String,
+    me: String,
+}
+
+impl Keeper {
+    /// `me` must be unique to this process.
+    pub fn new(client: Client, namespace: &str, name: &str, me: String) -> Self {
+        Self { api: Api::namespaced(client, namespace), name: name.to_owned(), me }
+    }
+
+    /// Competes until dropped.
+    pub async fn run(&self, leadership: &Leadership) {
+        let mut observer = Observer::default();
+        loop {
+            let pause =
+                match tokio::time::timeout(LEASE_DEADLINE, self.round(leadership, &mut observer))
+                    .await
+                {
+                    Ok(Ok(pause)) => pause,
+                    Ok(Err(CallError::Conflict)) => Duration::ZERO,
+                    Ok(Err(error)) => {
+                        tracing::warn!(%error, lease = self.name, "cannot reach the lease");
+                        RETRY
+                    }
+                    Err(_) => {
+                        tracing::warn!(lease = self.name, "no answer about the lease");
+                        Duration::ZERO
+                    }
+                };
+            leadership.last_round.store(
+                u64::try_from(leadership.now().as_millis()).unwrap_or(u64::MAX),
+                Ordering::Relaxed,
+            );
+            self.pause(leadership, pause.max(Duration::from_millis(20))).await;
+        }
+    }
+
+    /// Waits, and notices within the wait that the claim ran out.
+    async fn pause(&self, leadership: &Leadership, pause: Duration) {
+        let wake = leadership.now() + pause;
+        let until = Duration::from_millis(leadership.until.load(Ordering::Acquire));
+        if *leadership.leading.borrow() && until <= wake {
+            tokio::time::sleep(until.saturating_sub(leadership.now())).await;
+            tracing::warn!(
+                lease = self.name,
+                "leadership lost: the lease could not be renewed in time"
+            );
+            leadership.give_up();
+        }
+        tokio::time::sleep(wake.saturating_sub(leadership.now())).await;
+    }
+
+    async fn round(
+        &self,
+        leadership: &Leadership,
+        observer: &mut Observer,
+    ) -> Result<Duration, CallError> {
+        let sent = leadership.now();
+        let lease = self.api.get_opt(&self.name).await?;
+        let action = observer.decide(lease.as_ref().map(seen), &self.me, leadership.now());
+        if action != Action::Renew && *leadership.leading.borrow() {
+            tracing::warn!(lease = self.name, "leadership lost: somebody else holds the lease");
+            leadership.give_up();
+        }
+        match action {
+            Action::Wait(until) => return Ok(until.saturating_sub(leadership.now()).min(RETRY)),
+            Action::Create => {
+                let lease = Lease {
+                    metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
+                    spec: Some(self.spec(None, true)),
+                };
+                self.api.create(&PostParams::default(), &lease).await?;
+            }
+            Action::Acquire | Action::Renew => {
+                let Some(mut lease) = lease else { return Ok(RETRY) };
+                lease.spec = Some(self.spec(lease.spec.as_ref(), action == Action::Acquire));
+                self.api.replace(&self.name, &PostParams::default(), &lease).await?;
+            }
+        }
+        leadership.hold_until(trusted_until(sent));
+        if action != Action::Renew {
+            tracing::info!(lease = self.name, me = self.me, "leading");
+        }
+        Ok(RENEW_EVERY)
+    }
+
+    /// Gives the Lease back, so that the next leader need not wait for it to expire.
+    pub async fn release(&self, leadership: &Leadership) {
+        if !*leadership.leading.borrow() {
+            return;
+        }
+        leadership.give_up();
+        let given_back = async {
+            let mut lease = self.api.get(&self.name).await?;
+            let Some(spec) = lease.spec.as_mut() else { return Ok(()) };
+            if spec.holder_identity.as_deref() == Some(&self.me) {
+                spec.holder_identity = Some(String::new());
+                self.api.replace(&self.name, &PostParams::default(), &lease).await?;
+            }
+            Ok::<(), kube::Error>(())
+        };
+        match super::call(given_back).await {
+            Ok(()) => tracing::info!(lease = self.name, "lease given back"),
+            Err(error) => tracing::warn!(%error, lease = self.name, "lease left to expire"),
+        }
+    }
+
+    fn spec(&self, old: Option<&LeaseSpec>, takes_over: bool) -> LeaseSpec {
+        let now = MicroTime(Timestamp::now());
+        let old = old.cloned().unwrap_or_default();
+        LeaseSpec {
+            holder_identity: Some(self.me.clone()),
+            lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
+            acquire_time: if takes_over { Some(now.clone()) } else { old.acquire_time },
+            renew_time: Some(now),
+            lease_transitions: Some(old.lease_transitions.unwrap_or(0) + i32::from(takes_over)),
+            ..old
+        }
+    }
+}
+
+fn seen(lease: &Lease) -> LeaseSeen {
+    let spec = lease.spec.as_ref();
+    let seconds = spec.and_then(|s| s.lease_duration_seconds).unwrap_or(0);
+    LeaseSeen {
+        holder: spec.and_then(|s| s.holder_identity.clone()).unwrap_or_default(),
+        duration: Duration::from_secs(u64::try_from(seconds).unwrap_or(0)),
+        version: lease.metadata.resource_version.clone().unwrap_or_default(),
+    }
+}

@@ -1,0 +1,55 @@
+//! The only room that talks to the API server: informers, guarded writes, events, the Lease.
+//!
+//! Invariants: every call has a deadline; every write but the Lease's is refused here when
+//! this process does not lead; every write rests on a resourceVersion, so that a decision made
+//! from an old view is refused by the server instead of carried out.
+
+pub mod client;
+pub mod events;
+pub mod informer;
+pub mod lease;
+pub mod views;
+pub mod write;
+
+use std::time::Duration;
+
+/// The longest that one call may take before its outcome counts as unknown.
+pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Why a call failed, as far as the caller must know.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// Somebody else changed the object first (409).
+    #[error("the object was changed by somebody else")]
+    Conflict,
+    /// There is no such object, or no such subresource (404).
+    #[error("not found")]
+    NotFound,
+    /// This process does not lead.
+    #[error("not the leader")]
+    NotLeader,
+    /// Refused, or the outcome is unknown.
+    #[error(transparent)]
+    Other(Box<kube::Error>),
+    /// No answer in time: the outcome is unknown.
+    #[error("no answer within {CALL_DEADLINE:?}")]
+    Timeout,
+}
+
+impl From<kube::Error> for CallError {
+    fn from(error: kube::Error) -> Self {
+        match &error {
+            kube::Error::Api(status) if status.is_conflict() => Self::Conflict,
+            kube::Error::Api(status) if status.is_not_found() => Self::NotFound,
+            _ => Self::Other(Box::new(error)),
+        }
+    }
+}
+
+/// Runs one call under the deadline.
+pub async fn call<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, CallError> {
+    match tokio::time::timeout(CALL_DEADLINE, call).await {
+        Ok(result) => Ok(result?),
+        Err(_) => Err(CallError::Timeout),
+    }
+}

@@ -1,0 +1,233 @@
+//! Guarded writes of this operator's objects.
+//!
+//! Everything is a merge patch that carries the resourceVersion it was computed from: the
+//! server refuses it when the object has moved on, and fields this version does not know
+//! survive it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use http::HeaderValue;
+use http::header::ACCEPT;
+use kube::api::{Patch, PatchParams};
+use kube::core::{ObjectMeta, PartialObjectMeta, Request};
+use kube::{Api, Client, Resource};
+use serde_json::{Map, Value, json};
+
+use super::lease::Leadership;
+use super::{CallError, call};
+use crate::api::{IPPool, IPPoolStatus, LoadBalancer};
+use crate::metrics::Metrics;
+
+/// Writes as the leader, or not at all.
+#[derive(Clone)]
+pub struct Writer {
+    client: Client,
+    leadership: Arc<Leadership>,
+    metrics: Metrics,
+    /// Whether IPPool is served without the status subresource, as Harvester ships it.
+    plain_pools: Arc<AtomicBool>,
+}
+
+impl Writer {
+    /// Nothing is sent before the first write.
+    pub fn new(client: Client, leadership: Arc<Leadership>, metrics: Metrics) -> Self {
+        Self { client, leadership, metrics, plain_pools: Arc::default() }
+    }
+
+    /// Patches a LoadBalancer. Returns its new resourceVersion.
+    pub async fn patch_lb(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<(), CallError> {
+        let list = LoadBalancer::url_path(&(), Some(namespace));
+        self.patch::<LoadBalancer>("LoadBalancer", &list, name, patch, None).await.map(drop)
+    }
+
+    /// Patches an IPPool's metadata. Returns what the server made of it.
+    pub async fn patch_pool_meta(
+        &self,
+        name: &str,
+        patch: &Value,
+    ) -> Result<ObjectMeta, CallError> {
+        let list = IPPool::url_path(&(), None);
+        self.patch::<IPPool>("IPPool", &list, name, patch, None).await
+    }
+
+    /// Writes a pool's status over the stored one. Returns the object's metadata.
+    ///
+    /// Both forms of the CRD are served: with the status subresource, and without. A change
+    /// of form shows as a 404 in the one direction and as a status that did not take in the
+    /// other; either way the write is repeated in the other form.
+    pub async fn write_pool_status(
+        &self,
+        name: &str,
+        version: &str,
+        stored: &IPPoolStatus,
+        desired: &IPPoolStatus,
+    ) -> Result<ObjectMeta, CallError> {
+        let patch = json!({
+            "metadata": {"resourceVersion": version},
+            "status": status_diff(stored, desired),
+        });
+        if !self.plain_pools.load(Ordering::Relaxed) {
+            let list = IPPool::url_path(&(), None);
+            match self.patch::<IPPool>("IPPool", &list, name, &patch, Some("status")).await {
+                Err(CallError::NotFound) => {
+                    call(Api::<IPPool>::all(self.client.clone()).get_metadata(name)).await?;
+                    tracing::info!("IPPool is served without a status subresource");
+                    self.plain_pools.store(true, Ordering::Relaxed);
+                }
+                answer => return answer,
+            }
+        }
+        self.check_leadership()?;
+        let pools = Api::<IPPool>::all(self.client.clone());
+        let written = self.count(
+            "IPPool",
+            call(pools.patch(name, &PatchParams::default(), &Patch::Merge(&patch))).await,
+        )?;
+        let took = written.status.as_ref().is_some_and(|s| !differs(s, desired, true));
+        if !took {
+            tracing::info!("IPPool is served with a status subresource");
+            self.plain_pools.store(false, Ordering::Relaxed);
+            return Err(CallError::Conflict);
+        }
+        Ok(written.metadata)
+    }
+
+    /// Whether IPPool is served without the status subresource, as far as is known.
+    pub fn pools_are_plain(&self) -> bool {
+        self.plain_pools.load(Ordering::Relaxed)
+    }
+
+    /// One merge patch, answered with metadata only: the rest is known here already.
+    async fn patch<K: Resource<DynamicType = ()>>(
+        &self,
+        kind: &'static str,
+        list: &str,
+        name: &str,
+        patch: &Value,
+        subresource: Option<&str>,
+    ) -> Result<ObjectMeta, CallError> {
+        self.check_leadership()?;
+        let request = Request::new(list);
+        let params = PatchParams::default();
+        let patch = Patch::Merge(patch);
+        let request = match subresource {
+            None => request.patch(name, &params, &patch),
+            Some(subresource) => request.patch_subresource(subresource, name, &params, &patch),
+        };
+        let mut request =
+            request.map_err(|e| CallError::Other(Box::new(kube::Error::BuildRequest(e))))?;
+        request.headers_mut().insert(
+            ACCEPT,
+            HeaderValue::from_static(
+                "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+            ),
+        );
+        let answer = call(self.client.request::<PartialObjectMeta<K>>(request)).await;
+        self.count(kind, answer).map(|object| object.metadata)
+    }
+
+    fn check_leadership(&self) -> Result<(), CallError> {
+        if self.leadership.is_current() { Ok(()) } else { Err(CallError::NotLeader) }
+    }
+
+    fn count<T>(&self, kind: &str, answer: Result<T, CallError>) -> Result<T, CallError> {
+        let outcome = match &answer {
+            Ok(_) => "ok",
+            Err(CallError::Conflict) => "conflict",
+            Err(CallError::NotFound) => "not_found",
+            Err(_) => "error",
+        };
+        self.metrics.api_writes.with_label_values(&[kind, outcome]).inc();
+        answer
+    }
+}
+
+/// Whether a write would change anything. A server whose schema lacks the newer fields drops
+/// them, so there they do not count.
+pub fn differs(stored: &IPPoolStatus, desired: &IPPoolStatus, plain: bool) -> bool {
+    if !plain {
+        return stored != desired;
+    }
+    let known_there = |status: &IPPoolStatus| IPPoolStatus {
+        used_percent: None,
+        allocated_owners: BTreeMap::new(),
+        observed_generation: None,
+        ..status.clone()
+    };
+    known_there(stored) != known_there(desired)
+}
+
+/// The merge patch (RFC 7396) that turns one status into the other. The maps, which may hold
+/// thousands of entries, are compared where they are; only what changes is copied.
+fn status_diff(old: &IPPoolStatus, new: &IPPoolStatus) -> Value {
+    let IPPoolStatus { allocated, allocated_owners, allocated_history, .. } = new;
+    let maps = [
+        ("allocated", &old.allocated, allocated),
+        ("allocatedOwners", &old.allocated_owners, allocated_owners),
+        ("allocatedHistory", &old.allocated_history, allocated_history),
+    ];
+    let mut patch = json!({
+        "total": new.total,
+        "available": new.available,
+        "usedPercent": new.used_percent,
+        "lastAllocated": new.last_allocated,
+        "observedGeneration": new.observed_generation,
+        "conditions": new.conditions,
+    });
+    for (field, old, new) in maps {
+        let removed =
+            old.keys().filter(|key| !new.contains_key(*key)).map(|key| (key.clone(), Value::Null));
+        let written = new
+            .iter()
+            .filter(|(key, value)| old.get(*key) != Some(value))
+            .map(|(key, value)| (key.clone(), json!(value)));
+        let changes: Map<String, Value> = removed.chain(written).collect();
+        if !changes.is_empty() {
+            patch[field] = Value::Object(changes);
+        }
+    }
+    patch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(allocated: &[(&str, &str)]) -> IPPoolStatus {
+        let allocated = allocated.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        IPPoolStatus { allocated, ..IPPoolStatus::default() }
+    }
+
+    /// Whatever is under way when leadership is lost: nothing leaves the process.
+    #[tokio::test]
+    async fn nothing_is_sent_without_leadership() {
+        // Nobody listens there: a call that is sent ends in another error.
+        let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
+        let client = Client::try_from(nowhere).unwrap();
+        let writer = Writer::new(client, Arc::default(), Metrics::new().unwrap());
+        let status = IPPoolStatus::default();
+        let answers = [
+            writer.patch_lb("ns", "lb", &json!({})).await.err(),
+            writer.patch_pool_meta("pool", &json!({})).await.err(),
+            writer.write_pool_status("pool", "1", &status, &status).await.err(),
+        ];
+        for answer in answers {
+            assert!(matches!(answer, Some(CallError::NotLeader)), "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn a_patch_names_only_the_entries_that_change() {
+        let patch =
+            status_diff(&status(&[("a", "x"), ("b", "y")]), &status(&[("b", "y"), ("c", "z")]));
+        assert_eq!(patch["allocated"], json!({"a": null, "c": "z"}));
+        assert_eq!(patch.get("allocatedOwners"), None);
+    }
+}

@@ -1,0 +1,11 @@
+//! The operator's one binary.
+
+use clap::Parser;
+use harvester_guest_operator::cli;
+
+// One thread: the work is waiting for an API server, and 1,000 addresses cost a third of a second
+// of it. More threads would cost memory on every node, not time.
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> anyhow::Result<()> {
+    cli::run(cli::Cli::parse()).await
+}

@@ -1,0 +1,233 @@
+//! Every metric of the process, as Prometheus scrapes it. Names, units and labels are a
+//! contract; labels take values from small closed sets, or name a pool and go with it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use kube::ResourceExt;
+use prometheus::{
+    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
+};
+
+use crate::api::LoadBalancer;
+
+/// The metrics and their registry. Clones share both.
+#[derive(Clone)]
+pub struct Metrics {
+    registry: Registry,
+    /// Addresses in a pool's ranges.
+    pub pool_addresses: IntGaugeVec,
+    /// Addresses of a pool that can be given out.
+    pub pool_available: IntGaugeVec,
+    /// Claims in a pool's ledger.
+    pub pool_allocated: IntGaugeVec,
+    /// LoadBalancers that wait for an address of a pool.
+    pub pool_waiters: IntGaugeVec,
+    /// LoadBalancers that wait, by reason.
+    pub waiters: IntGaugeVec,
+    /// LoadBalancers by readiness and reason. Only the leader's are meant.
+    pub load_balancers: IntGaugeVec,
+    /// From when a LoadBalancer was seen to when its address was published.
+    pub time_to_address: Histogram,
+    /// Writes by kind of object and outcome.
+    pub api_writes: IntCounterVec,
+    /// Ledger writes that were repeated because somebody else wrote the pool.
+    pub ledger_retries: IntCounter,
+    /// Requests decided by one ledger write.
+    pub batch_size: Histogram,
+    /// Ledger entries put right, by what was wrong.
+    pub repairs: IntCounterVec,
+    /// Interrupted watches.
+    pub watch_errors: IntCounterVec,
+    /// Objects that do not fit their type.
+    pub unreadable: IntCounterVec,
+    /// Reconciles that failed and will be repeated.
+    pub reconcile_errors: IntCounter,
+    /// Events not written.
+    pub events_dropped: IntCounter,
+    /// 1 on the leader.
+    pub leader: IntGauge,
+    seen: Arc<Mutex<HashMap<String, Instant>>>,
+}
+
+impl Metrics {
+    /// Registers everything.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let make = Maker { registry: &registry };
+        let metrics = Self {
+            pool_addresses: make.gauges(
+                "hgo_pool_addresses",
+                "Addresses in the pool's ranges",
+                &["pool"],
+            )?,
+            pool_available: make.gauges(
+                "hgo_pool_addresses_available",
+                "Addresses that can be given out",
+                &["pool"],
+            )?,
+            pool_allocated: make.gauges(
+                "hgo_pool_addresses_allocated",
+                "Claims in the pool's ledger",
+                &["pool"],
+            )?,
+            pool_waiters: make.gauges(
+                "hgo_pool_waiters",
+                "LoadBalancers waiting for an address of the pool",
+                &["pool"],
+            )?,
+            waiters: make.gauges(
+                "hgo_waiters",
+                "LoadBalancers waiting for an address",
+                &["reason"],
+            )?,
+            load_balancers: make.gauges(
+                "hgo_load_balancers",
+                "LoadBalancers by Ready status and reason",
+                &["ready", "reason"],
+            )?,
+            time_to_address: make.histogram(
+                "hgo_time_to_address_seconds",
+                "From seeing a LoadBalancer to publishing its address",
+                &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0],
+            )?,
+            api_writes: make.counters(
+                "hgo_api_writes_total",
+                "Writes by kind and outcome",
+                &["kind", "outcome"],
+            )?,
+            ledger_retries: make
+                .counter("hgo_ledger_retries_total", "Ledger writes repeated after a conflict")?,
+            batch_size: make.histogram(
+                "hgo_ledger_batch_requests",
+                "Requests decided by one ledger write",
+                &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 5000.0],
+            )?,
+            repairs: make.counters(
+                "hgo_ledger_repairs_total",
+                "Ledger entries put right",
+                &["kind"],
+            )?,
+            watch_errors: make.counters(
+                "hgo_watch_errors_total",
+                "Interrupted watches",
+                &["kind"],
+            )?,
+            unreadable: make.counters(
+                "hgo_unreadable_objects_total",
+                "Objects that do not fit their type",
+                &["kind"],
+            )?,
+            reconcile_errors: make.counter(
+                "hgo_reconcile_errors_total",
+                "Reconciles that failed and will be repeated",
+            )?,
+            events_dropped: make.counter("hgo_events_dropped_total", "Events not written")?,
+            leader: make.gauge("hgo_leader", "1 on the replica that leads")?,
+            seen: Arc::default(),
+            registry: registry.clone(),
+        };
+        let build =
+            make.gauges("hgo_build_info", "Always 1; the labels say what runs", &["version"])?;
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+        Ok(metrics)
+    }
+
+    /// The text that Prometheus reads.
+    pub fn render(&self) -> Result<String, prometheus::Error> {
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Starts the clock of a LoadBalancer without an address.
+    pub fn saw(&self, lb: &LoadBalancer) {
+        let has_address = lb.status.as_ref().is_some_and(|s| s.allocated_address.is_some());
+        if has_address || lb.metadata.deletion_timestamp.is_some() {
+            return;
+        }
+        let (Some(uid), Some(created)) = (lb.uid(), lb.creation_timestamp()) else { return };
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.entry(uid).or_insert_with(|| {
+            // The creation time has whole seconds; it counts only for objects that were there
+            // before this process looked.
+            let age = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            let age = age.saturating_sub(u64::try_from(created.0.as_second()).unwrap_or(0));
+            let now = Instant::now();
+            if age > 2 {
+                now.checked_sub(std::time::Duration::from_secs(age)).unwrap_or(now)
+            } else {
+                now
+            }
+        });
+    }
+
+    /// Stops the clock: the address is published. Later publications of the same object do
+    /// not count.
+    pub fn addressed(&self, uid: &str) {
+        let began = self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+        if let Some(began) = began {
+            self.time_to_address.observe(began.elapsed().as_secs_f64());
+        }
+    }
+
+    /// Stops the clock without counting: the object is gone.
+    pub fn forget(&self, uid: &str) {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+}
+
+struct Maker<'a> {
+    registry: &'a Registry,
+}
+
+impl Maker<'_> {
+    fn gauges(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> Result<IntGaugeVec, prometheus::Error> {
+        let metric = IntGaugeVec::new(Opts::new(name, help), labels)?;
+        self.registry.register(Box::new(metric.clone()))?;
+        Ok(metric)
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
+        let metric = IntGauge::new(name, help)?;
+        self.registry.register(Box::new(metric.clone()))?;
+        Ok(metric)
+    }
+
+    fn counters(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> Result<IntCounterVec, prometheus::Error> {
+        let metric = IntCounterVec::new(Opts::new(name, help), labels)?;
+        self.registry.register(Box::new(metric.clone()))?;
+        Ok(metric)
+    }
+
+    fn counter(&self, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
+        let metric = IntCounter::new(name, help)?;
+        self.registry.register(Box::new(metric.clone()))?;
+        Ok(metric)
+    }
+
+    fn histogram(
+        &self,
+        name: &str,
+        help: &str,
+        buckets: &[f64],
+    ) -> Result<Histogram, prometheus::Error> {
+        let metric =
+            Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?;
+        self.registry.register(Box::new(metric.clone()))?;
+        Ok(metric)
+    }
+}

@@ -1,0 +1,146 @@
+//! Owns a running operator: installed as on a real cluster, under its own account.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::{Bed, Managed, eventually};
+
+const START: Duration = Duration::from_secs(30);
+const HTTP: Duration = Duration::from_secs(5);
+/// Namespace and name of the operator's account.
+const ACCOUNT: (&str, &str) = ("harvester-system", "harvester-guest-operator");
+
+/// Applies what an admin applies: namespace, CRDs and rights, from the repository's folders.
+pub async fn install(bed: &Bed) -> Result<()> {
+    let root = repository();
+    let namespace = format!("apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {}\n", ACCOUNT.0);
+    bed.apply_yaml(&namespace).await?;
+    bed.apply_file(root.join("crds")).await?;
+    bed.apply_file(root.join("config/rbac")).await?;
+    bed.crds_established().await
+}
+
+/// The repository's root.
+pub fn repository() -> PathBuf {
+    let bed = Path::new(env!("CARGO_MANIFEST_DIR"));
+    bed.ancestors().nth(2).unwrap_or(bed).to_owned()
+}
+
+/// How an operator is started.
+#[derive(Clone, Debug, Default)]
+pub struct Start {
+    /// URL and authority of another way to the API server, such as a proxy.
+    pub via: Option<(String, String)>,
+    /// The Lease it competes for, if not the usual one.
+    pub lease: Option<String>,
+    /// Its name in the Lease.
+    pub identity: Option<String>,
+    /// What it logs, if not the usual.
+    pub log: Option<String>,
+}
+
+fn is_ours(variable: &std::ffi::OsStr) -> bool {
+    variable.to_str().is_some_and(|name| name.starts_with("HGO_"))
+}
+
+/// An operator process.
+#[derive(Debug)]
+pub struct Operator {
+    /// The process, to kill, stop or measure.
+    pub process: Managed,
+    /// Where its metrics and probes are.
+    pub http: SocketAddr,
+}
+
+impl Operator {
+    /// Starts the binary and waits until it listens.
+    pub async fn start(bed: &Bed, binary: &Path, start: Start) -> Result<Self> {
+        let via = start.via.as_ref().map(|(url, ca)| (url.as_str(), ca.as_str()));
+        let kubeconfig = bed.service_account_kubeconfig(ACCOUNT.0, ACCOUNT.1, via).await?;
+        let mut command = Command::new(binary);
+        // What the person who runs this has set for an operator of their own.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| is_ours(name)) {
+            command.env_remove(name);
+        }
+        command
+            .arg("controller")
+            .args(["--http-addr", "127.0.0.1:0"])
+            .arg("--kubeconfig")
+            .arg(&kubeconfig);
+        for (option, value) in
+            [("--lease", &start.lease), ("--identity", &start.identity), ("--log", &start.log)]
+        {
+            if let Some(value) = value {
+                command.args([option, value]);
+            }
+        }
+        let process = Managed::spawn(&mut command, kubeconfig.with_extension("log"))?;
+        let mut operator = Self { process, http: SocketAddr::from(([127, 0, 0, 1], 0)) };
+        operator.http = eventually(START, "listening operator", async || {
+            let log = operator.process.log();
+            let address =
+                log.split("address=").nth(1).and_then(|rest| rest.split_whitespace().next());
+            match address.and_then(|address| address.parse().ok()) {
+                Some(address) => Some(Some(address)),
+                None if !operator.process.is_running() => Some(None),
+                None => None,
+            }
+        })
+        .await?
+        .with_context(|| format!("the operator ended at once:\n{}", operator.process.log()))?;
+        Ok(operator)
+    }
+
+    /// Waits until it says that it could lead.
+    pub async fn ready(&self) -> Result<()> {
+        eventually(START, "ready operator", async || {
+            self.get("/readyz").await.map(|(code, _)| code == 200)
+        })
+        .await
+    }
+
+    /// Waits until it leads and its ledgers are loaded.
+    pub async fn leads(&self) -> Result<()> {
+        self.ready().await?;
+        eventually(START, "leading operator", async || {
+            self.process.log().contains("ledgers loaded")
+        })
+        .await
+    }
+
+    /// The sum of a metric's series whose line contains all the given parts.
+    pub async fn metric(&self, name: &str, parts: &[&str]) -> Result<f64> {
+        let (_, text) = self.get("/metrics").await?;
+        let lines = text.lines().filter(|line| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+                && parts.iter().all(|part| line.contains(part))
+        });
+        Ok(lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
+    }
+
+    /// One plain HTTP request: status code and body.
+    pub async fn get(&self, path: &str) -> Result<(u16, String)> {
+        let exchange = async {
+            let mut stream = TcpStream::connect(self.http).await?;
+            let request =
+                format!("GET {path} HTTP/1.1\r\nHost: operator\r\nConnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await?;
+            Ok::<_, std::io::Error>(answer)
+        };
+        let answer = timeout(HTTP, exchange).await??;
+        let Some((head, body)) = answer.split_once("\r\n\r\n") else {
+            bail!("not HTTP: {answer:?}")
+        };
+        let code = head.split(' ').nth(1).context("no status code")?.parse()?;
+        Ok((code, body.to_owned()))
+    }
+}
