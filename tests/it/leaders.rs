@@ -1,0 +1,245 @@
+//! Who leads, who takes over, and what two leaders at once can do to each other: nothing.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::events::v1::Event;
+use kube::Api;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+use testbed::{Proxy, Start, Verdict, eventually};
+
+use crate::support::{Cluster, LATER, SOON, address, writes};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_killed_in_a_burst_loses_nothing() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("big", json!({"subnet": "10.64.0.0/16"})).await?;
+    let mut leader = cluster.operator().await?;
+    let standby = cluster.standby(Start::default()).await?;
+    standby.ready().await?;
+    let burst = cluster.lbs_at_once((0..1_000).map(|i| format!("lb-{i}")));
+    let kill = async {
+        eventually(LATER, "first addresses", async || {
+            leader
+                .metric("hgo_time_to_address_seconds_count", &[])
+                .await
+                .map(|count| count >= 200.0)
+        })
+        .await?;
+        leader.process.kill9()?;
+        let killed = Instant::now();
+        eventually(SOON, "address by the standby", async || {
+            standby.metric("hgo_time_to_address_seconds_count", &[]).await.map(|count| count > 0.0)
+        })
+        .await?;
+        // Measured, not asserted: a busy machine is no fault.
+        println!("from the leader's death to the standby's first address: {:?}", killed.elapsed());
+        Ok(())
+    };
+    tokio::try_join!(burst, kill)?;
+    cluster.addressed(1_000).await?;
+    let list = cluster.lbs().list(&ListParams::default()).await?;
+    let distinct: BTreeSet<_> = list.items.iter().filter_map(address).collect();
+    assert_eq!(distinct.len(), 1_000);
+    cluster.consistent().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_told_to_stop_gives_the_lease_back() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let mut leader =
+        cluster.standby(Start { identity: Some("first".into()), ..Start::default() }).await?;
+    leader.leads().await?;
+    let second =
+        cluster.standby(Start { identity: Some("second".into()), ..Start::default() }).await?;
+    second.ready().await?;
+    assert_eq!(second.metric("hgo_leader", &[]).await?, 0.0);
+    let status = leader.process.terminate(SOON).await?;
+    assert!(status.success(), "{status}");
+    assert!(leader.process.log().contains("lease given back"));
+    second.leads().await?;
+    cluster.lb("lb").await?;
+    cluster.address("lb").await?;
+    let lease = leases(&cluster).get("harvester-load-balancer").await?.spec.unwrap_or_default();
+    assert_eq!(lease.holder_identity.as_deref(), Some("second"));
+    assert_eq!(lease.lease_transitions, Some(2));
+    Ok(())
+}
+
+/// The Go controller's Lease lasts 45 s from its last change, as seen from here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_somebody_else_renews_is_respected() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let theirs: Lease = serde_json::from_value(json!({
+        "metadata": {"name": "harvester-load-balancer"},
+        "spec": {"holderIdentity": "go-controller", "leaseDurationSeconds": 45},
+    }))?;
+    leases(&cluster).create(&PostParams::default(), &theirs).await?;
+    let operator = cluster.standby(Start::default()).await?;
+    operator.ready().await?;
+    cluster.lb("lb").await?;
+    // Long after a Lease of our own duration would have run out.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(operator.metric("hgo_leader", &[]).await?, 0.0);
+    assert_eq!(writes(&operator).await?, 0.0);
+    let freed = Patch::Merge(json!({"spec": {"holderIdentity": ""}}));
+    leases(&cluster).patch("harvester-load-balancer", &PatchParams::default(), &freed).await?;
+    operator.leads().await?;
+    cluster.address("lb").await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_cut_off_from_its_lease_stops_writing_before_another_begins() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let cut_off = cluster.standby(Start { via, ..Start::default() }).await?;
+    cut_off.leads().await?;
+    let other = cluster.standby(Start::default()).await?;
+    other.ready().await?;
+    proxy.set_rule(|call| match call.resource() {
+        Some("leases") => Verdict::CutBefore,
+        _ => Verdict::Pass,
+    });
+    other.leads().await?;
+    assert_eq!(cut_off.metric("hgo_leader", &[]).await?, 0.0);
+    let before = writes(&cut_off).await?;
+    cluster.lbs_at_once((0..20).map(|i| format!("lb-{i}"))).await?;
+    cluster.addressed(20).await?;
+    assert_eq!(writes(&cut_off).await?, before);
+
+    // It hears of its Lease again, and stands by.
+    proxy.clear_rule();
+    cut_off.ready().await?;
+    cluster.lb("after").await?;
+    cluster.address("after").await?;
+    assert_eq!(writes(&cut_off).await?, before);
+    cluster.consistent().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_leaders_at_once_never_give_one_address_twice() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    // Small, so that every address changes hands; two, so that both leaders choose.
+    for (name, subnet) in [("a", "10.1.0.0/27"), ("b", "10.2.0.0/27")] {
+        let any = json!({"scope": [{"project": "", "namespace": "*", "guestCluster": ""}]});
+        cluster.pool_for(name, json!({"subnet": subnet}), any).await?;
+    }
+    cluster.bed.apply_yaml(OTHER_LEASE).await?;
+    let first = cluster.operator().await?;
+    let lease = Some("kube-system/another".to_owned());
+    let second = cluster.standby(Start { lease, ..Start::default() }).await?;
+    second.leads().await?;
+
+    let over = AtomicBool::new(false);
+    let guests = futures::future::try_join_all((0..12).map(|guest| {
+        let (cluster, over) = (&cluster, &over);
+        async move {
+            let mut round = 0;
+            while !over.load(Ordering::Relaxed) {
+                let name = format!("lb-{guest}-{}", round % 7);
+                cluster.lb(&name).await?;
+                if round % 3 != 0 {
+                    cluster.address(&name).await?;
+                }
+                cluster.deleted(&name).await?;
+                round += 1;
+            }
+            anyhow::Ok(round)
+        }
+    }));
+    let watch = async {
+        let began = Instant::now();
+        let mut looks = 0;
+        while began.elapsed() < Duration::from_secs(10) {
+            let list = cluster.lbs().list(&ListParams::default()).await?;
+            let mut seen = BTreeSet::new();
+            // One that is being deleted has given its address back before it goes.
+            let alive = list.items.iter().filter(|lb| lb.metadata.deletion_timestamp.is_none());
+            for ip in alive.filter_map(address) {
+                ensure!(seen.insert(ip.clone()), "{ip} was given twice");
+            }
+            looks += 1;
+        }
+        over.store(true, Ordering::Relaxed);
+        anyhow::Ok(looks)
+    };
+    let (rounds, looks) = tokio::try_join!(guests, watch)?;
+    println!("{} rounds of guests, {looks} looks", rounds.iter().sum::<i32>());
+    for operator in [&first, &second] {
+        assert!(writes(operator).await? > 20.0, "both have been at work");
+    }
+    cluster.lbs_at_once((0..10).map(|i| format!("last-{i}"))).await?;
+    cluster.addressed(10).await?;
+    cluster.consistent().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn twenty_conflicts_in_a_row_cost_one_event_and_nothing_else() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..Start::default() }).await?;
+    operator.leads().await?;
+    let refused = Arc::new(AtomicUsize::new(0));
+    let count = refused.clone();
+    proxy.set_rule(move |call| {
+        let pool_write = call.is_write() && call.resource() == Some("ippools");
+        if pool_write && count.fetch_add(1, Ordering::SeqCst) < 20 {
+            let message = "the object has been modified".to_owned();
+            return Verdict::Refuse { code: 409, reason: "Conflict", message };
+        }
+        Verdict::Pass
+    });
+    cluster.lbs_at_once((0..5).map(|i| format!("lb-{i}"))).await?;
+    cluster.addressed(5).await?;
+    assert!(refused.load(Ordering::SeqCst) > 20);
+    cluster.consistent().await?;
+
+    let events: Api<Event> = Api::all(cluster.client.clone());
+    let of_pool = async || -> Result<Vec<Event>> {
+        let list = events.list(&ListParams::default()).await?;
+        let is_pool =
+            |e: &Event| e.regarding.as_ref().is_some_and(|r| r.kind.as_deref() == Some("IPPool"));
+        Ok(list.items.into_iter().filter(is_pool).collect())
+    };
+    let events = eventually(SOON, "event", async || {
+        anyhow::Ok(Some(of_pool().await?).filter(|events| !events.is_empty()))
+    })
+    .await?;
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert_eq!(events[0].reason.as_deref(), Some("LedgerContended"));
+    Ok(())
+}
+
+fn leases(cluster: &Cluster) -> Api<Lease> {
+    Api::namespaced(cluster.client.clone(), "kube-system")
+}
+
+/// The right to lead by a Lease of another name, which no installation has.
+const OTHER_LEASE: &str = "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: another-lease, namespace: kube-system}
+rules:
+  - apiGroups: [coordination.k8s.io]
+    resources: [leases]
+    resourceNames: [another]
+    verbs: [get, update]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: another-lease, namespace: kube-system}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: another-lease}
+subjects:
+  - {kind: ServiceAccount, name: harvester-guest-operator, namespace: harvester-system}
+";

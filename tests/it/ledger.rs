@@ -1,0 +1,341 @@
+//! The ledger against the world: edited, wiped, inherited, leaked, and under a pool that goes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::Result;
+use harvester_guest_operator::api::{ANNOTATION_MANUAL_RELEASE, IPPoolStatus, LB_FINALIZER};
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use serde_json::{Value, json};
+use testbed::eventually;
+
+use crate::support::{Cluster, SOON, lb};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_status_edited_by_hand_is_put_right_and_nobody_moves() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let operator = cluster.operator().await?;
+    for name in ["a", "b", "former"] {
+        cluster.lb(name).await?;
+        cluster.address(name).await?;
+    }
+    cluster.deleted("former").await?;
+    cluster.consistent().await?;
+    let before = (timeless(cluster.pools().get("pool").await?.status), cluster.addresses().await?);
+    let b = cluster.lbs().get("b").await?.uid();
+    for edit in [
+        json!({"total": 1_000, "available": 998, "usedPercent": 1}),
+        json!({"allocated": {"10.1.0.2": null}}),
+        json!({"allocated": {"10.1.0.2": null}, "allocatedOwners": {"10.1.0.2": null}}),
+        json!({"allocatedOwners": {"10.1.0.2": "somebody"}}),
+        // Given to somebody else: by name alone, and altogether.
+        json!({"allocated": {"10.1.0.2": "default/nobody"}}),
+        json!({"allocated": {"10.1.0.2": "default/b"}}),
+        json!({"allocated": {"10.1.0.2": "default/b"}, "allocatedOwners": {"10.1.0.2": b}}),
+        // A second address for somebody who has one.
+        json!({"allocated": {"10.1.0.9": "default/b"}, "allocatedOwners": {"10.1.0.9": b}}),
+        json!({"allocated": {"ten.one": "default/a"}, "allocatedOwners": {"ten.two": "a"}}),
+        json!({"allocatedHistory": null, "lastAllocated": "nowhere"}),
+        json!({"conditions": null}),
+        Value::Null,
+    ] {
+        let edited = cluster.patch_pool_status("pool", json!({"status": edit})).await?;
+        assert_ne!(timeless(edited.status), before.0, "not an edit: {edit}");
+        eventually(SOON, &format!("repair of {edit}"), async || {
+            let pool = cluster.pools().get("pool").await.map_err(|e| e.to_string())?;
+            let now = timeless(pool.status);
+            if now == before.0 { Ok(true) } else { Err(format!("{now:#?}")) }
+        })
+        .await?;
+        assert_eq!(cluster.addresses().await?, before.1, "{edit}");
+    }
+    // A second address that looks like an older version's is freed by the next sweep.
+    let second = json!({"status": {"allocated": {"10.1.0.9": "default/b"}}});
+    cluster.patch_pool_status("pool", second).await?;
+    cluster.consistent().await?;
+    assert_eq!(cluster.addresses().await?, before.1);
+    assert!(operator.metric("hgo_ledger_repairs_total", &["orphan"]).await? > 0.0);
+    assert!(operator.metric("hgo_ledger_repairs_total", &["restored"]).await? > 0.0);
+
+    // A PUT of the whole pool without its status, as a UI or `kubectl replace` sends it.
+    let mut pool = cluster.pools().get("pool").await?;
+    pool.status = None;
+    pool.spec.description = Some("edited".to_owned());
+    let put = cluster.pools().replace("pool", &PostParams::default(), &pool).await?;
+    assert_eq!(put.status.unwrap_or_default().allocated, before.0.allocated);
+    cluster.lb("new").await?;
+    assert_eq!(cluster.address("new").await?, "10.1.0.5", "after the last one given");
+    cluster.consistent().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ledger_wiped_while_nobody_leads_is_rebuilt_before_newcomers_are_served() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/25"})).await?;
+    let wipes = [
+        Value::Null,
+        json!({"allocated": null, "allocatedOwners": null, "lastAllocated": ""}),
+        json!({"allocatedOwners": null}),
+    ];
+    for (round, wipe) in wipes.into_iter().enumerate() {
+        let mut operator = cluster.operator().await?;
+        let old = cluster.addresses().await?;
+        let names = |kind| (0..15).map(move |i| format!("{kind}-{round}-{i}"));
+        cluster.lbs_at_once(names("old")).await?;
+        cluster.addressed(old.len() + 15).await?;
+        operator.process.terminate(SOON).await?;
+
+        let before = cluster.addresses().await?;
+        cluster.patch_pool_status("pool", json!({"status": wipe})).await?;
+        cluster.lbs_at_once(names("new")).await?;
+        let mut operator = cluster.operator().await?;
+        cluster.addressed(before.len() + 15).await?;
+        let after = cluster.addresses().await?;
+        assert!(before.iter().all(|(name, ip)| after[name] == *ip), "{before:?} {after:?}");
+        assert_eq!(after.values().collect::<BTreeSet<_>>().len(), after.len());
+        cluster.consistent().await?;
+        operator.process.terminate(SOON).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_go_controller_left_is_adopted_and_nobody_moves() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let finalizer = json!({"finalizers": ["wrangler.cattle.io/harvester-ipam-controller"]});
+    cluster.patch_pool("pool", json!({"metadata": finalizer})).await?;
+    let allocated = json!({
+        "10.1.0.30": "default/guest",
+        "10.1.0.20": "default/vm",
+        "10.1.0.10": "default/unpublished",
+    });
+    let ledger = json!({
+        "total": 253, "available": 250, "lastAllocated": "10.1.0.30", "allocated": allocated,
+        "allocatedHistory": {"10.1.0.40": "default/former"},
+    });
+    cluster.patch_pool_status("pool", json!({"status": ledger})).await?;
+    for (name, type_, ip) in [
+        ("guest", "cluster", Some("10.1.0.30")),
+        ("vm", "vm", Some("10.1.0.20")),
+        // Claimed, and the process ended before it wrote the LoadBalancer.
+        ("unpublished", "cluster", None),
+    ] {
+        let mut lb = lb(name, &json!({"workloadType": type_, "ipam": "pool"}))?;
+        lb.metadata.finalizers = Some(vec![LB_FINALIZER.to_owned()]);
+        let given = |ip| json!({"ipPool": "pool", "ip": ip, "mask": "255.255.255.0", "gateway": "10.1.0.1"});
+        lb.status = serde_json::from_value(json!({
+            "address": ip,
+            "allocatedAddress": ip.map(given),
+            "conditions": [{"type": "Ready", "status": "True", "message": "", "lastUpdateTime": "2024-05-05T05:05:05Z"}],
+        }))?;
+        cluster.lbs().create(&PostParams::default(), &lb).await?;
+    }
+    let _operator = cluster.operator().await?;
+    assert_eq!(cluster.address("unpublished").await?, "10.1.0.10");
+    cluster.consistent().await?;
+    let expected = [("guest", "10.1.0.30"), ("unpublished", "10.1.0.10"), ("vm", "10.1.0.20")];
+    assert_eq!(cluster.addresses().await?, strings(expected));
+    let status = cluster.pool_status("pool").await?;
+    assert_eq!(json!(status.allocated), allocated);
+    for lb in cluster.lbs().list(&ListParams::default()).await? {
+        assert!(status.allocated_owners.values().any(|uid| Some(uid) == lb.uid().as_ref()));
+    }
+
+    cluster.deleted("guest").await?;
+    let status = cluster.pool_status("pool").await?;
+    let history = [("10.1.0.30", "default/guest"), ("10.1.0.40", "default/former")];
+    assert_eq!(status.allocated_history, strings(history));
+    for (name, ip) in [("new", "10.1.0.31"), ("former", "10.1.0.40"), ("guest", "10.1.0.30")] {
+        cluster.lb(name).await?;
+        assert_eq!(cluster.address(name).await?, ip);
+    }
+    cluster.consistent().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn orphans_are_freed_at_start_and_cost_no_namesake_its_address() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let mut operator = cluster.operator().await?;
+    cluster.lb("lb").await?;
+    assert_eq!(cluster.address("lb").await?, "10.1.0.2");
+    operator.process.terminate(SOON).await?;
+    let leaked = json!({
+        "allocated": {
+            "10.1.0.50": "default/gone",
+            "10.1.0.51": "nowhere/gone",
+            "10.1.0.52": "not a name",
+            "10.1.0.53": "default/lb",
+            "10.1.0.54": "default/lb",
+        },
+        "allocatedOwners": {"10.1.0.51": "7", "10.1.0.53": "8"},
+    });
+    cluster.patch_pool_status("pool", json!({"status": leaked})).await?;
+    let operator = cluster.operator().await?;
+    cluster.consistent().await?;
+    assert_eq!(
+        cluster.allocated("pool").await?,
+        strings([("10.1.0.2", "default/lb")]),
+        "nobody has lost anything"
+    );
+    assert_eq!(cluster.address("lb").await?, "10.1.0.2");
+    let note = cluster.warned("pool", "OrphanFreed").await?;
+    assert!(note.contains("10.1.0.5") && note.contains("no longer exists"), "{note}");
+    // The last of them is no orphan, only a second address of one that exists.
+    assert_eq!(operator.metric("hgo_ledger_repairs_total", &["orphan"]).await?, 4.0);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_admin_can_free_what_leaked_and_only_that() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let _operator = cluster.operator().await?;
+    cluster.lb("lb").await?;
+    assert_eq!(cluster.address("lb").await?, "10.1.0.2");
+    let ask = async |text: Value| {
+        let annotations = json!({"annotations": {ANNOTATION_MANUAL_RELEASE: text}});
+        cluster.patch_pool("pool", json!({"metadata": annotations})).await.map(drop)
+    };
+    let settled = async |what: &str| {
+        eventually(SOON, what, async || {
+            let pool = cluster.pools().get("pool").await.map_err(|e| e.to_string())?;
+            let asked = pool.annotations().contains_key(ANNOTATION_MANUAL_RELEASE);
+            let conditions = pool.status.unwrap_or_default().conditions;
+            let says = conditions.iter().any(|c| c.type_ == "ManualRelease");
+            if asked || says { Err(format!("{asked} {conditions:?}")) } else { Ok(true) }
+        })
+        .await
+    };
+    let leak = json!({"allocated": {"10.1.0.9": "default/gone"}});
+    cluster.patch_pool_status("pool", json!({"status": leak})).await?;
+    ask(json!("10.1.0.9: default/gone")).await?;
+    settled("release of what leaked").await?;
+    let only_lb = strings([("10.1.0.2", "default/lb")]);
+    assert_eq!(cluster.allocated("pool").await?, only_lb);
+    ask(json!("10.1.0.9: default/gone")).await?;
+    settled("answer to what was done already").await?;
+
+    for (text, reason, parts) in [
+        ("10.1.0.2 default/lb", "InvalidAnnotation", [ANNOTATION_MANUAL_RELEASE, "default/web"]),
+        ("10.1.0.2: default/web", "OtherOwner", ["held by default/lb", "not by default/web"]),
+        ("10.1.0.2: default/lb", "StillInUse", ["default/lb", "10.1.0.2"]),
+    ] {
+        ask(json!(text)).await?;
+        let message = cluster.pool_says("pool", "ManualRelease", reason).await?;
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        cluster.warned("pool", "ManualReleaseRefused").await?;
+        assert_eq!(cluster.allocated("pool").await?, only_lb);
+        if reason != "StillInUse" {
+            ask(Value::Null).await?;
+            settled("end of the notice").await?;
+        }
+    }
+    // The refusal promises that deletion is enough.
+    cluster.deleted("lb").await?;
+    settled("release of what was in use").await?;
+    assert!(cluster.allocated("pool").await?.is_empty());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_is_deleted_gives_out_nothing_and_stays_until_all_is_back() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    for (name, subnet) in [("held", "10.1.0.0/24"), ("unused", "10.2.0.0/24")] {
+        cluster.pool_for(name, json!({"subnet": subnet}), json!({})).await?;
+    }
+    let mut operator = cluster.operator().await?;
+    let named = json!({"workloadType": "cluster", "ipPool": "held"});
+    for name in ["a", "b"] {
+        cluster.lb_with(name, named.clone()).await?;
+        cluster.address(name).await?;
+    }
+    cluster.pool_deleted("unused").await?;
+    cluster.pools().delete("held", &DeleteParams::default()).await?;
+    let message = cluster.pool_says("held", "Ready", "Deleting").await?;
+    assert!(message.contains('2'), "{message}");
+    cluster.lb_with("late", named).await?;
+    let message = cluster.waits("late", "IPPoolNotReady").await?;
+    assert!(message.contains("held") && message.contains("being deleted"), "{message}");
+
+    cluster.deleted("a").await?;
+    // What it does at its end is not lost by a change of leaders.
+    operator.process.kill9()?;
+    let _operator = cluster.operator().await?;
+    cluster.pool_says("held", "Ready", "Deleting").await?;
+    assert_eq!(cluster.allocated("held").await?, strings([("10.1.0.3", "default/b")]));
+    cluster.deleted("b").await?;
+    cluster.pool_gone("held").await?;
+    cluster.waits("late", "IPPoolNotFound").await?;
+    cluster.pool_for("held", json!({"subnet": "10.3.0.0/24"}), json!({})).await?;
+    assert_eq!(cluster.address("late").await?, "10.3.0.2");
+    cluster.consistent().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_shrinks_under_an_address_leaves_it_alone_and_never_gives_it_again()
+-> Result<()> {
+    let cluster = Cluster::start().await?;
+    let range =
+        |end: &str| json!({"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.10", "rangeEnd": end});
+    cluster.pool("pool", range("10.1.0.12")).await?;
+    let mut operator = cluster.operator().await?;
+    for name in ["x", "y", "z"] {
+        cluster.lb(name).await?;
+        cluster.address(name).await?;
+    }
+    let before = cluster.addresses().await?;
+    let resize = async |end: &str| {
+        cluster.patch_pool("pool", json!({"spec": {"ranges": [range(end)]}})).await.map(drop)
+    };
+    let counts = async |total: i64, available: i64, allocated: usize| {
+        eventually(SOON, &format!("{available} of {total}"), async || {
+            let status = cluster.pool_status("pool").await.map_err(|e| e.to_string())?;
+            let found = (status.total, status.available, status.allocated.len());
+            assert!(status.available >= 0, "{found:?}");
+            if found == (total, available, allocated) {
+                Ok(true)
+            } else {
+                Err(format!("{found:?}"))
+            }
+        })
+        .await
+    };
+    counts(3, 0, 3).await?;
+    resize("10.1.0.10").await?;
+    counts(1, 0, 3).await?;
+    operator.process.kill9()?;
+    let _operator = cluster.operator().await?;
+    cluster.lb("d").await?;
+    cluster.waits("d", "NoAvailableIP").await?;
+    assert_eq!(cluster.addresses().await?, before);
+    counts(1, 0, 3).await?;
+
+    cluster.deleted("z").await?;
+    counts(1, 0, 2).await?;
+    cluster.lb("z").await?;
+    cluster.waits("z", "NoAvailableIP").await?;
+    cluster.deleted("y").await?;
+    cluster.waits("d", "NoAvailableIP").await?;
+    assert_eq!(cluster.addresses().await?, strings([("x", "10.1.0.10")]));
+    resize("10.1.0.11").await?;
+    assert_eq!(cluster.address("d").await?, "10.1.0.11", "the older waiter is served first");
+    cluster.waits("z", "NoAvailableIP").await?;
+    counts(2, 0, 2).await?;
+    cluster.consistent().await
+}
+
+fn timeless(status: Option<IPPoolStatus>) -> IPPoolStatus {
+    let mut status = status.unwrap_or_default();
+    for condition in &mut status.conditions {
+        condition.last_update_time = None;
+        condition.last_transition_time = None;
+    }
+    status
+}
+
+fn strings<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
+    pairs.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}

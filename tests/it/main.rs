@@ -1,0 +1,11 @@
+//! Tests of the whole: the operator's own process on a real control plane, and the package.
+// Counters are whole numbers, and what was measured is worth a line.
+#![allow(clippy::float_cmp, clippy::print_stdout)]
+
+mod allocation;
+mod crash;
+mod forms;
+mod input;
+mod leaders;
+mod ledger;
+mod support;

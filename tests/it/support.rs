@@ -1,0 +1,310 @@
+//! What the scenarios share: a cluster with the operator's CRDs and rights, and what guests
+//! and admins do in it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _};
+use harvester_guest_operator::api::{
+    Condition, ConditionStatus, IPPool, IPPoolStatus, LoadBalancer,
+};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use testbed::{Bed, Operator, Options, Start, eventually, install};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// For conditions that come in milliseconds, on a machine that may be busy.
+pub(crate) const SOON: Duration = Duration::from_secs(30);
+/// For bursts.
+pub(crate) const LATER: Duration = Duration::from_mins(3);
+
+/// Control planes at the same time: each takes half a gigabyte.
+static BEDS: Semaphore = Semaphore::const_new(2);
+
+/// A control plane with the operator installed, not yet running.
+pub(crate) struct Cluster {
+    pub(crate) bed: Bed,
+    pub(crate) client: Client,
+    _place: SemaphorePermit<'static>,
+}
+
+impl Cluster {
+    pub(crate) async fn start() -> Result<Self> {
+        let place = BEDS.acquire().await?;
+        let bed = Bed::start(Options { load: true, ..Options::default() }).await?;
+        install(&bed).await?;
+        Ok(Self { client: bed.admin(), bed, _place: place })
+    }
+
+    /// An operator that leads.
+    pub(crate) async fn operator(&self) -> Result<Operator> {
+        let operator = self.standby(Start::default()).await?;
+        operator.leads().await?;
+        Ok(operator)
+    }
+
+    /// An operator, whether it leads or not.
+    pub(crate) async fn standby(&self, start: Start) -> Result<Operator> {
+        let binary = Path::new(env!("CARGO_BIN_EXE_harvester-guest-operator"));
+        Operator::start(&self.bed, binary, start).await
+    }
+
+    pub(crate) fn lbs(&self) -> Api<LoadBalancer> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    pub(crate) fn pools(&self) -> Api<IPPool> {
+        Api::all(self.client.clone())
+    }
+
+    /// Creates a pool for everybody, with one range.
+    pub(crate) async fn pool(&self, name: &str, range: Value) -> Result<IPPool> {
+        let any = json!({"scope": [{"project": "*", "namespace": "*", "guestCluster": "*"}]});
+        self.pool_for(name, range, any).await
+    }
+
+    /// Creates a pool with one range and the selector given.
+    pub(crate) async fn pool_for(
+        &self,
+        name: &str,
+        range: Value,
+        selector: Value,
+    ) -> Result<IPPool> {
+        let pool = pool(name, &json!({"ranges": [range], "selector": selector}))?;
+        Ok(self.pools().create(&PostParams::default(), &pool).await?)
+    }
+
+    /// Creates a LoadBalancer of a guest cluster.
+    pub(crate) async fn lb(&self, name: &str) -> Result<LoadBalancer> {
+        self.lb_with(name, json!({"workloadType": "cluster", "ipam": "pool"})).await
+    }
+
+    pub(crate) async fn lb_with(&self, name: &str, spec: Value) -> Result<LoadBalancer> {
+        Ok(self.lbs().create(&PostParams::default(), &lb(name, &spec)?).await?)
+    }
+
+    /// Creates many at the same time.
+    pub(crate) async fn lbs_at_once(&self, names: impl IntoIterator<Item = String>) -> Result<()> {
+        futures::stream::iter(names)
+            .map(Ok)
+            .try_for_each_concurrent(16, async |name: String| self.lb(&name).await.map(drop))
+            .await
+    }
+
+    pub(crate) async fn delete(&self, name: &str) -> Result<()> {
+        self.lbs().delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn deleted(&self, name: &str) -> Result<()> {
+        self.delete(name).await?;
+        eventually(SOON, &format!("end of {name}"), async || {
+            self.lbs().get_opt(name).await.map(|lb| lb.is_none())
+        })
+        .await
+    }
+
+    /// Waits for the LoadBalancer's address.
+    pub(crate) async fn address(&self, name: &str) -> Result<String> {
+        let what = format!("address of {name}");
+        eventually(SOON, &what, async || self.lbs().get(name).await.map(|lb| address(&lb))).await
+    }
+
+    /// Waits until the LoadBalancer is not ready for the reason, and returns the message.
+    pub(crate) async fn waits(&self, name: &str, reason: &str) -> Result<String> {
+        eventually(SOON, &format!("{reason} of {name}"), async || {
+            let lb = self.lbs().get(name).await.map_err(|e| e.to_string())?;
+            let ready = ready(&lb);
+            if ready.0 == "False" && ready.1 == reason {
+                Ok(Some(ready.2))
+            } else {
+                Err(format!("{ready:?}"))
+            }
+        })
+        .await
+    }
+
+    /// Waits until so many LoadBalancers have an address.
+    pub(crate) async fn addressed(&self, count: usize) -> Result<()> {
+        eventually(LATER, &format!("{count} addresses"), async || {
+            let list = self.lbs().list(&ListParams::default()).await.map_err(|e| e.to_string())?;
+            let have = list.items.iter().filter(|lb| address(lb).is_some()).count();
+            if have == count { Ok(true) } else { Err(format!("{have}")) }
+        })
+        .await
+    }
+
+    /// Waits until no LoadBalancer is left.
+    pub(crate) async fn all_gone(&self) -> Result<()> {
+        eventually(LATER, "end of all LoadBalancers", async || {
+            self.lbs().list(&ListParams::default()).await.map(|list| list.items.is_empty())
+        })
+        .await
+    }
+
+    pub(crate) async fn patch_pool(&self, name: &str, patch: Value) -> Result<IPPool> {
+        Ok(self.pools().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?)
+    }
+
+    pub(crate) async fn patch_pool_status(&self, name: &str, patch: Value) -> Result<IPPool> {
+        Ok(self.pools().patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await?)
+    }
+
+    pub(crate) async fn patch_lb(&self, name: &str, patch: Value) -> Result<LoadBalancer> {
+        Ok(self.lbs().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?)
+    }
+
+    /// The pool's ledger.
+    pub(crate) async fn allocated(&self, pool: &str) -> Result<BTreeMap<String, String>> {
+        Ok(self.pools().get(pool).await?.status.unwrap_or_default().allocated)
+    }
+
+    /// Waits until ledgers and LoadBalancers say the same: every claim is published by its
+    /// owner, every published address is claimed, no address is anywhere twice.
+    pub(crate) async fn consistent(&self) -> Result<()> {
+        eventually(LATER, "agreement of ledgers and LoadBalancers", async || {
+            self.check().await.map(|()| true).map_err(|e| format!("{e:#}"))
+        })
+        .await
+    }
+
+    async fn check(&self) -> Result<()> {
+        let mut claims: BTreeMap<(String, String), (String, String)> = BTreeMap::new();
+        let mut addresses = BTreeMap::new();
+        for pool in self.pools().list(&ListParams::default()).await? {
+            let status = pool.status.clone().unwrap_or_default();
+            for (ip, owner) in &status.allocated {
+                let uid = status.allocated_owners.get(ip).cloned().unwrap_or_default();
+                let other = addresses.insert(ip.clone(), owner.clone());
+                ensure!(other.is_none(), "{ip} is claimed twice: {other:?} and {owner}");
+                claims.insert((pool.name_any(), ip.clone()), (owner.clone(), uid));
+            }
+            let taken = status.total - status.available;
+            // The counts of a pool as large as IPv6 makes them stop at the field's end.
+            let counted =
+                status.total == i64::MAX || usize::try_from(taken)? == status.allocated.len();
+            ensure!(counted, "counts are wrong: {status:?}");
+        }
+        for lb in Api::<LoadBalancer>::all(self.client.clone()).list(&ListParams::default()).await?
+        {
+            let Some(allocated) = lb.status.as_ref().and_then(|s| s.allocated_address.clone())
+            else {
+                continue;
+            };
+            let Some(pool) = allocated.ip_pool else { continue };
+            let key = (pool, allocated.ip.unwrap_or_default());
+            let owner = claims
+                .remove(&key)
+                .with_context(|| format!("{key:?} is published and not claimed"))?;
+            let name = format!("{}/{}", lb.namespace().unwrap_or_default(), lb.name_any());
+            ensure!(owner.0 == name, "{key:?} is published by {name} and claimed for {}", owner.0);
+            let uid = lb.uid().unwrap_or_default();
+            ensure!(owner.1.is_empty() || owner.1 == uid, "{key:?} is claimed for another {name}");
+        }
+        ensure!(claims.is_empty(), "claimed and not published: {claims:?}");
+        Ok(())
+    }
+}
+
+pub(crate) fn pool(name: &str, spec: &Value) -> Result<IPPool> {
+    Ok(serde_json::from_value(json!({
+        "apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
+        "kind": "IPPool",
+        "metadata": {"name": name},
+        "spec": spec,
+    }))?)
+}
+
+pub(crate) fn lb(name: &str, spec: &Value) -> Result<LoadBalancer> {
+    Ok(serde_json::from_value(json!({
+        "apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
+        "kind": "LoadBalancer",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": spec,
+    }))?)
+}
+
+/// The claim that a LoadBalancer publishes.
+pub(crate) fn address(lb: &LoadBalancer) -> Option<String> {
+    lb.status.as_ref()?.allocated_address.as_ref()?.ip.clone()
+}
+
+/// Status, reason and message of the `Ready` condition.
+pub(crate) fn ready(lb: &LoadBalancer) -> (String, String, String) {
+    let status = lb.status.clone().unwrap_or_default();
+    status.conditions.into_iter().find(|c| c.type_ == "Ready").map_or_else(Default::default, |c| {
+        (format!("{:?}", c.status), c.reason.unwrap_or_default(), c.message.unwrap_or_default())
+    })
+}
+
+/// Writes of pools and LoadBalancers that an operator has sent, whatever came of them.
+pub(crate) async fn writes(operator: &Operator) -> Result<f64> {
+    operator.metric("hgo_api_writes_total", &[]).await
+}
+
+/// What the scenarios about ledgers and bad input share.
+impl Cluster {
+    /// Creates a pool with the whole spec given.
+    pub(crate) async fn pool_with(&self, name: &str, spec: Value) -> Result<IPPool> {
+        Ok(self.pools().create(&PostParams::default(), &pool(name, &spec)?).await?)
+    }
+
+    pub(crate) async fn pool_status(&self, name: &str) -> Result<IPPoolStatus> {
+        Ok(self.pools().get(name).await?.status.unwrap_or_default())
+    }
+
+    /// The published claims, by LoadBalancer.
+    pub(crate) async fn addresses(&self) -> Result<BTreeMap<String, String>> {
+        let list = self.lbs().list(&ListParams::default()).await?;
+        Ok(list.iter().filter_map(|lb| Some((lb.name_any(), address(lb)?))).collect())
+    }
+
+    /// Waits until a condition of the pool is false for the reason, and returns the message.
+    pub(crate) async fn pool_says(&self, name: &str, type_: &str, reason: &str) -> Result<String> {
+        eventually(SOON, &format!("{reason} of {name}"), async || {
+            let status = self.pool_status(name).await.map_err(|e| e.to_string())?;
+            let says = |c: &&Condition| {
+                c.type_ == type_
+                    && c.status == ConditionStatus::False
+                    && c.reason.as_deref() == Some(reason)
+            };
+            match status.conditions.iter().find(says) {
+                Some(found) => Ok(Some(found.message.clone().unwrap_or_default())),
+                None => Err(format!("{:?}", status.conditions)),
+            }
+        })
+        .await
+    }
+
+    /// Waits for a Warning about an object, and returns what it says.
+    pub(crate) async fn warned(&self, name: &str, reason: &str) -> Result<String> {
+        let events: Api<Event> = Api::all(self.client.clone());
+        eventually(SOON, &format!("Event {reason} about {name}"), async || {
+            let list = events.list(&ListParams::default()).await?;
+            let is = |e: &Event| {
+                let about = e.regarding.as_ref().and_then(|r| r.name.as_deref());
+                about == Some(name) && e.reason.as_deref() == Some(reason)
+            };
+            let found = list.items.into_iter().find(is);
+            let warning = found.filter(|e| e.type_.as_deref() == Some("Warning"));
+            anyhow::Ok(warning.map(|e| e.note.unwrap_or_default()))
+        })
+        .await
+    }
+
+    pub(crate) async fn pool_deleted(&self, name: &str) -> Result<()> {
+        self.pools().delete(name, &DeleteParams::default()).await?;
+        self.pool_gone(name).await
+    }
+
+    pub(crate) async fn pool_gone(&self, name: &str) -> Result<()> {
+        eventually(SOON, &format!("end of pool {name}"), async || {
+            self.pools().get_opt(name).await.map(|pool| pool.is_none())
+        })
+        .await
+    }
+}
