@@ -1,0 +1,150 @@
+//! A bare client that does the minimum of writes, with nobody else at work.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use futures::{StreamExt as _, TryStreamExt as _};
+use harvester_guest_operator::api::{IPPool, IPPoolStatus, LB_FINALIZER, LoadBalancer};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::json;
+use tokio::sync::Mutex;
+
+use crate::guests::{self, AT_ONCE, lb, lbs};
+
+/// LoadBalancers that one write of the pool records.
+const SHARE: usize = 500;
+
+/// What one burst cost.
+pub(crate) struct Floor {
+    pub(crate) addressed: Duration,
+    pub(crate) deleted: Duration,
+}
+
+pub(crate) async fn at_once(client: &Client, count: usize) -> Result<Floor> {
+    guests::pool(client, "floor", "10.64.0.0/16").await?;
+    let ledger = Ledger::new(client);
+    let began = Instant::now();
+    futures::stream::iter(0..count)
+        .map(Ok)
+        .try_for_each_concurrent(AT_ONCE, |index| create_and_write(client, &ledger, index))
+        .await?;
+    ledger.write().await?;
+    let addressed = began.elapsed();
+
+    let began = Instant::now();
+    futures::stream::iter(0..count)
+        .map(Ok)
+        .try_for_each_concurrent(AT_ONCE, |index| delete_and_finalize(client, &ledger, index))
+        .await?;
+    ledger.write().await?;
+    let deleted = began.elapsed();
+    guests::delete_pool(client, "floor").await?;
+    Ok(Floor { addressed, deleted })
+}
+
+/// The two writes of each, one after the other.
+pub(crate) async fn one_by_one(client: &Client, count: usize) -> Result<Vec<Duration>> {
+    let mut times = Vec::new();
+    for index in 0..count {
+        let began = Instant::now();
+        let created = lbs(client).create(&PostParams::default(), &lb(index)?).await?;
+        publish(client, created, index).await?;
+        times.push(began.elapsed());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    for index in 0..count {
+        let name = lb(index)?.name_any();
+        lbs(client).delete(&name, &kube::api::DeleteParams::default()).await?;
+        finalize(client, &name).await?;
+    }
+    Ok(times)
+}
+
+async fn create_and_write(client: &Client, ledger: &Ledger, index: usize) -> Result<()> {
+    let created = lbs(client).create(&PostParams::default(), &lb(index)?).await?;
+    ledger
+        .note(&address(index), Some((&created.name_any(), &created.uid().unwrap_or_default())))
+        .await?;
+    publish(client, created, index).await
+}
+
+async fn delete_and_finalize(client: &Client, ledger: &Ledger, index: usize) -> Result<()> {
+    let name = lb(index)?.name_any();
+    lbs(client).delete(&name, &kube::api::DeleteParams::default()).await?;
+    ledger.note(&address(index), None).await?;
+    finalize(client, &name).await
+}
+
+async fn publish(client: &Client, mut lb: LoadBalancer, index: usize) -> Result<()> {
+    let ip = address(index);
+    lb.metadata.finalizers = Some(vec![LB_FINALIZER.to_owned()]);
+    lb.status = Some(serde_json::from_value(json!({
+        "address": ip,
+        "allocatedAddress": {"ipPool": "floor", "ip": ip, "mask": "255.255.0.0", "gateway": "10.64.0.1"},
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Allocated",
+            "lastUpdateTime": "2026-01-01T00:00:00Z", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+    }))?);
+    lbs(client).replace(&lb.name_any(), &PostParams::default(), &lb).await?;
+    Ok(())
+}
+
+async fn finalize(client: &Client, name: &str) -> Result<()> {
+    let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    lbs(client).patch(name, &PatchParams::default(), &patch).await?;
+    Ok(())
+}
+
+fn address(index: usize) -> String {
+    format!("10.64.{}.{}", index / 250, index % 250 + 2)
+}
+
+/// The pool's status, written once for every [`SHARE`] changes.
+struct Ledger {
+    api: Api<IPPool>,
+    status: Mutex<IPPoolStatus>,
+    changes: AtomicUsize,
+}
+
+impl Ledger {
+    fn new(client: &Client) -> Self {
+        Self {
+            api: Api::all(client.clone()),
+            status: Mutex::default(),
+            changes: AtomicUsize::new(0),
+        }
+    }
+
+    async fn note(&self, ip: &str, owner: Option<(&str, &str)>) -> Result<()> {
+        let mut status = self.status.lock().await;
+        if let Some((name, uid)) = owner {
+            status.allocated.insert(ip.to_owned(), format!("default/{name}"));
+            status.allocated_owners.insert(ip.to_owned(), uid.to_owned());
+        } else {
+            status.allocated.remove(ip);
+            status.allocated_owners.remove(ip);
+        }
+        drop(status);
+        if (self.changes.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(SHARE) {
+            self.write().await?;
+        }
+        Ok(())
+    }
+
+    async fn write(&self) -> Result<()> {
+        let status = self.status.lock().await;
+        let body: BTreeMap<&str, serde_json::Value> = [
+            ("apiVersion", json!("loadbalancer.harvesterhci.io/v1beta1")),
+            ("kind", json!("IPPool")),
+            ("metadata", json!({"name": "floor", "resourceVersion": self.api.get_metadata("floor").await?.resource_version()})),
+            ("spec", json!({"ranges": [{"subnet": "10.64.0.0/16"}]})),
+            ("status", json!(*status)),
+        ]
+        .into();
+        let body = serde_json::from_value(json!(body))?;
+        self.api.replace_status("floor", &PostParams::default(), &body).await?;
+        Ok(())
+    }
+}

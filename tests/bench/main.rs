@@ -1,0 +1,141 @@
+//! `make bench`: the operator beside a floor, on one control plane, in one run.
+//!
+//! The floor is a bare client that does the minimum of writes: it creates each LoadBalancer,
+//! writes it once, and writes the pool once for every 500. What is quoted is the ratio.
+#![allow(clippy::print_stdout, clippy::cast_precision_loss)] // A report is printed, and rounded.
+
+mod allocator;
+mod floor;
+mod guests;
+mod table;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use testbed::{Bed, Operator, Options, Start, install};
+
+/// LoadBalancers at once, and how often each size is measured.
+const SIZES: [(usize, usize); 3] = [(200, 3), (1_000, 3), (5_000, 1)];
+/// LoadBalancers one by one.
+const SINGLES: usize = 200;
+
+fn main() -> Result<()> {
+    // `cargo test --benches` starts this too; measuring takes minutes.
+    if std::env::args().any(|arg| arg == "--test") {
+        return Ok(());
+    }
+    let allocator = allocator::measure();
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(measure(allocator))
+}
+
+async fn measure(allocator: Vec<allocator::Row>) -> Result<()> {
+    println!("starting a control plane (built first if it is not cached: about 5 minutes)");
+    let bed = Bed::start(Options { load: true, ..Options::default() }).await?;
+    install(&bed).await?;
+    let binary = Path::new(env!("CARGO_BIN_EXE_harvester-guest-operator"));
+    let mut rows = Vec::new();
+    for (count, times) in SIZES {
+        for round in 1..=times {
+            println!("{count} at once, round {round} of {times}");
+            let floor = floor::at_once(&bed.admin(), count).await?;
+            let ours = ours_at_once(&bed, binary, count).await?;
+            rows.push(table::AtOnce { count, floor, ours });
+        }
+    }
+    println!("{SINGLES} one by one");
+    let floor = floor::one_by_one(&bed.admin(), SINGLES).await?;
+    let ours = ours_one_by_one(&bed, binary).await?;
+    bed.stop().await?;
+
+    let report = table::report(&rows, &floor, &ours, &allocator);
+    let path = testbed::repository().join("target/bench.json");
+    std::fs::write(&path, serde_json::to_string_pretty(&report)?)?;
+    println!("\nwritten to {}", path.display());
+    Ok(())
+}
+
+/// What one burst cost the operator.
+pub(crate) struct Ours {
+    pub(crate) created: Duration,
+    pub(crate) addressed: Duration,
+    pub(crate) deleted: Duration,
+    pub(crate) lb_writes: f64,
+    pub(crate) pool_writes: f64,
+    pub(crate) conflicts: f64,
+    pub(crate) peak_rss_mib: f64,
+    pub(crate) cpu_seconds: f64,
+}
+
+async fn ours_at_once(bed: &Bed, binary: &Path, count: usize) -> Result<Ours> {
+    let client = bed.admin();
+    guests::pool(&client, "bench", "10.64.0.0/16").await?;
+    let mut operator = Operator::start(bed, binary, Start::default()).await?;
+    operator.leads().await?;
+    let before = writes(&operator).await?;
+    let cpu_before = operator.process.cpu_time().unwrap_or_default();
+
+    let began = Instant::now();
+    guests::create(&client, count).await?;
+    let created = began.elapsed();
+    // The operator's own counter is asked, so that no watch of ours burdens the API server.
+    while operator.metric("hgo_time_to_address_seconds_count", &[]).await? < count as f64 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let addressed = began.elapsed();
+    let cpu = operator.process.cpu_time().unwrap_or_default().saturating_sub(cpu_before);
+    let after = writes(&operator).await?;
+    guests::all_distinct(&client, count).await?;
+
+    let began = Instant::now();
+    guests::delete_all(&client, count).await?;
+    guests::wait_until_gone(&client).await?;
+    let deleted = began.elapsed();
+    let peak_rss_mib = operator.process.peak_rss_kib().unwrap_or(0) as f64 / 1024.0;
+    guests::delete_pool(&client, "bench").await?;
+    operator.process.terminate(Duration::from_secs(5)).await?;
+    Ok(Ours {
+        created,
+        addressed,
+        deleted,
+        lb_writes: after.0 - before.0,
+        pool_writes: after.1 - before.1,
+        conflicts: after.2 - before.2,
+        peak_rss_mib,
+        cpu_seconds: cpu.as_secs_f64(),
+    })
+}
+
+async fn writes(operator: &Operator) -> Result<(f64, f64, f64)> {
+    let name = "hgo_api_writes_total";
+    Ok((
+        operator.metric(name, &["LoadBalancer"]).await?,
+        operator.metric(name, &["IPPool"]).await?,
+        operator.metric(name, &["conflict"]).await?,
+    ))
+}
+
+async fn ours_one_by_one(bed: &Bed, binary: &Path) -> Result<Vec<Duration>> {
+    let client = bed.admin();
+    guests::pool(&client, "bench", "10.64.0.0/16").await?;
+    let mut operator = Operator::start(bed, binary, Start::default()).await?;
+    operator.leads().await?;
+    let times = guests::create_and_watch(&client, SINGLES).await?;
+    guests::delete_all(&client, SINGLES).await?;
+    guests::wait_until_gone(&client).await?;
+    guests::delete_pool(&client, "bench").await?;
+    operator.process.terminate(Duration::from_secs(5)).await?;
+    Ok(times)
+}
+
+/// Quantiles of a sorted list, in milliseconds.
+pub(crate) fn quantiles(times: &[Duration]) -> Value {
+    let mut times = times.to_vec();
+    times.sort_unstable();
+    let at = |share: usize| {
+        let index = (times.len() * share / 100).min(times.len().saturating_sub(1));
+        times.get(index).map_or(0.0, |t| t.as_secs_f64() * 1e3)
+    };
+    json!({"p50_ms": at(50), "p90_ms": at(90), "p99_ms": at(99)})
+}

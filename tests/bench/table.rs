@@ -1,0 +1,88 @@
+//! The report: a table for people, JSON for machines.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::allocator::Row;
+use crate::floor::Floor;
+use crate::{Ours, quantiles};
+
+/// One burst, measured both ways.
+pub(crate) struct AtOnce {
+    pub(crate) count: usize,
+    pub(crate) floor: Floor,
+    pub(crate) ours: Ours,
+}
+
+/// Prints the table and returns the same as JSON.
+pub(crate) fn report(
+    rows: &[AtOnce],
+    floor: &[Duration],
+    ours: &[Duration],
+    allocator: &[Row],
+) -> Value {
+    println!(
+        "\n{:>6} {:>9} {:>9} {:>6} {:>9} {:>9} {:>6} {:>8} {:>6} {:>5} {:>8} {:>8}",
+        "LBs",
+        "floor s",
+        "ours s",
+        "ratio",
+        "del fl s",
+        "del s",
+        "ratio",
+        "wr/addr",
+        "pool",
+        "409",
+        "RSS MiB",
+        "CPU s/k"
+    );
+    let at_once: Vec<Value> = rows.iter().map(at_once).collect();
+    let (floor, ours) = (quantiles(floor), quantiles(ours));
+    println!("\none by one, create to address seen: {ours}");
+    println!("the floor's two writes:              {floor}");
+    println!("\n{:>9} {:>16} {:>9}", "pool", "operation", "ns");
+    for row in allocator {
+        println!("{:>9} {:>16} {:>9.0}", row.pool, row.what, row.nanoseconds);
+    }
+    let allocator: Vec<Value> = allocator
+        .iter()
+        .map(|row| json!({"pool": row.pool, "operation": row.what, "ns": row.nanoseconds}))
+        .collect();
+    json!({"at_once": at_once, "one_by_one": {"floor": floor, "ours": ours}, "allocator": allocator})
+}
+
+fn at_once(row: &AtOnce) -> Value {
+    let AtOnce { count, floor, ours } = row;
+    let seconds = |time: Duration| time.as_secs_f64();
+    let ratio = seconds(ours.addressed) / seconds(floor.addressed);
+    let delete_ratio = seconds(ours.deleted) / seconds(floor.deleted);
+    let per_address = (ours.lb_writes + ours.pool_writes) / *count as f64;
+    let cpu = ours.cpu_seconds * 1e3 / *count as f64;
+    println!(
+        "{count:>6} {:>9.2} {:>9.2} {ratio:>6.2} {:>9.2} {:>9.2} {delete_ratio:>6.2} {per_address:>8.3} {:>6} {:>5} {:>8.1} {cpu:>8.2}",
+        seconds(floor.addressed),
+        seconds(ours.addressed),
+        seconds(floor.deleted),
+        seconds(ours.deleted),
+        ours.pool_writes,
+        ours.conflicts,
+        ours.peak_rss_mib
+    );
+    json!({
+        "load_balancers": count,
+        "floor_seconds": seconds(floor.addressed),
+        "ours_seconds": seconds(ours.addressed),
+        "created_seconds": seconds(ours.created),
+        "ratio": ratio,
+        "floor_delete_seconds": seconds(floor.deleted),
+        "ours_delete_seconds": seconds(ours.deleted),
+        "delete_ratio": delete_ratio,
+        "lb_writes": ours.lb_writes,
+        "pool_writes": ours.pool_writes,
+        "writes_per_address": per_address,
+        "conflicts": ours.conflicts,
+        "peak_rss_mib": ours.peak_rss_mib,
+        "cpu_seconds_per_1000": cpu,
+    })
+}
