@@ -3,8 +3,11 @@
 #![allow(clippy::float_cmp, clippy::print_stdout)]
 
 mod allocation;
+mod architecture;
 mod crash;
+mod crds;
 mod forms;
+mod hygiene;
 mod input;
 mod leaders;
 mod ledger;

@@ -1,0 +1,93 @@
+# `make` alone lists the targets. Times are for 2 cores.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+# A toolchain that was installed a moment ago is not on this shell's PATH yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
+
+OPERATOR := target/release/harvester-guest-operator
+TEST_LOG := target/test.log
+
+# Sums up cargo's `test result:` lines.
+SUM := awk '/^test result:/ { passed += $$4; failed += $$6 } \
+	END { printf "%d passed, %d failed\n", passed, failed }'
+
+.PHONY: help setup rust build bed demo test bench crds fmt lint check
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: rust ## Check what is needed, and install what Debian 12 has of it
+	@[ -z "$${KUBEBUILDER_ASSETS:-}" ] || { echo "setup: all there"; exit 0; }; \
+	if ! command -v go >/dev/null; then \
+		echo "setup: go is missing; it builds the control plane. Install Go 1.26 or newer (https://go.dev/dl)," >&2; \
+		echo "setup: or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver, kube-controller-manager and kubectl." >&2; \
+		exit 1; \
+	fi; \
+	version=$$(go env GOVERSION); minor=$${version#go1.}; minor=$${minor%%[!0-9]*}; \
+	if [ "$${minor:-0}" -lt 21 ]; then \
+		echo "setup: $$version is too old. Install Go 1.26 or newer (https://go.dev/dl); from 1.21 on, go fetches the version it needs." >&2; \
+		exit 1; \
+	fi; \
+	echo "setup: all there"
+
+# What the operator itself is built with.
+rust:
+	@missing=(); \
+	command -v cc >/dev/null || missing+=(gcc libc6-dev); \
+	command -v git >/dev/null || missing+=(git); \
+	[ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates); \
+	if [ $${#missing[@]} -gt 0 ]; then \
+		echo "setup: installing $${missing[*]}"; \
+		sudo=(); [ "$$(id -u)" = 0 ] || sudo=(sudo); \
+		"$${sudo[@]}" apt-get update -q; \
+		"$${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$${missing[@]}"; \
+	fi; \
+	if ! command -v cargo >/dev/null; then \
+		echo "setup: cargo is missing. Install Rust with rustup (https://rustup.rs); rust-toolchain.toml names the version." >&2; \
+		exit 1; \
+	fi
+
+build: rust ## Build the operator, optimized (cold: 3 to 6 minutes)
+	@echo "build: $(OPERATOR), a few minutes when cold, seconds later"
+	cargo build --locked --release --bin harvester-guest-operator
+
+bed: setup ## Start a control plane of one's own and print its KUBECONFIG
+	@echo "bed: the first start builds the control plane, about 5 minutes; later ones take seconds"
+	cargo run --locked -p testbed --bin bed -- up
+
+demo: setup build ## Show the operator at work on a control plane of its own
+	@echo "demo: the first one builds the control plane, about 5 minutes; later ones take seconds"
+	cargo run --locked -p testbed --bin demo -- --operator $(OPERATOR)
+
+test: setup ## Run everything: format, lints, all tests (cold: 10 to 20 minutes)
+	@rm -f $(TEST_LOG); mkdir -p $(dir $(TEST_LOG))
+	@echo "test 1/3: format, a second"
+	cargo fmt --all --check
+	@echo "test 2/3: lints, some minutes when cold"
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	@echo "test 3/3: tests; the first run builds the control plane, about 5 minutes"
+	@echo "cargo test --locked --workspace --no-fail-fast"
+	@status=0; cargo test --locked --workspace --no-fail-fast 2>&1 | tee $(TEST_LOG) || status=$$?; \
+	echo; $(SUM) $(TEST_LOG); exit $$status
+
+bench: setup ## Measure against a bare client in the same run
+	@echo "bench: optimized build, a few minutes when cold, then some minutes of measuring"
+	cargo bench --locked --bench bench
+
+crds: ## Write crds/ from src/api
+	cargo run --locked --bin harvester-guest-operator -- crds --out crds
+
+fmt: ## Format the sources
+	cargo fmt --all
+
+lint: ## Format check and lints
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+check: lint ## What needs no control plane: lints and unit tests
+	cargo test --locked --lib --bins
