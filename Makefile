@@ -16,7 +16,7 @@ TEST_LOG := target/test.log
 SUM := awk '/^test result:/ { passed += $$4; failed += $$6 } \
 	END { printf "%d passed, %d failed\n", passed, failed }'
 
-.PHONY: help setup rust build bed demo test bench crds fmt lint check
+.PHONY: help setup rust nets build bed demo test bench crds fmt lint check
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ setup: rust ## Check what is needed, and install what Debian 12 has of it
 	@[ -z "$${KUBEBUILDER_ASSETS:-}" ] || { echo "setup: all there"; exit 0; }; \
 	if ! command -v go >/dev/null; then \
 		echo "setup: go is missing; it builds the control plane. Install Go 1.26 or newer (https://go.dev/dl)," >&2; \
-		echo "setup: or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver, kube-controller-manager and kubectl." >&2; \
+		echo "setup: or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver, kube-controller-manager and kubectl, for tests kube-proxy too." >&2; \
 		exit 1; \
 	fi; \
 	version=$$(go env GOVERSION); minor=$${version#go1.}; minor=$${minor%%[!0-9]*}; \
@@ -52,6 +52,18 @@ rust:
 		exit 1; \
 	fi
 
+# What tests make networks of their own with.
+nets:
+	@missing=(); \
+	[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v ip)" ] || missing+=(iproute2); \
+	[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v nft)" ] || missing+=(nftables); \
+	if [ $${#missing[@]} -gt 0 ]; then \
+		echo "setup: installing $${missing[*]}"; \
+		sudo=(); [ "$$(id -u)" = 0 ] || sudo=(sudo); \
+		"$${sudo[@]}" apt-get update -q; \
+		"$${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$${missing[@]}"; \
+	fi
+
 build: rust ## Build the operator, optimized (cold: 3 to 6 minutes)
 	@echo "build: $(OPERATOR), a few minutes when cold, seconds later"
 	cargo build --locked --release --bin harvester-guest-operator
@@ -64,7 +76,7 @@ demo: setup build ## Show the operator at work on a control plane of its own
 	@echo "demo: the first one builds the control plane, about 5 minutes; later ones take seconds"
 	cargo run --locked -p testbed --bin demo -- --operator $(OPERATOR)
 
-test: setup ## Run everything: format, lints, all tests (cold: 10 to 20 minutes)
+test: setup nets ## Run everything: format, lints, all tests (cold: 10 to 20 minutes)
 	@rm -f $(TEST_LOG); mkdir -p $(dir $(TEST_LOG))
 	@echo "test 1/3: format, a second"
 	cargo fmt --all --check

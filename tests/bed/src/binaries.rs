@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/controlplane");
+/// Without these there is no bed.
 const PROGRAMS: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kubectl"];
 const PROGRESS_EVERY: Duration = Duration::from_secs(15);
 
@@ -35,7 +36,7 @@ impl Binaries {
         tokio::task::spawn_blocking(Self::locate_blocking).await?
     }
 
-    fn locate_blocking() -> Result<Self> {
+    pub(crate) fn locate_blocking() -> Result<Self> {
         if let Some(dir) = env::var_os("KUBEBUILDER_ASSETS").filter(|dir| !dir.is_empty()) {
             return Self::in_dir(PathBuf::from(dir))
                 .context("KUBEBUILDER_ASSETS is set, so nothing is built or taken from the cache");
@@ -69,6 +70,19 @@ impl Binaries {
     pub fn program(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
+
+    /// The path of a program that only some tests need, such as kube-proxy. The cache holds all
+    /// there are; a folder given by `KUBEBUILDER_ASSETS` may lack it.
+    pub fn optional(&self, name: &str) -> Result<PathBuf> {
+        let path = self.program(name);
+        ensure!(
+            path.is_file(),
+            "this needs {name}, and {} does not hold it: put it there, or unset \
+             KUBEBUILDER_ASSETS to have it built",
+            self.dir.display()
+        );
+        Ok(path)
+    }
 }
 
 /// Everything that decides what a build produces.
@@ -99,7 +113,8 @@ impl Recipe {
         }
         fs::create_dir_all(&partial)?;
         eprintln!(
-            "testbed: building etcd, kube-apiserver, kube-controller-manager and kubectl with go.\n\
+            "testbed: building etcd, kube-apiserver, kube-controller-manager, kubectl and kube-proxy \
+             with go.\n\
              testbed: this takes about 5 minutes on 2 cores when cold; the result is kept in {}",
             dir.display()
         );

@@ -4,13 +4,20 @@
 //! there is no kubelet and no scheduler, so a test plays what these would do. Every [`Bed`] has
 //! ports, certificates and a directory of its own, and nothing of it outlives the process that
 //! owns it, however that process ends.
+//!
+//! What else of a cluster there is, a test asks for: [`kubevirt`] plays VMs, [`Announcer`] plays
+//! kube-vip, and [`net`] with [`KubeProxy`] makes Services carry packets, in networks of their own.
 
+mod announcer;
 mod bed;
 mod binaries;
 mod daemons;
 mod guardian;
+mod kube_proxy;
 mod kubeconfig;
 mod kubectl;
+pub mod kubevirt;
+pub mod net;
 mod operator;
 mod pki;
 mod proc_fs;
@@ -18,8 +25,10 @@ mod process;
 mod proxy;
 mod wait;
 
+pub use announcer::{Announcer, Announcing};
 pub use bed::{Bed, Options};
 pub use binaries::Binaries;
+pub use kube_proxy::KubeProxy;
 pub use kubeconfig::client_from;
 pub use operator::{Operator, Start, install, repository};
 pub use pki::{Authority, Issued};

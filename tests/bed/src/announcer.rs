@@ -1,0 +1,256 @@
+//! Owns a stand-in for the host's announcer, which puts addresses of Services into the network and
+//! says so in their status.
+//!
+//! It keeps kube-vip 1.2's rule, which is what others have to live with: nothing is published before
+//! the Service's EndpointSlices hold an endpoint. When they no longer do, the network loses the
+//! address, and the status keeps it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use kube_runtime::WatchStreamExt as _;
+use kube_runtime::watcher::{self, Event, watcher};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::net::Lan;
+
+const ADDRESSES: &str = "kube-vip.io/loadbalancerIPs";
+const IGNORE: &str = "kube-vip.io/ignore";
+const WITHOUT_ENDPOINTS: &str = "kube-vip.io/allow-reconcile-without-endpoints";
+const SERVICE: &str = "kubernetes.io/service-name";
+/// After a write that failed.
+const AGAIN: Duration = Duration::from_millis(100);
+/// In seconds; shorter than the silence that ends a call of a bed's client.
+const WATCH: u32 = 20;
+
+/// How an announcer works.
+#[derive(Clone, Debug, Default)]
+pub struct Announcing {
+    /// What a Service gets that asks for `0.0.0.0`; without it such a Service gets nothing.
+    pub leased: Option<String>,
+    /// Count only endpoints that are serving, as later versions do; 1.2 counts all.
+    pub serving_only: bool,
+    /// The network to put addresses into; without it only statuses are written.
+    pub lan: Option<Arc<Lan>>,
+    /// Start away: seeing everything, doing nothing.
+    pub away: bool,
+}
+
+/// A running announcer. Dropping it ends it; what it published stays.
+#[derive(Debug)]
+pub struct Announcer {
+    task: JoinHandle<()>,
+    away: watch::Sender<bool>,
+}
+
+impl Announcer {
+    /// Starts it for all Services of the cluster.
+    pub fn start(client: Client, how: Announcing) -> Self {
+        let (away, present) = watch::channel(how.away);
+        let task = tokio::spawn(announce(client, how, present));
+        Self { task, away }
+    }
+
+    /// Lets it be away, or come back and catch up.
+    pub fn away(&self, away: bool) {
+        self.away.send_replace(away);
+    }
+}
+
+impl Drop for Announcer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Namespace and name.
+type Key = (String, String);
+
+async fn announce(client: Client, how: Announcing, mut away: watch::Receiver<bool>) {
+    let mut services = changes::<Service>(&client);
+    let mut slices = changes::<EndpointSlice>(&client);
+    let mut view = View { how, ..View::default() };
+    loop {
+        let unfinished = !view.changed.is_empty() && !*away.borrow();
+        tokio::select! {
+            Some(event) = services.next() => view.service(event),
+            Some(event) = slices.next() => view.slice(event),
+            Ok(()) = away.changed() => {}
+            () = sleep(AGAIN), if unfinished => {}
+            else => return,
+        }
+        // Half a list looks as if the rest were gone.
+        if *away.borrow_and_update() || !view.is_whole() {
+            continue;
+        }
+        for key in std::mem::take(&mut view.changed) {
+            if let Err(e) = view.settle(&client, &key).await {
+                eprintln!("testbed: announcer: {}/{}: {e:#}", key.0, key.1);
+                view.changed.insert(key);
+            }
+        }
+    }
+}
+
+/// Everything that happens to a kind, for ever.
+fn changes<K>(client: &Client) -> BoxStream<'static, Event<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
+{
+    let config = watcher::Config::default().timeout(WATCH);
+    watcher(Api::<K>::all(client.clone()), config)
+        .default_backoff()
+        .filter_map(async |event| event.ok())
+        .boxed()
+}
+
+/// What the announcer has seen.
+#[derive(Debug, Default)]
+struct View {
+    how: Announcing,
+    services: BTreeMap<Key, Service>,
+    services_listed: bool,
+    /// The Service of each EndpointSlice, and how many of its endpoints count.
+    slices: BTreeMap<Key, (Key, usize)>,
+    slices_listed: bool,
+    /// Services to look at.
+    changed: BTreeSet<Key>,
+    /// The addresses of each Service that are in the network.
+    bound: BTreeMap<Key, Vec<String>>,
+}
+
+impl View {
+    fn service(&mut self, event: Event<Service>) {
+        match event {
+            Event::Apply(service) | Event::InitApply(service) => {
+                let key = key(&service);
+                self.changed.insert(key.clone());
+                self.services.insert(key, service);
+            }
+            Event::Delete(service) => {
+                let key = key(&service);
+                self.services.remove(&key);
+                self.changed.insert(key);
+            }
+            Event::Init => {
+                self.services_listed = false;
+                self.changed.extend(std::mem::take(&mut self.services).into_keys());
+            }
+            Event::InitDone => self.services_listed = true,
+        }
+    }
+
+    fn slice(&mut self, event: Event<EndpointSlice>) {
+        match event {
+            Event::Apply(slice) | Event::InitApply(slice) => {
+                let name = slice.labels().get(SERVICE).cloned().unwrap_or_default();
+                let service = (slice.namespace().unwrap_or_default(), name);
+                let counted = slice.endpoints.iter().flatten().filter(|e| self.counts(e)).count();
+                self.changed.insert(service.clone());
+                self.slices.insert(key(&slice), (service, counted));
+            }
+            Event::Delete(slice) => {
+                self.changed.extend(self.slices.remove(&key(&slice)).map(|(service, _)| service));
+            }
+            Event::Init => {
+                self.slices_listed = false;
+                let former = std::mem::take(&mut self.slices).into_values();
+                self.changed.extend(former.map(|(service, _)| service));
+            }
+            Event::InitDone => self.slices_listed = true,
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.services_listed && self.slices_listed
+    }
+
+    fn counts(&self, endpoint: &Endpoint) -> bool {
+        let conditions = endpoint.conditions.as_ref();
+        let serving = conditions.and_then(|c| c.serving.or(c.ready)).unwrap_or(true);
+        serving || !self.how.serving_only
+    }
+
+    /// Does what is due for a Service.
+    async fn settle(&mut self, client: &Client, key: &Key) -> Result<()> {
+        let asked = self.asked(key);
+        if let Some(lan) = &self.how.lan {
+            let wanted = asked.clone().unwrap_or_default();
+            let bound = self.bound.entry(key.clone()).or_default();
+            while let Some(at) = bound.iter().position(|address| !wanted.contains(address)) {
+                lan.unbind(&bound[at]).await?;
+                bound.remove(at);
+            }
+            for address in wanted {
+                lan.bind(&address).await?;
+                if !bound.contains(&address) {
+                    bound.push(address);
+                }
+            }
+        }
+        let known = self.services.get(key).map(published);
+        let Some(asked) = asked.filter(|asked| Some(asked) != known.as_ref()) else {
+            return Ok(());
+        };
+        let ingress: Vec<_> = asked.iter().map(|ip| json!({"ip": ip})).collect();
+        let status = json!({"status": {"loadBalancer": {"ingress": ingress}}});
+        let written = Api::<Service>::namespaced(client.clone(), &key.0)
+            .patch_status(&key.1, &PatchParams::default(), &Patch::Merge(status))
+            .await;
+        match written {
+            // What the watch brings is later, so this is the best knowledge there is.
+            Ok(service) => drop(self.services.insert(key.clone(), service)),
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(e) => return Err(e.into()),
+        }
+        Ok(())
+    }
+
+    /// The addresses that the Service should have now.
+    fn asked(&self, key: &Key) -> Option<Vec<String>> {
+        let service = self.services.get(key)?;
+        let spec = service.spec.as_ref()?;
+        let says = |annotation: &str| service.annotations().get(annotation).map(String::as_str);
+        let ignored = says(IGNORE) == Some("true") || service.metadata.deletion_timestamp.is_some();
+        if spec.type_.as_deref() != Some("LoadBalancer") || ignored {
+            return None;
+        }
+        let any = self.slices.values().any(|(owner, counted)| owner == key && *counted > 0);
+        if !any && says(WITHOUT_ENDPOINTS) != Some("true") {
+            return None;
+        }
+        let asked = says(ADDRESSES).or(spec.load_balancer_ip.as_deref())?;
+        let asked: Option<Vec<String>> = asked
+            .split(',')
+            .map(str::trim)
+            .filter(|address| !address.is_empty())
+            .map(|address| match address {
+                "0.0.0.0" => self.how.leased.clone(),
+                address => Some(address.to_owned()),
+            })
+            .collect();
+        asked.filter(|asked| !asked.is_empty())
+    }
+}
+
+fn published(service: &Service) -> Vec<String> {
+    let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    let ingress = status.and_then(|balancer| balancer.ingress.as_ref());
+    ingress.into_iter().flatten().filter_map(|ingress| ingress.ip.clone()).collect()
+}
+
+fn key<K: Resource>(object: &K) -> Key {
+    (object.namespace().unwrap_or_default(), object.name_any())
+}

@@ -1,0 +1,172 @@
+//! Owns networks that tests make for themselves: namespaces, what links them, and who talks there.
+//!
+//! A namespace has no name in the file system, only an open file in this process. So it goes when
+//! its last [`Netns`] is dropped and nothing runs in it any more, and with it all its interfaces,
+//! addresses and rules; that holds however this process ends. Nothing here touches a namespace that
+//! it has not made: work in one is done by threads that entered it and end afterwards.
+
+mod lan;
+mod talk;
+
+use std::fs::{self, File};
+use std::future::Future;
+use std::io::{BufRead as _, BufReader};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::panic::resume_unwind;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tokio::sync::oneshot;
+
+pub use self::lan::Lan;
+pub use self::talk::{Answer, Answers, Protocol, Responder, ask};
+use crate::Binaries;
+
+static NEXT: AtomicU32 = AtomicU32::new(1);
+
+/// A network namespace with a loopback interface that is up.
+#[derive(Clone, Debug)]
+pub struct Netns {
+    name: String,
+    file: Arc<File>,
+}
+
+impl Netns {
+    /// Makes a new one. The label tells it from others in messages.
+    pub async fn new(label: &str) -> Result<Self> {
+        let label = label.to_owned();
+        tokio::task::spawn_blocking(move || Self::make(&label)).await?
+    }
+
+    fn make(label: &str) -> Result<Self> {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("hgo-{}-{number}-{label}", std::process::id());
+        // Whoever makes a namespace is in it. This shell does so, and holds it until it is opened.
+        let mut maker = program("unshare")
+            .args(["--net", "/bin/sh", "-c", "ip link set lo up && echo made && read -r _", &name])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("start unshare, which is in the Debian package util-linux")?;
+        let stdout = maker.stdout.take().context("unshare has no standard output")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        let made = line == "made\n";
+        let file = made.then(|| File::open(format!("/proc/{}/ns/net", maker.id())));
+        // Closes its standard input, which ends it.
+        let output = maker.wait_with_output()?;
+        let Some(file) = file else {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            bail!("no network namespace could be made ({said}). {}", what_is_missing(&said))
+        };
+        Ok(Self { name, file: Arc::new(file.context("open a namespace")?) })
+    }
+
+    /// What it is called in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A path that leads there for other programs, such as `nsenter --net=PATH` or
+    /// `ip link set DEVICE netns PATH`, as long as this process holds it.
+    pub fn path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()).into()
+    }
+
+    /// Does something inside, on a thread that ends with it. Sockets and processes that it makes
+    /// belong to the namespace and may be used from everywhere afterwards.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let inside = self.clone();
+        let (done, result) = oneshot::channel();
+        thread::Builder::new().name(self.name.clone()).spawn(move || {
+            // Nobody waits any more when the receiver is gone.
+            drop(done.send(inside.enter().and_then(|()| work())));
+        })?;
+        result.await.with_context(|| format!("work in {} panicked", self.name))?
+    }
+
+    /// Runs a program inside and returns what it printed; its failure is an error.
+    pub async fn command(&self, name: &str, args: &[&str]) -> Result<String> {
+        let mut command = program(name);
+        command.args(args);
+        let said = format!("{}: {name} {}", self.name, args.join(" "));
+        self.run(move || {
+            let output = command.stdin(Stdio::null()).output().with_context(|| said.clone())?;
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "{said}: {}: {}", output.status, stderr.trim());
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        })
+        .await
+    }
+
+    /// Runs `ip` inside with the words of `args`.
+    pub async fn ip(&self, args: &str) -> Result<String> {
+        self.command("ip", &args.split_whitespace().collect::<Vec<_>>()).await
+    }
+
+    /// Sets a kernel parameter of the namespace, such as `net/ipv4/ip_forward`.
+    pub async fn sysctl(&self, name: &str, value: &str) -> Result<()> {
+        let (path, value) = (format!("/proc/sys/{name}"), value.to_owned());
+        self.run(move || fs::write(&path, value).with_context(|| format!("set {path}"))).await
+    }
+
+    /// Moves the calling thread there for good; the threads and processes it starts begin there.
+    fn enter(&self) -> Result<()> {
+        move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))
+            .with_context(|| format!("enter {}", self.name))
+    }
+}
+
+/// Runs a test's body in a new namespace, the host of its network: the thread, the runtime and every
+/// process it starts, a bed for instance, are inside, so loopback is one of its own. There is no way
+/// from there to anywhere else.
+pub fn isolated<T, F>(body: impl FnOnce(Netns) -> F + Send + 'static) -> Result<T>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T>>,
+{
+    // Building them needs a network.
+    Binaries::locate_blocking()?;
+    let host = Netns::make("host")?;
+    let inside = move || {
+        host.enter()?;
+        // The runtime's threads are started by this one or by each other.
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        runtime.block_on(body(host))
+    };
+    match thread::Builder::new().name("isolated".to_owned()).spawn(inside)?.join() {
+        Ok(result) => result,
+        Err(panic) => resume_unwind(panic),
+    }
+}
+
+/// A program of the system. Those of an administrator are not on everybody's PATH.
+pub(crate) fn program(name: &str) -> Command {
+    let mut command = Command::new(name);
+    command.env("PATH", search_path());
+    command
+}
+
+pub(crate) fn search_path() -> String {
+    format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default())
+}
+
+fn what_is_missing(said: &str) -> &'static str {
+    if said.contains("not permitted") {
+        "It takes root, or CAP_SYS_ADMIN and CAP_NET_ADMIN; without being root, \
+         `unshare --user --map-root-user COMMAND` gives them to COMMAND"
+    } else if said.contains("not found") {
+        "The program `ip` is in the Debian package iproute2"
+    } else {
+        "See above"
+    }
+}
