@@ -17,6 +17,7 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 
 use crate::api::{LoadBalancer, READY};
+use crate::domain::endpoints::Endpoint;
 use crate::k8s::lease::Leadership;
 use crate::k8s::views::Views;
 use crate::metrics::Metrics;
@@ -57,6 +58,7 @@ async fn metrics(State(probes): State<Probes>) -> impl IntoResponse {
     let leads = probes.leadership.is_current();
     probes.metrics.leader.set(i64::from(leads));
     probes.metrics.load_balancers.reset();
+    probes.metrics.endpoints.reset();
     if leads {
         let mut counts: HashMap<(String, String), i64> = HashMap::new();
         for lb in probes.views.load_balancers.state() {
@@ -65,10 +67,24 @@ async fn metrics(State(probes): State<Probes>) -> impl IntoResponse {
         for ((ready, reason), count) in counts {
             probes.metrics.load_balancers.with_label_values(&[ready, reason]).set(count);
         }
+        let endpoints = &probes.metrics.endpoints;
+        probes.views.slices.for_each(|slice| {
+            for endpoint in slice.slice.endpoints.iter().filter(|endpoint| !endpoint.is_sink()) {
+                endpoints.with_label_values(&[endpoint_state(endpoint)]).inc();
+            }
+        });
     }
     match probes.metrics.render() {
         Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+fn endpoint_state(endpoint: &Endpoint) -> &'static str {
+    match (endpoint.ready(), endpoint.terminating) {
+        (true, _) => "ready",
+        (false, true) => "terminating",
+        (false, false) => "not_ready",
     }
 }
 

@@ -10,3 +10,4 @@ pub mod domain;
 pub mod http;
 pub mod k8s;
 pub mod metrics;
+pub mod prober;

@@ -7,8 +7,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use kube::ResourceExt;
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 use crate::api::LoadBalancer;
@@ -31,6 +31,10 @@ pub struct Metrics {
     pub load_balancers: IntGaugeVec,
     /// From when a LoadBalancer was seen to when its address was published.
     pub time_to_address: Histogram,
+    /// Endpoints of vm load balancers, by state. Only the leader's are meant.
+    pub endpoints: IntGaugeVec,
+    /// From when a change of a VM or pod was seen to when the EndpointSlice said so.
+    pub endpoint_latency: Histogram,
     /// Writes by kind of object and outcome.
     pub api_writes: IntCounterVec,
     /// Ledger writes that were repeated because somebody else wrote the pool.
@@ -47,9 +51,54 @@ pub struct Metrics {
     pub reconcile_errors: IntCounter,
     /// Events not written.
     pub events_dropped: IntCounter,
+    /// Health checks.
+    pub probes: Probes,
     /// 1 on the leader.
     pub leader: IntGauge,
     seen: Arc<Mutex<HashMap<String, Instant>>>,
+}
+
+/// Health checks of VM backends.
+#[derive(Clone)]
+pub struct Probes {
+    /// Probes by protocol and result.
+    pub done: IntCounterVec,
+    /// How long a probe took, by protocol.
+    pub seconds: HistogramVec,
+    /// Backends that are probed, with those whose address is refused.
+    pub targets: IntGauge,
+    /// Verdicts that flipped, by what they became.
+    pub verdicts: IntCounterVec,
+    /// Probes that began later than a tenth of their period.
+    pub late: IntCounter,
+}
+
+impl Probes {
+    fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            done: make.counters(
+                "hgo_probes_total",
+                "Probes of VM backends by protocol and result",
+                &["protocol", "result"],
+            )?,
+            seconds: make.histograms(
+                "hgo_probe_seconds",
+                "How long a probe took",
+                &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0],
+                &["protocol"],
+            )?,
+            targets: make.gauge("hgo_probe_targets", "VM backends with a health check")?,
+            verdicts: make.counters(
+                "hgo_probe_verdicts_total",
+                "Verdicts on VM backends that flipped, by what they became",
+                &["verdict"],
+            )?,
+            late: make.counter(
+                "hgo_probes_late_total",
+                "Probes that began later than a tenth of their period",
+            )?,
+        })
+    }
 }
 
 impl Metrics {
@@ -93,6 +142,16 @@ impl Metrics {
                 "From seeing a LoadBalancer to publishing its address",
                 &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0],
             )?,
+            endpoints: make.gauges(
+                "hgo_endpoints",
+                "Endpoints of vm load balancers by state",
+                &["state"],
+            )?,
+            endpoint_latency: make.histogram(
+                "hgo_endpoint_latency_seconds",
+                "From seeing a VM or its pod change to writing the EndpointSlice",
+                &[0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0],
+            )?,
             api_writes: make.counters(
                 "hgo_api_writes_total",
                 "Writes by kind and outcome",
@@ -125,6 +184,7 @@ impl Metrics {
                 "Reconciles that failed and will be repeated",
             )?,
             events_dropped: make.counter("hgo_events_dropped_total", "Events not written")?,
+            probes: Probes::new(&make)?,
             leader: make.gauge("hgo_leader", "1 on the replica that leads")?,
             seen: Arc::default(),
             registry: registry.clone(),
@@ -227,6 +287,19 @@ impl Maker<'_> {
     ) -> Result<Histogram, prometheus::Error> {
         let metric =
             Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?;
+        self.registry.register(Box::new(metric.clone()))?;
+        Ok(metric)
+    }
+
+    fn histograms(
+        &self,
+        name: &str,
+        help: &str,
+        buckets: &[f64],
+        labels: &[&str],
+    ) -> Result<HistogramVec, prometheus::Error> {
+        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        let metric = HistogramVec::new(options, labels)?;
         self.registry.register(Box::new(metric.clone()))?;
         Ok(metric)
     }

@@ -76,6 +76,18 @@ use super::Condition;
         "spec.ipv6Pool is not supported by this version: remove it; name an IPv6 pool in spec.ipPool"),
     validation = ("!has(self.ipFamilyPolicy) || self.ipFamilyPolicy == 'SingleStack'",
         "spec.ipFamilyPolicy: only SingleStack is supported by this version"),
+    validation = ("!has(self.listeners) || self.listeners.all(l, !has(l.protocol) || l.protocol in ['TCP', 'UDP'])",
+        "spec.listeners[].protocol: must be TCP or UDP"),
+    validation = ("!has(self.listeners) || self.listeners.all(l, self.listeners.filter(m, (has(m.name) ? m.name : '') == (has(l.name) ? l.name : '')).size() == 1)",
+        "spec.listeners[].name: each name may be used once, and with several listeners each needs one"),
+    validation = ("!has(self.listeners) || self.listeners.all(l, self.listeners.filter(m, m.port == l.port && (has(m.protocol) ? m.protocol : 'TCP') == (has(l.protocol) ? l.protocol : 'TCP')).size() == 1)",
+        "spec.listeners[].port: each pair of port and protocol may be used once"),
+    validation = ("!has(self.listeners) || self.listeners.all(l, !has(l.name) || l.name == '' || l.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'))",
+        "spec.listeners[].name: must be lower-case letters, digits and dashes, and begin and end with a letter or digit"),
+    validation = ("(has(self.workloadType) && self.workloadType == 'cluster') || !has(self.healthCheck) || !has(self.healthCheck.port) || self.healthCheck.port == 0 || (has(self.listeners) && self.listeners.exists(l, (!has(l.protocol) || l.protocol == 'TCP') && (has(l.backendPort) ? l.backendPort : l.port) == self.healthCheck.port))",
+        "spec.healthCheck.port: must be the backendPort of a TCP listener in spec.listeners"),
+    validation = ("(has(self.workloadType) && self.workloadType == 'cluster') || (has(self.listeners) && size(self.listeners) > 0)",
+        "spec.listeners: a load balancer of type vm needs at least one"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerSpec {
@@ -94,11 +106,13 @@ pub struct LoadBalancerSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub ip_pool: Option<String>,
-    /// Ports of a vm load balancer. Guest clusters keep theirs in their own Services.
+    /// Ports of a vm load balancer, at least one. Guest clusters keep theirs in their own
+    /// Services.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub listeners: Vec<Listener>,
-    /// The VMs behind the address, by label: each key must have one of its values.
+    /// The VMs behind the address, by label of the running instance: each key must have one of
+    /// its values. Unset or empty selects none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend_server_selector: Option<BTreeMap<String, Vec<String>>>,
     /// When a VM counts as able to answer.
@@ -156,7 +170,7 @@ pub struct Listener {
     #[serde(default = "tcp")]
     #[schemars(length(max = 8))]
     pub protocol: String,
-    /// Port of the VMs.
+    /// Port of the VMs. Unset means the same as `port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub backend_port: Option<i32>,
@@ -166,52 +180,67 @@ fn tcp() -> String {
     "TCP".to_owned()
 }
 
-/// A probe of each backend. Zero or unset means the default.
+/// A probe of each backend of a vm load balancer. Without a port there is none.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = ("!has(self.protocol) || self.protocol == 'tcp'",
-        "spec.healthCheck.protocol: only tcp is supported by this version"),
-    validation = ("!has(self.path) && !has(self.serverName) && (!has(self.expectedStatuses) || size(self.expectedStatuses) == 0)",
-        "spec.healthCheck: path, expectedStatuses and serverName belong to http and https probes, which this version does not support: remove them"),
+    validation = ("!has(self.protocol) || self.protocol in ['tcp', 'http', 'https']",
+        "spec.healthCheck.protocol: must be tcp, http or https (unset means tcp)"),
+    validation = ("(has(self.protocol) && self.protocol in ['http', 'https']) || (!has(self.path) && !has(self.serverName) && (!has(self.expectedStatuses) || size(self.expectedStatuses) == 0))",
+        "spec.healthCheck: path, expectedStatuses and serverName belong to http and https: set spec.healthCheck.protocol, or remove them"),
+    validation = ("!has(self.caBundle) || self.caBundle == '' || (has(self.protocol) && self.protocol == 'https')",
+        "spec.healthCheck.caBundle belongs to https: set spec.healthCheck.protocol to https, or remove it"),
+    validation = ("!has(self.path) || self.path.matches('^/[!-~]*$')",
+        "spec.healthCheck.path: must begin with / and hold no spaces, control or non-ASCII characters: percent-encode them"),
+    validation = ("!has(self.serverName) || self.serverName == '' || self.serverName.matches('^[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?([.][A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?)*$')",
+        "spec.healthCheck.serverName: must be a DNS name, such as www.example.com"),
+    validation = ("!has(self.protocol) || (has(self.port) && self.port > 0)",
+        "spec.healthCheck.port: must be set to a backend port when spec.healthCheck.protocol is"),
 )]
 pub struct HealthCheck {
-    /// Backend port to probe.
+    /// Backend port to probe. Zero or unset: backends are not probed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 65535))]
     pub port: Option<i32>,
-    /// Successes in a row that make a backend healthy.
+    /// Successes in a row that make a backend healthy. Zero or unset means 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub success_threshold: Option<i32>,
-    /// Failures in a row that make a backend unhealthy.
+    /// Failures in a row that make a backend unhealthy. Zero or unset means 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub failure_threshold: Option<i32>,
-    /// Seconds between probes.
+    /// Seconds between probes. Zero or unset means 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub period_seconds: Option<i32>,
-    /// Seconds until a probe counts as failed.
+    /// Seconds until a probe counts as failed. Zero or unset means 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub timeout_seconds: Option<i32>,
-    /// `tcp`. Reserved: http and https are not supported by this version.
+    /// `tcp` (a connection is accepted), `http` or `https` (a GET is answered as expected).
+    /// Unset means tcp.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8))]
     pub protocol: Option<String>,
-    /// Reserved: not supported by this version.
+    /// Path and query of the GET. Unset means `/`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub path: Option<String>,
-    /// Reserved: not supported by this version.
+    /// Statuses that count as success. Unset or empty means 200 to 399. Redirects are not
+    /// followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 32))]
+    #[schemars(length(max = 32), inner(range(min = 100, max = 599)))]
     pub expected_statuses: Option<Vec<i32>>,
-    /// Reserved: not supported by this version.
+    /// The name asked for, in the Host header and in TLS. Unset: the backend's address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub server_name: Option<String>,
+    /// Certificates, in PEM, one of which must have signed the backend's. Unset: the backend's
+    /// certificate is not checked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 65536))]
+    pub ca_bundle: Option<String>,
 }
 
 /// What the LoadBalancer was given.
@@ -231,7 +260,7 @@ pub struct LoadBalancerStatus {
     /// Addresses of the VMs behind a vm load balancer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend_servers: Option<Vec<String>>,
-    /// Counts of the VMs behind a vm load balancer. Reserved.
+    /// Counts of the VMs behind a vm load balancer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoints: Option<EndpointCounts>,
     /// Reserved: see the module's remark on generations.

@@ -7,6 +7,7 @@
 mod condition;
 mod crds;
 mod ip_pool;
+pub mod kubevirt;
 mod load_balancer;
 
 pub use condition::{Condition, ConditionStatus, READY};
@@ -38,6 +39,15 @@ pub const LABEL_GLOBAL_POOL: &str = "loadbalancer.harvesterhci.io/global-ip-pool
 /// Annotation of an IPPool, `<ip>: <namespace>/<name>`: frees the address of a LoadBalancer
 /// that no longer exists.
 pub const ANNOTATION_MANUAL_RELEASE: &str = "loadbalancer.harvesterhci.io/manuallyReleaseIP";
+
+/// Label of the Services and EndpointSlices of vm load balancers.
+pub const LABEL_SERVICE_LB: &str = "loadbalancer.harvesterhci.io/servicelb";
+/// Label of an EndpointSlice: the Service it belongs to.
+pub const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Label of an EndpointSlice: who keeps it, so that other controllers leave it alone.
+pub const LABEL_SLICE_MANAGER: &str = "endpointslice.kubernetes.io/managed-by";
+/// This operator, in that label.
+pub const SLICE_MANAGER: &str = "harvester-guest-operator";
 
 /// Finalizer of a LoadBalancer that holds an address. The Go controller's own name, so that
 /// objects it left behind are finalized here, and the other way round after a return to it.

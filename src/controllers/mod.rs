@@ -6,6 +6,7 @@
 
 pub mod ip_pool;
 pub mod load_balancer;
+mod topology;
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use crate::k8s::events::Events;
 use crate::k8s::views::{Signal, Views};
 use crate::k8s::write::Writer;
 use crate::metrics::Metrics;
+use crate::prober::Prober;
 
 /// What controllers work with. Cheap to clone.
 #[derive(Clone)]
@@ -44,19 +46,51 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     for lb in ctx.views.load_balancers.state() {
         let _ = wake.send(ObjectRef::from_obj(lb.as_ref()));
     }
-    let context = Arc::new(load_balancer::Context::new(ctx, handle.clone()));
+    let (changed, mut flipped) = mpsc::unbounded_channel::<String>();
+    let (prober, scheduler) = Prober::new(ctx.metrics.clone(), changed);
+    let (untold, moved) = mpsc::unbounded_channel();
+    let views = ctx.views.clone();
+    let late = ctx.views.clone();
+    let told = topology::run(ctx.clone(), moved);
+    let context = Arc::new(load_balancer::Context::new(ctx, handle.clone(), prober.clone()));
     let route = async {
         while let Some(signal) = signals.recv().await {
             match signal {
                 Signal::LoadBalancer(lb) => drop(wake.send(lb)),
-                Signal::Gone(owner) => handle.forget(owner),
+                Signal::Gone(owner) => {
+                    prober.remove(&owner.name);
+                    // While a Service asks for its address, nobody else may have it. The end of
+                    // that Service leads here again.
+                    if !views.is_served(&owner) {
+                        handle.forget(owner);
+                    }
+                }
+                Signal::Moved(vm) => drop(untold.send(vm)),
                 Signal::Pool(name, version) => handle.pool_changed(name, Some(version)),
                 Signal::PoolGone(name) => handle.pool_changed(name, None),
             }
         }
     };
+    // What is known of VMs when the term begins; later changes are signals.
+    let catch_up = async {
+        late.wait_for_endpoints().await;
+        tracing::info!("virtual machines listed");
+        late.tell_all();
+        std::future::pending::<()>().await;
+    };
+    let verdicts = async {
+        while let Some(lb) = flipped.recv().await {
+            if let Some((namespace, name)) = lb.split_once('/') {
+                let _ = wake.send(ObjectRef::new(name).within(namespace));
+            }
+        }
+    };
     tokio::select! {
         result = ledger.run() => result,
+        () = scheduler.run() => anyhow::bail!("the prober ended"),
+        () = told => anyhow::bail!("nobody tells VMs where they are any more"),
+        () = catch_up => anyhow::bail!("endpoints are not watched any more"),
+        () = verdicts => anyhow::bail!("nobody reports verdicts any more"),
         () = load_balancer::run(context, woken) => anyhow::bail!("the LoadBalancer controller ended"),
         () = route => anyhow::bail!("another term began"),
     }

@@ -64,7 +64,8 @@ fn requirement(lb: &LoadBalancer, project: Option<String>) -> Requirement {
     }
 }
 
-fn published(lb: &LoadBalancer) -> Option<Claim> {
+/// The claim that the object publishes.
+pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
     let pool = allocated.ip_pool.clone().filter(|pool| !pool.is_empty())?;
     let ip = allocated.ip.as_deref().filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()?;

@@ -4,8 +4,11 @@
 //! time and outside facts are arguments. `tests/it/architecture.rs` holds this room to it.
 
 pub mod book;
+pub mod endpoints;
 pub mod facts;
 pub mod free_set;
+pub mod health;
+pub mod label_index;
 pub mod leadership;
 pub mod ledger;
 pub mod manual_release;
@@ -14,6 +17,11 @@ pub mod plan;
 pub mod pool_choice;
 pub mod ranges;
 pub mod reason;
+pub mod service;
+pub mod slices;
+pub mod topology;
+pub mod vm;
+pub mod vm_lb;
 
 use std::net::IpAddr;
 

@@ -1,13 +1,14 @@
-//! What to write to a LoadBalancer: one merge patch with finalizer, claim, address and
+//! What to write to a LoadBalancer: one merge patch with finalizer, claim, address, backends and
 //! condition together, or nothing when all of it is there already.
 
 use serde_json::{Map, Value, json};
 
 use super::book::Verdict;
-use super::reason;
+use super::vm_lb::{self, Backends, Report};
+use super::{Claim, reason};
 use crate::api::{
-    AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS, IPPoolStatus, LB_FINALIZER,
-    LoadBalancer, READY, WorkloadType,
+    AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS, EndpointCounts, IPPoolStatus,
+    LB_FINALIZER, LoadBalancer, LoadBalancerStatus, READY,
 };
 
 /// What a reconcile found out about a LoadBalancer that is not being deleted.
@@ -20,25 +21,43 @@ pub enum Finding {
 }
 
 /// The merge patch that makes the object say what was found. `None`: it does already.
-/// `now` is an RFC 3339 time.
-pub fn patch(lb: &LoadBalancer, finding: &Finding, now: &str) -> Option<Value> {
+/// `report` is what became of a vm load balancer's Service, once there is one; `now` is an RFC
+/// 3339 time.
+pub fn patch(
+    lb: &LoadBalancer,
+    finding: &Finding,
+    report: Option<&Report>,
+    now: &str,
+) -> Option<Value> {
     let status = lb.status.clone().unwrap_or_default();
-    let old = status.allocated_address.unwrap_or_default();
+    let old = status.allocated_address.clone().unwrap_or_default();
     let new = allocated(&old, finding);
-    let vm = lb.spec.workload_type.unwrap_or_default() == WorkloadType::Vm;
+    let vm = vm_lb::is_vm(lb);
 
     let mut changes = Map::new();
     if new != old {
         changes.insert("allocatedAddress".to_owned(), allocated_patch(&new));
     }
-    if let Some(address) = address_patch(status.address.as_deref(), &old, &new, vm) {
+    let address = status.address.as_deref();
+    let address = match report {
+        Some(report) => announced_patch(address, report),
+        None => address_patch(address, &old, &new, vm),
+    };
+    if let Some(address) = address {
         changes.insert("address".to_owned(), address);
     }
-    let ready = ready(finding, &new, vm);
+    if let Some(backends) = report.and_then(|report| report.backends.as_ref()) {
+        changes.extend(backends_patch(&status, backends));
+    }
+    let ready = ready(finding, report, &new, vm);
     if let Some(conditions) = with_condition(&status.conditions, ready, now) {
         changes.insert("conditions".to_owned(), json!(conditions));
     }
-    let holds = matches!(finding, Finding::Pool(Verdict::Held { .. }));
+    // What must be taken back before the object may go: a claim, or a Service.
+    let holds = match finding {
+        Finding::Pool(verdict) => matches!(verdict, Verdict::Held { .. }),
+        Finding::Dhcp => vm,
+    };
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
     let finalizer_missing = holds && !finalizers.iter().any(|f| f == LB_FINALIZER);
     if changes.is_empty() && !finalizer_missing {
@@ -56,6 +75,24 @@ pub fn patch(lb: &LoadBalancer, finding: &Finding, now: &str) -> Option<Value> {
         patch.insert("status".to_owned(), Value::Object(changes));
     }
     Some(Value::Object(patch))
+}
+
+/// Whether a Service may be made: the claim is published, and a deletion waits for it to go.
+pub fn may_serve(lb: &LoadBalancer) -> bool {
+    let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
+    let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
+    finalizers.iter().any(|f| f == LB_FINALIZER) && allocated.is_some_and(|a| a.ip.is_some())
+}
+
+/// The same finding, for a LoadBalancer whose old address is still announced: it publishes that
+/// until its Service has moved.
+pub fn staying_at(finding: Finding, old: Claim) -> Finding {
+    match finding {
+        Finding::Pool(Verdict::Held { claim, .. }) if claim != old => {
+            Finding::Pool(Verdict::Held { claim: old, subnet: None, instead: None })
+        }
+        other => other,
+    }
 }
 
 /// The merge patch that lets a deleted LoadBalancer go. `None`: nothing of ours holds it.
@@ -196,19 +233,55 @@ fn address_patch(
     }
 }
 
-fn ready(finding: &Finding, new: &AllocatedAddress, vm: bool) -> Condition {
+/// A vm load balancer is reached where its Service is announced, whatever was asked for.
+fn announced_patch(address: Option<&str>, report: &Report) -> Option<Value> {
+    let announced = report.announced();
+    (address.filter(|address| !address.is_empty()) != announced).then(|| json!(announced))
+}
+
+fn backends_patch(status: &LoadBalancerStatus, backends: &Backends) -> Map<String, Value> {
+    let mut changes = Map::new();
+    let addresses = backends.addresses();
+    if status.backend_servers.as_deref().unwrap_or_default() != addresses {
+        changes.insert("backendServers".to_owned(), json!(addresses));
+    }
+    let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+    let counts = EndpointCounts { total: count(backends.total()), ready: count(backends.ready()) };
+    if status.endpoints != Some(counts) {
+        changes.insert("endpoints".to_owned(), json!(counts));
+    }
+    changes
+}
+
+fn ready(
+    finding: &Finding,
+    report: Option<&Report>,
+    new: &AllocatedAddress,
+    vm: bool,
+) -> Condition {
     let ip = new.ip.as_deref().unwrap_or_default();
     match finding {
         Finding::Pool(Verdict::Waiting(wait)) => {
             condition(ConditionStatus::False, wait.reason(), wait.message())
         }
-        _ if vm => condition(
-            ConditionStatus::False,
-            reason::NOT_ANNOUNCED,
-            format!(
-                "{ip} is allocated; this version does not announce addresses of vm load balancers"
-            ),
-        ),
+        _ if vm => {
+            let (status, reason, message) = match report {
+                Some(report) => vm_lb::ready(report, ip),
+                None => (
+                    ConditionStatus::False,
+                    reason::NOT_ANNOUNCED,
+                    format!("{ip} is allocated; its Service is next"),
+                ),
+            };
+            match finding {
+                Finding::Pool(Verdict::Held { instead: Some(wait), .. })
+                    if status == ConditionStatus::True =>
+                {
+                    condition(status, wait.reason(), format!("keeps {ip}: {}", wait.message()))
+                }
+                _ => condition(status, reason, message),
+            }
+        }
         Finding::Pool(Verdict::Held { instead: Some(wait), .. }) => condition(
             ConditionStatus::True,
             wait.reason(),

@@ -93,8 +93,30 @@ impl Wait {
 pub const ALLOCATED: &str = "Allocated";
 /// The announcer leases the address by DHCP.
 pub const DHCP: &str = "DHCP";
+/// An address leads to VMs that can answer.
+pub const ANNOUNCED: &str = "Announced";
+/// It does, to some VMs at the last address that was heard of.
+pub const LAST_KNOWN_ADDRESS: &str = "LastKnownAddress";
+/// It does, and the health check is not done.
+pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
 /// An address is held, and nothing announces it yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";
+/// No selected VM runs.
+pub const NO_BACKENDS: &str = "NoRunningBackends";
+/// No running VM has an address that fits.
+pub const NO_BACKEND_ADDRESS: &str = "NoBackendAddress";
+/// Running VMs fail their health check, or have not passed it yet.
+pub const BACKENDS_UNHEALTHY: &str = "BackendsUnhealthy";
+/// Running VMs, or their pods, are not ready.
+pub const BACKENDS_NOT_READY: &str = "BackendsNotReady";
+/// A Service or EndpointSlice by the name is somebody else's.
+pub const SERVICE_CONFLICT: &str = "ServiceConflict";
+/// The API server refuses the Service or an EndpointSlice.
+pub const SERVICE_REFUSED: &str = "ServiceRefused";
+/// The name or the listeners make no Service.
+pub const INVALID_SPEC: &str = "InvalidSpec";
+/// Virtual machines cannot be seen.
+pub const VMS_UNKNOWN: &str = "VMsUnknown";
 /// The pool gives out addresses.
 pub const POOL_READY: &str = "Ready";
 /// A range of the pool makes no sense.
@@ -112,5 +134,19 @@ pub fn is_ours(reason: &str) -> bool {
         "IPPoolForbidden",
         "IPPoolNotReady",
     ];
-    [ALLOCATED, DHCP, NOT_ANNOUNCED].contains(&reason) || WAITS.contains(&reason)
+    const OF_VMS: [&str; 12] = [
+        ANNOUNCED,
+        LAST_KNOWN_ADDRESS,
+        INVALID_HEALTH_CHECK,
+        NOT_ANNOUNCED,
+        NO_BACKENDS,
+        NO_BACKEND_ADDRESS,
+        BACKENDS_UNHEALTHY,
+        BACKENDS_NOT_READY,
+        SERVICE_CONFLICT,
+        SERVICE_REFUSED,
+        INVALID_SPEC,
+        VMS_UNKNOWN,
+    ];
+    [ALLOCATED, DHCP].contains(&reason) || OF_VMS.contains(&reason) || WAITS.contains(&reason)
 }

@@ -17,17 +17,38 @@ use crate::metrics::Metrics;
 /// Watches until dropped. `on_event` is called in order, and must not block.
 pub async fn run<K>(
     api: Api<K>,
+    config: watcher::Config,
     kind: &'static str,
     metrics: &Metrics,
-    mut on_event: impl FnMut(Event<K>),
+    on_event: impl FnMut(Event<K>),
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let events = watcher::watcher(api, watcher::Config::default()).backoff(backoff());
+    run_if_served(api, config, kind, metrics, on_event, || ()).await;
+}
+
+/// The same, and tells each time that the cluster turns out not to serve the kind.
+pub async fn run_if_served<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    kind: &'static str,
+    metrics: &Metrics,
+    mut on_event: impl FnMut(Event<K>),
+    mut not_served: impl FnMut(),
+) where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let events = watcher::watcher(api, config).backoff(backoff());
     let mut events = std::pin::pin!(events);
     while let Some(event) = events.next().await {
         match event {
             Ok(event) => on_event(event),
+            Err(watcher::Error::InitialListFailed(kube::Error::Api(status)))
+                if status.is_not_found() =>
+            {
+                tracing::debug!(kind, "not served by this cluster");
+                not_served();
+            }
             Err(error) => {
                 metrics.watch_errors.with_label_values(&[kind]).inc();
                 tracing::warn!(kind, %error, "watch interrupted, resuming");

@@ -6,6 +6,7 @@
 
 pub mod client;
 pub mod events;
+pub mod guard;
 pub mod informer;
 pub mod lease;
 pub mod views;
@@ -19,7 +20,7 @@ pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 /// Why a call failed, as far as the caller must know.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// Somebody else changed the object first (409).
+    /// Somebody else changed or created the object first (409).
     #[error("the object was changed by somebody else")]
     Conflict,
     /// There is no such object, or no such subresource (404).
@@ -36,10 +37,28 @@ pub enum CallError {
     Timeout,
 }
 
+impl CallError {
+    /// Why the API server refuses what was sent, for good: repeating it would change nothing.
+    pub fn refusal(&self) -> Option<&str> {
+        match self {
+            Self::Other(error) => match &**error {
+                kube::Error::Api(status) if matches!(status.code, 400 | 403 | 422) => {
+                    Some(&status.message)
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
 impl From<kube::Error> for CallError {
     fn from(error: kube::Error) -> Self {
         match &error {
-            kube::Error::Api(status) if status.is_conflict() => Self::Conflict,
+            // "Conflict" and "AlreadyExists" are two reasons of one code.
+            kube::Error::Api(status) if status.is_conflict() || status.is_already_exists() => {
+                Self::Conflict
+            }
             kube::Error::Api(status) if status.is_not_found() => Self::NotFound,
             _ => Self::Other(Box::new(error)),
         }

@@ -10,7 +10,7 @@ use kube::{Api, Resource, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{Start, eventually};
 
-use crate::support::{Cluster, SOON, address, lb};
+use crate::support::{Cluster, SOON, address, lb, listeners};
 
 /// What CEL and the schema refuse, with the webhook down and no operator at all.
 #[tokio::test(flavor = "multi_thread")]
@@ -93,7 +93,12 @@ async fn the_server_refuses_bad_objects_and_says_what_is_right() -> Result<()> {
                 json!({"ipFamilyPolicy": "PreferDualStack"}),
                 &["spec.ipFamilyPolicy", "only SingleStack"],
             ),
-            (health(json!({"protocol": "http"})), &["spec.healthCheck", "only tcp"]),
+            (json!({}), &["spec.listeners: a load balancer of type vm needs at least one"]),
+            (
+                health(json!({"protocol": "sctp"})),
+                &["spec.healthCheck.protocol", "tcp, http or https"],
+            ),
+            (health(json!({"protocol": "http"})), &["spec.healthCheck.port", "backend port"]),
             (health(json!({"path": "/healthz"})), &["spec.healthCheck", "path", "remove them"]),
             (health(json!({"expectedStatuses": [200]})), &["spec.healthCheck", "expectedStatuses"]),
             (health(json!({"port": 70_000})), &["spec.healthCheck.port", "65535"]),
@@ -131,6 +136,8 @@ async fn the_server_refuses_bad_changes_and_leaves_the_object_alone() -> Result<
             Some(["spec.ipPool must be unset", "DHCP server"]),
         ),
     ] {
+        let mut stored = stored;
+        stored["listeners"] = listeners();
         let before = create(&lbs, "changed", &stored).await.context(stored.to_string())?;
         let patch = Patch::Merge(json!({"spec": change}));
         let answer = lbs.patch("changed", &PatchParams::default(), &patch).await;
@@ -432,6 +439,10 @@ async fn its_own_account_may_do_all_that_it_does() -> Result<()> {
     let operator = cluster.standby(Start { log, ..Start::default() }).await?;
     operator.leads().await?;
     cluster.warned("pool", "OrphanFreed").await?;
+    // A kind that was made a moment ago may refuse its first watch.
+    eventually(SOON, "all lists", async || operator.process.log().contains("machines listed"))
+        .await?;
+    let interrupted = operator.metric("hgo_watch_errors_total", &[]).await?;
     for name in ["a", "b"] {
         cluster.lb(name).await?;
         cluster.address(name).await?;
@@ -447,11 +458,10 @@ async fn its_own_account_may_do_all_that_it_does() -> Result<()> {
         cluster.deleted(name).await?;
     }
     cluster.pool_deleted("pool").await?;
-    for metric in
-        ["hgo_watch_errors_total", "hgo_reconcile_errors_total", "hgo_events_dropped_total"]
-    {
+    for metric in ["hgo_reconcile_errors_total", "hgo_events_dropped_total"] {
         assert_eq!(operator.metric(metric, &[]).await?, 0.0, "{metric}");
     }
+    assert_eq!(operator.metric("hgo_watch_errors_total", &[]).await?, interrupted);
     assert_eq!(operator.metric("hgo_api_writes_total", &["\"error\""]).await?, 0.0);
     let refused = || {
         let log = operator.process.log();

@@ -14,6 +14,7 @@ use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
+use testbed::kubevirt::install_kubevirt;
 use testbed::{Bed, Operator, Options, Start, eventually, install};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -37,6 +38,7 @@ impl Cluster {
         let place = BEDS.acquire().await?;
         let bed = Bed::start(Options { load: true, ..Options::default() }).await?;
         install(&bed).await?;
+        install_kubevirt(&bed).await?;
         Ok(Self { client: bed.admin(), bed, _place: place })
     }
 
@@ -219,13 +221,23 @@ pub(crate) fn pool(name: &str, spec: &Value) -> Result<IPPool> {
     }))?)
 }
 
+/// One of type vm listens on port 80, if nothing else is said.
 pub(crate) fn lb(name: &str, spec: &Value) -> Result<LoadBalancer> {
+    let mut spec = spec.clone();
+    if spec["workloadType"] != "cluster" && spec.get("listeners").is_none() {
+        spec["listeners"] = listeners();
+    }
     Ok(serde_json::from_value(json!({
         "apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
         "kind": "LoadBalancer",
         "metadata": {"name": name, "namespace": "default"},
         "spec": spec,
     }))?)
+}
+
+/// A single listener.
+pub(crate) fn listeners() -> Value {
+    json!([{"name": "http", "port": 80, "protocol": "TCP", "backendPort": 8080}])
 }
 
 /// The claim that a LoadBalancer publishes.

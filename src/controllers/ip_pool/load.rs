@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::ListParams;
-use kube::core::{DeserializeGuard, ObjectMeta};
+use kube::core::ObjectMeta;
 use kube::{Api, Resource, ResourceExt};
 use kube_runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
@@ -20,6 +20,7 @@ use crate::api::{
 use crate::domain::book::{Book, PoolSeen, World};
 use crate::domain::facts;
 use crate::domain::pacing::Pace;
+use crate::k8s::guard::Guard;
 use crate::k8s::{CallError, call};
 
 /// Objects read by one call of a list.
@@ -139,12 +140,12 @@ impl LedgerTask {
         if names.is_empty() {
             return;
         }
-        let api: Api<DeserializeGuard<IPPool>> = Api::all(self.ctx.client.clone());
+        let api: Api<Guard<IPPool>> = Api::all(self.ctx.client.clone());
         let answers = join_all(names.iter().map(|name| call(api.get(name)))).await;
         let mut world = self.world();
         for (name, answer) in names.into_iter().zip(answers) {
             match answer {
-                Ok(DeserializeGuard(Ok(pool))) => {
+                Ok(Guard(Ok(pool))) => {
                     if let Err(error) = self.settle_disputes(&seen(&pool), &mut world).await {
                         tracing::warn!(pool = name, %error, "IPPool not taken over, trying again");
                         self.look_later(&name, Duration::from_secs(1));
@@ -153,7 +154,7 @@ impl LedgerTask {
                     self.merge(&pool, &world);
                     self.consider_manual_release(&name).await;
                 }
-                Ok(DeserializeGuard(Err(error))) => {
+                Ok(Guard(Err(error))) => {
                     self.ctx.metrics.unreadable.with_label_values(&["IPPool"]).inc();
                     tracing::warn!(pool = name, %error, "this IPPool cannot be read and gives out nothing");
                     self.drop_pool(&name);
@@ -241,7 +242,7 @@ fn seen(pool: &IPPool) -> PoolSeen {
 
 /// A consistent list, page by page. Objects that do not fit their type are left out; the
 /// informer reports them.
-async fn list<K>(api: &Api<DeserializeGuard<K>>) -> Result<Vec<K>, CallError>
+async fn list<K>(api: &Api<Guard<K>>) -> Result<Vec<K>, CallError>
 where
     K: Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {

@@ -1,6 +1,7 @@
 //! Claims whose LoadBalancer is gone: found by comparison, confirmed by asking, then freed.
 //! Owners of several claims are looked at again: a change of pool may have been cut short.
 
+use k8s_openapi::api::core::v1::Service;
 use kube::core::PartialObjectMeta;
 use kube::{Api, ResourceExt};
 use kube_runtime::reflector::ObjectRef;
@@ -70,10 +71,29 @@ impl LedgerTask {
             Ok(lb) if owner.uid.is_empty() => {
                 self.book.is_second(claim, owner, lb.uid().as_deref())
             }
-            Ok(lb) => lb.uid().as_deref() != Some(&owner.uid),
-            Err(CallError::NotFound) => true,
+            Ok(lb) => {
+                lb.uid().as_deref() != Some(&owner.uid)
+                    && self.is_served(namespace, name, owner).await == Some(false)
+            }
+            Err(CallError::NotFound) => self.is_served(namespace, name, owner).await == Some(false),
             // Not known: the next sweep asks again.
             Err(_) => false,
+        }
+    }
+
+    /// Whether a Service still asks for the address, which outlives its owner until it is
+    /// collected. `None`: not known.
+    async fn is_served(&self, namespace: &str, name: &str, owner: &Owner) -> Option<bool> {
+        let api: Api<PartialObjectMeta<Service>> =
+            Api::namespaced(self.ctx.client.clone(), namespace);
+        match call(api.get(name)).await {
+            Ok(service) => Some(service.owner_references().iter().any(|reference| {
+                reference.kind == "LoadBalancer"
+                    && reference.name == name
+                    && (owner.uid.is_empty() || reference.uid == owner.uid)
+            })),
+            Err(CallError::NotFound) => Some(false),
+            Err(_) => None,
         }
     }
 }

@@ -9,25 +9,33 @@ use serde_json::Value;
 
 use super::{Context, Error, gather, report};
 use crate::api::LoadBalancer;
-use crate::domain::facts;
+use crate::domain::book::Verdict;
 use crate::domain::plan::{self, Finding};
+use crate::domain::vm_lb::Report;
+use crate::domain::{Claim, facts};
 use crate::k8s::CallError;
 
 /// How often a decision is repeated for an object that keeps changing under it.
 const REPETITIONS: usize = 5;
 
-/// Publishes what was found.
+/// Publishes what was found, and what became of the Service of a vm load balancer.
 pub(super) async fn publish(
     mut lb: Arc<LoadBalancer>,
     mut finding: Finding,
+    report: Option<&Report>,
     ctx: &Context,
 ) -> Result<(), Error> {
     for _ in 0..REPETITIONS {
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
-        let Some(patch) = plan::patch(&lb, &finding, &now) else { return Ok(()) };
+        let Some(patch) = plan::patch(&lb, &finding, report, &now) else { return Ok(()) };
         match write(&lb, &patch, ctx).await {
-            Ok(()) => {
-                report::published(&lb, &finding, ctx);
+            Ok(version) => {
+                report::published(&lb, &finding, report, ctx);
+                // What was just decided on all that is known need not be decided again. Without
+                // a report, and when pools change, the next step waits for this one.
+                if report.is_some() && facts::published(&lb) == claim_of(&finding) {
+                    ctx.shared.views.expect_echo(&facts::name(&lb), version);
+                }
                 return Ok(());
             }
             Err(CallError::Conflict | CallError::NotFound) => {}
@@ -36,13 +44,22 @@ pub(super) async fn publish(
         let Some(current) = gather::current(&lb, ctx).await? else {
             // Deleted between claim and publication, and its end perhaps told before the
             // claim: nothing else gives it back.
-            return Ok(ctx.ledger.release(facts::owner(&lb)).await?);
+            let owner = facts::owner(&lb);
+            if ctx.shared.views.is_served(&owner) {
+                // The end of its Service is an event, and gives it back.
+                return Ok(());
+            }
+            return Ok(ctx.ledger.release(owner).await?);
         };
         if facts::is_leaving(&current) {
             // Its deletion is the next event.
             return Ok(());
         }
         let Some(found) = gather::finding(current, true, ctx).await? else { return Ok(()) };
+        if report.is_some() && found.1 != finding {
+            // The Service rests on another address. The change that led here is an event.
+            return Ok(());
+        }
         (lb, finding) = found;
     }
     Err(CallError::Conflict.into())
@@ -53,7 +70,7 @@ pub(super) async fn finalize(lb: &LoadBalancer, ctx: &Context) -> Result<(), Err
     let Some(mut patch) = plan::finalize(lb) else { return Ok(()) };
     for _ in 0..REPETITIONS {
         match write(lb, &patch, ctx).await {
-            Ok(()) => return Ok(()),
+            Ok(_) => return Ok(()),
             Err(CallError::Conflict | CallError::NotFound) => {}
             Err(error) => return Err(error.into()),
         }
@@ -66,7 +83,15 @@ pub(super) async fn finalize(lb: &LoadBalancer, ctx: &Context) -> Result<(), Err
     Err(CallError::Conflict.into())
 }
 
-async fn write(lb: &LoadBalancer, patch: &Value, ctx: &Context) -> Result<(), CallError> {
+fn claim_of(finding: &Finding) -> Option<Claim> {
+    match finding {
+        Finding::Pool(Verdict::Held { claim, .. }) => Some(claim.clone()),
+        _ => None,
+    }
+}
+
+/// Returns the version written.
+async fn write(lb: &LoadBalancer, patch: &Value, ctx: &Context) -> Result<String, CallError> {
     // The semaphore is never closed; a closed one would not be a reason to skip the write.
     let _permit = ctx.writes.acquire().await;
     // Boxed, so that those that wait for a permit are small.

@@ -1,15 +1,17 @@
 //! One LoadBalancer at a time: its address published, or the reason why it has none.
 //!
-//! Owns every write of a LoadBalancer. Ledgers are the business of [`super::ip_pool`]; here an
-//! address is published only after the ledger's answer, and a finalizer removed only after
-//! the ledger has let go.
+//! Owns every write of a LoadBalancer, of its Service and of its EndpointSlices. Ledgers are the
+//! business of [`super::ip_pool`]; here an address is published only after the ledger's answer,
+//! a claim given back only when no Service asks for it any more, and a finalizer removed only
+//! after the ledger has let go.
 
 mod act;
 mod gather;
 mod report;
+mod serve;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use kube::ResourceExt;
@@ -20,9 +22,12 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::ip_pool::{Handle, LedgerError};
 use crate::api::LoadBalancer;
-use crate::domain::facts;
+use crate::domain::book::Verdict;
 use crate::domain::pacing::backoff;
+use crate::domain::plan::{self, Finding};
+use crate::domain::{facts, vm_lb};
 use crate::k8s::CallError;
+use crate::prober::Prober;
 
 /// LoadBalancers written at the same time. Each takes a connection of its own; more of them
 /// do not make an API server faster.
@@ -30,6 +35,8 @@ const WRITES_AT_ONCE: usize = 24;
 /// First and longest delay after a failure, per object.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
+/// VMs that cannot be listed for so long are worth a word: perhaps there is no KubeVirt.
+pub(super) const VMS_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a reconcile works with.
 pub struct Context {
@@ -37,19 +44,28 @@ pub struct Context {
     pub shared: super::Context,
     /// The way to the ledgers.
     pub ledger: Handle,
+    prober: Prober,
     writes: Semaphore,
+    began: Instant,
     failures: report::Failures,
 }
 
 impl Context {
     /// For one term of leadership.
-    pub fn new(shared: super::Context, ledger: Handle) -> Self {
+    pub fn new(shared: super::Context, ledger: Handle, prober: Prober) -> Self {
         Self {
             shared,
             ledger,
+            prober,
+            began: Instant::now(),
             writes: Semaphore::new(WRITES_AT_ONCE),
             failures: report::Failures::default(),
         }
+    }
+
+    /// Whether VMs should have been listed by now.
+    fn vms_overdue(&self) -> bool {
+        self.began.elapsed() >= VMS_WITHIN
     }
 }
 
@@ -59,9 +75,12 @@ pub enum Error {
     /// The ledger gave no answer.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
-    /// The LoadBalancer could not be read or written.
+    /// An object could not be read or written.
     #[error(transparent)]
     Call(#[from] CallError),
+    /// The API server refuses what must be done.
+    #[error("refused: {0}")]
+    Refused(String),
 }
 
 /// Reconciles what it is told of until dropped.
@@ -89,17 +108,50 @@ pub async fn run(ctx: Arc<Context>, woken: mpsc::UnboundedReceiver<ObjectRef<Loa
 
 /// Thousands of these wait for the ledger at the same time, so what comes after is boxed.
 async fn reconcile(lb: Arc<LoadBalancer>, ctx: Arc<Context>) -> Result<Action, Error> {
+    let mut action = Action::await_change();
     if facts::is_leaving(&lb) {
+        if vm_lb::is_vm(&lb) && !Box::pin(serve::withdraw(&lb, &ctx)).await? {
+            return Ok(action);
+        }
         ctx.ledger.release(facts::owner(&lb)).await?;
         Box::pin(act::finalize(&lb, &ctx)).await?;
     } else {
         let found = gather::finding(lb.clone(), false, &ctx).await?;
         if let Some((lb, finding)) = found {
-            Box::pin(act::publish(lb, finding, &ctx)).await?;
+            if vm_lb::is_vm(&lb) && plan::may_serve(&lb) {
+                action = Box::pin(serve_and_publish(lb, finding, &ctx)).await?;
+            } else {
+                Box::pin(act::publish(lb, finding, None, &ctx)).await?;
+            }
         }
     }
     ctx.failures.clear(lb.uid().as_deref());
-    Ok(Action::await_change())
+    Ok(action)
+}
+
+/// A vm load balancer: first what serves it, then what is said of that.
+async fn serve_and_publish(
+    lb: Arc<LoadBalancer>,
+    finding: Finding,
+    ctx: &Context,
+) -> Result<Action, Error> {
+    let Some(report) = serve::serve(&lb, &finding, ctx).await? else {
+        if matches!(finding, Finding::Pool(Verdict::Waiting(_))) {
+            act::publish(lb, finding, None, ctx).await?;
+            return Ok(Action::await_change());
+        }
+        // VMs were not listed yet.
+        return Ok(Action::requeue(VMS_WITHIN));
+    };
+    // What another owns carries no label to watch it by, and refusals end unseen.
+    let unseen = matches!(report.service, vm_lb::Service::Foreign(_) | vm_lb::Service::Refused(_));
+    let finding = match facts::published(&lb) {
+        // The address it moves from is not given up while it is announced or asked for.
+        Some(old) if serve::asks_for(&lb, old.ip, ctx) => plan::staying_at(finding, old),
+        _ => finding,
+    };
+    act::publish(lb, finding, Some(&report), ctx).await?;
+    Ok(if unseen { Action::requeue(LAST_RETRY) } else { Action::await_change() })
 }
 
 #[allow(clippy::needless_pass_by_value)] // The signature is the library's.

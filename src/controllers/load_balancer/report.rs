@@ -7,15 +7,23 @@ use std::sync::{Mutex, PoisonError};
 use kube::{Resource, ResourceExt};
 
 use super::Context;
-use crate::api::LoadBalancer;
+use crate::api::{ConditionStatus, LoadBalancer, READY};
 use crate::domain::book::Verdict;
-use crate::domain::facts;
 use crate::domain::plan::Finding;
-use crate::domain::reason;
+use crate::domain::vm_lb::{self, Report};
+use crate::domain::{facts, reason};
 
 /// After a write was accepted.
-pub(super) fn published(lb: &LoadBalancer, finding: &Finding, ctx: &Context) {
+pub(super) fn published(
+    lb: &LoadBalancer,
+    finding: &Finding,
+    report: Option<&Report>,
+    ctx: &Context,
+) {
     let shared = &ctx.shared;
+    if let Some(report) = report {
+        served(lb, report, ctx);
+    }
     let before =
         lb.status.as_ref().and_then(|s| s.allocated_address.as_ref()).and_then(|a| a.ip.as_deref());
     match finding {
@@ -36,6 +44,25 @@ pub(super) fn published(lb: &LoadBalancer, finding: &Finding, ctx: &Context) {
             tracing::info!(lb = facts::name(lb), reason = wait.reason(), "no address");
             shared.events.warning(lb.object_ref(&()), wait.reason(), wait.message());
         }
+    }
+}
+
+/// A vm load balancer serves otherwise than before.
+fn served(lb: &LoadBalancer, report: &Report, ctx: &Context) {
+    let allocated = lb.status.as_ref().and_then(|s| s.allocated_address.as_ref());
+    let asked = allocated.and_then(|a| a.ip.as_deref()).unwrap_or_default();
+    let (status, why, message) = vm_lb::ready(report, asked);
+    let conditions = lb.status.as_ref().map_or(&[][..], |s| &s.conditions);
+    let before = conditions.iter().find(|c| c.type_ == READY);
+    // The announcer needs a moment each time.
+    if why == reason::NOT_ANNOUNCED || before.is_some_and(|c| c.reason.as_deref() == Some(why)) {
+        return;
+    }
+    tracing::info!(lb = facts::name(lb), reason = why, message, "served");
+    if status == ConditionStatus::True && why == reason::ANNOUNCED {
+        ctx.shared.events.normal(lb.object_ref(&()), why, message);
+    } else {
+        ctx.shared.events.warning(lb.object_ref(&()), why, message);
     }
 }
 

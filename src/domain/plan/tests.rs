@@ -8,7 +8,7 @@ use super::super::ranges::Subnet;
 use super::super::reason::Wait;
 use super::super::{Claim, LbFacts, Owner};
 use super::*;
-use crate::api::{IPPoolSpec, LoadBalancerStatus, Range};
+use crate::api::{IPPoolSpec, LoadBalancerStatus, Range, WorkloadType};
 
 const THEN: &str = "2026-01-01T00:00:00Z";
 const NOW: &str = "2026-02-02T00:00:00Z";
@@ -31,7 +31,7 @@ fn apply(target: &mut Value, patch: &Value) {
 
 fn patched(lb: &LoadBalancer, finding: &Finding) -> LoadBalancer {
     let mut value = serde_json::to_value(lb).unwrap();
-    if let Some(patch) = patch(lb, finding, NOW) {
+    if let Some(patch) = patch(lb, finding, None, NOW) {
         apply(&mut value, &patch);
     }
     serde_json::from_value(value).unwrap()
@@ -90,8 +90,8 @@ fn a_guest_gets_finalizer_claim_address_and_condition_in_one_patch() {
                 "lastUpdateTime": NOW, "lastTransitionTime": NOW}],
         },
     });
-    assert_eq!(patch(&lb, &holds("a", 5, None), NOW), Some(expected));
-    assert_eq!(patch(&patched(&lb, &holds("a", 5, None)), &holds("a", 5, None), NOW), None);
+    assert_eq!(patch(&lb, &holds("a", 5, None), None, NOW), Some(expected));
+    assert_eq!(patch(&patched(&lb, &holds("a", 5, None)), &holds("a", 5, None), None, NOW), None);
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn mask_and_gateway_outlive_the_ranges_they_came_from() {
         unreachable!("an address is held")
     };
     let shrunk = Finding::Pool(Verdict::Held { claim, subnet: None, instead });
-    assert_eq!(patch(&lb, &shrunk, NOW), None);
+    assert_eq!(patch(&lb, &shrunk, None, NOW), None);
 }
 
 #[test]
@@ -286,7 +286,7 @@ proptest! {
     #[test]
     fn what_was_written_needs_no_further_write(lb in any_lb(), finding in any_finding()) {
         let done = patched(&lb, &finding);
-        prop_assert_eq!(patch(&done, &finding, NOW), None);
+        prop_assert_eq!(patch(&done, &finding, None, NOW), None);
         let status = done.status.as_ref().unwrap();
         let ip = status.allocated_address.as_ref().and_then(|a| a.ip.clone());
         match &finding {
@@ -309,5 +309,9 @@ proptest! {
 }
 
 mod pools {
+    mod tests;
+}
+
+mod vms {
     mod tests;
 }

@@ -8,6 +8,7 @@ mod objects;
 mod scene;
 mod steps;
 mod table;
+mod vms;
 mod world;
 
 use std::env;

@@ -6,23 +6,24 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use kube::api::DeleteParams;
-use testbed::{Bed, Operator, Start, eventually, install};
+use testbed::kubevirt::install_kubevirt;
+use testbed::{Announcer, Bed, Operator, Start, eventually, install};
 use tokio::time::interval;
 
 use crate::objects::{balancers, create};
 use crate::scene::Scene;
 use crate::table::{Changes, Table};
 use crate::world::{self, World};
-use crate::{burst, folder};
+use crate::{burst, folder, vms};
 
-const STEPS: usize = 7;
+const STEPS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(30);
 const LEASE: &str = "kube-system/harvester-load-balancer";
 /// Each LoadBalancer of the samples, its pool and the reason it ends with; the three of the pool
 /// of two addresses have a check of their own.
 const EXPECTED: [(&str, &str, &str); 5] = [
     ("default/dev-default-web", "global", "Allocated"),
-    ("demo/vm-web", "demo-vlan100", "NotAnnounced"),
+    ("demo/vm-web", "demo-vlan100", "NoRunningBackends"),
     ("demo/named-pool", "demo-vlan100", "Allocated"),
     ("demo/six", "ipv6", "Allocated"),
     ("demo/missing-pool", "no-such-pool", "IPPoolNotFound"),
@@ -35,6 +36,7 @@ const AFTER: &str = "after-failover";
 pub(crate) struct Stage {
     operator: Operator,
     world: World,
+    _announcer: Announcer,
 }
 
 pub(crate) fn announce(number: usize, what: &str, how_long: &str) {
@@ -58,12 +60,15 @@ impl Stage {
         announce(5, "Free one address of a full pool: who waited longest gets it", "a second");
         free_one(bed, &mut world).await.context("step 5 did not hold")?;
 
-        announce(6, "kill -9 the leader: the standby takes over", "about 5 seconds");
-        fail_over(bed, &mut world, leader, &standby).await.context("step 6 did not hold")?;
+        announce(6, "Two VMs behind demo/vm-web; one is paused, one stops", "a second or two");
+        let announcer = vms::run(bed).await.context("step 6 did not hold")?;
 
-        announce(7, "What to try next", "as long as you like");
+        announce(7, "kill -9 the leader: the standby takes over", "about 5 seconds");
+        fail_over(bed, &mut world, leader, &standby).await.context("step 7 did not hold")?;
+
+        announce(8, "What to try next", "as long as you like");
         say_what_next(bed, &standby, &world.scene)?;
-        Ok(Self { operator: standby, world })
+        Ok(Self { operator: standby, world, _announcer: announcer })
     }
 
     /// Prints what changes; ends only if the operator does.
@@ -88,8 +93,9 @@ impl Stage {
 /// Starts two and returns the one that leads first.
 async fn start_operators(bed: &Bed, binary: &Path) -> Result<(Operator, Operator)> {
     install(bed).await?;
+    install_kubevirt(bed).await?;
     world::watchable(&bed.admin()).await?;
-    println!("      applied: crds, config/rbac");
+    println!("      applied: crds, config/rbac, and KubeVirt's kinds without KubeVirt");
     let start = |identity: &str| Start {
         // Said here so that a variable of the user's does not say otherwise.
         lease: Some(LEASE.to_owned()),
@@ -255,6 +261,7 @@ fn say_what_next(bed: &Bed, operator: &Operator, scene: &Scene) -> Result<()> {
     );
     println!("      kubectl get lb,pool -A");
     println!("      kubectl describe pool tiny");
+    println!("      kubectl -n demo get vmi,svc,endpointslices");
     println!("      kubectl -n demo describe lb missing-pool    # its condition and its Events");
     println!("      curl -s http://{}/metrics | grep hgo_", operator.http);
     println!("      # Another LoadBalancer:");

@@ -4,6 +4,8 @@
 //! server refuses it when the object has moved on, and fields this version does not know
 //! survive it.
 
+mod serving;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +15,7 @@ use http::header::ACCEPT;
 use kube::api::{Patch, PatchParams};
 use kube::core::{ObjectMeta, PartialObjectMeta, Request};
 use kube::{Api, Client, Resource};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::lease::Leadership;
@@ -42,9 +45,10 @@ impl Writer {
         namespace: &str,
         name: &str,
         patch: &Value,
-    ) -> Result<(), CallError> {
+    ) -> Result<String, CallError> {
         let list = LoadBalancer::url_path(&(), Some(namespace));
-        self.patch::<LoadBalancer>("LoadBalancer", &list, name, patch, None).await.map(drop)
+        let meta = self.patch::<LoadBalancer>("LoadBalancer", &list, name, patch, None).await?;
+        Ok(meta.resource_version.unwrap_or_default())
     }
 
     /// Patches an IPPool's metadata. Returns what the server made of it.
@@ -110,10 +114,9 @@ impl Writer {
         kind: &'static str,
         list: &str,
         name: &str,
-        patch: &Value,
+        patch: &impl Serialize,
         subresource: Option<&str>,
     ) -> Result<ObjectMeta, CallError> {
-        self.check_leadership()?;
         let request = Request::new(list);
         let params = PatchParams::default();
         let patch = Patch::Merge(patch);
@@ -121,6 +124,16 @@ impl Writer {
             None => request.patch(name, &params, &patch),
             Some(subresource) => request.patch_subresource(subresource, name, &params, &patch),
         };
+        self.send::<K>(kind, request).await
+    }
+
+    /// Sends a write and reads no more of the answer than metadata.
+    async fn send<K: Resource<DynamicType = ()>>(
+        &self,
+        kind: &'static str,
+        request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> Result<ObjectMeta, CallError> {
+        self.check_leadership()?;
         let mut request =
             request.map_err(|e| CallError::Other(Box::new(kube::Error::BuildRequest(e))))?;
         request.headers_mut().insert(
@@ -217,6 +230,13 @@ mod tests {
             writer.patch_lb("ns", "lb", &json!({})).await.err(),
             writer.patch_pool_meta("pool", &json!({})).await.err(),
             writer.write_pool_status("pool", "1", &status, &status).await.err(),
+            writer.create_service("ns", &json!({})).await.err(),
+            writer.patch_service("ns", "lb", &json!({})).await.err(),
+            writer.delete_service("ns", "lb", "uid", "1").await.err(),
+            writer.create_slice("ns", &json!({})).await.err(),
+            writer.patch_slice("ns", "lb", &json!({})).await.err(),
+            writer.delete_slice("ns", "lb", "1").await.err(),
+            writer.patch_vm("ns", "vm", &json!({})).await.err(),
         ];
         for answer in answers {
             assert!(matches!(answer, Some(CallError::NotLeader)), "{answer:?}");

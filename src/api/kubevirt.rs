@@ -1,0 +1,186 @@
+//! What is read of kinds that others own: VirtualMachineInstances, the pods they run in, nodes
+//! and networks. Only the fields that decisions take; the rest is skipped while parsing.
+
+use k8s_openapi::api::core::v1::{Node as FullNode, Pod};
+use kube::core::ObjectMeta;
+use kube::{CustomResource, Resource};
+use serde::{Deserialize, Serialize};
+
+/// Annotation and node label: the failure domain, coarse.
+pub const TOPOLOGY_REGION: &str = "topology.kubernetes.io/region";
+/// Annotation and node label: the failure domain, fine.
+pub const TOPOLOGY_ZONE: &str = "topology.kubernetes.io/zone";
+/// Label of a VM: what made it.
+pub const LABEL_CREATOR: &str = "harvesterhci.io/creator";
+/// The creator whose VMs Harvester itself gives their topology.
+pub const NODE_DRIVER: &str = "docker-machine-driver-harvester";
+/// Label of every pod that runs a VM, with its value.
+pub const LAUNCHER: (&str, &str) = ("kubevirt.io", "virt-launcher");
+
+/// One run of a VM. A restart makes a new one under the same name.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[kube(
+    group = "kubevirt.io",
+    version = "v1",
+    kind = "VirtualMachineInstance",
+    namespaced,
+    schema = "disabled",
+    status = "VirtualMachineInstanceStatus",
+    derive = "PartialEq",
+    derive = "Default"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualMachineInstanceSpec {
+    /// The networks that its interfaces join, by name.
+    #[serde(default)]
+    pub networks: Vec<Network>,
+}
+
+/// A network of a VM.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Network {
+    /// Name within the VM.
+    #[serde(default)]
+    pub name: String,
+    /// The NetworkAttachmentDefinition. Unset: the pod network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multus: Option<Multus>,
+}
+
+/// A reference to a NetworkAttachmentDefinition.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Multus {
+    /// `name`, or `namespace/name`.
+    #[serde(default)]
+    pub network_name: String,
+}
+
+/// What virt-controller and virt-handler report.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualMachineInstanceStatus {
+    /// Pending, Scheduling, Scheduled, Running, Succeeded, Failed, Unknown or WaitingForSync.
+    #[serde(default)]
+    pub phase: String,
+    /// The node it runs on; during a live migration the source, until the guest has moved.
+    #[serde(default)]
+    pub node_name: String,
+    /// Ready, Paused, AgentConnected and others.
+    #[serde(default)]
+    pub conditions: Vec<VmiCondition>,
+    /// What the hypervisor and the guest agent know of the guest's interfaces.
+    #[serde(default)]
+    pub interfaces: Vec<Interface>,
+}
+
+/// A condition of a VirtualMachineInstance or a pod.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VmiCondition {
+    /// What is said.
+    #[serde(default, rename = "type")]
+    pub type_: String,
+    /// `True`, `False` or `Unknown`.
+    #[serde(default)]
+    pub status: String,
+    /// Why.
+    #[serde(default)]
+    pub reason: String,
+}
+
+/// An interface of the guest.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Interface {
+    /// The network it joins. Empty: the guest made it for itself (a bridge, a CNI's device).
+    #[serde(default)]
+    pub name: String,
+    /// The first of its addresses.
+    #[serde(default)]
+    pub ip_address: String,
+    /// All of its addresses.
+    #[serde(default)]
+    pub ip_addresses: Option<Vec<String>>,
+}
+
+/// A pod, as far as it says how its VM is.
+#[derive(Resource, Clone, Debug, Default, Deserialize, Serialize)]
+#[resource(inherit = "Pod")]
+pub struct LauncherPod {
+    /// Whose it is, and whether it is being deleted.
+    pub metadata: ObjectMeta,
+    /// Where it runs.
+    #[serde(default)]
+    pub spec: PodSpec,
+    /// How it is.
+    #[serde(default)]
+    pub status: PodStatus,
+}
+
+/// Where a pod runs.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodSpec {
+    /// The node.
+    #[serde(default)]
+    pub node_name: String,
+}
+
+/// How a pod is.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodStatus {
+    /// Pending, Running, Succeeded, Failed or Unknown.
+    #[serde(default)]
+    pub phase: String,
+    /// Ready and others.
+    #[serde(default)]
+    pub conditions: Vec<VmiCondition>,
+}
+
+/// A node, as far as VMs are told of it.
+#[derive(Resource, Clone, Debug, Default, Deserialize, Serialize)]
+#[resource(inherit = "FullNode")]
+pub struct Node {
+    /// Its labels name region and zone.
+    pub metadata: ObjectMeta,
+    /// Its own addresses.
+    #[serde(default)]
+    pub status: NodeStatus,
+}
+
+/// A node's own addresses.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct NodeStatus {
+    /// Addresses and names.
+    #[serde(default)]
+    pub addresses: Vec<NodeAddress>,
+}
+
+/// One of a node's addresses or names.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct NodeAddress {
+    /// An address, or a name.
+    #[serde(default)]
+    pub address: String,
+}
+
+/// A network that VMs join.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[kube(
+    group = "k8s.cni.cncf.io",
+    version = "v1",
+    kind = "NetworkAttachmentDefinition",
+    plural = "network-attachment-definitions",
+    namespaced,
+    schema = "disabled",
+    derive = "PartialEq",
+    derive = "Default"
+)]
+pub struct NetworkAttachmentDefinitionSpec {
+    /// CNI configuration, as JSON text.
+    #[serde(default)]
+    pub config: String,
+}

@@ -1,0 +1,226 @@
+//! The Service and the EndpointSlices of a vm load balancer: made, kept, and withdrawn.
+//!
+//! Invariants: slices are written before the Service, because kube-vip 1.2 announces nothing
+//! without endpoints; nothing is written that another owns, nor a slice for another's Service;
+//! withdrawal begins with the Service, and is complete only when that is gone.
+
+mod service;
+mod slices;
+
+use std::net::IpAddr;
+
+use kube::ResourceExt;
+
+use super::{Context, Error};
+use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
+use crate::domain::book::Verdict;
+use crate::domain::endpoints::{self, Backend};
+use crate::domain::health::{self, Check, Target};
+use crate::domain::plan::Finding;
+use crate::domain::service::{Identity, Wanted};
+use crate::domain::slices::remembered;
+use crate::domain::vm_lb::{self, Backends, Report, Service};
+use crate::k8s::CallError;
+
+/// How often a write is decided anew for an object that keeps changing under it.
+const REPETITIONS: usize = 5;
+
+/// What stands in the way of a write.
+enum Obstacle {
+    /// The Service by the name is another's: this says whose.
+    ForeignService(String),
+    /// An EndpointSlice by the name is another's: this says which.
+    ForeignSlice(String),
+    /// The API server refuses it: this says why.
+    Refused(String),
+    /// Something that may pass.
+    Error(Error),
+}
+
+impl From<CallError> for Obstacle {
+    fn from(error: CallError) -> Self {
+        match error.refusal() {
+            Some(why) => Self::Refused(why.to_owned()),
+            None => Self::Error(error.into()),
+        }
+    }
+}
+
+/// Makes Service and slices say what they must. `None`: there is nothing to serve, or what must
+/// be known for it is not known yet.
+pub(super) async fn serve(
+    lb: &LoadBalancer,
+    finding: &Finding,
+    ctx: &Context,
+) -> Result<Option<Report>, Error> {
+    let address = match finding {
+        Finding::Pool(Verdict::Held { claim, .. }) => Some(claim.ip),
+        Finding::Dhcp => None,
+        Finding::Pool(Verdict::Waiting(_)) => {
+            // It may have lost its address to somebody with a better claim.
+            withdraw(lb, ctx).await?;
+            return Ok(None);
+        }
+    };
+    let at = At::new(lb, ctx);
+    if !ctx.shared.views.endpoints_synced() {
+        let report = ctx.vms_overdue().then(|| Report {
+            service: at.own().map_or(Service::Waiting, |_| Service::Ours),
+            ingress: at.ingress(),
+            backends: None,
+            health_fault: None,
+        });
+        return Ok(report);
+    }
+    let listeners = vm_lb::name_fault(&at.name).map_or_else(|| vm_lb::listeners(&lb.spec), Err);
+    let network = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
+    let attachment = ctx.shared.views.attachment(network);
+    let wanted = Wanted {
+        lb: at.identity(),
+        address,
+        listeners: listeners.as_deref().unwrap_or_default(),
+        network,
+        attachment: attachment.as_ref(),
+    };
+    let (check, health_fault) = match health::check(&lb.spec) {
+        Ok(check) => (check, None),
+        Err(fault) => (None, Some(fault.to_string())),
+    };
+    let backends = at.backends(&wanted, check.as_ref());
+    let (backends, health_fault) = match backends {
+        Ok(backends) => (backends, health_fault),
+        Err((backends, fault)) => (backends, Some(fault)),
+    };
+    let report = |service| {
+        Some(Report {
+            service,
+            ingress: at.ingress(),
+            backends: Some(backends.clone()),
+            health_fault: health_fault.clone(),
+        })
+    };
+    let done = async {
+        at.know_service().await?;
+        match &listeners {
+            Ok(listeners) => {
+                let ports = vm_lb::ports(listeners);
+                at.write_slices(wanted.family(), &ports, &backends).await?;
+                at.write_service(&wanted).await
+            }
+            Err(fault) => {
+                at.keep_endpoints(wanted.family(), &backends).await?;
+                Ok(Service::Faulty(fault.clone()))
+            }
+        }
+    };
+    match done.await {
+        Ok(service) => Ok(report(service)),
+        Err(Obstacle::ForeignService(whose)) => {
+            // Slices of ours would give another's Service endpoints.
+            at.drop_slices().await?;
+            Ok(report(Service::Foreign(whose)))
+        }
+        Err(Obstacle::ForeignSlice(which)) => Ok(report(Service::Foreign(which))),
+        Err(Obstacle::Refused(why)) => Ok(report(Service::Refused(why))),
+        Err(Obstacle::Error(error)) => Err(error),
+    }
+}
+
+/// Whether the address may lead to the LoadBalancer's Service, and so to nobody else's.
+pub(super) fn asks_for(lb: &LoadBalancer, address: IpAddr, ctx: &Context) -> bool {
+    At::new(lb, ctx).own().is_some_and(|stored| stored.asks_for(address))
+}
+
+/// Takes Service and slices away. Returns whether they are gone.
+pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &Context) -> Result<bool, Error> {
+    let at = At::new(lb, ctx);
+    ctx.prober.remove(&at.key);
+    match at.know_service().await {
+        // It asks for nothing on this one's behalf.
+        Ok(()) | Err(Obstacle::ForeignService(_)) => {}
+        Err(obstacle) => return Err(into_error(obstacle)),
+    }
+    if let Some(stored) = at.stored()
+        && !at.delete_service(&stored).await?
+    {
+        return Ok(false);
+    }
+    at.drop_slices().await?;
+    Ok(true)
+}
+
+fn into_error(obstacle: Obstacle) -> Error {
+    match obstacle {
+        Obstacle::Error(error) => error,
+        Obstacle::ForeignService(text) | Obstacle::ForeignSlice(text) | Obstacle::Refused(text) => {
+            Error::Refused(text)
+        }
+    }
+}
+
+/// A LoadBalancer, and where its objects are.
+struct At<'a> {
+    ctx: &'a Context,
+    namespace: String,
+    name: String,
+    uid: String,
+    /// `namespace/name`.
+    key: String,
+}
+
+impl<'a> At<'a> {
+    fn new(lb: &LoadBalancer, ctx: &'a Context) -> Self {
+        let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
+        let key = format!("{namespace}/{name}");
+        Self { ctx, namespace, name, uid: lb.uid().unwrap_or_default(), key }
+    }
+
+    fn client(&self) -> kube::Client {
+        self.ctx.shared.client.clone()
+    }
+
+    fn identity(&self) -> Identity<'_> {
+        Identity { namespace: &self.namespace, name: &self.name, uid: &self.uid }
+    }
+
+    /// The VMs behind it, and their health. An error: the check cannot be done, and is not.
+    fn backends(
+        &self,
+        wanted: &Wanted<'_>,
+        check: Option<&Check>,
+    ) -> Result<Backends, (Backends, String)> {
+        let views = &self.ctx.shared.views;
+        let slices = self.slices();
+        let known = remembered(&slices);
+        let wants = endpoints::Wanted { network: wanted.network, family: wanted.family() };
+        let foreign = |ip: IpAddr| wanted.address == Some(ip) || views.is_node_address(ip);
+        let found = views.of_members(&self.namespace, &self.name, |(name, vm, pods)| {
+            let last = known.get(&*vm.uid).map(|endpoint| endpoint.address);
+            endpoints::backend(name, vm, pods, &wants, last, &foreign)
+        });
+        let prober = &self.ctx.prober;
+        let Some(check) = check else {
+            prober.remove(&self.key);
+            return Ok(Backends::new(found, |_| true));
+        };
+        let targets: Vec<Target> = found
+            .iter()
+            .filter_map(|backend| match backend {
+                Backend::Endpoint { endpoint, .. } => Some(Target {
+                    id: endpoint.uid.to_string(),
+                    address: endpoint.address,
+                    // A new leader, and a check that was just asked for, begin with what is.
+                    assume_healthy: known
+                        .get(&*endpoint.uid)
+                        .is_some_and(|e| e.serving && e.address == endpoint.address),
+                }),
+                _ => None,
+            })
+            .collect();
+        if let Err(fault) = prober.set(&self.key, Some(check), &targets) {
+            return Err((Backends::new(found, |_| true), fault.to_string()));
+        }
+        let verdicts = prober.verdicts(&self.key);
+        Ok(Backends::new(found, |endpoint| verdicts.get(&*endpoint.uid).copied().unwrap_or(false)))
+    }
+}

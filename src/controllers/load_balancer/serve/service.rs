@@ -1,0 +1,135 @@
+//! The Service of a vm load balancer: read, written and deleted.
+
+use k8s_openapi::api::core::v1::Service as FullService;
+use kube::{Api, ResourceExt};
+
+use super::{At, Obstacle, REPETITIONS, into_error};
+use crate::controllers::load_balancer::Error;
+use crate::domain::service::{self, Plan, Stored, Wanted};
+use crate::domain::vm_lb::Service;
+use crate::k8s::views::service as read_service;
+use crate::k8s::{CallError, call};
+
+impl At<'_> {
+    pub(super) fn stored(&self) -> Option<Stored> {
+        self.ctx.shared.views.services.of(&self.key).next()
+    }
+
+    /// The Service, if it is this LoadBalancer's.
+    pub(super) fn own(&self) -> Option<Stored> {
+        self.stored().filter(|stored| service::foreign(&stored.owners, self.identity()).is_none())
+    }
+
+    /// Where that is announced.
+    pub(super) fn ingress(&self) -> Vec<String> {
+        self.own().map(|stored| stored.ingress).unwrap_or_default()
+    }
+
+    /// Learns of a Service that carries no label to watch it by. An error: it is another's.
+    pub(super) async fn know_service(&self) -> Result<(), Obstacle> {
+        if self.own().is_some() { Ok(()) } else { self.read_service().await }
+    }
+
+    async fn read_service(&self) -> Result<(), Obstacle> {
+        let api = Api::<FullService>::namespaced(self.client(), &self.namespace);
+        match Box::pin(call(api.get(&self.name))).await {
+            Ok(service) => {
+                let owners = read_service(&service).owners;
+                if let Some(whose) = service::foreign(&owners, self.identity()) {
+                    self.forget_service();
+                    return Err(self.foreign_service(&whose));
+                }
+                self.note(&service);
+            }
+            Err(CallError::NotFound) => self.forget_service(),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn foreign_service(&self, whose: &str) -> Obstacle {
+        Obstacle::ForeignService(format!(
+            "a Service {} exists: {whose}; it is left as it is: rename one of the two, or remove it",
+            self.key
+        ))
+    }
+
+    fn note(&self, service: &FullService) {
+        let version = service.resource_version().unwrap_or_default();
+        let services = &self.ctx.shared.views.services;
+        services.note(&self.key, &self.name, &version, read_service(service));
+    }
+
+    fn forget_service(&self) {
+        if let Some(stored) = self.stored() {
+            self.ctx.shared.views.services.forget(&self.key, &self.name, &stored.version);
+        }
+    }
+
+    pub(super) async fn write_service(&self, wanted: &Wanted<'_>) -> Result<Service, Obstacle> {
+        let writer = &self.ctx.shared.writer;
+        for _ in 0..REPETITIONS {
+            let stored = self.stored();
+            let permit = self.ctx.writes.acquire().await;
+            let answer = match service::plan(stored.as_ref(), wanted) {
+                Plan::Keep => return Ok(Service::Ours),
+                Plan::Create(service) => {
+                    Box::pin(writer.create_service(&self.namespace, &service)).await
+                }
+                Plan::Change(patch) => {
+                    Box::pin(writer.patch_service(&self.namespace, &self.name, &patch)).await
+                }
+                Plan::Foreign(whose) => {
+                    return Err(self.foreign_service(&whose));
+                }
+                Plan::Leaving => return Ok(Service::Waiting),
+                Plan::Replace => {
+                    if let Some(stored) = stored {
+                        drop(permit);
+                        self.delete_service(&stored).await.map_err(Obstacle::Error)?;
+                    }
+                    // Its end is the next event.
+                    return Ok(Service::Waiting);
+                }
+            };
+            match answer {
+                Ok(service) => self.note(&service),
+                Err(CallError::Conflict | CallError::NotFound) => self.read_service().await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(CallError::Conflict.into())
+    }
+
+    /// Returns whether it is gone.
+    pub(super) async fn delete_service(&self, stored: &Stored) -> Result<bool, Error> {
+        let mut stored = stored.clone();
+        for _ in 0..REPETITIONS {
+            if stored.deleting {
+                // Something else holds it. Its end is an event.
+                return Ok(false);
+            }
+            let _permit = self.ctx.writes.acquire().await;
+            let writer = &self.ctx.shared.writer;
+            let Stored { uid, version, .. } = &stored;
+            match Box::pin(writer.delete_service(&self.namespace, &self.name, uid, version)).await {
+                Ok(Some(left)) => {
+                    self.note(&left);
+                    return Ok(false);
+                }
+                Ok(None) => {
+                    self.forget_service();
+                    return Ok(true);
+                }
+                Err(CallError::Conflict | CallError::NotFound) => {}
+                Err(error) => return Err(error.into()),
+            }
+            self.read_service().await.map_err(into_error)?;
+            match self.stored() {
+                Some(now) if now.uid == stored.uid => stored = now,
+                _ => return Ok(true),
+            }
+        }
+        Err(CallError::Conflict.into())
+    }
+}

@@ -1,0 +1,168 @@
+//! The EndpointSlices of a vm load balancer: read, written and deleted.
+
+use chrono::{SecondsFormat, Utc};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Api;
+
+use super::{At, Obstacle, REPETITIONS, into_error};
+use crate::controllers::load_balancer::Error;
+use crate::domain::endpoints::Family;
+use crate::domain::service;
+use crate::domain::slices::{self, Port, Slice, Write};
+use crate::domain::vm_lb::Backends;
+use crate::k8s::views::{OwnedSlice, owners, slice as read_slice};
+use crate::k8s::{CallError, call};
+
+impl At<'_> {
+    pub(super) fn slices(&self) -> Vec<Slice> {
+        let all = self.ctx.shared.views.slices.of(&self.key);
+        all.filter(|slice| slice.owner == self.uid).map(|slice| slice.slice).collect()
+    }
+
+    pub(super) async fn write_slices(
+        &self,
+        family: Family,
+        ports: &[Port],
+        backends: &Backends,
+    ) -> Result<(), Obstacle> {
+        let touched = self.ctx.shared.views.take_touched(&self.key);
+        let mut wrote = false;
+        for _ in 0..REPETITIONS {
+            let stored = self.slices();
+            let writes =
+                slices::plan(&self.name, family, ports, &stored, backends.endpoints.clone());
+            if writes.is_empty() {
+                if wrote && let Some(touched) = touched {
+                    let latency = &self.ctx.shared.metrics.endpoint_latency;
+                    latency.observe(touched.elapsed().as_secs_f64());
+                }
+                return Ok(());
+            }
+            for write in writes {
+                match self.write_slice(family, ports, &write).await {
+                    Ok(()) => wrote = true,
+                    Err(CallError::Conflict | CallError::NotFound) => {
+                        self.read_slice(write.name()).await?;
+                        break;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Err(CallError::Conflict.into())
+    }
+
+    /// The endpoints of a Service that stays as it is, because what is asked for makes none:
+    /// they follow the VMs all the same.
+    pub(super) async fn keep_endpoints(
+        &self,
+        family: Family,
+        backends: &Backends,
+    ) -> Result<(), Obstacle> {
+        let stored = self.slices();
+        match stored.iter().find(|slice| slice.family == Some(family)) {
+            Some(slice) if self.own().is_some() => {
+                self.write_slices(family, &slice.ports, backends).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn write_slice(
+        &self,
+        family: Family,
+        ports: &[Port],
+        write: &Write,
+    ) -> Result<(), CallError> {
+        let _permit = self.ctx.writes.acquire().await;
+        let writer = &self.ctx.shared.writer;
+        let now = Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true);
+        let (namespace, lb) = (&self.namespace, self.identity());
+        let (meta, endpoints) = match write {
+            Write::Create { name, endpoints } => {
+                let slice = slices::create(lb, name, family, ports, endpoints, &now);
+                (Box::pin(writer.create_slice(namespace, &slice)).await?, endpoints)
+            }
+            Write::Update { name, version, endpoints } => {
+                let patch = slices::patch(lb, version, ports, endpoints, &now);
+                (Box::pin(writer.patch_slice(namespace, name, &patch)).await?, endpoints)
+            }
+            Write::Delete { name, version } => {
+                Box::pin(writer.delete_slice(namespace, name, version)).await?;
+                self.ctx.shared.views.slices.forget(&self.key, name, version);
+                return Ok(());
+            }
+        };
+        let version = meta.resource_version.unwrap_or_default();
+        let slice = Slice {
+            name: write.name().to_owned(),
+            version: version.clone(),
+            family: Some(family),
+            ports: ports.to_vec(),
+            endpoints: endpoints.clone(),
+            sound: true,
+        };
+        let owned = OwnedSlice { owner: self.uid.clone(), slice };
+        self.ctx.shared.views.slices.note(&self.key, write.name(), &version, owned);
+        Ok(())
+    }
+
+    /// Reads a slice that is not as the view has it.
+    async fn read_slice(&self, name: &str) -> Result<(), Obstacle> {
+        let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
+        let slices = &self.ctx.shared.views.slices;
+        match Box::pin(call(api.get(name))).await {
+            Ok(stored) => match read_slice(&stored) {
+                Some((lb, slice)) if lb == self.key && slice.owner == self.uid => {
+                    slices.note(&lb, name, &slice.slice.version.clone(), slice);
+                    Ok(())
+                }
+                _ => {
+                    self.forget_slice(name);
+                    let whose = service::foreign(&owners(&stored.metadata), self.identity());
+                    Err(Obstacle::ForeignSlice(format!(
+                        "an EndpointSlice {}/{name} exists: {}; it is left as it is: remove it, or rename the LoadBalancer",
+                        self.namespace,
+                        whose.unwrap_or_default()
+                    )))
+                }
+            },
+            Err(CallError::NotFound) => {
+                self.forget_slice(name);
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn forget_slice(&self, name: &str) {
+        for known in self.slices().iter().filter(|slice| slice.name == name) {
+            self.ctx.shared.views.slices.forget(&self.key, name, &known.version);
+        }
+    }
+
+    pub(super) async fn drop_slices(&self) -> Result<(), Error> {
+        for _ in 0..REPETITIONS {
+            let slices = self.slices();
+            if slices.is_empty() {
+                return Ok(());
+            }
+            for slice in &slices {
+                let write =
+                    Write::Delete { name: slice.name.clone(), version: slice.version.clone() };
+                match self.write_slice(Family::V4, &[], &write).await {
+                    Ok(()) => {}
+                    Err(CallError::Conflict | CallError::NotFound) => {
+                        match self.read_slice(&slice.name).await {
+                            // Another's by now.
+                            Ok(()) | Err(Obstacle::ForeignSlice(_)) => {}
+                            Err(obstacle) => return Err(into_error(obstacle)),
+                        }
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Err(CallError::Conflict.into())
+    }
+}

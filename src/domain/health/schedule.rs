@@ -1,0 +1,62 @@
+//! When a target is probed. Times are offsets on one monotonic clock.
+//!
+//! Invariants: probes of a target fall on a fixed grid, `phase + k * period`, so they never
+//! drift however late one of them was. The phase comes from the target's identity alone:
+//! targets spread evenly over the period, and coming and going of others moves none.
+
+use std::time::Duration;
+
+/// A target that nobody knows is probed within this time, not all such targets at once.
+const FIRST_WITHIN: Duration = Duration::from_millis(200);
+
+/// A target's place within the period, whatever the period is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Phase(u64);
+
+impl Phase {
+    /// The phase that belongs to an identity. The parts are told apart: `ab`, `c` is not
+    /// `a`, `bc`.
+    pub fn of(identity: &[&str]) -> Self {
+        // FNV-1a, which is the same in every process and every version.
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        for part in identity {
+            // 0xff occurs in no UTF-8 text, so it separates.
+            for byte in part.bytes().chain([0xff]) {
+                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+            }
+        }
+        // The last bytes hardly reach FNV's upper bits, which `within` uses: names that are
+        // counted up would share a phase. This is the finalizer of MurmurHash3.
+        hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+        Self(hash ^ (hash >> 33))
+    }
+
+    /// The phase as a time: at least zero, less than `span` (zero if that is zero).
+    pub fn within(self, span: Duration) -> Duration {
+        let nanos = (u128::from(self.0) * span.as_nanos()) >> 64;
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+}
+
+/// The first time on the target's grid after `now`, at most one period later. `now` itself if
+/// the period is zero.
+pub fn next(now: Duration, phase: Phase, period: Duration) -> Duration {
+    let offset = phase.within(period);
+    let Some(past) = now.checked_sub(offset) else { return offset };
+    let nanos = period.as_nanos();
+    if nanos == 0 {
+        return now;
+    }
+    let into = u64::try_from(past.as_nanos() % nanos).unwrap_or(0);
+    now + period.saturating_sub(Duration::from_nanos(into))
+}
+
+/// When a target without a verdict is probed for the first time: at once, off its grid, spread
+/// over 200 ms or the period, whichever is shorter.
+pub fn first(now: Duration, phase: Phase, period: Duration) -> Duration {
+    now + phase.within(period.min(FIRST_WITHIN))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,323 @@
+//! The Service that asks for an address: what it must say, and what to write so that it does.
+//!
+//! Invariants: only objects that name the LoadBalancer as their owner, by UID, are written or
+//! deleted; what others add to them stays. Of a Service the operator owns: type, ports, families,
+//! requested address, no selector, its label and owner. Everything else (policies, more labels
+//! and annotations, node ports) belongs to whoever set it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use serde_json::{Map, Value, json};
+
+use super::endpoints::Family;
+use super::vm_lb::Listener;
+use crate::api::{ANNOTATION_NETWORK, DHCP_ADDRESS, GROUP, LABEL_SERVICE_LB};
+
+/// The address that kube-vip is asked for. Wins over `spec.loadBalancerIP`.
+pub const ASKED_ADDRESS: &str = "kube-vip.io/loadbalancerIPs";
+/// The interface that kube-vip is asked to use.
+pub const ASKED_INTERFACE: &str = "kube-vip.io/serviceInterface";
+/// `parent.tag`: the VLAN interface that kube-vip is asked to make and use.
+pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
+
+/// A reference to an owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnerRef {
+    /// Its kind.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+}
+
+/// A Service by a LoadBalancer's name, as stored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.resourceVersion`.
+    pub version: String,
+    /// Whose it is.
+    pub owners: Vec<OwnerRef>,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Whether it carries the label that load balancers' Services carry.
+    pub labelled: bool,
+    /// The annotations that say something to kube-vip, and the network they were made from.
+    pub annotations: BTreeMap<String, String>,
+    /// `spec.type`.
+    pub type_: String,
+    /// Whether it selects pods by itself.
+    pub has_selector: bool,
+    /// `spec.loadBalancerIP`.
+    pub load_balancer_ip: String,
+    /// `spec.ipFamilies`.
+    pub families: Vec<String>,
+    /// `spec.ports`.
+    pub ports: Vec<StoredPort>,
+    /// `status.loadBalancer.ingress[].ip`: what is announced.
+    pub ingress: Vec<String>,
+}
+
+/// A port of a stored Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoredPort {
+    /// Name; empty for the only one.
+    pub name: String,
+    /// TCP or UDP.
+    pub protocol: String,
+    /// Port of the address.
+    pub port: i32,
+    /// Port of the endpoints; 0 if it is a name.
+    pub target: i32,
+    /// Port of every node, allocated by the API server; 0 for none.
+    pub node_port: i32,
+}
+
+/// How kube-vip reaches the network that a LoadBalancer names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// The bridge of the cluster network, on every node.
+    pub bridge: String,
+    /// The VLAN; 0 for untagged.
+    pub vlan: u16,
+}
+
+/// What the Service must say.
+#[derive(Clone, Debug)]
+pub struct Wanted<'a> {
+    /// The LoadBalancer.
+    pub lb: Identity<'a>,
+    /// The address to ask for; `None` has it leased by kube-vip.
+    pub address: Option<IpAddr>,
+    /// Ports, at least one.
+    pub listeners: &'a [Listener],
+    /// The network that the LoadBalancer names; empty for none.
+    pub network: &'a str,
+    /// How that is reached, if known.
+    pub attachment: Option<&'a Attachment>,
+}
+
+/// A LoadBalancer as its Service refers to it.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity<'a> {
+    /// `metadata.namespace`.
+    pub namespace: &'a str,
+    /// `metadata.name`.
+    pub name: &'a str,
+    /// `metadata.uid`.
+    pub uid: &'a str,
+}
+
+/// What to do about the Service.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Plan {
+    /// It says what it must.
+    Keep,
+    /// There is none: this one.
+    Create(Value),
+    /// This merge patch.
+    Change(Value),
+    /// It is another's; this says whose.
+    Foreign(String),
+    /// An earlier one is on its way out.
+    Leaving,
+    /// It is of the other family, which cannot be changed: it must go first.
+    Replace,
+}
+
+impl Stored {
+    /// Whether the address may lead here: it is announced, or asked for.
+    pub fn asks_for(&self, address: IpAddr) -> bool {
+        let asked = self.annotations.get(ASKED_ADDRESS).into_iter().flat_map(|ips| ips.split(','));
+        let all = asked.chain([self.load_balancer_ip.as_str()]);
+        let mut all = all.chain(self.ingress.iter().map(String::as_str));
+        all.any(|ip| ip.trim().parse() == Ok(address))
+    }
+}
+
+impl Wanted<'_> {
+    fn asked(&self) -> String {
+        self.address.map_or_else(|| DHCP_ADDRESS.to_owned(), |ip| ip.to_string())
+    }
+
+    /// The Service's family.
+    pub fn family(&self) -> Family {
+        self.address.map_or(Family::V4, Family::of)
+    }
+}
+
+/// Decides on the Service.
+pub fn plan(stored: Option<&Stored>, wanted: &Wanted<'_>) -> Plan {
+    let Some(stored) = stored else { return Plan::Create(create(wanted)) };
+    if let Some(whose) = foreign(&stored.owners, wanted.lb) {
+        return Plan::Foreign(whose);
+    }
+    if stored.deleting {
+        return Plan::Leaving;
+    }
+    if stored.families.first().is_some_and(|family| family != wanted.family().name()) {
+        return Plan::Replace;
+    }
+    match patch(stored, wanted) {
+        Some(patch) => Plan::Change(patch),
+        None => Plan::Keep,
+    }
+}
+
+/// Whose an object is, if it is not the LoadBalancer's.
+pub fn foreign(owners: &[OwnerRef], lb: Identity<'_>) -> Option<String> {
+    if owners.iter().any(|owner| owner.uid == lb.uid) {
+        return None;
+    }
+    Some(match owners.first() {
+        None => "it names no owner, so somebody made it by hand or with another tool".to_owned(),
+        Some(owner) if owner.kind == "LoadBalancer" && owner.name == lb.name => {
+            "it belongs to an earlier LoadBalancer of the same name, and goes with that".to_owned()
+        }
+        Some(owner) => format!("it belongs to {} {}", owner.kind, owner.name),
+    })
+}
+
+fn create(wanted: &Wanted<'_>) -> Value {
+    let mut annotations = Map::from_iter([(ASKED_ADDRESS.to_owned(), json!(wanted.asked()))]);
+    annotations.extend(hints(wanted));
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": wanted.lb.name,
+            "namespace": wanted.lb.namespace,
+            "labels": {LABEL_SERVICE_LB: "true"},
+            "annotations": annotations,
+            "ownerReferences": [owner_reference(wanted.lb)],
+        },
+        "spec": {
+            "type": "LoadBalancer",
+            "ipFamilies": [wanted.family().name()],
+            "ipFamilyPolicy": "SingleStack",
+            "loadBalancerIP": wanted.asked(),
+            "ports": wanted.listeners.iter().map(|l| port(l, None)).collect::<Vec<_>>(),
+        },
+    })
+}
+
+fn patch(stored: &Stored, wanted: &Wanted<'_>) -> Option<Value> {
+    let mut metadata = Map::new();
+    let mut spec = Map::new();
+    if !stored.labelled {
+        metadata.insert("labels".to_owned(), json!({LABEL_SERVICE_LB: "true"}));
+    }
+    let asked = wanted.asked();
+    let mut annotations = Map::new();
+    if stored.annotations.get(ASKED_ADDRESS) != Some(&asked) {
+        annotations.insert(ASKED_ADDRESS.to_owned(), json!(asked));
+    }
+    annotations.extend(changed_hints(stored, wanted));
+    if !annotations.is_empty() {
+        metadata.insert("annotations".to_owned(), Value::Object(annotations));
+    }
+    if stored.type_ != "LoadBalancer" {
+        spec.insert("type".to_owned(), json!("LoadBalancer"));
+    }
+    if stored.load_balancer_ip != asked {
+        spec.insert("loadBalancerIP".to_owned(), json!(asked));
+    }
+    if stored.has_selector {
+        spec.insert("selector".to_owned(), Value::Null);
+    }
+    let says = |port: &StoredPort, listener: &Listener| {
+        (port.name.as_str(), port.protocol.as_str(), port.port, port.target)
+            == (
+                listener.name.as_str(),
+                listener.protocol.as_str(),
+                i32::from(listener.port),
+                i32::from(listener.backend_port),
+            )
+    };
+    let same = stored.ports.len() == wanted.listeners.len()
+        && stored.ports.iter().zip(wanted.listeners).all(|(port, listener)| says(port, listener));
+    if !same {
+        let with_node_port = |listener: &Listener| {
+            let before = stored.ports.iter().find(|port| {
+                port.port == i32::from(listener.port) && port.protocol == listener.protocol
+            });
+            port(listener, before.map(|port| port.node_port).filter(|port| *port != 0))
+        };
+        let ports: Vec<Value> = wanted.listeners.iter().map(with_node_port).collect();
+        spec.insert("ports".to_owned(), Value::Array(ports));
+    }
+    if metadata.is_empty() && spec.is_empty() {
+        return None;
+    }
+    metadata.insert("resourceVersion".to_owned(), json!(stored.version));
+    let mut patch = Map::from_iter([("metadata".to_owned(), Value::Object(metadata))]);
+    if !spec.is_empty() {
+        patch.insert("spec".to_owned(), Value::Object(spec));
+    }
+    Some(Value::Object(patch))
+}
+
+fn port(listener: &Listener, node_port: Option<i32>) -> Value {
+    let mut port = json!({
+        "name": listener.name,
+        "protocol": listener.protocol,
+        "port": listener.port,
+        "targetPort": listener.backend_port,
+    });
+    if let Some(node_port) = node_port {
+        port["nodePort"] = json!(node_port);
+    }
+    port
+}
+
+/// Where kube-vip should announce, and the network that this was made from.
+fn hints(wanted: &Wanted<'_>) -> Map<String, Value> {
+    let Some(attachment) = wanted.attachment.filter(|_| !wanted.network.is_empty()) else {
+        return Map::new();
+    };
+    let bridge = &attachment.bridge;
+    let hint = match attachment.vlan {
+        0 => (ASKED_INTERFACE.to_owned(), json!(bridge)),
+        vlan => (ASKED_VLAN.to_owned(), json!(format!("{bridge}.{vlan}"))),
+    };
+    Map::from_iter([hint, (ANNOTATION_NETWORK.to_owned(), json!(wanted.network))])
+}
+
+/// An address that is announced stays where it is. Hints that somebody else gave stay too: only
+/// those that were made from a network are taken back with it.
+fn changed_hints(stored: &Stored, wanted: &Wanted<'_>) -> Map<String, Value> {
+    let made_from = stored.annotations.get(ANNOTATION_NETWORK).map_or("", String::as_str);
+    if !stored.ingress.is_empty() || made_from == wanted.network {
+        return Map::new();
+    }
+    let mut changes = Map::new();
+    if made_from.is_empty() {
+        if [ASKED_INTERFACE, ASKED_VLAN].iter().any(|key| stored.annotations.contains_key(*key)) {
+            return changes;
+        }
+    } else {
+        for key in [ASKED_INTERFACE, ASKED_VLAN, ANNOTATION_NETWORK] {
+            if stored.annotations.contains_key(key) {
+                changes.insert(key.to_owned(), Value::Null);
+            }
+        }
+    }
+    changes.extend(hints(wanted));
+    changes
+}
+
+/// How what serves a LoadBalancer names it as its owner.
+pub(super) fn owner_reference(lb: Identity<'_>) -> Value {
+    json!({
+        "apiVersion": format!("{GROUP}/v1beta1"),
+        "kind": "LoadBalancer",
+        "name": lb.name,
+        "uid": lb.uid,
+    })
+}
+
+#[cfg(test)]
+mod tests;

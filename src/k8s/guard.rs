@@ -1,0 +1,117 @@
+//! Objects that may not fit their type: one that does not costs nobody else anything.
+//!
+//! The library's own guard copies every object twice, as a tree of values, before it looks at
+//! it. That was most of what reading VMs cost. Here the text is kept until it has been read.
+
+use std::borrow::Cow;
+
+use kube::Resource;
+use kube::core::{ObjectMeta, PartialObjectMeta};
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+/// An object, or what can be said of it.
+#[derive(Clone, Debug)]
+pub struct Guard<K>(pub Result<K, Misfit>);
+
+/// An object that does not fit its type.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Misfit {
+    /// What it is called.
+    pub metadata: ObjectMeta,
+    /// What does not fit.
+    pub error: String,
+}
+
+impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Guard<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Box::<RawValue>::deserialize(deserializer)?;
+        match serde_json::from_str(text.get()) {
+            Ok(object) => Ok(Self(Ok(object))),
+            Err(error) => {
+                let PartialObjectMeta::<K> { metadata, .. } =
+                    serde_json::from_str(text.get()).map_err(D::Error::custom)?;
+                Ok(Self(Err(Misfit { metadata, error: error.to_string() })))
+            }
+        }
+    }
+}
+
+impl<K: Resource> Resource for Guard<K> {
+    type DynamicType = K::DynamicType;
+    type Scope = K::Scope;
+
+    fn kind(dt: &Self::DynamicType) -> Cow<'_, str> {
+        K::kind(dt)
+    }
+
+    fn group(dt: &Self::DynamicType) -> Cow<'_, str> {
+        K::group(dt)
+    }
+
+    fn version(dt: &Self::DynamicType) -> Cow<'_, str> {
+        K::version(dt)
+    }
+
+    fn plural(dt: &Self::DynamicType) -> Cow<'_, str> {
+        K::plural(dt)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        match &self.0 {
+            Ok(object) => object.meta(),
+            Err(misfit) => &misfit.metadata,
+        }
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        match &mut self.0 {
+            Ok(object) => object.meta_mut(),
+            Err(misfit) => &mut misfit.metadata,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::ResourceExt as _;
+    use kube::core::{ObjectList, WatchEvent};
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::LoadBalancer;
+
+    fn lb(port: &str) -> serde_json::Value {
+        let listeners =
+            [json!({"name": "a", "port": port.parse::<i32>().map_or(json!(port), |p| json!(p))})];
+        json!({
+            "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
+            "metadata": {"name": port, "namespace": "default", "uid": "u"},
+            "spec": {"listeners": listeners},
+        })
+    }
+
+    /// As the API server writes watches and lists.
+    #[test]
+    fn in_watches_and_lists_one_that_does_not_fit_is_told_apart() {
+        let event = format!(r#"{{"type":"MODIFIED","object":{}}}"#, lb("web"));
+        let WatchEvent::<Guard<LoadBalancer>>::Modified(seen) =
+            serde_json::from_str(&event).unwrap()
+        else {
+            panic!("{event}")
+        };
+        assert_eq!(seen.name_any(), "web");
+        assert!(seen.0.unwrap_err().error.contains("expected i32"));
+
+        let list = json!({
+            "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancerList",
+            "metadata": {"resourceVersion": "7"}, "items": [lb("80"), lb("web"), lb("81")],
+        });
+        let list: ObjectList<Guard<LoadBalancer>> =
+            serde_json::from_str(&list.to_string()).unwrap();
+        let fits: Vec<bool> = list.items.iter().map(|guard| guard.0.is_ok()).collect();
+        assert_eq!(fits, [true, false, true]);
+    }
+}

@@ -1,0 +1,280 @@
+//! What this process sees of the cluster, kept warm on every replica by informers.
+//!
+//! Views may be behind the server. Nothing is allocated from them: they say what to look at.
+//! What this operator writes itself is put into them at once, so that the next decision does not
+//! rest on what it has just changed.
+
+mod load_balancers;
+mod namespaces;
+mod networks;
+mod pools;
+mod serving;
+mod vms;
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use kube::Client;
+use kube_runtime::reflector::{ObjectRef, Store, store::Writer};
+use tokio::sync::{mpsc, watch};
+
+use crate::api::LoadBalancer;
+use crate::domain::Owner;
+use crate::domain::label_index::{LabelIndex, LbKey};
+use crate::domain::service::Attachment;
+use crate::domain::vm::{Pod, Topology, Vm};
+use crate::metrics::Metrics;
+pub use serving::{Owned, OwnedSlice, owners, service, slice};
+
+/// Something in the cluster that a leader must look at.
+#[derive(Clone, Debug)]
+pub enum Signal {
+    /// A LoadBalancer was made or changed, or something that it depends on was.
+    LoadBalancer(ObjectRef<LoadBalancer>),
+    /// A LoadBalancer is gone.
+    Gone(Owner),
+    /// A pool was made or changed: its name and resourceVersion.
+    Pool(String, String),
+    /// A pool is gone.
+    PoolGone(String),
+    /// A VM, by `namespace/name`, may not know where it runs.
+    Moved(Box<str>),
+}
+
+/// A kind that is watched.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    LoadBalancers = 1,
+    Pools = 2,
+    Namespaces = 4,
+    Vms = 8,
+    Pods = 16,
+    Nodes = 32,
+    Services = 64,
+    Slices = 128,
+    Networks = 256,
+}
+
+/// What addresses depend on.
+const ADDRESSES: u16 = Part::LoadBalancers as u16 | Part::Pools as u16 | Part::Namespaces as u16;
+/// What endpoints of VMs depend on.
+const ENDPOINTS: u16 = Part::Vms as u16
+    | Part::Pods as u16
+    | Part::Nodes as u16
+    | Part::Services as u16
+    | Part::Slices as u16
+    | Part::Networks as u16;
+
+/// The views, and the ear of whoever leads.
+#[derive(Clone)]
+pub struct Views {
+    /// Every LoadBalancer that can be read, without what decisions do not need.
+    pub load_balancers: Store<LoadBalancer>,
+    /// Services of vm load balancers, by name.
+    pub services: Owned<crate::domain::service::Stored>,
+    /// EndpointSlices of vm load balancers, by the LoadBalancer that owns them.
+    pub slices: Owned<OwnedSlice>,
+    projects: Arc<Mutex<HashMap<String, String>>>,
+    vms: Arc<Mutex<LabelIndex>>,
+    nodes: Arc<Mutex<Nodes>>,
+    networks: Arc<Mutex<HashMap<String, Attachment>>>,
+    /// Since when a LoadBalancer's VMs are not what its slices say, as far as was seen.
+    touched: Arc<Mutex<HashMap<LbKey, Instant>>>,
+    /// Versions of LoadBalancers that this process wrote and that need no further look.
+    echoes: Arc<Mutex<HashMap<String, String>>>,
+    /// Unbounded, and in effect bounded by the number of objects: the leader's loops take
+    /// from it faster than an API server can report.
+    leader: Arc<Mutex<Option<mpsc::UnboundedSender<Signal>>>>,
+    synced: watch::Receiver<u16>,
+}
+
+/// Nodes, as far as VMs are told of them.
+#[derive(Default)]
+struct Nodes {
+    topology: HashMap<String, Topology>,
+    addresses: HashSet<IpAddr>,
+    addresses_of: HashMap<String, Vec<IpAddr>>,
+}
+
+/// What every informer works with.
+#[derive(Clone)]
+struct Informer {
+    client: Client,
+    views: Views,
+    metrics: Metrics,
+    synced: Arc<watch::Sender<u16>>,
+}
+
+impl Informer {
+    /// The first list of the kind is complete.
+    fn done(&self, part: Part) {
+        self.synced.send_if_modified(|parts| {
+            let before = *parts;
+            *parts |= part as u16;
+            *parts != before
+        });
+    }
+}
+
+impl Views {
+    /// Starts the informers. They run until the process ends.
+    pub fn start(client: &Client, metrics: &Metrics) -> Self {
+        let writer = Writer::<LoadBalancer>::default();
+        let (synced_tx, synced) = watch::channel(0);
+        let views = Self {
+            load_balancers: writer.as_reader(),
+            services: Owned::default(),
+            slices: Owned::default(),
+            projects: Arc::default(),
+            vms: Arc::default(),
+            nodes: Arc::default(),
+            networks: Arc::default(),
+            touched: Arc::default(),
+            echoes: Arc::default(),
+            leader: Arc::default(),
+            synced,
+        };
+        let informer = Informer {
+            client: client.clone(),
+            views: views.clone(),
+            metrics: metrics.clone(),
+            synced: Arc::new(synced_tx),
+        };
+        tokio::spawn(load_balancers::watch(informer.clone(), writer));
+        tokio::spawn(pools::watch(informer.clone()));
+        tokio::spawn(namespaces::watch(informer.clone()));
+        tokio::spawn(vms::watch_vms(informer.clone()));
+        tokio::spawn(vms::watch_pods(informer.clone()));
+        tokio::spawn(vms::watch_nodes(informer.clone()));
+        tokio::spawn(serving::watch_services(informer.clone()));
+        tokio::spawn(serving::watch_slices(informer.clone()));
+        tokio::spawn(networks::watch(informer));
+        views
+    }
+
+    /// Signals from now on go here. The one who listened before hears no more.
+    pub fn listen(&self) -> mpsc::UnboundedReceiver<Signal> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        lock(&self.touched).clear();
+        lock(&self.echoes).clear();
+        *lock(&self.leader) = Some(sender);
+        receiver
+    }
+
+    /// Whether everything that addresses depend on was listed once.
+    pub fn is_synced(&self) -> bool {
+        *self.synced.borrow() & ADDRESSES == ADDRESSES
+    }
+
+    /// Waits for that.
+    pub async fn synced(&self) {
+        self.wait_for(ADDRESSES).await;
+    }
+
+    /// Whether everything that endpoints depend on was listed once.
+    pub fn endpoints_synced(&self) -> bool {
+        *self.synced.borrow() & ENDPOINTS == ENDPOINTS
+    }
+
+    /// Waits for that: for ever, where KubeVirt is not installed.
+    pub async fn wait_for_endpoints(&self) {
+        self.wait_for(ENDPOINTS).await;
+    }
+
+    async fn wait_for(&self, all: u16) {
+        let mut synced = self.synced.clone();
+        // The sender lives as long as the informers, which live as long as the process.
+        let _ = synced.wait_for(|parts| parts & all == all).await;
+    }
+
+    /// The Rancher project of a namespace, as `cluster/project`, if it is in one.
+    pub fn project_of(&self, namespace: &str) -> Option<String> {
+        lock(&self.projects).get(namespace).cloned()
+    }
+
+    /// Something said of each VM that a LoadBalancer selects: its name, itself, its pods.
+    pub fn of_members<T>(
+        &self,
+        namespace: &str,
+        name: &str,
+        say: impl FnMut((&str, &Vm, &[Pod])) -> T,
+    ) -> Vec<T> {
+        lock(&self.vms).members(namespace, name).map(say).collect()
+    }
+
+    /// Whether an address is a node's own.
+    pub fn is_node_address(&self, address: IpAddr) -> bool {
+        lock(&self.nodes).addresses.contains(&address)
+    }
+
+    /// How nodes reach a network, by `namespace/name` of its NetworkAttachmentDefinition.
+    pub fn attachment(&self, network: &str) -> Option<Attachment> {
+        lock(&self.networks).get(network).cloned()
+    }
+
+    /// A VM, and where its node says that it is.
+    pub fn whereabouts(&self, key: &str) -> Option<(Vm, Topology)> {
+        let vm = lock(&self.vms).vm(key).cloned()?;
+        let topology = lock(&self.nodes).topology.get(&*vm.node).cloned()?;
+        Some((vm, topology))
+    }
+
+    /// Whether a Service still asks for the address of the LoadBalancer, or may. Until that is
+    /// gone, the address must not be given to anybody else.
+    pub fn is_served(&self, owner: &Owner) -> bool {
+        *self.synced.borrow() & Part::Services as u16 == 0
+            || self
+                .services
+                .of(&owner.name)
+                .any(|service| service.owners.iter().any(|reference| reference.uid == owner.uid))
+    }
+
+    /// Since when the LoadBalancer's VMs have been changing, if they have, until now.
+    pub fn take_touched(&self, lb: &str) -> Option<Instant> {
+        lock(&self.touched).remove(lb)
+    }
+
+    /// A LoadBalancer, by `namespace/name`, was written here, and whoever wrote it knows that
+    /// there is nothing more to do: hearing of that version wakes nobody.
+    pub fn expect_echo(&self, lb: &str, version: String) {
+        lock(&self.echoes).insert(lb.to_owned(), version);
+    }
+
+    fn is_echo(&self, lb: &str, version: &str) -> bool {
+        lock(&self.echoes).get(lb).is_some_and(|expected| expected == version)
+    }
+
+    fn tell(&self, signal: Signal) {
+        let mut leader = lock(&self.leader);
+        if leader.as_ref().is_some_and(|l| l.send(signal).is_err()) {
+            *leader = None;
+        }
+    }
+
+    /// LoadBalancers by `namespace/name` must be looked at.
+    fn tell_lbs(&self, lbs: impl IntoIterator<Item = impl AsRef<str>>) {
+        for lb in lbs {
+            if let Some((namespace, name)) = lb.as_ref().split_once('/') {
+                self.tell(Signal::LoadBalancer(ObjectRef::new(name).within(namespace)));
+            }
+        }
+    }
+
+    /// The VMs of these LoadBalancers have changed.
+    fn tell_touched(&self, lbs: Vec<LbKey>) {
+        let now = Instant::now();
+        let mut touched = lock(&self.touched);
+        for lb in &lbs {
+            touched.entry(lb.clone()).or_insert(now);
+        }
+        drop(touched);
+        self.tell_lbs(lbs);
+    }
+}
+
+/// A panic while a view is held would have ended the process.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,350 @@
+//! The views of Services and EndpointSlices that belong to vm load balancers.
+//!
+//! Invariant: a view never goes back: an event that is older than what was written from here, or
+//! seen before, is ignored.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use k8s_openapi::api::core::v1::{Service, ServicePort};
+use k8s_openapi::api::discovery::v1::{Endpoint as FullEndpoint, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::core::ObjectMeta;
+use kube::{Api, ResourceExt};
+use kube_runtime::watcher::{Config, Event};
+
+use super::{Informer, Part, Signal, lock};
+use crate::api::{
+    ANNOTATION_NETWORK, GROUP, LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER,
+    SLICE_MANAGER,
+};
+use crate::domain::Owner;
+use crate::domain::endpoints::{Endpoint, Family};
+use crate::domain::service::{OwnerRef, Stored, StoredPort};
+use crate::domain::slices::{Port, Slice};
+use crate::k8s::informer;
+
+/// Objects by the LoadBalancer that they serve, `namespace/name`, and by their own name.
+pub struct Owned<T>(Arc<Mutex<HashMap<String, Vec<Entry<T>>>>>);
+
+struct Entry<T> {
+    name: String,
+    version: u64,
+    object: T,
+}
+
+/// An EndpointSlice, and the UID of the LoadBalancer that owns it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnedSlice {
+    /// The owner.
+    pub owner: String,
+    /// The slice.
+    pub slice: Slice,
+}
+
+impl<T> Default for Owned<T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<T> Clone for Owned<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T: Clone> Owned<T> {
+    /// The objects that serve a LoadBalancer.
+    pub fn of(&self, lb: &str) -> impl Iterator<Item = T> + use<T> {
+        let list: Vec<T> = lock(&self.0)
+            .get(lb)
+            .map(|list| list.iter().map(|entry| entry.object.clone()).collect())
+            .unwrap_or_default();
+        list.into_iter()
+    }
+
+    /// The object in this version was seen, or written. Returns whether that is news.
+    pub fn note(&self, lb: &str, name: &str, version: &str, object: T) -> bool {
+        let version = number(version);
+        let mut all = lock(&self.0);
+        let list = all.entry(lb.to_owned()).or_default();
+        match list.iter_mut().find(|entry| entry.name == name) {
+            Some(entry) if entry.version >= version => false,
+            Some(entry) => {
+                entry.version = version;
+                entry.object = object;
+                true
+            }
+            None => {
+                list.push(Entry { name: name.to_owned(), version, object });
+                list.sort_by(|a, b| a.name.cmp(&b.name));
+                true
+            }
+        }
+    }
+
+    /// The object is gone, in this version. Returns whether that is news.
+    pub fn forget(&self, lb: &str, name: &str, version: &str) -> bool {
+        let mut all = lock(&self.0);
+        let Some(list) = all.get_mut(lb) else { return false };
+        let before = list.len();
+        let version = number(version);
+        list.retain(|entry| entry.name != name || entry.version > version);
+        let is_news = list.len() < before;
+        if list.is_empty() {
+            all.remove(lb);
+        }
+        is_news
+    }
+
+    /// The object, in this version, is nobody's. Returns the LoadBalancers that it served.
+    fn disown(&self, namespace: &str, name: &str, version: &str) -> Vec<String> {
+        let within = |lb: &&String| lb.split_once('/').is_some_and(|(ns, _)| ns == namespace);
+        let lbs: Vec<String> = lock(&self.0).keys().filter(within).cloned().collect();
+        lbs.into_iter().filter(|lb| self.forget(lb, name, version)).collect()
+    }
+
+    /// Something said of every object.
+    pub fn for_each(&self, mut say: impl FnMut(&T)) {
+        for entry in lock(&self.0).values().flatten() {
+            say(&entry.object);
+        }
+    }
+
+    /// Drops what a list did not show and what is not newer than the list. Returns the
+    /// LoadBalancers concerned.
+    fn keep_only(&self, listed: &std::collections::HashSet<(String, String)>) -> Vec<String> {
+        let mut concerned = Vec::new();
+        let mut all = lock(&self.0);
+        all.retain(|lb, list| {
+            let before = list.len();
+            list.retain(|entry| listed.contains(&(lb.clone(), entry.name.clone())));
+            if list.len() < before {
+                concerned.push(lb.clone());
+            }
+            !list.is_empty()
+        });
+        concerned
+    }
+}
+
+/// Resource versions grow, and are numbers (KEP-5504).
+fn number(version: &str) -> u64 {
+    version.parse().unwrap_or(0)
+}
+
+pub(super) async fn watch_services(at: Informer) {
+    let Informer { client, views, .. } = at.clone();
+    let mut listed = std::collections::HashSet::new();
+    let api = Api::<Service>::all(client);
+    let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true"));
+    let set = |object: &Service| {
+        let lb = qualified(&object.metadata, &object.name_any());
+        let version = object.resource_version().unwrap_or_default();
+        if views.services.note(&lb, &object.name_any(), &version, service(object)) {
+            views.tell_lbs([lb]);
+        }
+    };
+    informer::run(api, config, "Service", &at.metrics, |event| match event {
+        Event::Init => listed.clear(),
+        Event::InitApply(object) => {
+            listed.insert((qualified(&object.metadata, &object.name_any()), object.name_any()));
+            set(&object);
+        }
+        Event::InitDone => {
+            let gone = views.services.keep_only(&listed);
+            views.tell_lbs(gone);
+            listed.clear();
+            at.done(Part::Services);
+        }
+        Event::Apply(object) => set(&object),
+        Event::Delete(object) => {
+            let name = object.name_any();
+            let lb = qualified(&object.metadata, &name);
+            let version = object.resource_version().unwrap_or_default();
+            views.services.forget(&lb, &name, &version);
+            views.tell_lbs([&lb]);
+            // Its LoadBalancer may have gone before it, without our help. Whoever still exists
+            // is not gone, whatever a view says: that is asked before anything is freed.
+            for owner in owners(&object.metadata).into_iter().filter(|o| o.kind == "LoadBalancer") {
+                let is_there = views
+                    .load_balancers
+                    .state_filter(|lb| lb.metadata.uid.as_deref() == Some(owner.uid.as_str()));
+                if is_there.is_empty() {
+                    views.tell(Signal::Gone(Owner { name: lb.clone(), uid: owner.uid }));
+                }
+            }
+        }
+    })
+    .await;
+}
+
+pub(super) async fn watch_slices(at: Informer) {
+    let Informer { client, views, .. } = at.clone();
+    let mut listed = std::collections::HashSet::new();
+    let api = Api::<EndpointSlice>::all(client);
+    let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(100);
+    let set = |object: &EndpointSlice| {
+        let Some((lb, seen)) = slice(object) else {
+            // It may have been one's until somebody took its owner away.
+            let namespace = object.namespace().unwrap_or_default();
+            let version = object.resource_version().unwrap_or_default();
+            let former = views.slices.disown(&namespace, &object.name_any(), &version);
+            return views.tell_lbs(former);
+        };
+        let version = seen.slice.version.clone();
+        if views.slices.note(&lb, &object.name_any(), &version, seen) {
+            views.tell_lbs([lb]);
+        }
+    };
+    informer::run(api, config, "EndpointSlice", &at.metrics, |event| match event {
+        Event::Init => listed.clear(),
+        Event::InitApply(object) => {
+            if let Some((lb, _)) = slice(&object) {
+                listed.insert((lb, object.name_any()));
+            }
+            set(&object);
+        }
+        Event::InitDone => {
+            let gone = views.slices.keep_only(&listed);
+            views.tell_lbs(gone);
+            listed.clear();
+            at.done(Part::Slices);
+        }
+        Event::Apply(object) => set(&object),
+        Event::Delete(object) => {
+            if let Some((lb, _)) = slice(&object) {
+                let version = object.resource_version().unwrap_or_default();
+                views.slices.forget(&lb, &object.name_any(), &version);
+                views.tell_lbs([lb]);
+            }
+        }
+    })
+    .await;
+}
+
+fn qualified(meta: &ObjectMeta, name: &str) -> String {
+    format!("{}/{name}", meta.namespace.as_deref().unwrap_or_default())
+}
+
+/// Whose an object is.
+pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
+    let list = meta.owner_references.as_deref().unwrap_or_default();
+    let read = |o: &OwnerReference| OwnerRef {
+        kind: o.kind.clone(),
+        name: o.name.clone(),
+        uid: o.uid.clone(),
+    };
+    list.iter().map(read).collect()
+}
+
+/// Reads a Service.
+pub fn service(service: &Service) -> Stored {
+    let spec = service.spec.clone().unwrap_or_default();
+    let says = |key: &&String| key.starts_with("kube-vip.io/") || *key == ANNOTATION_NETWORK;
+    let port = |port: ServicePort| StoredPort {
+        name: port.name.unwrap_or_default(),
+        protocol: port.protocol.unwrap_or_else(|| "TCP".to_owned()),
+        port: port.port,
+        target: match port.target_port {
+            Some(IntOrString::Int(target)) => target,
+            Some(IntOrString::String(_)) => 0,
+            None => port.port,
+        },
+        node_port: port.node_port.unwrap_or(0),
+    };
+    let ingress = service.status.as_ref().and_then(|s| s.load_balancer.as_ref());
+    let ingress = ingress.and_then(|l| l.ingress.as_deref()).unwrap_or_default();
+    Stored {
+        uid: service.uid().unwrap_or_default(),
+        version: service.resource_version().unwrap_or_default(),
+        owners: owners(&service.metadata),
+        deleting: service.metadata.deletion_timestamp.is_some(),
+        labelled: service.labels().get(LABEL_SERVICE_LB).is_some_and(|value| value == "true"),
+        annotations: service
+            .annotations()
+            .iter()
+            .filter(|(key, _)| says(key))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect(),
+        type_: spec.type_.unwrap_or_default(),
+        has_selector: spec.selector.is_some_and(|selector| !selector.is_empty()),
+        load_balancer_ip: spec.load_balancer_ip.unwrap_or_default(),
+        families: spec.ip_families.unwrap_or_default(),
+        ports: spec.ports.unwrap_or_default().into_iter().map(port).collect(),
+        ingress: ingress.iter().filter_map(|ingress| ingress.ip.clone()).collect(),
+    }
+}
+
+/// Reads an EndpointSlice: the LoadBalancer that owns it, and what it says. `None`: no
+/// LoadBalancer does.
+pub fn slice(slice: &EndpointSlice) -> Option<(String, OwnedSlice)> {
+    let owned_by = slice.metadata.owner_references.as_deref().unwrap_or_default();
+    let owner =
+        owned_by.iter().find(|o| o.kind == "LoadBalancer" && o.api_version.starts_with(GROUP))?;
+    let label = |key: &str, value: &str| slice.labels().get(key).is_some_and(|v| v == value);
+    let ports = slice.ports.as_deref().unwrap_or_default();
+    let mut ports: Vec<Port> = ports
+        .iter()
+        .map(|port| Port {
+            name: port.name.clone().unwrap_or_default(),
+            protocol: port.protocol.clone().unwrap_or_default(),
+            port: port.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(0),
+        })
+        .collect();
+    ports.sort();
+    let stored = slice.endpoints.as_deref().unwrap_or_default();
+    let endpoints: Vec<Endpoint> = stored.iter().filter_map(endpoint).collect();
+    let whole = stored.len() == endpoints.len() && stored.iter().all(is_plain);
+    let seen = Slice {
+        name: slice.name_any(),
+        version: slice.resource_version().unwrap_or_default(),
+        family: match slice.address_type.as_str() {
+            "IPv4" => Some(Family::V4),
+            "IPv6" => Some(Family::V6),
+            _ => None,
+        },
+        ports,
+        endpoints,
+        sound: whole
+            && label(LABEL_SERVICE_NAME, &owner.name)
+            && label(LABEL_SERVICE_LB, "true")
+            && label(LABEL_SLICE_MANAGER, SLICE_MANAGER),
+    };
+    let lb = qualified(&slice.metadata, &owner.name);
+    Some((lb, OwnedSlice { owner: owner.uid.clone(), slice: seen }))
+}
+
+fn endpoint(endpoint: &FullEndpoint) -> Option<Endpoint> {
+    let target = endpoint.target_ref.as_ref()?;
+    let conditions = endpoint.conditions.as_ref();
+    let ready = conditions.and_then(|c| c.ready).unwrap_or(true);
+    Some(Endpoint {
+        address: endpoint.addresses.first()?.parse().ok()?,
+        name: target.name.as_deref()?.into(),
+        uid: target.uid.as_deref()?.into(),
+        node: endpoint.node_name.as_deref().unwrap_or_default().into(),
+        // The Go controller writes ready alone.
+        serving: conditions.and_then(|c| c.serving).unwrap_or(ready),
+        terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
+    })
+}
+
+/// Whether an endpoint says nothing that this operator would not.
+fn is_plain(endpoint: &FullEndpoint) -> bool {
+    let conditions = endpoint.conditions.as_ref();
+    let ready = conditions.and_then(|c| c.ready);
+    let serving = conditions.and_then(|c| c.serving);
+    let terminating = conditions.and_then(|c| c.terminating);
+    let consistent = match (ready, serving, terminating) {
+        (Some(ready), Some(serving), Some(terminating)) => ready == (serving && !terminating),
+        _ => false,
+    };
+    consistent
+        && endpoint.addresses.len() == 1
+        && endpoint.hints.is_none()
+        && endpoint.hostname.is_none()
+        && endpoint.zone.is_none()
+}

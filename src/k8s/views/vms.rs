@@ -1,0 +1,206 @@
+//! The views of VirtualMachineInstances, of the pods that run them and of nodes.
+//!
+//! Objects are read into the few facts that decisions take and dropped at once.
+
+use std::collections::HashSet;
+
+use kube::{Api, ResourceExt};
+use kube_runtime::reflector::ObjectRef;
+use kube_runtime::watcher::{Config, Event};
+
+use super::{Informer, Nodes, Part, Signal, Views, lock};
+use crate::api::kubevirt::{
+    LAUNCHER, LauncherPod, Node, TOPOLOGY_REGION, TOPOLOGY_ZONE, VirtualMachineInstance,
+};
+use crate::domain::label_index::LbKey;
+use crate::domain::vm::{self, Topology};
+use crate::domain::{topology, vm_lb};
+use crate::k8s::guard::Guard;
+use crate::k8s::informer;
+
+/// Objects in one answer of a list. Those of VMs are large, and held as text while they are read.
+const PAGE: u32 = 250;
+
+pub(super) async fn watch_vms(at: Informer) {
+    let Informer { client, views, metrics, .. } = at.clone();
+    let mut listed: HashSet<Box<str>> = HashSet::new();
+    let api = Api::<Guard<VirtualMachineInstance>>::all(client);
+    let config = Config::default().page_size(PAGE);
+    let read = |vmi: Guard<VirtualMachineInstance>| match vmi.0 {
+        Ok(vmi) => Some(vmi),
+        Err(invalid) => {
+            let kind = "VirtualMachineInstance";
+            metrics.unreadable.with_label_values(&[kind]).inc();
+            tracing::warn!(
+                name = invalid.metadata.name,
+                error = invalid.error,
+                kind,
+                "cannot be read and is left alone"
+            );
+            None
+        }
+    };
+    informer::run(api, config, "VirtualMachineInstance", &at.metrics, |event| match event {
+        Event::Init => listed.clear(),
+        Event::InitApply(vmi) => {
+            // One that cannot be read now is not gone.
+            listed.insert(key(&vmi));
+            if let Some(vmi) = read(vmi) {
+                views.set_vm(&vmi);
+            }
+        }
+        Event::InitDone => {
+            let known: Vec<Box<str>> = lock(&views.vms).vms().map(|(key, _)| key.into()).collect();
+            for gone in known.iter().filter(|key| !listed.contains(*key)) {
+                views.remove_vm(gone);
+            }
+            listed = HashSet::new();
+            at.done(Part::Vms);
+        }
+        Event::Apply(vmi) => {
+            if let Some(vmi) = read(vmi) {
+                views.set_vm(&vmi);
+            }
+        }
+        Event::Delete(vmi) => views.remove_vm(&key(&vmi)),
+    })
+    .await;
+}
+
+pub(super) async fn watch_pods(at: Informer) {
+    let Informer { client, views, .. } = at.clone();
+    let mut listed: HashSet<Box<str>> = HashSet::new();
+    let api = Api::<LauncherPod>::all(client);
+    let label = format!("{}={}", LAUNCHER.0, LAUNCHER.1);
+    let config = Config::default().page_size(PAGE).labels(&label);
+    let set = |pod: &LauncherPod| {
+        let namespace = pod.namespace().unwrap_or_default();
+        lock(&views.vms).set_pod(&namespace, &pod.name_any(), vm::pod(pod))
+    };
+    informer::run(api, config, "Pod", &at.metrics, |event| match event {
+        Event::Init => listed.clear(),
+        Event::InitApply(pod) => {
+            listed.insert(key(&pod));
+            views.tell_touched(set(&pod));
+        }
+        Event::InitDone => {
+            let known: Vec<Box<str>> = lock(&views.vms).pod_names().map(Into::into).collect();
+            for gone in known.iter().filter(|key| !listed.contains(*key)) {
+                views.remove_pod(gone);
+            }
+            listed = HashSet::new();
+            at.done(Part::Pods);
+        }
+        Event::Apply(pod) => views.tell_touched(set(&pod)),
+        Event::Delete(pod) => views.remove_pod(&key(&pod)),
+    })
+    .await;
+}
+
+pub(super) async fn watch_nodes(at: Informer) {
+    let Informer { client, views, .. } = at.clone();
+    let mut listed: HashSet<String> = HashSet::new();
+    informer::run(Api::<Node>::all(client), Config::default(), "Node", &at.metrics, |event| {
+        match event {
+            Event::Init => listed.clear(),
+            Event::InitApply(node) => {
+                listed.insert(node.name_any());
+                views.set_node(&node);
+            }
+            Event::InitDone => {
+                lock(&views.nodes).retain(|name| listed.contains(name));
+                listed = HashSet::new();
+                at.done(Part::Nodes);
+            }
+            Event::Apply(node) => views.set_node(&node),
+            Event::Delete(node) => lock(&views.nodes).retain(|name| *name != node.name_any()),
+        }
+    })
+    .await;
+}
+
+impl Views {
+    fn set_vm(&self, vmi: &VirtualMachineInstance) {
+        let (namespace, name) = (vmi.namespace().unwrap_or_default(), vmi.name_any());
+        let vm = vm::vm(vmi);
+        let here = lock(&self.nodes).topology.get(&*vm.node).cloned();
+        let moved = here.is_some_and(|here| topology::patch(&vm, &here).is_some());
+        let affected = lock(&self.vms).set_vm(&namespace, &name, vmi.labels(), vm);
+        self.tell_touched(affected);
+        if moved {
+            self.tell(Signal::Moved(format!("{namespace}/{name}").into()));
+        }
+    }
+
+    fn remove_vm(&self, key: &str) {
+        let Some((namespace, name)) = key.split_once('/') else { return };
+        let affected: Vec<LbKey> = lock(&self.vms).remove_vm(namespace, name);
+        self.tell_touched(affected);
+    }
+
+    fn remove_pod(&self, key: &str) {
+        let Some((namespace, name)) = key.split_once('/') else { return };
+        let affected: Vec<LbKey> = lock(&self.vms).remove_pod(namespace, name);
+        self.tell_touched(affected);
+    }
+
+    fn set_node(&self, node: &Node) {
+        let name = node.name_any();
+        let label = |key: &str| node.labels().get(key).map(|value| value.as_str().into());
+        let topology = Topology { region: label(TOPOLOGY_REGION), zone: label(TOPOLOGY_ZONE) };
+        let addresses =
+            node.status.addresses.iter().filter_map(|a| a.address.parse().ok()).collect();
+        let mut nodes = lock(&self.nodes);
+        let moved = nodes.topology.insert(name.clone(), topology.clone()) != Some(topology);
+        if nodes.addresses_of.get(&name) != Some(&addresses) {
+            nodes.addresses_of.insert(name.clone(), addresses);
+            nodes.recount();
+        }
+        drop(nodes);
+        if moved {
+            self.tell_residents(&name);
+        }
+    }
+
+    /// The VMs on a node may not know where they are.
+    pub(super) fn tell_residents(&self, node: &str) {
+        let residents: Vec<Box<str>> = lock(&self.vms)
+            .vms()
+            .filter(|(_, vm)| *vm.node == *node)
+            .map(|(key, _)| key.into())
+            .collect();
+        for vm in residents {
+            self.tell(Signal::Moved(vm));
+        }
+    }
+
+    /// Everything that depends on VMs must be looked at: somebody begins to.
+    pub fn tell_all(&self) {
+        let all: Vec<Box<str>> = lock(&self.vms).vms().map(|(key, _)| key.into()).collect();
+        for vm in all {
+            if self.whereabouts(&vm).is_some_and(|(vm, here)| topology::patch(&vm, &here).is_some())
+            {
+                self.tell(Signal::Moved(vm));
+            }
+        }
+        for lb in self.load_balancers.state_filter(vm_lb::is_vm) {
+            self.tell(Signal::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
+        }
+    }
+}
+
+impl Nodes {
+    fn retain(&mut self, keep: impl Fn(&String) -> bool) {
+        self.topology.retain(|name, _| keep(name));
+        self.addresses_of.retain(|name, _| keep(name));
+        self.recount();
+    }
+
+    fn recount(&mut self) {
+        self.addresses = self.addresses_of.values().flatten().copied().collect();
+    }
+}
+
+fn key(object: &impl ResourceExt) -> Box<str> {
+    format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any()).into()
+}

@@ -1,0 +1,116 @@
+//! Guarded writes of what serves vm load balancers: Services, EndpointSlices, and the topology
+//! that VMs are told.
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::{ObjectMeta, Request};
+use kube::{Api, Resource};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Writer;
+use crate::api::kubevirt::VirtualMachineInstance;
+use crate::k8s::{CallError, call};
+
+const SERVICE: &str = "Service";
+const SLICE: &str = "EndpointSlice";
+const VM: &str = "VirtualMachineInstance";
+
+impl Writer {
+    /// Creates a Service. Returns what the server made of it. One of that name is a conflict.
+    pub async fn create_service(
+        &self,
+        namespace: &str,
+        service: &Value,
+    ) -> Result<Service, CallError> {
+        self.check_leadership()?;
+        let service: Service = serde_json::from_value(service.clone())
+            .map_err(|e| CallError::Other(Box::new(kube::Error::SerdeError(e))))?;
+        let api = Api::<Service>::namespaced(self.client.clone(), namespace);
+        self.count(SERVICE, call(api.create(&PostParams::default(), &service)).await)
+    }
+
+    /// Patches a Service. Returns what the server made of it.
+    pub async fn patch_service(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<Service, CallError> {
+        self.check_leadership()?;
+        let api = Api::<Service>::namespaced(self.client.clone(), namespace);
+        let patch = Patch::Merge(patch);
+        self.count(SERVICE, call(api.patch(name, &PatchParams::default(), &patch)).await)
+    }
+
+    /// Deletes a Service. Returns it if something else holds it still.
+    pub async fn delete_service(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        version: &str,
+    ) -> Result<Option<Service>, CallError> {
+        self.check_leadership()?;
+        let api = Api::<Service>::namespaced(self.client.clone(), namespace);
+        let only =
+            Preconditions { uid: Some(uid.to_owned()), resource_version: Some(version.to_owned()) };
+        let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
+        let answer = self.count(SERVICE, call(api.delete(name, &params)).await)?;
+        // A Service that is gone is answered with a status, or with itself as it was last.
+        Ok(answer.left().filter(|service| {
+            service.metadata.deletion_timestamp.is_some()
+                && service.metadata.finalizers.as_ref().is_some_and(|f| !f.is_empty())
+        }))
+    }
+
+    /// Creates an EndpointSlice. One of that name is a conflict.
+    pub async fn create_slice(
+        &self,
+        namespace: &str,
+        slice: &impl Serialize,
+    ) -> Result<ObjectMeta, CallError> {
+        let list = EndpointSlice::url_path(&(), Some(namespace));
+        let body = serde_json::to_vec(slice)
+            .map_err(|e| CallError::Other(Box::new(kube::Error::SerdeError(e))))?;
+        let request = Request::new(list).create(&PostParams::default(), body);
+        self.send::<EndpointSlice>(SLICE, request).await
+    }
+
+    /// Patches an EndpointSlice.
+    pub async fn patch_slice(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &impl Serialize,
+    ) -> Result<ObjectMeta, CallError> {
+        let list = EndpointSlice::url_path(&(), Some(namespace));
+        self.patch::<EndpointSlice>(SLICE, &list, name, patch, None).await
+    }
+
+    /// Deletes an EndpointSlice in the version given.
+    pub async fn delete_slice(
+        &self,
+        namespace: &str,
+        name: &str,
+        version: &str,
+    ) -> Result<(), CallError> {
+        self.check_leadership()?;
+        let api = Api::<EndpointSlice>::namespaced(self.client.clone(), namespace);
+        let only = Preconditions { uid: None, resource_version: Some(version.to_owned()) };
+        let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
+        self.count(SLICE, call(api.delete(name, &params)).await).map(drop)
+    }
+
+    /// Patches a VirtualMachineInstance.
+    pub async fn patch_vm(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<(), CallError> {
+        let list = VirtualMachineInstance::url_path(&(), Some(namespace));
+        self.patch::<VirtualMachineInstance>(VM, &list, name, patch, None).await.map(drop)
+    }
+}

@@ -1,0 +1,181 @@
+//! One probe: connect, perhaps ask, look at the answer, hang up.
+//!
+//! Invariants: nothing is sent but a GET without credentials; of the answer only the status is
+//! read, and never more than [`LONGEST_HEAD`]; redirects are an answer like any other. The
+//! timeout covers everything. Connections are closed with a reset, so that none stays behind in
+//! TIME_WAIT, on either side, at thousands a second.
+
+use std::future::Future;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+
+use futures::future::{Either, select};
+use http::header::{CONNECTION, HOST, USER_AGENT};
+use http::{HeaderValue, Method};
+use http_body_util::Empty;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rustix::io::Errno;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use super::dial::{Dial, Get};
+use crate::domain::health::Check;
+
+/// Status line and headers of an answer, in bytes: the buffer that takes them.
+const LONGEST_HEAD: usize = 16 * 1024;
+const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION"));
+
+/// What came of a probe. A closed set: the words are labels of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It answered as expected.
+    Success,
+    /// Nobody listens there.
+    Refused,
+    /// No host is there, or no way leads to it, or a firewall refuses.
+    Unreachable,
+    /// It took too long.
+    Timeout,
+    /// The connection broke, or what came was no HTTP.
+    Broken,
+    /// TLS could not be agreed on, or the certificate is not the right one.
+    Tls,
+    /// A status that is not expected.
+    Status,
+    /// No socket could be had: says nothing about the backend.
+    Error,
+}
+
+impl Outcome {
+    /// A word for the metric.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::Refused => "refused",
+            Self::Unreachable => "unreachable",
+            Self::Timeout => "timeout",
+            Self::Broken => "broken",
+            Self::Tls => "tls",
+            Self::Status => "status",
+            Self::Error => "error",
+        }
+    }
+
+    /// Whether the backend passed, if this says so.
+    pub(super) fn verdict(self) -> Option<bool> {
+        match self {
+            Self::Success => Some(true),
+            Self::Error => None,
+            _ => Some(false),
+        }
+    }
+}
+
+/// Probes the backend at the address.
+pub(super) async fn ask(address: IpAddr, check: &Check, dial: &Dial) -> Outcome {
+    timeout(check.timeout, attempt(address, dial)).await.unwrap_or(Outcome::Timeout)
+}
+
+async fn attempt(address: IpAddr, dial: &Dial) -> Outcome {
+    let stream = match connect(dial.socket(address)).await {
+        Ok(stream) => stream,
+        Err(error) => return broken(&error),
+    };
+    match &dial.get {
+        None => Outcome::Success,
+        // On the heap: most probes are without it, and thousands may be under way.
+        Some(get) => Box::pin(request(stream, address, get)).await,
+    }
+}
+
+async fn connect(to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_zero_linger()?;
+    socket.connect(to).await
+}
+
+fn broken(error: &io::Error) -> Outcome {
+    match error.kind() {
+        ErrorKind::ConnectionRefused => return Outcome::Refused,
+        ErrorKind::TimedOut => return Outcome::Timeout,
+        ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted => return Outcome::Broken,
+        _ => {}
+    }
+    match Errno::from_io_error(error) {
+        // No descriptor, no memory, no free port: ours, not the backend's.
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::ADDRNOTAVAIL) => {
+            Outcome::Error
+        }
+        _ => Outcome::Unreachable,
+    }
+}
+
+async fn request(stream: TcpStream, address: IpAddr, get: &Get) -> Outcome {
+    let Some(tls) = &get.tls else { return exchange(stream, address, get).await };
+    let connector = TlsConnector::from(std::sync::Arc::clone(&tls.config));
+    match connector.connect(tls.name(address), stream).await {
+        Ok(stream) => exchange(stream, address, get).await,
+        Err(_) => Outcome::Tls,
+    }
+}
+
+async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    address: IpAddr,
+    get: &Get,
+) -> Outcome {
+    let mut builder = http1::Builder::new();
+    builder.max_buf_size(LONGEST_HEAD);
+    let Ok((mut sender, connection)) = builder.handshake(TokioIo::new(stream)).await else {
+        return Outcome::Broken;
+    };
+    let mut request = http::Request::new(Empty::<io::Cursor<[u8; 0]>>::new());
+    *request.method_mut() = Method::GET;
+    *request.uri_mut() = get.path.clone();
+    let headers = request.headers_mut();
+    headers.extend(get.host(address).map(|host| (HOST, host)));
+    headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    match while_driving(sender.send_request(request), connection).await {
+        Ok(response) if get.request.expects(response.status().as_u16()) => Outcome::Success,
+        Ok(_) => Outcome::Status,
+        Err(_) => Outcome::Broken,
+    }
+}
+
+/// Waits for the first while the second does its work, even if that ends earlier.
+async fn while_driving<T>(wanted: impl Future<Output = T>, driver: impl Future) -> T {
+    match select(pin!(wanted), pin!(driver)).await {
+        Either::Left((done, _)) => done,
+        Either::Right((_, wanted)) => wanted.await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_the_backends_fault_speaks_against_it() {
+        let outcome = |errno: Errno| broken(&errno.into());
+        for (errno, expected) in [
+            (Errno::CONNREFUSED, Outcome::Refused),
+            (Errno::HOSTUNREACH, Outcome::Unreachable),
+            (Errno::NETUNREACH, Outcome::Unreachable),
+            (Errno::ACCESS, Outcome::Unreachable),
+            (Errno::TIMEDOUT, Outcome::Timeout),
+            (Errno::CONNRESET, Outcome::Broken),
+        ] {
+            assert_eq!((outcome(errno), outcome(errno).verdict()), (expected, Some(false)));
+        }
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::ADDRNOTAVAIL]
+        {
+            assert_eq!((outcome(errno), outcome(errno).verdict()), (Outcome::Error, None));
+        }
+        assert_eq!(Outcome::Success.verdict(), Some(true));
+    }
+}

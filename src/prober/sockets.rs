@@ -1,0 +1,57 @@
+//! How many sockets probes may hold open at the same time.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// 10,000 targets at a period of 5 s, all of which swallow what is sent to them until the
+/// timeout of 3 s, have 10,000 / 5 * 3 = 6,000 probes under way. This leaves room for a third
+/// more; each costs the kernel about 4 KiB.
+const MOST: usize = 8_192;
+/// Descriptors left to the rest of the process: connections to the API server, metrics, files.
+const RESERVED: usize = 256;
+/// Probing goes on, slowly, however few descriptors there are.
+const LEAST: usize = 64;
+
+/// How many probes may be under way, after the limit of open files was raised as far as the
+/// process may raise it itself. The usual soft limit of 1,024 is there for programs that call
+/// select(2), and nothing here does.
+pub(super) fn allowance() -> usize {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+        match setrlimit(Resource::Nofile, raised) {
+            Ok(()) => limit = raised,
+            Err(error) => tracing::warn!(%error, "the limit of open files stays as it is"),
+        }
+    }
+    let most = allowed(limit.current);
+    if most < MOST {
+        tracing::warn!(most, "fewer probes at a time than {MOST}: the limit of open files is low");
+    }
+    most
+}
+
+/// The share of a limit of open files; `None` is no limit.
+fn allowed(files: Option<u64>) -> usize {
+    let files = files.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
+    files.saturating_sub(RESERVED).clamp(LEAST, MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probes_leave_descriptors_to_the_rest_and_never_stop() {
+        assert_eq!(allowed(None), MOST);
+        assert_eq!(allowed(Some(1 << 20)), MOST);
+        assert_eq!(allowed(Some(1_024)), 768);
+        assert_eq!(allowed(Some(10)), LEAST);
+    }
+
+    #[test]
+    fn the_soft_limit_is_raised_to_the_hard_one() {
+        assert!(allowance() >= LEAST);
+        let limit = getrlimit(Resource::Nofile);
+        assert_eq!(limit.current, limit.maximum);
+    }
+}

@@ -1,0 +1,159 @@
+//! The announcer's part: an address is announced by kube-vip 1.2's rule, and `status.address`
+//! follows what is published, always.
+
+use anyhow::Result;
+use kube::api::PostParams;
+use serde_json::{Value, json};
+use testbed::kubevirt::{Guest, Nic, Vm, networks, vlan};
+use testbed::{Announcer, Announcing};
+
+use super::{SINK, annotation, vm};
+use crate::support::{Cluster, address};
+
+const ASKED: &str = "kube-vip.io/loadbalancerIPs";
+const VLAN: &str = "kube-vip.io/serviceVLAN";
+const INTERFACE: &str = "kube-vip.io/serviceInterface";
+const NETWORK: &str = "loadbalancer.harvesterhci.io/network";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_leads_to_ready_vms_and_is_said_where_it_is_announced() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let _operator = cluster.operator().await?;
+    let how = Announcing { leased: Some("192.168.7.9".to_owned()), ..Announcing::default() };
+    let announcer = Announcer::start(cluster.client.clone(), how);
+    cluster.vm_lb("web").await?;
+    let said = cluster.waits("web", "NoRunningBackends").await?;
+    assert!(said.starts_with("no running backend servers"), "{said}");
+    // Announced all the same, so that nothing on the node answers instead; but not Ready.
+    cluster.is_reached_at("web", Some("10.1.0.2")).await?;
+    cluster.endpoints_are("web", &[(SINK, "192.0.2.1", "ready")]).await?;
+    let uid = &cluster.endpoints("web").await?[SINK].uid;
+    assert_eq!(uid, "dummy347-546a-4642-9da6-5608endpoint", "the Go controller's");
+
+    let guest = Guest::run(&cluster.client, vm("web", "a", "10.52.0.7"), "node-1").await?;
+    cluster.serves("web", "Announced").await?;
+    cluster.endpoints_are("web", &[("a", "10.52.0.7", "ready")]).await?;
+    assert_eq!(cluster.endpoints("web").await?["a"].uid, guest.uid());
+    let status = cluster.lbs().get("web").await?.status.unwrap_or_default();
+    assert_eq!(status.backend_servers, Some(vec!["10.52.0.7".to_owned()]));
+    assert_eq!(json!(status.endpoints), json!({"total": 1, "ready": 1}));
+
+    announcer.away(true);
+    cluster.announce("web", &["10.1.0.99"]).await?;
+    cluster.is_reached_at("web", Some("10.1.0.99")).await?;
+    cluster.serves("web", "Announced").await?;
+    cluster.announce("web", &["10.1.0.98", "10.1.0.97"]).await?;
+    cluster.is_reached_at("web", Some("10.1.0.98")).await?;
+    cluster.announce("web", &[]).await?;
+    cluster.waits("web", "NotAnnounced").await?;
+    cluster.is_reached_at("web", None).await?;
+    assert_eq!(address(&cluster.lbs().get("web").await?).as_deref(), Some("10.1.0.2"));
+    announcer.away(false);
+    cluster.is_reached_at("web", Some("10.1.0.2")).await?;
+    cluster.serves("web", "Announced").await?;
+
+    leased(&cluster, &announcer).await?;
+    for name in ["web", "leased"] {
+        cluster.deleted(name).await?;
+    }
+    cluster.consistent().await
+}
+
+/// An address that the announcer leases.
+async fn leased(cluster: &Cluster, announcer: &Announcer) -> Result<()> {
+    let spec = json!({"ipam": "dhcp", "backendServerSelector": {"app": ["leased"]}});
+    cluster.lb_with("leased", spec).await?;
+    Guest::run(&cluster.client, vm("leased", "b", "10.52.0.8"), "node-1").await?;
+    cluster.serves("leased", "Announced").await?;
+    cluster.is_reached_at("leased", Some("192.168.7.9")).await?;
+    let service = cluster.services().get("leased").await?;
+    assert_eq!(annotation(&service, ASKED), Some("0.0.0.0"));
+    let asked = service.spec.and_then(|spec| spec.load_balancer_ip);
+    assert_eq!(asked.as_deref(), Some("0.0.0.0"));
+    assert_eq!(address(&cluster.lbs().get("leased").await?).as_deref(), Some("0.0.0.0"));
+    // Another lease.
+    announcer.away(true);
+    cluster.announce("leased", &["192.168.7.10"]).await?;
+    cluster.is_reached_at("leased", Some("192.168.7.10")).await?;
+    announcer.away(false);
+    cluster.is_reached_at("leased", Some("192.168.7.9")).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_decides_on_pool_hints_and_addresses() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    // Not for everybody: a pool that is ignores networks.
+    let scope = json!([{"project": "", "namespace": "*", "guestCluster": ""}]);
+    for (name, id) in [("vlan100", 100), ("vlan200", 200), ("flat", 0)] {
+        let network = vlan("default", name, id);
+        let api = networks(&cluster.client, "default");
+        api.create(&PostParams::default(), &serde_json::from_value(network)?).await?;
+        let selector = json!({"network": format!("default/{name}"), "scope": scope});
+        let subnet = json!({"subnet": format!("10.{id}.0.0/24")});
+        cluster.pool_for(name, subnet, selector).await?;
+    }
+    let _operator = cluster.operator().await?;
+    let announcer = Announcer::start(
+        cluster.client.clone(),
+        Announcing { away: true, ..Announcing::default() },
+    );
+    let on = |network: &str| json!({NETWORK: format!("default/{network}")});
+    let spec = json!({"backendServerSelector": {"app": ["web"]}});
+    cluster.annotated("web", on("vlan100"), spec.clone()).await?;
+    cluster.annotated("flat", on("flat"), spec).await?;
+    let vm = Vm::new("default", "a")
+        .label("app", "web")
+        .nic(Nic::pod("eth0", &["10.52.0.7"]))
+        .nic(Nic::attached("lan", "default/vlan100", &["fe80::1", "192.168.100.7"]))
+        .nic(Nic::attached("wan", "vlan200", &["192.168.200.7"]));
+    Guest::run(&cluster.client, vm, "node-1").await?;
+
+    cluster.endpoints_are("web", &[("a", "192.168.100.7", "ready")]).await?;
+    let said = cluster.waits("flat", "NoBackendAddress").await?;
+    assert!(said.starts_with("running backend servers have no IP"), "{said}");
+    let hints = |service: &k8s_openapi::api::core::v1::Service| {
+        let says = |key| annotation(service, key).unwrap_or_default().to_owned();
+        [says(ASKED), says(VLAN), says(INTERFACE), says(NETWORK)]
+    };
+    let hinted = async |name: &str, expected: [&str; 4]| {
+        cluster
+            .service_when(name, &format!("{expected:?}"), |service| hints(service) == expected)
+            .await
+    };
+    hinted("web", ["10.100.0.2", "mgmt-br.100", "", "default/vlan100"]).await?;
+    hinted("flat", ["10.0.0.2", "", "mgmt-br", "default/flat"]).await?;
+
+    // Nothing is announced yet, so it may be announced elsewhere.
+    let network = |network: Value| json!({"metadata": {"annotations": {NETWORK: network}}});
+    cluster.patch_lb("web", network(json!("default/vlan200"))).await?;
+    hinted("web", ["10.100.0.2", "mgmt-br.200", "", "default/vlan200"]).await?;
+    cluster.endpoints_are("web", &[("a", "192.168.200.7", "ready")]).await?;
+    cluster.patch_lb("web", network(Value::Null)).await?;
+    hinted("web", ["10.100.0.2", "", "", ""]).await?;
+    cluster.endpoints_are("web", &[("a", "10.52.0.7", "ready")]).await?;
+    cluster.patch_lb("web", network(json!("default/vlan100"))).await?;
+    hinted("web", ["10.100.0.2", "mgmt-br.100", "", "default/vlan100"]).await?;
+
+    announcer.away(false);
+    cluster.serves("web", "Announced").await?;
+    cluster.patch_lb("web", network(json!("default/vlan200"))).await?;
+    // The endpoints show that the change was seen.
+    cluster.endpoints_are("web", &[("a", "192.168.200.7", "ready")]).await?;
+    cluster
+        .patch_lb(
+            "web",
+            json!({"spec": {"listeners": [
+                {"name": "http", "port": 80, "backendPort": 8080},
+                {"name": "more", "port": 81, "backendPort": 8081},
+            ]}}),
+        )
+        .await?;
+    let service = cluster
+        .service_when("web", "two ports", |service| {
+            service.spec.as_ref().and_then(|s| s.ports.as_ref()).is_some_and(|p| p.len() == 2)
+        })
+        .await?;
+    assert_eq!(hints(&service), ["10.100.0.2", "mgmt-br.100", "", "default/vlan100"]);
+    cluster.serves("web", "Announced").await.map(drop)
+}

@@ -1,0 +1,177 @@
+//! An address is free for another only when nobody announces it any more.
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::Service;
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+use testbed::kubevirt::Guest;
+use testbed::{Announcer, Announcing, Proxy, Start, eventually};
+
+use super::{annotation, vm};
+use crate::support::{Cluster, LATER, SOON, address};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_outlives_the_service_that_asks_for_it() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let only = json!({"subnet": "10.2.0.0/24", "rangeStart": "10.2.0.9", "rangeEnd": "10.2.0.9"});
+    cluster.pool_for("only", only, json!({})).await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    let start = || Start {
+        via: Some((proxy.url().to_owned(), proxy.ca_pem().to_owned())),
+        ..Start::default()
+    };
+    let mut operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    Guest::run(&cluster.client, vm("web", "a", "10.52.0.7"), "node-1").await?;
+    cluster.vm_lb("web").await?;
+    cluster.endpoints_are("web", &[("a", "10.52.0.7", "ready")]).await?;
+    announced(&cluster, "web", "10.1.0.2").await?;
+    proxy.reset();
+    cluster.deleted("web").await?;
+    assert_eq!(
+        ours(&proxy),
+        ["DELETE services", "DELETE endpointslices", "PATCH ippools", "PATCH loadbalancers"]
+    );
+
+    // Something else holds the Service.
+    asking(&cluster, "held").await?;
+    cluster.delete("held").await?;
+    leaving(&cluster, "held").await?;
+    cluster.lb_with("next", json!({"ipPool": "only"})).await?;
+    cluster.waits("next", "NoAvailableIP").await?;
+    assert_eq!(owner(&cluster).await?, "default/held");
+    assert!(!cluster.lbs().get("held").await?.finalizers().is_empty());
+    let_go(&cluster, "held").await?;
+    assert_eq!(cluster.address("next").await?, "10.2.0.9");
+    assert!(cluster.lbs().get_opt("held").await?.is_none());
+    cluster.deleted("next").await?;
+
+    // And somebody cannot wait, and takes the finalizer off the LoadBalancer.
+    asking(&cluster, "stripped").await?;
+    cluster.delete("stripped").await?;
+    leaving(&cluster, "stripped").await?;
+    strip(&cluster, "stripped").await?;
+    cluster.lb_with("next", json!({"ipPool": "only"})).await?;
+    cluster.waits("next", "NoAvailableIP").await?;
+    assert_eq!(owner(&cluster).await?, "default/stripped");
+    let_go(&cluster, "stripped").await?;
+    assert_eq!(cluster.address("next").await?, "10.2.0.9");
+    cluster.deleted("next").await?;
+
+    // The same while no operator runs.
+    asking(&cluster, "orphan").await?;
+    operator.process.terminate(SOON).await?;
+    strip(&cluster, "orphan").await?;
+    cluster.delete("orphan").await?;
+    let operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    cluster.lb_with("next", json!({"ipPool": "only"})).await?;
+    cluster.waits("next", "NoAvailableIP").await?;
+    assert_eq!(owner(&cluster).await?, "default/orphan");
+    let_go(&cluster, "orphan").await?;
+    // The garbage collector's pace.
+    eventually(LATER, "address of the orphan", async || {
+        cluster.lbs().get("next").await.map(|lb| address(&lb))
+    })
+    .await?;
+    let services = cluster.services().get_opt("orphan").await?;
+    assert!(services.is_none(), "given while a Service asks for it: {services:?}");
+    cluster.consistent().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_pool_gives_the_old_address_up_when_the_announcer_has_moved() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    for (name, third) in [("old", 1), ("new", 2)] {
+        let range = json!({"subnet": format!("10.{third}.0.0/24")});
+        cluster.pool_for(name, range, json!({})).await?;
+    }
+    let mut operator = cluster.operator().await?;
+    let announcer = Announcer::start(cluster.client.clone(), Announcing::default());
+    Guest::run(&cluster.client, vm("web", "a", "10.52.0.7"), "node-1").await?;
+    let spec = json!({"backendServerSelector": {"app": ["web"]}, "ipPool": "old"});
+    cluster.lb_with("web", spec).await?;
+    cluster.serves("web", "Announced").await?;
+    let old = cluster.address("web").await?;
+
+    announcer.away(true);
+    cluster.patch_lb("web", json!({"spec": {"ipPool": "new"}})).await?;
+    let asks = |service: &Service| {
+        annotation(service, "kube-vip.io/loadbalancerIPs").unwrap_or_default().to_owned()
+    };
+    cluster.service_when("web", "the new address", |s| asks(s) == "10.2.0.2").await?;
+    // A new leader has to hold on to both as well.
+    operator.process.kill9()?;
+    let _operator = cluster.operator().await?;
+    cluster.patch_lb("web", json!({"spec": {"listeners": [{"name": "x", "port": 81}]}})).await?;
+    cluster
+        .service_when("web", "the new listener", |service| {
+            json!(service)["spec"]["ports"][0]["port"] == 81
+        })
+        .await?;
+    assert_eq!(cluster.reached_at("web").await?.as_ref(), Some(&old));
+    assert_eq!(cluster.address("web").await?, old);
+    assert_eq!(cluster.allocated("old").await?.len(), 1);
+    assert_eq!(cluster.allocated("new").await?.len(), 1);
+
+    announcer.away(false);
+    cluster.is_reached_at("web", Some("10.2.0.2")).await?;
+    eventually(SOON, "end of the old claim", async || {
+        cluster.allocated("old").await.map(|claims| claims.is_empty())
+    })
+    .await?;
+    assert_eq!(cluster.address("web").await?, "10.2.0.2");
+    cluster.serves("web", "Announced").await?;
+    cluster.consistent().await
+}
+
+/// The writes of what the operator owns that were accepted, in order.
+fn ours(proxy: &Proxy) -> Vec<String> {
+    let kinds = ["services", "endpointslices", "ippools", "loadbalancers"];
+    proxy
+        .calls()
+        .into_iter()
+        .filter(|record| record.call.is_write() && record.status.is_some_and(|code| code < 300))
+        .filter_map(|record| {
+            let resource = record.call.resource().filter(|r| kinds.contains(r))?;
+            Some(format!("{} {resource}", record.call.method))
+        })
+        .collect()
+}
+
+/// A LoadBalancer that has the only address, announced, by a Service that is held.
+async fn asking(cluster: &Cluster, name: &str) -> Result<()> {
+    cluster.lb_with(name, json!({"ipPool": "only"})).await?;
+    announced(cluster, name, "10.2.0.9").await?;
+    let hold = json!({"metadata": {"finalizers": ["example.com/hold"]}});
+    cluster.edit::<Service>(name, hold).await.map(drop)
+}
+
+async fn announced(cluster: &Cluster, name: &str, at: &str) -> Result<()> {
+    cluster.service_when(name, "existence", |_| true).await?;
+    cluster.announce(name, &[at]).await?;
+    cluster.is_reached_at(name, Some(at)).await
+}
+
+/// Waits until the Service is being deleted.
+async fn leaving(cluster: &Cluster, name: &str) -> Result<()> {
+    cluster
+        .service_when(name, "a deletion", |service| service.metadata.deletion_timestamp.is_some())
+        .await
+        .map(drop)
+}
+
+async fn let_go(cluster: &Cluster, name: &str) -> Result<()> {
+    cluster.edit::<Service>(name, json!({"metadata": {"finalizers": null}})).await.map(drop)
+}
+
+async fn strip(cluster: &Cluster, name: &str) -> Result<()> {
+    let none: Value = json!({"metadata": {"finalizers": null}});
+    cluster.patch_lb(name, none).await.map(drop)
+}
+
+/// Who holds the only address.
+async fn owner(cluster: &Cluster) -> Result<String> {
+    Ok(cluster.allocated("only").await?.remove("10.2.0.9").unwrap_or_default())
+}
