@@ -2,11 +2,19 @@
 //!
 //! The floor is a bare client that does the minimum of writes: it creates each LoadBalancer,
 //! writes it once, and writes the pool once for every 500. What is quoted is the ratio.
+//!
+//! `cargo bench --bench bench -- PART...` measures only the parts named: probes, allocator,
+//! addresses, endpoints.
+//! `cargo bench --bench bench -- probes` measures the probes alone.
 #![allow(clippy::print_stdout, clippy::cast_precision_loss)] // A report is printed, and rounded.
 
 mod allocator;
+mod endpoints;
 mod floor;
 mod guests;
+#[path = "../it/probes/namespace.rs"]
+mod namespace;
+mod probes;
 mod table;
 
 use std::path::Path;
@@ -26,34 +34,68 @@ fn main() -> Result<()> {
     if std::env::args().any(|arg| arg == "--test") {
         return Ok(());
     }
-    let allocator = allocator::measure();
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(measure(allocator))
+    // The measuring of probes starts this program again, as the one that probes and as the
+    // ones that are probed.
+    if let Some(role) = probes::Role::of_this_process() {
+        return role.play();
+    }
+    let named: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let wanted = |part: &str| named.is_empty() || named.iter().any(|name| name == part);
+    // First, while nothing else runs.
+    let mut report = serde_json::Map::new();
+    if wanted("probes") {
+        let rows = probes::measure()?;
+        probes::print(&rows);
+        report.insert("probes".to_owned(), json!(rows));
+    }
+    if wanted("allocator") {
+        report.insert("allocator".to_owned(), table::allocator(&allocator::measure()));
+    }
+    let parts = PARTS.into_iter().filter(|part| wanted(part)).collect::<Vec<_>>();
+    if !parts.is_empty() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        report.extend(runtime.block_on(on_a_bed(&parts))?);
+    }
+    let path = testbed::repository().join("target/bench.json");
+    std::fs::write(&path, serde_json::to_string_pretty(&report)?)?;
+    println!("\nwritten to {}", path.display());
+    Ok(())
 }
 
-async fn measure(allocator: Vec<allocator::Row>) -> Result<()> {
+/// What needs a control plane.
+const PARTS: [&str; 2] = ["addresses", "endpoints"];
+
+async fn on_a_bed(parts: &[&str]) -> Result<serde_json::Map<String, Value>> {
     println!("starting a control plane (built first if it is not cached: about 5 minutes)");
     let bed = Bed::start(Options { load: true, ..Options::default() }).await?;
     install(&bed).await?;
     let binary = Path::new(env!("CARGO_BIN_EXE_harvester-guest-operator"));
+    let mut report = serde_json::Map::new();
+    for part in parts {
+        let value = match *part {
+            "addresses" => addresses(&bed, binary).await?,
+            _ => table::endpoints(&endpoints::measure(&bed, binary).await?),
+        };
+        report.insert((*part).to_owned(), value);
+    }
+    bed.stop().await?;
+    Ok(report)
+}
+
+async fn addresses(bed: &Bed, binary: &Path) -> Result<Value> {
     let mut rows = Vec::new();
     for (count, times) in SIZES {
         for round in 1..=times {
             println!("{count} at once, round {round} of {times}");
             let floor = floor::at_once(&bed.admin(), count).await?;
-            let ours = ours_at_once(&bed, binary, count).await?;
+            let ours = ours_at_once(bed, binary, count).await?;
             rows.push(table::AtOnce { count, floor, ours });
         }
     }
     println!("{SINGLES} one by one");
     let floor = floor::one_by_one(&bed.admin(), SINGLES).await?;
-    let ours = ours_one_by_one(&bed, binary).await?;
-    bed.stop().await?;
-
-    let report = table::report(&rows, &floor, &ours, &allocator);
-    let path = testbed::repository().join("target/bench.json");
-    std::fs::write(&path, serde_json::to_string_pretty(&report)?)?;
-    println!("\nwritten to {}", path.display());
-    Ok(())
+    let ours = ours_one_by_one(bed, binary).await?;
+    Ok(table::addresses(&rows, &floor, &ours))
 }
 
 /// What one burst cost the operator.

@@ -1,10 +1,11 @@
-//! The report: a table for people, JSON for machines.
+//! The report: tables for people, and the same as JSON for machines.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::allocator::Row;
+use crate::endpoints::Endpoints;
 use crate::floor::Floor;
 use crate::{Ours, quantiles};
 
@@ -15,13 +16,8 @@ pub(crate) struct AtOnce {
     pub(crate) ours: Ours,
 }
 
-/// Prints the table and returns the same as JSON.
-pub(crate) fn report(
-    rows: &[AtOnce],
-    floor: &[Duration],
-    ours: &[Duration],
-    allocator: &[Row],
-) -> Value {
+/// Prints the bursts and the single creations.
+pub(crate) fn addresses(rows: &[AtOnce], floor: &[Duration], ours: &[Duration]) -> Value {
     println!(
         "\n{:>6} {:>9} {:>9} {:>6} {:>9} {:>9} {:>6} {:>8} {:>6} {:>5} {:>8} {:>8}",
         "LBs",
@@ -41,15 +37,49 @@ pub(crate) fn report(
     let (floor, ours) = (quantiles(floor), quantiles(ours));
     println!("\none by one, create to address seen: {ours}");
     println!("the floor's two writes:              {floor}");
+    json!({"at_once": at_once, "one_by_one": {"floor": floor, "ours": ours}})
+}
+
+/// Prints what the allocator's operations cost.
+pub(crate) fn allocator(rows: &[Row]) -> Value {
     println!("\n{:>9} {:>16} {:>9}", "pool", "operation", "ns");
-    for row in allocator {
+    for row in rows {
         println!("{:>9} {:>16} {:>9.0}", row.pool, row.what, row.nanoseconds);
     }
-    let allocator: Vec<Value> = allocator
-        .iter()
+    rows.iter()
         .map(|row| json!({"pool": row.pool, "operation": row.what, "ns": row.nanoseconds}))
-        .collect();
-    json!({"at_once": at_once, "one_by_one": {"floor": floor, "ours": ours}, "allocator": allocator})
+        .collect()
+}
+
+/// Prints what serving VMs costs.
+pub(crate) fn endpoints(vms: &Endpoints) -> Value {
+    let seconds = |time: Duration| time.as_secs_f64();
+    let (floor, ours) = (quantiles(&vms.floor_changes), quantiles(&vms.changes));
+    println!("\n500 vm load balancers, 20,000 VMs");
+    println!("lists of VMs and pods after           {:>8.2} s", seconds(vms.listed));
+    println!("from there to the first slice         {:>8.2} s", seconds(vms.first_slice));
+    println!(
+        "to all slices                         {:>8.2} s, floor {:.2} s",
+        seconds(vms.all_slices),
+        seconds(vms.floor_slices)
+    );
+    println!("peak RSS                              {:>8.1} MiB", vms.peak_rss_mib);
+    println!("CPU for a VM that changes             {:>8.2} ms", vms.cpu_ms_a_change);
+    println!("CPU for a change that concerns nobody {:>8.2} ms", vms.cpu_ms_no_change);
+    println!("slice writes                          {:>8}", vms.slice_writes);
+    println!("change of a VM to slice seen: {ours}");
+    println!("the floor's two writes:       {floor}");
+    json!({
+        "listed_seconds": seconds(vms.listed),
+        "first_slice_seconds": seconds(vms.first_slice),
+        "all_slices_seconds": seconds(vms.all_slices),
+        "floor_slices_seconds": seconds(vms.floor_slices),
+        "peak_rss_mib": vms.peak_rss_mib,
+        "cpu_ms_a_change": vms.cpu_ms_a_change,
+        "cpu_ms_no_change": vms.cpu_ms_no_change,
+        "slice_writes": vms.slice_writes,
+        "change": {"floor": floor, "ours": ours},
+    })
 }
 
 fn at_once(row: &AtOnce) -> Value {
