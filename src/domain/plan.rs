@@ -77,6 +77,24 @@ pub fn patch(
     Some(Value::Object(patch))
 }
 
+/// Whether a patch says more than how many VMs there are: where the address is, or that it serves
+/// for another reason than before. Counts may come later, and together.
+pub fn is_urgent(lb: &LoadBalancer, patch: &Value) -> bool {
+    let Some(status) = patch["status"].as_object() else { return true };
+    let count = |key: &String| matches!(key.as_str(), "endpoints" | "backendServers");
+    let same_ready = || {
+        let ready = |list: &[Condition]| {
+            let ready = list.iter().find(|c| c.type_ == READY);
+            ready.map(|c| (c.status, c.reason.clone()))
+        };
+        let new: Vec<Condition> =
+            serde_json::from_value(status["conditions"].clone()).unwrap_or_default();
+        lb.status.as_ref().is_some_and(|old| ready(&old.conditions) == ready(&new))
+    };
+    patch["metadata"].get("finalizers").is_some()
+        || !status.keys().all(|key| count(key) || (key == "conditions" && same_ready()))
+}
+
 /// Whether a Service may be made: the claim is published, and a deletion waits for it to go.
 pub fn may_serve(lb: &LoadBalancer) -> bool {
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();

@@ -39,7 +39,9 @@ pub(crate) struct Endpoints {
     /// A bare client that creates the same slices.
     pub(crate) floor_slices: Duration,
     pub(crate) peak_rss_mib: f64,
-    /// CPU of the operator for a VM that changes.
+    /// CPU of the operator for a VM that changes for good: slice and status.
+    pub(crate) cpu_ms_for_good: f64,
+    /// CPU of the operator for a VM that changes and changes back at once.
     pub(crate) cpu_ms_a_change: f64,
     /// CPU of the operator for a change that makes no difference to any slice.
     pub(crate) cpu_ms_no_change: f64,
@@ -89,10 +91,20 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path) -> Result<Endpoints> {
     let slice_writes = writes().await? - before;
 
     let cpu = cpu_time(&operator);
+    for ready in [false, true] {
+        for lb in 0..LBS {
+            set_ready(&instances(&client, "default"), lb * EACH, ready).await?;
+        }
+        settled(&operator).await?;
+    }
+    let cpu_for_good = cpu_time(&operator).saturating_sub(cpu);
+
+    let before = writes().await?;
+    let cpu = cpu_time(&operator);
     heartbeats(&client).await?;
     settled(&operator).await?;
     let cpu_of_heartbeats = cpu_time(&operator).saturating_sub(cpu);
-    let more = writes().await? - before - slice_writes;
+    let more = writes().await? - before;
     ensure!(more < 0.5, "heartbeats were written to {more} slices");
 
     let peak_rss_mib = operator.process.peak_rss_kib().unwrap_or(0) as f64 / 1024.0;
@@ -104,6 +116,7 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path) -> Result<Endpoints> {
         all_slices: all.saturating_sub(listed),
         floor_slices,
         peak_rss_mib,
+        cpu_ms_for_good: cpu_for_good.as_secs_f64() * 1e3 / (2 * LBS) as f64,
         cpu_ms_a_change: cpu_of_changes.as_secs_f64() * 1e3 / (2 * CHANGES) as f64,
         cpu_ms_no_change: cpu_of_heartbeats.as_secs_f64() * 1e3 / CHANGES as f64,
         changes,
@@ -350,7 +363,8 @@ async fn heartbeats(client: &Client) -> Result<()> {
 async fn settled(operator: &Operator) -> Result<()> {
     let mut last = -1.0;
     eventually(PATIENCE, "rest", async || {
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        // Counts may be a second behind.
+        tokio::time::sleep(Duration::from_millis(1500)).await;
         let writes = operator.metric("hgo_api_writes_total", &[]).await?;
         anyhow::Ok(std::mem::replace(&mut last, writes).to_bits() == writes.to_bits())
     })

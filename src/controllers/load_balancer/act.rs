@@ -2,6 +2,7 @@
 //! has moved on, the decision is made again from the current one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use chrono::{SecondsFormat, Utc};
 use kube::ResourceExt;
@@ -18,25 +19,35 @@ use crate::k8s::CallError;
 /// How often a decision is repeated for an object that keeps changing under it.
 const REPETITIONS: usize = 5;
 
-/// Publishes what was found, and what became of the Service of a vm load balancer.
+/// Publishes what was found, and what became of the Service of a vm load balancer. Returns for how
+/// long that waits, if there is nothing but counts to publish.
 pub(super) async fn publish(
     mut lb: Arc<LoadBalancer>,
     mut finding: Finding,
     report: Option<&Report>,
     ctx: &Context,
-) -> Result<(), Error> {
+) -> Result<Option<Duration>, Error> {
     for _ in 0..REPETITIONS {
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
-        let Some(patch) = plan::patch(&lb, &finding, report, &now) else { return Ok(()) };
+        let Some(patch) = plan::patch(&lb, &finding, report, &now) else {
+            ctx.counts.settle(&lb);
+            return Ok(None);
+        };
+        if !plan::is_urgent(&lb, &patch)
+            && let Some(wait) = ctx.counts.wait(&lb)
+        {
+            return Ok(Some(wait));
+        }
         match write(&lb, &patch, ctx).await {
             Ok(version) => {
+                ctx.counts.settle(&lb);
                 report::published(&lb, &finding, report, ctx);
                 // What was just decided on all that is known need not be decided again. Without
                 // a report, and when pools change, the next step waits for this one.
                 if report.is_some() && facts::published(&lb) == claim_of(&finding) {
                     ctx.shared.views.expect_echo(&facts::name(&lb), version);
                 }
-                return Ok(());
+                return Ok(None);
             }
             Err(CallError::Conflict | CallError::NotFound) => {}
             Err(error) => return Err(error.into()),
@@ -47,18 +58,19 @@ pub(super) async fn publish(
             let owner = facts::owner(&lb);
             if ctx.shared.views.is_served(&owner) {
                 // The end of its Service is an event, and gives it back.
-                return Ok(());
+                return Ok(None);
             }
-            return Ok(ctx.ledger.release(owner).await?);
+            ctx.ledger.release(owner).await?;
+            return Ok(None);
         };
         if facts::is_leaving(&current) {
             // Its deletion is the next event.
-            return Ok(());
+            return Ok(None);
         }
-        let Some(found) = gather::finding(current, true, ctx).await? else { return Ok(()) };
+        let Some(found) = gather::finding(current, true, ctx).await? else { return Ok(None) };
         if report.is_some() && found.1 != finding {
             // The Service rests on another address. The change that led here is an event.
-            return Ok(());
+            return Ok(None);
         }
         (lb, finding) = found;
     }

@@ -48,6 +48,7 @@ pub struct Context {
     writes: Semaphore,
     began: Instant,
     failures: report::Failures,
+    counts: report::Counts,
 }
 
 impl Context {
@@ -60,6 +61,7 @@ impl Context {
             began: Instant::now(),
             writes: Semaphore::new(WRITES_AT_ONCE),
             failures: report::Failures::default(),
+            counts: report::Counts::default(),
         }
     }
 
@@ -110,6 +112,7 @@ pub async fn run(ctx: Arc<Context>, woken: mpsc::UnboundedReceiver<ObjectRef<Loa
 async fn reconcile(lb: Arc<LoadBalancer>, ctx: Arc<Context>) -> Result<Action, Error> {
     let mut action = Action::await_change();
     if facts::is_leaving(&lb) {
+        ctx.counts.settle(&lb);
         if vm_lb::is_vm(&lb) && !Box::pin(serve::withdraw(&lb, &ctx)).await? {
             return Ok(action);
         }
@@ -150,8 +153,9 @@ async fn serve_and_publish(
         Some(old) if serve::asks_for(&lb, old.ip, ctx) => plan::staying_at(finding, old),
         _ => finding,
     };
-    act::publish(lb, finding, Some(&report), ctx).await?;
-    Ok(if unseen { Action::requeue(LAST_RETRY) } else { Action::await_change() })
+    let later = act::publish(lb, finding, Some(&report), ctx).await?;
+    let again = later.or(unseen.then_some(LAST_RETRY));
+    Ok(again.map_or_else(Action::await_change, Action::requeue))
 }
 
 #[allow(clippy::needless_pass_by_value)] // The signature is the library's.

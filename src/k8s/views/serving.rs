@@ -11,7 +11,7 @@ use k8s_openapi::api::discovery::v1::{Endpoint as FullEndpoint, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::core::ObjectMeta;
-use kube::{Api, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 
 use super::{Informer, Part, Signal, lock};
@@ -24,6 +24,7 @@ use crate::domain::endpoints::{Endpoint, Family};
 use crate::domain::service::{OwnerRef, Stored, StoredPort};
 use crate::domain::slices::{Port, Slice};
 use crate::k8s::informer;
+use crate::k8s::unread::Unread;
 
 /// Objects by the LoadBalancer that they serve, `namespace/name`, and by their own name.
 pub struct Owned<T>(Arc<Mutex<HashMap<String, Vec<Entry<T>>>>>);
@@ -83,6 +84,13 @@ impl<T: Clone> Owned<T> {
                 true
             }
         }
+    }
+
+    /// Whether the object was seen, or written, in this version or a later one.
+    fn knows(&self, lb: &str, name: &str, version: &str) -> bool {
+        let all = lock(&self.0);
+        let entry = all.get(lb).and_then(|list| list.iter().find(|entry| entry.name == name));
+        entry.is_some_and(|entry| entry.version >= number(version))
     }
 
     /// The object is gone, in this version. Returns whether that is news.
@@ -184,25 +192,32 @@ pub(super) async fn watch_services(at: Informer) {
 pub(super) async fn watch_slices(at: Informer) {
     let Informer { client, views, .. } = at.clone();
     let mut listed = std::collections::HashSet::new();
-    let api = Api::<EndpointSlice>::all(client);
+    let api = Api::<Unread<EndpointSlice>>::all(client);
     let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(100);
-    let set = |object: &EndpointSlice| {
-        let Some((lb, seen)) = slice(object) else {
-            // It may have been one's until somebody took its owner away.
-            let namespace = object.namespace().unwrap_or_default();
-            let version = object.resource_version().unwrap_or_default();
-            let former = views.slices.disown(&namespace, &object.name_any(), &version);
-            return views.tell_lbs(former);
-        };
-        let version = seen.slice.version.clone();
-        if views.slices.note(&lb, &object.name_any(), &version, seen) {
-            views.tell_lbs([lb]);
+    let set = |object: &Unread<EndpointSlice>| {
+        let (name, version) = (object.name_any(), object.resource_version().unwrap_or_default());
+        let owner = owner(object.meta());
+        if owner.as_ref().is_some_and(|(lb, _)| views.slices.knows(lb, &name, &version)) {
+            return;
         }
+        let seen = object.read().map(|object| slice(&object));
+        if let Ok(Some((lb, seen))) = seen {
+            if views.slices.note(&lb, &name, &version, seen) {
+                views.tell_lbs([lb]);
+            }
+            return;
+        }
+        // It may have been one's until somebody took its owner away, or made it unreadable.
+        views.tell_lbs(views.slices.disown(
+            &object.namespace().unwrap_or_default(),
+            &name,
+            &version,
+        ));
     };
     informer::run(api, config, "EndpointSlice", &at.metrics, |event| match event {
         Event::Init => listed.clear(),
         Event::InitApply(object) => {
-            if let Some((lb, _)) = slice(&object) {
+            if let Some((lb, _)) = owner(object.meta()) {
                 listed.insert((lb, object.name_any()));
             }
             set(&object);
@@ -215,7 +230,7 @@ pub(super) async fn watch_slices(at: Informer) {
         }
         Event::Apply(object) => set(&object),
         Event::Delete(object) => {
-            if let Some((lb, _)) = slice(&object) {
+            if let Some((lb, _)) = owner(object.meta()) {
                 let version = object.resource_version().unwrap_or_default();
                 views.slices.forget(&lb, &object.name_any(), &version);
                 views.tell_lbs([lb]);
@@ -223,6 +238,14 @@ pub(super) async fn watch_slices(at: Informer) {
         }
     })
     .await;
+}
+
+/// The LoadBalancer, by `namespace/name`, that owns an object, and the reference to it.
+fn owner(meta: &ObjectMeta) -> Option<(String, &OwnerReference)> {
+    let owned_by = meta.owner_references.as_deref().unwrap_or_default();
+    let owner =
+        owned_by.iter().find(|o| o.kind == "LoadBalancer" && o.api_version.starts_with(GROUP))?;
+    Some((qualified(meta, &owner.name), owner))
 }
 
 fn qualified(meta: &ObjectMeta, name: &str) -> String {
@@ -281,9 +304,7 @@ pub fn service(service: &Service) -> Stored {
 /// Reads an EndpointSlice: the LoadBalancer that owns it, and what it says. `None`: no
 /// LoadBalancer does.
 pub fn slice(slice: &EndpointSlice) -> Option<(String, OwnedSlice)> {
-    let owned_by = slice.metadata.owner_references.as_deref().unwrap_or_default();
-    let owner =
-        owned_by.iter().find(|o| o.kind == "LoadBalancer" && o.api_version.starts_with(GROUP))?;
+    let (lb, owner) = owner(&slice.metadata)?;
     let label = |key: &str, value: &str| slice.labels().get(key).is_some_and(|v| v == value);
     let ports = slice.ports.as_deref().unwrap_or_default();
     let mut ports: Vec<Port> = ports
@@ -313,7 +334,6 @@ pub fn slice(slice: &EndpointSlice) -> Option<(String, OwnedSlice)> {
             && label(LABEL_SERVICE_LB, "true")
             && label(LABEL_SLICE_MANAGER, SLICE_MANAGER),
     };
-    let lb = qualified(&slice.metadata, &owner.name);
     Some((lb, OwnedSlice { owner: owner.uid.clone(), slice: seen }))
 }
 

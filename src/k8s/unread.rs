@@ -1,0 +1,115 @@
+//! Objects of which only the head has been read.
+//!
+//! A process hears of everything that it writes itself, and of much that it has seen before. For
+//! that the version is enough to know, and the rest of the text is dropped as it came.
+
+use std::borrow::Cow;
+use std::marker::PhantomData;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::Resource;
+use kube::core::ObjectMeta;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+/// An object's name, version, UID and owners; the rest on demand.
+#[derive(Clone, Debug)]
+pub struct Unread<K> {
+    head: ObjectMeta,
+    text: Box<RawValue>,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K: DeserializeOwned> Unread<K> {
+    /// All of it.
+    pub fn read(&self) -> Result<K, serde_json::Error> {
+        serde_json::from_str(self.text.get())
+    }
+}
+
+#[derive(Deserialize)]
+struct Text {
+    metadata: Head,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Head {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    owner_references: Option<Vec<OwnerReference>>,
+}
+
+impl<'de, K> Deserialize<'de> for Unread<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Box::<RawValue>::deserialize(deserializer)?;
+        let Text { metadata: head } = serde_json::from_str(text.get()).map_err(D::Error::custom)?;
+        let head = ObjectMeta {
+            name: head.name,
+            namespace: head.namespace,
+            uid: head.uid,
+            resource_version: head.resource_version,
+            owner_references: head.owner_references,
+            ..ObjectMeta::default()
+        };
+        Ok(Self { head, text, kind: PhantomData })
+    }
+}
+
+impl<K: Resource> Resource for Unread<K> {
+    type DynamicType = K::DynamicType;
+    type Scope = K::Scope;
+
+    fn kind(dt: &Self::DynamicType) -> Cow<'_, str> {
+        K::kind(dt)
+    }
+
+    fn group(dt: &Self::DynamicType) -> Cow<'_, str> {
+        K::group(dt)
+    }
+
+    fn version(dt: &Self::DynamicType) -> Cow<'_, str> {
+        K::version(dt)
+    }
+
+    fn plural(dt: &Self::DynamicType) -> Cow<'_, str> {
+        K::plural(dt)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.head
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.head
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::discovery::v1::EndpointSlice;
+    use kube::core::WatchEvent;
+
+    use super::*;
+
+    /// As the API server writes watches.
+    #[test]
+    fn the_rest_is_read_on_demand() {
+        let event = r#"{"type":"ADDED","object":{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice",
+            "metadata":{"name":"web","namespace":"default","uid":"u","resourceVersion":"7",
+                "ownerReferences":[{"apiVersion":"v1","kind":"LoadBalancer","name":"web","uid":"l"}],
+                "managedFields":[{"manager":"x","fieldsV1":{"f:endpoints":{}}}]},
+            "addressType":"IPv4","endpoints":[{"addresses":["192.0.2.1"]}]}}"#;
+        let WatchEvent::<Unread<EndpointSlice>>::Added(seen) = serde_json::from_str(event).unwrap()
+        else {
+            panic!("{event}")
+        };
+        assert_eq!(seen.meta().resource_version.as_deref(), Some("7"));
+        assert_eq!(seen.meta().owner_references.as_ref().unwrap()[0].uid, "l");
+        assert_eq!(seen.meta().managed_fields, None);
+        assert_eq!(seen.read().unwrap().endpoints.unwrap()[0].addresses, ["192.0.2.1"]);
+    }
+}
