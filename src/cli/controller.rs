@@ -7,7 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::ControllerArgs;
 use crate::controllers::{self, Context};
-use crate::http::{self, Probes};
+use crate::http::probes::{self, Probes};
 use crate::k8s::client;
 use crate::k8s::events::Events;
 use crate::k8s::lease::{Keeper, Leadership};
@@ -32,7 +32,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let views = Views::start(&client, &metrics);
     let probes =
         Probes { metrics: metrics.clone(), leadership: leadership.clone(), views: views.clone() };
-    let (address, server) = http::serve(args.http_addr, probes).await?;
+    let (address, server) = probes::serve(args.http_addr, probes).await?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, lease = args.lease, "started");
 
     let ctx = Context {

@@ -3,6 +3,7 @@
 //! Invariant: nothing here waits, reads a clock, draws a random number or talks to anything:
 //! time and outside facts are arguments. `tests/it/architecture.rs` holds this room to it.
 
+pub mod admission;
 pub mod book;
 pub mod endpoints;
 pub mod facts;

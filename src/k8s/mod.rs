@@ -9,6 +9,7 @@ pub mod events;
 pub mod guard;
 pub mod informer;
 pub mod lease;
+pub mod read;
 pub mod unread;
 pub mod views;
 pub mod write;

@@ -512,7 +512,7 @@ fn bad_decisions_are_found() {
 #[test]
 fn bad_uses_of_the_client_are_found() {
     for (path, bad) in [
-        ("src/http.rs", "use kube::{Api, ResourceExt};"),
+        ("src/http/probes.rs", "use kube::{Api, ResourceExt};"),
         ("src/domain/plan.rs", "fn f(c: kube::Client) {}"),
         ("src/metrics.rs", "use kube::*;"),
         ("src/controllers/mod.rs", "use kube::api::{Patch, PatchParams};"),
@@ -521,7 +521,7 @@ fn bad_uses_of_the_client_are_found() {
         assert!(!client_faults(path, bad).is_empty(), "not found: {path}: {bad}");
     }
     for (path, good) in [
-        ("src/http.rs", "use kube::ResourceExt; // not kube::Api"),
+        ("src/http/probes.rs", "use kube::ResourceExt; // not kube::Api"),
         ("src/controllers/mod.rs", "use kube::{Api, Client};"),
         ("src/k8s/write.rs", "use kube::api::{Patch, PatchParams};"),
     ] {
@@ -537,7 +537,7 @@ fn sockets_elsewhere_are_found() {
         assert!(!socket_faults("src/controllers/load_balancer/act.rs", bad).is_empty(), "{bad}");
         assert!(socket_faults("src/prober/ask.rs", bad).is_empty());
     }
-    assert!(socket_faults("src/http.rs", "use tokio::net::TcpListener;").is_empty());
+    assert!(socket_faults("src/http/probes.rs", "use tokio::net::TcpListener;").is_empty());
 }
 
 #[test]

@@ -1,0 +1,47 @@
+//! Admission: gathers what a rule must know, and asks the rules. What may be stored is decided
+//! in [`crate::domain::admission`].
+//!
+//! Invariant: nothing here writes. A fact that cannot be had in time is no reason to refuse, as
+//! long as the reconciler reaches the same verdict alone.
+
+mod load_balancers;
+mod pools;
+
+use crate::domain::admission::{Answer, Request};
+use crate::k8s::CallError;
+use crate::k8s::read::Reader;
+use crate::k8s::views::Views;
+
+/// The two calls of the API server for one request: changes first, then judgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// The object may still be changed.
+    Mutation,
+    /// It is as it will be stored.
+    Validation,
+}
+
+/// What rules are answered from.
+#[derive(Clone)]
+pub struct Admission {
+    /// For what must be read now.
+    pub reader: Reader,
+    /// What this process sees of the cluster.
+    pub views: Views,
+}
+
+impl Admission {
+    /// Answers for a LoadBalancer.
+    pub async fn load_balancer(
+        &self,
+        stage: Stage,
+        request: &Request<'_>,
+    ) -> Result<Answer, CallError> {
+        load_balancers::decide(self, stage, request).await
+    }
+
+    /// Answers for an IPPool.
+    pub async fn pool(&self, stage: Stage, request: &Request<'_>) -> Result<Answer, CallError> {
+        pools::decide(self, stage, request).await
+    }
+}
