@@ -52,11 +52,12 @@ rust:
 		exit 1; \
 	fi
 
-# What tests make networks of their own with.
+# What tests make networks, and clocks, of their own with.
 nets:
 	@missing=(); \
 	[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v ip)" ] || missing+=(iproute2); \
 	[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v nft)" ] || missing+=(nftables); \
+	compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null || missing+=(libfaketime); \
 	if [ $${#missing[@]} -gt 0 ]; then \
 		echo "setup: installing $${missing[*]}"; \
 		sudo=(); [ "$$(id -u)" = 0 ] || sudo=(sudo); \

@@ -1,11 +1,11 @@
-//! The `controller` process: views and probes always, controllers while it leads.
+//! The `controller` process: views, probes and admission always, controllers while it leads.
 
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::ControllerArgs;
+use super::{ControllerArgs, admission};
 use crate::controllers::{self, Context};
 use crate::http::probes::{self, Probes};
 use crate::k8s::client;
@@ -30,9 +30,17 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let metrics = Metrics::new()?;
     let leadership = Arc::new(Leadership::default());
     let views = Views::start(&client, &metrics);
-    let probes =
-        Probes { metrics: metrics.clone(), leadership: leadership.clone(), views: views.clone() };
+    let mut admission = admission::start(&args.admission, &client, &views, &metrics).await?;
+    let probes = Probes {
+        metrics: metrics.clone(),
+        leadership: leadership.clone(),
+        views: views.clone(),
+        admission: admission.ready.clone(),
+        ending: admission.ending.soon.clone(),
+    };
     let (address, server) = probes::serve(args.http_addr, probes).await?;
+    // It says until the end that this replica is about to go.
+    let mut server = tokio::spawn(server);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, lease = args.lease, "started");
 
     let ctx = Context {
@@ -46,12 +54,14 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let result = tokio::select! {
         () = keeper.run(&leadership) => Err(anyhow::anyhow!("nobody keeps the lease any more")),
         result = terms(&ctx, &leadership) => result,
-        result = server => Err(anyhow::anyhow!("the HTTP server ended: {result:?}")),
+        result = &mut server => Err(anyhow::anyhow!("the HTTP server ended: {result:?}")),
+        () = admission.ended() => Err(anyhow::anyhow!("admission's listener ended")),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
     // The term is over: its tasks were dropped with the select. Now somebody else may begin.
     keeper.release(&leadership).await;
+    admission.wind_down().await;
     tracing::info!("stopped");
     result
 }

@@ -1,5 +1,6 @@
 //! The command line. Every option is also an environment variable, `HGO_…`.
 
+mod admission;
 mod controller;
 
 use std::io::Write;
@@ -57,6 +58,8 @@ struct ControllerArgs {
     /// This replica's name in the Lease and in Events. Default: host name and process id.
     #[arg(long, env = "HGO_IDENTITY")]
     identity: Option<String>,
+    #[command(flatten)]
+    admission: admission::AdmissionArgs,
 }
 
 /// Runs what the command line says.

@@ -5,6 +5,7 @@
 
 pub mod admission;
 pub mod book;
+pub mod certificates;
 pub mod endpoints;
 pub mod facts;
 pub mod free_set;
@@ -18,6 +19,7 @@ pub mod plan;
 pub mod pool_choice;
 pub mod ranges;
 pub mod reason;
+pub mod registration;
 pub mod service;
 pub mod slices;
 pub mod topology;

@@ -3,5 +3,11 @@
 //! Every replica serves all of it, whether it leads or not.
 
 pub mod admission;
+pub mod authority;
 pub mod conversion;
+pub mod keeper;
+pub mod listener;
 pub mod probes;
+pub mod review;
+pub mod tls;
+pub mod webhook;

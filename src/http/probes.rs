@@ -15,6 +15,8 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::api::{LoadBalancer, READY};
 use crate::domain::endpoints::Endpoint;
@@ -35,6 +37,10 @@ pub struct Probes {
     pub leadership: Arc<Leadership>,
     /// Its view of the cluster.
     pub views: Views,
+    /// Whether admission can answer, or need not.
+    pub admission: watch::Receiver<bool>,
+    /// Whether the process is about to end.
+    pub ending: CancellationToken,
 }
 
 /// Binds the address, then serves until dropped. Returns the address bound.
@@ -110,6 +116,12 @@ async fn readyz(State(probes): State<Probes>) -> impl IntoResponse {
     if !probes.views.is_synced() {
         let text = "the first lists of LoadBalancers, IPPools and Namespaces are not complete\n";
         return (StatusCode::SERVICE_UNAVAILABLE, text);
+    }
+    if !*probes.admission.borrow() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "admission cannot answer yet\n");
+    }
+    if probes.ending.is_cancelled() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "ending\n");
     }
     (StatusCode::OK, "ok\n")
 }

@@ -1,13 +1,14 @@
 //! The only room that talks to the API server: informers, guarded writes, events, the Lease.
 //!
-//! Invariants: every call has a deadline; every write but the Lease's is refused here when
-//! this process does not lead; every write rests on a resourceVersion, so that a decision made
+//! Invariants: every call has a deadline; every write but the Lease's and admission's is
+//! refused here when this process does not lead; every write rests on a resourceVersion, so that a decision made
 //! from an old view is refused by the server instead of carried out.
 
 pub mod client;
 pub mod events;
 pub mod guard;
 pub mod informer;
+pub mod installation;
 pub mod lease;
 pub mod read;
 pub mod unread;

@@ -52,6 +52,12 @@ const CLIENT_ROOMS: [&str; 3] = ["src/k8s/", "src/controllers/", "src/cli/"];
 /// What every call that writes takes. Controllers read only.
 const WRITE_WORDS: [&str; 6] =
     ["PostParams", "PatchParams", "DeleteParams", "Patch", "EvictParams", "SubjectAccessReview"];
+/// Who answers the API server. It takes connections and makes none.
+const LISTENER: &str = "src/http/listener.rs";
+/// What it needs for that, and what would be too much of it.
+const LISTENER_WORDS: [&str; 2] = ["TcpStream", "hyper"];
+const CONNECTING: [&str; 4] =
+    ["TcpStream::connect", "hyper::client", "net::TcpStream as", "hyper as"];
 /// What connects.
 const SOCKET_WORDS: [&str; 5] = ["TcpSocket", "TcpStream", "UdpSocket", "TlsConnector", "hyper"];
 
@@ -164,8 +170,12 @@ fn socket_faults(path: &str, source: &str) -> Vec<String> {
         return Vec::new();
     }
     let code = code(source);
+    let may = |word: &str| path == LISTENER && LISTENER_WORDS.contains(&word);
+    let connects = CONNECTING.into_iter().filter(|_| path == LISTENER);
     SOCKET_WORDS
         .into_iter()
+        .filter(|word| !may(word))
+        .chain(connects)
         .filter(|word| has_word(&code, word))
         .map(|word| format!("{path}: `{word}`: only src/prober connects to backends"))
         .collect()
@@ -538,6 +548,20 @@ fn sockets_elsewhere_are_found() {
         assert!(socket_faults("src/prober/ask.rs", bad).is_empty());
     }
     assert!(socket_faults("src/http/probes.rs", "use tokio::net::TcpListener;").is_empty());
+    for good in ["use tokio::net::{TcpListener, TcpStream};", "use hyper::server::conn::http1;"] {
+        assert_eq!(socket_faults(LISTENER, good), Vec::<String>::new(), "{good}");
+        let elsewhere = socket_faults("src/http/webhook.rs", good);
+        assert!(!elsewhere.is_empty(), "{good}");
+    }
+    for bad in [
+        "fn f() { TcpStream::connect(x); }",
+        "use hyper::client::conn::http1;",
+        "use tokio::net::TcpStream as Other;",
+        "use tokio::net::UdpSocket;",
+        "use tokio_rustls::TlsConnector;",
+    ] {
+        assert!(!socket_faults(LISTENER, bad).is_empty(), "{bad}");
+    }
 }
 
 #[test]

@@ -24,6 +24,8 @@ pub enum Operation {
 pub struct Request<'a> {
     /// What is asked for.
     pub operation: Operation,
+    /// The part of the object that is asked for: `status`, or empty for the object itself.
+    pub subresource: &'a str,
     /// The object's namespace. Empty for IPPools.
     pub namespace: &'a str,
     /// The object's name. Empty when the API server has yet to make one from `generateName`.

@@ -21,6 +21,16 @@ pub enum Stage {
     Validation,
 }
 
+impl Stage {
+    /// For metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mutation => "mutation",
+            Self::Validation => "validation",
+        }
+    }
+}
+
 /// What rules are answered from.
 #[derive(Clone)]
 pub struct Admission {

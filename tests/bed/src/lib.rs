@@ -9,6 +9,7 @@
 //! kube-vip, and [`net`] with [`KubeProxy`] makes Services carry packets, in networks of their own.
 
 mod announcer;
+mod balancer;
 mod bed;
 mod binaries;
 mod daemons;
@@ -26,6 +27,7 @@ mod proxy;
 mod wait;
 
 pub use announcer::{Announcer, Announcing};
+pub use balancer::Balancer;
 pub use bed::{Bed, Options};
 pub use binaries::Binaries;
 pub use kube_proxy::KubeProxy;

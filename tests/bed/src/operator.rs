@@ -44,6 +44,18 @@ pub struct Start {
     pub identity: Option<String>,
     /// What it logs, if not the usual.
     pub log: Option<String>,
+    /// What the API server calls for admission, `https://127.0.0.1:0` for the operator itself.
+    /// Without it, admission is off.
+    pub admission: Option<String>,
+    /// Further options. `--admission` among them takes the place of `admission`.
+    pub options: Vec<String>,
+    /// Further variables of its environment.
+    pub variables: Vec<(String, String)>,
+}
+
+/// The address that a log line gives for a field.
+fn logged(log: &str, field: &str) -> Option<SocketAddr> {
+    log.split(field).nth(1)?.split_whitespace().next()?.parse().ok()
 }
 
 fn is_ours(variable: &std::ffi::OsStr) -> bool {
@@ -57,6 +69,8 @@ pub struct Operator {
     pub process: Managed,
     /// Where its metrics and probes are.
     pub http: SocketAddr,
+    /// Where admission listens, if it does.
+    pub admission: Option<SocketAddr>,
 }
 
 impl Operator {
@@ -81,14 +95,27 @@ impl Operator {
                 command.args([option, value]);
             }
         }
+        let chosen = start.options.iter().any(|option| option == "--admission");
+        match &start.admission {
+            None if chosen => {}
+            None => drop(command.args(["--admission", "off"])),
+            Some(url) => drop(
+                command
+                    .args(["--admission", "url", "--admission-url", url])
+                    .args(["--admission-addr", "127.0.0.1:0"]),
+            ),
+        }
+        command.args(&start.options).envs(start.variables.iter().cloned());
         let process = Managed::spawn(&mut command, kubeconfig.with_extension("log"))?;
-        let mut operator = Self { process, http: SocketAddr::from(([127, 0, 0, 1], 0)) };
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut operator = Self { process, http: nowhere, admission: None };
         operator.http = eventually(START, "listening operator", async || {
             let log = operator.process.log();
-            let address =
-                log.split("address=").nth(1).and_then(|rest| rest.split_whitespace().next());
-            match address.and_then(|address| address.parse().ok()) {
-                Some(address) => Some(Some(address)),
+            match logged(&log, "address=") {
+                Some(address) => {
+                    operator.admission = logged(&log, "admission=");
+                    Some(Some(address))
+                }
                 None if !operator.process.is_running() => Some(None),
                 None => None,
             }

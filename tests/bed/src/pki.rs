@@ -44,13 +44,15 @@ impl Authority {
         self.issuer.pem()
     }
 
-    /// Signs a server's certificate for loopback and the further names or addresses.
+    /// Signs a certificate for loopback and the further names or addresses; it does for a client
+    /// as well.
     pub fn issue(&self, names: &[&str]) -> Result<Issued> {
         let mut all = vec![Ipv4Addr::LOCALHOST.to_string(), "localhost".to_owned()];
         all.extend(names.iter().map(|&name| name.to_owned()));
         let mut params = CertificateParams::new(all)?;
         params.distinguished_name.push(DnType::CommonName, "testbed");
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate()?;
         let cert = params.signed_by(&key, &self.issuer)?;
         Ok(Issued { cert_pem: cert.pem(), key_pem: key.serialize_pem() })

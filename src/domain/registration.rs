@@ -1,0 +1,228 @@
+//! How the API server is told to call admission: what its configurations say, and whether what is
+//! stored says it.
+//!
+//! Invariants: the configurations are the Go webhook's by name, so that there is never a pair of
+//! them; what others added besides the fields decided here is left alone.
+
+#[cfg(test)]
+mod tests;
+
+use serde_json::{Map, Value, json};
+
+use crate::api::GROUP;
+
+/// Name of both configurations: the Go webhook's.
+pub const CONFIGURATION: &str = "harvester-load-balancer-webhook";
+/// The CRD whose versions are converted.
+pub const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
+/// The version that needs conversion.
+const OLD_VERSION: &str = "v1alpha1";
+/// The label that says whose a configuration is.
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// This operator, in that label.
+pub const MANAGER: &str = "harvester-guest-operator";
+/// What the API server waits for an answer, in seconds.
+const TIMEOUT: i64 = 10;
+
+/// Which configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Part {
+    /// The ValidatingWebhookConfiguration.
+    Validating,
+    /// The MutatingWebhookConfiguration.
+    Mutating,
+    /// The CRD's conversion.
+    Conversion,
+}
+
+impl Part {
+    /// All of them, in the order in which they are written: nothing is changed before it can be
+    /// judged.
+    pub const ALL: [Self; 3] = [Self::Validating, Self::Mutating, Self::Conversion];
+
+    /// The kind of object.
+    pub const fn kind(self) -> &'static str {
+        match self {
+            Self::Validating => "ValidatingWebhookConfiguration",
+            Self::Mutating => "MutatingWebhookConfiguration",
+            Self::Conversion => "CustomResourceDefinition",
+        }
+    }
+}
+
+/// Where the API server finds admission.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A Service, by namespace and name.
+    Service(String, String),
+    /// An address outside the cluster: scheme, host and port.
+    Url(String),
+}
+
+/// What the configurations say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// The namespace that is part of the webhooks' names, which users see in refusals.
+    pub namespace: String,
+    /// Where admission is.
+    pub place: Place,
+    /// Who this operator is. Its own requests are not sent here.
+    pub me: String,
+    /// The authorities that are trusted, in base64 of PEM.
+    pub bundle: String,
+    /// The paths of validation, mutation and conversion.
+    pub paths: [&'static str; 3],
+}
+
+impl Registration {
+    /// What the object must hold. `None`: it is to be left alone.
+    pub fn wanted(&self, part: Part, stored: Option<&Value>) -> Option<Value> {
+        match part {
+            Part::Validating => Some(self.configuration(&self.validating())),
+            Part::Mutating => Some(self.configuration(&self.mutating())),
+            Part::Conversion => stored.is_some_and(needs_conversion).then(|| self.conversion()),
+        }
+    }
+
+    fn configuration(&self, webhook: &Value) -> Value {
+        json!({"metadata": {"labels": {MANAGED_BY: MANAGER}}, "webhooks": [webhook]})
+    }
+
+    /// Fails closed: a pool that overlaps another one is worse than one that comes later.
+    fn validating(&self) -> Value {
+        let operations = ["CREATE", "UPDATE", "DELETE"];
+        let mut webhook = self.webhook("validator", self.paths[0], "Fail");
+        webhook["rules"] = json!([
+            rule(&["ippools"], &operations, "Cluster"),
+            // Its status is the ledger; only RBAC would guard it otherwise.
+            rule(&["ippools/status"], &["UPDATE"], "Cluster"),
+            rule(&["loadbalancers"], &operations[..2], "Namespaced"),
+        ]);
+        webhook
+    }
+
+    /// Fails open: what it fills in has defaults, and what it would have kept of a status is
+    /// judged by the other one, which refuses a status that was wiped.
+    fn mutating(&self) -> Value {
+        let operations = ["CREATE", "UPDATE"];
+        let mut webhook = self.webhook("mutator", self.paths[1], "Ignore");
+        webhook["rules"] = json!([
+            rule(&["ippools"], &operations, "Cluster"),
+            rule(&["loadbalancers"], &operations, "Namespaced"),
+        ]);
+        webhook["reinvocationPolicy"] = json!("Never");
+        webhook
+    }
+
+    fn webhook(&self, role: &str, path: &str, failure: &str) -> Value {
+        // Its own writes must not wait for it: with nobody to answer, nobody could put that right.
+        let others = format!("request.userInfo.username != '{}'", self.me.replace('\'', "\\'"));
+        json!({
+            "name": format!("{role}.{}.{CONFIGURATION}", self.namespace),
+            "clientConfig": self.client(path),
+            "failurePolicy": failure,
+            "sideEffects": "None",
+            // A request for v1alpha1 is judged as well, as what it will be stored as.
+            "matchPolicy": "Equivalent",
+            "timeoutSeconds": TIMEOUT,
+            "admissionReviewVersions": ["v1"],
+            "namespaceSelector": {},
+            "objectSelector": {},
+            "matchConditions": [{"name": "not-the-operator", "expression": others}],
+        })
+    }
+
+    fn conversion(&self) -> Value {
+        let mut client = self.client(self.paths[2]);
+        // In a merge patch, what goes must be named.
+        let other = if client.get("url").is_some() { "service" } else { "url" };
+        client[other] = Value::Null;
+        json!({"spec": {"conversion": {
+            "strategy": "Webhook",
+            "webhook": {"conversionReviewVersions": ["v1"], "clientConfig": client},
+        }}})
+    }
+
+    fn client(&self, path: &str) -> Value {
+        match &self.place {
+            Place::Service(namespace, name) => json!({
+                "service": {"namespace": namespace, "name": name, "path": path, "port": 443},
+                "caBundle": self.bundle,
+            }),
+            Place::Url(url) => json!({
+                "url": format!("{}{path}", url.trim_end_matches('/')),
+                "caBundle": self.bundle,
+            }),
+        }
+    }
+}
+
+fn rule(resources: &[&str], operations: &[&str], scope: &str) -> Value {
+    json!({
+        "apiGroups": [GROUP], "apiVersions": ["v1beta1"], "resources": resources,
+        "operations": operations, "scope": scope,
+    })
+}
+
+/// Whether a CRD serves the version that only a webhook can convert.
+pub fn needs_conversion(crd: &Value) -> bool {
+    let versions = crd["spec"]["versions"].as_array();
+    versions.is_some_and(|versions| versions.iter().any(|v| v["name"] == OLD_VERSION))
+}
+
+/// Whether the stored object says what is wanted.
+pub fn says(stored: &Value, wanted: &Value) -> bool {
+    // The Go webhook names a Secret as owner: the configuration would go with it.
+    stored["metadata"].get("ownerReferences").is_none() && covers(stored, wanted)
+}
+
+/// Whether everything that is wanted is there. Lists are compared as a whole.
+fn covers(stored: &Value, wanted: &Value) -> bool {
+    match wanted {
+        // A selector that selects everything must not be one that does not.
+        Value::Object(fields) if fields.is_empty() => stored == wanted,
+        Value::Object(fields) => fields.iter().all(|(name, wanted)| match stored.get(name) {
+            Some(stored) => covers(stored, wanted),
+            // An API server from before 1.28 drops these; then our own requests come here too.
+            None => wanted.is_null() || name == "matchConditions",
+        }),
+        Value::Array(items) => stored.as_array().is_some_and(|stored| {
+            stored.len() == items.len() && stored.iter().zip(items).all(|(s, w)| covers(s, w))
+        }),
+        _ => stored == wanted,
+    }
+}
+
+/// The merge patch from a stored object to what is wanted.
+pub fn patch(stored: &Value, wanted: &Value) -> Value {
+    let mut patch = wanted.clone();
+    let metadata = patch.as_object_mut().map(|patch| patch.entry("metadata"));
+    if let Some(metadata) = metadata.map(|m| m.or_insert_with(|| Value::Object(Map::new()))) {
+        metadata["resourceVersion"] = stored["metadata"]["resourceVersion"].clone();
+        if stored["metadata"].get("ownerReferences").is_some() {
+            metadata["ownerReferences"] = Value::Null;
+        }
+    }
+    patch
+}
+
+/// Whether a configuration is this operator's.
+pub fn is_ours(stored: &Value) -> bool {
+    stored["metadata"]["labels"][MANAGED_BY] == MANAGER
+}
+
+/// The bundles, in base64, that an object tells the API server to trust.
+pub fn bundles(part: Part, stored: &Value) -> Vec<&str> {
+    match part {
+        Part::Conversion => {
+            let client = &stored["spec"]["conversion"]["webhook"]["clientConfig"];
+            client["caBundle"].as_str().into_iter().collect()
+        }
+        Part::Validating | Part::Mutating => stored["webhooks"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|webhook| webhook["clientConfig"]["caBundle"].as_str().unwrap_or_default())
+            .collect(),
+    }
+}

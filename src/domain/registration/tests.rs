@@ -1,0 +1,134 @@
+//! What the configurations say, and when they are written.
+
+use serde_json::json;
+
+use super::*;
+
+fn registration(place: Place) -> Registration {
+    Registration {
+        namespace: "ns".to_owned(),
+        place,
+        me: "system:serviceaccount:ns:op".to_owned(),
+        bundle: "QQ==".to_owned(),
+        paths: ["/v", "/m", "/c"],
+    }
+}
+
+fn service() -> Registration {
+    registration(Place::Service("ns".to_owned(), "svc".to_owned()))
+}
+
+fn url() -> Registration {
+    registration(Place::Url("https://10.0.0.1:8443/".to_owned()))
+}
+
+fn crd(versions: &[&str]) -> Value {
+    let versions: Vec<Value> = versions.iter().map(|name| json!({"name": name})).collect();
+    json!({"metadata": {"resourceVersion": "7"}, "spec": {"versions": versions}})
+}
+
+#[test]
+fn judgement_fails_closed_and_changes_fail_open() {
+    let validating = service().wanted(Part::Validating, None).unwrap();
+    let mutating = service().wanted(Part::Mutating, None).unwrap();
+    let (judge, change) = (&validating["webhooks"][0], &mutating["webhooks"][0]);
+    assert_eq!(judge["failurePolicy"], "Fail");
+    assert_eq!(change["failurePolicy"], "Ignore");
+    assert_eq!(judge["name"], "validator.ns.harvester-load-balancer-webhook");
+    assert_eq!(change["name"], "mutator.ns.harvester-load-balancer-webhook");
+    assert_eq!(judge["clientConfig"]["service"]["path"], "/v");
+    assert_eq!(change["clientConfig"]["service"]["path"], "/m");
+    let asked: Vec<String> = [judge, change]
+        .into_iter()
+        .flat_map(|webhook| webhook["rules"].as_array().unwrap())
+        .map(|rule| format!("{} {}", rule["resources"][0], rule["operations"]))
+        .map(|text| text.replace('"', ""))
+        .collect();
+    assert_eq!(
+        asked,
+        [
+            "ippools [CREATE,UPDATE,DELETE]",
+            "ippools/status [UPDATE]",
+            "loadbalancers [CREATE,UPDATE]",
+            "ippools [CREATE,UPDATE]",
+            "loadbalancers [CREATE,UPDATE]",
+        ]
+    );
+    let own = &judge["matchConditions"][0]["expression"];
+    assert_eq!(own, "request.userInfo.username != 'system:serviceaccount:ns:op'");
+}
+
+#[test]
+fn an_address_is_put_together() {
+    let wanted = url().wanted(Part::Validating, None).unwrap();
+    let client = &wanted["webhooks"][0]["clientConfig"];
+    assert_eq!(client["url"], "https://10.0.0.1:8443/v");
+    assert_eq!(client.get("service"), None);
+}
+
+#[test]
+fn a_crd_without_the_old_version_is_left_alone() {
+    assert_eq!(service().wanted(Part::Conversion, Some(&crd(&["v1beta1"]))), None);
+    assert_eq!(service().wanted(Part::Conversion, None), None);
+    let old = crd(&["v1beta1", "v1alpha1"]);
+    let wanted = url().wanted(Part::Conversion, Some(&old)).unwrap();
+    let client = &wanted["spec"]["conversion"]["webhook"]["clientConfig"];
+    // In a merge patch, the Service that the CRD came with must be named to go.
+    assert_eq!(client["service"], Value::Null);
+    assert!(client.get("service").is_some());
+    let patch = patch(&old, &wanted);
+    assert_eq!(patch["metadata"]["resourceVersion"], "7");
+    assert_eq!(patch["spec"]["conversion"]["strategy"], "Webhook");
+}
+
+#[test]
+fn what_the_server_adds_is_no_reason_to_write() {
+    let wanted = service().wanted(Part::Validating, None).unwrap();
+    let mut stored = wanted.clone();
+    stored["metadata"]["resourceVersion"] = json!("1");
+    stored["metadata"]["labels"]["other"] = json!("x");
+    stored["webhooks"][0]["later"] = json!("field");
+    assert!(says(&stored, &wanted));
+    // Before Kubernetes 1.28 this field is dropped.
+    stored["webhooks"][0].as_object_mut().unwrap().remove("matchConditions");
+    assert!(says(&stored, &wanted));
+}
+
+#[test]
+fn what_somebody_else_changed_is_found() {
+    let wanted = service().wanted(Part::Validating, None).unwrap();
+    let changes: [fn(&mut Value); 8] = [
+        |s| s["webhooks"][0]["clientConfig"]["caBundle"] = json!("Qg=="),
+        |s| s["webhooks"][0]["failurePolicy"] = json!("Ignore"),
+        |s| s["webhooks"][0]["rules"] = json!([]),
+        |s| s["webhooks"][0]["matchConditions"][0]["expression"] = json!("false"),
+        |s| s["webhooks"][0]["namespaceSelector"] = json!({"matchLabels": {"a": "b"}}),
+        |s| s["webhooks"].as_array_mut().unwrap().push(json!({"name": "second"})),
+        |s| s["metadata"]["labels"] = json!({}),
+        // The Go webhook's: the configuration would go with its Secret.
+        |s| s["metadata"]["ownerReferences"] = json!([{"kind": "Secret"}]),
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let mut stored = wanted.clone();
+        change(&mut stored);
+        assert!(!says(&stored, &wanted), "{number}");
+        stored["metadata"]["resourceVersion"] = json!("9");
+        let patch = patch(&stored, &wanted);
+        assert_eq!(patch["metadata"]["resourceVersion"], "9");
+        let owned = stored["metadata"].get("ownerReferences").is_some();
+        assert_eq!(patch["metadata"].get("ownerReferences").is_some(), owned);
+    }
+}
+
+#[test]
+fn bundles_are_found_where_they_are() {
+    let wanted = service().wanted(Part::Mutating, None).unwrap();
+    assert_eq!(bundles(Part::Mutating, &wanted), ["QQ=="]);
+    assert!(is_ours(&wanted));
+    let old = service().wanted(Part::Conversion, Some(&crd(&["v1alpha1"]))).unwrap();
+    assert_eq!(bundles(Part::Conversion, &old), ["QQ=="]);
+    assert_eq!(bundles(Part::Conversion, &json!({})), Vec::<&str>::new());
+    // One that trusts the system's authorities counts as one that does not trust ours.
+    assert_eq!(bundles(Part::Mutating, &json!({"webhooks": [{}]})), [""]);
+    assert!(!is_ours(&json!({})));
+}

@@ -1,0 +1,196 @@
+//! Registration: the API server is told where admission is and whom to trust, and told again when
+//! somebody else changes that.
+//!
+//! Invariants: nothing is registered before it can be answered; a change by somebody else is put
+//! right at once the first time, then ever more slowly: two that disagree do not turn in circles.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::ByteString;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::{Keeper, LONGEST_PAUSE, State, Stop, take_secret};
+use crate::domain::pacing::backoff;
+use crate::domain::registration::{
+    Part, Place, Registration, bundles, is_ours, needs_conversion, patch, says,
+};
+use crate::http::authority::Trusted;
+use crate::http::webhook;
+use crate::k8s::CallError;
+
+/// Between two repairs of what somebody else keeps changing.
+const REPAIR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+/// After so long, the next change counts as the first again.
+const QUIET: Duration = Duration::from_mins(10);
+/// How often to look whether a Service leads to somebody.
+const SERVICE_LOOK: Duration = Duration::from_secs(1);
+
+/// What was written, and what others made of it.
+#[derive(Default)]
+pub(super) struct Repairs {
+    /// What each part was last made, or found, to say.
+    said: BTreeMap<Part, Value>,
+    /// How often in a row each part was put right, and when last.
+    done: BTreeMap<Part, (u32, Instant)>,
+    /// Whether the Service has been seen to lead to somebody.
+    reachable: bool,
+    /// Whether that it does not has been told.
+    told: bool,
+}
+
+impl Keeper {
+    /// Writes what does not say what is wanted.
+    pub(super) async fn register(&self, state: &mut State) -> Result<Duration, Stop> {
+        let Some(registration) = self.registration(state) else { return Ok(LONGEST_PAUSE) };
+        let mut wrong = Vec::new();
+        for part in Part::ALL {
+            let stored = state.parts.get(&part).and_then(Option::as_ref);
+            let Some(wanted) = registration.wanted(part, stored) else { continue };
+            if stored.is_some_and(|stored| says(stored, &wanted)) {
+                state.repairs.said.insert(part, wanted);
+            } else {
+                wrong.push((part, wanted));
+            }
+        }
+        if wrong.is_empty() {
+            return Ok(LONGEST_PAUSE);
+        }
+        if !self.is_reachable(state).await? {
+            return Ok(SERVICE_LOOK);
+        }
+        // Somebody else's bundle may be newer than this one: the Secret says which.
+        let fresh = self.installation.secret().await?;
+        if state.secret.as_ref() != Some(&fresh) {
+            take_secret(state, fresh);
+            return Err(Stop::Again);
+        }
+        let mut pause = LONGEST_PAUSE;
+        for (part, wanted) in wrong {
+            let is_repair = state.repairs.said.get(&part) == Some(&wanted);
+            if is_repair && let Some(wait) = state.repairs.wait(part) {
+                pause = pause.min(wait);
+                continue;
+            }
+            self.write(state, part, wanted, is_repair).await?;
+        }
+        // What was written may be what a step of the certificates waits for.
+        if pause == LONGEST_PAUSE { Err(Stop::Again) } else { Ok(pause) }
+    }
+
+    async fn write(
+        &self,
+        state: &mut State,
+        part: Part,
+        wanted: Value,
+        is_repair: bool,
+    ) -> Result<(), Stop> {
+        let stored = state.parts.get(&part).cloned().flatten();
+        let content = stored.as_ref().map_or_else(|| wanted.clone(), |s| patch(s, &wanted));
+        match self.installation.write(part, stored.is_some(), &content).await {
+            Ok(written) => {
+                if is_repair {
+                    let times = state.repairs.note(part);
+                    self.metrics.admission.repairs.with_label_values(&[part.kind()]).inc();
+                    tracing::warn!(
+                        object = part.kind(),
+                        times,
+                        "somebody else changed how admission is called; it was put right. \
+                         Does Harvester's own webhook still run?"
+                    );
+                } else {
+                    tracing::info!(object = part.kind(), "admission registered");
+                }
+                state.repairs.said.insert(part, wanted);
+                state.parts.insert(part, Some(written));
+                Ok(())
+            }
+            Err(CallError::Conflict | CallError::NotFound) => {
+                let now = self.installation.read(part).await?;
+                state.parts.insert(part, now);
+                Err(Stop::Again)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn registration(&self, state: &State) -> Option<Registration> {
+        let me = self.me.borrow().clone();
+        let material = state.material.as_ref()?;
+        if me.is_empty() || state.serving.is_none() {
+            return None;
+        }
+        let bundle = serde_json::to_value(ByteString(material.bundle().into_bytes())).ok()?;
+        Some(Registration {
+            namespace: self.namespace.clone(),
+            place: self.place.clone(),
+            me,
+            bundle: bundle.as_str()?.to_owned(),
+            paths: [webhook::VALIDATION, webhook::MUTATION, webhook::CONVERSION],
+        })
+    }
+
+    /// A Service without anybody behind it must not be registered: every request would fail.
+    async fn is_reachable(&self, state: &mut State) -> Result<bool, Stop> {
+        let Place::Service(namespace, name) = &self.place else { return Ok(true) };
+        if !state.repairs.reachable {
+            state.repairs.reachable = self.installation.is_served(namespace, name).await?;
+            if !state.repairs.reachable && !std::mem::replace(&mut state.repairs.told, true) {
+                tracing::warn!(
+                    service = format!("{namespace}/{name}"),
+                    "admission is not registered yet: the Service leads to nobody who is ready"
+                );
+            }
+        }
+        Ok(state.repairs.reachable)
+    }
+}
+
+impl Repairs {
+    /// How long a repair has to wait.
+    fn wait(&self, part: Part) -> Option<Duration> {
+        let (times, last) = self.done.get(&part)?;
+        let pause = backoff(times.saturating_sub(1), REPAIR.0, REPAIR.1, 0.0);
+        Some(pause.checked_sub(last.elapsed())?).filter(|wait| !wait.is_zero())
+    }
+
+    /// Notes a repair. Returns how many there have been in a row.
+    fn note(&mut self, part: Part) -> u32 {
+        let done = self.done.entry(part).or_insert_with(|| (0, Instant::now()));
+        if done.1.elapsed() > QUIET {
+            done.0 = 0;
+        }
+        *done = (done.0 + 1, Instant::now());
+        done.0
+    }
+}
+
+/// Whether every configuration that leads here trusts an authority.
+pub(super) fn is_trusted(state: &State, ca: &Trusted) -> bool {
+    Part::ALL.iter().all(|part| {
+        let stored = state.parts.get(part).and_then(Option::as_ref);
+        if *part == Part::Conversion && !stored.is_some_and(needs_conversion) {
+            return true;
+        }
+        let bundles = stored.map(|stored| bundles(*part, stored)).unwrap_or_default();
+        !bundles.is_empty() && bundles.into_iter().all(|bundle| ca.is_in(&decoded(bundle)))
+    })
+}
+
+/// The authorities that the configurations trust now, in PEM: those of this operator.
+pub(super) fn trusted(state: &State) -> String {
+    let ours = [Part::Validating, Part::Mutating].into_iter().filter_map(|part| {
+        let stored = state.parts.get(&part)?.as_ref()?;
+        is_ours(stored).then(|| bundles(part, stored))
+    });
+    let mut known: Vec<&str> = ours.flatten().collect();
+    known.sort_unstable();
+    known.dedup();
+    known.iter().map(|bundle| String::from_utf8_lossy(&decoded(bundle)).into_owned()).collect()
+}
+
+fn decoded(bundle: &str) -> Vec<u8> {
+    let decoded: Result<ByteString, _> = serde_json::from_value(Value::String(bundle.to_owned()));
+    decoded.map(|bytes| bytes.0).unwrap_or_default()
+}

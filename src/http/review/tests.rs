@@ -1,0 +1,115 @@
+//! The envelope: what is refused, and what an answer looks like.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn asked() -> Value {
+    json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u-1", "operation": "CREATE", "name": "lb", "namespace": "ns",
+            "resource": {"group": GROUP, "version": "v1beta1", "resource": "loadbalancers"},
+            "userInfo": {"username": "eve"},
+            "object": {"metadata": {"name": "lb", "creationTimestamp": null}, "extra": [1]},
+        },
+    })
+}
+
+fn parsed() -> Review {
+    parse(asked().to_string().as_bytes()).unwrap()
+}
+
+fn answer(outcome: &Outcome, stage: Stage) -> Value {
+    let answer: Value = serde_json::from_slice(&outcome.render(&parsed(), stage)).unwrap();
+    assert_eq!(answer["kind"], "AdmissionReview");
+    assert_eq!(answer["response"]["uid"], "u-1");
+    answer["response"].clone()
+}
+
+#[test]
+fn what_is_no_review_of_ours_is_refused_with_a_sentence() {
+    let cases: [(&str, fn(&mut Value)); 13] = [
+        ("kind \"Pod\"", |r| r["kind"] = json!("Pod")),
+        ("of \"admission.k8s.io/v1beta1\"", |r| {
+            r["apiVersion"] = json!("admission.k8s.io/v1beta1")
+        }),
+        ("kind \"\"", |r| *r = json!({})),
+        ("request: missing", |r| drop(r.as_object_mut().unwrap().remove("request"))),
+        ("request.uid: missing", |r| r["request"]["uid"] = json!("")),
+        ("want loadbalancers or ippools", |r| r["request"]["resource"]["resource"] = json!("pods")),
+        ("of apps/v1beta1", |r| r["request"]["resource"]["group"] = json!("apps")),
+        ("v1alpha1: want", |r| r["request"]["resource"]["version"] = json!("v1alpha1")),
+        ("request.operation: \"CONNECT\"", |r| r["request"]["operation"] = json!("CONNECT")),
+        ("request.object: missing", |r| r["request"]["object"] = json!(null)),
+        ("request.object: not an object", |r| r["request"]["object"] = json!([])),
+        ("request.oldObject: missing", |r| r["request"]["operation"] = json!("UPDATE")),
+        ("not an AdmissionReview: invalid type", |r| r["request"]["name"] = json!(7)),
+    ];
+    for (expected, change) in cases {
+        let mut review = asked();
+        change(&mut review);
+        let error = parse(review.to_string().as_bytes()).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+    let text = asked().to_string();
+    for at in 0..text.len() {
+        assert!(parse(&text.as_bytes()[..at]).is_err());
+    }
+    // A long lie is not repeated in full.
+    let mut review = asked();
+    review["kind"] = json!("x".repeat(10_000));
+    assert!(parse(review.to_string().as_bytes()).unwrap_err().len() < 300);
+}
+
+#[test]
+fn refusals_are_whole_sentences_in_every_place() {
+    let mut refused = Answer::default();
+    refused.refuse("spec.a", "is wrong");
+    refused.refuse("", "as a whole");
+    refused.warn("w".repeat(200));
+    // A refused request changes nothing, whatever was asked for.
+    refused.object = Some(json!({}));
+    let response = answer(&Outcome::Answered(refused), Stage::Mutation);
+    assert_eq!(response["allowed"], false);
+    assert_eq!(response.get("patch"), None);
+    let status = &response["status"];
+    assert_eq!((status["code"].as_i64(), status["reason"].as_str()), (Some(422), Some("Invalid")));
+    assert_eq!(status["message"], "spec.a: is wrong; as a whole");
+    assert_eq!(status["details"]["kind"], "LoadBalancer");
+    assert_eq!(status["details"]["causes"][0]["field"], "spec.a");
+    assert_eq!(status["details"]["causes"][0]["message"], "spec.a: is wrong");
+    let warning = response["warnings"][0].as_str().unwrap();
+    assert_eq!(warning.chars().count(), LONGEST_WARNING);
+}
+
+#[test]
+fn a_change_is_a_patch_that_fits_what_was_sent() {
+    let mut changed = Answer::default();
+    let mut object = asked()["request"]["object"].clone();
+    object["spec"] = json!({"a/b": 1});
+    object["extra"][0] = json!(2);
+    changed.object = Some(object.clone());
+    let outcome = Outcome::Answered(changed);
+    let response = answer(&outcome, Stage::Mutation);
+    assert_eq!(response["patchType"], "JSONPatch");
+    let patch: ByteString = serde_json::from_value(response["patch"].clone()).unwrap();
+    let patch: Vec<json_patch::PatchOperation> = serde_json::from_slice(&patch.0).unwrap();
+    let mut sent = asked()["request"]["object"].clone();
+    json_patch::patch(&mut sent, &patch).unwrap();
+    assert_eq!(sent, object);
+    // Judging never changes anything.
+    assert_eq!(answer(&outcome, Stage::Validation), json!({"uid": "u-1", "allowed": true}));
+    let same = Answer { object: Some(asked()["request"]["object"].clone()), ..Answer::default() };
+    let response = answer(&Outcome::Answered(same), Stage::Mutation);
+    assert_eq!(response, json!({"uid": "u-1", "allowed": true}));
+}
+
+#[test]
+fn without_the_facts_nothing_is_judged_and_nothing_is_changed() {
+    let unknown = Outcome::Unknown(CallError::Timeout);
+    let judged = answer(&unknown, Stage::Validation);
+    assert_eq!((&judged["allowed"], &judged["status"]["code"]), (&json!(false), &json!(500)));
+    assert!(judged["status"]["message"].as_str().unwrap().starts_with("cannot be judged now: "));
+    assert_eq!(answer(&unknown, Stage::Mutation), json!({"uid": "u-1", "allowed": true}));
+}

@@ -1,0 +1,70 @@
+//! The TLS settings of admission, and the certificate in use.
+//!
+//! Invariants: TLS 1.2 and later, HTTP/1.1 only. A certificate is exchanged between two handshakes:
+//! no connection is dropped for it. Sessions are not resumed, so a certificate is looked at each
+//! time.
+
+use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use anyhow::{Context, ensure};
+use tokio_rustls::rustls;
+
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::server::{
+    ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
+};
+use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, ServerConfig};
+
+/// The certificate in use. Without one, handshakes fail.
+#[derive(Debug, Default)]
+pub struct InUse(RwLock<Option<Arc<CertifiedKey>>>);
+
+impl InUse {
+    /// Handshakes from now on are answered with it.
+    pub fn set(&self, certified: Arc<CertifiedKey>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(certified);
+    }
+}
+
+impl ResolvesServerCert for InUse {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Settings that serve what is in use. With `client_ca`, the authorities of callers' certificates
+/// in PEM, a certificate is asked for and verified; who shows none is told apart, not turned away:
+/// the API server has no way to show one when it asks for a conversion.
+pub fn settings(in_use: Arc<InUse>, client_ca: Option<&Path>) -> anyhow::Result<ServerConfig> {
+    // The provider is named, so that no other crate's choice of a default matters.
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?;
+    let builder = match client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let roots = Arc::new(roots(path)?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
+            builder.with_client_cert_verifier(verifier.allow_unauthenticated().build()?)
+        }
+    };
+    let mut config = builder.with_cert_resolver(in_use);
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(config)
+}
+
+fn roots(path: &Path) -> anyhow::Result<RootCertStore> {
+    let what = || format!("--admission-client-ca {}", path.display());
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(path).with_context(what)? {
+        roots.add(certificate.with_context(what)?).with_context(what)?;
+    }
+    ensure!(!roots.is_empty(), "{}: no certificate in PEM", what());
+    Ok(roots)
+}

@@ -1,0 +1,222 @@
+//! The paths that the API server calls. They are the Go webhook's.
+//!
+//! Invariants: every request is answered within [`DEADLINE`], and with a sentence if it is refused;
+//! all bodies together take no more than [`BODIES`]; a panic is one request's, answered with 500.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use futures::FutureExt;
+use http_body_util::BodyExt;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
+
+use super::admission::{Admission, Stage};
+use super::conversion;
+use super::listener::IsKnown;
+use super::review::{self, Outcome};
+use crate::metrics::Metrics;
+
+/// Where changes are made.
+pub const MUTATION: &str = "/v1/webhook/mutation";
+/// Where requests are judged.
+pub const VALIDATION: &str = "/v1/webhook/validation";
+/// Where versions are converted.
+pub const CONVERSION: &str = "/v1/webhook/conversion";
+
+/// The API server waits 10 s.
+const DEADLINE: Duration = Duration::from_secs(9);
+/// For a body to arrive.
+const BODY_DEADLINE: Duration = Duration::from_secs(5);
+/// A review holds an object twice, and each is at most the API server's 3 MiB.
+const LARGEST_REVIEW: usize = 8 << 20;
+/// A list is converted in one review.
+const LARGEST_CONVERSION: usize = 32 << 20;
+/// What all bodies may take at the same time.
+const BODIES: usize = 48 << 20;
+/// A larger body is read on a thread of its own, so that the Lease is renewed meanwhile.
+const LARGE: usize = 128 << 10;
+
+/// What requests are answered with.
+pub struct Webhooks {
+    /// The rules, and what they are told.
+    pub admission: Admission,
+    /// Who this operator is; empty until that is known.
+    pub me: tokio::sync::watch::Receiver<String>,
+    /// Whether reviews are taken from callers with a certificate only.
+    pub known_only: bool,
+    /// The process's metrics.
+    pub metrics: Metrics,
+    /// Room for bodies, in bytes.
+    bodies: Semaphore,
+}
+
+impl Webhooks {
+    /// Answers nothing yet.
+    pub fn new(
+        admission: Admission,
+        me: tokio::sync::watch::Receiver<String>,
+        known_only: bool,
+        metrics: Metrics,
+    ) -> Self {
+        Self { admission, me, known_only, metrics, bodies: Semaphore::new(BODIES) }
+    }
+
+    /// What answers on the paths.
+    pub fn router(self) -> Router {
+        Router::new()
+            .route(MUTATION, post(mutation))
+            .route(VALIDATION, post(validation))
+            .route(CONVERSION, post(convert))
+            .with_state(Arc::new(self))
+    }
+
+    /// Reads a body whose size fits, and what it takes of the room until it is answered.
+    async fn read(&self, body: Body, most: usize) -> Result<(Vec<u8>, Places<'_>), Refused> {
+        let mut places = Places(Vec::new());
+        let mut bytes = Vec::new();
+        let mut body = body;
+        let reading = async {
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|e| Refused::malformed(format!("body: {e}")))?;
+                let Ok(data) = frame.into_data() else { continue };
+                if bytes.len() + data.len() > most {
+                    let text = format!("the body is larger than {most} bytes\n");
+                    return Err(Refused(StatusCode::PAYLOAD_TOO_LARGE, text));
+                }
+                let size = u32::try_from(data.len()).unwrap_or(u32::MAX);
+                places.0.push(self.bodies.try_acquire_many(size).map_err(|_| Refused::busy())?);
+                bytes.extend_from_slice(&data);
+            }
+            Ok(())
+        };
+        match timeout(BODY_DEADLINE, reading).await {
+            Ok(done) => done?,
+            Err(_) => {
+                let text = "the body did not arrive in time\n".to_owned();
+                return Err(Refused(StatusCode::REQUEST_TIMEOUT, text));
+            }
+        }
+        Ok((bytes, places))
+    }
+
+    async fn review(&self, stage: Stage, known: IsKnown, body: Body) -> Result<Vec<u8>, Refused> {
+        if self.known_only && !known.0 {
+            return Err(Refused(
+                StatusCode::FORBIDDEN,
+                "a client certificate is needed here\n".to_owned(),
+            ));
+        }
+        let (bytes, _places) = self.read(body, LARGEST_REVIEW).await?;
+        let review = parse(bytes, |bytes| review::parse(&bytes)).await?;
+        let me = self.me.borrow().clone();
+        let began = Instant::now();
+        let outcome = review::judge(&self.admission, stage, &review, &me).await;
+        self.count(stage.name(), review.kind(), outcome.verdict(), began);
+        Ok(outcome.render(&review, stage))
+    }
+
+    fn count(&self, call: &str, kind: &str, verdict: &str, began: Instant) {
+        let metrics = &self.metrics.admission;
+        metrics.requests.with_label_values(&[call, kind, verdict]).inc();
+        metrics.seconds.with_label_values(&[call]).observe(began.elapsed().as_secs_f64());
+    }
+
+    async fn within(
+        &self,
+        call: &'static str,
+        work: impl Future<Output = Result<Vec<u8>, Refused>>,
+    ) -> Response {
+        let work = timeout(DEADLINE, AssertUnwindSafe(work).catch_unwind());
+        let refused = match work.await {
+            Ok(Ok(Ok(answer))) => {
+                return ([(header::CONTENT_TYPE, "application/json")], answer).into_response();
+            }
+            Ok(Ok(Err(refused))) => refused,
+            Ok(Err(_)) => {
+                tracing::error!(call, "a review ended in a panic");
+                Refused(StatusCode::INTERNAL_SERVER_ERROR, "this is a bug here\n".to_owned())
+            }
+            Err(_) => Refused(StatusCode::GATEWAY_TIMEOUT, "no answer in time\n".to_owned()),
+        };
+        tracing::debug!(call, status = %refused.0, why = refused.1.trim(), "review not answered");
+        let verdict = if refused.0.is_client_error() { "malformed" } else { "failed" };
+        self.metrics.admission.requests.with_label_values(&[call, "", verdict]).inc();
+        refused.into_response()
+    }
+}
+
+/// Room that is given back when the request is answered.
+struct Places<'a>(Vec<SemaphorePermit<'a>>);
+
+/// A request that is not answered as a review, and why.
+struct Refused(StatusCode, String);
+
+impl Refused {
+    fn malformed(why: impl std::fmt::Display) -> Self {
+        Self(StatusCode::BAD_REQUEST, format!("{why}\n"))
+    }
+
+    fn busy() -> Self {
+        let text = "too many large requests at the same time\n";
+        Self(StatusCode::SERVICE_UNAVAILABLE, text.to_owned())
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        (self.0, self.1).into_response()
+    }
+}
+
+/// Work on a body: here if it is small.
+async fn parse<T: Send + 'static>(
+    bytes: Vec<u8>,
+    work: impl FnOnce(Vec<u8>) -> Result<T, String> + Send + 'static,
+) -> Result<T, Refused> {
+    let done = if bytes.len() < LARGE {
+        work(bytes)
+    } else {
+        match tokio::task::spawn_blocking(move || work(bytes)).await {
+            Ok(done) => done,
+            // A panic goes on where it is caught for small ones as well.
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(error) => {
+                    return Err(Refused(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()));
+                }
+            },
+        }
+    };
+    done.map_err(Refused::malformed)
+}
+
+type At = State<Arc<Webhooks>>;
+
+async fn mutation(State(at): At, Extension(known): Extension<IsKnown>, body: Body) -> Response {
+    at.within("mutation", at.review(Stage::Mutation, known, body)).await
+}
+
+async fn validation(State(at): At, Extension(known): Extension<IsKnown>, body: Body) -> Response {
+    at.within("validation", at.review(Stage::Validation, known, body)).await
+}
+
+/// From anybody: the API server shows no certificate here, and an answer tells the caller nothing
+/// but what it has sent.
+async fn convert(State(at): At, body: Body) -> Response {
+    let work = async {
+        let (bytes, _places) = at.read(body, LARGEST_CONVERSION).await?;
+        let began = Instant::now();
+        let answer = parse(bytes, |bytes| conversion::review(&bytes)).await?;
+        at.count("conversion", "LoadBalancer", Outcome::CONVERTED, began);
+        Ok(answer)
+    };
+    at.within("conversion", work).await
+}

@@ -1,0 +1,309 @@
+//! What admission needs of the API server: its Secret, the configurations that lead to it, and who
+//! this operator is.
+//!
+//! Invariants: single objects by name, which is all that the rights in `config/rbac` allow; every
+//! write carries the resourceVersion that it was decided from. Not a leader's: every replica
+//! serves admission, and the same wants come from each.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::ObjectMeta;
+use kube::{Api, Client, Resource, ResourceExt};
+use kube_runtime::watcher::{Config, Event};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use super::{CallError, call, informer};
+use crate::api::LABEL_SERVICE_NAME;
+use crate::domain::registration::{CONFIGURATION, CRD, MANAGED_BY, MANAGER, Part};
+use crate::metrics::Metrics;
+
+/// The Secret that the replicas share.
+pub const SECRET: &str = "harvester-guest-operator-admission";
+
+/// The Secret's content.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Sealed {
+    /// What it holds.
+    pub data: BTreeMap<String, Vec<u8>>,
+    version: String,
+}
+
+/// Something was seen. `None`: it is not there.
+#[derive(Clone)]
+pub enum Look {
+    /// The Secret.
+    Secret(Option<Sealed>),
+    /// A configuration.
+    Configuration(Part, Option<Value>),
+}
+
+/// Reads and writes these objects.
+#[derive(Clone)]
+pub struct Installation {
+    client: Client,
+    namespace: String,
+    metrics: Metrics,
+}
+
+impl Installation {
+    /// Nothing is sent yet. The Secret is in that namespace.
+    pub fn new(client: Client, namespace: &str, metrics: Metrics) -> Self {
+        Self { client, namespace: namespace.to_owned(), metrics }
+    }
+
+    /// Watches all of it. What is there first is told as well.
+    pub fn watch(&self) -> mpsc::UnboundedReceiver<Look> {
+        let (looks, seen) = mpsc::unbounded_channel();
+        let tell = looks.clone();
+        let metrics = self.metrics.clone();
+        let secrets = self.secrets();
+        tokio::spawn(async move {
+            let look = |secret: Option<Secret>| Look::Secret(secret.map(sealed));
+            single(secrets, SECRET, "Secret", metrics, |s| drop(tell.send(look(s)))).await;
+        });
+        self.watch_part::<ValidatingWebhookConfiguration>(Part::Validating, &looks);
+        self.watch_part::<MutatingWebhookConfiguration>(Part::Mutating, &looks);
+        self.watch_part::<CustomResourceDefinition>(Part::Conversion, &looks);
+        seen
+    }
+
+    fn watch_part<K>(&self, part: Part, looks: &mpsc::UnboundedSender<Look>)
+    where
+        K: Named,
+    {
+        let (client, metrics, looks) = (self.client.clone(), self.metrics.clone(), looks.clone());
+        tokio::spawn(async move {
+            let tell = |object: Option<K>| {
+                drop(looks.send(Look::Configuration(part, object.map(|object| value(&object)))));
+            };
+            single(Api::<K>::all(client), name(part), part.kind(), metrics, tell).await;
+        });
+    }
+
+    fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// The Secret as the API server has it now.
+    pub async fn secret(&self) -> Result<Option<Sealed>, CallError> {
+        Ok(call(self.secrets().get_opt(SECRET)).await?.map(sealed))
+    }
+
+    /// Writes the Secret over the one that was seen, or makes it.
+    pub async fn write_secret(
+        &self,
+        seen: Option<&Sealed>,
+        data: BTreeMap<String, Vec<u8>>,
+    ) -> Result<Sealed, CallError> {
+        let labels = BTreeMap::from([(MANAGED_BY.to_owned(), MANAGER.to_owned())]);
+        let secret = Secret {
+            metadata: ObjectMeta {
+                name: Some(SECRET.to_owned()),
+                resource_version: seen.map(|seen| seen.version.clone()),
+                labels: Some(labels),
+                ..ObjectMeta::default()
+            },
+            data: Some(data.into_iter().map(|(key, value)| (key, ByteString(value))).collect()),
+            ..Secret::default()
+        };
+        let secrets = self.secrets();
+        let params = PostParams::default();
+        let answer = match seen {
+            None => call(secrets.create(&params, &secret)).await,
+            // A plain update: what is not named is gone.
+            Some(_) => call(secrets.replace(SECRET, &params, &secret)).await,
+        };
+        Ok(sealed(self.count("Secret", answer)?))
+    }
+
+    /// Writes a configuration: a merge patch over the one that is stored, or a new one.
+    pub async fn write(
+        &self,
+        part: Part,
+        stored: bool,
+        content: &Value,
+    ) -> Result<Value, CallError> {
+        match part {
+            Part::Validating => {
+                self.write_part::<ValidatingWebhookConfiguration>(part, stored, content).await
+            }
+            Part::Mutating => {
+                self.write_part::<MutatingWebhookConfiguration>(part, stored, content).await
+            }
+            Part::Conversion => {
+                self.write_part::<CustomResourceDefinition>(part, stored, content).await
+            }
+        }
+    }
+
+    async fn write_part<K: Named>(
+        &self,
+        part: Part,
+        stored: bool,
+        content: &Value,
+    ) -> Result<Value, CallError> {
+        let api = Api::<K>::all(self.client.clone());
+        let answer = if stored {
+            let patch = Patch::Merge(content);
+            call(api.patch(name(part), &PatchParams::default(), &patch)).await
+        } else {
+            let mut object = content.clone();
+            object["metadata"]["name"] = name(part).into();
+            let object = serde_json::from_value(object)
+                .map_err(|e| CallError::Other(Box::new(kube::Error::SerdeError(e))))?;
+            call(api.create(&PostParams::default(), &object)).await
+        };
+        self.count(part.kind(), answer).map(|object| value(&object))
+    }
+
+    /// Takes a webhook configuration away, if it is as it was seen.
+    pub async fn remove(&self, part: Part, seen: &Value) -> Result<(), CallError> {
+        let text = |field: &str| seen["metadata"][field].as_str().map(str::to_owned);
+        let preconditions =
+            Preconditions { uid: text("uid"), resource_version: text("resourceVersion") };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let client = self.client.clone();
+        let answer = match part {
+            Part::Validating => {
+                let api = Api::<ValidatingWebhookConfiguration>::all(client);
+                call(api.delete(name(part), &params)).await.map(drop)
+            }
+            Part::Mutating => {
+                let api = Api::<MutatingWebhookConfiguration>::all(client);
+                call(api.delete(name(part), &params)).await.map(drop)
+            }
+            Part::Conversion => return Ok(()),
+        };
+        self.count(part.kind(), answer)
+    }
+
+    /// A configuration as the API server has it now.
+    pub async fn read(&self, part: Part) -> Result<Option<Value>, CallError> {
+        let client = self.client.clone();
+        let name = name(part);
+        Ok(match part {
+            Part::Validating => {
+                let api = Api::<ValidatingWebhookConfiguration>::all(client);
+                call(api.get_opt(name)).await?.as_ref().map(value)
+            }
+            Part::Mutating => {
+                let api = Api::<MutatingWebhookConfiguration>::all(client);
+                call(api.get_opt(name)).await?.as_ref().map(value)
+            }
+            Part::Conversion => {
+                let api = Api::<CustomResourceDefinition>::all(client);
+                call(api.get_opt(name)).await?.as_ref().map(value)
+            }
+        })
+    }
+
+    /// Whether a Service leads to somebody who is ready.
+    pub async fn is_served(&self, namespace: &str, name: &str) -> Result<bool, CallError> {
+        let slices = Api::<EndpointSlice>::namespaced(self.client.clone(), namespace);
+        let of = ListParams::default().labels(&format!("{LABEL_SERVICE_NAME}={name}"));
+        let slices = call(slices.list(&of)).await?;
+        Ok(slices
+            .into_iter()
+            .flat_map(|slice| slice.endpoints.unwrap_or_default())
+            .any(|endpoint| endpoint.conditions.is_some_and(|is| is.ready.unwrap_or(true))))
+    }
+
+    /// The name by which the API server knows this operator.
+    pub async fn me(&self) -> Result<Option<String>, CallError> {
+        let api = Api::<SelfSubjectReview>::all(self.client.clone());
+        let asked = SelfSubjectReview::default();
+        let answer = call(api.create(&PostParams::default(), &asked)).await?;
+        Ok(answer.status.and_then(|status| status.user_info).and_then(|user| user.username))
+    }
+
+    fn count<T>(&self, kind: &str, answer: Result<T, CallError>) -> Result<T, CallError> {
+        let outcome = match &answer {
+            Ok(_) => "ok",
+            Err(CallError::Conflict) => "conflict",
+            Err(CallError::NotFound) => "not_found",
+            Err(_) => "error",
+        };
+        self.metrics.api_writes.with_label_values(&[kind, outcome]).inc();
+        answer
+    }
+}
+
+/// A cluster-wide kind.
+trait Named:
+    Resource<DynamicType = (), Scope = k8s_openapi::ClusterResourceScope>
+    + Clone
+    + DeserializeOwned
+    + Serialize
+    + std::fmt::Debug
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl Named for ValidatingWebhookConfiguration {}
+impl Named for MutatingWebhookConfiguration {}
+impl Named for CustomResourceDefinition {}
+
+fn name(part: Part) -> &'static str {
+    match part {
+        Part::Validating | Part::Mutating => CONFIGURATION,
+        Part::Conversion => CRD,
+    }
+}
+
+/// One object, told as it comes and goes.
+async fn single<K>(
+    api: Api<K>,
+    name: &str,
+    kind: &'static str,
+    metrics: Metrics,
+    mut tell: impl FnMut(Option<K>),
+) where
+    K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
+{
+    let config = Config::default().fields(&format!("metadata.name={name}"));
+    let mut listed = None;
+    informer::run(api, config, kind, &metrics, |event| match event {
+        Event::Init => listed = None,
+        Event::InitApply(object) => listed = Some(object),
+        Event::InitDone => tell(listed.take()),
+        Event::Apply(object) => tell(Some(object)),
+        Event::Delete(_) => tell(None),
+    })
+    .await;
+}
+
+fn sealed(secret: Secret) -> Sealed {
+    let version = secret.resource_version().unwrap_or_default();
+    let data = secret.data.unwrap_or_default();
+    Sealed { data: data.into_iter().map(|(key, value)| (key, value.0)).collect(), version }
+}
+
+/// What decisions need of a configuration. A CRD's schemas are most of it, and no part of it.
+fn value(object: &impl Serialize) -> Value {
+    let mut value = serde_json::to_value(object).unwrap_or_default();
+    let versions = value.pointer_mut("/spec/versions").and_then(Value::as_array_mut);
+    for version in versions.into_iter().flatten() {
+        if let Some(version) = version.as_object_mut() {
+            version.retain(|field, _| field == "name");
+        }
+    }
+    if let Some(metadata) = value["metadata"].as_object_mut() {
+        metadata.remove("managedFields");
+        metadata.remove("annotations");
+    }
+    value
+}

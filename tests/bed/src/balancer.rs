@@ -1,0 +1,110 @@
+//! Owns one address in front of several operators, as a Service is: connections go to those that
+//! say they are ready, in turn.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Result;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+/// Slower than kube-proxy is told of endpoints.
+const LOOK: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy)]
+struct Backend {
+    traffic: SocketAddr,
+    probes: SocketAddr,
+    ready: bool,
+}
+
+/// A balancer. Dropping it ends it; connections that it has made go on.
+pub struct Balancer {
+    address: SocketAddr,
+    backends: Arc<Mutex<Vec<Backend>>>,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl std::fmt::Debug for Balancer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Balancer").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Balancer {
+    /// Listens on loopback.
+    pub async fn start() -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let backends: Arc<Mutex<Vec<Backend>>> = Arc::default();
+        let tasks = [
+            tokio::spawn(accept(listener, backends.clone())),
+            tokio::spawn(look(backends.clone())),
+        ];
+        Ok(Self { address, backends, tasks })
+    }
+
+    /// What to call.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Adds an operator by the addresses of its traffic and of its probes.
+    pub fn add(&self, traffic: SocketAddr, probes: SocketAddr) {
+        lock(&self.backends).push(Backend { traffic, probes, ready: false });
+    }
+}
+
+async fn accept(listener: TcpListener, backends: Arc<Mutex<Vec<Backend>>>) {
+    let mut turn = 0_usize;
+    while let Ok((mut client, _)) = listener.accept().await {
+        turn = turn.wrapping_add(1);
+        let ready: Vec<SocketAddr> =
+            lock(&backends).iter().filter(|b| b.ready).map(|b| b.traffic).collect();
+        let Some(to) = ready.get(turn % ready.len().max(1)).copied() else { continue };
+        tokio::spawn(async move {
+            if let Ok(mut server) = TcpStream::connect(to).await {
+                let _ = copy_bidirectional(&mut client, &mut server).await;
+            }
+        });
+    }
+}
+
+async fn look(backends: Arc<Mutex<Vec<Backend>>>) {
+    loop {
+        let all = lock(&backends).clone();
+        for backend in all {
+            let ready = timeout(LOOK, is_ready(backend.probes)).await.unwrap_or(false);
+            let mut backends = lock(&backends);
+            backends
+                .iter_mut()
+                .filter(|b| b.probes == backend.probes)
+                .for_each(|b| b.ready = ready);
+        }
+        sleep(LOOK).await;
+    }
+}
+
+async fn is_ready(probes: SocketAddr) -> bool {
+    let asked = async {
+        let mut stream = TcpStream::connect(probes).await?;
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer.starts_with("HTTP/1.1 200"))
+    };
+    asked.await.unwrap_or(false)
+}
+
+fn lock(backends: &Mutex<Vec<Backend>>) -> std::sync::MutexGuard<'_, Vec<Backend>> {
+    backends.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,186 @@
+//! Admission through a real API server: its start, its certificates, its end, and what else comes
+//! to the port.
+
+mod garbage;
+mod registration;
+mod rotation;
+mod wire;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::api::IPPool;
+use harvester_guest_operator::http::authority::{Data, Material};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+use testbed::{Balancer, Operator, Start, eventually};
+use tokio::time::{Instant, sleep_until};
+
+use crate::support::{Cluster, SOON, pool};
+
+const NAMESPACE: &str = "harvester-system";
+const SECRET: &str = "harvester-guest-operator-admission";
+const CONFIGURATION: &str = "harvester-load-balancer-webhook";
+
+/// By which the API server reaches the operator itself.
+fn itself() -> Start {
+    Start { admission: Some("https://127.0.0.1:0".to_owned()), ..Start::default() }
+}
+
+fn through(balancer: &Balancer) -> Start {
+    let url = format!("https://{}", balancer.address());
+    Start { admission: Some(url), ..Start::default() }
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+fn names() -> BTreeSet<String> {
+    let ours = ["127.0.0.1", SECRET, "harvester-guest-operator-admission.harvester-system"];
+    let long = "harvester-guest-operator-admission.harvester-system.svc";
+    ours.into_iter().chain([long]).map(str::to_owned).collect()
+}
+
+impl Cluster {
+    fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    async fn stored(&self) -> Result<Data> {
+        let secret = self.secrets().get(SECRET).await?;
+        Ok(secret.data.unwrap_or_default().into_iter().map(|(key, text)| (key, text.0)).collect())
+    }
+
+    async fn material(&self) -> Result<Material> {
+        Ok(Material::read(&self.stored().await?)?)
+    }
+
+    /// Puts content into the Secret, over whatever is there.
+    async fn store(&self, data: Data) -> Result<()> {
+        let data = data.into_iter().map(|(key, text)| (key, ByteString(text))).collect();
+        let mut secret = Secret { data: Some(data), ..Secret::default() };
+        secret.metadata.name = Some(SECRET.to_owned());
+        match self.secrets().replace(SECRET, &PostParams::default(), &secret).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => {
+                self.secrets().create(&PostParams::default(), &secret).await?;
+            }
+            other => drop(other?),
+        }
+        Ok(())
+    }
+
+    /// The bundles of both configurations, as text.
+    async fn bundles(&self) -> Result<Vec<String>> {
+        let validating: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
+        let mutating: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
+        let text = |bundle: Option<ByteString>| {
+            String::from_utf8_lossy(&bundle.unwrap_or_default().0).into_owned()
+        };
+        let mut bundles = Vec::new();
+        for webhook in validating.get(CONFIGURATION).await?.webhooks.unwrap_or_default() {
+            bundles.push(text(webhook.client_config.ca_bundle));
+        }
+        for webhook in mutating.get(CONFIGURATION).await?.webhooks.unwrap_or_default() {
+            bundles.push(text(webhook.client_config.ca_bundle));
+        }
+        Ok(bundles)
+    }
+
+    /// Waits until both configurations trust what the Secret says, and the API server calls.
+    async fn registered(&self) -> Result<()> {
+        eventually(SOON, "registration", async || {
+            let wanted = self.material().await?.bundle();
+            let bundles = self.bundles().await?;
+            anyhow::Ok(bundles.len() == 2 && bundles.iter().all(|bundle| *bundle == wanted))
+        })
+        .await?;
+        let probe = Probe::new(&self.client)?;
+        eventually(SOON, "answer of admission", async || probe.once().await.map(|()| true)).await
+    }
+
+    /// Rewrites the label of a configuration, as a plain way to change it.
+    async fn patch_validating(&self, patch: serde_json::Value) -> Result<()> {
+        let api: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
+        api.patch(CONFIGURATION, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+}
+
+/// How many requests of the API server an operator has answered.
+async fn answered(operator: &Operator) -> Result<f64> {
+    operator.metric("hgo_admission_requests_total", &["call=\"validation\""]).await
+}
+
+/// A request that passes through admission and changes nothing.
+struct Probe {
+    pools: Api<IPPool>,
+    pool: IPPool,
+}
+
+impl Probe {
+    fn new(client: &Client) -> Result<Self> {
+        let spec = json!({
+            "ranges": [{"subnet": "10.77.0.0/24", "gateway": "10.77.0.1"}],
+            "selector": {"scope": [{"project": "*", "namespace": "*", "guestCluster": "*"}]},
+        });
+        Ok(Self { pools: Api::all(client.clone()), pool: pool("probe", &spec)? })
+    }
+
+    async fn once(&self) -> Result<(), kube::Error> {
+        let dry = PostParams { dry_run: true, ..PostParams::default() };
+        self.pools.create(&dry, &self.pool).await.map(drop)
+    }
+}
+
+/// Requests at a steady rate, whatever becomes of them.
+struct Load {
+    sent: Arc<AtomicU64>,
+    stop: tokio::sync::oneshot::Sender<()>,
+    done: tokio::task::JoinHandle<Vec<String>>,
+}
+
+impl Load {
+    /// So many a second.
+    fn start(client: &Client, rate: u32) -> Result<Self> {
+        let probe = Arc::new(Probe::new(client)?);
+        let sent = Arc::new(AtomicU64::new(0));
+        let (stop, mut stopped) = tokio::sync::oneshot::channel();
+        let count = sent.clone();
+        let done = tokio::spawn(async move {
+            let mut calls = tokio::task::JoinSet::new();
+            let mut next = Instant::now();
+            loop {
+                tokio::select! {
+                    _ = &mut stopped => break,
+                    () = sleep_until(next) => {}
+                }
+                next += Duration::from_secs(1) / rate;
+                count.fetch_add(1, Ordering::Relaxed);
+                let probe = probe.clone();
+                calls.spawn(async move { probe.once().await.err().map(|e| e.to_string()) });
+            }
+            calls.join_all().await.into_iter().flatten().collect()
+        });
+        Ok(Self { sent, stop, done })
+    }
+
+    /// Stops, and tells how many were sent. It is an error if any failed.
+    async fn end(self) -> Result<u64> {
+        let _ = self.stop.send(());
+        let failed = self.done.await?;
+        let sent = self.sent.load(Ordering::Relaxed);
+        let first = failed.first().context("none");
+        ensure!(failed.is_empty(), "{} of {sent} calls failed: {first:?}", failed.len());
+        Ok(sent)
+    }
+}

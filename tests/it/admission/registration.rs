@@ -1,0 +1,149 @@
+//! How admission comes to be called, and what becomes of that when others interfere.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use serde_json::json;
+use testbed::{Start, eventually};
+
+use super::{CONFIGURATION, Probe, SECRET, answered, itself};
+use crate::support::{Cluster, SOON};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_that_start_at_once_agree_and_every_request_is_asked_about() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    // One address for both: what differs between them is not the configuration.
+    let balancer = testbed::Balancer::start().await?;
+    let start = || super::through(&balancer);
+    let (first, second) = tokio::try_join!(cluster.standby(start()), cluster.standby(start()))?;
+    for operator in [&first, &second] {
+        balancer.add(operator.admission.unwrap(), operator.http);
+        operator.ready().await?;
+    }
+    cluster.registered().await?;
+    let before = cluster.stored().await?;
+    for _ in 0..20 {
+        Probe::new(&cluster.client)?.once().await?;
+    }
+    ensure!(answered(&first).await? + answered(&second).await? >= 20.0);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    ensure!(cluster.stored().await? == before, "the Secret changed again");
+    let repairs = first.metric("hgo_registration_repairs_total", &[]).await?
+        + second.metric("hgo_registration_repairs_total", &[]).await?;
+    assert_eq!(repairs, 0.0, "two that agree put nothing right");
+    // The operator's own writes are not asked about: the leader makes a condition for the pool.
+    let asked = answered(&first).await? + answered(&second).await?;
+    eventually(SOON, "leader", async || {
+        Ok::<_, anyhow::Error>(
+            first.metric("hgo_leader", &[]).await? + second.metric("hgo_leader", &[]).await? == 1.0,
+        )
+    })
+    .await?;
+    let range = json!({"subnet": "10.1.0.0/24", "gateway": "10.1.0.1"});
+    cluster.pool("p", range).await?;
+    cluster.lb("lb").await?;
+    cluster.address("lb").await?;
+    let asked = answered(&first).await? + answered(&second).await? - asked;
+    assert_eq!(asked, 2.0, "a pool and a LoadBalancer were created by others");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_go_webhook_left_is_taken_over_and_put_right_when_changed() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    // As Harvester's webhook writes them; its Secret is the owner.
+    let go = |role: &str, policy: &str| {
+        json!({
+            "metadata": {"name": CONFIGURATION, "ownerReferences": [{
+                "apiVersion": "v1", "kind": "Secret", "name": "harvester-load-balancer-webhook-ca",
+                "uid": "0ba5a3c6-6a3f-4d8e-8d8e-000000000000",
+            }]},
+            "webhooks": [{
+                "name": format!("{role}.harvester-system.harvester-load-balancer-webhook"),
+                "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": policy,
+                "clientConfig": {"service": {
+                    "namespace": "harvester-system", "name": "harvester-load-balancer-webhook",
+                    "path": "/v1/webhook/x",
+                }},
+                "rules": [{
+                    "apiGroups": ["loadbalancer.harvesterhci.io"], "apiVersions": ["v1beta1"],
+                    "resources": ["ippools"], "operations": ["CREATE"], "scope": "*",
+                }],
+            }],
+        })
+    };
+    let validating: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    let mutating: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    let params = PostParams::default();
+    validating.create(&params, &serde_json::from_value(go("validator", "Fail"))?).await?;
+    mutating.create(&params, &serde_json::from_value(go("mutator", "Ignore"))?).await?;
+    let probe = Probe::new(&cluster.client)?;
+    ensure!(probe.once().await.is_err(), "nobody answers for the Go webhook");
+
+    let mut operator = cluster.standby(itself()).await?;
+    operator.ready().await?;
+    cluster.registered().await?;
+    let taken = validating.get(CONFIGURATION).await?;
+    assert_eq!(taken.metadata.owner_references, None);
+    assert_eq!(validating.list(&kube::api::ListParams::default()).await?.items.len(), 1);
+
+    // Changed, removed, and the Secret with it: all come back, without a call that fails.
+    cluster.patch_validating(json!({"webhooks": []})).await?;
+    cluster.registered().await?;
+    let material = cluster.stored().await?;
+    cluster.secrets().delete(SECRET, &DeleteParams::default()).await?;
+    mutating.delete(CONFIGURATION, &DeleteParams::default()).await?;
+    cluster.registered().await?;
+    ensure!(cluster.stored().await? == material, "the Secret is not the same");
+    assert!(operator.metric("hgo_registration_repairs_total", &[]).await? >= 2.0);
+
+    // Somebody who insists gets a slow answer, not a duel.
+    let before = operator.metric("hgo_registration_repairs_total", &[]).await?;
+    let end = tokio::time::Instant::now() + Duration::from_secs(5);
+    let mut changes = 0.0;
+    while tokio::time::Instant::now() < end {
+        cluster.patch_validating(json!({"metadata": {"labels": null}})).await?;
+        changes += 1.0;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let repairs = operator.metric("hgo_registration_repairs_total", &[]).await? - before;
+    assert!(repairs <= 4.0 && changes > 20.0, "{repairs} repairs of {changes} changes");
+    assert!(operator.process.log().contains("somebody else changed how admission is called"));
+
+    // Off: what leads to nobody is removed, and what is not ours would stay.
+    operator.process.terminate(Duration::from_secs(20)).await?;
+    ensure!(probe.once().await.is_err(), "nobody answers, and judgement fails closed");
+    cluster
+        .patch_validating(json!({
+            "metadata": {"labels": {"app.kubernetes.io/managed-by": "harvester-guest-operator"}},
+        }))
+        .await?;
+    let _off = cluster.standby(Start::default()).await?;
+    eventually(SOON, "end of the configurations", async || {
+        validating.get_opt(CONFIGURATION).await.map(|found| found.is_none())
+    })
+    .await?;
+    probe.once().await?;
+    Ok(())
+}
+
+/// Without somebody ready behind the Service, nothing leads there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_without_endpoints_is_not_registered() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let options = ["--admission", "service", "--admission-addr", "127.0.0.1:0"];
+    let start = Start { options: options.map(str::to_owned).to_vec(), ..Start::default() };
+    let operator = cluster.standby(start).await?;
+    operator.ready().await?;
+    eventually(SOON, "word about it", async || operator.process.log().contains("leads to nobody"))
+        .await?;
+    let validating: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    ensure!(validating.get_opt(CONFIGURATION).await?.is_none());
+    Probe::new(&cluster.client)?.once().await?;
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! Certificates come and go, replicas too, and no call is refused: the API server asks 200 times a
+//! second all the while.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::domain::certificates::{AUTHORITY_LIFE, SERVING_LIFE};
+use harvester_guest_operator::http::authority::Material;
+use kube::api::DeleteParams;
+use testbed::{Balancer, Operator, eventually};
+use tokio::time::sleep;
+
+use super::{Load, SECRET, answered, itself, names, now, through};
+use crate::support::{Cluster, SOON};
+
+const RATE: u32 = 200;
+
+/// Two replicas behind one address, registered.
+async fn pair(cluster: &Cluster) -> Result<(Balancer, [Operator; 2])> {
+    let balancer = Balancer::start().await?;
+    let operators = [replica(cluster, &balancer).await?, replica(cluster, &balancer).await?];
+    cluster.registered().await?;
+    Ok((balancer, operators))
+}
+
+async fn replica(cluster: &Cluster, balancer: &Balancer) -> Result<Operator> {
+    let operator = cluster.standby(through(balancer)).await?;
+    balancer.add(operator.admission.context("no admission")?, operator.http);
+    operator.ready().await?;
+    Ok(operator)
+}
+
+/// Waits until an operator serves a certificate that ends no sooner than that.
+async fn serves(operator: &Operator, end: Duration) -> Result<()> {
+    eventually(Duration::from_mins(1), "new certificate", async || {
+        let name = "hgo_certificate_expiration_timestamp_seconds";
+        let found = operator.metric(name, &["serving"]).await?;
+        anyhow::Ok(found >= end.as_secs_f64())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_serving_certificate_is_renewed_without_a_refused_call() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let (_balancer, operators) = pair(&cluster).await?;
+    let load = Load::start(&cluster.client, RATE)?;
+    for _ in 0..3 {
+        sleep(Duration::from_secs(1)).await;
+        // One that is about to end, by the same authority.
+        let near = now() + Duration::from_secs(30) - SERVING_LIFE;
+        let stored = cluster.material().await?;
+        cluster.store(stored.renewed(near, &names())?.data()).await?;
+        for operator in &operators {
+            serves(operator, now() + SERVING_LIFE / 2).await?;
+        }
+    }
+    let sent = load.end().await?;
+    let asked = answered(&operators[0]).await? + answered(&operators[1]).await?;
+    println!("serving certificate renewed 3 times: {sent} calls, none failed, {asked} answered");
+    ensure!(sent > 500 && asked > 500.0, "{sent} sent, {asked} answered");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_authority_is_replaced_without_a_refused_call() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    // An authority that ends in 100 s, and what it signed.
+    let near = now() + Duration::from_secs(100) - AUTHORITY_LIFE;
+    let old = Material::start(near, &names(), "")?.renewed(now(), &names())?;
+    cluster.store(old.data()).await?;
+    let (_balancer, operators) = pair(&cluster).await?;
+    let load = Load::start(&cluster.client, RATE)?;
+    for operator in &operators {
+        serves(operator, now() + SERVING_LIFE / 2).await?;
+    }
+    let switched = cluster.material().await?;
+    ensure!(switched.bundle().matches("BEGIN").count() == 2, "the old one is no longer trusted");
+    sleep(Duration::from_secs(5)).await;
+    let sent = load.end().await?;
+    println!("authority replaced: {sent} calls, none failed");
+    ensure!(sent > 1_000, "{sent} sent");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_are_replaced_without_a_refused_call() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let (balancer, mut operators) = pair(&cluster).await?;
+    let load = Load::start(&cluster.client, RATE)?;
+    for operator in &mut operators {
+        sleep(Duration::from_secs(1)).await;
+        let ended = operator.process.terminate(Duration::from_secs(20)).await?;
+        ensure!(ended.success(), "{ended}");
+        *operator = replica(&cluster, &balancer).await?;
+        // As kube-proxy: it takes a moment until the new one gets its share.
+        sleep(Duration::from_secs(2)).await;
+    }
+    let sent = load.end().await?;
+    println!("both replicas replaced: {sent} calls, none failed");
+    ensure!(sent > 1_000, "{sent} sent");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_that_is_lost_or_spoiled_comes_back_without_a_refused_call() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let (balancer, mut operators) = pair(&cluster).await?;
+    let load = Load::start(&cluster.client, RATE)?;
+    let before = cluster.stored().await?;
+    cluster.secrets().delete(SECRET, &DeleteParams::default()).await?;
+    let back = async || {
+        eventually(SOON, "Secret", async || {
+            Ok::<_, anyhow::Error>(cluster.stored().await? == before)
+        })
+        .await
+    };
+    back().await?;
+    for spoiled in ["", "rubbish"] {
+        let mut data = before.clone();
+        data.insert("ca.crt".to_owned(), spoiled.as_bytes().to_vec());
+        cluster.store(data).await?;
+        back().await?;
+    }
+    // One by a foreign authority: what is served stays trusted while replicas go over to it.
+    let foreign = Material::start(now(), &names(), "")?;
+    cluster.store(foreign.data()).await?;
+    for operator in &operators {
+        let wanted = "admission serves a new certificate";
+        eventually(SOON, "foreign certificate in use", async || {
+            operator.process.log().matches(wanted).count() >= 2
+        })
+        .await?;
+    }
+    cluster.registered().await?;
+    // An old state of things, as a backup puts it back.
+    cluster.store(before.clone()).await?;
+    sleep(Duration::from_secs(4)).await;
+    cluster.registered().await?;
+    // And one replica that remembers nothing.
+    operators[0].process.terminate(Duration::from_secs(20)).await?;
+    operators[0] = replica(&cluster, &balancer).await?;
+    let sent = load.end().await?;
+    println!("Secret lost, spoiled, foreign and old: {sent} calls, none failed");
+    Ok(())
+}
+
+/// libfaketime plays the clock. `make test` installs it; without it there is nothing to see.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_a_year_ahead_renews_everything() -> Result<()> {
+    let library = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
+    if !Path::new(library).exists() {
+        println!("skipped: there is no {library}");
+        return Ok(());
+    }
+    let cluster = Cluster::start().await?;
+    let mut operator = cluster.standby(itself()).await?;
+    operator.ready().await?;
+    cluster.registered().await?;
+    operator.process.terminate(Duration::from_secs(20)).await?;
+    let old = cluster.material().await?;
+
+    let balancer = Balancer::start().await?;
+    let mut start = through(&balancer);
+    start.variables =
+        [("LD_PRELOAD", library), ("FAKETIME", "+366d"), ("FAKETIME_DONT_FAKE_MONOTONIC", "1")]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .to_vec();
+    let operator = cluster.standby(start).await?;
+    balancer.add(operator.admission.context("no admission")?, operator.http);
+    operator.ready().await?;
+    let load_starts_when_called = super::Probe::new(&cluster.client)?;
+    eventually(SOON, "answer of admission", async || load_starts_when_called.once().await.is_ok())
+        .await?;
+    // The API server's clock is right: it takes the old certificates and the new ones.
+    let load = Load::start(&cluster.client, 50)?;
+    serves(&operator, now() + AUTHORITY_LIFE + SERVING_LIFE / 2).await?;
+    let new = cluster.material().await?;
+    ensure!(new.ends().0 > old.ends().0, "the authority is the old one");
+    sleep(Duration::from_secs(2)).await;
+    let sent = load.end().await?;
+    println!("clock a year ahead: everything renewed, {sent} calls, none failed");
+    Ok(())
+}

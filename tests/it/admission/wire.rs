@@ -1,0 +1,73 @@
+//! A caller of admission that is not the API server.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use testbed::Issued;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::{TlsConnector, rustls};
+
+/// A connection that trusts a bundle, and shows a certificate if it has one.
+pub(super) async fn connect(
+    address: SocketAddr,
+    bundle: &str,
+    shown: Option<&Issued>,
+) -> Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
+        roots.add(certificate?)?;
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots);
+    let config = match shown {
+        None => builder.with_no_client_auth(),
+        Some(shown) => builder.with_client_auth_cert(
+            vec![CertificateDer::from_pem_slice(shown.cert_pem.as_bytes())?],
+            PrivateKeyDer::from_pem_slice(shown.key_pem.as_bytes())?,
+        )?,
+    };
+    let stream = TcpStream::connect(address).await?;
+    let name = ServerName::try_from("127.0.0.1")?;
+    Ok(TlsConnector::from(Arc::new(config)).connect(name, stream).await?)
+}
+
+/// Posts a body: status code, whether the connection stays, and what was said.
+pub(super) async fn post(
+    stream: &mut TlsStream<TcpStream>,
+    path: &str,
+    body: &[u8],
+) -> Result<(u16, bool, String)> {
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: admission\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    // Whoever refuses a body need not read all of it.
+    let _ = stream.write_all(body).await;
+    let mut text = Vec::new();
+    let mut part = [0; 4096];
+    loop {
+        let read = stream.read(&mut part).await?;
+        text.extend_from_slice(&part[..read]);
+        let so_far = String::from_utf8_lossy(&text).into_owned();
+        if let Some((head, said)) = so_far.split_once("\r\n\r\n") {
+            let head = head.to_lowercase();
+            let length = head.split("content-length: ").nth(1).and_then(|l| l.lines().next());
+            let length: usize = length.context("no length")?.trim().parse()?;
+            if said.len() >= length {
+                let code = head.split(' ').nth(1).context("no status")?.parse()?;
+                return Ok((code, !head.contains("connection: close"), said.to_owned()));
+            }
+        }
+        anyhow::ensure!(read > 0, "ended after {so_far:?}");
+    }
+}
