@@ -27,6 +27,8 @@ pub struct Metrics {
     pub pool_waiters: IntGaugeVec,
     /// LoadBalancers that wait, by reason.
     pub waiters: IntGaugeVec,
+    /// Addresses that two LoadBalancers have on one network.
+    pub shared_addresses: IntGauge,
     /// LoadBalancers by readiness and reason. Only the leader's are meant.
     pub load_balancers: IntGaugeVec,
     /// From when a LoadBalancer was seen to when its address was published.
@@ -175,6 +177,10 @@ impl Metrics {
                 "hgo_pool_waiters",
                 "LoadBalancers waiting for an address of the pool",
                 &["pool"],
+            )?,
+            shared_addresses: make.gauge(
+                "hgo_shared_addresses",
+                "Addresses that two LoadBalancers have on one network",
             )?,
             waiters: make.gauges(
                 "hgo_waiters",

@@ -36,6 +36,10 @@ pub const LABEL_CLUSTER: &str = "cloudprovider.harvesterhci.io/cluster";
 pub const ANNOTATION_NAMESPACE_PROJECT: &str = "field.cattle.io/projectId";
 /// Label of the IPPool that serves whatever no other pool matches.
 pub const LABEL_GLOBAL_POOL: &str = "loadbalancer.harvesterhci.io/global-ip-pool";
+/// Label of an IPPool: the VLAN of its network; 0 for none.
+pub const LABEL_VID: &str = "loadbalancer.harvesterhci.io/vid";
+/// Label that Harvester puts on a NetworkAttachmentDefinition: its VLAN.
+pub const LABEL_VLAN: &str = "network.harvesterhci.io/vlan-id";
 /// Annotation of an IPPool, `<ip>: <namespace>/<name>`: frees the address of a LoadBalancer
 /// that no longer exists.
 pub const ANNOTATION_MANUAL_RELEASE: &str = "loadbalancer.harvesterhci.io/manuallyReleaseIP";

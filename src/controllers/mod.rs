@@ -67,6 +67,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
                 }
                 Signal::Moved(vm) => drop(untold.send(vm)),
                 Signal::Pool(name, version) => handle.pool_changed(name, Some(version)),
+                Signal::Networks => handle.networks_changed(),
                 Signal::PoolGone(name) => handle.pool_changed(name, None),
             }
         }

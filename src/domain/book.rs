@@ -9,11 +9,13 @@
 //! * whoever holds an address keeps it, unless its `spec.ipPool` names another pool; then the
 //!   new address is claimed first, and the old one freed only when the API server itself says
 //!   that the new one is published;
-//! * waiters are served oldest first, and before anybody who asks later.
+//! * waiters are served oldest first, and before anybody who asks later;
+//! * no pool gives out an address that another pool holds on the same network ([`standing`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
+use super::conflict::{Conflict, Segment};
 use super::ledger::{Ledger, NoAddress};
 use super::pool_choice::{Requirement, Selector};
 use super::ranges::{RangeError, Subnet};
@@ -21,14 +23,21 @@ use super::reason::Wait;
 use super::{Claim, LbFacts, Owner};
 
 mod merge;
+pub mod standing;
 
 pub use merge::{PoolSeen, Repair, World, WorldEntry};
 
 /// A pool as the book keeps it.
 #[derive(Clone, Debug)]
 pub struct Pool {
+    /// Creation, in seconds since the epoch.
+    pub created: i64,
+    /// Where its addresses are seen.
+    pub segment: Segment,
     /// Who it is for.
     pub selector: Selector,
+    /// Why it stands back behind another pool, as last judged.
+    pub conflict: Option<Conflict>,
     /// The fault in its ranges; such a pool keeps its claims and gives out nothing.
     pub fault: Option<RangeError>,
     /// Being deleted: it gives out nothing.
@@ -64,6 +73,7 @@ pub struct Book {
     touched: BTreeSet<String>,
     /// Something changed that waiters may have waited for.
     stirred: bool,
+    standing: standing::Standing,
 }
 
 /// Sorts by age, then name, so that the order of service never depends on arrival.
@@ -72,6 +82,7 @@ type Age = (i64, Owner);
 impl Book {
     /// Gives the LoadBalancer its address, or remembers that it waits.
     pub fn claim(&mut self, facts: &LbFacts) -> Verdict {
+        self.judge();
         if let Some(verdict) = self.keep_homeless(facts) {
             return verdict;
         }
@@ -144,11 +155,13 @@ impl Book {
             }
         }
         self.touch(&claim.pool);
+        self.freed(claim);
         true
     }
 
     /// Tries every waiter again, oldest first. Returns those whose answer changed.
     pub fn serve_waiters(&mut self) -> Vec<Owner> {
+        self.judge();
         if !std::mem::take(&mut self.stirred) {
             return Vec::new();
         }
@@ -172,6 +185,7 @@ impl Book {
         }
         self.touched.remove(name);
         self.stirred = true;
+        self.standing.changed();
     }
 
     /// The pools, by name.
@@ -181,6 +195,7 @@ impl Book {
 
     /// Pools whose ledger changed since they were last taken.
     pub fn take_touched(&mut self) -> BTreeSet<String> {
+        self.judge();
         std::mem::take(&mut self.touched)
     }
 
@@ -285,6 +300,7 @@ impl Book {
         let claim = Claim { pool: name.to_owned(), ip };
         self.hold(owner, claim.clone());
         self.touched.insert(name.to_owned());
+        self.given(&claim);
         Ok(claim)
     }
 
@@ -316,12 +332,14 @@ impl Book {
         let Some(pool) = self.pools.get_mut(&claim.pool) else { return };
         if !pool.selector.may_be_named_by(&facts.requirement)
             || pool.ledger.ranges().find(claim.ip).is_none()
+            || pool.ledger.held_back().contains(&claim.ip)
             || !pool.ledger.restore(claim.ip, &facts.owner)
         {
             return;
         }
         self.hold(&facts.owner, claim.clone());
         self.touched.insert(claim.pool.clone());
+        self.given(claim);
     }
 
     fn held(&self, claim: Claim, instead: Option<Wait>) -> Verdict {
@@ -358,6 +376,7 @@ impl Book {
             }
             self.unhold(uid, &claim.pool, claim.ip);
             self.touch(&claim.pool);
+            self.freed(claim);
         }
         surplus
     }
@@ -383,7 +402,8 @@ impl Pool {
         if self.deleting {
             return Some("it is being deleted".to_owned());
         }
-        self.fault.as_ref().map(ToString::to_string)
+        let fault = || self.fault.as_ref().map(ToString::to_string);
+        fault().or_else(|| self.conflict.as_ref().map(Conflict::standing_back))
     }
 }
 

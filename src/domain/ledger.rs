@@ -3,13 +3,15 @@
 //! Invariants, checked by `self_check` in tests:
 //! * an address has at most one owner;
 //! * free, claimed and excluded addresses do not meet;
+//! * an address that another pool gave out on the same network is held back: not free, and not
+//!   given to anybody here until it is let go;
 //! * a claim outside the ranges (a pool that shrank under it) is kept until it is released,
 //!   and does not count as free afterwards;
 //! * history is a hint: it never refuses an address and never makes one unavailable.
 //!
 //! Called by [`super::book`] alone. Every operation is O(log n) in the number of claims.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use super::Owner;
@@ -38,6 +40,10 @@ pub struct Ledger {
     ranges: Ranges,
     free: FreeSet,
     claims: BTreeMap<IpAddr, Owner>,
+    /// Claims outside the ranges.
+    outside: BTreeSet<IpAddr>,
+    /// Addresses of the ranges that are another pool's claims.
+    held_back: BTreeSet<IpAddr>,
     /// [`key`] of an owner to its address.
     held: HashMap<String, IpAddr>,
     history: History,
@@ -98,10 +104,52 @@ impl Ledger {
             self.held.remove(key(&owner));
         }
         if self.ranges.find(ip).is_some() {
-            self.free.put(ip);
+            if !self.held_back.contains(&ip) {
+                self.free.put(ip);
+            }
             self.remember(ip, owner.name.clone());
         }
+        self.outside.remove(&ip);
         Some(owner)
+    }
+
+    /// Keeps an address from being given out. `false` if it is none of the ranges', or is held
+    /// back already.
+    pub fn hold_back(&mut self, ip: IpAddr) -> bool {
+        if self.ranges.find(ip).is_none() || !self.held_back.insert(ip) {
+            return false;
+        }
+        self.free.take(ip);
+        true
+    }
+
+    /// Lets an address that was held back be given out. `false` if it was not.
+    pub fn let_go(&mut self, ip: IpAddr) -> bool {
+        if !self.held_back.remove(&ip) {
+            return false;
+        }
+        if !self.claims.contains_key(&ip) {
+            self.free.put(ip);
+        }
+        true
+    }
+
+    /// Holds back exactly these. `false` if that changed nothing.
+    pub fn set_held_back(&mut self, ips: &BTreeSet<IpAddr>) -> bool {
+        let over: Vec<IpAddr> = self.held_back.difference(ips).copied().collect();
+        let let_go = over.iter().filter(|ip| self.let_go(**ip)).count();
+        let held_back = ips.iter().filter(|ip| self.hold_back(**ip)).count();
+        let_go + held_back > 0
+    }
+
+    /// What is held back.
+    pub fn held_back(&self) -> &BTreeSet<IpAddr> {
+        &self.held_back
+    }
+
+    /// Claims outside the ranges, of a pool that shrank under them or cannot be read.
+    pub fn outside(&self) -> &BTreeSet<IpAddr> {
+        &self.outside
     }
 
     /// Remembers a former owner.
@@ -157,6 +205,9 @@ impl Ledger {
         self.history.forget(ip);
         self.bytes += claim_bytes(ip, &owner);
         self.held.insert(key(&owner).to_owned(), ip);
+        if self.ranges.find(ip).is_none() {
+            self.outside.insert(ip);
+        }
         self.claims.insert(ip, owner);
         while self.bytes + self.history.bytes > LEDGER_BYTES && self.history.len() > 0 {
             self.history.drop_oldest();
@@ -176,8 +227,14 @@ impl Ledger {
             assert!(self.held.contains_key(key(owner)), "{owner:?} is not indexed");
             assert!(!self.history.by_ip.contains_key(ip), "{ip} is claimed and history");
         }
-        let in_range = self.claims.keys().filter(|ip| self.ranges.find(**ip).is_some()).count();
-        assert_eq!(self.available() + i64::try_from(in_range).unwrap(), self.total());
+        let in_range: BTreeSet<_> =
+            self.claims.keys().copied().filter(|ip| self.ranges.find(*ip).is_some()).collect();
+        assert_eq!(in_range.len() + self.outside.len(), self.claims.len());
+        for ip in &self.held_back {
+            assert!(!self.free.contains(*ip), "{ip} is held back and free");
+        }
+        let taken = in_range.union(&self.held_back).count();
+        assert_eq!(self.available() + i64::try_from(taken).unwrap(), self.total());
         assert_eq!(
             self.bytes,
             self.claims.iter().map(|(ip, o)| claim_bytes(*ip, o)).sum::<usize>()

@@ -6,6 +6,7 @@
 pub mod admission;
 pub mod book;
 pub mod certificates;
+pub mod conflict;
 pub mod endpoints;
 pub mod facts;
 pub mod free_set;

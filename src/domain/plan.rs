@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::book::Verdict;
+use super::conflict::Conflict;
 use super::vm_lb::{self, Backends, Report};
 use super::{Claim, reason};
 use crate::api::{
@@ -144,6 +145,14 @@ pub fn pool_ready(pool: &super::book::Pool) -> Condition {
             reason::DELETING,
             format!("waits for {} addresses to be released", pool.ledger.claims().len()),
         ),
+        (None, false) if pool.conflict.is_some() => {
+            let conflict = pool.conflict.as_ref();
+            (
+                ConditionStatus::False,
+                conflict.map_or(reason::RANGE_CONFLICT, Conflict::reason),
+                conflict.map(Conflict::standing_back).unwrap_or_default(),
+            )
+        }
         (None, false) => (ConditionStatus::True, reason::POOL_READY, String::new()),
     };
     condition(status, reason, message)

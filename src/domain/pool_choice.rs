@@ -102,6 +102,34 @@ impl Selector {
         self.global.then_some(Fit::Global)
     }
 
+    /// The network, `namespace/name`, or nothing.
+    pub fn network(&self) -> &str {
+        &self.network
+    }
+
+    /// Higher is chosen first.
+    pub fn priority(&self) -> i64 {
+        self.priority
+    }
+
+    /// Whether the pool serves whatever no other does.
+    pub fn is_global(&self) -> bool {
+        self.global
+    }
+
+    /// Whether it serves anybody who does not name it.
+    pub fn has_scope(&self) -> bool {
+        !self.scope.is_empty()
+    }
+
+    /// Entries of the two scopes that one LoadBalancer may match, by their places.
+    pub fn shared_scope(&self, other: &Self) -> Option<(usize, usize)> {
+        self.scope.iter().enumerate().find_map(|(mine, scope)| {
+            let theirs = other.scope.iter().position(|theirs| scope.overlaps(theirs))?;
+            Some((mine, theirs))
+        })
+    }
+
     /// Whether a LoadBalancer may name the pool. Anyone may if the pool has no scope.
     pub fn may_be_named_by(&self, requirement: &Requirement) -> bool {
         self.global
@@ -116,6 +144,17 @@ impl Selector {
 }
 
 impl Scope {
+    /// Whether something matches both, strictly: blank equals blank. Where blank stands for any,
+    /// the more exact match is preferred anyway.
+    fn overlaps(&self, other: &Self) -> bool {
+        let both = |a: &str, b: &str| a == b || a == ANY || b == ANY;
+        // Every LoadBalancer has a namespace: a blank one matches none.
+        let real = !self.namespace.is_empty() && !other.namespace.is_empty();
+        real && both(&self.project, &other.project)
+            && both(&self.namespace, &other.namespace)
+            && both(&self.cluster, &other.cluster)
+    }
+
     fn admits(&self, requirement: &Requirement, loose: bool) -> bool {
         let blank_or =
             |field: &str, value: &str| loose && field.is_empty() || matches(field, value);

@@ -53,6 +53,11 @@ pub struct RangeError {
 }
 
 impl Ranges {
+    /// No addresses at all.
+    pub const fn none() -> Self {
+        Self { subnets: Vec::new(), stretches: Vec::new() }
+    }
+
     /// Checks `spec.ranges`. The first fault found is the answer.
     pub fn parse(ranges: &[api::Range]) -> Result<Self, RangeError> {
         if ranges.is_empty() {
@@ -119,10 +124,22 @@ impl Ranges {
     pub fn total(&self) -> i64 {
         self.stretches
             .iter()
-            .map(|s| (to_u128(s.last) - to_u128(s.first)).saturating_add(1))
+            .map(Stretch::len)
             .fold(0_u128, u128::saturating_add)
             .try_into()
             .unwrap_or(i64::MAX)
+    }
+}
+
+impl Stretch {
+    /// How many addresses it is.
+    pub fn len(&self) -> u128 {
+        (to_u128(self.last) - to_u128(self.first)).saturating_add(1)
+    }
+
+    /// Never: it has at least one address.
+    pub fn is_empty(&self) -> bool {
+        false
     }
 }
 

@@ -121,6 +121,16 @@ pub const VMS_UNKNOWN: &str = "VMsUnknown";
 pub const POOL_READY: &str = "Ready";
 /// A range of the pool makes no sense.
 pub const INVALID_RANGE: &str = "InvalidRange";
+/// Another pool of the network has some of the same addresses.
+pub const RANGE_CONFLICT: &str = "RangeConflict";
+/// Another pool is the global one.
+pub const SECOND_GLOBAL_POOL: &str = "SecondGlobalPool";
+/// Another pool of the network has the same priority.
+pub const PRIORITY_CONFLICT: &str = "PriorityConflict";
+/// Another pool of the network, without priority either, serves some of the same scope.
+pub const SCOPE_CONFLICT: &str = "ScopeConflict";
+/// Two LoadBalancers had one address before their pools' conflict came to be.
+pub const ADDRESS_SHARED: &str = "AddressShared";
 /// The pool is being deleted and waits for its addresses.
 pub const DELETING: &str = "Deleting";
 

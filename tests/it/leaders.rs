@@ -129,8 +129,8 @@ async fn a_leader_cut_off_from_its_lease_stops_writing_before_another_begins() -
 async fn two_leaders_at_once_never_give_one_address_twice() -> Result<()> {
     let cluster = Cluster::start().await?;
     // Small, so that every address changes hands; two, so that both leaders choose.
-    for (name, subnet) in [("a", "10.1.0.0/27"), ("b", "10.2.0.0/27")] {
-        let any = json!({"scope": [{"project": "", "namespace": "*", "guestCluster": ""}]});
+    for (name, subnet, priority) in [("a", "10.1.0.0/27", 2), ("b", "10.2.0.0/27", 1)] {
+        let any = json!({"priority": priority, "scope": [{"project": "", "namespace": "*", "guestCluster": ""}]});
         cluster.pool_for(name, json!({"subnet": subnet}), any).await?;
     }
     cluster.bed.apply_yaml(OTHER_LEASE).await?;

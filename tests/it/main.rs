@@ -13,6 +13,7 @@ mod hygiene;
 mod input;
 mod leaders;
 mod ledger;
+mod pools;
 mod probes;
 mod support;
 mod vms;

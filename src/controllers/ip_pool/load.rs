@@ -21,10 +21,14 @@ use crate::domain::book::{Book, PoolSeen, World};
 use crate::domain::facts;
 use crate::domain::pacing::Pace;
 use crate::k8s::guard::Guard;
+use crate::k8s::views::Views;
 use crate::k8s::{CallError, call};
 
 /// Objects read by one call of a list.
 const PAGE: u32 = 500;
+
+/// A term begins without knowing the networks rather than later than this.
+const NETWORKS_WAIT: Duration = Duration::from_secs(2);
 
 /// A pool as the server has it, as far as is known.
 pub(super) struct StoredPool {
@@ -96,6 +100,8 @@ impl LedgerTask {
             measured: BTreeSet::new(),
         };
         // Pools before LoadBalancers: a claim seen here has an owner that can be seen there.
+        // Where networks are decides which pools share them. Until that is known, any may.
+        task.ctx.views.networks_listed(NETWORKS_WAIT).await;
         let pools = list::<IPPool>(&Api::all(task.ctx.client.clone())).await?;
         let lbs = list::<LoadBalancer>(&Api::all(task.ctx.client.clone())).await?;
         let world = World::new(lbs.iter().filter_map(facts::world_entry));
@@ -146,7 +152,9 @@ impl LedgerTask {
         for (name, answer) in names.into_iter().zip(answers) {
             match answer {
                 Ok(Guard(Ok(pool))) => {
-                    if let Err(error) = self.settle_disputes(&seen(&pool), &mut world).await {
+                    if let Err(error) =
+                        self.settle_disputes(&seen(&pool, &self.ctx.views), &mut world).await
+                    {
                         tracing::warn!(pool = name, %error, "IPPool not taken over, trying again");
                         self.look_later(&name, Duration::from_secs(1));
                         continue;
@@ -193,7 +201,7 @@ impl LedgerTask {
 
     fn merge(&mut self, pool: &IPPool, world: &World) {
         let name = pool.name_any();
-        let seen = seen(pool);
+        let seen = seen(pool, &self.ctx.views);
         let before = self.book.pools().get(&name).and_then(|p| p.fault.clone());
         let repairs = self.book.merge(&seen, world);
         self.report_repairs(pool, &repairs);
@@ -230,9 +238,13 @@ impl LedgerTask {
     }
 }
 
-fn seen(pool: &IPPool) -> PoolSeen {
+fn seen(pool: &IPPool, views: &Views) -> PoolSeen {
+    let network = pool.spec.selector.as_ref().and_then(|selector| selector.network.as_deref());
+    let created = pool.metadata.creation_timestamp.as_ref();
     PoolSeen {
         name: pool.name_any(),
+        created: created.map_or(0, |time| time.0.as_second()),
+        segment: views.segment(network.unwrap_or_default()),
         deleting: pool.metadata.deletion_timestamp.is_some(),
         global_label: pool.labels().get(LABEL_GLOBAL_POOL).is_some_and(|v| v == "true"),
         spec: pool.spec.clone(),

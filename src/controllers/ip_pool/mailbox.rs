@@ -29,6 +29,7 @@ pub(super) enum Message {
     Claim(Box<LbFacts>, Reply<Verdict>),
     Release(Owner, Option<Reply<()>>),
     PoolChanged(String, Option<String>),
+    NetworksChanged,
 }
 
 /// Requests that one write decides.
@@ -38,11 +39,16 @@ pub(super) struct Batch {
     /// Each with the pools it took addresses back to.
     pub(super) releases: Vec<(Owner, Option<Reply<()>>, BTreeSet<String>)>,
     pub(super) pools: BTreeSet<String>,
+    /// Networks lead elsewhere than before.
+    pub(super) networks: bool,
 }
 
 impl Batch {
     pub(super) fn is_empty(&self) -> bool {
-        self.claims.is_empty() && self.releases.is_empty() && self.pools.is_empty()
+        self.claims.is_empty()
+            && self.releases.is_empty()
+            && self.pools.is_empty()
+            && !self.networks
     }
 }
 
@@ -78,6 +84,11 @@ impl Handle {
     /// A pool changed, or is gone.
     pub fn pool_changed(&self, name: String, version: Option<String>) {
         let _ = self.send(Message::PoolChanged(name, version));
+    }
+
+    /// A network leads elsewhere than before, or is gone.
+    pub fn networks_changed(&self) {
+        let _ = self.send(Message::NetworksChanged);
     }
 
     fn send(&self, message: Message) -> Result<(), LedgerError> {

@@ -123,6 +123,7 @@ impl LedgerTask {
             Message::PoolChanged(name, None) => {
                 batch.pools.insert(name);
             }
+            Message::NetworksChanged => batch.networks = true,
         }
     }
 
@@ -130,6 +131,10 @@ impl LedgerTask {
     async fn serve(&mut self, mut batch: Batch) -> anyhow::Result<()> {
         let began = self.started.elapsed();
         self.refresh(std::mem::take(&mut batch.pools)).await;
+        if batch.networks {
+            let views = self.ctx.views.clone();
+            self.book.relocate(|network| views.segment(network));
+        }
         // Oldest first, whatever the order of arrival.
         batch.claims.sort_by(|(a, _), (b, _)| (a.created, &a.owner).cmp(&(b.created, &b.owner)));
         let mut changed = Vec::new();

@@ -7,12 +7,16 @@ use kube::{Resource, ResourceExt};
 use super::LedgerTask;
 use crate::api::IPPool;
 use crate::domain::book::Repair;
-use crate::domain::reason::Wait;
+use crate::domain::book::standing::{News, Shared};
+use crate::domain::reason::{self, Wait};
 
 impl LedgerTask {
-    /// Sets the gauges of all pools; series of pools that are gone vanish.
+    /// Sets the gauges of all pools; series of pools that are gone vanish. Tells what is new
+    /// between pools.
     pub(super) fn report(&mut self) {
+        self.report_news();
         let metrics = &self.ctx.metrics;
+        metrics.shared_addresses.set(i64::try_from(self.book.shared()).unwrap_or(i64::MAX));
         let mut by_pool: BTreeMap<&str, i64> = BTreeMap::new();
         let mut by_reason: BTreeMap<&str, i64> = BTreeMap::new();
         for (_, wait) in self.book.waiting() {
@@ -47,6 +51,25 @@ impl LedgerTask {
             ] {
                 let _ = gauge.remove_label_values(label);
             }
+        }
+    }
+
+    fn report_news(&mut self) {
+        for news in self.book.take_news() {
+            let (pool, reason, what) = match news {
+                News::StandsBack(pool, conflict) => {
+                    (pool, conflict.reason(), conflict.standing_back())
+                }
+                News::Shared(Shared { ip, holders: [(pool, mine), (other, theirs)] }) => (
+                    pool,
+                    reason::ADDRESS_SHARED,
+                    format!(
+                        "{ip} is held by {mine} here and by {theirs} in IPPool {other}, on one network: move or delete one of the two"
+                    ),
+                ),
+            };
+            tracing::warn!(pool, reason, what, "IPPools in conflict");
+            self.ctx.events.warning(self.reference(&pool), reason, what);
         }
     }
 

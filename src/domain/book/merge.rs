@@ -19,6 +19,7 @@ use std::net::IpAddr;
 
 use super::{Book, Pool};
 use crate::api::{IPPoolSpec, IPPoolStatus};
+use crate::domain::conflict::Segment;
 use crate::domain::ledger::Ledger;
 use crate::domain::pool_choice::Selector;
 use crate::domain::ranges::Ranges;
@@ -29,6 +30,10 @@ use crate::domain::{Claim, Owner};
 pub struct PoolSeen {
     /// `metadata.name`.
     pub name: String,
+    /// Creation, in seconds since the epoch.
+    pub created: i64,
+    /// Where the network of its selector is.
+    pub segment: Segment,
     /// Whether it has a deletion timestamp.
     pub deleting: bool,
     /// Whether it carries the label of the global pool.
@@ -178,17 +183,23 @@ impl Book {
                 Some(_) => {}
             }
         }
+        // Judged again before anything is given out; until then what was said last still holds.
+        let conflict = self.pools.get(&seen.name).and_then(|pool| pool.conflict.clone());
         self.remove_pool(&seen.name);
         for (ip, owner) in ledger.claims() {
             self.hold(owner, claim(&seen.name, *ip));
         }
         let pool = Pool {
+            created: seen.created,
+            segment: seen.segment.clone(),
+            conflict,
             selector: Selector::new(seen.spec.selector.as_ref(), seen.global_label),
             fault,
             deleting: seen.deleting,
             ledger,
         };
         self.pools.insert(seen.name.clone(), pool);
+        self.standing.changed();
         self.touch(&seen.name);
         repairs
     }

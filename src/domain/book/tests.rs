@@ -37,7 +37,7 @@ pub(super) fn at(pool: &str, ip: &str) -> Claim {
     Claim { pool: pool.into(), ip: ip.parse().unwrap() }
 }
 
-/// A pool for namespace `ns` that gives out `<net>.10` and the `size - 1` addresses after it;
+/// A pool for namespace `ns`, with a priority of its own by its name, that gives out `<net>.10` and the `size - 1` addresses after it;
 /// a size of 0 makes a faulty pool.
 pub(super) fn seen(name: &str, net: &str, size: usize) -> PoolSeen {
     let range = api::Range {
@@ -49,6 +49,8 @@ pub(super) fn seen(name: &str, net: &str, size: usize) -> PoolSeen {
     let spec = api::IPPoolSpec { ranges: vec![range], ..api::IPPoolSpec::default() };
     let seen = PoolSeen {
         name: name.into(),
+        created: 0,
+        segment: Segment::Management,
         deleting: false,
         global_label: false,
         spec,
@@ -59,8 +61,11 @@ pub(super) fn seen(name: &str, net: &str, size: usize) -> PoolSeen {
 
 pub(super) fn for_namespace(mut seen: PoolSeen, namespace: &str) -> PoolSeen {
     let scope = api::Scope { namespace: Some(namespace.into()), ..api::Scope::default() };
+    // Earlier in the alphabet, earlier in choice.
+    let letters = seen.name.bytes().chain([0; 2]).take(2);
+    let priority = Some(letters.fold(0, |sum, letter| sum * 256 + 255 - i64::from(letter)));
     seen.spec.selector =
-        Some(api::Selector { scope: Some(vec![scope]), ..api::Selector::default() });
+        Some(api::Selector { scope: Some(vec![scope]), priority, ..api::Selector::default() });
     seen
 }
 

@@ -1,14 +1,85 @@
 //! What the rules of IPPools must know.
+//!
+//! Other pools are known from a view. One that was made a moment ago, by way of another replica or
+//! at the same time, may be missing there: two that should exclude each other can both get in. The
+//! ledger's owner then reaches the verdict, with the same rule: the younger one stands back, and
+//! its condition says why. A fact that cannot be had in time blocks nobody.
+
+use std::time::Duration;
+
+use futures::future::join_all;
 
 use super::{Admission, Stage};
+use crate::domain::admission::pool::{Holder, Known, Look, Question, look, mutate, network};
 use crate::domain::admission::{Answer, Request};
 use crate::k8s::CallError;
 
-#[allow(clippy::unused_async)]
+/// LoadBalancers that are asked about at the API server for one request.
+const READS: usize = 16;
+/// All of that may take so long.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 pub(super) async fn decide(
-    _at: &Admission,
-    _stage: Stage,
-    _request: &Request<'_>,
+    at: &Admission,
+    stage: Stage,
+    request: &Request<'_>,
 ) -> Result<Answer, CallError> {
-    Ok(Answer::default())
+    if stage == Stage::Mutation {
+        let vlan = request.object.and_then(|object| at.views.vlan_of(network(object)));
+        return Ok(mutate(request, vlan));
+    }
+    match look(request) {
+        Look::Decided(answer) => Ok(answer),
+        Look::Ask(question) => Ok(question.judge(&known(at, &question).await)),
+    }
+}
+
+async fn known(at: &Admission, question: &Question) -> Known {
+    let views = &at.views;
+    let pools = views.pools().into_iter().map(|pool| {
+        let segment = views.segment(pool.selector.network());
+        (pool, segment)
+    });
+    let missing = question.namespaces().filter(|name| views.has_namespace(name) == Some(false));
+    Known {
+        pools: pools.collect(),
+        segment: views.segment(question.network()),
+        has_network: views.has_network(question.network()),
+        holders: existing(at, &question.at_stake).await,
+        exists: match question.releases() {
+            Some(name) => exists(at, name).await,
+            None => None,
+        },
+        missing: missing.map(str::to_owned).collect(),
+        nodes: views.node_addresses(),
+    }
+}
+
+/// Those holders that exist. One that is not in the view may be newer than that: it is asked
+/// about. A claim whose LoadBalancer is gone waits for the sweep, and blocks nothing.
+async fn existing(at: &Admission, holders: &[Holder]) -> Vec<Holder> {
+    let is = |holder: &Holder, uid: &str| holder.uid.is_empty() || holder.uid == uid;
+    let seen = |holder: &Holder| {
+        let (namespace, name) = holder.name.split_once('/')?;
+        at.views.uid_of(namespace, name)
+    };
+    let (mut found, suspects): (Vec<_>, Vec<_>) =
+        holders.iter().partition(|holder| seen(holder).is_some_and(|uid| is(holder, &uid)));
+    if found.is_empty() {
+        let asked = suspects.into_iter().take(READS).map(async |holder: &Holder| {
+            let (namespace, name) = holder.name.split_once('/')?;
+            let uid = at.reader.uid_of(namespace, name).await.ok()??;
+            is(holder, &uid).then_some(holder)
+        });
+        let answers = tokio::time::timeout(PATIENCE, join_all(asked)).await.unwrap_or_default();
+        found.extend(answers.into_iter().flatten());
+    }
+    found.into_iter().cloned().collect()
+}
+
+/// Whether a LoadBalancer exists. `None`: the API server did not say.
+async fn exists(at: &Admission, name: &str) -> Option<bool> {
+    let (namespace, name) = name.split_once('/')?;
+    let answer = tokio::time::timeout(PATIENCE, at.reader.uid_of(namespace, name)).await.ok()?;
+    answer.ok().map(|uid| uid.is_some())
 }

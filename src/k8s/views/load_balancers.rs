@@ -14,6 +14,13 @@ use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 use crate::metrics::Metrics;
 
+impl Views {
+    /// The UID of the LoadBalancer by that name, if one has been seen.
+    pub fn uid_of(&self, namespace: &str, name: &str) -> Option<String> {
+        self.load_balancers.get(&ObjectRef::new(name).within(namespace))?.uid()
+    }
+}
+
 pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
     let Informer { client, views, metrics, .. } = at.clone();
     // UIDs of a list under way.

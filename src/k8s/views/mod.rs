@@ -14,7 +14,7 @@ mod vms;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kube::Client;
 use kube_runtime::reflector::{ObjectRef, Store, store::Writer};
@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::api::LoadBalancer;
 use crate::domain::Owner;
+use crate::domain::conflict::{PoolFacts, Segment};
 use crate::domain::label_index::{LabelIndex, LbKey};
 use crate::domain::service::Attachment;
 use crate::domain::vm::{Pod, Topology, Vm};
@@ -39,6 +40,8 @@ pub enum Signal {
     Pool(String, String),
     /// A pool is gone.
     PoolGone(String),
+    /// A network leads elsewhere than before, or is gone.
+    Networks,
     /// A VM, by `namespace/name`, may not know where it runs.
     Moved(Box<str>),
 }
@@ -77,9 +80,12 @@ pub struct Views {
     /// EndpointSlices of vm load balancers, by the LoadBalancer that owns them.
     pub slices: Owned<OwnedSlice>,
     projects: Arc<Mutex<HashMap<String, String>>>,
+    namespaces: Arc<Mutex<HashSet<String>>>,
     vms: Arc<Mutex<LabelIndex>>,
     nodes: Arc<Mutex<Nodes>>,
-    networks: Arc<Mutex<HashMap<String, Attachment>>>,
+    networks: Arc<Mutex<HashMap<String, networks::Network>>>,
+    /// What pools want, without their ledgers.
+    pools: Arc<Mutex<HashMap<String, Arc<PoolFacts>>>>,
     /// Since when a LoadBalancer's VMs are not what its slices say, as far as was seen.
     touched: Arc<Mutex<HashMap<LbKey, Instant>>>,
     /// Versions of LoadBalancers that this process wrote and that need no further look.
@@ -128,9 +134,11 @@ impl Views {
             services: Owned::default(),
             slices: Owned::default(),
             projects: Arc::default(),
+            namespaces: Arc::default(),
             vms: Arc::default(),
             nodes: Arc::default(),
             networks: Arc::default(),
+            pools: Arc::default(),
             touched: Arc::default(),
             echoes: Arc::default(),
             leader: Arc::default(),
@@ -194,6 +202,12 @@ impl Views {
         lock(&self.projects).get(namespace).cloned()
     }
 
+    /// Whether there is such a namespace. `None`: not known yet.
+    pub fn has_namespace(&self, namespace: &str) -> Option<bool> {
+        let found = lock(&self.namespaces).contains(namespace);
+        (found || self.is_listed(Part::Namespaces)).then_some(found)
+    }
+
     /// Something said of each VM that a LoadBalancer selects: its name, itself, its pods.
     pub fn of_members<T>(
         &self,
@@ -209,9 +223,41 @@ impl Views {
         lock(&self.nodes).addresses.contains(&address)
     }
 
+    /// All nodes' own addresses.
+    pub fn node_addresses(&self) -> Vec<IpAddr> {
+        lock(&self.nodes).addresses.iter().copied().collect()
+    }
+
     /// How nodes reach a network, by `namespace/name` of its NetworkAttachmentDefinition.
     pub fn attachment(&self, network: &str) -> Option<Attachment> {
-        lock(&self.networks).get(network).cloned()
+        lock(&self.networks).get(network)?.attachment.clone()
+    }
+
+    /// Whether there is such a network. `None`: not known yet.
+    pub fn has_network(&self, network: &str) -> Option<bool> {
+        let found = lock(&self.networks).contains_key(network);
+        (found || self.is_listed(Part::Networks)).then_some(found)
+    }
+
+    /// The VLAN of a network; 0 for none.
+    pub fn vlan_of(&self, network: &str) -> Option<u16> {
+        Some(lock(&self.networks).get(network)?.vlan)
+    }
+
+    /// Where the addresses of a network are seen.
+    pub fn segment(&self, network: &str) -> Segment {
+        // Asked before the network is looked for: the list may come in between.
+        let listed = self.is_listed(Part::Networks);
+        Segment::of(network, self.attachment(network).as_ref(), listed)
+    }
+
+    /// Waits until networks were listed, but no longer than that.
+    pub async fn networks_listed(&self, patience: Duration) {
+        let _ = tokio::time::timeout(patience, self.wait_for(Part::Networks as u16)).await;
+    }
+
+    fn is_listed(&self, part: Part) -> bool {
+        *self.synced.borrow() & part as u16 != 0
     }
 
     /// A VM, and where its node says that it is.

@@ -6,9 +6,9 @@ use kube::{Api, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 use serde::Deserialize;
 
-use super::{Informer, Part, lock};
-use crate::api::ANNOTATION_NETWORK;
-use crate::api::kubevirt::NetworkAttachmentDefinition as Network;
+use super::{Informer, Part, Signal, lock};
+use crate::api::kubevirt::NetworkAttachmentDefinition;
+use crate::api::{ANNOTATION_NETWORK, LABEL_VLAN};
 use crate::domain::service::Attachment;
 use crate::k8s::informer;
 
@@ -25,35 +25,35 @@ struct Plugin {
 
 pub(super) async fn watch(at: Informer) {
     let Informer { client, views, .. } = at.clone();
-    let mut listed: HashMap<String, Attachment> = HashMap::new();
+    let mut listed: HashMap<String, Network> = HashMap::new();
     let on_event = |event| match event {
         Event::Init => listed.clear(),
         Event::InitApply(network) => {
-            if let Some(attachment) = attachment(&network) {
-                listed.insert(key(&network), attachment);
-            }
+            listed.insert(key(&network), known(&network));
         }
         Event::InitDone => {
             *lock(&views.networks) = std::mem::take(&mut listed);
             at.done(Part::Networks);
+            views.tell(Signal::Networks);
         }
         Event::Apply(network) => {
             let key = key(&network);
-            let old = match attachment(&network) {
-                Some(new) => lock(&views.networks).insert(key.clone(), new),
-                None => lock(&views.networks).remove(&key),
-            };
-            if old != views.attachment(&key) {
+            let new = known(&network);
+            let old = lock(&views.networks).insert(key.clone(), new.clone());
+            let attachment = |known: Option<&Network>| known.and_then(|n| n.attachment.clone());
+            if attachment(old.as_ref()) != new.attachment {
                 tell_users(&at, &key);
+                views.tell(Signal::Networks);
             }
         }
         Event::Delete(network) => {
             lock(&views.networks).remove(&key(&network));
+            views.tell(Signal::Networks);
         }
     };
     // Without Multus there are no networks to name.
     let not_served = || at.done(Part::Networks);
-    let api = Api::<Network>::all(client);
+    let api = Api::<NetworkAttachmentDefinition>::all(client);
     let kind = "NetworkAttachmentDefinition";
     informer::run_if_served(api, Config::default(), kind, &at.metrics, on_event, not_served).await;
 }
@@ -66,8 +66,24 @@ fn tell_users(at: &Informer, network: &str) {
     at.views.tell_lbs(users.iter().map(|lb| key(lb.as_ref())));
 }
 
+/// A network that there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Network {
+    /// How nodes reach it, if they do.
+    pub(super) attachment: Option<Attachment>,
+    /// Its VLAN, by the label that Harvester puts on it, else by its configuration.
+    pub(super) vlan: u16,
+}
+
+fn known(network: &NetworkAttachmentDefinition) -> Network {
+    let attachment = attachment(network);
+    let labelled = network.labels().get(LABEL_VLAN).and_then(|vlan| vlan.parse().ok());
+    let configured = attachment.as_ref().map(|attachment| attachment.vlan);
+    Network { vlan: labelled.or(configured).unwrap_or_default(), attachment }
+}
+
 /// `None`: not a network that a bridge of the node leads to.
-fn attachment(network: &Network) -> Option<Attachment> {
+fn attachment(network: &NetworkAttachmentDefinition) -> Option<Attachment> {
     let Plugin { type_, bridge, vlan } = serde_json::from_str(&network.spec.config).ok()?;
     (type_ == "bridge" && !bridge.is_empty()).then_some(Attachment { bridge, vlan })
 }

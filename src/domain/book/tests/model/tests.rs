@@ -4,9 +4,13 @@
 use proptest::prelude::*;
 
 use super::super::*;
+use crate::domain::conflict::Segment;
 use crate::domain::plan::pool_status;
+use crate::domain::service::Attachment;
 
 const POOLS: [(&str, &str); 3] = [("a", "10.0.0"), ("b", "10.0.1"), ("c", "10.0.2")];
+/// The last two are one and the same, until they are not.
+const NETWORKS: [&str; 3] = ["", "ns/x", "ns/y"];
 const LBS: usize = 6;
 
 #[derive(Clone, Debug)]
@@ -20,6 +24,11 @@ enum Step {
     Publish(usize),
     /// Creates or edits a pool: its size, whether it admits, whether it is being deleted.
     Edit(usize, usize, bool, bool),
+    /// Moves or creates it: by whose name the addresses are, the first, how many; the network,
+    /// the priority, and whether it is the global pool.
+    Move(usize, (usize, usize, usize), usize, i64, bool),
+    /// Two names lead to one network from now on, or no longer, or nobody knows.
+    Networks(Option<bool>),
     RemovePool(usize),
     /// Somebody's write cuts the stored status: all of it, or the owners.
     Wipe(usize, bool),
@@ -37,6 +46,17 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (0..LBS).prop_map(Step::Publish),
         4 => (0..POOLS.len(), 0_usize..4, prop::bool::weighted(0.8), prop::bool::weighted(0.1))
             .prop_map(|(p, size, admits, deleting)| Step::Edit(p, size, admits, deleting)),
+        4 => (
+            0..POOLS.len(),
+            (0..POOLS.len(), 10_usize..13, 1_usize..4),
+            0..NETWORKS.len(),
+            1_i64..4,
+            prop::bool::weighted(0.2),
+        )
+            .prop_map(|(p, range, network, priority, global)| {
+                Step::Move(p, range, network, priority, global)
+            }),
+        1 => prop::option::weighted(0.8, any::<bool>()).prop_map(Step::Networks),
         1 => (0..POOLS.len()).prop_map(Step::RemovePool),
         2 => (0..POOLS.len(), any::<bool>()).prop_map(|(p, all)| Step::Wipe(p, all)),
         1 => any::<bool>().prop_map(Step::Restart),
@@ -50,6 +70,22 @@ struct Cluster {
     pools: BTreeMap<String, PoolSeen>,
     lbs: BTreeMap<usize, LbFacts>,
     born: usize,
+    networks: Option<bool>,
+    /// Who held or published what before the last step.
+    before: BTreeSet<(String, Claim)>,
+    /// Addresses that two had before their pools were seen to be in conflict.
+    excused: BTreeSet<(IpAddr, BTreeSet<String>)>,
+}
+
+/// Where a network is: two names may lead to one.
+fn segment(network: &str, same: Option<bool>) -> Segment {
+    let vlan = |vlan| Some(Attachment { bridge: "br".into(), vlan });
+    let attachment = match (network, same) {
+        (_, None) | ("", _) => None,
+        (_, Some(true)) | ("ns/x", Some(false)) => vlan(1),
+        (_, Some(false)) => vlan(2),
+    };
+    Segment::of(network, attachment.as_ref(), same.is_some())
 }
 
 impl Cluster {
@@ -132,8 +168,37 @@ impl Cluster {
                 let status = self.pools.remove(name).map(|pool| pool.status).unwrap_or_default();
                 let pool =
                     for_namespace(seen(name, net, size), if admits { "ns" } else { "other" });
-                self.pools.insert(name.into(), PoolSeen { deleting, status, ..pool });
+                let created = i64::try_from(p % 2).unwrap();
+                self.pools.insert(name.into(), PoolSeen { created, deleting, status, ..pool });
                 self.merge(p);
+            }
+            Step::Move(p, (whose, first, size), network, priority, global) => {
+                let name = POOLS[p].0;
+                let status = self.pools.remove(name).map(|pool| pool.status).unwrap_or_default();
+                let net = POOLS[whose].1;
+                let mut pool = seen(name, net, size);
+                let range = &mut pool.spec.ranges[0];
+                range.range_start = Some(format!("{net}.{first}"));
+                range.range_end = Some(format!("{net}.{}", first + size - 1));
+                let selector = pool.spec.selector.as_mut().unwrap();
+                selector.priority = Some(priority);
+                selector.network = Some(NETWORKS[network].into());
+                let segment = segment(NETWORKS[network], self.networks);
+                let created = i64::try_from(p % 2).unwrap();
+                let global_label = global;
+                self.pools.insert(
+                    name.into(),
+                    PoolSeen { created, segment, global_label, status, ..pool },
+                );
+                self.merge(p);
+            }
+            Step::Networks(same) => {
+                self.networks = same;
+                for pool in self.pools.values_mut() {
+                    let network = pool.spec.selector.as_ref().unwrap().network.clone();
+                    pool.segment = segment(&network.unwrap_or_default(), same);
+                }
+                self.book.relocate(|network| segment(network, same));
             }
             Step::RemovePool(p) => {
                 self.pools.remove(POOLS[p].0);
@@ -167,6 +232,55 @@ impl Cluster {
             let status = pool_status(pool, &[], None, None, "2026-01-01T00:00:00Z");
             self.pools.get_mut(&name).unwrap().status = status;
         }
+    }
+
+    /// Who holds or publishes what.
+    fn in_use(&self) -> BTreeSet<(String, Claim)> {
+        let held = self
+            .book
+            .holders
+            .iter()
+            .flat_map(|(uid, claims)| claims.iter().map(|claim| (uid.clone(), claim.clone())));
+        let published = self
+            .lbs
+            .values()
+            .filter_map(|facts| Some((facts.owner.uid.clone(), facts.published.clone()?)));
+        held.chain(published).collect()
+    }
+
+    /// No address is two LoadBalancers' on one network, unless both had it before that was known.
+    fn check_networks(&mut self) {
+        let mut shared = BTreeSet::new();
+        let pools: Vec<_> = self.book.pools().iter().collect();
+        for (place, (a, x)) in pools.iter().enumerate() {
+            for (b, y) in &pools[place + 1..] {
+                if !x.contender(a).meets(&y.contender(b)) {
+                    continue;
+                }
+                for (ip, mine) in x.ledger.claims() {
+                    let Some(theirs) = y.ledger.owner_of(*ip).filter(|o| *o != mine) else {
+                        continue;
+                    };
+                    let both = BTreeSet::from([mine.uid.clone(), theirs.uid.clone()]);
+                    let had = [(a, mine), (b, theirs)].into_iter().all(|(pool, owner)| {
+                        let claim = Claim { pool: (*pool).clone(), ip: *ip };
+                        self.before.contains(&(owner.uid.clone(), claim))
+                    });
+                    let old = self.excused.contains(&(*ip, both.clone()));
+                    assert!(had || old, "{ip} of {a} and {b} was given to {both:?}");
+                    shared.insert((*ip, both));
+                }
+            }
+        }
+        assert_eq!(self.book.shared() > 0, !shared.is_empty(), "{shared:?}");
+        let taken_new = self.in_use();
+        for (uid, claim) in taken_new.difference(&self.before) {
+            let stands_back =
+                self.book.pools().get(&claim.pool).is_some_and(|pool| pool.conflict.is_some());
+            assert!(!stands_back, "{claim:?} of a pool that stands back was given to {uid}");
+        }
+        self.excused = shared;
+        self.before = taken_new;
     }
 
     fn snapshot(&self) -> impl PartialEq + std::fmt::Debug + use<> {
@@ -235,6 +349,7 @@ proptest! {
             cluster.carry_out(step);
             cluster.settle();
             cluster.check();
+            cluster.check_networks();
         }
     }
 

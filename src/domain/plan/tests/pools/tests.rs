@@ -12,6 +12,8 @@ fn seen(size: usize) -> PoolSeen {
     };
     PoolSeen {
         name: "a".into(),
+        created: 0,
+        segment: crate::domain::conflict::Segment::Management,
         deleting: false,
         global_label: true,
         spec: IPPoolSpec { ranges: vec![range], ..IPPoolSpec::default() },

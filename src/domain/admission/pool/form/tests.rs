@@ -1,0 +1,150 @@
+//! Labels and hints, row by row.
+
+use serde_json::json;
+
+use super::super::tests::{everybody, mutated, pool, range, told};
+use super::*;
+
+#[test]
+fn what_does_not_fit_is_refused_with_the_form_that_does() {
+    let sound = json!([{"subnet": "10.0.0.0/24"}]);
+    let rows = [
+        (
+            json!({"ranges": sound, "selector": {"scope": {}}}),
+            "spec.selector.scope: must be a list: - project: \"*\", namespace: \"*\", guestCluster: \"*\"",
+        ),
+        (
+            json!({"ranges": sound, "selector": {"scope": {"namespace": "ns"}}}),
+            "spec.selector.scope: must be a list: - project: \"*\", namespace: ns,",
+        ),
+        (
+            json!({"ranges": sound, "selector": {"scope": "ns"}}),
+            "spec.selector.scope: must be a list",
+        ),
+        (
+            json!({"ranges": sound, "selector": {"scope": ["ns"]}}),
+            "spec.selector.scope[0]: must be an object",
+        ),
+        (
+            json!({"ranges": sound, "selector": {"scope": [{"namespace": ["ns"]}]}}),
+            "spec.selector.scope[0].namespace: must be text, or \"*\", not a list: leave out the dash",
+        ),
+        (json!({"ranges": sound, "selector": []}), "spec.selector: must be an object"),
+        (
+            json!({"ranges": sound, "selector": {"priority": "7"}}),
+            "spec.selector.priority: must be a whole number without quotes: priority: 7",
+        ),
+        (
+            json!({"ranges": sound, "selector": {"priority": "high"}}),
+            "spec.selector.priority: must be a whole number without quotes: priority: 10",
+        ),
+        (
+            json!({"ranges": sound, "selector": {"priority": 1.5}}),
+            "spec.selector.priority: must be a whole number",
+        ),
+        (
+            json!({"ranges": sound, "selector": {"network": ["ns/x"]}}),
+            "spec.selector.network: must be namespace/name of a network, not a list",
+        ),
+        (
+            json!({"ranges": sound, "selector": {"namespace": "ns"}}),
+            "spec.selector.namespace: has no effect here: its place is spec.selector.scope[0].namespace",
+        ),
+        (
+            json!({"ranges": sound, "network": "ns/x"}),
+            "spec.network: has no effect here: its place is spec.selector.network",
+        ),
+        (json!({"ranges": sound, "priority": 3}), "spec.priority: has no effect here"),
+        (json!({"ranges": sound, "scope": []}), "spec.scope: has no effect here"),
+        (
+            json!({"subnet": "10.0.0.0/24"}),
+            "spec.subnet: has no effect here: its place is spec.ranges[0].subnet",
+        ),
+        (
+            json!({"ranges": {"subnet": "10.0.0.0/24"}}),
+            "spec.ranges: must be a list: - subnet: 192.168.1.0/24",
+        ),
+        (json!({"ranges": []}), "spec.ranges: range can't be empty"),
+        (json!({}), "spec.ranges: range can't be empty"),
+        (
+            json!({"ranges": ["10.0.0.0/24"]}),
+            "spec.ranges[0]: must be an object: - subnet: 10.0.0.0/24",
+        ),
+        (json!({"ranges": [{"rangeStart": "10.0.0.1"}]}), "spec.ranges[0].subnet: is missing"),
+        (
+            json!({"ranges": [{"subnet": 10}]}),
+            "spec.ranges[0].subnet: must be an address: \"10\", in quotes",
+        ),
+        (
+            json!({"ranges": [{"subnet": "10.0.0.0/24", "exclude": "10.0.0.9"}]}),
+            "spec.ranges[0].exclude: must be a list: [10.0.0.9]",
+        ),
+    ];
+    for (spec, expected) in rows {
+        let answer = mutated(&pool(&spec), None, None);
+        let refusals = told(&answer);
+        assert!(refusals.iter().any(|r| r.starts_with(expected)), "{spec}: {refusals:?}");
+        assert_eq!(answer.object, None, "a refused request changes nothing");
+        // An old object with such a spec can still be labelled.
+        assert!(mutated(&pool(&spec), Some(&pool(&spec)), None).refusals.is_empty(), "{spec}");
+    }
+    for spec in [Value::Null, json!("text"), json!([]), json!({"ranges": sound})] {
+        assert_eq!(told(&mutated(&pool(&spec), None, None)), Vec::<String>::new(), "{spec}");
+    }
+}
+
+#[test]
+fn fields_that_nobody_knows_are_warned_about() {
+    let sound = json!([{"subnet": "10.0.0.0/24", "rangestart": "10.0.0.9", "excludes": []}]);
+    let spec =
+        json!({"ranges": sound, "selectors": {}, "selector": {"prioriyt": 3, "colour": "red"}});
+    let mut warnings = mutated(&pool(&spec), None, None).warnings;
+    warnings.sort();
+    let expected = [
+        "spec.ranges[0].excludes is unknown and dropped: did you mean exclude?",
+        "spec.ranges[0].rangestart is unknown and dropped: did you mean rangeStart?",
+        "spec.selector.colour is unknown and dropped",
+        "spec.selector.prioriyt is unknown and dropped: did you mean priority?",
+        "spec.selectors is unknown and dropped: did you mean selector?",
+    ];
+    assert_eq!(warnings, expected);
+}
+
+#[test]
+fn labels_are_set_as_harvesters_own_webhook_does() {
+    let spec = |scope: Value, network: &str| json!({"ranges": range(10, 20), "selector": {"scope": scope, "network": network}});
+    let labels = |object: &Value, old: Option<&Value>, vlan| {
+        let new = mutated(object, old, vlan).object.unwrap_or_else(|| object.clone());
+        let label = |key: &str| text(&new, &["metadata", "labels", key]).unwrap_or_default();
+        (label(LABEL_GLOBAL_POOL), label(LABEL_VID))
+    };
+    let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+    let all = pool(&spec(everybody(), ""));
+    let few = pool(&spec(json!([{"namespace": "ns"}]), "ns/seven"));
+    assert_eq!(labels(&all, None, None), pair("true", "0"));
+    assert_eq!(labels(&few, None, Some(7)), pair("false", "7"));
+    assert_eq!(labels(&few, None, None), pair("false", ""));
+    // By hand it stays; what the scope once made it does not.
+    let mut by_hand = few.clone();
+    by_hand["metadata"]["labels"] = json!({LABEL_GLOBAL_POOL: "true", "mine": "x"});
+    assert_eq!(labels(&by_hand, None, Some(7)), pair("true", "7"));
+    assert_eq!(labels(&by_hand, Some(&few), Some(7)), pair("true", "7"));
+    assert_eq!(labels(&by_hand, Some(&by_hand), Some(7)), pair("true", "7"));
+    let mut was_all = all.clone();
+    was_all["metadata"]["labels"] = json!({LABEL_GLOBAL_POOL: "true"});
+    assert_eq!(labels(&by_hand, Some(&was_all), Some(7)), pair("false", "7"));
+    // Twice changes nothing more.
+    let new = mutated(&few, None, Some(7)).object.unwrap();
+    assert_eq!(mutated(&new, None, Some(7)).object, None);
+}
+
+#[test]
+fn the_flag_is_a_label() {
+    let mut object = pool(&json!({"ranges": range(10, 20)}));
+    object["metadata"]["annotations"] = json!({LABEL_GLOBAL_POOL: "true"});
+    let refused = told(&mutated(&object, None, None));
+    assert!(refused[0].contains("is a label, not an annotation: metadata.labels"), "{refused:?}");
+    assert!(mutated(&object, Some(&object), None).refusals.is_empty());
+    object["metadata"]["labels"] = json!({LABEL_GLOBAL_POOL: "true"});
+    assert!(mutated(&object, None, None).refusals.is_empty());
+}

@@ -1,0 +1,85 @@
+//! Warnings, row by row.
+
+use serde_json::{Value, json};
+
+use super::super::tests::{everybody, judged, pool};
+use super::*;
+use crate::api::LABEL_GLOBAL_POOL;
+
+#[test]
+fn what_will_surprise_is_said_in_a_line() {
+    let plain = json!([{"project": "*", "namespace": "ns", "guestCluster": "*"}]);
+    let of = |range: Value, selector: Value| {
+        let selector = if selector.is_null() { json!({"scope": plain}) } else { selector };
+        pool(&json!({"ranges": [range], "selector": selector}))
+    };
+    let known = Known {
+        has_network: Some(false),
+        missing: vec!["gone".into()],
+        nodes: vec!["10.0.0.15".parse().unwrap()],
+        ..Known::default()
+    };
+    let at = |first: &str, last: &str| json!({"subnet": "10.0.0.0/24", "rangeStart": first, "rangeEnd": last});
+    let calm = at("10.0.0.20", "10.0.0.29");
+    for (object, expected) in [
+        (of(calm.clone(), Value::Null), ""),
+        (
+            of(at("10.0.0.1", "10.0.0.9"), Value::Null),
+            "spec.ranges[0]: the gateway 10.0.0.1 lies within",
+        ),
+        (
+            of(json!({"subnet": "10.0.0.0/24"}), Value::Null),
+            "without rangeStart and rangeEnd every host of 10.0.0.0/24",
+        ),
+        (
+            of(json!({"subnet": "10.0.0.7/24", "rangeStart": "10.0.0.20"}), Value::Null),
+            "10.0.0.7/24 means the whole network 10.0.0.0/24",
+        ),
+        (of(json!({"subnet": "10.0.0.0/31"}), Value::Null), "10.0.0.0/31 is a pair of hosts"),
+        (of(json!({"subnet": "10.0.0.7/32"}), Value::Null), ""),
+        (
+            of(
+                json!({"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.20", "gateway": "10.9.0.1"}),
+                Value::Null,
+            ),
+            "gateway: 10.9.0.1 is outside",
+        ),
+        (of(at("10.0.0.10", "10.0.0.19"), Value::Null), "10.0.0.15 is a node's own address"),
+        (of(calm.clone(), json!({})), "spec.selector.scope is empty: only"),
+        (
+            of(calm.clone(), json!({"scope": [{"project": "*"}]})),
+            "scope[0].namespace is empty and admits nobody",
+        ),
+        (
+            of(calm.clone(), json!({"scope": [{"project": "*", "namespace": "gone"}]})),
+            "namespace: gone does not exist",
+        ),
+        (
+            of(calm.clone(), json!({"scope": [{"project": "c:p", "namespace": "ns"}]})),
+            "project is written cluster/project",
+        ),
+        (of(calm.clone(), json!({"network": "ns/none", "scope": plain})), "ns/none does not exist"),
+        (
+            of(calm.clone(), json!({"network": "ns/none", "scope": everybody()})),
+            "serves every network",
+        ),
+        (
+            of(json!({"subnet": "10.0.0.20/32", "exclude": ["10.0.0.20"]}), Value::Null),
+            "nothing is left",
+        ),
+    ] {
+        let warnings = judged(&object, None, &known).warnings;
+        match expected {
+            "" => assert_eq!(warnings, Vec::<String>::new(), "{object}"),
+            text => assert!(warnings.iter().any(|w| w.contains(text)), "{text}: {warnings:?}"),
+        }
+        assert!(warnings.iter().all(|w| w.chars().count() <= 120), "{warnings:?}");
+    }
+    let mut labelled = of(calm, Value::Null);
+    labelled["metadata"]["labels"] = json!({LABEL_GLOBAL_POOL: "true"});
+    let warnings = judged(&labelled, None, &known).warnings;
+    assert!(
+        warnings[0].starts_with("the label global-ip-pool makes this the pool of all"),
+        "{warnings:?}"
+    );
+}

@@ -1,0 +1,208 @@
+//! How pools stand to each other: who stands back, and which addresses one must not give out
+//! because another holds them on the same network.
+//!
+//! Invariants:
+//! * nothing is given out between a change of pools and the judgement of all of them;
+//! * an address of a pool's ranges that another pool of the network holds for somebody is held
+//!   back in that pool, whichever is the older, in use or not, and comes free when it is released;
+//! * nobody's address is changed by this: what two held before is told, and stays.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::{Book, Pool};
+use crate::domain::Claim;
+use crate::domain::conflict::{self, Conflict, Contender, Segment};
+
+/// What is known of how pools stand to each other.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Standing {
+    /// Pools changed since they were last judged.
+    unsettled: bool,
+    /// Pools that share addresses of their ranges on one network, both ways.
+    beside: BTreeMap<String, Vec<String>>,
+    shared: BTreeSet<Shared>,
+    news: Vec<News>,
+}
+
+/// An address that two pools of a network hold for different LoadBalancers.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Shared {
+    /// The address.
+    pub ip: IpAddr,
+    /// The two pools, and for whom each holds it.
+    pub holders: [(String, String); 2],
+}
+
+/// Something that people should be told once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// A pool stands back from now on, or for another reason.
+    StandsBack(String, Conflict),
+    /// Two LoadBalancers have one address.
+    Shared(Shared),
+}
+
+impl Standing {
+    pub(super) fn changed(&mut self) {
+        self.unsettled = true;
+    }
+}
+
+impl Book {
+    /// Takes over where networks are. `None`: as it was.
+    pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
+        for pool in self.pools.values_mut() {
+            let now = segment(pool.selector.network());
+            if pool.segment != now {
+                pool.segment = now;
+                self.standing.unsettled = true;
+            }
+        }
+    }
+
+    /// What there is to tell since this was last asked.
+    pub fn take_news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.standing.news)
+    }
+
+    /// How many addresses two LoadBalancers have on one network.
+    pub fn shared(&self) -> usize {
+        self.standing.shared.len()
+    }
+
+    /// Judges all pools anew, if one of them has changed.
+    pub(super) fn judge(&mut self) {
+        if !std::mem::take(&mut self.standing.unsettled) {
+            return;
+        }
+        let contenders: Vec<Contender<'_>> =
+            self.pools.iter().map(|(name, pool)| pool.contender(name)).collect();
+        let mut conflicts = conflict::judge(&contenders);
+        let mut beside: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut held_back: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
+        let mut shared = BTreeSet::new();
+        for (place, a) in contenders.iter().enumerate() {
+            for b in &contenders[place + 1..] {
+                let (Some(x), Some(y)) = (self.pools.get(a.name), self.pools.get(b.name)) else {
+                    continue;
+                };
+                if !a.meets(b) {
+                    continue;
+                }
+                let overlap = conflict::overlap(a.ranges, b.ranges).is_some();
+                if overlap {
+                    beside.entry(a.name.to_owned()).or_default().push(b.name.to_owned());
+                    beside.entry(b.name.to_owned()).or_default().push(a.name.to_owned());
+                } else if x.ledger.outside().is_empty() && y.ledger.outside().is_empty() {
+                    continue;
+                }
+                for (holder, other) in [((a, x), (b, y)), ((b, y), (a, x))] {
+                    let set = held_back.entry(other.0.name.to_owned()).or_default();
+                    for ip in holder.1.claims_within(other.1) {
+                        set.insert(ip);
+                    }
+                    shared.extend(shared_by(holder.0.name, holder.1, other.0.name, other.1));
+                }
+            }
+        }
+        for (name, pool) in &mut self.pools {
+            let held_back = held_back.remove(name).unwrap_or_default();
+            let conflict = conflicts.remove(name);
+            let mut changed = pool.ledger.set_held_back(&held_back);
+            if pool.conflict != conflict {
+                changed = true;
+                let news = conflict.clone().map(|new| News::StandsBack(name.clone(), new));
+                self.standing.news.extend(news);
+                pool.conflict = conflict;
+            }
+            if changed {
+                self.touched.insert(name.clone());
+                self.stirred = true;
+            }
+        }
+        let new = shared.difference(&self.standing.shared).cloned().map(News::Shared);
+        self.standing.news.extend(new);
+        self.standing.beside = beside;
+        self.standing.shared = shared;
+    }
+
+    /// A pool has given out an address: no other of the network may.
+    pub(super) fn given(&mut self, claim: &Claim) {
+        let Some(beside) = self.standing.beside.get(&claim.pool) else { return };
+        for name in beside {
+            let Some(pool) = self.pools.get_mut(name) else { continue };
+            // What a pool that gives out nothing has to give is not worth a write.
+            if pool.ledger.hold_back(claim.ip) && pool.idle().is_none() {
+                self.touched.insert(name.clone());
+            }
+        }
+    }
+
+    /// A pool has taken an address back: others may have it.
+    pub(super) fn freed(&mut self, claim: &Claim) {
+        let both = |s: &Shared| s.ip != claim.ip || s.holders.iter().all(|(p, _)| *p != claim.pool);
+        self.standing.shared.retain(both);
+        let waiting: Vec<String> = self
+            .pools
+            .iter()
+            .filter(|(name, pool)| {
+                **name != claim.pool && pool.ledger.held_back().contains(&claim.ip)
+            })
+            .filter(|(name, pool)| {
+                let holds = |other: &Pool| other.ledger.owner_of(claim.ip).is_some();
+                let meets =
+                    |at: &str, other: &Pool| other.contender(at).meets(&pool.contender(name));
+                !self
+                    .pools
+                    .iter()
+                    .any(|(at, other)| at != *name && holds(other) && meets(at, other))
+            })
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in waiting {
+            if self.pools.get_mut(&name).is_some_and(|pool| pool.ledger.let_go(claim.ip)) {
+                self.touch(&name);
+            }
+        }
+    }
+}
+
+impl Pool {
+    /// The pool as others are compared with it.
+    pub fn contender<'a>(&'a self, name: &'a str) -> Contender<'a> {
+        Contender {
+            name,
+            created: self.created,
+            serves: !self.deleting && self.fault.is_none(),
+            segment: &self.segment,
+            selector: &self.selector,
+            ranges: self.ledger.ranges(),
+        }
+    }
+
+    /// Claims of this pool in the ranges of the other.
+    fn claims_within(&self, other: &Self) -> impl Iterator<Item = IpAddr> {
+        let claims = self.ledger.claims();
+        let stretches = other.ledger.ranges().stretches();
+        stretches.iter().flat_map(|s| claims.range(s.first..=s.last).map(|(ip, _)| *ip))
+    }
+}
+
+/// Addresses that both pools hold, for different owners, seen from the first one.
+fn shared_by(a: &str, x: &Pool, b: &str, y: &Pool) -> Vec<Shared> {
+    let within = x.claims_within(y).chain(x.ledger.outside().iter().copied());
+    within
+        .filter_map(|ip| {
+            let (mine, theirs) = (x.ledger.owner_of(ip)?, y.ledger.owner_of(ip)?);
+            let differ = mine.name != theirs.name || mine.uid != theirs.uid;
+            let mut holders =
+                [(a.to_owned(), mine.name.clone()), (b.to_owned(), theirs.name.clone())];
+            holders.sort();
+            differ.then_some(Shared { ip, holders })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;
