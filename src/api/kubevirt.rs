@@ -14,6 +14,11 @@ pub const TOPOLOGY_ZONE: &str = "topology.kubernetes.io/zone";
 pub const LABEL_CREATOR: &str = "harvesterhci.io/creator";
 /// The creator whose VMs Harvester itself gives their topology.
 pub const NODE_DRIVER: &str = "docker-machine-driver-harvester";
+/// Label of a VM: the guest cluster that it is a node of.
+pub const LABEL_GUEST_CLUSTER: &str = "guestcluster.harvesterhci.io/name";
+/// Annotation of a VirtualMachine whose disks are to go with it: Rancher sets it when the guest
+/// cluster is being removed.
+pub const ANNOTATION_REMOVES_VOLUMES: &str = "harvesterhci.io/removeAllPersistentVolumeClaims";
 /// Label of every pod that runs a VM, with its value.
 pub const LAUNCHER: (&str, &str) = ("kubevirt.io", "virt-launcher");
 
@@ -166,6 +171,19 @@ pub struct NodeAddress {
     #[serde(default)]
     pub address: String,
 }
+
+/// A VM, whether it runs or not. Only metadata is read.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[kube(
+    group = "kubevirt.io",
+    version = "v1",
+    kind = "VirtualMachine",
+    namespaced,
+    schema = "disabled",
+    derive = "PartialEq",
+    derive = "Default"
+)]
+pub struct VirtualMachineSpec {}
 
 /// A network that VMs join.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]

@@ -24,7 +24,10 @@ pub const GROUP: &str = "loadbalancer.harvesterhci.io";
 /// Annotation of a LoadBalancer: the network (`namespace/name` of a
 /// NetworkAttachmentDefinition) that its address must belong to.
 pub const ANNOTATION_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
-/// Annotation of a LoadBalancer: the Rancher project it belongs to, as `cluster/project`.
+/// Annotation of a LoadBalancer: its namespace.
+pub const ANNOTATION_NAMESPACE: &str = "loadbalancer.harvesterhci.io/namespace";
+/// Annotation of a LoadBalancer: the Rancher project it belongs to, as `cluster/project`. For
+/// people: what counts is the Namespace's.
 pub const ANNOTATION_PROJECT: &str = "loadbalancer.harvesterhci.io/project";
 /// Annotation of a LoadBalancer: the guest cluster it belongs to.
 pub const ANNOTATION_CLUSTER: &str = "loadbalancer.harvesterhci.io/cluster";
@@ -32,6 +35,8 @@ pub const ANNOTATION_CLUSTER: &str = "loadbalancer.harvesterhci.io/cluster";
 pub const ANNOTATION_MANAGEMENT_NETWORK: &str = "cloudprovider.harvesterhci.io/managementNetwork";
 /// Label that guest cloud providers set: the guest cluster's name.
 pub const LABEL_CLUSTER: &str = "cloudprovider.harvesterhci.io/cluster";
+/// What a guest cloud provider that was not told its cluster's name writes there.
+pub const NAMELESS_CLUSTER: &str = "kubernetes";
 /// Annotation of a Namespace: its Rancher project, as `cluster:project`.
 pub const ANNOTATION_NAMESPACE_PROJECT: &str = "field.cattle.io/projectId";
 /// Label of the IPPool that serves whatever no other pool matches.

@@ -318,8 +318,20 @@ impl Book {
         Some(Verdict::Held { claim: claim.clone(), subnet: None, instead: Some(wait) })
     }
 
+    /// Where nothing guards the status, a tenant can write any address and the name of a pool that
+    /// never was: one that is another's, or a pool's that does not admit it, is not kept.
     fn homeless<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
-        facts.published.as_ref().filter(|claim| !self.pools.contains_key(&claim.pool))
+        let claim = facts.published.as_ref()?;
+        let keeps_off = |pool: &Pool| {
+            let ranges = pool.ledger.ranges();
+            let owner = pool.ledger.owner_of(claim.ip);
+            owner.is_some_and(|owner| owner.uid != facts.owner.uid)
+                || ranges.gateways().any(|gateway| gateway == claim.ip)
+                || ranges.find(claim.ip).is_some()
+                    && !pool.selector.may_be_named_by(&facts.requirement)
+        };
+        let is_gone = !self.pools.contains_key(&claim.pool);
+        (is_gone && !self.pools.values().any(keeps_off)).then_some(claim)
     }
 
     /// Reads back a claim that the LoadBalancer publishes while no ledger names it, if the pool

@@ -144,6 +144,13 @@ pub fn adopt(ours: bool, trusted_for: Option<Duration>) -> bool {
     !ours || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
 
+/// Whether a replica that has just started may be asked: `trusted_for` is how long the authority of
+/// what it serves has been trusted. Before anything is registered nobody asks, and nothing would be
+/// registered if nobody were ready.
+pub fn ready(registered: bool, trusted_for: Option<Duration>) -> bool {
+    !registered || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
+}
+
 /// The names to sign for, if the serving certificate must be replaced.
 fn renewal(stored: &Stored, at: At<'_>) -> Option<BTreeSet<String>> {
     let Some(serving) = stored.serving.as_ref().filter(|serving| serving.fits) else {

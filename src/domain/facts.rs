@@ -6,17 +6,37 @@ use super::book::WorldEntry;
 use super::pool_choice::Requirement;
 use super::{Claim, LbFacts, Owner};
 use crate::api::{
-    ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NETWORK, ANNOTATION_PROJECT,
-    DHCP_ADDRESS, Ipam, LABEL_CLUSTER, LoadBalancer, WorkloadType,
+    ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NETWORK, DHCP_ADDRESS, Ipam,
+    LABEL_CLUSTER, LoadBalancer, NAMELESS_CLUSTER, WorkloadType,
 };
 
-/// What the ledger must know. `project` is the one that the namespace object names; `fresh`
-/// is whether the object was just read from the API server.
-pub fn facts(lb: &LoadBalancer, project: Option<String>, fresh: bool) -> LbFacts {
+/// Which Rancher project a namespace is in, as its Namespace object says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Project {
+    /// The Namespace was not seen yet.
+    #[default]
+    Unknown,
+    /// In none.
+    Outside,
+    /// In this one, `cluster/project`.
+    In(String),
+}
+
+/// What is known of a LoadBalancer's surroundings. Nobody who writes LoadBalancers writes these.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    /// The project of its namespace.
+    pub project: Project,
+    /// The network of its guest cluster's VMs, if that is what it is compared by.
+    pub vm_network: Option<String>,
+}
+
+/// What the ledger must know. `fresh` is whether the object was just read from the API server.
+pub fn facts(lb: &LoadBalancer, around: &Surroundings, fresh: bool) -> LbFacts {
     LbFacts {
         owner: owner(lb),
         created: created(lb),
-        requirement: requirement(lb, project),
+        requirement: requirement(lb, around),
         named_pool: lb.spec.ip_pool.clone().filter(|pool| !pool.is_empty()),
         published: published(lb),
         fresh,
@@ -44,24 +64,51 @@ pub fn name(lb: &LoadBalancer) -> String {
     format!("{}/{}", part(&lb.metadata.namespace), part(&lb.metadata.name))
 }
 
-/// What the address must fit. The namespace is the object's own, and the project is the
-/// namespace's when it is in one: annotations cannot claim another.
-fn requirement(lb: &LoadBalancer, project: Option<String>) -> Requirement {
-    let given = |map: &Option<BTreeMap<String, String>>, key: &str| {
-        map.as_ref()?.get(key).filter(|value| !value.is_empty()).cloned()
-    };
-    let annotation = |key: &str| given(&lb.metadata.annotations, key);
-    let guest = lb.spec.workload_type.unwrap_or_default() == WorkloadType::Cluster;
-    let management = || annotation(ANNOTATION_MANAGEMENT_NETWORK).filter(|_| guest);
+/// What the address must fit. Namespace and project are what the Namespace object says:
+/// annotations cannot claim another, nor one where there is none.
+pub fn requirement(lb: &LoadBalancer, around: &Surroundings) -> Requirement {
+    let annotation = |key: &str| given(lb.metadata.annotations.as_ref(), key);
+    let management = || annotation(ANNOTATION_MANAGEMENT_NETWORK).filter(|_| is_guest(lb));
+    let of_vms = || around.vm_network.clone().filter(|_| is_guest(lb));
+    let network = annotation(ANNOTATION_NETWORK).or_else(management).or_else(of_vms);
     Requirement {
-        network: annotation(ANNOTATION_NETWORK).or_else(management).unwrap_or_default(),
-        project: project.or_else(|| annotation(ANNOTATION_PROJECT)).unwrap_or_default(),
+        network: network.unwrap_or_default(),
+        project: match &around.project {
+            Project::In(project) => project.clone(),
+            Project::Outside | Project::Unknown => String::new(),
+        },
         namespace: lb.metadata.namespace.clone().unwrap_or_default(),
         cluster: annotation(ANNOTATION_CLUSTER)
-            .or_else(|| given(&lb.metadata.labels, LABEL_CLUSTER))
+            .or_else(|| given(lb.metadata.labels.as_ref(), LABEL_CLUSTER))
             .unwrap_or_default(),
-        guest,
+        guest: is_guest(lb),
     }
+}
+
+/// The guest cluster whose VMs say on which network it is, if nothing else does.
+pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
+    let annotations = lb.metadata.annotations.as_ref();
+    let says = |key: &str| given(annotations, key).is_some();
+    if !is_guest(lb) || says(ANNOTATION_NETWORK) || says(ANNOTATION_MANAGEMENT_NETWORK) {
+        return None;
+    }
+    guest_cluster(lb)
+}
+
+/// The guest cluster that its cloud provider names. `kubernetes` is what one says that was not
+/// told the name.
+pub fn guest_cluster(lb: &LoadBalancer) -> Option<String> {
+    let named = given(lb.metadata.labels.as_ref(), LABEL_CLUSTER)?;
+    Some(named).filter(|name| is_guest(lb) && name != NAMELESS_CLUSTER)
+}
+
+fn given(map: Option<&BTreeMap<String, String>>, key: &str) -> Option<String> {
+    map?.get(key).filter(|value| !value.is_empty()).cloned()
+}
+
+/// Whether a guest cluster is behind it.
+pub fn is_guest(lb: &LoadBalancer) -> bool {
+    lb.spec.workload_type.unwrap_or_default() == WorkloadType::Cluster
 }
 
 /// The claim that the object publishes.
@@ -70,6 +117,12 @@ pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     let pool = allocated.ip_pool.clone().filter(|pool| !pool.is_empty())?;
     let ip = allocated.ip.as_deref().filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()?;
     Some(Claim { pool, ip })
+}
+
+/// Whether it publishes an address, or that one is leased.
+pub fn has_address(lb: &LoadBalancer) -> bool {
+    let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
+    allocated.and_then(|a| a.ip.as_deref()).is_some_and(|ip| !ip.is_empty())
 }
 
 fn created(lb: &LoadBalancer) -> i64 {
@@ -87,30 +140,4 @@ pub fn is_leaving(lb: &LoadBalancer) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn lb(annotations: &[(&str, &str)], guest: bool) -> LoadBalancer {
-        let mut lb = LoadBalancer::default();
-        lb.spec.workload_type = guest.then_some(WorkloadType::Cluster);
-        lb.metadata.annotations =
-            Some(annotations.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect());
-        lb
-    }
-
-    /// A tenant writes annotations; the namespace object knows better.
-    #[test]
-    fn the_namespace_decides_on_the_project() {
-        let lb = lb(&[(ANNOTATION_PROJECT, "local/theirs")], false);
-        let project = |known: Option<&str>| requirement(&lb, known.map(Into::into)).project;
-        assert_eq!(project(Some("local/ours")), "local/ours");
-        assert_eq!(project(None), "local/theirs");
-    }
-
-    #[test]
-    fn guests_fall_back_to_their_management_network() {
-        let annotations = [(ANNOTATION_NETWORK, ""), (ANNOTATION_MANAGEMENT_NETWORK, "ns/mgmt")];
-        let network = |guest| requirement(&lb(&annotations, guest), None).network;
-        assert_eq!((network(true).as_str(), network(false).as_str()), ("ns/mgmt", ""));
-    }
-}
+mod tests;

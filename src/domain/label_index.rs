@@ -221,6 +221,20 @@ impl LabelIndex {
         })
     }
 
+    /// VMs of a namespace that bear the label with that value, by name, in no certain order.
+    pub fn labelled<'a>(
+        &'a self,
+        namespace: &str,
+        label: &str,
+        value: &str,
+    ) -> impl Iterator<Item = (&'a str, &'a Vm)> {
+        let pair = self.pair_ids.get(&*pair_text(namespace, label, value));
+        pair.into_iter().flat_map(|pair| &self.pairs.get(*pair).vms).map(|id| {
+            let member = self.vms.get(*id);
+            (member.key.split_once('/').map_or("", |(_, name)| name), &member.vm)
+        })
+    }
+
     /// Every VM by `namespace/name`.
     pub fn vms(&self) -> impl Iterator<Item = (&str, &Vm)> {
         self.vm_ids.iter().map(|(key, id)| (&**key, &self.vms.get(*id).vm))

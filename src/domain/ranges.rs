@@ -115,6 +115,11 @@ impl Ranges {
         (ip <= stretch.last).then_some(stretch)
     }
 
+    /// The routers of its networks.
+    pub fn gateways(&self) -> impl Iterator<Item = IpAddr> {
+        self.subnets.iter().filter_map(|subnet| subnet.gateway)
+    }
+
     /// The subnet of an address that can be given out.
     pub fn subnet_of(&self, ip: IpAddr) -> Option<&Subnet> {
         self.find(ip).map(|s| &self.subnets[s.range])

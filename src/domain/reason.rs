@@ -43,6 +43,13 @@ pub enum Wait {
         /// Why.
         why: String,
     },
+    /// Its guest cluster is being removed.
+    ClusterRemoved {
+        /// The guest cluster.
+        cluster: String,
+        /// The VM that shows it, `namespace/name`.
+        vm: String,
+    },
 }
 
 impl Wait {
@@ -55,6 +62,7 @@ impl Wait {
             Self::NotFound { .. } | Self::PoolGone { .. } => "IPPoolNotFound",
             Self::Forbidden { .. } => "IPPoolForbidden",
             Self::NotReady { .. } => "IPPoolNotReady",
+            Self::ClusterRemoved { .. } => "GuestClusterRemoved",
         }
     }
 
@@ -85,6 +93,9 @@ impl Wait {
             Self::NotReady { pool, why } => {
                 format!("no available IP: IPPool {pool} gives out no addresses: {why}")
             }
+            Self::ClusterRemoved { cluster, vm } => format!(
+                "the vm {vm} shows guest cluster {cluster} is being removed: it gets no address before its VMs are gone"
+            ),
         }
     }
 }
@@ -129,20 +140,19 @@ pub const SECOND_GLOBAL_POOL: &str = "SecondGlobalPool";
 pub const PRIORITY_CONFLICT: &str = "PriorityConflict";
 /// Another pool of the network, without priority either, serves some of the same scope.
 pub const SCOPE_CONFLICT: &str = "ScopeConflict";
-/// Two LoadBalancers had one address before their pools' conflict came to be.
-pub const ADDRESS_SHARED: &str = "AddressShared";
 /// The pool is being deleted and waits for its addresses.
 pub const DELETING: &str = "Deleting";
 
 /// Whether a condition's reason is one of this operator's.
 pub fn is_ours(reason: &str) -> bool {
-    const WAITS: [&str; 6] = [
+    const WAITS: [&str; 7] = [
         "NoMatchedIPPool",
         "NoAvailableIP",
         "IPPoolLedgerFull",
         "IPPoolNotFound",
         "IPPoolForbidden",
         "IPPoolNotReady",
+        "GuestClusterRemoved",
     ];
     const OF_VMS: [&str; 12] = [
         ANNOUNCED,

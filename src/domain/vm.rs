@@ -6,9 +6,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::health::may_be_backend;
+use super::label_index::LabelIndex;
 use crate::api::kubevirt::{
-    Interface, LABEL_CREATOR, LauncherPod, NODE_DRIVER, Network, TOPOLOGY_REGION, TOPOLOGY_ZONE,
-    VirtualMachineInstance, VmiCondition,
+    Interface, LABEL_CREATOR, LABEL_GUEST_CLUSTER, LauncherPod, NODE_DRIVER, Network,
+    TOPOLOGY_REGION, TOPOLOGY_ZONE, VirtualMachineInstance, VmiCondition,
 };
 
 /// One run of a VM. Another run under the same name has another UID.
@@ -33,8 +34,12 @@ pub struct Vm {
     pub nics: Box<[Nic]>,
     /// The topology it was told.
     pub topology: Topology,
-    /// Whether Harvester itself tells it its topology.
+    /// Whether the node driver made it, as a guest cluster's node: Harvester itself tells it its
+    /// topology.
     pub told_by_harvester: bool,
+    /// The first network that a guest cluster's node joins, `namespace/name` of its
+    /// NetworkAttachmentDefinition. Empty for other VMs, and on the pod network.
+    pub network: Box<str>,
 }
 
 /// Where a VM is in its life.
@@ -126,6 +131,10 @@ pub fn vm(vmi: &VirtualMachineInstance) -> Vm {
         Some(value.as_str().into())
     };
     let label = |key: &str| vmi.metadata.labels.as_ref().and_then(|labels| labels.get(key));
+    let made_by_driver = label(LABEL_CREATOR).is_some_and(|creator| creator == NODE_DRIVER);
+    let is_node = made_by_driver || label(LABEL_GUEST_CLUSTER).is_some();
+    let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
+    let joined = vmi.spec.networks.iter().find_map(|network| network.multus.as_ref());
     Vm {
         uid: text(vmi.metadata.uid.as_deref()),
         version: text(vmi.metadata.resource_version.as_deref()),
@@ -134,14 +143,26 @@ pub fn vm(vmi: &VirtualMachineInstance) -> Vm {
         ready: readiness(conditions),
         paused: is_true(conditions, "Paused"),
         deleting: vmi.metadata.deletion_timestamp.is_some(),
-        nics: nics(
-            vmi.metadata.namespace.as_deref().unwrap_or_default(),
-            &vmi.spec.networks,
-            status.map_or(&[][..], |s| &s.interfaces),
-        ),
+        nics: nics(namespace, &vmi.spec.networks, status.map_or(&[][..], |s| &s.interfaces)),
         topology: Topology { region: annotation(TOPOLOGY_REGION), zone: annotation(TOPOLOGY_ZONE) },
-        told_by_harvester: label(LABEL_CREATOR).is_some_and(|creator| creator == NODE_DRIVER),
+        told_by_harvester: made_by_driver,
+        network: joined
+            .filter(|_| is_node)
+            .map(|multus| qualified(namespace, &multus.network_name))
+            .unwrap_or_default(),
     }
+}
+
+/// The network of a guest cluster: the first one of the VMs that bear its name as a label, or, if
+/// there are none, of the nodes whose names begin with it. Of several the first VM by name counts.
+pub fn cluster_network(vms: &LabelIndex, namespace: &str, cluster: &str) -> Option<String> {
+    let first = |label: &str, value: &str, prefix: &str| {
+        vms.labelled(namespace, label, value)
+            .filter(|(name, vm)| name.starts_with(prefix) && !vm.network.is_empty())
+            .min_by(|a, b| a.0.cmp(b.0))
+            .map(|(_, vm)| vm.network.to_string())
+    };
+    first(LABEL_GUEST_CLUSTER, cluster, "").or_else(|| first(LABEL_CREATOR, NODE_DRIVER, cluster))
 }
 
 /// Reads a pod. `None`: no VirtualMachineInstance controls it.

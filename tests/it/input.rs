@@ -297,8 +297,7 @@ async fn the_project_is_the_namespaces_whatever_the_load_balancer_says() -> Resu
     let message = cluster.waits("named", "IPPoolForbidden").await?;
     assert!(message.contains("local/ours"), "{message}");
 
-    // A namespace that moves takes its waiters with it.
-    move_to("team", "local:nobodys").await?;
+    // A namespace that moves takes its waiters with it. In no project, it is in no other either.
     let waiters = create("team", "waiter", None).await?;
     let reason = async || {
         let lb = waiters.get("waiter").await.map_err(|e| e.to_string())?;
@@ -306,6 +305,8 @@ async fn the_project_is_the_namespaces_whatever_the_load_balancer_says() -> Resu
         if reason == "NoMatchedIPPool" { Ok(true) } else { Err(message) }
     };
     eventually(SOON, "waiter of team", reason).await?;
+    move_to("team", "local:nobodys").await?;
+    eventually(SOON, "waiter of nobody's project", reason).await?;
     move_to("team", "local:theirs").await?;
     let served = eventually(SOON, "address in team", async || {
         waiters.get("waiter").await.map(|lb| address(&lb))
@@ -336,12 +337,14 @@ async fn pools_serve_in_their_order_and_the_next_one_when_one_is_full() -> Resul
     ] {
         cluster.pool_for(name, json!({"subnet": subnet}), selector).await?;
     }
+    let namespaces: Api<Namespace> = Api::all(cluster.client.clone());
+    let project = json!({"metadata": {"annotations": {"field.cattle.io/projectId": "local:p"}}});
+    namespaces.patch("default", &PatchParams::default(), &Patch::Merge(project)).await?;
     let _operator = cluster.operator().await?;
     let ask = async |name: &str, type_: &str, network: &str| {
         let mut lb = lb(name, &json!({"workloadType": type_}))?;
         lb.metadata.annotations = serde_json::from_value(json!({
             "loadbalancer.harvesterhci.io/network": network,
-            "loadbalancer.harvesterhci.io/project": "local/p",
             "loadbalancer.harvesterhci.io/cluster": "guest",
         }))?;
         cluster.lbs().create(&PostParams::default(), &lb).await?;

@@ -13,6 +13,10 @@ mod hygiene;
 mod input;
 mod leaders;
 mod ledger;
+mod pool_facts;
+#[path = "admission/pool_rows.rs"]
+mod pool_rows;
+mod pool_rules;
 mod pools;
 mod probes;
 mod support;

@@ -18,7 +18,7 @@ use crate::api::{
     ANNOTATION_MANUAL_RELEASE, Condition, IPPool, IPPoolStatus, LABEL_GLOBAL_POOL, LoadBalancer,
 };
 use crate::domain::book::{Book, PoolSeen, World};
-use crate::domain::facts;
+use crate::domain::facts::{self, Project};
 use crate::domain::pacing::Pace;
 use crate::k8s::guard::Guard;
 use crate::k8s::views::Views;
@@ -108,13 +108,15 @@ impl LedgerTask {
         for pool in &pools {
             task.merge(pool, &world);
         }
-        let project = |lb: &LoadBalancer| {
-            task.ctx.views.project_of(lb.metadata.namespace.as_deref().unwrap_or_default())
-        };
         let mut waiting: Vec<_> = lbs
             .iter()
             .filter(|lb| facts::wants_pool(lb) && !facts::is_leaving(lb))
-            .map(|lb| facts::facts(lb, project(lb), true))
+            // Newcomers that may get none, or whose namespace was not seen yet, ask for
+            // themselves.
+            .filter(|lb| task.ctx.views.removal_of(lb).is_none())
+            .map(|lb| (lb, task.ctx.views.around(lb)))
+            .filter(|(_, around)| around.project != Project::Unknown)
+            .map(|(lb, around)| facts::facts(lb, &around, true))
             .collect();
         waiting.sort_by(|a, b| (a.created, &a.owner).cmp(&(b.created, &b.owner)));
         let count = waiting.len();

@@ -8,7 +8,7 @@ use super::LedgerTask;
 use crate::api::IPPool;
 use crate::domain::book::Repair;
 use crate::domain::book::standing::{News, Shared};
-use crate::domain::reason::{self, Wait};
+use crate::domain::reason::Wait;
 
 impl LedgerTask {
     /// Sets the gauges of all pools; series of pools that are gone vanish. Tells what is new
@@ -62,7 +62,7 @@ impl LedgerTask {
                 }
                 News::Shared(Shared { ip, holders: [(pool, mine), (other, theirs)] }) => (
                     pool,
-                    reason::ADDRESS_SHARED,
+                    "AddressShared",
                     format!(
                         "{ip} is held by {mine} here and by {theirs} in IPPool {other}, on one network: move or delete one of the two"
                     ),

@@ -9,14 +9,44 @@ use super::{Context, Error};
 use crate::api::LoadBalancer;
 use crate::controllers::ip_pool::LedgerError;
 use crate::domain::LbFacts;
-use crate::domain::facts::{facts, is_leaving, wants_pool};
+use crate::domain::book::Verdict;
+use crate::domain::facts::{self, Project, is_leaving, wants_pool};
 use crate::domain::plan::Finding;
+use crate::domain::reason::Wait;
 use crate::k8s::{CallError, call};
 
 /// Asks the ledger, if the LoadBalancer takes its address from pools. `fresh` is whether the
 /// object was just read. Returns the object that the answer is about: when the ledger must
-/// not decide on an old view, that is the current one. `None`: it is gone or going.
+/// not decide on an old view, that is the current one. `None`: it is gone or going, or its
+/// namespace was not seen yet.
 pub(super) async fn finding(
+    lb: Arc<LoadBalancer>,
+    fresh: bool,
+    ctx: &Context,
+) -> Result<Option<(Arc<LoadBalancer>, Finding)>, Error> {
+    if let Some(removal) = ctx.shared.views.removal_of(&lb) {
+        return refuse(lb, fresh, removal, ctx).await;
+    }
+    ask(lb, fresh, ctx).await
+}
+
+/// A view may be older than the address, and a claim older than the removal of the cluster.
+async fn refuse(
+    lb: Arc<LoadBalancer>,
+    fresh: bool,
+    why: Wait,
+    ctx: &Context,
+) -> Result<Option<(Arc<LoadBalancer>, Finding)>, Error> {
+    let lb = if fresh { Some(lb) } else { current(&lb, ctx).await? };
+    let Some(lb) = lb.filter(|lb| !is_leaving(lb)) else { return Ok(None) };
+    if facts::has_address(&lb) {
+        return ask(lb, true, ctx).await;
+    }
+    ctx.ledger.release(facts::owner(&lb)).await?;
+    Ok(Some((lb, Finding::Pool(Verdict::Waiting(why)))))
+}
+
+async fn ask(
     lb: Arc<LoadBalancer>,
     fresh: bool,
     ctx: &Context,
@@ -24,13 +54,15 @@ pub(super) async fn finding(
     if !wants_pool(&lb) {
         return Ok(Some((lb, Finding::Dhcp)));
     }
-    match ctx.ledger.claim(facts_of(&lb, fresh, ctx)).await {
+    let Some(facts) = facts_of(&lb, fresh, ctx) else { return Ok(None) };
+    match ctx.ledger.claim(facts).await {
         Ok(verdict) => Ok(Some((lb, Finding::Pool(verdict)))),
         Err(LedgerError::Stale) if !fresh => {
             let Some(lb) = current(&lb, ctx).await?.filter(|lb| !is_leaving(lb)) else {
                 return Ok(None);
             };
-            let verdict = ctx.ledger.claim(facts_of(&lb, true, ctx)).await?;
+            let Some(facts) = facts_of(&lb, true, ctx) else { return Ok(None) };
+            let verdict = ctx.ledger.claim(facts).await?;
             Ok(Some((lb, Finding::Pool(verdict))))
         }
         Err(error) => Err(error.into()),
@@ -51,7 +83,9 @@ pub(super) async fn current(
     }
 }
 
-fn facts_of(lb: &LoadBalancer, fresh: bool, ctx: &Context) -> LbFacts {
-    let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
-    facts(lb, ctx.shared.views.project_of(namespace), fresh)
+/// `None`: its namespace was not seen yet, and nobody knows which project it is in. Seeing it leads
+/// here again.
+fn facts_of(lb: &LoadBalancer, fresh: bool, ctx: &Context) -> Option<LbFacts> {
+    let around = ctx.shared.views.around(lb);
+    (around.project != Project::Unknown).then(|| facts::facts(lb, &around, fresh))
 }

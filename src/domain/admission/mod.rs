@@ -4,6 +4,7 @@
 //! request changes nothing. Objects that come in may be of any shape: what does not fit its type is
 //! left for the schema to refuse, and never a reason to panic.
 
+pub mod load_balancer;
 pub mod pool;
 
 use std::fmt;

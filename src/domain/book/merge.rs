@@ -2,11 +2,13 @@
 //!
 //! Whose an address is:
 //! 1. the owner that the stored ledger and this process's memory agree on;
-//! 2. else whoever publishes it: it is in use. Among several the one the stored ledger names,
+//! 2. else, where memory knows nothing, whom the stored ledger names, if that one exists and
+//!    publishes no address of the pool: it is about to, and nobody may forestall it;
+//! 3. else whoever publishes it: it is in use. Among several the one the stored ledger names,
 //!    then the one memory names, then the oldest. One that is being deleted counts only if a
 //!    ledger names it: otherwise its claim was given back already;
-//! 3. else whom the stored ledger names (another leader may have written it);
-//! 4. else whom memory names, if it still exists (the status was edited or wiped).
+//! 4. else whom the stored ledger names (another leader may have written it);
+//! 5. else whom memory names, if it still exists (the status was edited or wiped).
 //!
 //! An owner has one address of a pool; where several would be its own, the first of this
 //! order counts.
@@ -116,6 +118,14 @@ impl World {
         self.uids.get(name).map(String::as_str)
     }
 
+    /// Whether the owner exists, stays, and publishes no address of the pool: it was given the
+    /// one that the ledger names a moment ago.
+    fn is_yet_to_publish(&self, owner: &Owner, pool: &str) -> bool {
+        self.entries.get(&owner.uid).is_some_and(|entry| {
+            !entry.deleting && entry.published.as_ref().is_none_or(|claim| claim.pool != pool)
+        })
+    }
+
     /// Whether the owner exists.
     pub fn knows(&self, owner: &Owner) -> bool {
         if owner.uid.is_empty() {
@@ -161,7 +171,9 @@ impl Book {
             let present = stored.get(&ip);
             let publish = publishers.get(&ip).map_or(&[][..], Vec::as_slice);
             let known = memory.and_then(|m| m.owner_of(ip));
-            let Some((rank, owner)) = rightful(present, known, publish, world) else { continue };
+            let Some((rank, owner)) = rightful(&seen.name, present, known, publish, world) else {
+                continue;
+            };
             let losers = publish.iter().filter(|e| e.owner.uid != owner.uid);
             let at = claim(&seen.name, ip);
             repairs.extend(losers.map(|e| Repair::Double(at.clone(), e.owner.clone())));
@@ -294,6 +306,7 @@ enum Rank {
 }
 
 fn rightful<'a>(
+    pool: &str,
     stored: Option<&'a Owner>,
     memory: Option<&'a Owner>,
     publishers: &[&'a WorldEntry],
@@ -302,6 +315,11 @@ fn rightful<'a>(
     let is = |named: Option<&Owner>, uid: &str| named.is_some_and(|owner| owner.uid == uid);
     if let Some(agreed) = stored.filter(|owner| !owner.uid.is_empty() && is(memory, &owner.uid)) {
         return Some((Rank::Agreed, agreed));
+    }
+    if let Some(new) =
+        stored.filter(|owner| memory.is_none() && world.is_yet_to_publish(owner, pool))
+    {
+        return Some((Rank::Stored, new));
     }
     let published = publishers
         .iter()

@@ -329,6 +329,9 @@ fn an_address_whose_pool_is_gone_is_given_up_for_no_claim_but_that_of_the_named_
 mod model {
     mod tests;
 }
+mod tenants {
+    mod tests;
+}
 
 /// A view may show what was true a moment ago. An address is freed only on a fresh reading.
 #[test]

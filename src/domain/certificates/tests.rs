@@ -150,3 +150,12 @@ fn a_stored_certificate_is_served_when_that_is_no_worse() {
     assert!(!adopt(true, secs(1)));
     assert!(adopt(true, secs(2)));
 }
+
+#[test]
+fn a_replica_is_ready_when_what_it_serves_is_trusted() {
+    let secs = |n| Some(Duration::from_secs(n));
+    assert!(ready(false, None));
+    assert!(!ready(true, None));
+    assert!(!ready(true, secs(1)));
+    assert!(ready(true, secs(2)));
+}

@@ -1,14 +1,115 @@
 //! What the rules of LoadBalancers must know.
+//!
+//! All of it is in the views; the API server is asked only about a pool that is named and was not
+//! seen yet. The usual request looks at nothing that grows with the number of LoadBalancers: only
+//! a lease that a guest tells of, and a pool that is newly named, do.
+
+use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::{Admission, Stage};
+use crate::api::LoadBalancer;
+use crate::domain::admission::load_balancer::{self, Asks, Known, Named, PoolSeen};
 use crate::domain::admission::{Answer, Request};
+use crate::domain::conflict::PoolFacts;
+use crate::domain::facts::{self, Surroundings};
+use crate::domain::ranges::Ranges;
 use crate::k8s::CallError;
 
-#[allow(clippy::unused_async)]
 pub(super) async fn decide(
-    _at: &Admission,
-    _stage: Stage,
-    _request: &Request<'_>,
+    at: &Admission,
+    stage: Stage,
+    request: &Request<'_>,
 ) -> Result<Answer, CallError> {
-    Ok(Answer::default())
+    let known = match load_balancer::asks(request) {
+        Some(asks) => gather(at, stage, &asks).await?,
+        // The namespace is known whatever the object is like.
+        None => Known {
+            around: Surroundings {
+                project: at.views.project_of(request.namespace),
+                ..Surroundings::default()
+            },
+            ..Known::default()
+        },
+    };
+    Ok(match stage {
+        Stage::Mutation => load_balancer::mutate(request, &known),
+        Stage::Validation => load_balancer::validate(request, &known),
+    })
+}
+
+async fn gather(at: &Admission, stage: Stage, asks: &Asks) -> Result<Known, CallError> {
+    let views = &at.views;
+    let mut known = Known {
+        around: views.around(&asks.lb),
+        taken_by: asks.address.and_then(|address| taken_by(at, address, &asks.lb)),
+        ..Known::default()
+    };
+    if stage == Stage::Validation {
+        known.removal = views.removal_of(&asks.lb);
+        if let Some(pool) = &asks.pool {
+            known.named = named(at, pool).await?;
+        }
+        // Before pools were read once, there are none to be seen.
+        known.pools = Some(views.pools())
+            .filter(|pools| asks.pools && views.is_synced() && !pools.is_empty())
+            .map(|pools| pools.iter().map(|pool| pool.selector.clone()).collect());
+    }
+    Ok(known)
+}
+
+/// Whose an address is, in words, unless it is the LoadBalancer's own or nobody's. Names of other
+/// tenants' objects are not told.
+fn taken_by(at: &Admission, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
+    if at.views.is_node_address(address) {
+        return Some("a node's own address".to_owned());
+    }
+    let own = facts::name(lb);
+    let holds = |other: &LoadBalancer| {
+        let told = other.status.as_ref().and_then(|status| status.address.as_ref());
+        let claimed = facts::published(other).is_some_and(|claim| claim.ip == address);
+        claimed || told.is_some_and(|told| told.parse() == Ok(address))
+    };
+    let held = at.views.load_balancers.find(|other| holds(other) && facts::name(other) != own);
+    if held.is_some() {
+        return Some("the address of another LoadBalancer".to_owned());
+    }
+    let is_gateway = |pool: &&Arc<PoolFacts>| {
+        let mut gateways = pool.ranges.iter().flat_map(Ranges::gateways);
+        gateways.any(|gateway| gateway == address)
+    };
+    let pools = at.views.pools();
+    let gateway = pools.iter().find(is_gateway)?;
+    Some(format!("the gateway of IPPool {}", gateway.name))
+}
+
+/// The pool that is named. One that was not seen may be new.
+async fn named(at: &Admission, name: &str) -> Result<Named, CallError> {
+    let seen = at.views.pools().into_iter().find(|pool| pool.name == name);
+    if let Some(pool) = seen {
+        return Ok(Named::There(pool_seen(at, &pool)));
+    }
+    Ok(match at.reader.pool(name).await? {
+        Some(pool) => Named::There(pool_seen(at, &pool)),
+        None => Named::Missing,
+    })
+}
+
+fn pool_seen(at: &Admission, pool: &PoolFacts) -> PoolSeen {
+    let taken = || {
+        let here =
+            |lb: &LoadBalancer| facts::published(lb).is_some_and(|claim| claim.pool == pool.name);
+        at.views.load_balancers.state_filter(here).len()
+    };
+    let idle = match &pool.ranges {
+        _ if pool.deleting => Some("it is being deleted"),
+        None => Some("a range makes no sense, see its condition"),
+        Some(_) => None,
+    };
+    let total = pool.ranges.as_ref().map_or(0, Ranges::total);
+    PoolSeen {
+        selector: pool.selector.clone(),
+        idle: idle.map(str::to_owned),
+        full: i64::try_from(taken()).is_ok_and(|taken| taken >= total),
+    }
 }

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::authority::{Identity, Material, Trusted, Unfit};
 use super::tls::InUse;
-use crate::domain::certificates::{At, SETTLING, Step, adopt, plan};
+use crate::domain::certificates::{At, SETTLING, Step, adopt, plan, ready};
 use crate::domain::pacing::backoff;
 use crate::domain::registration::{Part, Place};
 use crate::k8s::CallError;
@@ -223,9 +223,16 @@ impl Keeper {
             state.serving = Some(stored);
         }
         state.memory = Some(material.clone());
-        let ready = !self.me.borrow().is_empty();
-        self.ready.send_if_modified(|was| std::mem::replace(was, ready) != ready);
-        LONGEST_PAUSE
+        // Who this is will be heard of.
+        if *self.ready.borrow() || self.me.borrow().is_empty() {
+            return LONGEST_PAUSE;
+        }
+        let trusted = state.serving.as_ref().and_then(|ours| trusted_for(state, &ours.authority));
+        if ready(registering::is_registered(state), trusted) {
+            self.ready.send_replace(true);
+            tracing::info!("admission is ready");
+        }
+        trusted.map_or(LONGEST_PAUSE, |trusted| SETTLING.saturating_sub(trusted))
     }
 
     /// Notes since when which authority has been trusted everywhere.

@@ -178,6 +178,13 @@ pub(super) fn is_trusted(state: &State, ca: &Trusted) -> bool {
     })
 }
 
+/// Whether the API server is told to call this operator, by whichever replica.
+pub(super) fn is_registered(state: &State) -> bool {
+    [Part::Validating, Part::Mutating]
+        .iter()
+        .any(|part| state.parts.get(part).and_then(Option::as_ref).is_some_and(is_ours))
+}
+
 /// The authorities that the configurations trust now, in PEM: those of this operator.
 pub(super) fn trusted(state: &State) -> String {
     let ours = [Part::Validating, Part::Mutating].into_iter().filter_map(|part| {

@@ -5,6 +5,7 @@
 //! rest on what it has just changed.
 
 mod load_balancers;
+mod machines;
 mod namespaces;
 mod networks;
 mod pools;
@@ -20,12 +21,15 @@ use kube::Client;
 use kube_runtime::reflector::{ObjectRef, Store, store::Writer};
 use tokio::sync::{mpsc, watch};
 
+use self::machines::Removals;
 use crate::api::LoadBalancer;
 use crate::domain::Owner;
 use crate::domain::conflict::{PoolFacts, Segment};
+use crate::domain::facts::{self, Project, Surroundings};
 use crate::domain::label_index::{LabelIndex, LbKey};
+use crate::domain::reason::Wait;
 use crate::domain::service::Attachment;
-use crate::domain::vm::{Pod, Topology, Vm};
+use crate::domain::vm::{self, Pod, Topology, Vm};
 use crate::metrics::Metrics;
 pub use serving::{Owned, OwnedSlice, owners, service, slice};
 
@@ -79,8 +83,8 @@ pub struct Views {
     pub services: Owned<crate::domain::service::Stored>,
     /// EndpointSlices of vm load balancers, by the LoadBalancer that owns them.
     pub slices: Owned<OwnedSlice>,
-    projects: Arc<Mutex<HashMap<String, String>>>,
-    namespaces: Arc<Mutex<HashSet<String>>>,
+    projects: Arc<Mutex<HashMap<String, Project>>>,
+    removals: Arc<Mutex<Removals>>,
     vms: Arc<Mutex<LabelIndex>>,
     nodes: Arc<Mutex<Nodes>>,
     networks: Arc<Mutex<HashMap<String, networks::Network>>>,
@@ -134,7 +138,7 @@ impl Views {
             services: Owned::default(),
             slices: Owned::default(),
             projects: Arc::default(),
-            namespaces: Arc::default(),
+            removals: Arc::default(),
             vms: Arc::default(),
             nodes: Arc::default(),
             networks: Arc::default(),
@@ -153,6 +157,7 @@ impl Views {
         tokio::spawn(load_balancers::watch(informer.clone(), writer));
         tokio::spawn(pools::watch(informer.clone()));
         tokio::spawn(namespaces::watch(informer.clone()));
+        tokio::spawn(machines::watch(informer.clone()));
         tokio::spawn(vms::watch_vms(informer.clone()));
         tokio::spawn(vms::watch_pods(informer.clone()));
         tokio::spawn(vms::watch_nodes(informer.clone()));
@@ -197,14 +202,31 @@ impl Views {
         let _ = synced.wait_for(|parts| parts & all == all).await;
     }
 
-    /// The Rancher project of a namespace, as `cluster/project`, if it is in one.
-    pub fn project_of(&self, namespace: &str) -> Option<String> {
-        lock(&self.projects).get(namespace).cloned()
+    /// The Rancher project of a namespace.
+    pub fn project_of(&self, namespace: &str) -> Project {
+        lock(&self.projects).get(namespace).cloned().unwrap_or_default()
+    }
+
+    /// What decisions about a LoadBalancer's address take from elsewhere.
+    pub fn around(&self, lb: &LoadBalancer) -> Surroundings {
+        let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
+        let vm_network = facts::asks_vms_for_network(lb)
+            .and_then(|cluster| vm::cluster_network(&lock(&self.vms), namespace, &cluster));
+        Surroundings { project: self.project_of(namespace), vm_network }
+    }
+
+    /// Why a LoadBalancer without address gets none: its guest cluster is being removed, as one of
+    /// its VMs shows. Whoever has an address keeps it.
+    pub fn removal_of(&self, lb: &LoadBalancer) -> Option<Wait> {
+        let cluster = facts::guest_cluster(lb).filter(|_| !facts::has_address(lb))?;
+        let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
+        let vm = lock(&self.removals).of(namespace, &cluster)?;
+        Some(Wait::ClusterRemoved { cluster, vm: format!("{namespace}/{vm}") })
     }
 
     /// Whether there is such a namespace. `None`: not known yet.
     pub fn has_namespace(&self, namespace: &str) -> Option<bool> {
-        let found = lock(&self.namespaces).contains(namespace);
+        let found = lock(&self.projects).contains_key(namespace);
         (found || self.is_listed(Part::Namespaces)).then_some(found)
     }
 

@@ -1,6 +1,6 @@
-//! The view of namespaces: which there are, and which Rancher project each is in.
+//! The view of namespaces: which Rancher project each is in.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::core::PartialObjectMeta;
@@ -10,30 +10,26 @@ use kube_runtime::watcher::{Config, Event};
 
 use super::{Informer, Part, Signal, Views, lock};
 use crate::api::ANNOTATION_NAMESPACE_PROJECT;
+use crate::domain::facts::Project;
 use crate::k8s::informer;
 
 pub(super) async fn watch(at: Informer) {
     let Informer { client, views, metrics, .. } = at.clone();
-    let mut listed: HashMap<String, String> = HashMap::new();
-    let mut names: HashSet<String> = HashSet::new();
+    let mut listed: HashMap<String, Project> = HashMap::new();
     let api = Api::<PartialObjectMeta<Namespace>>::all(client);
     let project = |namespace: &PartialObjectMeta<Namespace>| {
-        let id = namespace.annotations().get(ANNOTATION_NAMESPACE_PROJECT)?;
-        Some(id.replacen(':', "/", 1))
+        let id = namespace.annotations().get(ANNOTATION_NAMESPACE_PROJECT);
+        match id.filter(|id| !id.is_empty()) {
+            Some(id) => Project::In(id.replacen(':', "/", 1)),
+            None => Project::Outside,
+        }
     };
     informer::run(api, Config::default(), "Namespace", &metrics, |event| match event {
-        Event::Init => {
-            listed.clear();
-            names.clear();
-        }
+        Event::Init => listed.clear(),
         Event::InitApply(namespace) => {
-            names.insert(namespace.name_any());
-            if let Some(project) = project(&namespace) {
-                listed.insert(namespace.name_any(), project);
-            }
+            listed.insert(namespace.name_any(), project(&namespace));
         }
         Event::InitDone => {
-            *lock(&views.namespaces) = std::mem::take(&mut names);
             let new = std::mem::take(&mut listed);
             let old = std::mem::replace(&mut *lock(&views.projects), new.clone());
             for namespace in old.keys().chain(new.keys()) {
@@ -45,26 +41,21 @@ pub(super) async fn watch(at: Informer) {
         }
         Event::Apply(namespace) => {
             let name = namespace.name_any();
-            lock(&views.namespaces).insert(name.clone());
             let new = project(&namespace);
-            let old = match new.clone() {
-                Some(project) => lock(&views.projects).insert(name.clone(), project),
-                None => lock(&views.projects).remove(&name),
-            };
-            if old != new {
+            let old = lock(&views.projects).insert(name.clone(), new.clone());
+            if old != Some(new) {
                 views.tell_namespace(&name);
             }
         }
         Event::Delete(namespace) => {
             lock(&views.projects).remove(&namespace.name_any());
-            lock(&views.namespaces).remove(&namespace.name_any());
         }
     })
     .await;
 }
 
 impl Views {
-    /// A namespace moved to another project: its LoadBalancers may fit other pools.
+    /// A namespace was seen, or moved to another project: its LoadBalancers may fit other pools.
     fn tell_namespace(&self, namespace: &str) {
         for lb in
             self.load_balancers.state_filter(|lb| lb.namespace().as_deref() == Some(namespace))

@@ -37,14 +37,14 @@ pub(super) async fn watch(at: Informer) {
     let Informer { client, views, metrics, .. } = at.clone();
     let mut known: HashSet<String> = HashSet::new();
     let mut listed: HashSet<String> = HashSet::new();
-    let (changed, changes) = mpsc::unbounded_channel();
+    let (teller, changes) = mpsc::unbounded_channel();
     let api = Api::<Seen>::all(client.clone());
     let tell = |pool: Seen| {
         views.tell(Signal::Pool(pool.name_any(), pool.resource_version().unwrap_or_default()));
-        let _ = changed.send((pool.name_any(), Some(pool)));
+        let _ = teller.send((pool.name_any(), Some(pool)));
     };
     let gone = |name: &String| {
-        let _ = changed.send((name.clone(), None));
+        let _ = teller.send((name.clone(), None));
         views.tell(Signal::PoolGone(name.clone()));
     };
     let on_event = |event: Event<Seen>| match event {

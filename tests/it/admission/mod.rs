@@ -2,8 +2,11 @@
 //! to the port.
 
 mod garbage;
+mod lb_rows;
+mod load_balancers;
 mod registration;
 mod rotation;
+mod tenants;
 mod wire;
 
 use std::collections::BTreeSet;
@@ -11,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use harvester_guest_operator::api::IPPool;
 use harvester_guest_operator::http::authority::{Data, Material};
 use k8s_openapi::ByteString;
@@ -23,9 +26,10 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use testbed::{Balancer, Operator, Start, eventually};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
 
-use crate::support::{Cluster, SOON, pool};
+use crate::support::{Cluster, LATER, SOON, pool};
 
 const NAMESPACE: &str = "harvester-system";
 const SECRET: &str = "harvester-guest-operator-admission";
@@ -142,6 +146,11 @@ impl Probe {
     }
 }
 
+/// Requests under way at the same time: a machine that cannot keep up sends fewer.
+const AT_ONCE: usize = 32;
+/// Calls that a test makes at least.
+const ENOUGH: u64 = 1_000;
+
 /// Requests at a steady rate, whatever becomes of them.
 struct Load {
     sent: Arc<AtomicU64>,
@@ -156,6 +165,7 @@ impl Load {
         let sent = Arc::new(AtomicU64::new(0));
         let (stop, mut stopped) = tokio::sync::oneshot::channel();
         let count = sent.clone();
+        let room = Arc::new(Semaphore::new(AT_ONCE));
         let done = tokio::spawn(async move {
             let mut calls = tokio::task::JoinSet::new();
             let mut next = Instant::now();
@@ -164,23 +174,28 @@ impl Load {
                     _ = &mut stopped => break,
                     () = sleep_until(next) => {}
                 }
-                next += Duration::from_secs(1) / rate;
+                next = Instant::now().max(next + Duration::from_secs(1) / rate);
+                let Ok(place) = room.clone().acquire_owned().await else { break };
                 count.fetch_add(1, Ordering::Relaxed);
                 let probe = probe.clone();
-                calls.spawn(async move { probe.once().await.err().map(|e| e.to_string()) });
+                calls.spawn(async move {
+                    let failed = probe.once().await.err().map(|e| e.to_string());
+                    drop(place);
+                    failed
+                });
             }
             calls.join_all().await.into_iter().flatten().collect()
         });
         Ok(Self { sent, stop, done })
     }
 
-    /// Stops, and tells how many were sent. It is an error if any failed.
+    /// Stops when enough were sent, and tells how many. It is an error if any failed.
     async fn end(self) -> Result<u64> {
+        eventually(LATER, "calls", async || self.sent.load(Ordering::Relaxed) >= ENOUGH).await?;
         let _ = self.stop.send(());
         let failed = self.done.await?;
         let sent = self.sent.load(Ordering::Relaxed);
-        let first = failed.first().context("none");
-        ensure!(failed.is_empty(), "{} of {sent} calls failed: {first:?}", failed.len());
+        ensure!(failed.is_empty(), "{} of {sent} failed: {:?}", failed.len(), failed.first());
         Ok(sent)
     }
 }

@@ -275,7 +275,7 @@ fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut
         }
         match known.iter().find(|known| alike(field, known)) {
             Some(meant) => {
-                answer.warn(format!("{at} is unknown and dropped: did you mean {meant}?"))
+                answer.warn(format!("{at} is unknown and dropped: did you mean {meant}?"));
             }
             None => answer.warn(format!("{at} is unknown and dropped")),
         }
@@ -300,8 +300,11 @@ fn alike(a: &str, b: &str) -> bool {
         || (skip == 1 && is_swap(&short[same..], &long[same..]))
 }
 
-fn is_swap(a: &[char], b: &[char]) -> bool {
-    matches!((a, b), ([x, y, rest @ ..], [v, w, tail @ ..]) if x == w && y == v && rest == tail)
+/// Whether one begins with the other's first two letters, exchanged, and goes on the same.
+fn is_swap(one: &[char], other: &[char]) -> bool {
+    let pair = |letters: &[char]| Some((*letters.first()?, *letters.get(1)?));
+    let (Some((first, second)), Some(turned)) = (pair(one), pair(other)) else { return false };
+    turned == (second, first) && one[2..] == other[2..]
 }
 
 /// What somebody else wrote, short enough for a line.

@@ -58,11 +58,11 @@ fn other(
     name: &str,
     ends: (u8, u8),
     network: &str,
-    rest: (i64, Value),
+    (priority, scope): (i64, &Value),
 ) -> (Arc<PoolFacts>, Segment) {
     let spec = json!({
         "ranges": range(ends.0, ends.1),
-        "selector": {"network": network, "priority": rest.0, "scope": rest.1},
+        "selector": {"network": network, "priority": priority, "scope": scope},
     });
     let spec: IPPoolSpec = serde_json::from_value(spec).unwrap();
     (Arc::new(PoolFacts::new(name, 5, &spec, false)), segment(network))
@@ -158,9 +158,9 @@ fn a_pool_may_put_no_other_out_of_use() {
     let ns = |name: &str| json!([{"project": "*", "namespace": name, "guestCluster": "*"}]);
     let known = |network: &str| Known {
         pools: vec![
-            other("old", (10, 20), "ns/seven", (5, ns("a"))),
-            other("plain", (40, 50), "", (0, ns("a"))),
-            other("global", (60, 70), "", (0, everybody())),
+            other("old", (10, 20), "ns/seven", (5, &ns("a"))),
+            other("plain", (40, 50), "", (0, &ns("a"))),
+            other("global", (60, 70), "", (0, &everybody())),
         ],
         segment: segment(network),
         ..Known::default()
@@ -214,7 +214,7 @@ fn a_pool_may_put_no_other_out_of_use() {
 #[test]
 fn a_conflict_that_is_there_may_shrink_and_not_grow() {
     let known =
-        Known { pools: vec![other("old", (10, 20), "", (0, json!([])))], ..Known::default() };
+        Known { pools: vec![other("old", (10, 20), "", (0, &json!([])))], ..Known::default() };
     let of = |first, last| pool(&json!({"ranges": range(first, last)}));
     assert_eq!(judged(&of(15, 30), None, &known).refusals.len(), 1);
     let better = judged(&of(18, 30), Some(&of(15, 30)), &known);

@@ -1,0 +1,93 @@
+//! What is filled in, so that a stored object says what it is compared by and how it is checked.
+
+use serde_json::{Map, Value, json};
+
+use super::{Answer, Request, is_blank, is_guest, shown};
+use crate::api::{
+    ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NAMESPACE, ANNOTATION_NETWORK,
+    ANNOTATION_PROJECT, LABEL_CLUSTER,
+};
+use crate::domain::facts::{Project, Surroundings};
+
+/// What an unset field of a health check with a port means.
+const HEALTH_DEFAULTS: [(&str, i32); 4] =
+    [("successThreshold", 1), ("failureThreshold", 3), ("periodSeconds", 5), ("timeoutSeconds", 3)];
+
+/// Namespace and project as the Namespace has them; where a guest is silent, its network and
+/// cluster.
+pub(super) fn annotations(
+    object: &mut Value,
+    request: &Request<'_>,
+    around: &Surroundings,
+    answer: &mut Answer,
+) {
+    let guest = is_guest(object);
+    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    let label = metadata.get("labels").and_then(|labels| labels.get(LABEL_CLUSTER)).cloned();
+    let unset = metadata.get("annotations").is_none_or(Value::is_null);
+    if unset {
+        metadata.insert("annotations".to_owned(), json!({}));
+    }
+    let Some(given) = metadata.get_mut("annotations").and_then(Value::as_object_mut) else {
+        return;
+    };
+    let before = request.old.and_then(|old| old.pointer("/metadata/annotations"));
+    let mut owned = |key: &str, value: Option<&str>| {
+        let sent = given.get(key).filter(|sent| !is_blank(sent)).cloned();
+        match value {
+            Some(value) => drop(given.insert(key.to_owned(), json!(value))),
+            None => drop(given.remove(key)),
+        }
+        let is_news = before.and_then(|before| before.get(key)) != sent.as_ref();
+        if let Some(sent) = sent.filter(|sent| is_news && sent.as_str() != value) {
+            let field = key.rsplit('/').next().unwrap_or(key);
+            let is = value.map_or_else(|| "in none".to_owned(), |value| format!("{value:?}"));
+            answer.warn(format!("annotation {field}: the namespace is {is}, not {}", shown(&sent)));
+        }
+    };
+    owned(ANNOTATION_NAMESPACE, Some(request.namespace));
+    match &around.project {
+        Project::In(project) => owned(ANNOTATION_PROJECT, Some(project)),
+        Project::Outside => owned(ANNOTATION_PROJECT, None),
+        Project::Unknown => {}
+    }
+    if guest {
+        let management = given.get(ANNOTATION_MANAGEMENT_NETWORK).cloned();
+        let of_vms = || around.vm_network.as_ref().map(|network| json!(network));
+        let network = management.filter(|network| !is_blank(network)).or_else(of_vms);
+        if_silent(given, ANNOTATION_NETWORK, network);
+        if_silent(given, ANNOTATION_CLUSTER, label);
+    }
+}
+
+fn if_silent(given: &mut Map<String, Value>, key: &str, value: Option<Value>) {
+    if given.get(key).is_none_or(is_blank)
+        && let Some(value) = value.filter(|value| !is_blank(value))
+    {
+        given.insert(key.to_owned(), value);
+    }
+}
+
+/// The defaults of a health check that is done.
+pub(super) fn health_check(object: &mut Value, old: Option<&Value>, answer: &mut Answer) {
+    let vm =
+        object.pointer("/spec/workloadType").is_none_or(|type_| is_blank(type_) || type_ == "vm");
+    let check = object.pointer_mut("/spec/healthCheck").and_then(Value::as_object_mut);
+    let Some(check) = check.filter(|_| vm) else { return };
+    if check.get("port").and_then(Value::as_i64).is_none_or(|port| port <= 0) {
+        return;
+    }
+    let mut filled = false;
+    for (field, default) in HEALTH_DEFAULTS {
+        if check.get(field).is_none_or(|value| is_blank(value) || *value == 0) {
+            check.insert(field.to_owned(), json!(default));
+            filled = true;
+        }
+    }
+    let stored = old.and_then(|old| old.pointer("/spec/healthCheck")).and_then(Value::as_object);
+    if filled && stored != Some(check) {
+        answer.warn(
+            "spec.healthCheck: unset fields are 1 success, 3 failures, 5 s, 3 s here (Harvester's webhook: 2, 2, 1 s, 1 s)",
+        );
+    }
+}

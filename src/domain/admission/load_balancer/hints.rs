@@ -1,0 +1,102 @@
+//! Refusals that say more than the schema's own, which come later and know types only: for what
+//! people copy, or write from memory.
+
+use serde_json::Value;
+
+use super::{Answer, is_blank, shown};
+
+/// Looks at the spec as it was sent.
+pub(super) fn give(object: &Value, answer: &mut Answer) {
+    let Some(spec) = object.get("spec") else { return };
+    word(spec, "ipam", &["pool", "dhcp"], ipam, answer);
+    word(spec, "workloadType", &["vm", "cluster"], workload, answer);
+    match spec.get("listeners") {
+        Some(Value::Object(_)) => answer.refuse(
+            "spec.listeners",
+            "it is a map: use a list, [{name: http, port: 80, backendPort: 8080}]",
+        ),
+        Some(Value::Array(listeners)) => {
+            for (i, listener) in listeners.iter().enumerate() {
+                for field in ["port", "backendPort"] {
+                    number(listener, &format!("spec.listeners[{i}]"), field, answer);
+                }
+            }
+        }
+        _ => {}
+    }
+    for field in ["port", "successThreshold", "failureThreshold", "periodSeconds", "timeoutSeconds"]
+    {
+        spec.get("healthCheck").into_iter().for_each(|check| {
+            number(check, "spec.healthCheck", field, answer);
+        });
+    }
+    selector(spec, answer);
+}
+
+/// A word of a few, and what is meant by others.
+fn word(
+    spec: &Value,
+    field: &str,
+    words: &[&str],
+    meant: fn(&str) -> &'static str,
+    answer: &mut Answer,
+) {
+    let Some(text) = spec.get(field).and_then(Value::as_str) else { return };
+    if !text.is_empty() && !words.contains(&text) {
+        let sent = shown(&Value::from(text));
+        answer.refuse(format!("spec.{field}"), format!("{sent} is not a value: {}", meant(text)));
+    }
+}
+
+fn ipam(text: &str) -> &'static str {
+    match text.to_lowercase().as_str() {
+        "ippool" | "pool" | "ip-pool" | "pools" => "use pool (or dhcp)",
+        "dhcp" => "use dhcp (or pool)",
+        _ => "use pool or dhcp",
+    }
+}
+
+fn workload(text: &str) -> &'static str {
+    match text.to_lowercase().as_str() {
+        "vm" | "vms" | "virtualmachine" => "use vm (or cluster)",
+        "cluster" | "guest" | "guestcluster" | "clusters" => "use cluster (or vm)",
+        _ => "use vm or cluster",
+    }
+}
+
+/// A number in quotes.
+fn number(of: &Value, path: &str, field: &str, answer: &mut Answer) {
+    if let Some(Value::String(text)) = of.get(field) {
+        let sent = shown(&Value::from(text.as_str()));
+        let right = match text.trim().parse::<u16>() {
+            Ok(number) => format!("write {number}, without quotes"),
+            Err(_) => "use a number; names of ports are not looked up".to_owned(),
+        };
+        answer.refuse(format!("{path}.{field}"), format!("{sent} is text: {right}"));
+    }
+}
+
+fn selector(spec: &Value, answer: &mut Answer) {
+    let field = "spec.backendServerSelector";
+    match spec.get("backendServerSelector") {
+        Some(Value::Object(selector)) => {
+            for (label, values) in selector {
+                let path = format!("{field}[{label}]");
+                if label == "matchLabels" || label == "matchExpressions" {
+                    answer.refuse(
+                        path,
+                        "is not known here: write each label and its values, app: [web, api]",
+                    );
+                } else if values.is_string() || values.is_number() || values.is_boolean() {
+                    let one = values.as_str().map_or_else(|| values.to_string(), str::to_owned);
+                    let one = shown(&Value::from(one));
+                    answer.refuse(path, format!("{} is no list: use [{one}]", shown(values)));
+                }
+            }
+        }
+        Some(other) if !is_blank(other) => {
+            answer.refuse(field, format!("{} is no map: use label: [value, ...]", shown(other)));
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,195 @@
+//! Whose the status is. There is no subresource, so every update carries it: what the operator
+//! wrote is kept, and nobody else changes it.
+//!
+//! Of a guest's LoadBalancer `address` is its cloud provider's: the claim, nothing, or what it was
+//! leased. Conditions of other types are others' business.
+
+use std::net::IpAddr;
+
+use serde_json::{Map, Value};
+
+use super::{Answer, Known, is_blank, is_guest, shown};
+use crate::api::{DHCP_ADDRESS, READY};
+
+/// Differences that are told. More say nothing new.
+const MOST_TOLD: usize = 4;
+
+/// Puts back what is not there: a client that knows fewer fields, or none, means no harm.
+pub(super) fn keep(new: &mut Value, old: &Value, known: &Known, answer: &mut Answer) {
+    let guest = is_guest(old);
+    put_back(new, old, guest);
+    if guest && let Err(why) = guests_address(new, old, known) {
+        let stored = address(old).map(|stored| Value::String(stored.to_owned()));
+        let stays = stored.as_ref().map_or_else(|| "unset".to_owned(), shown);
+        answer.warn(format!("status.address stays {stays}: {why}"));
+        if let Some(status) = new.get_mut("status").and_then(Value::as_object_mut) {
+            match stored {
+                Some(stored) => drop(status.insert("address".to_owned(), stored)),
+                None => drop(status.remove("address")),
+            }
+        }
+    }
+}
+
+fn put_back(new: &mut Value, old: &Value, guest: bool) {
+    let Some(stored) = old.get("status").filter(|status| !is_blank(status)) else { return };
+    let Some(object) = new.as_object_mut() else { return };
+    let status = object.entry("status").or_insert(Value::Null);
+    if is_blank(status) {
+        *status = stored.clone();
+        return;
+    }
+    let (Some(status), Some(stored)) = (status.as_object_mut(), stored.as_object()) else { return };
+    for (field, stored) in stored {
+        match field.as_str() {
+            // The guest takes it back.
+            "address" if guest => {}
+            "conditions" => conditions_back(status, stored),
+            _ => fill_in(status.entry(field).or_insert(Value::Null), stored),
+        }
+    }
+}
+
+fn fill_in(new: &mut Value, stored: &Value) {
+    if is_blank(new) {
+        *new = stored.clone();
+    } else if let (Some(new), Some(stored)) = (new.as_object_mut(), stored.as_object()) {
+        for (field, stored) in stored {
+            fill_in(new.entry(field).or_insert(Value::Null), stored);
+        }
+    }
+}
+
+fn conditions_back(status: &mut Map<String, Value>, stored: &Value) {
+    let new = status.entry("conditions").or_insert(Value::Null);
+    if is_blank(new) {
+        *new = stored.clone();
+        return;
+    }
+    let (Some(new), Some(stored)) = (new.as_array_mut(), stored.as_array()) else { return };
+    let Some((place, ready)) = stored.iter().enumerate().find(|(_, c)| is_ready(c)) else { return };
+    match new.iter_mut().find(|condition| is_ready(condition)) {
+        Some(condition) => fill_in(condition, ready),
+        None => new.insert(place.min(new.len()), ready.clone()),
+    }
+}
+
+/// Takes out of a new object what was another's: a restored backup must claim its address anew.
+pub(super) fn strip(new: &mut Value, answer: &mut Answer) {
+    let Some(status) = new.get_mut("status").and_then(Value::as_object_mut) else { return };
+    let mut dropped = false;
+    status.retain(|field, value| {
+        let others = field == "conditions";
+        dropped |= !others && !is_blank(value);
+        others || is_blank(value)
+    });
+    if let Some(conditions) = status.get_mut("conditions").and_then(Value::as_array_mut) {
+        let before = conditions.len();
+        conditions.retain(|condition| !is_ready(condition));
+        dropped |= conditions.len() < before;
+    }
+    if dropped {
+        answer.warn("status: only the operator writes it: what was sent is dropped, an address is claimed anew");
+        if is_blank(&Value::Object(status.clone()))
+            && let Some(object) = new.as_object_mut()
+        {
+            object.remove("status");
+        }
+    }
+}
+
+/// Refuses what others may not change.
+pub(super) fn judge(new: &Value, old: Option<&Value>, known: &Known, answer: &mut Answer) {
+    let nothing = Value::Null;
+    let before = old.unwrap_or(&nothing);
+    let guest = is_guest(old.unwrap_or(new));
+    let mut differences = Vec::new();
+    compare("status", &owned(before, guest), &owned(new, guest), &mut differences);
+    for (field, is, sent) in differences.into_iter().take(MOST_TOLD) {
+        let is = if is_blank(&is) { "unset".to_owned() } else { shown(&is) };
+        let sent = if is_blank(&sent) { "unset".to_owned() } else { shown(&sent) };
+        answer.refuse(
+            field,
+            format!(
+                "only the operator writes it: it is {is}, not {sent}; remove status from what you send"
+            ),
+        );
+    }
+    if guest && let Err(why) = guests_address(new, before, known) {
+        answer.refuse("status.address", format!("{why}; remove status from what you send"));
+    }
+}
+
+/// The part of the status that only the operator writes, without what is blank.
+fn owned(object: &Value, guest: bool) -> Value {
+    let Some(status) = object.get("status") else { return Value::Null };
+    let Some(status) = status.as_object() else { return status.clone() };
+    let mut owned = Map::new();
+    for (field, value) in status {
+        match (field.as_str(), value.as_array()) {
+            ("address", _) if guest => {}
+            ("conditions", Some(conditions)) => {
+                let ready: Vec<&Value> = conditions.iter().filter(|c| is_ready(c)).collect();
+                if let [one] = ready.as_slice() {
+                    owned.insert("conditions[Ready]".to_owned(), (*one).clone());
+                } else if !ready.is_empty() {
+                    owned.insert("conditions[Ready]".to_owned(), Value::from(ready.len()));
+                }
+            }
+            _ => drop(owned.insert(field.clone(), value.clone())),
+        }
+    }
+    Value::Object(owned)
+}
+
+/// Paths at which the two differ, with what is at each.
+fn compare(path: &str, old: &Value, new: &Value, found: &mut Vec<(String, Value, Value)>) {
+    if old == new || is_blank(old) && is_blank(new) {
+        return;
+    }
+    let empty = Map::new();
+    let fields = |value: &'_ Value| value.is_object() || value.is_null();
+    if !fields(old) || !fields(new) {
+        found.push((path.to_owned(), old.clone(), new.clone()));
+        return;
+    }
+    let (was, is) = (old.as_object().unwrap_or(&empty), new.as_object().unwrap_or(&empty));
+    let more = is.keys().filter(|field| !was.contains_key(*field));
+    for field in was.keys().chain(more) {
+        let at = |map: &Map<String, Value>| map.get(field).cloned().unwrap_or_default();
+        compare(&format!("{path}.{field}"), &at(was), &at(is), found);
+    }
+}
+
+/// Why a guest may not say that it is reached there.
+fn guests_address(new: &Value, old: &Value, known: &Known) -> Result<(), String> {
+    let Some(told) = address(new).filter(|told| address(old) != Some(told)) else { return Ok(()) };
+    let text = shown(&Value::String(told.to_owned()));
+    let claim = old.pointer("/status/allocatedAddress/ip").and_then(Value::as_str);
+    match claim {
+        Some(DHCP_ADDRESS) => {}
+        Some(claim) if told == claim => return Ok(()),
+        Some(claim) => return Err(format!("{text} is not its claim, {claim}")),
+        None => return Err(format!("{text} is not its claim: it has none yet")),
+    }
+    match (told.parse::<IpAddr>(), &known.taken_by) {
+        (Err(_), _) => Err(format!("{text} is no IP address")),
+        (Ok(_), Some(whose)) => Err(format!("{told} is {whose}")),
+        (Ok(_), None) => Ok(()),
+    }
+}
+
+/// The address that a guest newly says it was leased.
+pub(super) fn new_lease(new: &Value, old: &Value) -> Option<IpAddr> {
+    let leased = old.pointer("/status/allocatedAddress/ip").is_some_and(|ip| ip == DHCP_ADDRESS);
+    let told = address(new).filter(|told| leased && is_guest(old) && address(old) != Some(told))?;
+    told.parse().ok()
+}
+
+fn address(object: &Value) -> Option<&str> {
+    object.pointer("/status/address")?.as_str().filter(|address| !address.is_empty())
+}
+
+fn is_ready(condition: &Value) -> bool {
+    condition.get("type").is_some_and(|type_| type_ == READY)
+}

@@ -1,0 +1,135 @@
+//! The view of VirtualMachines that are nodes of guest clusters, as far as they show that their
+//! cluster is being removed. Metadata only, and only of those that the node driver made.
+//!
+//! A cluster counts within a namespace: a VM says nothing about LoadBalancers of other
+//! namespaces, so no tenant can stop another's.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use kube::core::PartialObjectMeta;
+use kube::{Api, ResourceExt};
+use kube_runtime::watcher::{Config, Event};
+
+use super::{Informer, Views, lock};
+use crate::api::kubevirt::{
+    ANNOTATION_REMOVES_VOLUMES, LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine,
+};
+use crate::domain::facts;
+use crate::k8s::informer;
+
+type Machine = PartialObjectMeta<VirtualMachine>;
+/// Namespace and guest cluster.
+type Cluster = (String, String);
+
+/// VMs that go with their guest cluster.
+#[derive(Default)]
+pub(super) struct Removals {
+    by_cluster: BTreeMap<Cluster, BTreeSet<String>>,
+    cluster_of: HashMap<(String, String), Cluster>,
+}
+
+impl Removals {
+    /// The first VM, by name, that shows it.
+    pub(super) fn of(&self, namespace: &str, cluster: &str) -> Option<String> {
+        let key = (namespace.to_owned(), cluster.to_owned());
+        self.by_cluster.get(&key)?.first().cloned()
+    }
+
+    /// What a VM shows now. Returns the clusters whose answer may have changed.
+    fn set(&mut self, namespace: String, name: String, cluster: Option<String>) -> Vec<Cluster> {
+        let now = cluster.map(|cluster| (namespace.clone(), cluster));
+        let key = (namespace, name);
+        let before = self.cluster_of.get(&key).cloned();
+        if before == now {
+            return Vec::new();
+        }
+        if let Some(before) = &before {
+            self.cluster_of.remove(&key);
+            if let Some(vms) = self.by_cluster.get_mut(before) {
+                vms.remove(&key.1);
+                if vms.is_empty() {
+                    self.by_cluster.remove(before);
+                }
+            }
+        }
+        if let Some(now) = &now {
+            self.by_cluster.entry(now.clone()).or_default().insert(key.1.clone());
+            self.cluster_of.insert(key, now.clone());
+        }
+        before.into_iter().chain(now).collect()
+    }
+}
+
+pub(super) async fn watch(at: Informer) {
+    let Informer { client, views, .. } = at.clone();
+    let mut listed: BTreeSet<(String, String)> = BTreeSet::new();
+    let api = Api::<Machine>::all(client);
+    let of_guests = format!("{LABEL_CREATOR}={NODE_DRIVER},{LABEL_GUEST_CLUSTER}");
+    let config = Config::default().labels(&of_guests);
+    let on_event = |event| match event {
+        Event::Init => listed.clear(),
+        Event::InitApply(vm) => {
+            listed.insert(key(&vm));
+            views.set_machine(key(&vm), shown_by(&vm));
+        }
+        Event::InitDone => {
+            let known: Vec<_> = lock(&views.removals).cluster_of.keys().cloned().collect();
+            for gone in known.into_iter().filter(|vm| !listed.contains(vm)) {
+                views.set_machine(gone, None);
+            }
+            listed = BTreeSet::new();
+        }
+        Event::Apply(vm) => views.set_machine(key(&vm), shown_by(&vm)),
+        Event::Delete(vm) => views.set_machine(key(&vm), None),
+    };
+    // Without KubeVirt there are no guest clusters.
+    let kind = "VirtualMachine";
+    informer::run_if_served(api, config, kind, &at.metrics, on_event, || ()).await;
+}
+
+impl Views {
+    fn set_machine(&self, (namespace, name): (String, String), cluster: Option<String>) {
+        let changed = lock(&self.removals).set(namespace, name, cluster);
+        for (namespace, cluster) in changed {
+            let lbs = self.load_balancers.state_filter(|lb| {
+                lb.namespace().as_deref() == Some(&namespace)
+                    && facts::guest_cluster(lb).as_deref() == Some(&cluster)
+            });
+            self.tell_lbs(lbs.iter().map(|lb| facts::name(lb)));
+        }
+    }
+}
+
+/// The cluster that goes with the VM, if that is so.
+fn shown_by(vm: &Machine) -> Option<String> {
+    vm.annotations().get(ANNOTATION_REMOVES_VOLUMES)?;
+    vm.labels().get(LABEL_GUEST_CLUSTER).filter(|cluster| !cluster.is_empty()).cloned()
+}
+
+fn key(vm: &Machine) -> (String, String) {
+    (vm.namespace().unwrap_or_default(), vm.name_any())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_is_being_removed_as_long_as_one_of_its_vms_shows_it() {
+        let mut removals = Removals::default();
+        let mut set = |vm: &str, cluster: Option<&str>| {
+            let changed = removals.set("ns".into(), vm.into(), cluster.map(Into::into));
+            (changed.len(), removals.of("ns", "a"), removals.of("ns", "b"))
+        };
+        let vm = |name: &str| Some(name.to_owned());
+        assert_eq!(set("2", None), (0, None, None));
+        assert_eq!(set("2", Some("a")), (1, vm("2"), None));
+        assert_eq!(set("2", Some("a")), (0, vm("2"), None));
+        assert_eq!(set("1", Some("a")), (1, vm("1"), None));
+        assert_eq!(set("1", Some("b")), (2, vm("2"), vm("1")), "a label was changed");
+        assert_eq!(set("2", None), (1, None, vm("1")));
+        assert_eq!(removals.of("other", "b"), None);
+        removals.set("ns".into(), "1".into(), None);
+        assert!(removals.by_cluster.is_empty() && removals.cluster_of.is_empty());
+    }
+}

@@ -1,0 +1,427 @@
+//! The rows of [`super::lb_rows`], with admission and without; and ways out of a tenant's namespace.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use harvester_guest_operator::api::LoadBalancer;
+use http_body_util::BodyExt as _;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use testbed::kubevirt::create_node;
+use testbed::{Operator, eventually};
+
+use super::itself;
+use super::lb_rows::{How, Off, On, ROWS, Row};
+use crate::support::{Cluster, SOON, ready};
+
+pub(super) const TEAM: &str =
+    "/apis/loadbalancer.harvesterhci.io/v1beta1/namespaces/team/loadbalancers";
+
+/// What is there. Pools give addresses from `.2` on; `team` is in project `local/ours`, `theirs` in
+/// `local/theirs`.
+const SCENE: &str = r#"
+apiVersion: v1
+kind: Namespace
+metadata: {name: team, annotations: {field.cattle.io/projectId: "local:ours"}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: theirs, annotations: {field.cattle.io/projectId: "local:theirs"}}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: tenant, namespace: team}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: tenant, namespace: team}
+rules:
+  - {apiGroups: [loadbalancer.harvesterhci.io], resources: ["*"], verbs: ["*"]}
+  - {apiGroups: [kubevirt.io], resources: ["*"], verbs: ["*"]}
+  - {apiGroups: [""], resources: [services], verbs: [get, list, create, update, patch, delete]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: tenant, namespace: team}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: tenant}
+subjects: [{kind: ServiceAccount, name: tenant, namespace: team}]
+---
+apiVersion: loadbalancer.harvesterhci.io/v1beta1
+kind: IPPool
+metadata: {name: ours}
+spec: {ranges: [{subnet: 10.1.0.0/24}], selector: {scope: [{project: local/ours, namespace: "*", guestCluster: "*"}]}}
+---
+apiVersion: loadbalancer.harvesterhci.io/v1beta1
+kind: IPPool
+metadata: {name: theirs}
+spec: {ranges: [{subnet: 10.2.0.0/24}], selector: {scope: [{project: local/theirs, namespace: "*", guestCluster: "*"}]}}
+---
+apiVersion: loadbalancer.harvesterhci.io/v1beta1
+kind: IPPool
+metadata: {name: named}
+spec: {ranges: [{subnet: 10.3.0.0/24}]}
+---
+apiVersion: loadbalancer.harvesterhci.io/v1beta1
+kind: IPPool
+metadata: {name: full}
+spec: {ranges: [{subnet: 10.4.0.5/32}]}
+---
+apiVersion: loadbalancer.harvesterhci.io/v1beta1
+kind: IPPool
+metadata: {name: vlan}
+spec: {ranges: [{subnet: 10.5.0.0/24}], selector: {network: team/vlan7, scope: [{project: "*", namespace: team, guestCluster: "*"}]}}
+---
+apiVersion: loadbalancer.harvesterhci.io/v1beta1
+kind: IPPool
+metadata: {name: going, finalizers: [example.com/stays]}
+spec: {ranges: [{subnet: 10.6.0.0/24}]}
+---
+apiVersion: loadbalancer.harvesterhci.io/v1beta1
+kind: LoadBalancer
+metadata: {name: victim, namespace: theirs}
+spec: {workloadType: cluster}
+---
+apiVersion: loadbalancer.harvesterhci.io/v1beta1
+kind: LoadBalancer
+metadata: {name: filler, namespace: theirs}
+spec: {workloadType: cluster, ipPool: full}
+---
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {name: a-node, namespace: team, labels: {guestcluster.harvesterhci.io/name: blue}}
+spec: {networks: [{name: pods, pod: {}}, {name: lan, multus: {networkName: vlan7}}]}
+---
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {name: red-1, namespace: team, labels: {harvesterhci.io/creator: docker-machine-driver-harvester}}
+spec: {networks: [{name: lan, multus: {networkName: team/vlan7}}]}
+---
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata:
+  name: gone-1
+  namespace: team
+  labels: {harvesterhci.io/creator: docker-machine-driver-harvester, guestcluster.harvesterhci.io/name: gone}
+  annotations: {harvesterhci.io/removeAllPersistentVolumeClaims: "true"}
+spec: {}
+---
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata:
+  name: stays-1
+  namespace: team
+  labels: {harvesterhci.io/creator: docker-machine-driver-harvester, guestcluster.harvesterhci.io/name: kubernetes}
+  annotations: {harvesterhci.io/removeAllPersistentVolumeClaims: "true"}
+spec: {}
+---
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata:
+  name: elsewhere-1
+  namespace: theirs
+  labels: {harvesterhci.io/creator: docker-machine-driver-harvester, guestcluster.harvesterhci.io/name: elsewhere}
+  annotations: {harvesterhci.io/removeAllPersistentVolumeClaims: "true"}
+spec: {}
+"#;
+
+/// A cluster with the scene, an operator that leads, and a tenant.
+pub(super) struct Stage {
+    pub(super) cluster: Cluster,
+    pub(super) tenant: Client,
+    _operator: Operator,
+}
+
+/// What the API server said.
+#[derive(Debug)]
+pub(super) struct Said {
+    pub(super) code: u16,
+    pub(super) body: Value,
+    pub(super) warnings: Vec<String>,
+}
+
+impl Said {
+    pub(super) fn message(&self) -> &str {
+        self.body["message"].as_str().unwrap_or_default()
+    }
+
+    pub(super) fn accepted(&self) -> bool {
+        self.code < 300
+    }
+}
+
+impl Stage {
+    pub(super) async fn set(admission: bool) -> Result<Self> {
+        let cluster = Cluster::start().await?;
+        cluster.bed.apply_yaml(SCENE).await?;
+        create_node(&cluster.client, "node-1", &[], "10.0.0.11").await?;
+        cluster.pools().delete("going", &DeleteParams::default()).await?;
+        let operator = if admission {
+            let operator = cluster.standby(itself()).await?;
+            operator.leads().await?;
+            cluster.registered().await?;
+            operator
+        } else {
+            cluster.operator().await?
+        };
+        let token = cluster.bed.service_account_token("team", "tenant").await?;
+        let tenant = cluster.bed.client_for(&token).await?;
+        let stage = Self { cluster, tenant, _operator: operator };
+        for name in ["victim", "filler"] {
+            stage.has_reason("theirs", name, "Allocated").await?;
+        }
+        stage.sees_machines().await?;
+        Ok(stage)
+    }
+
+    /// Waits until the operator knows VMs: nothing that depends on them is asked before.
+    async fn sees_machines(&self) -> Result<()> {
+        let body = json!({
+            "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
+            "metadata": {"name": "early", "labels": {"cloudprovider.harvesterhci.io/cluster": "gone"}},
+            "spec": {"workloadType": "cluster", "ipPool": "named"},
+        });
+        eventually(SOON, "knowledge of VMs", async || {
+            let said =
+                ask(&self.tenant, "POST", TEAM, &body).await.map_err(|e| format!("{e:#}"))?;
+            if said.message().contains("is being removed") {
+                return Ok(true);
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let lb = self.lbs("team").get("early").await.map_err(|e| e.to_string())?;
+            let seen = ready(&lb).1 == "GuestClusterRemoved";
+            self.end("early").await.map_err(|e| format!("{e:#}"))?;
+            if seen { Ok(true) } else { Err(format!("{said:?}")) }
+        })
+        .await
+    }
+
+    pub(super) fn lbs(&self, namespace: &str) -> Api<LoadBalancer> {
+        Api::namespaced(self.cluster.client.clone(), namespace)
+    }
+
+    pub(super) async fn has_reason(&self, namespace: &str, name: &str, reason: &str) -> Result<()> {
+        eventually(SOON, &format!("{reason} of {namespace}/{name}"), async || {
+            let lb = self.lbs(namespace).get(name).await.map_err(|e| e.to_string())?;
+            let is = ready(&lb);
+            if is.1 == reason { Ok(true) } else { Err(format!("{is:?}")) }
+        })
+        .await
+    }
+
+    /// Deletes one of the team's, and waits until it is gone.
+    pub(super) async fn end(&self, name: &str) -> Result<()> {
+        let lbs = self.lbs("team");
+        match lbs.delete(name, &DeleteParams::default()).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
+            other => drop(other?),
+        }
+        let gone = async || lbs.get_opt(name).await.map(|lb| lb.is_none());
+        eventually(SOON, &format!("end of {name}"), gone).await
+    }
+
+    /// Makes a row's request as the tenant.
+    async fn ask(&self, row: &Row, name: &str) -> Result<Said> {
+        let one = format!("{TEAM}/{name}");
+        match row.how {
+            How::Create(text) => ask(&self.tenant, "POST", TEAM, &whole(text)?).await,
+            How::Merge(text) => {
+                ask(&self.tenant, "PATCH", &one, &serde_saphyr::from_str(text)?).await
+            }
+            How::Put(text) | How::PutByGo(text) => {
+                // The operator may write in between.
+                for _ in 0..10 {
+                    let mut object = serde_json::to_value(self.lbs("team").get(name).await?)?;
+                    if matches!(row.how, How::PutByGo(_)) {
+                        object = through_go(object);
+                    }
+                    merge(&mut object, &serde_saphyr::from_str::<Value>(text)?);
+                    let said = ask(&self.tenant, "PUT", &one, &object).await?;
+                    if said.code != 409 {
+                        return Ok(said);
+                    }
+                }
+                bail!("conflict after conflict")
+            }
+        }
+    }
+
+    async fn play(&self, row: &Row, admission: bool) -> Result<()> {
+        let text = match row.how {
+            How::Create(text) if row.before.is_empty() => text,
+            _ => row.before,
+        };
+        let object = whole(text)?;
+        let name = object["metadata"]["name"].as_str().context("no name")?.to_owned();
+        if !row.before.is_empty() {
+            let lb = serde_json::from_value(object)?;
+            self.lbs("team").create(&PostParams::default(), &lb).await?;
+            self.has_reason("team", &name, row.waits_for).await?;
+        }
+        let said = self.ask(row, &name).await?;
+        if admission {
+            row.on.iter().try_for_each(|on| check(on, &said))?;
+        } else {
+            match row.off {
+                Off::Accept => ensure!(said.accepted(), "refused: {said:?}"),
+                Off::Schema(text) => {
+                    ensure!(said.code == 422 && said.message().contains(text), "{said:?}");
+                }
+            }
+            if !row.then.0.is_empty() {
+                self.ends_as(&name, row.then).await?;
+            }
+        }
+        self.end(&name).await
+    }
+
+    /// Waits until condition and claim are what the operator alone makes of it.
+    async fn ends_as(&self, name: &str, (reason, pool): (&str, &str)) -> Result<()> {
+        eventually(SOON, &format!("{reason} from {pool:?}"), async || {
+            let lb = self.lbs("team").get(name).await.map_err(|e| e.to_string())?;
+            let status = lb.status.clone().unwrap_or_default().allocated_address;
+            let from = status.and_then(|a| a.ip_pool).unwrap_or_default();
+            let is = ready(&lb);
+            if is.1 == reason && from == pool { Ok(true) } else { Err(format!("{is:?} {from}")) }
+        })
+        .await
+    }
+}
+
+fn check(on: &On, said: &Said) -> Result<()> {
+    match on {
+        On::Silent => ensure!(said.accepted() && said.warnings.is_empty(), "{said:?}"),
+        On::Warn(text) => {
+            let warned = said.warnings.iter().any(|warning| warning.contains(text));
+            ensure!(said.accepted() && warned, "no {text:?}: {said:?}");
+        }
+        On::Refuse(field, text) => {
+            let causes = said.body["details"]["causes"].as_array().cloned().unwrap_or_default();
+            let is = |cause: &Value| {
+                let told = cause["message"].as_str().unwrap_or_default();
+                cause["field"] == *field && told.contains(text)
+            };
+            let by_webhook = said.message().contains("admission webhook");
+            ensure!(by_webhook && causes.iter().any(is), "no {field}: {text:?}: {said:?}");
+        }
+        On::Schema(text) => {
+            let by_webhook = said.message().contains("admission webhook");
+            let told = said.message().contains(text);
+            ensure!(said.code == 422 && told && !by_webhook, "no {text:?}: {said:?}");
+        }
+        On::Has(path, value) => {
+            let is = said.body.pointer(path).map(|is| match is {
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            });
+            ensure!(said.accepted() && is.as_deref() == Some(value), "{path} is {is:?}: {said:?}");
+        }
+        On::Lacks(path) => {
+            let is = said.body.pointer(path);
+            ensure!(said.accepted() && is.is_none(), "{path} is {is:?}: {said:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Sends an object as it is, and hears everything that is said.
+pub(super) async fn ask(client: &Client, method: &str, path: &str, body: &Value) -> Result<Said> {
+    let type_ = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+    send(client, method, path, &[("content-type", type_)], body).await
+}
+
+pub(super) async fn send(
+    client: &Client,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &Value,
+) -> Result<Said> {
+    let mut request = http::Request::builder().method(method).uri(path);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let body = kube::client::Body::from(serde_json::to_vec(body)?);
+    let response = client.send(request.body(body)?).await?;
+    let code = response.status().as_u16();
+    let text = |header: &http::HeaderValue| {
+        let (_, quoted) = header.to_str().ok()?.split_once('"')?;
+        Some(quoted.strip_suffix('"')?.replace("\\\"", "\""))
+    };
+    let warnings = response.headers().get_all("warning").iter().filter_map(text).collect();
+    let bytes = response.into_body().collect().await?.to_bytes();
+    let body = serde_json::from_slice(&bytes)
+        .unwrap_or_else(|_| json!({"message": String::from_utf8_lossy(&bytes)}));
+    Ok(Said { code, body, warnings })
+}
+
+/// A whole object.
+pub(super) fn whole(text: &str) -> Result<Value> {
+    let short: Value = serde_saphyr::from_str(text)?;
+    let name = short["name"].as_str().unwrap_or("lb");
+    let mut object = json!({
+        "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
+        "metadata": {"name": name, "namespace": "team"}, "spec": short["spec"],
+    });
+    for part in ["labels", "annotations"] {
+        if !short[part].is_null() {
+            object["metadata"][part] = short[part].clone();
+        }
+    }
+    if !short["status"].is_null() {
+        object["status"] = short["status"].clone();
+    }
+    Ok(object)
+}
+
+/// What a Go client of today keeps of an object that it reads.
+fn through_go(mut object: Value) -> Value {
+    if let Some(status) = object["status"].as_object_mut() {
+        let known = ["address", "allocatedAddress", "backendServers", "conditions"];
+        status.retain(|field, _| known.contains(&field.as_str()));
+        status.entry("allocatedAddress").or_insert_with(|| json!({}));
+    }
+    object
+}
+
+fn merge(object: &mut Value, patch: &Value) {
+    let Some(fields) = patch.as_object() else {
+        *object = patch.clone();
+        return;
+    };
+    for (field, value) in fields {
+        if value.is_null() {
+            object.as_object_mut().into_iter().for_each(|map| drop(map.remove(field)));
+        } else {
+            merge(&mut object[field], value);
+        }
+    }
+}
+
+async fn play(admission: bool) -> Result<()> {
+    let stage = Stage::set(admission).await?;
+    let mut failures = Vec::new();
+    for row in ROWS {
+        if let Err(error) = stage.play(row, admission).await {
+            failures.push(format!("{}: {error:#}", row.name));
+            for name in ["lb", "1web", "a.b"] {
+                let _ = stage.end(name).await;
+            }
+        }
+    }
+    println!("{} of {} rows as expected", ROWS.len() - failures.len(), ROWS.len());
+    ensure!(failures.is_empty(), "{}", failures.join("\n"));
+    let victim = stage.lbs("theirs").get("victim").await?;
+    ensure!(victim.resource_version().is_some());
+    stage.cluster.consistent().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_admission_each_request_gets_its_answer() -> Result<()> {
+    play(true).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_admission_the_schema_and_the_operator_say_what_they_can() -> Result<()> {
+    play(false).await
+}

@@ -1,0 +1,133 @@
+//! What admission knows of pools, on a replica that does not lead: gathered from a real API
+//! server, asked directly.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use harvester_guest_operator::domain::admission::{Answer, Operation, Request};
+use harvester_guest_operator::http::admission::{Admission, Stage};
+use harvester_guest_operator::k8s::read::Reader;
+use harvester_guest_operator::k8s::views::Views;
+use harvester_guest_operator::metrics::Metrics;
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+use testbed::eventually;
+
+use crate::support::{Cluster, SOON, pool};
+
+fn range(third: usize, first: usize, last: usize) -> Value {
+    json!({
+        "subnet": format!("10.{third}.0.0/24"),
+        "rangeStart": format!("10.{third}.0.{first}"),
+        "rangeEnd": format!("10.{third}.0.{last}"),
+    })
+}
+
+async fn ask(
+    at: &Admission,
+    operation: Operation,
+    name: &str,
+    object: Option<&Value>,
+    old: Option<&Value>,
+) -> Result<Answer> {
+    let request = Request {
+        operation,
+        subresource: "",
+        namespace: "",
+        name,
+        user: "somebody",
+        by_operator: false,
+        object,
+        old,
+    };
+    Ok(at.pool(Stage::Validation, &request).await?)
+}
+
+fn refusal(answer: &Answer) -> String {
+    answer.refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_knows_what_pools_want_and_who_would_lose_an_address() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let _operator = cluster.operator().await?;
+    let views = Views::start(&cluster.client, &Metrics::new()?);
+    let at = Admission { reader: Reader::new(cluster.client.clone()), views: views.clone() };
+    cluster.pool_for("held", range(1, 10, 19), json!({})).await?;
+    for lb in ["one", "two"] {
+        let named = json!({"workloadType": "cluster", "ipPool": "held"});
+        cluster.lb_with(lb, named).await?;
+        cluster.address(lb).await?;
+    }
+    let known = async |what: &str, is: &dyn Fn(&str) -> bool| {
+        eventually(SOON, what, async || {
+            let overlapping = pool("new", &json!({"ranges": [range(1, 15, 24)]}))?;
+            let object = serde_json::to_value(overlapping)?;
+            let answer = ask(&at, Operation::Create, "new", Some(&object), None).await?;
+            anyhow::Ok(is(&refusal(&answer)))
+        })
+        .await
+    };
+    known("the pool's ranges", &|said| said.contains("10.1.0.15 to 10.1.0.19")).await?;
+    // A spec that changes is read again; claims in between are not mistaken for that.
+    cluster.patch_pool("held", json!({"spec": {"ranges": [range(1, 10, 14)]}})).await?;
+    known("the ranges as they are now", &str::is_empty).await?;
+    cluster.patch_pool("held", json!({"spec": {"ranges": [range(1, 10, 19)]}})).await?;
+    known("the ranges as they were", &|said| said.contains("10.1.0.15 to 10.1.0.19")).await?;
+
+    let stored = async || anyhow::Ok(serde_json::to_value(cluster.pools().get("held").await?)?);
+    let old = stored().await?;
+    let mut shrunk = old.clone();
+    shrunk["spec"]["ranges"] = json!([range(1, 11, 19)]);
+    let said = refusal(&ask(&at, Operation::Update, "held", Some(&shrunk), Some(&old)).await?);
+    assert!(said.starts_with("spec.ranges: allocated IP 10.1.0.10 (default/one)"), "{said}");
+    let said = refusal(&ask(&at, Operation::Delete, "held", None, Some(&old)).await?);
+    assert!(said.contains("10.1.0.10 (default/one), 10.1.0.11 (default/two)"), "{said}");
+    // One that the view has not seen yet is asked about; one that leaked blocks nothing.
+    let mut leaked = old.clone();
+    leaked["status"]["allocated"] = json!({"10.1.0.12": "default/gone", "10.1.0.13": "no name"});
+    assert_eq!(ask(&at, Operation::Delete, "held", None, Some(&leaked)).await?, Answer::default());
+    leaked["status"]["allocated"] = json!({"10.1.0.10": "default/one"});
+    leaked["status"]["allocatedOwners"] = json!({"10.1.0.10": "another uid"});
+    assert_eq!(ask(&at, Operation::Delete, "held", None, Some(&leaked)).await?, Answer::default());
+    let mut released = old.clone();
+    released["metadata"]["annotations"] =
+        json!({"loadbalancer.harvesterhci.io/manuallyReleaseIP": "10.1.0.10: default/one"});
+    let said = refusal(&ask(&at, Operation::Update, "held", Some(&released), Some(&old)).await?);
+    assert!(said.contains("LoadBalancer default/one exists"), "{said}");
+
+    // A pool that goes is forgotten.
+    for lb in ["one", "two"] {
+        cluster.deleted(lb).await?;
+    }
+    cluster.pool_deleted("held").await?;
+    known("the end of the pool", &str::is_empty).await?;
+    assert!(views.pools().is_empty());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_takes_no_time_with_a_hundred_pools() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    for n in 0..100 {
+        let ranges = json!({"ranges": [range(n, 10, 19), range(n, 30, 39), range(n, 50, 59)]});
+        cluster.pool_with(&format!("pool-{n:02}"), ranges).await?;
+    }
+    let views = Views::start(&cluster.client, &Metrics::new()?);
+    let at = Admission { reader: Reader::new(cluster.client.clone()), views: views.clone() };
+    eventually(SOON, "all pools", async || anyhow::Ok(views.pools().len() == 100)).await?;
+    let new = pool("new", &json!({"ranges": [range(99, 60, 99), range(100, 10, 99)]}))?;
+    assert_eq!(new.name_any(), "new");
+    let object = serde_json::to_value(new)?;
+    let mut took = Vec::new();
+    for _ in 0..1_000 {
+        let began = Instant::now();
+        let answer = ask(&at, Operation::Create, "new", Some(&object), None).await?;
+        took.push(began.elapsed());
+        assert_eq!(refusal(&answer), "");
+    }
+    took.sort_unstable();
+    println!("an answer: median {:?}, 99 % within {:?}", took[500], took[990]);
+    assert!(took[990] <= Duration::from_millis(5), "{:?}", took[990]);
+    Ok(())
+}
