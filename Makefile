@@ -16,7 +16,15 @@ TEST_LOG := target/test.log
 SUM := awk '/^test result:/ { passed += $$4; failed += $$6 } \
 	END { printf "%d passed, %d failed\n", passed, failed }'
 
-.PHONY: help setup rust nets build bed demo test bench crds fmt lint check
+# How long each fuzz target runs, which there are, and what has the compiler count branches: on the
+# stable toolchain, without cargo-fuzz.
+FUZZ_SECONDS ?= 600
+FUZZ_TARGETS := annotations conversion ranges review
+FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+	-Cllvm-args=-sanitizer-coverage-trace-compares
+
+.PHONY: help setup rust nets build bed demo test bench fuzz crds fmt lint check
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +99,19 @@ test: setup nets ## Run everything: format, lints, all tests (cold: 10 to 20 min
 bench: setup ## Measure against a bare client in the same run
 	@echo "bench: optimized build, a few minutes when cold, then some minutes of measuring"
 	cargo bench --locked --bench bench
+
+fuzz: rust ## Feed the parsers what nobody meant, FUZZ_SECONDS (600) each; findings end it
+	@command -v c++ >/dev/null || { echo "fuzz: c++ is missing; it builds libFuzzer" >&2; exit 1; }
+	@host=$$(rustc -vV | sed -n 's/^host: //p'); cd tests/fuzz; \
+	echo "fuzz: building, some minutes when cold"; \
+	RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --locked --release --target "$$host"; \
+	for target in $(FUZZ_TARGETS); do \
+		echo "fuzz: $$target for $(FUZZ_SECONDS) s"; \
+		mkdir -p "target/corpus/$$target" "target/findings"; \
+		"target/$$host/release/$$target" -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -timeout=10 \
+			-rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix="target/findings/$$target-" \
+			"target/corpus/$$target" "seeds/$$target"; \
+	done
 
 crds: ## Write crds/ from src/api
 	cargo run --locked --bin harvester-guest-operator -- crds --out crds

@@ -1,18 +1,52 @@
 //! The CustomResourceDefinitions, as `crds/` holds them.
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceConversion, CustomResourceDefinition, ServiceReference, WebhookClientConfig,
+    WebhookConversion,
+};
 use kube::CustomResourceExt;
 
-use super::{IPPool, LoadBalancer};
+use super::{IPPool, LoadBalancer, v1alpha1};
+
+/// Namespace, name, path and port of the Service by which the API server has objects converted: the
+/// one in `config/manager`, so that applying the CRD again changes nothing that the operator wrote.
+const CONVERTER: (&str, &str, &str, i32) =
+    ("harvester-system", "harvester-guest-operator-admission", "/v1/webhook/conversion", 443);
 
 /// Every CRD this operator owns, in the order of installation.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     let mut load_balancer = LoadBalancer::crd();
+    let older = v1alpha1::LoadBalancer::crd().spec.versions;
+    load_balancer.spec.versions.extend(older);
     for version in &mut load_balancer.spec.versions {
         // The derive turns a status into a subresource. Guests write it without one.
         version.subresources = None;
+        version.storage = version.name == "v1beta1";
     }
+    load_balancer.spec.conversion = Some(conversion());
     vec![IPPool::crd(), load_balancer]
+}
+
+/// Without a caBundle: the operator puts in its own. Until then the API server trusts nobody by
+/// that name and refuses v1alpha1. The other strategy, None, would answer, and drop what v1alpha1
+/// lacks from every object written in it.
+fn conversion() -> CustomResourceConversion {
+    let (namespace, name, path, port) = CONVERTER;
+    CustomResourceConversion {
+        strategy: "Webhook".to_owned(),
+        webhook: Some(WebhookConversion {
+            client_config: Some(WebhookClientConfig {
+                service: Some(ServiceReference {
+                    namespace: namespace.to_owned(),
+                    name: name.to_owned(),
+                    path: Some(path.to_owned()),
+                    port: Some(port),
+                }),
+                ..WebhookClientConfig::default()
+            }),
+            conversion_review_versions: vec!["v1".to_owned()],
+        }),
+    }
 }
 
 /// The text of a generated CRD file.

@@ -9,6 +9,7 @@ mod crds;
 mod ip_pool;
 pub mod kubevirt;
 mod load_balancer;
+pub mod v1alpha1;
 
 pub use condition::{Condition, ConditionStatus, READY};
 pub use crds::{crds, to_yaml};
@@ -48,6 +49,17 @@ pub const LABEL_VLAN: &str = "network.harvesterhci.io/vlan-id";
 /// Annotation of an IPPool, `<ip>: <namespace>/<name>`: frees the address of a LoadBalancer
 /// that no longer exists.
 pub const ANNOTATION_MANUAL_RELEASE: &str = "loadbalancer.harvesterhci.io/manuallyReleaseIP";
+
+/// Annotation of a LoadBalancer in v1alpha1: what v1beta1 has and v1alpha1 lacks.
+pub const ANNOTATION_V1BETA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1beta1-fields";
+/// Annotation of a LoadBalancer in v1beta1: what v1alpha1 has and v1beta1 lacks.
+pub const ANNOTATION_V1ALPHA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1alpha1-fields";
+
+/// Annotation of kube-vip's ConfigMap, `true`: its addresses were taken over. The Go controller's
+/// own name, so that neither repeats what the other did.
+pub const ANNOTATION_IMPORTED: &str = "loadbalancer.harvesterhci.io/after-conversion";
+/// Annotation of kube-vip's ConfigMap: what became of each of its addresses.
+pub const ANNOTATION_IMPORT_REPORT: &str = "loadbalancer.harvesterhci.io/conversion-report";
 
 /// Label of the Services and EndpointSlices of vm load balancers.
 pub const LABEL_SERVICE_LB: &str = "loadbalancer.harvesterhci.io/servicelb";

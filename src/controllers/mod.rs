@@ -5,7 +5,9 @@
 //! list and is dropped, not wound down, when the term ends.
 
 pub mod ip_pool;
+mod kube_vip;
 pub mod load_balancer;
+mod storage;
 mod topology;
 
 use std::sync::Arc;
@@ -42,6 +44,11 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let mut signals = ctx.views.listen();
     ctx.views.synced().await;
     let (wake, woken) = mpsc::unbounded_channel::<ObjectRef<LoadBalancer>>();
+    // Before any ledger is read: whoever waits for a pool that is to be made gets its address at
+    // once, and its former one if it had one.
+    let imported = kube_vip::first(&ctx).await;
+    let import = kube_vip::rest(ctx.clone(), imported);
+    let stored = storage::run(ctx.clone());
     let (ledger, handle) = ip_pool::LedgerTask::load(ctx.clone(), wake.clone()).await?;
     for lb in ctx.views.load_balancers.state() {
         let _ = wake.send(ObjectRef::from_obj(lb.as_ref()));
@@ -89,6 +96,8 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     tokio::select! {
         result = ledger.run() => result,
         () = scheduler.run() => anyhow::bail!("the prober ended"),
+        () = import => anyhow::bail!("nobody imports pools any more"),
+        () = stored => anyhow::bail!("nobody looks after stored versions any more"),
         () = told => anyhow::bail!("nobody tells VMs where they are any more"),
         () = catch_up => anyhow::bail!("endpoints are not watched any more"),
         () = verdicts => anyhow::bail!("nobody reports verdicts any more"),

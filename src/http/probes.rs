@@ -113,7 +113,8 @@ async fn healthz(State(probes): State<Probes>) -> impl IntoResponse {
 }
 
 async fn readyz(State(probes): State<Probes>) -> impl IntoResponse {
-    if !probes.views.is_synced() {
+    // Whoever waits for conversion is the one to give it: not ready, it would never be asked.
+    if !probes.views.is_synced() && !probes.views.await_conversion() {
         let text = "the first lists of LoadBalancers, IPPools and Namespaces are not complete\n";
         return (StatusCode::SERVICE_UNAVAILABLE, text);
     }

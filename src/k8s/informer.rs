@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use futures::StreamExt;
+use kube::core::Status;
 use kube::{Api, Resource};
 use kube_runtime::WatchStreamExt;
 use kube_runtime::utils::ResetTimerBackoff;
@@ -33,27 +34,49 @@ pub async fn run_if_served<K>(
     config: watcher::Config,
     kind: &'static str,
     metrics: &Metrics,
-    mut on_event: impl FnMut(Event<K>),
+    on_event: impl FnMut(Event<K>),
     mut not_served: impl FnMut(),
+) where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let refused = |status: &Status| {
+        if status.is_not_found() {
+            not_served();
+        }
+    };
+    run_or_tell(api, config, kind, metrics, on_event, refused).await;
+}
+
+/// The same, and tells each time that the list is refused.
+pub async fn run_or_tell<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    kind: &'static str,
+    metrics: &Metrics,
+    mut on_event: impl FnMut(Event<K>),
+    mut refused: impl FnMut(&Status),
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let events = watcher::watcher(api, config).backoff(backoff());
     let mut events = std::pin::pin!(events);
     while let Some(event) = events.next().await {
-        match event {
-            Ok(event) => on_event(event),
-            Err(watcher::Error::InitialListFailed(kube::Error::Api(status)))
-                if status.is_not_found() =>
-            {
-                tracing::debug!(kind, "not served by this cluster");
-                not_served();
+        let error = match event {
+            Ok(event) => {
+                on_event(event);
+                continue;
             }
-            Err(error) => {
-                metrics.watch_errors.with_label_values(&[kind]).inc();
-                tracing::warn!(kind, %error, "watch interrupted, resuming");
+            Err(error) => error,
+        };
+        if let watcher::Error::InitialListFailed(kube::Error::Api(status)) = &error {
+            refused(status);
+            if status.is_not_found() {
+                tracing::debug!(kind, "not served by this cluster");
+                continue;
             }
         }
+        metrics.watch_errors.with_label_values(&[kind]).inc();
+        tracing::warn!(kind, %error, "watch interrupted, resuming");
     }
 }
 

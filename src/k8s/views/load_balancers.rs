@@ -1,8 +1,9 @@
 //! The view of LoadBalancers.
 
 use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 
-use kube::core::ObjectMeta;
+use kube::core::{ObjectMeta, Status};
 use kube::{Api, Resource, ResourceExt};
 use kube_runtime::reflector::{ObjectRef, store::Writer};
 use kube_runtime::watcher::{Config, Event};
@@ -26,7 +27,13 @@ pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
     // UIDs of a list under way.
     let mut listed: HashSet<String> = HashSet::new();
     let api = Api::<Guard<LoadBalancer>>::all(client);
-    informer::run(api, Config::default(), "LoadBalancer", &metrics, |event| match event {
+    // While objects are stored in an old version and nobody converts them, the list is refused.
+    let unconverted = views.unconverted.clone();
+    let refused = |status: &Status| {
+        let speechless = status.message.contains("conversion webhook");
+        unconverted.store(speechless, Ordering::Relaxed);
+    };
+    let on_event = |event: Event<Guard<LoadBalancer>>| match event {
         Event::Init => {
             listed.clear();
             writer.apply_watcher_event(&Event::Init);
@@ -80,8 +87,9 @@ pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
                 writer.apply_watcher_event(&Event::Delete(lb));
             }
         }
-    })
-    .await;
+    };
+    informer::run_or_tell(api, Config::default(), "LoadBalancer", &metrics, on_event, refused)
+        .await;
 }
 
 fn select(views: &Views, lb: &LoadBalancer) {

@@ -14,6 +14,7 @@ mod vms;
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -98,6 +99,8 @@ pub struct Views {
     /// from it faster than an API server can report.
     leader: Arc<Mutex<Option<mpsc::UnboundedSender<Signal>>>>,
     synced: watch::Receiver<u16>,
+    /// Whether LoadBalancers cannot be listed because nobody converts what is stored.
+    unconverted: Arc<AtomicBool>,
 }
 
 /// Nodes, as far as VMs are told of them.
@@ -147,6 +150,7 @@ impl Views {
             echoes: Arc::default(),
             leader: Arc::default(),
             synced,
+            unconverted: Arc::default(),
         };
         let informer = Informer {
             client: client.clone(),
@@ -179,6 +183,12 @@ impl Views {
     /// Whether everything that addresses depend on was listed once.
     pub fn is_synced(&self) -> bool {
         *self.synced.borrow() & ADDRESSES == ADDRESSES
+    }
+
+    /// Whether LoadBalancers cannot be listed because nobody converts what is stored: then others
+    /// wait for this process, and not the other way round.
+    pub fn await_conversion(&self) -> bool {
+        !self.is_synced() && self.unconverted.load(Ordering::Relaxed)
     }
 
     /// Waits for that.

@@ -5,6 +5,7 @@
 //! survive it.
 
 mod serving;
+mod setup;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -237,6 +238,9 @@ mod tests {
             writer.patch_slice("ns", "lb", &json!({})).await.err(),
             writer.delete_slice("ns", "lb", "1").await.err(),
             writer.patch_vm("ns", "vm", &json!({})).await.err(),
+            writer.create_pool(&IPPool::default()).await.err(),
+            writer.patch_config_map("ns", "map", &json!({})).await.err(),
+            writer.patch_crd_status("crd", &json!({})).await.err(),
         ];
         for answer in answers {
             assert!(matches!(answer, Some(CallError::NotLeader)), "{answer:?}");

@@ -1,0 +1,121 @@
+//! `LoadBalancer` as it was before v1beta1: still served for old clients, never stored.
+//!
+//! Every field is the one that Harvester serves. What v1beta1 has besides is not here: it travels
+//! in an annotation, see [`crate::domain::convert`]. The API server holds a request to the rules
+//! of the version it is made in, so the rules of v1beta1 that can be told in these fields are
+//! repeated here.
+
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Condition, Ipam};
+
+/// A request for one address that leads to VMs.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[kube(
+    group = "loadbalancer.harvesterhci.io",
+    version = "v1alpha1",
+    kind = "LoadBalancer",
+    namespaced,
+    shortname = "lb",
+    shortname = "lbs",
+    status = "LoadBalancerStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    deprecated = "loadbalancer.harvesterhci.io/v1alpha1 LoadBalancer is deprecated; use loadbalancer.harvesterhci.io/v1beta1",
+    printcolumn(name = "Description", type_ = "string", json_path = ".spec.description"),
+    printcolumn(name = "IPAM", type_ = "string", json_path = ".spec.ipam"),
+    printcolumn(name = "Address", type_ = "string", json_path = ".status.address"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[x_kube(
+    validation = ("self.ipam == oldSelf.ipam",
+        "spec.ipam is immutable: create a new LoadBalancer to change it"),
+    validation = ("!has(self.listeners) || self.listeners.all(l, !has(l.protocol) || l.protocol in ['TCP', 'UDP'])",
+        "spec.listeners[].protocol: must be TCP or UDP"),
+    validation = ("!has(self.listeners) || self.listeners.all(l, self.listeners.filter(m, m.name == l.name).size() == 1)",
+        "spec.listeners[].name: each name may be used once, and with several listeners each needs one"),
+    validation = ("!has(self.listeners) || self.listeners.all(l, self.listeners.filter(m, m.port == l.port && (has(m.protocol) ? m.protocol : 'TCP') == (has(l.protocol) ? l.protocol : 'TCP')).size() == 1)",
+        "spec.listeners[].port: each pair of port and protocol may be used once"),
+    validation = ("!has(self.listeners) || self.listeners.all(l, l.name == '' || l.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'))",
+        "spec.listeners[].name: must be lower-case letters, digits and dashes, and begin and end with a letter or digit"),
+)]
+#[serde(rename_all = "camelCase")]
+pub struct LoadBalancerSpec {
+    /// Free text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
+    pub description: Option<String>,
+    /// Where the address comes from.
+    pub ipam: Ipam,
+    /// Ports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    pub listeners: Vec<Listener>,
+    /// The VMs behind the address, by name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend_servers: Option<Vec<String>>,
+    /// When a VM counts as able to answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health_check: Option<HealthCheck>,
+}
+
+/// A port of the address and the port of the VMs behind it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Listener {
+    /// Name, unique within the LoadBalancer.
+    #[schemars(length(max = 63))]
+    pub name: String,
+    /// Port of the address.
+    #[schemars(range(min = 1, max = 65535))]
+    pub port: i32,
+    /// `TCP` or `UDP`.
+    #[serde(default = "tcp")]
+    #[schemars(length(max = 8))]
+    pub protocol: String,
+    /// Port of the VMs. Unset means the same as `port`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 65535))]
+    pub backend_port: Option<i32>,
+}
+
+fn tcp() -> String {
+    "TCP".to_owned()
+}
+
+/// A TCP probe of each backend.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthCheck {
+    /// Backend port to probe. Zero: backends are not probed.
+    #[schemars(range(min = 0, max = 65535))]
+    pub port: i32,
+    /// Successes in a row that make a backend healthy.
+    #[schemars(range(min = 0))]
+    pub success_threshold: i32,
+    /// Failures in a row that make a backend unhealthy.
+    #[schemars(range(min = 0))]
+    pub failure_threshold: i32,
+    /// Seconds between probes. The capital letter is the field's own.
+    #[serde(rename = "PeriodSeconds")]
+    #[schemars(range(min = 0))]
+    pub period_seconds: i32,
+    /// Seconds until a probe counts as failed.
+    #[schemars(range(min = 0))]
+    pub timeout_seconds: i32,
+}
+
+/// What the LoadBalancer was given.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LoadBalancerStatus {
+    /// Where it is reached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// `Ready` says whether the address serves, and if not, why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub conditions: Vec<Condition>,
+}

@@ -1,0 +1,173 @@
+//! Takes over the addresses that kube-vip's cloud provider was told. What becomes of them is
+//! decided in [`crate::domain::kube_vip`].
+//!
+//! Once for a cluster: an annotation on the ConfigMap says that it was done, to the Go controller
+//! too. Taken away, it is done again at the next start of a term. Whatever fails on the way leaves
+//! the ConfigMap unmarked, and another run finds the pools that are there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::ListParams;
+use kube::{Api, Resource, ResourceExt};
+use serde_json::json;
+
+use super::Context;
+use crate::api::{ANNOTATION_IMPORT_REPORT, ANNOTATION_IMPORTED, IPPool, LoadBalancer};
+use crate::domain::kube_vip::{self, Import, Known, NewPool};
+use crate::k8s::{CallError, call};
+
+const NAMESPACE: &str = "kube-system";
+const NAME: &str = "kubevip";
+/// The longest that the ledgers wait for it: pools that are made before have their history when
+/// the first address is given.
+const FIRST_RUN: Duration = Duration::from_secs(10);
+/// Before it is tried again; grows up to the second.
+const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
+
+/// The first run of a term. Whether there is nothing left to do.
+pub(super) async fn first(ctx: &Context) -> bool {
+    tokio::time::timeout(FIRST_RUN, run(ctx)).await.unwrap_or(false)
+}
+
+/// Further runs, until there is nothing left to do. Never returns.
+pub(super) async fn rest(ctx: Context, mut done: bool) {
+    let mut delay = RETRY.0;
+    while !done {
+        tokio::time::sleep(delay).await;
+        delay = (delay * 2).min(RETRY.1);
+        done = run(&ctx).await;
+    }
+    std::future::pending::<()>().await;
+}
+
+async fn run(ctx: &Context) -> bool {
+    match import(ctx).await {
+        Ok(()) => true,
+        Err(CallError::NotLeader) => false,
+        Err(CallError::Conflict) => {
+            tracing::info!("the kube-vip ConfigMap was changed meanwhile, reading it again");
+            false
+        }
+        Err(error) if error.refusal().is_some() => {
+            tracing::warn!(%error, "the kube-vip ConfigMap is not imported");
+            true
+        }
+        Err(error) => {
+            tracing::warn!(%error, "the kube-vip ConfigMap is not imported yet, trying again");
+            false
+        }
+    }
+}
+
+async fn import(ctx: &Context) -> Result<(), CallError> {
+    let maps = Api::<ConfigMap>::namespaced(ctx.client.clone(), NAMESPACE);
+    let map = match call(maps.get(NAME)).await {
+        Ok(map) => map,
+        Err(CallError::NotFound) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if map.annotations().get(ANNOTATION_IMPORTED).is_some_and(|done| done == "true") {
+        return Ok(());
+    }
+    let data = map.data.clone().unwrap_or_default();
+    let mut import = kube_vip::plan(&data, &known(ctx).await?);
+    let created = create(ctx, &mut import).await?;
+    let report = import.report(&created);
+    let patch = json!({"metadata": {
+        "resourceVersion": map.resource_version(),
+        "annotations": {ANNOTATION_IMPORTED: "true", ANNOTATION_IMPORT_REPORT: report},
+    }});
+    ctx.writer.patch_config_map(NAMESPACE, NAME, &patch).await?;
+    tell(ctx, &map, &import, created.len(), &report);
+    Ok(())
+}
+
+async fn known(ctx: &Context) -> Result<Known, CallError> {
+    let pools = Api::<IPPool>::all(ctx.client.clone());
+    let pools = call(pools.list(&ListParams::default())).await?.items;
+    let told = |lb: &LoadBalancer| {
+        let name = format!("{}/{}", lb.namespace().unwrap_or_default(), lb.name_any());
+        let address = lb.status.as_ref().and_then(|status| status.address.as_deref());
+        (name, address.and_then(|address| address.parse().ok()))
+    };
+    let load_balancers: BTreeMap<_, _> =
+        ctx.views.load_balancers.state().iter().map(|lb| told(lb)).collect();
+    Ok(Known { pools, load_balancers, namespace: NAMESPACE.to_owned() })
+}
+
+/// Creates what is planned. One that is refused is reported, and the others are made.
+async fn create(ctx: &Context, import: &mut Import) -> Result<BTreeSet<String>, CallError> {
+    let mut created = BTreeSet::new();
+    for pool in &import.pools {
+        if pool.there {
+            let pools = Api::<IPPool>::all(ctx.client.clone());
+            remember(ctx, pool, call(pools.get(&pool.name)).await?).await;
+            continue;
+        }
+        match ctx.writer.create_pool(&IPPool::new(&pool.name, pool.spec.clone())).await {
+            Ok(stored) => {
+                created.insert(pool.name.clone());
+                remember(ctx, pool, stored).await;
+            }
+            // Somebody was faster.
+            Err(CallError::Conflict) => import.left.push(pool.name.clone()),
+            Err(error) => match error.refusal() {
+                Some(why) => import.refused.push(kube_vip::Refused {
+                    key: pool.name.clone(),
+                    value: String::new(),
+                    why: format!("the IPPool is refused: {why}"),
+                }),
+                None => return Err(error),
+            },
+        }
+    }
+    Ok(created)
+}
+
+/// Notes former owners in a pool. They are a hint: without them addresses are given out all the
+/// same. Who keeps the ledgers merges what it finds.
+async fn remember(ctx: &Context, pool: &NewPool, mut stored: IPPool) {
+    let mut tries = 0;
+    let error = loop {
+        let before = stored.status.clone().unwrap_or_default();
+        let mut after = before.clone();
+        for (ip, name) in pool.history.iter().filter(|(ip, _)| !before.allocated.contains_key(*ip))
+        {
+            after.allocated_history.entry(ip.clone()).or_insert_with(|| name.clone());
+        }
+        if after == before {
+            return;
+        }
+        let version = stored.resource_version().unwrap_or_default();
+        match ctx.writer.write_pool_status(&pool.name, &version, &before, &after).await {
+            Ok(_) => return,
+            Err(CallError::Conflict) if tries < 5 => tries += 1,
+            Err(error) => break error,
+        }
+        let pools = Api::<IPPool>::all(ctx.client.clone());
+        match call(pools.get(&pool.name)).await {
+            Ok(now) => stored = now,
+            Err(error) => break error,
+        }
+    };
+    tracing::warn!(pool = pool.name, %error, "addresses in use are not noted in this IPPool");
+}
+
+fn tell(ctx: &Context, map: &ConfigMap, import: &Import, created: usize, report: &str) {
+    for line in report.lines() {
+        tracing::info!("kube-vip ConfigMap: {line}");
+    }
+    let summary = format!(
+        "{created} IPPools made, {} left as they were, {} items not taken: see the annotation {ANNOTATION_IMPORT_REPORT}",
+        import.left.len(),
+        import.refused.len()
+    );
+    let object = map.object_ref(&());
+    if import.refused.is_empty() {
+        ctx.events.normal(object, "KubeVipImported", summary);
+    } else {
+        ctx.events.warning(object, "KubeVipImportIncomplete", summary);
+    }
+}

@@ -1,0 +1,140 @@
+//! Has every LoadBalancer stored in today's version, and takes the old one off the list of those
+//! that may be in the store: only then can a later CRD do without it.
+//!
+//! Invariants: the list is shortened only if nothing of the CRD has changed since before the
+//! objects were listed, so no object can have been stored in the old version after its turn; and
+//! only if every object was written since, by this task or by somebody else. Nothing is written
+//! while nobody converts: a list of objects that cannot be converted fails.
+
+use std::time::Duration;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::ListParams;
+use kube::{Api, Resource, ResourceExt};
+use serde_json::json;
+
+use super::Context;
+use crate::api::LoadBalancer;
+use crate::k8s::{CallError, call};
+
+const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
+const STORED: &str = "v1beta1";
+/// Objects read by one call of a list. Each may have to be converted within its deadline.
+const PAGE: u32 = 200;
+/// From one write to the next.
+const PACE: Duration = Duration::from_millis(10);
+/// After a change of the CRD every API server has taken it over: they wait 5 s themselves.
+const SETTLED: Duration = Duration::from_secs(10);
+/// Before a further attempt, which grows up to the second.
+const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
+
+/// What an attempt came to.
+enum Outcome {
+    /// Nothing is stored in another version, or the CRD cannot be read at all.
+    Done,
+    /// Why not yet.
+    Waits(String),
+}
+
+/// Works until there is nothing left to do, then waits to be dropped.
+pub(super) async fn run(ctx: Context) {
+    let mut delay = RETRY.0;
+    let mut told = String::new();
+    loop {
+        match attempt(&ctx).await {
+            Ok(Outcome::Done) => break,
+            Ok(Outcome::Waits(why)) if why == told => {}
+            Ok(Outcome::Waits(why)) => {
+                tracing::warn!(why, "objects stay stored in the old version, trying again");
+                told = why;
+            }
+            Err(CallError::NotLeader) => {}
+            Err(error) => tracing::warn!(%error, "the stored versions are not known, trying again"),
+        }
+        tokio::time::sleep(delay).await;
+        delay = (delay * 2).min(RETRY.1);
+    }
+    std::future::pending::<()>().await;
+}
+
+async fn attempt(ctx: &Context) -> Result<Outcome, CallError> {
+    let crds = Api::<CustomResourceDefinition>::all(ctx.client.clone());
+    let crd = match call(crds.get(CRD)).await {
+        Ok(crd) => crd,
+        Err(error) if matches!(error, CallError::NotFound) || error.refusal().is_some() => {
+            tracing::info!(%error, "the stored versions of LoadBalancer are left alone");
+            return Ok(Outcome::Done);
+        }
+        Err(error) => return Err(error),
+    };
+    let stored = crd.status.as_ref().and_then(|status| status.stored_versions.clone());
+    let old: Vec<String> =
+        stored.unwrap_or_default().into_iter().filter(|version| version != STORED).collect();
+    if old.is_empty() {
+        return Ok(Outcome::Done);
+    }
+    if !crd.spec.versions.iter().any(|version| version.storage && version.name == STORED) {
+        return Ok(Outcome::Waits(format!("the CRD does not store {STORED}")));
+    }
+    // With the other strategy an object would be read without what it was stored with.
+    let conversion = crd.spec.conversion.as_ref().filter(|c| c.strategy == "Webhook");
+    let config = conversion.and_then(|c| c.webhook.as_ref()?.client_config.as_ref());
+    if config.and_then(|config| config.ca_bundle.as_ref()).is_none_or(|ca| ca.0.is_empty()) {
+        return Ok(Outcome::Waits("the CRD names nobody who converts".to_owned()));
+    }
+    tokio::time::sleep(SETTLED).await;
+    let objects = match list(ctx).await {
+        Ok(objects) => objects,
+        Err(error) => {
+            return Ok(Outcome::Waits(format!("LoadBalancers cannot be listed: {error}")));
+        }
+    };
+    for (namespace, name, version) in &objects {
+        let patch = json!({"metadata": {"resourceVersion": version}});
+        match ctx.writer.patch_lb(namespace, name, &patch).await {
+            // Changed or removed by somebody else: not in the old version any more.
+            Ok(_) | Err(CallError::Conflict | CallError::NotFound) => {}
+            Err(CallError::NotLeader) => return Err(CallError::NotLeader),
+            Err(error) => {
+                return Ok(Outcome::Waits(format!("{namespace}/{name} is not written: {error}")));
+            }
+        }
+        tokio::time::sleep(PACE).await;
+    }
+    let patch = json!({
+        "metadata": {"resourceVersion": crd.resource_version()},
+        "status": {"storedVersions": [STORED]},
+    });
+    match ctx.writer.patch_crd_status(CRD, &patch).await {
+        Ok(_) => {}
+        Err(CallError::Conflict) => {
+            return Ok(Outcome::Waits("the CRD was changed meanwhile".to_owned()));
+        }
+        Err(error) => return Err(error),
+    }
+    let note = format!(
+        "{} LoadBalancers are stored in {STORED}; {} is not stored any more",
+        objects.len(),
+        old.join(", ")
+    );
+    tracing::info!("{note}");
+    ctx.events.normal(crd.object_ref(&()), "StorageMigrated", note);
+    Ok(Outcome::Done)
+}
+
+/// Namespace, name and version of every LoadBalancer.
+async fn list(ctx: &Context) -> Result<Vec<(String, String, String)>, CallError> {
+    let api = Api::<LoadBalancer>::all(ctx.client.clone());
+    let mut params = ListParams::default().limit(PAGE);
+    let mut objects = Vec::new();
+    loop {
+        let page = call(api.list_metadata(&params)).await?;
+        let goes_on = page.metadata.continue_.filter(|token| !token.is_empty());
+        objects.extend(page.items.into_iter().map(|lb| {
+            let version = lb.resource_version().unwrap_or_default();
+            (lb.namespace().unwrap_or_default(), lb.name_any(), version)
+        }));
+        let Some(token) = goes_on else { return Ok(objects) };
+        params = params.continue_token(&token);
+    }
+}

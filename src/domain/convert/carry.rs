@@ -1,0 +1,182 @@
+//! The annotation in which fields travel that the other version lacks.
+//!
+//! Compact JSON: `{"spec":{"workloadType":"cluster"},"unset":["spec.ipam"]}`; absent when there is
+//! nothing to carry. `unset` names fields that the translation fills in. Text that is not of this
+//! form is somebody else's: it is ignored and stays. Where the place is taken, what was there
+//! travels along (`kept`).
+//!
+//! Annotations may have 256 KiB in all, and the API server would refuse the whole list for one
+//! object over that. What does not fit is left out, the status first, since it is worked out
+//! again, then the largest, and named in `cut`. Whoever writes such an object back in v1alpha1
+//! loses it; the annotation then stays with the names of the lost fields of the spec, for
+//! admission to refuse.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// What all annotations of an object may have, keys included.
+const ANNOTATIONS_LIMIT: usize = 256 * 1024;
+
+/// Fields that travel.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Carry {
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    spec: Map<String, Value>,
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    status: Map<String, Value>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    unset: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kept: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    cut: Vec<String>,
+}
+
+impl Carry {
+    /// Notes what of a section `back`, its translation there and back, no longer says.
+    pub(super) fn note(
+        &mut self,
+        section: &str,
+        source: Option<Map<String, Value>>,
+        back: Option<Map<String, Value>>,
+    ) {
+        let Some(source) = source else {
+            self.unset.extend(back.map(|_| section.to_owned()));
+            return;
+        };
+        let back = back.unwrap_or_default();
+        let filled = back.keys().filter(|key| !source.contains_key(*key));
+        self.unset.extend(filled.map(|key| format!("{section}.{key}")));
+        let fields = if section == "spec" { &mut self.spec } else { &mut self.status };
+        fields.extend(source.into_iter().filter(|(key, value)| back.get(key) != Some(value)));
+    }
+
+    /// Fields of a section that travelled. `None`: it was not set.
+    pub(super) fn of<'a>(
+        &'a self,
+        section: &'a str,
+    ) -> impl Iterator<Item = (&'a str, Option<&'a Value>)> {
+        let fields = if section == "spec" { &self.spec } else { &self.status };
+        let unset = self.unset.iter().filter_map(move |path| {
+            path.strip_prefix(section)?.strip_prefix('.').map(|key| (key, None))
+        });
+        unset.chain(fields.iter().map(|(key, value)| (key.as_str(), Some(value))))
+    }
+
+    /// Whether the object had no such section.
+    pub(super) fn section_is_unset(&self, section: &str) -> bool {
+        self.unset.iter().any(|path| path == section)
+    }
+
+    /// Reads what this version or another replica wrote.
+    fn parse(text: &str) -> Option<Self> {
+        // The library would take a list for the fields in their order.
+        if !text.starts_with('{') {
+            return None;
+        }
+        serde_json::from_str(text).ok()
+    }
+
+    fn is_only_cut(&self) -> bool {
+        !self.cut.is_empty() && *self == Self { cut: self.cut.clone(), ..Self::default() }
+    }
+
+    fn text(&self) -> Option<String> {
+        if *self == Self::default() { None } else { serde_json::to_string(self).ok() }
+    }
+
+    /// Leaves out one thing. `false`: there is no more.
+    fn shorten(&mut self) -> bool {
+        for (section, fields) in [("status", &mut self.status), ("spec", &mut self.spec)] {
+            let size = |value: &Value| value.to_string().len();
+            let largest = fields.iter().max_by_key(|(_, value)| size(value));
+            if let Some(key) = largest.map(|(key, _)| key.clone()) {
+                fields.remove(&key);
+                self.cut.push(format!("{section}.{key}"));
+                return true;
+            }
+        }
+        self.kept.take().is_some()
+    }
+}
+
+/// Fields of the spec that were lost because they did not fit, in an object that is to be stored.
+pub fn lost(object: &Value, annotation: &str) -> Vec<String> {
+    let text = object["metadata"]["annotations"][annotation].as_str().unwrap_or_default();
+    let carry = Carry::parse(text).unwrap_or_default();
+    if carry.is_only_cut() { carry.cut } else { Vec::new() }
+}
+
+/// Takes out what travelled under this name.
+pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> Carry {
+    let Some(annotations) = annotations(object) else { return Carry::default() };
+    let text = annotations.get(annotation).and_then(Value::as_str).unwrap_or_default();
+    let Some(mut carry) = Carry::parse(text) else { return Carry::default() };
+    let mut stays = carry.kept.take();
+    let lost: Vec<String> =
+        carry.cut.iter().filter(|path| path.starts_with("spec.")).cloned().collect();
+    if !lost.is_empty() {
+        stays = Carry { cut: lost, ..Carry::default() }.text();
+    }
+    match stays {
+        Some(text) => drop(annotations.insert(annotation.to_owned(), Value::String(text))),
+        None => drop(annotations.remove(annotation)),
+    }
+    drop_if_empty(object);
+    carry
+}
+
+/// Puts in what is to travel under this name.
+pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: Carry) {
+    let there = annotations(object)
+        .and_then(|annotations| annotations.get(annotation)?.as_str().map(str::to_owned));
+    if let Some(there) = there {
+        // Left as it is, a text of this form would be taken for what travelled.
+        let taken = Carry::parse(&there);
+        let stale = taken.as_ref().is_some_and(Carry::is_only_cut);
+        if (taken.is_some() || carry != Carry::default()) && !stale {
+            carry.kept = Some(there);
+        }
+        if stale && let Some(annotations) = annotations(object) {
+            annotations.remove(annotation);
+        }
+    }
+    let Some(mut text) = carry.text() else {
+        drop_if_empty(object);
+        return;
+    };
+    let Some(Value::Object(metadata)) = object.get_mut("metadata") else { return };
+    let annotations = metadata.entry("annotations").or_insert_with(|| Value::Object(Map::new()));
+    if annotations.is_null() {
+        *annotations = Value::Object(Map::new());
+    }
+    let Value::Object(annotations) = annotations else { return };
+    let others: usize = annotations
+        .iter()
+        .filter(|(key, _)| *key != annotation)
+        .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
+        .sum();
+    let room = ANNOTATIONS_LIMIT.saturating_sub(others + annotation.len());
+    while text.len() > room {
+        if !carry.shorten() {
+            annotations.remove(annotation);
+            return;
+        }
+        text = carry.text().unwrap_or_default();
+    }
+    annotations.insert(annotation.to_owned(), Value::String(text));
+}
+
+fn annotations(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {
+    object.get_mut("metadata")?.get_mut("annotations")?.as_object_mut()
+}
+
+/// The API server keeps no empty maps; an object that has none must not come back with one.
+fn drop_if_empty(object: &mut Map<String, Value>) {
+    if annotations(object).is_some_and(|annotations| annotations.is_empty())
+        && let Some(Value::Object(metadata)) = object.get_mut("metadata")
+    {
+        metadata.remove("annotations");
+    }
+}

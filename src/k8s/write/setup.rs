@@ -1,0 +1,44 @@
+//! Guarded writes of the change-over from older software: imported pools, the ConfigMap they came
+//! from, and the versions that a CRD says are stored.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::PostParams;
+use kube::core::ObjectMeta;
+use kube::{Api, Resource};
+use serde_json::Value;
+
+use super::Writer;
+use crate::api::IPPool;
+use crate::k8s::{CallError, call};
+
+impl Writer {
+    /// Creates an IPPool. Returns what the server made of it. One of that name is a conflict.
+    pub async fn create_pool(&self, pool: &IPPool) -> Result<IPPool, CallError> {
+        self.check_leadership()?;
+        let api = Api::<IPPool>::all(self.client.clone());
+        self.count("IPPool", call(api.create(&PostParams::default(), pool)).await)
+    }
+
+    /// Patches a ConfigMap.
+    pub async fn patch_config_map(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<ObjectMeta, CallError> {
+        let list = ConfigMap::url_path(&(), Some(namespace));
+        self.patch::<ConfigMap>("ConfigMap", &list, name, patch, None).await
+    }
+
+    /// Patches a CustomResourceDefinition's status.
+    pub async fn patch_crd_status(
+        &self,
+        name: &str,
+        patch: &Value,
+    ) -> Result<ObjectMeta, CallError> {
+        const KIND: &str = "CustomResourceDefinition";
+        let list = CustomResourceDefinition::url_path(&(), None);
+        self.patch::<CustomResourceDefinition>(KIND, &list, name, patch, Some("status")).await
+    }
+}

@@ -1,0 +1,77 @@
+//! Texts in annotations and ConfigMaps, which tenants and admins write: manual releases, fields
+//! that travel between versions, kube-vip's addresses.
+#![no_main]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use harvester_guest_operator::domain::convert::{Version, convert};
+use harvester_guest_operator::domain::kube_vip::{Known, plan};
+use harvester_guest_operator::domain::manual_release::ManualRelease;
+use harvester_guest_operator::domain::ranges::Ranges;
+use libfuzzer_sys::fuzz_target;
+use serde_json::{Value, json};
+
+const OURS: [&str; 2] = ["v1alpha1-fields", "v1beta1-fields"];
+
+/// One object in each version, with the text under both names.
+fn travels(text: &str) {
+    for (from, to) in
+        [(Version::V1alpha1, Version::V1beta1), (Version::V1beta1, Version::V1alpha1)]
+    {
+        let mut object = json!({
+            "apiVersion": from.to_string(), "kind": "LoadBalancer",
+            "spec": {"ipam": "pool", "healthCheck": {"port": 80}}, "status": {"address": "10.0.0.7"},
+        });
+        for name in OURS {
+            let name = format!("loadbalancer.harvesterhci.io/{name}");
+            object["metadata"]["annotations"][name] = json!(text);
+        }
+        let there = convert(object.clone(), to).unwrap();
+        // What is said counts for more than what travels.
+        assert_eq!(there["spec"]["ipam"], "pool");
+        assert_eq!(there["status"]["address"], "10.0.0.7");
+        if to == Version::V1beta1 {
+            serde_json::from_value::<harvester_guest_operator::api::LoadBalancer>(there.clone())
+                .unwrap();
+        }
+        let annotations = there["metadata"]["annotations"].as_object();
+        let size: usize = annotations
+            .into_iter()
+            .flatten()
+            .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
+            .sum();
+        assert!(size <= 256 * 1024 || size <= 2 * text.len() + 200, "{size}");
+        // From here on it is stable.
+        let back = convert(there.clone(), from).unwrap();
+        let again = convert(back.clone(), to).unwrap();
+        assert_eq!(stripped(&again), stripped(&there));
+    }
+}
+
+fn stripped(object: &Value) -> Value {
+    json!([object["spec"], object["status"]])
+}
+
+/// Each line of the text is `key: value`.
+fn kube_vip(text: &str) {
+    let data: BTreeMap<String, String> = text
+        .lines()
+        .filter_map(|line| line.split_once(": "))
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect();
+    let known = Known { namespace: "kube-system".to_owned(), ..Known::default() };
+    let import = plan(&data, &known);
+    for pool in &import.pools {
+        Ranges::parse(&pool.spec.ranges).unwrap();
+    }
+    assert!(import.report(&BTreeSet::new()).len() < 17 * 1024 * 4);
+}
+
+fuzz_target!(|text: &str| {
+    if let Ok(release) = ManualRelease::parse(text) {
+        let (namespace, name) = release.name.split_once('/').unwrap();
+        assert!(!namespace.is_empty() && !name.is_empty() && !name.contains('/'));
+    }
+    travels(text);
+    kube_vip(text);
+});

@@ -1,0 +1,65 @@
+//! An AdmissionReview of any shape, and what the rules make of its objects when nothing else is
+//! known.
+#![no_main]
+
+use harvester_guest_operator::domain::admission::{Answer, Operation, Request, load_balancer, pool};
+use harvester_guest_operator::http::admission::Stage;
+use harvester_guest_operator::http::review::{self, Outcome};
+use libfuzzer_sys::fuzz_target;
+use serde_json::Value;
+
+/// What is answered leads to the same answer: nothing is changed twice.
+fn settles(object: &Value, mutate: impl Fn(&Value) -> Answer) {
+    let answer = mutate(object);
+    if let Some(changed) = answer.object {
+        assert!(answer.refusals.is_empty());
+        assert_eq!(mutate(&changed).object, None, "{object}\n{changed}");
+    }
+}
+
+fn decide(question: &Value) {
+    let asked = &question["request"];
+    let operation = match asked["operation"].as_str() {
+        Some("CREATE") => Operation::Create,
+        Some("UPDATE") => Operation::Update,
+        _ => Operation::Delete,
+    };
+    let text = |field: &str| asked[field].as_str().unwrap_or_default();
+    let part = |field: &str| Some(&asked[field]).filter(|object| object.is_object());
+    let old = part("oldObject").filter(|_| operation != Operation::Create);
+    let object = part("object").filter(|_| operation != Operation::Delete);
+    let request = |object| Request {
+        operation,
+        subresource: text("subResource"),
+        namespace: text("namespace"),
+        name: text("name"),
+        user: asked["userInfo"]["username"].as_str().unwrap_or_default(),
+        by_operator: false,
+        object,
+        old,
+    };
+    let known = load_balancer::Known::default();
+    load_balancer::asks(&request(object));
+    load_balancer::validate(&request(object), &known);
+    if let pool::Look::Ask(question) = pool::look(&request(object)) {
+        question.judge(&pool::Known::default());
+    }
+    if let Some(object) = object {
+        settles(object, |object| load_balancer::mutate(&request(Some(object)), &known));
+        settles(object, |object| pool::mutate(&request(Some(object)), Some(7)));
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    if let Ok(review) = review::parse(data) {
+        let question: Value = serde_json::from_slice(data).unwrap();
+        for stage in [Stage::Mutation, Stage::Validation] {
+            let text = Outcome::Answered(Answer::default()).render(&review, stage);
+            let answer: Value = serde_json::from_slice(&text).unwrap();
+            assert_eq!(answer["response"]["uid"], question["request"]["uid"]);
+        }
+        decide(&question);
+    } else if let Ok(question) = serde_json::from_slice::<Value>(data) {
+        decide(&question);
+    }
+});

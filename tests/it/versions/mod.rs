@@ -1,0 +1,72 @@
+//! Two versions of `LoadBalancer`: what the API server makes of the CRD, with and without
+//! somebody who converts, and the old objects that earlier CRDs left in its store.
+
+mod converted;
+mod converter;
+mod migration;
+mod served;
+mod unconverted;
+
+use anyhow::Result;
+use harvester_guest_operator::api;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+use testbed::eventually;
+
+use crate::support::{Cluster, SOON};
+use converter::Converter;
+
+/// The CRD's name.
+const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
+
+fn crds(cluster: &Cluster) -> Api<CustomResourceDefinition> {
+    Api::all(cluster.client.clone())
+}
+
+/// LoadBalancers of the namespace `default`, as any shape.
+fn lbs(cluster: &Cluster, version: &str) -> Api<DynamicObject> {
+    let kind = GroupVersionKind::gvk(api::GROUP, version, "LoadBalancer");
+    let resource = ApiResource::from_gvk_with_plural(&kind, "loadbalancers");
+    Api::namespaced_with(cluster.client.clone(), "default", &resource)
+}
+
+async fn create(api: &Api<DynamicObject>, object: Value) -> Result<Value> {
+    let object = serde_json::from_value(object)?;
+    Ok(json!(api.create(&PostParams::default(), &object).await?))
+}
+
+fn lb(version: &str, name: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": format!("{}/{version}", api::GROUP), "kind": "LoadBalancer",
+        "metadata": {"name": name, "namespace": "default"}, "spec": spec,
+    })
+}
+
+/// Our CRD, after a change of it.
+fn crd(change: impl FnOnce(&mut Value)) -> Result<CustomResourceDefinition> {
+    let mut crd = json!(api::crds().remove(1));
+    change(&mut crd["spec"]);
+    Ok(serde_json::from_value(crd)?)
+}
+
+/// Puts a CRD in place of the one that is there.
+async fn replace(cluster: &Cluster, mut crd: CustomResourceDefinition) -> Result<()> {
+    eventually(SOON, "new CRD", async || {
+        crd.metadata.resource_version = crds(cluster).get(CRD).await?.resource_version();
+        crds(cluster).replace(CRD, &PostParams::default(), &crd).await.map(|_| true)
+    })
+    .await
+}
+
+/// Has the API server ask this converter.
+fn asks(converter: &Converter) -> impl FnOnce(&mut Value) {
+    let config = json!({"url": converter.url, "caBundle": converter.bundle});
+    |spec| spec["conversion"]["webhook"]["clientConfig"] = config
+}
+
+async fn stored_versions(cluster: &Cluster) -> Result<Vec<String>> {
+    let status = crds(cluster).get(CRD).await?.status;
+    Ok(status.and_then(|status| status.stored_versions).unwrap_or_default())
+}

@@ -1,0 +1,124 @@
+//! Conversion and admission by the operator itself: both versions are held to the same rules.
+
+use anyhow::Result;
+use kube::Api;
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
+use serde_json::{Value, json};
+use testbed::{Operator, Start, eventually};
+
+use super::{create, lb, lbs};
+use crate::support::{Cluster, SOON};
+
+const TRAVELS: &str = "loadbalancer.harvesterhci.io/v1beta1-fields";
+
+async fn served() -> Result<(Cluster, Operator)> {
+    let cluster = Cluster::start().await?;
+    let start = Start { admission: Some("https://127.0.0.1:0".to_owned()), ..Start::default() };
+    let operator = cluster.standby(start).await?;
+    operator.leads().await?;
+    let old = lbs(&cluster, "v1alpha1");
+    eventually(SOON, "list in v1alpha1", async || {
+        old.list(&ListParams::default()).await.map(|_| true)
+    })
+    .await?;
+    Ok((cluster, operator))
+}
+
+async fn merge(api: &Api<DynamicObject>, name: &str, patch: Value) -> Result<Value, kube::Error> {
+    let answer = api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+    answer.map(|object| json!(object))
+}
+
+fn carries(text: &Value) -> Value {
+    json!({"metadata": {"annotations": {TRAVELS: text.to_string()}}})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_tenant_writes_into_the_annotation_is_judged_like_v1beta1() -> Result<()> {
+    let (cluster, _operator) = served().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let others = json!({"scope": [{"project": "*", "namespace": "other", "guestCluster": "*"}]});
+    cluster.pool_for("others", json!({"subnet": "10.2.0.0/24"}), others).await?;
+    let (old, new) = (lbs(&cluster, "v1alpha1"), lbs(&cluster, "v1beta1"));
+
+    // An address that it does not have, on creation.
+    let claim = json!({"ip": "10.1.0.77", "ipPool": "pool"});
+    let mut forged = lb("v1alpha1", "forged", &json!({"ipam": "pool"}));
+    let text = json!({"spec": {"workloadType": "cluster"}, "status": {"allocatedAddress": claim}});
+    forged["metadata"]["annotations"] = json!({TRAVELS: text.to_string()});
+    forged["status"] = json!({"address": "10.1.0.77"});
+    create(&old, forged).await?;
+    let address = cluster.address("forged").await?;
+    assert_eq!(address, "10.1.0.2");
+    let before = json!(new.get("forged").await?);
+    assert_eq!(before["spec"]["workloadType"], "cluster");
+    assert_eq!(before["metadata"]["annotations"].get(TRAVELS), None);
+
+    // On an update; another type; another's pool; the reserved fields.
+    for (text, says) in [
+        (
+            json!({"spec": {"workloadType": "cluster"}, "status": {"allocatedAddress": claim}}),
+            "allocatedAddress",
+        ),
+        (json!({"spec": {"workloadType": "vm"}}), "immutable"),
+        (json!({}), "immutable"),
+        (json!({"spec": {"workloadType": "cluster", "ipPool": "others"}}), "does not admit"),
+    ] {
+        match merge(&old, "forged", carries(&text)).await {
+            Err(error) => assert!(error.to_string().contains(says), "{text}: {error}"),
+            Ok(object) => panic!("{text}: {object:#}"),
+        }
+    }
+    let after = json!(new.get("forged").await?);
+    assert_eq!(after["spec"], before["spec"]);
+    assert_eq!(after["status"], before["status"]);
+    cluster.consistent().await
+}
+
+/// What mutation does to an object reaches the store whatever version it was sent in.
+#[tokio::test(flavor = "multi_thread")]
+async fn old_clients_keep_what_they_do_not_know() -> Result<()> {
+    let (cluster, mut operator) = served().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let (old, new) = (lbs(&cluster, "v1alpha1"), lbs(&cluster, "v1beta1"));
+    cluster.lb("guest").await?;
+    let address = cluster.address("guest").await?;
+    let before = json!(new.get("guest").await?);
+    // A whole object without its status.
+    let mut whole = old.get("guest").await?;
+    assert_eq!(whole.data["status"]["address"], json!(address));
+    whole.data["status"].take();
+    whole.data["spec"]["description"] = json!("touched");
+    old.replace("guest", &kube::api::PostParams::default(), &whole).await?;
+    let after = json!(new.get("guest").await?);
+    assert_eq!(after["status"], before["status"]);
+    assert_eq!(after["spec"]["description"], "touched");
+
+    // A load balancer for VMs, with the defaults that are filled in, in both versions.
+    let spec = json!({"ipam": "pool", "backendServers": ["vm-1"],
+        "listeners": [{"name": "a", "port": 80, "protocol": "TCP"}],
+        "healthCheck": {"port": 80, "successThreshold": 0, "failureThreshold": 0,
+            "PeriodSeconds": 0, "timeoutSeconds": 0}});
+    create(&old, lb("v1alpha1", "vm", &spec)).await?;
+    let stored = json!(new.get("vm").await?);
+    assert_eq!(
+        stored["spec"]["backendServerSelector"],
+        json!({"harvesterhci.io/vmName": ["vm-1"]})
+    );
+    let numbers = ["successThreshold", "failureThreshold", "timeoutSeconds"];
+    for number in numbers {
+        let shown = json!(old.get("vm").await?);
+        assert_eq!(shown["spec"]["healthCheck"][number], stored["spec"]["healthCheck"][number]);
+    }
+    // What v1beta1's rules refuse and v1alpha1's schema cannot say.
+    let refused = merge(&old, "vm", json!({"spec": {"healthCheck": {"port": 81}}})).await;
+    assert!(refused.unwrap_err().to_string().contains("spec.healthCheck.port"));
+    let refused = merge(&old, "vm", json!({"spec": {"listeners": []}})).await;
+    assert!(refused.unwrap_err().to_string().contains("spec.listeners"));
+
+    // The operator is gone: v1alpha1 is refused, v1beta1 is read.
+    operator.process.terminate(SOON).await?;
+    assert!(old.get("vm").await.unwrap_err().to_string().contains("conversion webhook"));
+    new.get("vm").await?;
+    Ok(())
+}
