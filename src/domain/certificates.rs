@@ -115,7 +115,7 @@ pub fn plan(stored: Option<&Stored>, at: At<'_>) -> Step {
             let patience = patience(stored, at.now);
             match at.trusted_for {
                 Some(trusted) if trusted >= patience => return Step::Switch,
-                Some(trusted) => wake = at.now + (patience - trusted),
+                Some(trusted) => wake = at.now + patience.saturating_sub(trusted),
                 // Being trusted is an event, not a time.
                 None => wake = at.now + LONGEST_SETTLING,
             }

@@ -78,13 +78,13 @@ impl Registration {
     /// What the object must hold. `None`: it is to be left alone.
     pub fn wanted(&self, part: Part, stored: Option<&Value>) -> Option<Value> {
         match part {
-            Part::Validating => Some(self.configuration(&self.validating())),
-            Part::Mutating => Some(self.configuration(&self.mutating())),
+            Part::Validating => Some(Self::configuration(&self.validating())),
+            Part::Mutating => Some(Self::configuration(&self.mutating())),
             Part::Conversion => stored.is_some_and(needs_conversion).then(|| self.conversion()),
         }
     }
 
-    fn configuration(&self, webhook: &Value) -> Value {
+    fn configuration(webhook: &Value) -> Value {
         json!({"metadata": {"labels": {MANAGED_BY: MANAGER}}, "webhooks": [webhook]})
     }
 

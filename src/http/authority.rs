@@ -96,6 +96,16 @@ impl Material {
         Ok(Self { ca, next: None, serving, previous })
     }
 
+    /// Keeps trusted what others may still serve, in PEM.
+    #[must_use]
+    pub fn trusting(mut self, now: Duration, pem: &str) -> Self {
+        let bundle = self.bundle();
+        let more = certificates(pem).into_iter();
+        self.previous.extend(more.filter(|ca| ca.not_after > now && !bundle.contains(&ca.pem)));
+        self.previous.truncate(MOST_PREVIOUS);
+        self
+    }
+
     /// Reads what the Secret holds.
     pub fn read(data: &Data) -> Result<Self, Unfit> {
         let ca = pair(data, CA)?.ok_or_else(|| Unfit::new(CA.0, "missing"))?;
@@ -249,9 +259,13 @@ pub struct Identity {
 fn authority(now: Duration) -> Result<Pair, Unfit> {
     let unfit = |e: rcgen::Error| Unfit::new("new authority", e);
     let key = KeyPair::generate().map_err(unfit)?;
-    let mark: String =
-        key.public_key_raw().iter().skip(1).take(4).map(|b| format!("{b:02x}")).collect();
-    let mut params = authority_params(&format!("harvester-guest-operator admission {mark}"));
+    let mark = key
+        .public_key_raw()
+        .iter()
+        .skip(1)
+        .take(4)
+        .fold(0_u32, |mark, byte| mark << 8 | u32::from(*byte));
+    let mut params = authority_params(&format!("harvester-guest-operator admission {mark:08x}"));
     validity(&mut params, now, now + AUTHORITY_LIFE);
     let made = params.self_signed(&key).map_err(unfit)?;
     Ok(Pair { certificate: certificate(&made.pem())?, key: Some(key.serialize_pem()) })

@@ -68,7 +68,8 @@ struct Asked {
 struct Resource {
     group: String,
     version: String,
-    resource: String,
+    #[serde(rename = "resource")]
+    plural: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -90,12 +91,12 @@ pub fn parse(bytes: &[u8]) -> Result<Review, String> {
     if request.uid.is_empty() {
         return Err("request.uid: missing".to_owned());
     }
-    let Resource { group, version, resource } = &request.resource;
-    let kind = match (group.as_str(), version.as_str(), resource.as_str()) {
+    let Resource { group, version, plural } = &request.resource;
+    let kind = match (group.as_str(), version.as_str(), plural.as_str()) {
         (GROUP, "v1beta1", "loadbalancers") => Kind::LoadBalancer,
         (GROUP, "v1beta1", "ippools") => Kind::IPPool,
         _ => {
-            let asked = clipped(&format!("{resource} of {group}/{version}"));
+            let asked = clipped(&format!("{plural} of {group}/{version}"));
             return Err(format!(
                 "request.resource: {asked}: want loadbalancers or ippools of {GROUP}/v1beta1"
             ));

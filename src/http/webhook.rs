@@ -97,13 +97,11 @@ impl Webhooks {
             }
             Ok(())
         };
-        match timeout(BODY_DEADLINE, reading).await {
-            Ok(done) => done?,
-            Err(_) => {
-                let text = "the body did not arrive in time\n".to_owned();
-                return Err(Refused(StatusCode::REQUEST_TIMEOUT, text));
-            }
-        }
+        let late = |_| {
+            let text = "the body did not arrive in time\n".to_owned();
+            Refused(StatusCode::REQUEST_TIMEOUT, text)
+        };
+        timeout(BODY_DEADLINE, reading).await.map_err(late)??;
         Ok((bytes, places))
     }
 

@@ -24,7 +24,7 @@ const GROUP: &str = "loadbalancer.harvesterhci.io";
 /// What was measured.
 pub(crate) struct Calls {
     /// By what is asked for; the first is the floor, a review that decides nothing.
-    pub(crate) calls: Vec<(&'static str, Vec<Duration>)>,
+    pub(crate) by_question: Vec<(&'static str, Vec<Duration>)>,
     /// A dry-run creation through the API server: without admission, and with.
     pub(crate) without: Vec<Duration>,
     pub(crate) with: Vec<Duration>,
@@ -86,7 +86,7 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path) -> Result<Calls> {
     .await?;
     operator.process.terminate(Duration::from_secs(5)).await?;
     unregister(&client).await?;
-    Ok(Calls { calls, without, with, peak_rss_mib })
+    Ok(Calls { by_question: calls, without, with, peak_rss_mib })
 }
 
 fn pools(client: &Client) -> Api<IPPool> {
@@ -171,16 +171,16 @@ fn create_lb(index: usize, named: Option<&str>) -> Value {
     if let Some(named) = named {
         lb["spec"]["ipPool"] = json!(named);
     }
-    review("LoadBalancer", "loadbalancers", "default", lb)
+    review("LoadBalancer", "loadbalancers", "default", &lb)
 }
 
 fn create_pool(index: usize) -> Value {
     let mut pool = pool(&format!("new-{index}"), 200);
     pool["spec"]["selector"]["priority"] = json!(1_000 + index);
-    review("IPPool", "ippools", "", pool)
+    review("IPPool", "ippools", "", &pool)
 }
 
-fn review(kind: &str, resource: &str, namespace: &str, object: Value) -> Value {
+fn review(kind: &str, resource: &str, namespace: &str, object: &Value) -> Value {
     let name = object["metadata"]["name"].clone();
     json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",

@@ -89,7 +89,7 @@ pub(crate) fn endpoints(vms: &Endpoints) -> Value {
 pub(crate) fn admission(measured: &Calls) -> Value {
     println!("\nadmission, 10,000 load balancers, 100 pools");
     let mut report = serde_json::Map::new();
-    for (what, times) in &measured.calls {
+    for (what, times) in &measured.by_question {
         let times = quantiles(times);
         println!("{what:<40} {times}");
         report.insert((*what).to_owned(), times);

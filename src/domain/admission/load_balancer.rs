@@ -15,7 +15,8 @@ use std::net::IpAddr;
 use serde_json::Value;
 
 use super::{Answer, Operation, Request};
-use crate::api::{LB_FINALIZER, LoadBalancer};
+use crate::api::{ANNOTATION_V1BETA1_FIELDS, LB_FINALIZER, LoadBalancer};
+use crate::domain::convert;
 use crate::domain::facts::{self, Surroundings};
 use crate::domain::pool_choice::Selector;
 use crate::domain::reason::Wait;
@@ -125,6 +126,10 @@ pub fn validate(request: &Request<'_>, known: &Known) -> Answer {
         return answer;
     }
     status::judge(object, request.old, known, &mut answer);
+    let lost = |object| convert::carry::lost(object, ANNOTATION_V1BETA1_FIELDS);
+    for field in lost(object).into_iter().filter(|_| request.old.map(lost) != Some(lost(object))) {
+        answer.refuse(field, "is too large for v1alpha1 and would be lost: write it in v1beta1");
+    }
     if request.old.is_some_and(|old| has_finalizer(old) && !has_finalizer(object)) {
         answer.warn(
             "metadata.finalizers: the address stays claimed until its Service and its owner are gone",

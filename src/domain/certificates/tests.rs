@@ -33,13 +33,16 @@ fn planned(stored: &Stored, now: Duration, trusted_for: Option<Duration>) -> Ste
 
 #[test]
 fn nothing_is_replaced_before_a_third_of_its_life_is_left() {
-    let due = NOW + SERVING_LIFE - SERVING_LIFE / 3;
+    let due = NOW + SERVING_LIFE / 3 * 2;
     assert_eq!(planned(&fresh(), NOW, None), Step::Wait(due));
-    assert_eq!(planned(&fresh(), due - Duration::from_secs(1), None), Step::Wait(due));
+    assert_eq!(
+        planned(&fresh(), due.saturating_sub(Duration::from_secs(1)), None),
+        Step::Wait(due)
+    );
     assert_eq!(planned(&fresh(), due, None), Step::Renew(names(&["a"])));
     let mut stored = fresh();
     stored.serving.as_mut().unwrap().not_after = NOW + AUTHORITY_LIFE;
-    let due = NOW + AUTHORITY_LIFE - AUTHORITY_LIFE / 3;
+    let due = NOW + AUTHORITY_LIFE.saturating_sub(AUTHORITY_LIFE / 3);
     assert_eq!(planned(&stored, due, None), Step::Begin);
 }
 
@@ -47,7 +50,7 @@ fn nothing_is_replaced_before_a_third_of_its_life_is_left() {
 fn jitter_only_makes_it_earlier() {
     let hour = Duration::from_hours(1);
     let names = names(&["a"]);
-    let due = NOW + SERVING_LIFE - SERVING_LIFE / 3 - hour;
+    let due = NOW + (SERVING_LIFE / 3 * 2).saturating_sub(hour);
     let at = |now| At { now, early: hour, names: &names, trusted_for: None };
     assert_eq!(plan(Some(&fresh()), at(NOW)), Step::Wait(due));
     assert_eq!(plan(Some(&fresh()), at(due)), Step::Renew(names.clone()));

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::domain::admission::{Operation, Refusal, Request, load_balancer};
 
 const ALPHA: Version = Version::V1alpha1;
 const BETA: Version = Version::V1beta1;
@@ -231,6 +232,21 @@ fn what_travels_never_overrules_what_is_said() {
     assert_eq!(stored["status"], json!({"address": "10.0.0.1"}));
 }
 
+/// What admission refuses of an update.
+fn asked(old: &Value, new: &Value) -> Vec<Refusal> {
+    let request = Request {
+        operation: Operation::Update,
+        subresource: "",
+        namespace: "default",
+        name: "web",
+        user: "tenant",
+        by_operator: false,
+        object: Some(new),
+        old: Some(old),
+    };
+    load_balancer::validate(&request, &load_balancer::Known::default()).refusals
+}
+
 fn annotations_size(object: &Value) -> usize {
     let annotations = object["metadata"]["annotations"].as_object();
     annotations.into_iter().flatten().map(|(k, v)| k.len() + v.as_str().unwrap().len()).sum()
@@ -262,6 +278,13 @@ fn what_does_not_fit_is_left_out_the_status_first() {
     let back = to(&shown, BETA);
     let lost = carry::lost(&back, ANNOTATION_V1BETA1_FIELDS);
     assert_eq!(lost, ["spec.healthCheck"]);
+    let answer = asked(&stored, &back);
+    let refusal = answer.iter().find(|refusal| refusal.field == "spec.healthCheck");
+    assert!(refusal.unwrap().message.contains("write it in v1beta1"), "{answer:?}");
+    // Stored nevertheless, it is not held against whoever changes it in v1beta1.
+    let mut labelled = back.clone();
+    labelled["metadata"]["labels"] = json!({"a": "b"});
+    assert_eq!(asked(&back, &labelled), []);
     assert_eq!(to(&to(&back, ALPHA), BETA)["spec"], back["spec"]);
 
     // No room for anything.

@@ -58,8 +58,9 @@ pub struct Keeper {
 /// What was seen, and what is served.
 #[derive(Default)]
 struct State {
-    /// `None` until the first look.
-    secret: Option<Option<Sealed>>,
+    /// Whether the Secret has been looked at.
+    looked: bool,
+    secret: Option<Sealed>,
     material: Option<Material>,
     /// What to put back, should the Secret go.
     memory: Option<Material>,
@@ -140,10 +141,10 @@ impl Keeper {
     }
 
     async fn round(&self, state: &mut State) -> Result<Duration, Stop> {
-        if state.secret.is_none() || state.parts.len() < Part::ALL.len() {
+        if !state.looked || state.parts.len() < Part::ALL.len() {
             return Ok(LONGEST_PAUSE);
         }
-        self.note_trust(state);
+        Self::note_trust(state);
         let pause = self.certificates(state).await?;
         let adopting = self.adopt(state);
         let registering = self.register(state).await?;
@@ -162,18 +163,18 @@ impl Keeper {
         let material = state.material.clone();
         let made = match (&step, material) {
             (Step::Wait(until), _) => return Ok(until.saturating_sub(now)),
-            (Step::Start, _) => match state.memory.clone() {
-                // What is served goes on being trusted.
-                Some(memory) => memory,
-                None => {
-                    // What others serve is trusted now, and must be for as long as they do.
-                    for part in [Part::Validating, Part::Mutating] {
-                        let stored = self.installation.read(part).await?;
-                        state.parts.insert(part, stored);
-                    }
-                    Material::start(now, &self.names, &registering::trusted(state))?
+            (Step::Start, _) => {
+                // What others serve is trusted now, and must be for as long as they do.
+                for part in [Part::Validating, Part::Mutating] {
+                    let stored = self.installation.read(part).await?;
+                    state.parts.insert(part, stored);
                 }
-            },
+                let trusted = registering::trusted(state);
+                match state.memory.clone() {
+                    Some(memory) => memory.trusting(now, &trusted),
+                    None => Material::start(now, &self.names, &trusted)?,
+                }
+            }
             (_, None) => return Ok(LONGEST_PAUSE),
             (Step::Remember, Some(material)) => match ours {
                 Some(ours) => material.remembering(&ours.authority),
@@ -184,8 +185,7 @@ impl Keeper {
             (Step::Switch, Some(material)) => material.switched(now, &self.names)?,
             (Step::Forget, Some(material)) => material.forgetting(now),
         };
-        let seen = state.secret.clone().flatten();
-        match self.installation.write_secret(seen.as_ref(), made.data()).await {
+        match self.installation.write_secret(state.secret.as_ref(), made.data()).await {
             Ok(written) => {
                 tracing::info!(step = step_name(&step), "admission's certificates written");
                 take_secret(state, Some(written));
@@ -236,7 +236,7 @@ impl Keeper {
     }
 
     /// Notes since when which authority has been trusted everywhere.
-    fn note_trust(&self, state: &mut State) {
+    fn note_trust(state: &mut State) {
         let Some(material) = &state.material else { return };
         let stored = material.identity().map(|identity| identity.authority);
         let ours = state.serving.as_ref().map(|ours| ours.authority.clone());
@@ -266,7 +266,7 @@ fn take(state: &mut State, look: Look, more: &mut mpsc::UnboundedReceiver<Look>)
 }
 
 fn take_secret(state: &mut State, secret: Option<Sealed>) {
-    if state.secret.as_ref().is_some_and(|known| *known == secret) {
+    if std::mem::replace(&mut state.looked, true) && state.secret == secret {
         return;
     }
     state.material = secret.as_ref().and_then(|secret| match Material::read(&secret.data) {
@@ -276,7 +276,7 @@ fn take_secret(state: &mut State, secret: Option<Sealed>) {
             None
         }
     });
-    state.secret = Some(secret);
+    state.secret = secret;
 }
 
 fn trusted_for(state: &State, ca: &Trusted) -> Option<Duration> {
@@ -323,7 +323,7 @@ pub async fn find_me(installation: Installation, me: watch::Sender<String>) {
             }
             Ok(Err(error)) => tracing::warn!(%error, "cannot ask who this operator is"),
             Ok(Ok(_)) | Err(_) => {
-                tracing::warn!("the API server does not say who this operator is")
+                tracing::warn!("the API server does not say who this operator is");
             }
         }
         sleep(backoff(failures, RETRY.0, RETRY.1, jitter())).await;

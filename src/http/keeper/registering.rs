@@ -62,7 +62,7 @@ impl Keeper {
         }
         // Somebody else's bundle may be newer than this one: the Secret says which.
         let fresh = self.installation.secret().await?;
-        if state.secret.as_ref() != Some(&fresh) {
+        if state.secret != fresh {
             take_secret(state, fresh);
             return Err(Stop::Again);
         }

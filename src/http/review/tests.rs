@@ -29,10 +29,11 @@ fn answer(outcome: &Outcome, stage: Stage) -> Value {
 
 #[test]
 fn what_is_no_review_of_ours_is_refused_with_a_sentence() {
-    let cases: [(&str, fn(&mut Value)); 13] = [
+    type Change = fn(&mut Value);
+    let cases: [(&str, Change); 13] = [
         ("kind \"Pod\"", |r| r["kind"] = json!("Pod")),
         ("of \"admission.k8s.io/v1beta1\"", |r| {
-            r["apiVersion"] = json!("admission.k8s.io/v1beta1")
+            r["apiVersion"] = json!("admission.k8s.io/v1beta1");
         }),
         ("kind \"\"", |r| *r = json!({})),
         ("request: missing", |r| drop(r.as_object_mut().unwrap().remove("request"))),

@@ -16,7 +16,7 @@ pub(crate) struct Row {
     /// And which reason its condition has by then. Empty: whatever.
     pub(crate) waits_for: &'static str,
     pub(crate) how: How,
-    pub(crate) on: &'static [On],
+    pub(crate) on: &'static [On<'static>],
     pub(crate) off: Off,
     /// Without admission: the reason of the condition in the end, and the pool of its address.
     pub(crate) then: (&'static str, &'static str),
@@ -36,19 +36,19 @@ pub(crate) enum How {
 
 /// What admission makes of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum On {
+pub(crate) enum On<'a> {
     /// It is done, and nothing is said.
     Silent,
     /// It is done, and this is said.
-    Warn(&'static str),
+    Warn(&'a str),
     /// Admission refuses it: field and part of the message.
-    Refuse(&'static str, &'static str),
+    Refuse(&'a str, &'a str),
     /// The schema refuses it.
-    Schema(&'static str),
+    Schema(&'a str),
     /// It is done, with this at the path.
-    Has(&'static str, &'static str),
+    Has(&'a str, &'a str),
     /// It is done, with nothing at the path.
-    Lacks(&'static str),
+    Lacks(&'a str),
 }
 
 /// What the API server alone makes of it.
@@ -83,7 +83,7 @@ const OURS: (&str, &str) = (HAS, "ours");
 const fn create(
     name: &'static str,
     object: &'static str,
-    on: &'static [On],
+    on: &'static [On<'static>],
     off: Off,
     then: (&'static str, &'static str),
 ) -> Row {
@@ -94,7 +94,7 @@ const fn create(
 const fn never(
     name: &'static str,
     object: &'static str,
-    said: &'static [On],
+    said: &'static [On<'static>],
     text: &'static str,
 ) -> Row {
     create(name, object, said, Schema(text), NOTHING)
@@ -104,7 +104,7 @@ const fn update(
     name: &'static str,
     before: (&'static str, &'static str),
     how: How,
-    on: &'static [On],
+    on: &'static [On<'static>],
     off: Off,
     then: (&'static str, &'static str),
 ) -> Row {

@@ -14,6 +14,7 @@ use testbed::{Operator, eventually};
 use super::itself;
 use super::lb_rows::{How, Off, On, ROWS, Row};
 use crate::support::{Cluster, SOON, ready};
+use crate::vms::input::as_harvester_ships_it;
 
 pub(super) const TEAM: &str =
     "/apis/loadbalancer.harvesterhci.io/v1beta1/namespaces/team/loadbalancers";
@@ -152,7 +153,10 @@ impl Said {
 
 impl Stage {
     pub(super) async fn set(admission: bool) -> Result<Self> {
-        let cluster = Cluster::start().await?;
+        Self::set_on(Cluster::start().await?, admission).await
+    }
+
+    async fn set_on(cluster: Cluster, admission: bool) -> Result<Self> {
         cluster.bed.apply_yaml(SCENE).await?;
         create_node(&cluster.client, "node-1", &[], "10.0.0.11").await?;
         cluster.pools().delete("going", &DeleteParams::default()).await?;
@@ -288,7 +292,7 @@ impl Stage {
     }
 }
 
-fn check(on: &On, said: &Said) -> Result<()> {
+fn check(on: &On<'_>, said: &Said) -> Result<()> {
     match on {
         On::Silent => ensure!(said.accepted() && said.warnings.is_empty(), "{said:?}"),
         On::Warn(text) => {
@@ -424,4 +428,84 @@ async fn with_admission_each_request_gets_its_answer() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_admission_the_schema_and_the_operator_say_what_they_can() -> Result<()> {
     play(false).await
+}
+
+/// Harvester's own CRD holds none of the rules.
+#[tokio::test(flavor = "multi_thread")]
+async fn on_harvesters_form_admission_says_what_its_schema_does_not() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    as_harvester_ships_it(&cluster).await?;
+    // From before there was a rule.
+    let team = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}});
+    cluster.bed.apply_yaml(&team.to_string()).await?;
+    let old = whole("{name: old, spec: {listeners: [{name: a, port: 80}, {name: a, port: 81}]}}")?;
+    let lbs: Api<LoadBalancer> = Api::namespaced(cluster.client.clone(), "team");
+    lbs.create(&PostParams::default(), &serde_json::from_value(old)?).await?;
+    let stage = Stage::set_on(cluster, true).await?;
+    for (spec, field, text) in [
+        (json!({"listeners": []}), "spec.listeners", "needs at least one"),
+        (
+            json!({"listeners": [{"name": "a", "port": 80}, {"name": "a", "port": 81}]}),
+            "spec.listeners[1].name",
+            "is the name of spec.listeners[0] as well",
+        ),
+        (
+            json!({"listeners": [{"name": "a", "port": 80}, {"name": "b", "port": 80}]}),
+            "spec.listeners[1].port",
+            "TCP 80 is the port of spec.listeners[0] as well",
+        ),
+        (
+            json!({"listeners": [{"name": "a", "port": 80, "protocol": "SCTP"}]}),
+            "spec.listeners[0].protocol",
+            "must be TCP or UDP",
+        ),
+        (json!({"listeners": [{"name": "A", "port": 80}]}), "spec.listeners[0].name", "lower-case"),
+        (json!({"listeners": [{"name": "a", "port": 0}]}), "spec.listeners[0].port", "1 to 65535"),
+        (
+            json!({"listeners": [{"name": "a", "port": 80, "backendPort": 65536}]}),
+            "spec.listeners[0].backendPort",
+            "1 to 65535",
+        ),
+        (
+            json!({"listeners": [{"name": "a", "port": 80}], "healthCheck": {"port": 81}}),
+            "spec.healthCheck.port",
+            "81 is no backend port of a TCP listener",
+        ),
+        (
+            json!({"listeners": [{"name": "a", "port": 80}], "healthCheck": {"port": 80, "periodSeconds": -1}}),
+            "spec.healthCheck.periodSeconds",
+            "-1 is negative",
+        ),
+        (
+            json!({"workloadType": "cluster", "ipam": "dhcp", "ipPool": "named"}),
+            "spec.ipPool",
+            "must be unset when spec.ipam is dhcp",
+        ),
+    ] {
+        let mut object = whole("{spec: {}}")?;
+        object["spec"] = spec;
+        let said = ask(&stage.tenant, "POST", TEAM, &object).await?;
+        check(&On::Refuse(field, text), &said).with_context(|| object["spec"].to_string())?;
+    }
+    let said = ask(&stage.tenant, "POST", TEAM, &whole("{spec: {workloadType: cluster}}")?).await?;
+    check(&On::Silent, &said)?;
+    let one = format!("{TEAM}/lb");
+    for (field, value) in [("ipam", "dhcp"), ("workloadType", "vm")] {
+        let patch = json!({"spec": {field: value, "listeners": [{"name": "a", "port": 80}]}});
+        let said = ask(&stage.tenant, "PATCH", &one, &patch).await?;
+        check(&On::Refuse(&format!("spec.{field}"), "is immutable"), &said)?;
+    }
+    // What was wrong before may stay so, and is corrected bit by bit.
+    let old = format!("{TEAM}/old");
+    for patch in [
+        json!({"metadata": {"labels": {"a": "b"}}}),
+        json!({"spec": {"description": "x"}}),
+        json!({"spec": {"listeners": [{"name": "a", "port": 80}, {"name": "b", "port": 81}]}}),
+    ] {
+        check(&On::Silent, &ask(&stage.tenant, "PATCH", &old, &patch).await?)?;
+    }
+    let worse =
+        json!({"spec": {"listeners": [{"name": "a", "port": 80}, {"name": "a", "port": 81}]}});
+    let said = ask(&stage.tenant, "PATCH", &old, &worse).await?;
+    check(&On::Refuse("spec.listeners[1].name", "as well"), &said)
 }

@@ -239,7 +239,7 @@ async fn objects(cluster: &Cluster) -> Result<(String, String)> {
 
 /// Puts the CRD in place without rules and newer fields, and waits until it is what the server
 /// acts on.
-async fn as_harvester_ships_it(cluster: &Cluster) -> Result<()> {
+pub(crate) async fn as_harvester_ships_it(cluster: &Cluster) -> Result<()> {
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
     let crd = api::crds().pop().context("no CRD")?;
     let mut crd = json!(crd);

@@ -3,7 +3,7 @@
 mod announcing;
 mod crash;
 mod endpoints;
-mod input;
+pub(crate) mod input;
 mod leaving;
 mod matrix;
 mod not_ours;

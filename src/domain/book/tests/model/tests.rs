@@ -104,6 +104,21 @@ impl Cluster {
         }
     }
 
+    /// Whether the pool was removed under the address, and another one has that, and not for this
+    /// LoadBalancer. Nobody can tell that from a lie.
+    fn is_kept_off(&self, facts: &LbFacts, claim: &Claim) -> bool {
+        let has_it = |pool: &Pool| {
+            let owner = pool.ledger.owner_of(claim.ip);
+            let ranges = pool.ledger.ranges();
+            owner.is_some_and(|owner| *owner != facts.owner)
+                || ranges.gateways().any(|gateway| gateway == claim.ip)
+                || ranges.find(claim.ip).is_some()
+                    && !pool.selector.may_be_named_by(&facts.requirement)
+        };
+        let pools = self.book.pools();
+        !pools.contains_key(&claim.pool) && pools.values().any(has_it)
+    }
+
     /// Asks on behalf of one LoadBalancer, and holds the answer to the rules.
     fn ask(&mut self, n: usize) -> Option<Verdict> {
         let facts = self.lbs.get(&n)?.clone();
@@ -115,7 +130,7 @@ impl Cluster {
         }
         let again = self.book.claim(&facts);
         assert_eq!(again, verdict, "claim is idempotent");
-        if let Some(published) = &facts.published {
+        if let Some(published) = facts.published.as_ref().filter(|p| !self.is_kept_off(&facts, p)) {
             let Verdict::Held { claim, .. } = &verdict else {
                 panic!("{facts:?} loses its address: {verdict:?}")
             };

@@ -85,6 +85,18 @@ fn while_the_ledger_is_in_memory_a_lie_gains_nothing() {
     }
 }
 
+/// A pool serves both, so that its scope keeps nobody off.
+#[test]
+fn a_neighbour_of_the_same_pool_gains_nothing_either() {
+    for pool in ["a", "ghost"] {
+        let (mut book, victim) = with_victim(true);
+        let neighbour =
+            LbFacts { published: Some(at(pool, "10.0.0.10")), ..of(ATTACKER, "victim") };
+        assert_eq!(told(&book.claim(&neighbour)), held("a 10.0.0.11"), "{pool}");
+        assert_eq!(told(&book.claim(&victim)), held("a 10.0.0.10"), "{pool}");
+    }
+}
+
 /// It could have had that one anyway.
 #[test]
 fn in_a_pool_of_its_own_it_may_choose() {

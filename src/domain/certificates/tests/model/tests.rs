@@ -81,8 +81,13 @@ impl World {
     fn made(&mut self, step: &Step, seen: Option<&Secret>, replica: &Replica) -> Secret {
         let now = self.now;
         let Some(mut secret) = seen.cloned() else {
-            if let Some(memory) = &replica.memory {
-                return memory.clone();
+            if let Some(mut memory) = replica.memory.clone() {
+                for id in replica.bundles.iter().flatten().flat_map(|(_, bundle)| bundle) {
+                    if self.end(*id) > now && !memory.bundle().contains(id) {
+                        memory.previous.push(*id);
+                    }
+                }
+                return memory;
             }
             let ca = self.authority();
             // Read anew, for this.
@@ -137,7 +142,7 @@ impl World {
         let before = std::mem::take(&mut replica.trusted);
         replica.trusted =
             known.iter().map(|id| (*id, before.get(id).copied().unwrap_or(now))).collect();
-        let trusted_for = |id: Id| replica.trusted.get(&id).map(|since| now - *since);
+        let trusted_for = |id: Id| replica.trusted.get(&id).map(|since| now.saturating_sub(*since));
 
         let ours = replica.in_use.filter(|(id, end)| *end.min(&self.end(*id)) > now);
         let names = BTreeSet::from(["a".to_owned()]);
@@ -162,7 +167,7 @@ impl World {
         let step = plan(facts.as_ref(), at);
         if !matches!(step, Step::Wait(_)) {
             if version == self.version {
-                if seen.is_none() && replica.memory.is_none() {
+                if seen.is_none() {
                     replica.bundles = self.bundles.clone().map(Some);
                 }
                 let made = self.made(&step, seen.as_ref(), replica);
@@ -231,9 +236,9 @@ impl World {
                 .replaced
                 .iter()
                 .filter(|(_, _, at)| *at + LAG > self.now)
-                .map(|(part, bundle, _)| (part, bundle));
-            let current = self.bundles.iter().map(|(_, bundle)| bundle).enumerate();
-            for bundle in current.map(|(_, b)| b).chain(recent.map(|(_, b)| b)) {
+                .map(|(_, bundle, _)| bundle);
+            let current = self.bundles.iter().map(|(_, bundle)| bundle);
+            for bundle in current.chain(recent) {
                 // Before the first registration nobody asks.
                 prop_assert!(
                     bundle.is_empty() || bundle.contains(&ca),
