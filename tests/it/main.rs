@@ -15,9 +15,6 @@ mod kube_vip;
 mod leaders;
 mod ledger;
 mod pool_facts;
-#[path = "admission/pool_rows.rs"]
-mod pool_rows;
-mod pool_rules;
 mod pools;
 mod probes;
 mod support;

@@ -4,6 +4,9 @@
 mod garbage;
 mod lb_rows;
 mod load_balancers;
+mod pool_rows;
+mod pool_rules;
+mod pools;
 mod registration;
 mod rotation;
 mod tenants;

@@ -426,7 +426,13 @@ pub(crate) const ROWS: &[Row] = &[
     ),
     row("deleted empty", &[NAMED], Delete, "{name: named}", Accept),
     row("described", &[NAMED, HOLDER], Update, "{name: named, spec: {description: x}}", Accept),
-    row("annotated", &[NAMED, HOLDER], Update, "{name: named, annotations: {x: y}}", Accept),
+    row(
+        "annotated",
+        &[NAMED, HOLDER],
+        Update,
+        "{name: named, annotations: {example.com/x: some}}",
+        Accept,
+    ),
     row(
         "released by hand while in use",
         &[NAMED, HOLDER],

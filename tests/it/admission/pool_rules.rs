@@ -10,7 +10,7 @@ use harvester_guest_operator::domain::conflict::{PoolFacts, Segment};
 use harvester_guest_operator::domain::service::Attachment;
 use serde_json::{Value, json};
 
-use crate::pool_rows::{Expect, Operation, ROWS, Row, object};
+use super::pool_rows::{Expect, Operation, ROWS, Row, object};
 
 fn vlan(network: &str) -> Option<u16> {
     match network {

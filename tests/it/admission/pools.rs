@@ -1,0 +1,272 @@
+//! The rows of [`super::pool_rows`] through a real API server, with admission and without.
+
+use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::api::ConditionStatus;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use serde_json::{Value, json};
+use testbed::kubevirt::{networks, vlan};
+use testbed::{Operator, eventually};
+
+use super::itself;
+use super::load_balancers::{Said, ask, send};
+use super::pool_rows::{Expect, Operation, ROWS, Row, object};
+use crate::support::{Cluster, SOON};
+
+const POOLS: &str = "/apis/loadbalancer.harvesterhci.io/v1beta1/ippools";
+
+/// What becomes of each row without admission: a part of the API server's refusal, `gone`, or why
+/// one of the pools there is not ready. Rows that are not named here leave all pools ready.
+const ALONE: &[(&str, &str)] = &[
+    ("scope as a map", "refused: spec.selector.scope"),
+    ("scope as text", "refused: spec.selector.scope"),
+    ("entry of the scope as text", "refused: spec.selector.scope[0]"),
+    ("namespace as a list", "refused: spec.selector.scope[0].namespace"),
+    ("selector as a list", "refused: spec.selector"),
+    ("priority in quotes", "refused: spec.selector.priority"),
+    ("priority as a word", "refused: spec.selector.priority"),
+    ("priority below 0", "refused: spec.selector.priority"),
+    ("network as a list", "refused: spec.selector.network"),
+    ("ranges as a map", "refused: spec.ranges"),
+    ("ranges as text", "refused: spec.ranges[0]"),
+    ("no range", "refused: spec.ranges"),
+    ("no ranges", "refused: spec.ranges"),
+    ("no subnet", "refused: spec.ranges[0].subnet"),
+    ("subnet as a number", "refused: spec.ranges[0].subnet"),
+    ("exclude as text", "refused: spec.ranges[0].exclude"),
+    ("subnet without a length", "refused: must be a network in CIDR form"),
+    ("start outside the subnet", "refused: rangeStart must lie within subnet"),
+    ("reversed", "InvalidRange"),
+    ("network address", "InvalidRange"),
+    ("broadcast address", "InvalidRange"),
+    ("exclusion that is none", "InvalidRange"),
+    ("gateway of another family", "InvalidRange"),
+    ("ranges of one pool that overlap", "InvalidRange"),
+    ("overlap by one address", "RangeConflict"),
+    ("overlap on a network by another name", "RangeConflict"),
+    ("overlap with the global pool", "RangeConflict"),
+    ("widened over another", "RangeConflict"),
+    ("a second global pool", "SecondGlobalPool"),
+    ("a second global pool by its label", "SecondGlobalPool"),
+    ("the same priority", "PriorityConflict"),
+    ("the same scope without priority", "ScopeConflict"),
+    ("deleted under an address", "Deleting"),
+    ("deleted empty", "gone"),
+];
+
+struct Stage {
+    cluster: Cluster,
+    _operator: Operator,
+}
+
+impl Stage {
+    async fn set(admission: bool) -> Result<Self> {
+        let cluster = Cluster::start().await?;
+        for (name, id) in [("x", 100), ("y", 100), ("z", 200)] {
+            let network = serde_json::from_value(vlan("default", name, id))?;
+            networks(&cluster.client, "default").create(&PostParams::default(), &network).await?;
+        }
+        let operator = if admission {
+            let operator = cluster.standby(itself()).await?;
+            operator.leads().await?;
+            cluster.registered().await?;
+            operator
+        } else {
+            cluster.operator().await?
+        };
+        let stage = Self { cluster, _operator: operator };
+        if admission {
+            stage.knows_networks().await?;
+        }
+        Ok(stage)
+    }
+
+    async fn say(&self, method: &str, path: &str, body: &Value) -> Result<Said> {
+        ask(&self.cluster.client, method, path, body).await
+    }
+
+    /// Waits until networks are known: their VLANs are the last that rows depend on.
+    async fn knows_networks(&self) -> Result<()> {
+        let row = ROWS.iter().find(|row| row.name == "label of the VLAN").context("no such row")?;
+        let pool = object(row.request)?;
+        eventually(SOON, "knowledge of networks", async || {
+            let said = self.say("POST", &format!("{POOLS}?dryRun=All"), &pool).await;
+            let said = said.map_err(|e| format!("{e:#}"))?;
+            let vid = said.body.pointer("/metadata/labels/loadbalancer.harvesterhci.io~1vid");
+            if vid == Some(&json!("100")) { Ok(true) } else { Err(format!("{said:?}")) }
+        })
+        .await
+    }
+
+    /// Waits until admission knows a pool, or knows that it is gone: another of the same ranges is
+    /// refused for it, or is not.
+    async fn knows(&self, pool: &Value, there: bool) -> Result<()> {
+        let mut probe = pool.clone();
+        probe["metadata"] = json!({"name": "probe"});
+        let name = pool["metadata"]["name"].as_str().unwrap_or_default();
+        let path = format!("{POOLS}?dryRun=All");
+        eventually(SOON, &format!("knowledge of {name}"), async || {
+            let said = self.say("POST", &path, &probe).await.map_err(|e| format!("{e:#}"))?;
+            let refused = said.message().contains(&format!("IPPool {name}"));
+            if refused == there { Ok(true) } else { Err(format!("{said:?}")) }
+        })
+        .await
+    }
+
+    /// What is there before a row's request. Returns its pools.
+    async fn before(&self, row: &Row) -> Result<Vec<Value>> {
+        let mut pools = Vec::new();
+        for text in row.before {
+            let object = object(text)?;
+            if object["kind"] == "LoadBalancer" {
+                let lb = serde_json::from_value(object)?;
+                self.cluster.lbs().create(&PostParams::default(), &lb).await?;
+                self.cluster.address("holder").await?;
+            } else {
+                let said = self.say("POST", POOLS, &object).await?;
+                ensure!(said.accepted(), "{said:?}");
+                pools.push(object);
+            }
+        }
+        Ok(pools)
+    }
+
+    async fn request(&self, row: &Row) -> Result<Said> {
+        let asked = object(row.request)?;
+        let name = asked["metadata"]["name"].as_str().context("no name")?;
+        let one = format!("{POOLS}/{name}");
+        match row.operation {
+            Operation::Create => self.say("POST", POOLS, &asked).await,
+            Operation::Update => self.say("PATCH", &one, &asked).await,
+            Operation::Delete => send(&self.cluster.client, "DELETE", &one, &[], &json!({})).await,
+        }
+    }
+
+    async fn clear(&self) -> Result<()> {
+        if self.cluster.lbs().get_opt("holder").await?.is_some() {
+            self.cluster.deleted("holder").await?;
+        }
+        let pools = self.cluster.pools();
+        for pool in pools.list(&ListParams::default()).await? {
+            let name = pool.metadata.name.unwrap_or_default();
+            // Its last address may be on its way back.
+            eventually(SOON, &format!("deletion of {name}"), async || {
+                match pools.delete(&name, &DeleteParams::default()).await {
+                    Err(kube::Error::Api(status)) if !status.is_not_found() => {
+                        Err(status.message.clone())
+                    }
+                    _ => Ok(true),
+                }
+            })
+            .await?;
+            self.cluster.pool_gone(&name).await?;
+        }
+        Ok(())
+    }
+
+    async fn admitted(&self, row: &Row) -> Result<()> {
+        let pools = self.before(row).await?;
+        for pool in &pools {
+            self.knows(pool, true).await?;
+        }
+        let said = self.request(row).await?;
+        let result = check(&row.expect, &said);
+        self.clear().await?;
+        for pool in pools.iter().chain([&object(row.request)?]) {
+            self.knows(pool, false).await?;
+        }
+        result
+    }
+
+    async fn alone(&self, row: &Row) -> Result<()> {
+        self.before(row).await?;
+        let said = self.request(row).await?;
+        let wanted = ALONE.iter().find(|(name, _)| *name == row.name);
+        let wanted = wanted.map_or("Ready", |(_, outcome)| outcome);
+        let outcome = async || -> Result<String, String> {
+            if !said.accepted() {
+                return Ok(format!("refused: {}", said.message()));
+            }
+            let pools = self.cluster.pools().list(&ListParams::default()).await;
+            let pools = pools.map_err(|e| e.to_string())?.items;
+            if pools.is_empty() {
+                return Ok("gone".to_owned());
+            }
+            // Which of two in conflict is the older is a matter of a second.
+            let mut idle = Vec::new();
+            for pool in pools {
+                let conditions = pool.status.map(|status| status.conditions).unwrap_or_default();
+                let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
+                let ready = ready.ok_or("no condition")?;
+                if ready.status != ConditionStatus::True {
+                    idle.extend(ready.reason);
+                }
+            }
+            Ok(if idle.is_empty() { "Ready".to_owned() } else { idle.join(", ") })
+        };
+        let result = eventually(SOON, wanted, async || {
+            let is = outcome().await?;
+            let fits = match wanted.strip_prefix("refused: ") {
+                Some(part) => is.starts_with("refused: ") && is.contains(part),
+                None => is == wanted,
+            };
+            if fits { Ok(true) } else { Err(is) }
+        })
+        .await;
+        self.clear().await?;
+        result
+    }
+}
+
+fn check(expect: &Expect, said: &Said) -> Result<()> {
+    match expect {
+        Expect::Accept => ensure!(said.accepted() && said.warnings.is_empty(), "{said:?}"),
+        Expect::Warn(text) => {
+            let warned = said.warnings.iter().any(|warning| warning.contains(text));
+            ensure!(said.accepted() && warned, "no {text:?}: {said:?}");
+        }
+        Expect::Refuse(field, text) => {
+            let causes = said.body["details"]["causes"].as_array().cloned().unwrap_or_default();
+            let is = |cause: &Value| {
+                let told = cause["message"].as_str().unwrap_or_default();
+                cause["field"].as_str().unwrap_or_default() == *field && told.contains(text)
+            };
+            let by_webhook = said.message().contains("admission webhook");
+            ensure!(by_webhook && causes.iter().any(is), "no {field}: {text:?}: {said:?}");
+        }
+        Expect::Schema(text) => {
+            let by_webhook = said.message().contains("admission webhook");
+            let told = said.message().contains(text);
+            ensure!(said.code == 422 && told && !by_webhook, "no {text:?}: {said:?}");
+        }
+        Expect::Label(key, value) => {
+            let labels = &said.body["metadata"]["labels"];
+            ensure!(said.accepted() && labels[*key] == *value, "{key}: {said:?}");
+        }
+    }
+    Ok(())
+}
+
+async fn play(admission: bool) -> Result<()> {
+    let stage = Stage::set(admission).await?;
+    let mut failures = Vec::new();
+    for row in ROWS {
+        let result = if admission { stage.admitted(row).await } else { stage.alone(row).await };
+        if let Err(error) = result {
+            failures.push(format!("{}: {error:#}", row.name));
+            stage.clear().await?;
+        }
+    }
+    println!("{} of {} rows as expected", ROWS.len() - failures.len(), ROWS.len());
+    ensure!(failures.is_empty(), "{}", failures.join("\n"));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_admission_each_request_gets_its_answer() -> Result<()> {
+    play(true).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_admission_the_schema_and_the_operator_say_what_they_can() -> Result<()> {
+    play(false).await
+}
