@@ -51,7 +51,8 @@ fn is_part(value: &Value, known: &Value) -> bool {
 fuzz_target!(|data: &[u8]| {
     if let Ok(answer) = review(data) {
         let answer: Value = serde_json::from_slice(&answer).unwrap();
-        let question: Value = serde_json::from_slice(data).unwrap();
+        // What is skipped need not be text.
+        let Ok(question) = serde_json::from_slice::<Value>(data) else { return };
         assert_eq!(answer["response"]["uid"], question["request"]["uid"]);
         if answer["response"]["result"]["status"] == "Success" {
             let count = |value: &Value| value.as_array().map_or(0, Vec::len);
