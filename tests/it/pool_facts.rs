@@ -1,15 +1,12 @@
 //! What admission knows of pools, on a replica that does not lead: gathered from a real API
 //! server, asked directly.
 
-use std::time::{Duration, Instant};
-
 use anyhow::Result;
 use harvester_guest_operator::domain::admission::{Answer, Operation, Request};
 use harvester_guest_operator::http::admission::{Admission, Stage};
 use harvester_guest_operator::k8s::read::Reader;
 use harvester_guest_operator::k8s::views::Views;
 use harvester_guest_operator::metrics::Metrics;
-use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use testbed::eventually;
 
@@ -106,8 +103,9 @@ async fn a_replica_knows_what_pools_want_and_who_would_lose_an_address() -> Resu
     Ok(())
 }
 
+/// How long that takes is measured by `make bench`.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_takes_no_time_with_a_hundred_pools() -> Result<()> {
+async fn among_a_hundred_pools_the_one_in_the_way_is_named() -> Result<()> {
     let cluster = Cluster::start().await?;
     for n in 0..100 {
         let ranges = json!({"ranges": [range(n, 10, 19), range(n, 30, 39), range(n, 50, 59)]});
@@ -116,18 +114,13 @@ async fn an_answer_takes_no_time_with_a_hundred_pools() -> Result<()> {
     let views = Views::start(&cluster.client, &Metrics::new()?);
     let at = Admission { reader: Reader::new(cluster.client.clone()), views: views.clone() };
     eventually(SOON, "all pools", async || anyhow::Ok(views.pools().len() == 100)).await?;
-    let new = pool("new", &json!({"ranges": [range(99, 60, 99), range(100, 10, 99)]}))?;
-    assert_eq!(new.name_any(), "new");
-    let object = serde_json::to_value(new)?;
-    let mut took = Vec::new();
-    for _ in 0..1_000 {
-        let began = Instant::now();
-        let answer = ask(&at, Operation::Create, "new", Some(&object), None).await?;
-        took.push(began.elapsed());
-        assert_eq!(refusal(&answer), "");
-    }
-    took.sort_unstable();
-    println!("an answer: median {:?}, 99 % within {:?}", took[500], took[990]);
-    assert!(took[990] <= Duration::from_millis(5), "{:?}", took[990]);
+    let asked = async |last: usize| {
+        let new = pool("new", &json!({"ranges": [range(99, 60, 99), range(72, last, last)]}))?;
+        let object = serde_json::to_value(new)?;
+        anyhow::Ok(refusal(&ask(&at, Operation::Create, "new", Some(&object), None).await?))
+    };
+    assert_eq!(asked(29).await?, "");
+    let refused = asked(30).await?;
+    assert!(refused.contains("IPPool pool-72"), "{refused}");
     Ok(())
 }
