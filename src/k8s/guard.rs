@@ -3,8 +3,6 @@
 //! The library's own guard copies every object twice, as a tree of values, before it looks at
 //! it. That was most of what reading VMs cost. Here the text is kept until it has been read.
 
-use std::borrow::Cow;
-
 use kube::Resource;
 use kube::core::{ObjectMeta, PartialObjectMeta};
 use serde::de::{DeserializeOwned, Error as _};
@@ -40,24 +38,7 @@ impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Guard<K> {
 }
 
 impl<K: Resource> Resource for Guard<K> {
-    type DynamicType = K::DynamicType;
-    type Scope = K::Scope;
-
-    fn kind(dt: &Self::DynamicType) -> Cow<'_, str> {
-        K::kind(dt)
-    }
-
-    fn group(dt: &Self::DynamicType) -> Cow<'_, str> {
-        K::group(dt)
-    }
-
-    fn version(dt: &Self::DynamicType) -> Cow<'_, str> {
-        K::version(dt)
-    }
-
-    fn plural(dt: &Self::DynamicType) -> Cow<'_, str> {
-        K::plural(dt)
-    }
+    super::kind_of!(K);
 
     fn meta(&self) -> &ObjectMeta {
         match &self.0 {

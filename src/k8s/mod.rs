@@ -4,6 +4,31 @@
 //! refused here when this process does not lead; every write rests on a resourceVersion, so that a decision made
 //! from an old view is refused by the server instead of carried out.
 
+/// What a wrapper of objects says of their kind: the same as the wrapped type, named here.
+macro_rules! kind_of {
+    ($wrapped:ident) => {
+        type DynamicType = $wrapped::DynamicType;
+        type Scope = $wrapped::Scope;
+
+        fn kind(dt: &Self::DynamicType) -> std::borrow::Cow<'_, str> {
+            $wrapped::kind(dt)
+        }
+
+        fn group(dt: &Self::DynamicType) -> std::borrow::Cow<'_, str> {
+            $wrapped::group(dt)
+        }
+
+        fn version(dt: &Self::DynamicType) -> std::borrow::Cow<'_, str> {
+            $wrapped::version(dt)
+        }
+
+        fn plural(dt: &Self::DynamicType) -> std::borrow::Cow<'_, str> {
+            $wrapped::plural(dt)
+        }
+    };
+}
+use kind_of;
+
 pub mod client;
 pub mod events;
 pub mod guard;

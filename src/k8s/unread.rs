@@ -3,7 +3,6 @@
 //! A process hears of everything that it writes itself, and of much that it has seen before. For
 //! that the version is enough to know, and the rest of the text is dropped as it came.
 
-use std::borrow::Cow;
 use std::marker::PhantomData;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -60,24 +59,7 @@ impl<'de, K> Deserialize<'de> for Unread<K> {
 }
 
 impl<K: Resource> Resource for Unread<K> {
-    type DynamicType = K::DynamicType;
-    type Scope = K::Scope;
-
-    fn kind(dt: &Self::DynamicType) -> Cow<'_, str> {
-        K::kind(dt)
-    }
-
-    fn group(dt: &Self::DynamicType) -> Cow<'_, str> {
-        K::group(dt)
-    }
-
-    fn version(dt: &Self::DynamicType) -> Cow<'_, str> {
-        K::version(dt)
-    }
-
-    fn plural(dt: &Self::DynamicType) -> Cow<'_, str> {
-        K::plural(dt)
-    }
+    super::kind_of!(K);
 
     fn meta(&self) -> &ObjectMeta {
         &self.head

@@ -14,7 +14,7 @@ use crate::support::{Cluster, SOON, address};
 
 /// How the last write before the crash went.
 #[derive(Clone, Copy, Debug)]
-enum Last {
+pub(crate) enum Last {
     /// The operator saw the answer.
     Answered,
     /// The server carried it out, and the answer was lost.
@@ -123,7 +123,7 @@ async fn crashes_after(
     let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
     let mut operator = cluster.standby(Start { via, ..Start::default() }).await?;
     operator.leads().await?;
-    let cut = cut_after(proxy, last, writes);
+    let cut = cut_after(proxy, &["ippools", "loadbalancers"], last, writes);
     begin(cluster, change).await?;
     let cut_short = eventually(SOON, "end or cut of the change", async || {
         if cut.load(Ordering::SeqCst) > writes {
@@ -152,12 +152,17 @@ async fn pools(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Lets so many writes of ours through, then cuts every call. Counts the writes tried.
-fn cut_after(proxy: &Proxy, last: Last, writes: usize) -> Arc<AtomicUsize> {
+/// Lets so many writes of these resources through, then cuts every call. Counts the writes tried.
+pub(crate) fn cut_after(
+    proxy: &Proxy,
+    resources: &'static [&'static str],
+    last: Last,
+    writes: usize,
+) -> Arc<AtomicUsize> {
     let tried = Arc::new(AtomicUsize::new(0));
     let counter = tried.clone();
     proxy.set_rule(move |call| {
-        let ours = matches!(call.resource(), Some("ippools" | "loadbalancers"));
+        let ours = call.resource().is_some_and(|resource| resources.contains(&resource));
         if !call.is_write() || !ours {
             let over = counter.load(Ordering::SeqCst) > writes;
             return if over { Verdict::CutBefore } else { Verdict::Pass };

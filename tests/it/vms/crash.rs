@@ -1,8 +1,7 @@
 //! The operator is killed after each write for a load balancer of VMs, and started again.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -10,19 +9,14 @@ use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use testbed::kubevirt::Guest;
-use testbed::{Announcer, Announcing, Operator, Proxy, Start, Verdict, eventually};
+use testbed::{Announcer, Announcing, Operator, Proxy, Start, eventually};
 
 use super::{ports_here, version, vm};
+use crate::crash::{Last, cut_after};
 use crate::support::{Cluster, SOON, ready, writes};
 
-/// How the last write before the crash went.
-#[derive(Clone, Copy, Debug)]
-enum Last {
-    /// The operator saw the answer.
-    Answered,
-    /// The server carried it out, and the answer was lost.
-    Unanswered,
-}
+/// What a load balancer of VMs is made of.
+const KINDS: [&str; 4] = ["ippools", "loadbalancers", "services", "endpointslices"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
@@ -70,7 +64,7 @@ async fn crashes_after(
         cluster.vm_lb("web").await?;
         eventually(SOON, "service", async || done(cluster, Change::Create).await).await?;
     }
-    let cut = cut_after(proxy, last, writes);
+    let cut = cut_after(proxy, &KINDS, last, writes);
     match change {
         Change::Create => drop(cluster.vm_lb("web").await?),
         Change::Delete => cluster.delete("web").await?,
@@ -97,31 +91,6 @@ async fn crashes_after(
         ensure!(done(cluster, Change::Delete).await?, "something is left");
     }
     Ok(cut_short)
-}
-
-/// Lets so many writes of ours through, then cuts every call. Counts the writes tried.
-fn cut_after(proxy: &Proxy, last: Last, writes: usize) -> Arc<AtomicUsize> {
-    let tried = Arc::new(AtomicUsize::new(0));
-    let counter = tried.clone();
-    proxy.set_rule(move |call| {
-        let kinds = ["ippools", "loadbalancers", "services", "endpointslices"];
-        let ours = call.resource().is_some_and(|resource| kinds.contains(&resource));
-        if !call.is_write() || !ours {
-            let over = counter.load(Ordering::SeqCst) > writes;
-            return if over { Verdict::CutBefore } else { Verdict::Pass };
-        }
-        let number = counter.fetch_add(1, Ordering::SeqCst) + 1;
-        if number > writes {
-            Verdict::CutBefore
-        } else if number == writes && matches!(last, Last::Unanswered) {
-            // Whatever the operator does about it is cut, too.
-            counter.fetch_add(1, Ordering::SeqCst);
-            Verdict::CutAfter
-        } else {
-            Verdict::Pass
-        }
-    });
-    tried
 }
 
 /// Whether all is there that must be, once; or nothing is left.
