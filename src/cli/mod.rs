@@ -88,7 +88,9 @@ fn crds(out: Option<&Path>) -> anyhow::Result<()> {
 }
 
 fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter)?;
+    // The library gives every reconcile a span, which costs more than it says: a line about a
+    // LoadBalancer names it itself. Whoever asks for the library's own words gets them.
+    let filter = tracing_subscriber::EnvFilter::try_new(format!("kube_runtime=warn,{filter}"))?;
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => logs.with_ansi(false).init(),

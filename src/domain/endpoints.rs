@@ -80,15 +80,15 @@ pub struct Wanted<'a> {
     pub family: Family,
 }
 
-/// Decides on one VM. `pods` are those that it controls. `last` is the address of its endpoint so
+/// Decides on one VM. `pods` are those that it controls. `last` says the address of its endpoint so
 /// far. `foreign` says of an address that it cannot be a VM's: a node's own, or the one that
 /// leads here.
 pub fn backend(
-    name: &str,
+    name: impl Into<Arc<str>>,
     vm: &Vm,
     pods: &[Pod],
     wanted: &Wanted<'_>,
-    last: Option<IpAddr>,
+    last: impl FnOnce() -> Option<IpAddr>,
     foreign: &dyn Fn(IpAddr) -> bool,
 ) -> Backend {
     if matches!(vm.phase, Phase::Starting | Phase::Ended) {
@@ -106,9 +106,8 @@ pub fn backend(
     // A guest whose agent fell silent has not moved, as long as its pod runs. What it reports on
     // another network was remembered before the LoadBalancer named this one.
     let elsewhere = |last: &IpAddr| vm.nics.iter().any(|nic| nic.addresses.contains(last));
-    let remembered =
-        last.filter(|last| pod_ready && known.is_none() && fits(last) && !elsewhere(last));
-    let Some(address) = known.or(remembered) else { return Backend::NoAddress };
+    let remembered = || last().filter(|last| pod_ready && fits(last) && !elsewhere(last));
+    let Some(address) = known.or_else(remembered) else { return Backend::NoAddress };
     let vm_ready = match vm.ready {
         Readiness::Ready => true,
         Readiness::PodTerminating => vm.deleting || pod.is_some_and(|pod| pod.deleting),

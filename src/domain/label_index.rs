@@ -52,7 +52,7 @@ struct Pair {
 
 #[derive(Debug, Default)]
 struct Member {
-    key: Box<str>,
+    name: Arc<str>,
     vm: Vm,
     /// Sorted.
     labels: Box<[Id]>,
@@ -77,7 +77,7 @@ impl LabelIndex {
         let id = if let Some(id) = self.vm_ids.get(&key) {
             *id
         } else {
-            let id = self.vms.add(Member { key: key.clone(), ..Member::default() });
+            let id = self.vms.add(Member { name: name.into(), ..Member::default() });
             self.vm_ids.insert(key, id);
             id
         };
@@ -212,12 +212,12 @@ impl LabelIndex {
         &'a self,
         namespace: &str,
         name: &str,
-    ) -> impl Iterator<Item = (&'a str, &'a Vm, &'a [Pod])> {
+    ) -> impl Iterator<Item = (&'a Arc<str>, &'a Vm, &'a [Pod])> {
         let filed = self.lb_ids.get(&*qualified(namespace, name)).map(|id| self.lbs.get(*id));
         filed.into_iter().flat_map(|filed| &filed.vms).map(|id| {
             let member = self.vms.get(*id);
             let pods = self.pods.get(&member.vm.uid).map_or(&[][..], Vec::as_slice);
-            (member.key.split_once('/').map_or("", |(_, name)| name), &member.vm, pods)
+            (&member.name, &member.vm, pods)
         })
     }
 
@@ -231,7 +231,7 @@ impl LabelIndex {
         let pair = self.pair_ids.get(&*pair_text(namespace, label, value));
         pair.into_iter().flat_map(|pair| &self.pairs.get(*pair).vms).map(|id| {
             let member = self.vms.get(*id);
-            (member.key.split_once('/').map_or("", |(_, name)| name), &member.vm)
+            (&*member.name, &member.vm)
         })
     }
 

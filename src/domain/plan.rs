@@ -30,7 +30,8 @@ pub fn patch(
     report: Option<&Report>,
     now: &str,
 ) -> Option<Value> {
-    let status = lb.status.clone().unwrap_or_default();
+    let none = LoadBalancerStatus::default();
+    let status = lb.status.as_ref().unwrap_or(&none);
     let old = status.allocated_address.clone().unwrap_or_default();
     let new = allocated(&old, finding);
     let vm = vm_lb::is_vm(lb);
@@ -48,7 +49,7 @@ pub fn patch(
         changes.insert("address".to_owned(), address);
     }
     if let Some(backends) = report.and_then(|report| report.backends.as_ref()) {
-        changes.extend(backends_patch(&status, backends));
+        changes.extend(backends_patch(status, backends));
     }
     let ready = ready(finding, report, &new, vm);
     if let Some(conditions) = with_condition(&status.conditions, ready, now) {
@@ -268,9 +269,11 @@ fn announced_patch(address: Option<&str>, report: &Report) -> Option<Value> {
 
 fn backends_patch(status: &LoadBalancerStatus, backends: &Backends) -> Map<String, Value> {
     let mut changes = Map::new();
-    let addresses = backends.addresses();
-    if status.backend_servers.as_deref().unwrap_or_default() != addresses {
-        changes.insert("backendServers".to_owned(), json!(addresses));
+    let addresses = || backends.addresses();
+    let stored = status.backend_servers.as_deref().unwrap_or_default();
+    if !stored.iter().map(|text| text.parse().ok()).eq(addresses().map(Some)) {
+        let texts: Vec<String> = addresses().map(|address| address.to_string()).collect();
+        changes.insert("backendServers".to_owned(), json!(texts));
     }
     let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
     let counts = EndpointCounts { total: count(backends.total()), ready: count(backends.ready()) };

@@ -6,6 +6,7 @@
 
 mod body;
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -122,44 +123,57 @@ impl Endpoint {
 }
 
 /// What is known of each VM's endpoint from the slices.
-pub fn remembered(slices: &[Slice]) -> HashMap<&str, &Endpoint> {
-    let endpoints = slices.iter().flat_map(|slice| &slice.endpoints);
+pub fn remembered<S: Borrow<Slice>>(slices: &[S]) -> HashMap<&str, &Endpoint> {
+    let endpoints = slices.iter().flat_map(|slice| &slice.borrow().endpoints);
     endpoints.map(|endpoint| (&*endpoint.uid, endpoint)).collect()
 }
 
-/// The writes that are next, in the order in which they must be done. When they are done, what is
-/// stored is planned anew, until nothing is left. `service` is the Service's name; the first slice
-/// has the same.
-pub fn plan(
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// In the order in which they must be done.
+    pub writes: Vec<Write>,
+    /// Whether nothing is left when they are done. Otherwise what is stored then is planned anew.
+    pub complete: bool,
+}
+
+/// The writes that are next. `service` is the Service's name; the first slice has the same.
+pub fn plan<S: Borrow<Slice>>(
     service: &str,
     family: Family,
     ports: &[Port],
-    stored: &[Slice],
-    mut desired: Vec<Endpoint>,
-) -> Vec<Write> {
-    if !desired.iter().any(Endpoint::takes_traffic) {
-        desired.push(sink(service, family));
-    }
+    stored: &[S],
+    desired: &[Endpoint],
+) -> Plan {
+    let sink = (!desired.iter().any(Endpoint::takes_traffic)).then(|| sink(service, family));
     let (ours, odd): (Vec<&Slice>, Vec<&Slice>) =
-        stored.iter().partition(|slice| slice.family == Some(family));
-    let packed = pack(service, family, &ours, &odd, desired);
+        stored.iter().map(Borrow::borrow).partition(|slice| slice.family == Some(family));
+    let packed = pack(service, family, &ours, &odd, desired.iter().chain(&sink));
     let mut unchanged = None;
     let mut writes = Vec::new();
     let mut deletes: Vec<Write> = odd.into_iter().map(delete).collect();
     for (name, endpoints) in packed {
         match ours.iter().find(|slice| slice.name == name) {
             Some(slice) if endpoints.is_empty() => deletes.push(delete(slice)),
-            Some(slice) if slice.sound && slice.endpoints == endpoints && slice.ports == ports => {
+            Some(slice)
+                if slice.sound
+                    && slice.endpoints.iter().eq(endpoints.iter().copied())
+                    && slice.ports == ports =>
+            {
                 unchanged = Some(slice);
             }
             Some(slice) => {
                 let version = slice.version.clone();
-                writes.push(Write::Update { name, version, endpoints });
+                writes.push(Write::Update { name, version, endpoints: owned(endpoints) });
             }
-            None => writes.push(Write::Create { name, endpoints }),
+            None => writes.push(Write::Create { name, endpoints: owned(endpoints) }),
         }
     }
     in_order(&ours, deletes, writes, unchanged.copied())
+}
+
+fn owned(endpoints: Vec<&Endpoint>) -> Vec<Endpoint> {
+    endpoints.into_iter().cloned().collect()
 }
 
 /// Writes that add an endpoint that takes traffic come first, those that take the sink away last:
@@ -170,7 +184,7 @@ fn in_order(
     deletes: Vec<Write>,
     mut writes: Vec<Write>,
     unchanged: Option<&Slice>,
-) -> Vec<Write> {
+) -> Plan {
     let takes = |endpoints: &[Endpoint]| endpoints.iter().filter(|e| e.takes_traffic()).count();
     let before = |name: &str| stored.iter().find(|slice| slice.name == *name);
     let rank = |write: &Write| {
@@ -199,12 +213,12 @@ fn in_order(
                 |write: &Write| before(write.name()).is_some_and(|s| takes(&s.endpoints) > 0);
             if writes.len() < 2 && !writes.last().is_some_and(took) {
                 // All traffic is for what is to be deleted. That is next.
-                return writes;
+                return Plan { writes, complete: false };
             }
             rest.extend(writes.pop());
         }
     }
-    writes.into_iter().chain(deletes).chain(rest).collect()
+    Plan { writes: writes.into_iter().chain(deletes).chain(rest).collect(), complete: true }
 }
 
 fn delete(slice: &Slice) -> Write {
@@ -213,21 +227,21 @@ fn delete(slice: &Slice) -> Write {
 
 /// Each endpoint where it is already, new ones where there is room, first slice first. `odd` slices
 /// are not used, and neither are their names.
-fn pack(
+fn pack<'a>(
     service: &str,
     family: Family,
     stored: &[&Slice],
     odd: &[&Slice],
-    desired: Vec<Endpoint>,
-) -> BTreeMap<String, Vec<Endpoint>> {
-    let mut wanted: BTreeMap<Arc<str>, Endpoint> =
-        desired.into_iter().map(|endpoint| (endpoint.uid.clone(), endpoint)).collect();
-    let mut packed: BTreeMap<String, Vec<Endpoint>> = BTreeMap::new();
+    desired: impl Iterator<Item = &'a Endpoint>,
+) -> BTreeMap<String, Vec<&'a Endpoint>> {
+    let mut wanted: HashMap<&str, &Endpoint> =
+        desired.map(|endpoint| (&*endpoint.uid, endpoint)).collect();
+    let mut packed: BTreeMap<String, Vec<&Endpoint>> = BTreeMap::new();
     for slice in stored {
         let kept = packed.entry(slice.name.clone()).or_default();
         for endpoint in &slice.endpoints {
             if kept.len() < MOST
-                && let Some(endpoint) = wanted.remove(&endpoint.uid)
+                && let Some(endpoint) = wanted.remove(&*endpoint.uid)
             {
                 kept.push(endpoint);
             }
@@ -238,7 +252,7 @@ fn pack(
     let mut fresh = (1..)
         .map(|n| (n, slice_name(service, family, n)))
         .filter(|(_, name)| odd.iter().all(|slice| slice.name != *name));
-    let mut rest: Vec<Endpoint> = wanted.into_values().collect();
+    let mut rest: Vec<&Endpoint> = wanted.into_values().collect();
     // By name, so that the same VMs end in the same slices whatever the order of events.
     rest.sort_by(|a, b| (&a.name, &a.uid).cmp(&(&b.name, &b.uid)));
     let mut rest = rest.into_iter().peekable();

@@ -1,6 +1,7 @@
 //! A LoadBalancer of type vm: what its spec asks for, and what its status says of the VMs behind
 //! it.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::endpoints::{Backend, Endpoint};
@@ -168,9 +169,9 @@ impl Backends {
     }
 
     /// Addresses of the VMs that run and stay, ready or not.
-    pub fn addresses(&self) -> Vec<String> {
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let staying = self.endpoints.iter().filter(|endpoint| !endpoint.terminating);
-        staying.map(|endpoint| endpoint.address.to_string()).collect()
+        staying.map(|endpoint| endpoint.address)
     }
 }
 

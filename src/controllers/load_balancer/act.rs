@@ -38,6 +38,7 @@ pub(super) async fn publish(
         {
             return Ok(Some(wait));
         }
+        let writing = ctx.shared.views.writing(facts::name(&lb));
         match write(&lb, &patch, ctx).await {
             Ok(version) => {
                 ctx.counts.settle(&lb);
@@ -45,7 +46,7 @@ pub(super) async fn publish(
                 // What was just decided on all that is known need not be decided again. Without
                 // a report, and when pools change, the next step waits for this one.
                 if report.is_some() && facts::published(&lb) == claim_of(&finding) {
-                    ctx.shared.views.expect_echo(&facts::name(&lb), version);
+                    writing.is_all(version);
                 }
                 return Ok(None);
             }

@@ -41,7 +41,7 @@ fn found(
     foreign: &[&str],
 ) -> Option<(String, bool)> {
     let foreign = |address: IpAddr| foreign.iter().any(|text| ip(text) == address);
-    match backend("web", vm, pods, wanted, last.map(ip), &foreign) {
+    match backend("web", vm, pods, wanted, || last.map(ip), &foreign) {
         Backend::Endpoint { endpoint, last_known } => {
             Some((endpoint.address.to_string(), last_known))
         }
@@ -59,7 +59,7 @@ fn at(vm: &Vm, wanted: &Wanted<'_>, foreign: &[&str]) -> Option<String> {
 #[test]
 fn an_endpoint_says_who_and_where_it_is() {
     let Backend::Endpoint { endpoint, last_known } =
-        backend("web", &vm(&[("a/b", &["10.0.0.5"])]), &[pod()], &ANY, None, &|_| false)
+        backend("web", &vm(&[("a/b", &["10.0.0.5"])]), &[pod()], &ANY, || None, &|_| false)
     else {
         panic!("it has an address")
     };

@@ -23,7 +23,7 @@ fn pod(uid: &str, vm: &str) -> Pod {
 fn members(index: &LabelIndex, lb: &str) -> Vec<(String, Vec<String>)> {
     let uids = |pods: &[Pod]| pods.iter().map(|pod| pod.uid.to_string()).collect();
     let mut all: Vec<_> =
-        index.members("ns", lb).map(|(name, _, pods)| (name.to_owned(), uids(pods))).collect();
+        index.members("ns", lb).map(|(name, _, pods)| (name.to_string(), uids(pods))).collect();
     all.sort();
     all
 }

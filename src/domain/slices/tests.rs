@@ -64,14 +64,14 @@ impl Store {
     pub(super) fn settle(&mut self, family: Family, desired: &[Endpoint]) -> Vec<Write> {
         let mut all = Vec::new();
         for _ in 0..3 {
-            let writes = plan(WEB, family, &ports(), &self.slices, desired.to_vec());
-            if writes.is_empty() {
-                return all;
-            }
+            let Plan { writes, complete } = plan(WEB, family, &ports(), &self.slices, desired);
             for write in &writes {
                 self.execute(write, family, &ports());
             }
             all.extend(writes);
+            if complete {
+                return all;
+            }
         }
         panic!("it goes on for ever: {all:?}");
     }

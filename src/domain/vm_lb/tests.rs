@@ -162,7 +162,7 @@ fn backends_are_counted_by_what_can_answer() {
     assert_eq!(serving, ["a", "b", "draining", "z"]);
     assert_eq!((found.without_address, found.unhealthy), (1, 1));
     assert_eq!(found.last_known, ["a".into(), "b".into()]);
-    assert_eq!((found.ready(), found.total(), found.addresses().len()), (3, 6, 5));
+    assert_eq!((found.ready(), found.total(), found.addresses().count()), (3, 6, 5));
     assert_eq!(backends(&[]), Backends::default());
 }
 

@@ -71,9 +71,9 @@ pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
                 select(&views, &lb);
                 let key = ObjectRef::from_obj(&lb);
                 let name = owner_of(lb.meta()).name;
-                let echo = views.is_echo(&name, &lb.resource_version().unwrap_or_default());
+                let version = lb.resource_version().unwrap_or_default();
                 writer.apply_watcher_event(&Event::Apply(lb));
-                if !echo {
+                if lock(&views.echoes).hear(&name, &version) {
                     views.tell(Signal::LoadBalancer(key));
                 }
             }
@@ -106,7 +106,7 @@ fn unselect(views: &Views, meta: &ObjectMeta) {
     lock(&views.vms).remove_lb(&part(&meta.namespace), &part(&meta.name));
     let lb = owner_of(meta).name;
     views.take_touched(&lb);
-    lock(&views.echoes).remove(&lb);
+    lock(&views.echoes).forget(&lb);
 }
 
 /// Drops what decisions do not need. An object that does not fit the type is skipped, so that

@@ -4,6 +4,7 @@
 //! What this operator writes itself is put into them at once, so that the next decision does not
 //! rest on what it has just changed.
 
+mod echoes;
 mod load_balancers;
 mod machines;
 mod namespaces;
@@ -22,6 +23,7 @@ use kube::Client;
 use kube_runtime::reflector::{ObjectRef, Store, store::Writer};
 use tokio::sync::{mpsc, watch};
 
+use self::echoes::Echoes;
 use self::machines::Removals;
 use crate::api::LoadBalancer;
 use crate::domain::Owner;
@@ -32,6 +34,7 @@ use crate::domain::reason::Wait;
 use crate::domain::service::Attachment;
 use crate::domain::vm::{self, Pod, Topology, Vm};
 use crate::metrics::Metrics;
+pub use echoes::Writing;
 pub use serving::{Owned, OwnedSlice, owners, service, slice};
 
 /// Something in the cluster that a leader must look at.
@@ -93,8 +96,8 @@ pub struct Views {
     pools: Arc<Mutex<HashMap<String, Arc<PoolFacts>>>>,
     /// Since when a LoadBalancer's VMs are not what its slices say, as far as was seen.
     touched: Arc<Mutex<HashMap<LbKey, Instant>>>,
-    /// Versions of LoadBalancers that this process wrote and that need no further look.
-    echoes: Arc<Mutex<HashMap<String, String>>>,
+    /// LoadBalancers that this process writes, and wrote.
+    echoes: Arc<Mutex<Echoes>>,
     /// Unbounded, and in effect bounded by the number of objects: the leader's loops take
     /// from it faster than an API server can report.
     leader: Arc<Mutex<Option<mpsc::UnboundedSender<Signal>>>>,
@@ -245,7 +248,7 @@ impl Views {
         &self,
         namespace: &str,
         name: &str,
-        say: impl FnMut((&str, &Vm, &[Pod])) -> T,
+        say: impl FnMut((&Arc<str>, &Vm, &[Pod])) -> T,
     ) -> Vec<T> {
         lock(&self.vms).members(namespace, name).map(say).collect()
     }
@@ -312,16 +315,6 @@ impl Views {
     /// Since when the LoadBalancer's VMs have been changing, if they have, until now.
     pub fn take_touched(&self, lb: &str) -> Option<Instant> {
         lock(&self.touched).remove(lb)
-    }
-
-    /// A LoadBalancer, by `namespace/name`, was written here, and whoever wrote it knows that
-    /// there is nothing more to do: hearing of that version wakes nobody.
-    pub fn expect_echo(&self, lb: &str, version: String) {
-        lock(&self.echoes).insert(lb.to_owned(), version);
-    }
-
-    fn is_echo(&self, lb: &str, version: &str) -> bool {
-        lock(&self.echoes).get(lb).is_some_and(|expected| expected == version)
     }
 
     fn tell(&self, signal: Signal) {

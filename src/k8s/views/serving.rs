@@ -41,7 +41,7 @@ pub struct OwnedSlice {
     /// The owner.
     pub owner: String,
     /// The slice.
-    pub slice: Slice,
+    pub slice: Arc<Slice>,
 }
 
 impl<T> Default for Owned<T> {
@@ -334,7 +334,7 @@ pub fn slice(slice: &EndpointSlice) -> Option<(String, OwnedSlice)> {
             && label(LABEL_SERVICE_LB, "true")
             && label(LABEL_SLICE_MANAGER, SLICE_MANAGER),
     };
-    Some((lb, OwnedSlice { owner: owner.uid.clone(), slice: seen }))
+    Some((lb, OwnedSlice { owner: owner.uid.clone(), slice: Arc::new(seen) }))
 }
 
 fn endpoint(endpoint: &FullEndpoint) -> Option<Endpoint> {

@@ -7,6 +7,7 @@
 mod service;
 mod slices;
 
+use std::cell::LazyCell;
 use std::net::IpAddr;
 
 use kube::ResourceExt;
@@ -91,14 +92,6 @@ pub(super) async fn serve(
         Ok(backends) => (backends, health_fault),
         Err((backends, fault)) => (backends, Some(fault)),
     };
-    let report = |service| {
-        Some(Report {
-            service,
-            ingress: at.ingress(),
-            backends: Some(backends.clone()),
-            health_fault: health_fault.clone(),
-        })
-    };
     let done = async {
         at.know_service().await?;
         match &listeners {
@@ -113,17 +106,19 @@ pub(super) async fn serve(
             }
         }
     };
-    match done.await {
-        Ok(service) => Ok(report(service)),
+    let service = match done.await {
+        Ok(service) => service,
         Err(Obstacle::ForeignService(whose)) => {
             // Slices of ours would give another's Service endpoints.
             at.drop_slices().await?;
-            Ok(report(Service::Foreign(whose)))
+            Service::Foreign(whose)
         }
-        Err(Obstacle::ForeignSlice(which)) => Ok(report(Service::Foreign(which))),
-        Err(Obstacle::Refused(why)) => Ok(report(Service::Refused(why))),
-        Err(Obstacle::Error(error)) => Err(error),
-    }
+        Err(Obstacle::ForeignSlice(which)) => Service::Foreign(which),
+        Err(Obstacle::Refused(why)) => Service::Refused(why),
+        Err(Obstacle::Error(error)) => return Err(error),
+    };
+    let ingress = at.ingress();
+    Ok(Some(Report { service, ingress, backends: Some(backends), health_fault }))
 }
 
 /// Whether the address may lead to the LoadBalancer's Service, and so to nobody else's.
@@ -191,12 +186,13 @@ impl<'a> At<'a> {
     ) -> Result<Backends, (Backends, String)> {
         let views = &self.ctx.shared.views;
         let slices = self.slices();
-        let known = remembered(&slices);
+        // Few VMs need it.
+        let known = LazyCell::new(|| remembered(&slices));
         let wants = endpoints::Wanted { network: wanted.network, family: wanted.family() };
         let foreign = |ip: IpAddr| wanted.address == Some(ip) || views.is_node_address(ip);
         let found = views.of_members(&self.namespace, &self.name, |(name, vm, pods)| {
-            let last = known.get(&*vm.uid).map(|endpoint| endpoint.address);
-            endpoints::backend(name, vm, pods, &wants, last, &foreign)
+            let last = || known.get(&*vm.uid).map(|endpoint| endpoint.address);
+            endpoints::backend(name.clone(), vm, pods, &wants, last, &foreign)
         });
         let prober = &self.ctx.prober;
         let Some(check) = check else {

@@ -1,5 +1,7 @@
 //! The EndpointSlices of a vm load balancer: read, written and deleted.
 
+use std::sync::Arc;
+
 use chrono::{SecondsFormat, Utc};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
@@ -8,13 +10,13 @@ use super::{At, Obstacle, REPETITIONS, into_error};
 use crate::controllers::load_balancer::Error;
 use crate::domain::endpoints::Family;
 use crate::domain::service;
-use crate::domain::slices::{self, Port, Slice, Write};
+use crate::domain::slices::{self, Plan, Port, Slice, Write};
 use crate::domain::vm_lb::Backends;
 use crate::k8s::views::{OwnedSlice, owners, slice as read_slice};
 use crate::k8s::{CallError, call};
 
 impl At<'_> {
-    pub(super) fn slices(&self) -> Vec<Slice> {
+    pub(super) fn slices(&self) -> Vec<Arc<Slice>> {
         let all = self.ctx.shared.views.slices.of(&self.key);
         all.filter(|slice| slice.owner == self.uid).map(|slice| slice.slice).collect()
     }
@@ -28,25 +30,25 @@ impl At<'_> {
         let touched = self.ctx.shared.views.take_touched(&self.key);
         let mut wrote = false;
         for _ in 0..REPETITIONS {
-            let stored = self.slices();
-            let writes =
-                slices::plan(&self.name, family, ports, &stored, backends.endpoints.clone());
-            if writes.is_empty() {
-                if wrote && let Some(touched) = touched {
-                    let latency = &self.ctx.shared.metrics.endpoint_latency;
-                    latency.observe(touched.elapsed().as_secs_f64());
-                }
-                return Ok(());
-            }
+            let Plan { writes, mut complete } =
+                slices::plan(&self.name, family, ports, &self.slices(), &backends.endpoints);
             for write in writes {
                 match self.write_slice(family, ports, &write).await {
                     Ok(()) => wrote = true,
                     Err(CallError::Conflict | CallError::NotFound) => {
                         self.read_slice(write.name()).await?;
+                        complete = false;
                         break;
                     }
                     Err(error) => return Err(error.into()),
                 }
+            }
+            if complete {
+                if wrote && let Some(touched) = touched {
+                    let latency = &self.ctx.shared.metrics.endpoint_latency;
+                    latency.observe(touched.elapsed().as_secs_f64());
+                }
+                return Ok(());
             }
         }
         Err(CallError::Conflict.into())
@@ -102,7 +104,7 @@ impl At<'_> {
             endpoints: endpoints.clone(),
             sound: true,
         };
-        let owned = OwnedSlice { owner: self.uid.clone(), slice };
+        let owned = OwnedSlice { owner: self.uid.clone(), slice: Arc::new(slice) };
         self.ctx.shared.views.slices.note(&self.key, write.name(), &version, owned);
         Ok(())
     }

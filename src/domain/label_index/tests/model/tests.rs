@@ -173,7 +173,7 @@ fn check(index: &LabelIndex, model: &Model) {
                     count += 1;
                     let mut pods = pods.to_vec();
                     pods.sort_by(|a, b| a.uid.cmp(&b.uid));
-                    (name.to_owned(), (vm.clone(), pods))
+                    (name.to_string(), (vm.clone(), pods))
                 })
                 .collect();
             assert_eq!(seen, model.seen((namespace, lb)));

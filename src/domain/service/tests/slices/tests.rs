@@ -106,8 +106,8 @@ fn a_slice_is_read_back_as_it_was_meant() {
                 sound: true,
             };
             assert_eq!(
-                (key.as_str(), read.owner.as_str(), read.slice),
-                ("apps/web", "lb-1", expected)
+                (key.as_str(), read.owner.as_str(), &*read.slice),
+                ("apps/web", "lb-1", &expected)
             );
         }
     }
@@ -147,5 +147,5 @@ fn a_patch_makes_a_go_controllers_slice_sound() {
     assert_eq!(stored["metadata"]["annotations"], annotations);
     let after = read_slice(&stored).1.slice;
     assert!(after.sound);
-    assert_eq!((after.ports, after.endpoints), (slice_ports(), endpoints));
+    assert_eq!((&after.ports, &after.endpoints), (&slice_ports(), &endpoints));
 }
