@@ -13,26 +13,10 @@ use crate::api::{IPPoolSpec, LoadBalancerStatus, Range, WorkloadType};
 const THEN: &str = "2026-01-01T00:00:00Z";
 const NOW: &str = "2026-02-02T00:00:00Z";
 
-/// RFC 7396.
-fn apply(target: &mut Value, patch: &Value) {
-    let Value::Object(patch) = patch else { return target.clone_from(patch) };
-    if !target.is_object() {
-        *target = json!({});
-    }
-    let fields = target.as_object_mut().unwrap();
-    for (key, value) in patch {
-        if value.is_null() {
-            fields.remove(key);
-        } else {
-            apply(fields.entry(key.as_str()).or_insert(Value::Null), value);
-        }
-    }
-}
-
 fn patched(lb: &LoadBalancer, finding: &Finding) -> LoadBalancer {
     let mut value = serde_json::to_value(lb).unwrap();
     if let Some(patch) = patch(lb, finding, None, NOW) {
-        apply(&mut value, &patch);
+        json_patch::merge(&mut value, &patch);
     }
     serde_json::from_value(value).unwrap()
 }

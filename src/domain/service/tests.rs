@@ -8,22 +8,6 @@ use crate::k8s::views;
 
 const LB: Identity<'_> = Identity { namespace: "apps", name: "web", uid: "lb-1" };
 
-/// RFC 7396.
-fn apply(target: &mut Value, patch: &Value) {
-    let Value::Object(patch) = patch else { return target.clone_from(patch) };
-    if !target.is_object() {
-        *target = json!({});
-    }
-    let fields = target.as_object_mut().unwrap();
-    for (key, value) in patch {
-        if value.is_null() {
-            fields.remove(key);
-        } else {
-            apply(fields.entry(key.as_str()).or_insert(Value::Null), value);
-        }
-    }
-}
-
 fn listener(name: &str, protocol: &str, port: u16, backend_port: u16) -> Listener {
     Listener { name: name.into(), protocol: protocol.into(), port, backend_port }
 }
@@ -77,7 +61,7 @@ fn repaired(service: &Value, wanted: &Wanted<'_>) -> (Value, bool) {
         Plan::Change(patch) => {
             assert_eq!(patch["metadata"]["resourceVersion"], "7", "every write is a swap");
             let mut service = service.clone();
-            apply(&mut service, &patch);
+            json_patch::merge(&mut service, &patch);
             (service, true)
         }
         other => panic!("{other:?}"),
@@ -172,7 +156,7 @@ fn what_is_the_operators_is_put_right_with_node_ports_kept() {
     let service = announced(made(&wanted), "10.0.0.100");
     for edit in edits() {
         let mut edited = service.clone();
-        apply(&mut edited, &edit);
+        json_patch::merge(&mut edited, &edit);
         let (after, wrote) = repaired(&edited, &wanted);
         assert!(wrote, "{edit}");
         // Node ports of listeners that were there throughout are part of it.
@@ -205,7 +189,7 @@ fn a_repair_says_no_more_than_it_must() {
         ),
     ] {
         let mut service = made(&wanted);
-        apply(&mut service, &edit);
+        json_patch::merge(&mut service, &edit);
         assert_eq!(plan(Some(&read(&service)), &wanted), Plan::Change(expected), "{edit}");
     }
 }
@@ -235,7 +219,7 @@ fn what_others_added_is_left_alone() {
     let listeners = listeners();
     let wanted = wanted("10.0.0.100", &listeners);
     let mut service = made(&wanted);
-    apply(&mut service, &additions());
+    json_patch::merge(&mut service, &additions());
     let second = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "cm-1"});
     service["metadata"]["ownerReferences"].as_array_mut().unwrap().insert(0, second);
     service["spec"]["ports"][0]["nodePort"] = json!(31_000);
@@ -244,7 +228,7 @@ fn what_others_added_is_left_alone() {
     let edit = json!({"metadata": {"labels": {LABEL_SERVICE_LB: null}, "annotations":
         {ASKED_ADDRESS: null}}, "spec": {"selector": {"app": "web"}, "loadBalancerIP": ""}});
     let mut edited = service.clone();
-    apply(&mut edited, &edit);
+    json_patch::merge(&mut edited, &edit);
     assert_eq!(repaired(&edited, &wanted), (service, true), "a repair touches nothing else");
 }
 
@@ -358,13 +342,13 @@ proptest! {
         let listeners = listeners();
         let mut service = made(&wanted("10.0.0.100", &listeners));
         if added {
-            apply(&mut service, &additions());
+            json_patch::merge(&mut service, &additions());
         }
         if is_announced {
             service = announced(service, "10.0.0.100");
         }
         for edit in &hands {
-            apply(&mut service, edit);
+            json_patch::merge(&mut service, edit);
         }
         let attachment = Attachment { bridge: "br".into(), vlan: vlan.unwrap_or_default() };
         let mut wanted = wanted(address, &listeners);

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use harvester_guest_operator::api::LoadBalancer;
-use http_body_util::BodyExt as _;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
@@ -13,6 +12,7 @@ use testbed::{Operator, eventually};
 
 use super::itself;
 use super::lb_rows::{How, Off, On, ROWS, Row};
+use super::said::{Said, ask};
 use crate::support::{Cluster, SOON, ready};
 use crate::vms::input::as_harvester_ships_it;
 
@@ -133,24 +133,6 @@ pub(super) struct Stage {
     _operator: Operator,
 }
 
-/// What the API server said.
-#[derive(Debug)]
-pub(super) struct Said {
-    pub(super) code: u16,
-    pub(super) body: Value,
-    pub(super) warnings: Vec<String>,
-}
-
-impl Said {
-    pub(super) fn message(&self) -> &str {
-        self.body["message"].as_str().unwrap_or_default()
-    }
-
-    pub(super) fn accepted(&self) -> bool {
-        self.code < 300
-    }
-}
-
 impl Stage {
     pub(super) async fn set(admission: bool) -> Result<Self> {
         Self::set_on(Cluster::start().await?, admission).await
@@ -239,7 +221,7 @@ impl Stage {
                     if matches!(row.how, How::PutByGo(_)) {
                         object = through_go(object);
                     }
-                    merge(&mut object, &serde_saphyr::from_str::<Value>(text)?);
+                    json_patch::merge(&mut object, &serde_saphyr::from_str::<Value>(text)?);
                     let said = ask(&self.tenant, "PUT", &one, &object).await?;
                     if said.code != 409 {
                         return Ok(said);
@@ -294,25 +276,10 @@ impl Stage {
 
 fn check(on: &On<'_>, said: &Said) -> Result<()> {
     match on {
-        On::Silent => ensure!(said.accepted() && said.warnings.is_empty(), "{said:?}"),
-        On::Warn(text) => {
-            let warned = said.warnings.iter().any(|warning| warning.contains(text));
-            ensure!(said.accepted() && warned, "no {text:?}: {said:?}");
-        }
-        On::Refuse(field, text) => {
-            let causes = said.body["details"]["causes"].as_array().cloned().unwrap_or_default();
-            let is = |cause: &Value| {
-                let told = cause["message"].as_str().unwrap_or_default();
-                cause["field"] == *field && told.contains(text)
-            };
-            let by_webhook = said.message().contains("admission webhook");
-            ensure!(by_webhook && causes.iter().any(is), "no {field}: {text:?}: {said:?}");
-        }
-        On::Schema(text) => {
-            let by_webhook = said.message().contains("admission webhook");
-            let told = said.message().contains(text);
-            ensure!(said.code == 422 && told && !by_webhook, "no {text:?}: {said:?}");
-        }
+        On::Silent => said.silent()?,
+        On::Warn(text) => said.warned(text)?,
+        On::Refuse(field, text) => said.refused_by_webhook(field, text)?,
+        On::Schema(text) => said.refused_by_schema(text)?,
         On::Has(path, value) => {
             let is = said.body.pointer(path).map(|is| match is {
                 Value::String(text) => text.clone(),
@@ -326,37 +293,6 @@ fn check(on: &On<'_>, said: &Said) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Sends an object as it is, and hears everything that is said.
-pub(super) async fn ask(client: &Client, method: &str, path: &str, body: &Value) -> Result<Said> {
-    let type_ = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
-    send(client, method, path, &[("content-type", type_)], body).await
-}
-
-pub(super) async fn send(
-    client: &Client,
-    method: &str,
-    path: &str,
-    headers: &[(&str, &str)],
-    body: &Value,
-) -> Result<Said> {
-    let mut request = http::Request::builder().method(method).uri(path);
-    for (name, value) in headers {
-        request = request.header(*name, *value);
-    }
-    let body = kube::client::Body::from(serde_json::to_vec(body)?);
-    let response = client.send(request.body(body)?).await?;
-    let code = response.status().as_u16();
-    let text = |header: &http::HeaderValue| {
-        let (_, quoted) = header.to_str().ok()?.split_once('"')?;
-        Some(quoted.strip_suffix('"')?.replace("\\\"", "\""))
-    };
-    let warnings = response.headers().get_all("warning").iter().filter_map(text).collect();
-    let bytes = response.into_body().collect().await?.to_bytes();
-    let body = serde_json::from_slice(&bytes)
-        .unwrap_or_else(|_| json!({"message": String::from_utf8_lossy(&bytes)}));
-    Ok(Said { code, body, warnings })
 }
 
 /// A whole object.
@@ -386,20 +322,6 @@ fn through_go(mut object: Value) -> Value {
         status.entry("allocatedAddress").or_insert_with(|| json!({}));
     }
     object
-}
-
-fn merge(object: &mut Value, patch: &Value) {
-    let Some(fields) = patch.as_object() else {
-        *object = patch.clone();
-        return;
-    };
-    for (field, value) in fields {
-        if value.is_null() {
-            object.as_object_mut().into_iter().for_each(|map| drop(map.remove(field)));
-        } else {
-            merge(&mut object[field], value);
-        }
-    }
 }
 
 async fn play(admission: bool) -> Result<()> {

@@ -9,6 +9,7 @@ mod pool_rules;
 mod pools;
 mod registration;
 mod rotation;
+pub(crate) mod said;
 mod tenants;
 mod wire;
 

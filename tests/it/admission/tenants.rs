@@ -12,7 +12,8 @@ use kube::api::ListParams;
 use serde_json::{Value, json};
 use testbed::eventually;
 
-use super::load_balancers::{Said, Stage, TEAM, ask, send, whole};
+use super::load_balancers::{Stage, TEAM, whole};
+use super::said::{Said, ask, send};
 use crate::support::{SOON, address};
 
 const GUEST: &str = "{spec: {workloadType: cluster}}";
@@ -306,10 +307,7 @@ async fn every_way_out_of_a_namespace_leads_nowhere_and_says_so() -> Result<()> 
                     let told = said.body.to_string().contains(text);
                     ensure!(said.code == code && told, "not refused: {said:?}");
                 }
-                End::Told(text) => {
-                    let told = said.warnings.iter().any(|warning| warning.contains(text));
-                    ensure!(said.accepted() && told, "not told: {said:?}");
-                }
+                End::Told(text) => said.warned(text)?,
                 End::Futile => ensure!(said.accepted(), "{said:?}"),
             }
             // Long enough for the operator to make something of it.

@@ -30,7 +30,7 @@ fn report((service, ingress): (Service, Vec<String>), backends: &[Backend]) -> R
 fn told_of(lb: &LoadBalancer, finding: &Finding, report: &Report) -> LoadBalancer {
     let mut value = serde_json::to_value(lb).unwrap();
     if let Some(patch) = patch(lb, finding, Some(report), NOW) {
-        apply(&mut value, &patch);
+        json_patch::merge(&mut value, &patch);
     }
     let lb = serde_json::from_value(value).unwrap();
     assert_eq!(patch(&lb, finding, Some(report), NOW), None, "written once");

@@ -141,7 +141,7 @@ fn a_patch_makes_a_go_controllers_slice_sound() {
     let patch = slices::patch(LB, "9", &slice_ports(), &endpoints, "now");
     let patch = serde_json::to_value(patch).unwrap();
     assert_eq!(patch["metadata"]["resourceVersion"], "9");
-    apply(&mut stored, &patch);
+    json_patch::merge(&mut stored, &patch);
     let annotations =
         json!({"others": "stay", "endpoints.kubernetes.io/last-change-trigger-time": "now"});
     assert_eq!(stored["metadata"]["annotations"], annotations);
