@@ -61,6 +61,9 @@ pub const ANNOTATION_IMPORTED: &str = "loadbalancer.harvesterhci.io/after-conver
 /// Annotation of kube-vip's ConfigMap: what became of each of its addresses.
 pub const ANNOTATION_IMPORT_REPORT: &str = "loadbalancer.harvesterhci.io/conversion-report";
 
+/// Label that Harvester puts on a VM's instances: the VM's name.
+pub const LABEL_VM_NAME: &str = "harvesterhci.io/vmName";
+
 /// Label of the Services and EndpointSlices of vm load balancers.
 pub const LABEL_SERVICE_LB: &str = "loadbalancer.harvesterhci.io/servicelb";
 /// Label of an EndpointSlice: the Service it belongs to.

@@ -34,11 +34,11 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use crate::api::{self, ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS, v1alpha1};
+use crate::api::{
+    self, ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS, LABEL_VM_NAME, v1alpha1,
+};
 use carry::Carry;
 
-/// Label of a VM's instances: the VM's name.
-const VM_NAME: &str = "harvesterhci.io/vmName";
 /// Numbers of a health check: name in v1beta1, in v1alpha1, and what unset stands for.
 const HEALTH: [(&str, &str, i32); 5] = [
     ("port", "port", 0),
@@ -242,11 +242,12 @@ fn field(section: Section, from: Version, key: &str, value: Option<&Value>) -> O
             Some(Value::Array(listeners)) => Some(listeners.iter().map(listener).collect()),
             other => other.cloned(),
         },
-        (Version::V1beta1, "backendServerSelector") => {
-            value.and_then(|selector| selector.get(VM_NAME)).filter(|vms| are_names(vms)).cloned()
-        }
+        (Version::V1beta1, "backendServerSelector") => value
+            .and_then(|selector| selector.get(LABEL_VM_NAME))
+            .filter(|vms| are_names(vms))
+            .cloned(),
         (Version::V1alpha1, "backendServers") => {
-            value.filter(|vms| are_names(vms)).map(|vms| json!({VM_NAME: vms}))
+            value.filter(|vms| are_names(vms)).map(|vms| json!({LABEL_VM_NAME: vms}))
         }
         (Version::V1beta1, "healthCheck") => value.and_then(show_health),
         (Version::V1alpha1, "healthCheck") => value.and_then(read_health),

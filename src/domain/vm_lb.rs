@@ -8,7 +8,7 @@ use super::endpoints::{Backend, Endpoint};
 use super::label_index::Selector;
 use super::reason;
 use super::slices::Port;
-use crate::api::{ConditionStatus, LoadBalancer, LoadBalancerSpec, WorkloadType};
+use crate::api::{ConditionStatus, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec, WorkloadType};
 
 /// A port of the address, and the VMs' port behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +32,13 @@ pub fn is_vm(lb: &LoadBalancer) -> bool {
 pub fn selector(lb: &LoadBalancer) -> Option<&Selector> {
     let selector = lb.spec.backend_server_selector.as_ref().filter(|_| is_vm(lb))?;
     Some(selector).filter(|selector| !selector.is_empty())
+}
+
+/// An address that stands where a VM's name belongs, and so selects nothing: `backendServers` of
+/// v1alpha1 once held addresses.
+pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
+    let names = spec.backend_server_selector.as_ref()?.get(LABEL_VM_NAME)?;
+    names.iter().map(String::as_str).find(|name| name.parse::<IpAddr>().is_ok())
 }
 
 /// Its listeners, or the field that is wrong, what is wrong with it and what would be right. The
@@ -200,6 +207,8 @@ pub struct Report {
     pub ingress: Vec<String>,
     /// The VMs behind it. `None`: VMs cannot be seen now, so nothing is said or changed.
     pub backends: Option<Backends>,
+    /// The address that its selector takes for a VM's name.
+    pub address_for_name: Option<String>,
     /// What is wrong with the health check, if so: it is not done.
     pub health_fault: Option<String>,
 }
@@ -229,7 +238,11 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
     if backends.ready() == 0 {
         // The beginnings of the first three are matched by UIs.
         return if backends.total() == 0 {
-            not(reason::NO_BACKENDS, "no running backend servers")
+            let hint = report.address_for_name.as_ref().map(|address| {
+                format!(": the selector names {address}, an address: name VMs or their labels")
+            });
+            let hint = hint.unwrap_or_default();
+            not(reason::NO_BACKENDS, &format!("no running backend servers{hint}"))
         } else if backends.total() == backends.without_address {
             not(
                 reason::NO_BACKEND_ADDRESS,

@@ -85,7 +85,7 @@ fn an_object_that_v1alpha1_can_say_carries_nothing() {
     let stored = beta(json!({
         "ipam": "dhcp", "description": "d",
         "listeners": [{"name": "a", "port": 80, "protocol": "TCP", "backendPort": 8080}],
-        "backendServerSelector": {VM_NAME: ["vm-1", "vm-2"]},
+        "backendServerSelector": {LABEL_VM_NAME: ["vm-1", "vm-2"]},
         "healthCheck": {"port": 8080, "successThreshold": 1, "failureThreshold": 2,
             "periodSeconds": 7, "timeoutSeconds": 4},
     }));
@@ -130,20 +130,20 @@ fn an_edit_of_the_health_check_changes_what_was_edited() {
 fn backend_servers_replace_the_selector_only_when_they_were_edited() {
     for selector in [
         json!({"app": ["web"]}),
-        json!({VM_NAME: ["a"], "app": ["web"]}),
-        json!({VM_NAME: []}),
+        json!({LABEL_VM_NAME: ["a"], "app": ["web"]}),
+        json!({LABEL_VM_NAME: []}),
         json!({}),
         json!(null),
-        json!({VM_NAME: ["a", "b"]}),
+        json!({LABEL_VM_NAME: ["a", "b"]}),
     ] {
         let stored = beta(json!({"ipam": "pool", "backendServerSelector": selector}));
         let touched = edited(&stored, |shown| shown["spec"]["description"] = json!("touched"));
         assert_eq!(touched["spec"]["backendServerSelector"], selector);
         let other = edited(&stored, |shown| shown["spec"]["backendServers"] = json!(["c"]));
-        assert_eq!(other["spec"]["backendServerSelector"], json!({VM_NAME: ["c"]}));
+        assert_eq!(other["spec"]["backendServerSelector"], json!({LABEL_VM_NAME: ["c"]}));
         assert_eq!(travelling(&other), "");
     }
-    let stored = beta(json!({"backendServerSelector": {VM_NAME: ["a"], "app": ["web"]}}));
+    let stored = beta(json!({"backendServerSelector": {LABEL_VM_NAME: ["a"], "app": ["web"]}}));
     let none = edited(&stored, |shown| drop(shown["spec"]["backendServers"].take()));
     assert_eq!(none["spec"].get("backendServerSelector"), None);
 }
@@ -155,7 +155,7 @@ fn an_edit_in_v1beta1_wins_over_what_v1alpha1_had() {
     let carried = &stored["metadata"]["annotations"][ANNOTATION_V1ALPHA1_FIELDS];
     assert_eq!(*carried, r#"{"spec":{"backendServers":[]}}"#);
     assert_eq!(to(&stored, ALPHA), old);
-    stored["spec"]["backendServerSelector"] = json!({VM_NAME: ["a"]});
+    stored["spec"]["backendServerSelector"] = json!({LABEL_VM_NAME: ["a"]});
     let shown = to(&stored, ALPHA);
     assert_eq!(shown["spec"]["backendServers"], json!(["a"]));
     assert_eq!(shown["metadata"].get("annotations"), None);
@@ -227,7 +227,7 @@ fn what_travels_never_overrules_what_is_said() {
     let stored = to(&sent, BETA);
     assert_eq!(
         stored["spec"],
-        json!({"ipam": "dhcp", "description": "mine", "backendServerSelector": {VM_NAME: ["a"]}})
+        json!({"ipam": "dhcp", "description": "mine", "backendServerSelector": {LABEL_VM_NAME: ["a"]}})
     );
     assert_eq!(stored["status"], json!({"address": "10.0.0.1"}));
 }

@@ -59,19 +59,36 @@ pub fn check(spec: &LoadBalancerSpec) -> Result<Option<Check>, Fault> {
                 "use the backendPort of one of spec.listeners (its port, if that is unset)",
             )
         })?;
+    read(asked, port).map(Some)
+}
+
+/// What is wrong with a health check by itself, whether or not it is done: the rules that the CRD
+/// has for v1beta1 alone, and that reach it from v1alpha1 unjudged.
+pub fn form(asked: &HealthCheck) -> Result<(), Fault> {
+    let number = asked.port.unwrap_or(0);
+    let port = u16::try_from(number)
+        .map_err(|_| Fault::new("port", format!("{number} is no port"), "use 0 to 65535"))?;
+    if port == 0 && asked.protocol.is_some() {
+        let right = "must be set to a backend port when spec.healthCheck.protocol is";
+        return Err(Fault::new("port", "it is 0 or unset", right));
+    }
+    read(asked, port).map(drop)
+}
+
+fn read(asked: &HealthCheck, port: u16) -> Result<Check, Fault> {
     let whole = |field, value, default, most| amount(field, value, default, most);
     let seconds = |field, value, default, most: Duration| {
         let most = u32::try_from(most.as_secs()).unwrap_or(u32::MAX);
         amount(field, value, default, most).map(|s| Duration::from_secs(s.into()))
     };
-    Ok(Some(Check {
+    Ok(Check {
         probe: probe(asked)?,
         port,
         success_threshold: whole("successThreshold", asked.success_threshold, 1, MOST_IN_A_ROW)?,
         failure_threshold: whole("failureThreshold", asked.failure_threshold, 3, MOST_IN_A_ROW)?,
         period: seconds("periodSeconds", asked.period_seconds, 5, LONGEST_PERIOD)?,
         timeout: seconds("timeoutSeconds", asked.timeout_seconds, 3, LONGEST_TIMEOUT)?,
-    }))
+    })
 }
 
 fn amount(field: &'static str, value: Option<i32>, default: u32, most: u32) -> Result<u32, Fault> {

@@ -170,7 +170,13 @@ fn backends_are_counted_by_what_can_answer() {
 type Told = (Service, Vec<String>);
 
 fn report((service, ingress): Told, list: &[Backend]) -> Report {
-    Report { service, ingress, backends: Some(backends(list)), health_fault: None }
+    Report {
+        service,
+        ingress,
+        backends: Some(backends(list)),
+        address_for_name: None,
+        health_fault: None,
+    }
 }
 
 fn ours() -> Told {
@@ -205,6 +211,29 @@ fn why_nobody_answers_is_told_in_the_known_words() {
             assert!(reason::is_ours(told));
         }
     }
+}
+
+/// What v1alpha1's `backendServers` once held, or who took it for a list of addresses.
+#[test]
+fn an_address_for_a_name_is_told_where_nobody_runs() {
+    let spec = |names: &[&str]| LoadBalancerSpec {
+        backend_server_selector: Some(
+            [(LABEL_VM_NAME.to_owned(), names.iter().copied().map(str::to_owned).collect())].into(),
+        ),
+        ..LoadBalancerSpec::default()
+    };
+    assert_eq!(address_for_name(&spec(&["web", "10.0.0.5"])), Some("10.0.0.5"));
+    assert_eq!(address_for_name(&spec(&["fd00::5"])), Some("fd00::5"));
+    assert_eq!(address_for_name(&spec(&["web", "10", "a.b"])), None);
+    assert_eq!(address_for_name(&LoadBalancerSpec::default()), None);
+
+    let told = |list: &[Backend]| {
+        let report = Report { address_for_name: Some("10.0.0.5".into()), ..report(ours(), list) };
+        ready(&report, "10.0.0.100").2
+    };
+    let nobody = "no running backend servers: the selector names 10.0.0.5, an address: name VMs or their labels";
+    assert_eq!(told(&[]), nobody);
+    assert_eq!(told(&[vm("a", true, false)]), "announced at 10.0.0.100");
 }
 
 /// Of several reasons the one that must be put right first.
@@ -255,6 +284,7 @@ fn the_first_obstacle_is_the_one_that_is_told() {
             service,
             ingress,
             backends: list.map(backends),
+            address_for_name: None,
             health_fault: unchecked.then(|| "port".to_owned()),
         };
         let (told_status, told, message) = ready(&report, "10.0.0.100");

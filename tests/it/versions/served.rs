@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use testbed::{Operator, Start, eventually};
 
 use super::{create, lb, lbs};
+use crate::admission::said::ask;
 use crate::support::{Cluster, SOON};
 
 const TRAVELS: &str = "loadbalancer.harvesterhci.io/v1beta1-fields";
@@ -41,6 +42,13 @@ async fn what_a_tenant_writes_into_the_annotation_is_judged_like_v1beta1() -> Re
     cluster.pool_for("others", json!({"subnet": "10.2.0.0/24"}), others).await?;
     let (old, new) = (lbs(&cluster, "v1alpha1"), lbs(&cluster, "v1beta1"));
 
+    // Fields that no version serves yet, on creation.
+    let mut reserved = lb("v1alpha1", "reserved", &json!({"ipam": "pool"}));
+    let text = json!({"spec": {"workloadType": "cluster", "requestedAddresses": ["10.1.0.77"]}});
+    reserved["metadata"]["annotations"] = json!({TRAVELS: text.to_string()});
+    let refused = create(&old, reserved).await.unwrap_err().to_string();
+    assert!(refused.contains("spec.requestedAddresses: is not supported"), "{refused}");
+
     // An address that it does not have, on creation.
     let claim = json!({"ip": "10.1.0.77", "ipPool": "pool"});
     let mut forged = lb("v1alpha1", "forged", &json!({"ipam": "pool"}));
@@ -54,7 +62,12 @@ async fn what_a_tenant_writes_into_the_annotation_is_judged_like_v1beta1() -> Re
     assert_eq!(before["spec"]["workloadType"], "cluster");
     assert_eq!(before["metadata"]["annotations"].get(TRAVELS), None);
 
-    // On an update; another type; another's pool; the reserved fields.
+    // On an update; another type; another's pool; fields and values that v1beta1's rules refuse.
+    let guest_with = |field: &str, value: Value| {
+        let mut text = json!({"spec": {"workloadType": "cluster"}});
+        text["spec"][field] = value;
+        text
+    };
     for (text, says) in [
         (
             json!({"spec": {"workloadType": "cluster"}, "status": {"allocatedAddress": claim}}),
@@ -63,8 +76,22 @@ async fn what_a_tenant_writes_into_the_annotation_is_judged_like_v1beta1() -> Re
         (json!({"spec": {"workloadType": "vm"}}), "immutable"),
         (json!({}), "immutable"),
         (json!({"spec": {"workloadType": "cluster", "ipPool": "others"}}), "does not admit"),
+        (guest_with("requestedAddresses", json!(["10.1.0.77"])), "a pool of one address pins"),
+        (guest_with("ipv6Pool", json!("pool")), "spec.ipv6Pool: is not supported"),
+        (guest_with("ipFamilyPolicy", json!("RequireDualStack")), "only SingleStack is supported"),
+        (
+            guest_with("healthCheck", json!({"port": 80, "protocol": "icmp"})),
+            "\"icmp\\\" is unknown",
+        ),
+        (guest_with("healthCheck", json!({"port": 80, "path": "/x"})), "belongs to http and https"),
     ] {
-        match merge(&old, "forged", carries(&text)).await {
+        let mut patch = carries(&text);
+        if !text["spec"]["healthCheck"].is_null() {
+            // It travels only with what v1alpha1 shows of it.
+            patch["spec"] = json!({"healthCheck": {"port": 80, "successThreshold": 1,
+                "failureThreshold": 3, "PeriodSeconds": 5, "timeoutSeconds": 3}});
+        }
+        match merge(&old, "forged", patch).await {
             Err(error) => assert!(error.to_string().contains(says), "{text}: {error}"),
             Ok(object) => panic!("{text}: {object:#}"),
         }
@@ -73,6 +100,36 @@ async fn what_a_tenant_writes_into_the_annotation_is_judged_like_v1beta1() -> Re
     assert_eq!(after["spec"], before["spec"]);
     assert_eq!(after["status"], before["status"]);
     cluster.consistent().await
+}
+
+/// The Go webhook took `backendServers` for addresses.
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_in_place_of_vms_are_told_to_whoever_writes_them_and_on_the_object() -> Result<()>
+{
+    let (cluster, _operator) = served().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let spec = json!({"ipam": "pool", "backendServers": ["10.9.0.5"],
+        "listeners": [{"name": "a", "port": 80, "protocol": "TCP"}]});
+    let path = "/apis/loadbalancer.harvesterhci.io/v1alpha1/namespaces/default/loadbalancers";
+    let said = ask(&cluster.client, "POST", path, &lb("v1alpha1", "old", &spec)).await?;
+    said.warned("10.9.0.5 is an address and selects nothing: name VMs")?;
+    let message = cluster.waits("old", "NoRunningBackends").await?;
+    assert_eq!(
+        message,
+        "no running backend servers: the selector names 10.9.0.5, an address: name VMs or their labels"
+    );
+    // What is there is not told of again, and is put right in the same version.
+    let one = format!("{path}/old");
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    let said = ask(&cluster.client, "PATCH", &one, &label).await?;
+    assert!(!said.warnings.iter().any(|warning| warning.contains("10.9.0.5")), "{said:?}");
+    let right = json!({"spec": {"backendServers": ["vm-1"]}});
+    let said = ask(&cluster.client, "PATCH", &one, &right).await?;
+    assert!(said.accepted(), "{said:?}");
+    eventually(SOON, "condition without it", async || {
+        cluster.waits("old", "NoRunningBackends").await.map(|m| m == "no running backend servers")
+    })
+    .await
 }
 
 /// What mutation does to an object reaches the store whatever version it was sent in.

@@ -69,6 +69,7 @@ pub(super) async fn serve(
             service: at.own().map_or(Service::Waiting, |_| Service::Ours),
             ingress: at.ingress(),
             backends: None,
+            address_for_name: None,
             health_fault: None,
         });
         return Ok(report);
@@ -118,7 +119,9 @@ pub(super) async fn serve(
         Err(Obstacle::Error(error)) => return Err(error),
     };
     let ingress = at.ingress();
-    Ok(Some(Report { service, ingress, backends: Some(backends), health_fault }))
+    let address_for_name = vm_lb::address_for_name(&lb.spec).map(str::to_owned);
+    let backends = Some(backends);
+    Ok(Some(Report { service, ingress, backends, address_for_name, health_fault }))
 }
 
 /// Whether the address may lead to the LoadBalancer's Service, and so to nobody else's.

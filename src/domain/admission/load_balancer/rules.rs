@@ -2,7 +2,7 @@
 //! functions that the reconciler asks as well, so that both say the same.
 
 use super::{Answer, Known, Named, PoolSeen};
-use crate::api::LoadBalancer;
+use crate::api::{LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec};
 use crate::domain::admission::Refusal;
 use crate::domain::facts::{self, Project};
 use crate::domain::health;
@@ -38,6 +38,11 @@ pub(super) fn judge(
             );
         }
     }
+    if let Some(address) = vm_lb::address_for_name(&lb.spec).filter(|_| vm_lb::is_vm(lb)) {
+        answer.warn(format!(
+            "backendServers (label {LABEL_VM_NAME}): {address} is an address and selects nothing: name VMs"
+        ));
+    }
     if facts::wants_pool(lb) {
         pool(lb, old, known, answer);
     }
@@ -53,20 +58,44 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
                 .to_owned(),
         });
     }
-    if !vm_lb::is_vm(lb) {
-        return found;
+    found.extend(reserved(&lb.spec));
+    let mut texts = Vec::new();
+    if vm_lb::is_vm(lb) {
+        let name = lb.metadata.name.as_deref().filter(|name| !name.is_empty());
+        texts.extend(name.and_then(vm_lb::name_fault));
+        texts.extend(vm_lb::listeners(&lb.spec).err());
     }
-    let name = lb.metadata.name.as_deref().filter(|name| !name.is_empty());
-    let texts = name
-        .and_then(vm_lb::name_fault)
-        .into_iter()
-        .chain(vm_lb::listeners(&lb.spec).err())
-        .chain(health::check(&lb.spec).err().map(|fault| fault.to_string()));
-    found.extend(texts.map(|text| match text.split_once(": ") {
+    let check = health::check(&lb.spec).err();
+    let form = || lb.spec.health_check.as_ref().and_then(|check| health::form(check).err());
+    texts.extend(check.or_else(form).map(|fault| fault.to_string()));
+    found.extend(texts.into_iter().map(|text| match text.split_once(": ") {
         Some((field, message)) => Refusal { field: field.to_owned(), message: message.to_owned() },
         None => Refusal { field: "spec".to_owned(), message: text },
     }));
     found
+}
+
+/// Fields that no version serves yet. The CRD says the same of v1beta1; from v1alpha1 they come in an
+/// annotation, past its rules.
+fn reserved(spec: &LoadBalancerSpec) -> impl Iterator<Item = Refusal> {
+    let single = spec.ip_family_policy.as_ref().is_none_or(|policy| policy == "SingleStack");
+    let fields = [
+        (
+            "spec.requestedAddresses",
+            spec.requested_addresses.as_ref().is_some_and(|list| !list.is_empty()),
+            "is not supported by this version: remove it; a pool of one address pins an address",
+        ),
+        (
+            "spec.ipv6Pool",
+            spec.ipv6_pool.as_ref().is_some_and(|pool| !pool.is_empty()),
+            "is not supported by this version: remove it; name an IPv6 pool in spec.ipPool",
+        ),
+        ("spec.ipFamilyPolicy", !single, "only SingleStack is supported by this version"),
+    ];
+    fields
+        .into_iter()
+        .filter(|(_, is_set, _)| *is_set)
+        .map(|(field, _, message)| Refusal { field: field.to_owned(), message: message.to_owned() })
 }
 
 /// The CRD says the same; Harvester's own does not.

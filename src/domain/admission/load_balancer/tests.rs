@@ -11,6 +11,9 @@ mod pools {
 mod properties {
     mod tests;
 }
+mod spec {
+    mod tests;
+}
 mod status {
     mod tests;
 }
@@ -303,87 +306,6 @@ fn what_people_write_by_mistake_gets_a_hint() {
         let answer = mutate(&request(None, &object), &outside());
         assert!(answer.refusals.is_empty(), "{path} {value}: {:?}", answer.refusals);
     }
-}
-
-#[test]
-fn the_spec_is_judged_as_the_reconciler_judges_it() {
-    let named = |name: &str| with(vm(), "metadata/name", json!(name));
-    let listeners = |list: Value| with(vm(), "spec/listeners", list);
-    let check = |check: Value| with(vm(), "spec/healthCheck", check);
-    for (object, field) in [
-        (named("1web"), "metadata.name"),
-        (named("a.b"), "metadata.name"),
-        (named(&"a".repeat(64)), "metadata.name"),
-        (listeners(json!([])), "spec.listeners"),
-        (listeners(json!([{"name": "a", "port": 0}])), "spec.listeners[0].port"),
-        (listeners(json!([{"name": "a", "port": 65536}])), "spec.listeners[0].port"),
-        (
-            listeners(json!([{"name": "a", "port": 80, "backendPort": -1}])),
-            "spec.listeners[0].backendPort",
-        ),
-        (listeners(json!([{"name": "A", "port": 80}])), "spec.listeners[0].name"),
-        (
-            listeners(json!([{"name": "a", "port": 80, "protocol": "SCTP"}])),
-            "spec.listeners[0].protocol",
-        ),
-        (
-            listeners(json!([{"name": "a", "port": 80}, {"name": "a", "port": 81}])),
-            "spec.listeners[1].name",
-        ),
-        (
-            listeners(json!([{"name": "a", "port": 80}, {"name": "b", "port": 80}])),
-            "spec.listeners[1].port",
-        ),
-        (check(json!({"port": 80})), "spec.healthCheck.port"),
-        (check(json!({"port": 8080, "periodSeconds": -1})), "spec.healthCheck.periodSeconds"),
-        (check(json!({"port": 8080, "protocol": "icmp"})), "spec.healthCheck.protocol"),
-        (check(json!({"port": 8080, "path": "/x"})), "spec.healthCheck.path"),
-        (
-            check(json!({"port": 8080, "protocol": "https", "caBundle": "x"})),
-            "spec.healthCheck.caBundle",
-        ),
-        (with(with(vm(), "spec/ipam", json!("dhcp")), "spec/ipPool", json!("p")), "spec.ipPool"),
-    ] {
-        let answer = create(&object, &outside());
-        assert_eq!(answer.refusals.len(), 1, "{object}: {answer:?}");
-        assert_eq!(answer.refusals[0].field, field, "{answer:?}");
-        assert!(!answer.refusals[0].message.is_empty());
-        // Stored before there was a rule: it may be labelled, edited elsewhere, and go.
-        let labelled = with(object.clone(), "metadata/labels", json!({"a": "b"}));
-        assert!(update(&object, &labelled, &outside()).refusals.is_empty(), "{object}");
-        let described = with(object.clone(), "spec/description", json!("x"));
-        assert!(update(&object, &described, &outside()).refusals.is_empty(), "{object}");
-        let leaving = with(described, "metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
-        assert!(update(&vm(), &leaving, &outside()).refusals.is_empty());
-        // A guest's Services are its own.
-        let guests = with(object.clone(), "spec/workloadType", json!("cluster"));
-        let dhcp = object["spec"]["ipam"] == "dhcp";
-        assert_eq!(create(&guests, &outside()).refusals.is_empty(), !dhcp, "{guests}");
-    }
-    for good in [vm(), guest(), named(&"a".repeat(63)), check(json!({"port": 8080}))] {
-        assert!(create(&good, &outside()).refusals.is_empty(), "{good}");
-    }
-}
-
-#[test]
-fn where_an_address_comes_from_and_what_is_behind_it_do_not_change() {
-    for (field, old, new) in [
-        ("ipam", json!("pool"), json!("dhcp")),
-        ("ipam", json!(null), json!("dhcp")),
-        ("ipam", json!("dhcp"), json!(null)),
-        ("workloadType", json!(null), json!("cluster")),
-        ("workloadType", json!("cluster"), json!("vm")),
-    ] {
-        let path = format!("spec/{field}");
-        let (old, new) = (with(vm(), &path, old), with(vm(), &path, new));
-        let default = if field == "ipam" { "pool" } else { "vm" };
-        let refusal = format!(
-            "spec.{field}: is immutable (unset means {default}): create a new LoadBalancer to change it"
-        );
-        assert_eq!(refusals(&update(&old, &new, &outside())), [refusal]);
-    }
-    let said = with(vm(), "spec/ipam", json!("pool"));
-    assert!(update(&vm(), &said, &outside()).refusals.is_empty());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{LONGEST_PERIOD, LONGEST_TIMEOUT, MOST_IN_A_ROW, check};
+use super::{LONGEST_PERIOD, LONGEST_TIMEOUT, MOST_IN_A_ROW, check, form};
 use crate::api::LoadBalancerSpec;
 use crate::domain::health::{Check, Probe, Request};
 
@@ -38,6 +38,31 @@ fn without_a_port_nothing_is_probed() {
     let mut guest = spec(&json!({"port": 9}));
     guest.workload_type = Some(crate::api::WorkloadType::Cluster);
     assert_eq!(check(&guest), Ok(None));
+}
+
+/// What the CRD's rules say of it, whoever it belongs to and whether or not it is done.
+#[test]
+fn the_form_is_judged_without_listeners() {
+    let told = |check: Value| form(&serde_json::from_value(check).unwrap());
+    for (check, beginning) in [
+        (json!({"protocol": "tcp"}), "spec.healthCheck.port: it is 0 or unset: must be set"),
+        (json!({"port": -1}), "spec.healthCheck.port: -1 is no port"),
+        (json!({"port": 65536}), "spec.healthCheck.port: 65536 is no port"),
+        (json!({"path": "/x"}), "spec.healthCheck.path: it belongs to http and https"),
+        (json!({"serverName": "a"}), "spec.healthCheck.serverName: it belongs to http"),
+        (json!({"expectedStatuses": [200]}), "spec.healthCheck.expectedStatuses: it belongs"),
+        (json!({"caBundle": PEM}), "spec.healthCheck.caBundle: it belongs to https"),
+        (json!({"port": 1, "protocol": "icmp"}), "spec.healthCheck.protocol: \"icmp\" is unknown"),
+        (json!({"port": 1, "protocol": "http", "path": "x"}), "spec.healthCheck.path: \"x\" is no"),
+        (json!({"port": 1, "protocol": "http", "serverName": "-"}), "spec.healthCheck.serverName"),
+        (json!({"timeoutSeconds": -1}), "spec.healthCheck.timeoutSeconds: -1 is negative"),
+    ] {
+        let fault = told(check.clone()).unwrap_err().to_string();
+        assert!(fault.starts_with(beginning), "{check}: {fault}");
+    }
+    for check in [json!({}), json!({"port": 9}), json!({"port": 9, "protocol": "http"})] {
+        assert_eq!(told(check), Ok(()));
+    }
 }
 
 #[test]

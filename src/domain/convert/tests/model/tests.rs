@@ -28,7 +28,7 @@ fn value(schema: &Value) -> BoxedStrategy<Value> {
         Some("object") if schema["properties"].is_object() => fields(schema),
         Some("object") => {
             let of = value(&schema["additionalProperties"]);
-            let keys = prop::sample::select(vec![VM_NAME, VM_NAME, "app", "", "ü"]);
+            let keys = prop::sample::select(vec![LABEL_VM_NAME, LABEL_VM_NAME, "app", "", "ü"]);
             let keys = keys.prop_map(str::to_owned);
             prop::collection::btree_map(keys, of, 0..3).prop_map(|map| json!(map)).boxed()
         }
@@ -273,7 +273,7 @@ fn any_json() -> impl Strategy<Value = Value> {
         "path",
         "backendServers",
         "backendServerSelector",
-        VM_NAME,
+        LABEL_VM_NAME,
         "allocatedAddress",
         "workloadType",
         "address",

@@ -24,7 +24,7 @@ fn ours(ingress: &[&str]) -> (Service, Vec<String>) {
 
 fn report((service, ingress): (Service, Vec<String>), backends: &[Backend]) -> Report {
     let backends = Some(Backends::new(backends.iter().cloned(), |_| true));
-    Report { service, ingress, backends, health_fault: None }
+    Report { service, ingress, backends, address_for_name: None, health_fault: None }
 }
 
 fn told_of(lb: &LoadBalancer, finding: &Finding, report: &Report) -> LoadBalancer {
