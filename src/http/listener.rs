@@ -69,12 +69,12 @@ pub async fn serve(
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     let all = u32::try_from(CONNECTIONS).unwrap_or(u32::MAX);
     let accepting = async {
-        let mut pause = ACCEPT_PAUSE.0;
+        let mut paused = None;
         // The semaphore is never closed.
         while let Ok(place) = room.clone().acquire_owned().await {
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    pause = ACCEPT_PAUSE.0;
+                    paused = None;
                     let connection = Connection {
                         tls: tls.clone(),
                         app: app.clone(),
@@ -86,18 +86,12 @@ pub async fn serve(
                         drop(place);
                     });
                 }
-                // The caller's affair.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        ErrorKind::ConnectionAborted
-                            | ErrorKind::ConnectionReset
-                            | ErrorKind::Interrupted
-                    ) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection to admission");
-                    sleep(pause).await;
-                    pause = (pause * 2).min(ACCEPT_PAUSE.1);
+                    if let Some(pause) = pause_after(error.kind(), paused) {
+                        tracing::warn!(%error, "cannot accept a connection to admission");
+                        sleep(pause).await;
+                        paused = Some(pause);
+                    }
                 }
             }
         }
@@ -108,6 +102,15 @@ pub async fn serve(
     }
     drop(listener);
     let _ = timeout(WIND_DOWN, room.acquire_many(all)).await;
+}
+
+/// How long to rest after a failure to accept, given the rest before it if that did not help.
+/// `None`: it is the caller's affair, and the next one may come.
+fn pause_after(failure: ErrorKind, before: Option<Duration>) -> Option<Duration> {
+    match failure {
+        ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted => None,
+        _ => Some(before.map_or(ACCEPT_PAUSE.0, |before| (before * 2).min(ACCEPT_PAUSE.1))),
+    }
 }
 
 struct Connection {
@@ -194,5 +197,27 @@ impl Answering {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         Ok(response)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_to_accept_is_followed_by_a_rest_unless_it_is_the_callers() {
+        for callers in
+            [ErrorKind::ConnectionAborted, ErrorKind::ConnectionReset, ErrorKind::Interrupted]
+        {
+            assert_eq!(pause_after(callers, None), None);
+            assert_eq!(pause_after(callers, Some(ACCEPT_PAUSE.1)), None);
+        }
+        // Too many open files.
+        let mut rests = Vec::new();
+        for _ in 0..10 {
+            rests.extend(pause_after(ErrorKind::Other, rests.last().copied()));
+        }
+        let millis: Vec<u128> = rests.iter().map(Duration::as_millis).collect();
+        assert_eq!(millis, [5, 10, 20, 40, 80, 160, 320, 640, 1_000, 1_000]);
     }
 }

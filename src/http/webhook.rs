@@ -126,29 +126,30 @@ impl Webhooks {
         metrics.requests.with_label_values(&[call, kind, verdict]).inc();
         metrics.seconds.with_label_values(&[call]).observe(began.elapsed().as_secs_f64());
     }
+}
 
-    async fn within(
-        &self,
-        call: &'static str,
-        work: impl Future<Output = Result<Vec<u8>, Refused>>,
-    ) -> Response {
-        let work = timeout(DEADLINE, AssertUnwindSafe(work).catch_unwind());
-        let refused = match work.await {
-            Ok(Ok(Ok(answer))) => {
-                return ([(header::CONTENT_TYPE, "application/json")], answer).into_response();
-            }
-            Ok(Ok(Err(refused))) => refused,
-            Ok(Err(_)) => {
-                tracing::error!(call, "a review ended in a panic");
-                Refused(StatusCode::INTERNAL_SERVER_ERROR, "this is a bug here\n".to_owned())
-            }
-            Err(_) => Refused(StatusCode::GATEWAY_TIMEOUT, "no answer in time\n".to_owned()),
-        };
-        tracing::debug!(call, status = %refused.0, why = refused.1.trim(), "review not answered");
-        let verdict = if refused.0.is_client_error() { "malformed" } else { "failed" };
-        self.metrics.admission.requests.with_label_values(&[call, "", verdict]).inc();
-        refused.into_response()
-    }
+/// Answers with what the work makes, whatever becomes of it.
+async fn within(
+    metrics: &Metrics,
+    call: &'static str,
+    work: impl Future<Output = Result<Vec<u8>, Refused>>,
+) -> Response {
+    let work = timeout(DEADLINE, AssertUnwindSafe(work).catch_unwind());
+    let refused = match work.await {
+        Ok(Ok(Ok(answer))) => {
+            return ([(header::CONTENT_TYPE, "application/json")], answer).into_response();
+        }
+        Ok(Ok(Err(refused))) => refused,
+        Ok(Err(_)) => {
+            tracing::error!(call, "a review ended in a panic");
+            Refused(StatusCode::INTERNAL_SERVER_ERROR, "this is a bug here\n".to_owned())
+        }
+        Err(_) => Refused(StatusCode::GATEWAY_TIMEOUT, "no answer in time\n".to_owned()),
+    };
+    tracing::debug!(call, status = %refused.0, why = refused.1.trim(), "review not answered");
+    let verdict = if refused.0.is_client_error() { "malformed" } else { "failed" };
+    metrics.admission.requests.with_label_values(&[call, "", verdict]).inc();
+    refused.into_response()
 }
 
 /// Room that is given back when the request is answered.
@@ -199,11 +200,11 @@ async fn parse<T: Send + 'static>(
 type At = State<Arc<Webhooks>>;
 
 async fn mutation(State(at): At, Extension(known): Extension<IsKnown>, body: Body) -> Response {
-    at.within("mutation", at.review(Stage::Mutation, known, body)).await
+    within(&at.metrics, "mutation", at.review(Stage::Mutation, known, body)).await
 }
 
 async fn validation(State(at): At, Extension(known): Extension<IsKnown>, body: Body) -> Response {
-    at.within("validation", at.review(Stage::Validation, known, body)).await
+    within(&at.metrics, "validation", at.review(Stage::Validation, known, body)).await
 }
 
 /// From anybody: the API server shows no certificate here, and an answer tells the caller nothing
@@ -216,5 +217,112 @@ async fn convert(State(at): At, body: Body) -> Response {
         at.count("conversion", "LoadBalancer", Outcome::CONVERTED, began);
         Ok(answer)
     };
-    at.within("conversion", work).await
+    within(&at.metrics, "conversion", work).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::net::SocketAddr;
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+    use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+    use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig, crypto::aws_lc_rs};
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    use super::*;
+    use crate::http::authority::Material;
+    use crate::http::listener::{Ending, serve};
+
+    /// One request of its own connection: the first line of the answer, and the last. Both empty: it
+    /// was closed.
+    async fn ask(at: SocketAddr, tls: &TlsConnector, path: &str) -> (String, String) {
+        let stream = TcpStream::connect(at).await.unwrap();
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let mut stream = tls.connect(name, stream).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut said = Vec::new();
+        let _ = stream.read_to_end(&mut said).await;
+        let said = String::from_utf8(said).unwrap();
+        let mut lines = said.lines();
+        let first = lines.next().unwrap_or_default().to_owned();
+        (first, lines.next_back().unwrap_or_default().to_owned())
+    }
+
+    fn panic_now() -> Result<Vec<u8>, Refused> {
+        panic!("on purpose")
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_one_requests_and_the_next_is_served() {
+        let metrics = Metrics::new().unwrap();
+        let counted = metrics.clone();
+        let app = |work: fn() -> Result<Vec<u8>, Refused>, size: usize| {
+            let metrics = metrics.clone();
+            get(move || async move {
+                let body = vec![0; size];
+                let done = parse(body, move |_| work().map_err(|_| String::new()));
+                within(&metrics, "validation", done).await
+            })
+        };
+        let router = Router::new()
+            .route("/small", app(panic_now, 1))
+            // Read on another thread.
+            .route("/large", app(panic_now, LARGE))
+            .route("/good", app(|| Ok(b"{}".to_vec()), 1))
+            // Outside of what catches: nothing is answered.
+            .route("/outside", get(|| async { panic_now().map(drop).unwrap_or_default() }));
+
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let names = BTreeSet::from(["127.0.0.1".to_owned()]);
+        let material = Material::start(now, &names, "").unwrap();
+        let provider = || Arc::new(aws_lc_rs::default_provider());
+        let data = material.data();
+        let chain = vec![CertificateDer::from_pem_slice(&data["tls.crt"]).unwrap()];
+        let key = PrivateKeyDer::from_pem_slice(&data["tls.key"]).unwrap();
+        let config = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(material.bundle().as_bytes()).unwrap()).unwrap();
+        let client = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let client = TlsConnector::from(Arc::new(client));
+
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let ending = Ending::default();
+        let tls = TlsAcceptor::from(Arc::new(config));
+        let serving = tokio::spawn(serve(listener, tls, router, ending.clone(), metrics.clone()));
+
+        let good = ("HTTP/1.1 200 OK".to_owned(), "{}".to_owned());
+        let bug =
+            ("HTTP/1.1 500 Internal Server Error".to_owned(), "this is a bug here".to_owned());
+        for (path, expected) in
+            [("/small", &bug), ("/large", &bug), ("/outside", &(String::new(), String::new()))]
+        {
+            assert_eq!(ask(at, &client, path).await, *expected, "{path}");
+            assert_eq!(ask(at, &client, "/good").await, good, "after {path}");
+        }
+        let failed = ["validation", "", "failed"];
+        assert_eq!(counted.admission.requests.with_label_values(&failed).get(), 2);
+
+        // The one that ended outside has given back its place: the listener ends at once, with all.
+        ending.now.cancel();
+        timeout(Duration::from_secs(2), serving)
+            .await
+            .expect("a place was not given back")
+            .unwrap();
+    }
 }
