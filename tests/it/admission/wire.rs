@@ -53,21 +53,21 @@ pub(super) async fn post(
     stream.write_all(head.as_bytes()).await?;
     // Whoever refuses a body need not read all of it.
     let _ = stream.write_all(body).await;
-    let mut text = Vec::new();
-    let mut part = [0; 4096];
-    loop {
-        let read = stream.read(&mut part).await?;
-        text.extend_from_slice(&part[..read]);
-        let so_far = String::from_utf8_lossy(&text).into_owned();
-        if let Some((head, said)) = so_far.split_once("\r\n\r\n") {
-            let head = head.to_lowercase();
-            let length = head.split("content-length: ").nth(1).and_then(|l| l.lines().next());
-            let length: usize = length.context("no length")?.trim().parse()?;
-            if said.len() >= length {
-                let code = head.split(' ').nth(1).context("no status")?.parse()?;
-                return Ok((code, !head.contains("connection: close"), said.to_owned()));
-            }
+    let mut said = Vec::new();
+    let end = loop {
+        let read = stream.read_buf(&mut said).await?;
+        anyhow::ensure!(read > 0, "ended after {:?}", String::from_utf8_lossy(&said));
+        if let Some(end) = said.windows(4).position(|four| four == b"\r\n\r\n") {
+            break end;
         }
-        anyhow::ensure!(read > 0, "ended after {so_far:?}");
-    }
+    };
+    let mut body = said.split_off(end + 4);
+    let head = String::from_utf8(said)?.to_lowercase();
+    let length = head.split("content-length: ").nth(1).and_then(|l| l.lines().next());
+    let length: usize = length.context("no length")?.trim().parse()?;
+    let so_far = body.len();
+    body.resize(length, 0);
+    stream.read_exact(body.get_mut(so_far..).context("more than its length")?).await?;
+    let code = head.split(' ').nth(1).context("no status")?.parse()?;
+    Ok((code, !head.contains("connection: close"), String::from_utf8(body)?))
 }
