@@ -42,7 +42,8 @@ impl Bed {
         Ok(())
     }
 
-    async fn kubectl_with_input(&self, args: &[&str], input: &str) -> Result<String> {
+    /// The same, with something to read on standard input.
+    pub async fn kubectl_with_input(&self, args: &[&str], input: &str) -> Result<String> {
         let called = format!("kubectl {}", args.join(" "));
         let mut child = Command::new(self.binaries().program("kubectl"))
             .args(args)

@@ -61,8 +61,7 @@ Before that:
 
   * The namespace {NAMESPACE} must exist. Harvester has it; elsewhere:
         kubectl create namespace {NAMESPACE}
-  * On a Harvester, keep its own CRDs: leave out `-f crds`. They also serve v1alpha1, which the
-    ones in crds/ do not.
+  * On a Harvester, keep its own CRDs: leave out `-f crds`.
   * On a Harvester, stop the Go controller first, and read what has to follow in README.md,
     section \"Taking over from the Go controller\" (VM finalizers):
         kubectl -n {NAMESPACE} scale deployment {GO_CONTROLLER} --replicas=0"

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use kube::api::DeleteParams;
 use testbed::kubevirt::install_kubevirt;
-use testbed::{Announcer, Bed, Operator, Start, eventually, install};
+use testbed::{Announcer, Balancer, Bed, Operator, Start, eventually, install};
 use tokio::time::interval;
 
 use crate::objects::{balancers, create};
@@ -16,7 +16,7 @@ use crate::table::{Changes, Table};
 use crate::world::{self, World};
 use crate::{burst, folder, vms};
 
-const STEPS: usize = 8;
+const STEPS: usize = 9;
 const PATIENCE: Duration = Duration::from_secs(30);
 const LEASE: &str = "kube-system/harvester-load-balancer";
 /// Each LoadBalancer of the samples, its pool and the reason it ends with; the three of the pool
@@ -28,6 +28,11 @@ const EXPECTED: [(&str, &str, &str); 5] = [
     ("demo/six", "ipv6", "Allocated"),
     ("demo/missing-pool", "no-such-pool", "IPPoolNotFound"),
 ];
+/// Ranges that nobody can mean: one that ends before it begins, and one in another pool's.
+const REVERSED: &str = "{subnet: 10.20.0.0/24, rangeStart: 10.20.0.9, rangeEnd: 10.20.0.8}";
+const OVERLAPPING: &str = "{subnet: 10.20.0.128/25}";
+/// With what a refusal of kubectl's begins.
+const REFUSED: &str = "The IPPool \"mistake\" is invalid";
 const TINY: [&str; 3] = ["demo/tiny-1", "demo/tiny-2", "demo/tiny-3"];
 const LATE: &str = "tiny-0-late";
 const AFTER: &str = "after-failover";
@@ -37,6 +42,7 @@ pub(crate) struct Stage {
     operator: Operator,
     world: World,
     _announcer: Announcer,
+    _balancer: Balancer,
 }
 
 pub(crate) fn announce(number: usize, what: &str, how_long: &str) {
@@ -47,28 +53,32 @@ impl Stage {
     /// Shows everything; the operator that is left goes on running.
     pub(crate) async fn show(bed: &Bed, binary: &Path) -> Result<Self> {
         announce(2, "The operator, installed under its own account, twice", "2 to 5 seconds");
+        let balancer = Balancer::start().await?;
         let (leader, standby) =
-            start_operators(bed, binary).await.context("step 2 did not hold")?;
+            start_operators(bed, binary, &balancer).await.context("step 2 did not hold")?;
         let mut world = World::watch(&bed.admin());
 
         announce(3, "kubectl apply -f config/samples", "a second or two");
         show_samples(bed, &mut world).await.context("step 3 did not hold")?;
 
-        announce(4, "200 LoadBalancers at once from the global pool", "a few seconds");
-        burst::run(bed, &mut world).await.context("step 4 did not hold")?;
+        announce(4, "A pool that overlaps another: refused, with the reason", "a second");
+        show_refusal(bed).await.context("step 4 did not hold")?;
 
-        announce(5, "Free one address of a full pool: who waited longest gets it", "a second");
-        free_one(bed, &mut world).await.context("step 5 did not hold")?;
+        announce(5, "200 LoadBalancers at once from the global pool", "a few seconds");
+        burst::run(bed, &mut world).await.context("step 5 did not hold")?;
 
-        announce(6, "Two VMs behind demo/vm-web; one is paused, one stops", "a second or two");
-        let announcer = vms::run(bed).await.context("step 6 did not hold")?;
+        announce(6, "Free one address of a full pool: who waited longest gets it", "a second");
+        free_one(bed, &mut world).await.context("step 6 did not hold")?;
 
-        announce(7, "kill -9 the leader: the standby takes over", "about 5 seconds");
-        fail_over(bed, &mut world, leader, &standby).await.context("step 7 did not hold")?;
+        announce(7, "Two VMs behind demo/vm-web; one is paused, one stops", "a second or two");
+        let announcer = vms::run(bed).await.context("step 7 did not hold")?;
 
-        announce(8, "What to try next", "as long as you like");
+        announce(8, "kill -9 the leader: the standby takes over", "about 5 seconds");
+        fail_over(bed, &mut world, leader, &standby).await.context("step 8 did not hold")?;
+
+        announce(9, "What to try next", "as long as you like");
         say_what_next(bed, &standby, &world.scene)?;
-        Ok(Self { operator: standby, world, _announcer: announcer })
+        Ok(Self { operator: standby, world, _announcer: announcer, _balancer: balancer })
     }
 
     /// Prints what changes; ends only if the operator does.
@@ -90,8 +100,13 @@ impl Stage {
     }
 }
 
-/// Starts two and returns the one that leads first.
-async fn start_operators(bed: &Bed, binary: &Path) -> Result<(Operator, Operator)> {
+/// Starts two and returns the one that leads first. The API server asks both for admission, by way
+/// of a balancer that is to them what a Service is in a cluster.
+async fn start_operators(
+    bed: &Bed,
+    binary: &Path,
+    balancer: &Balancer,
+) -> Result<(Operator, Operator)> {
     install(bed).await?;
     install_kubevirt(bed).await?;
     world::watchable(&bed.admin()).await?;
@@ -101,18 +116,28 @@ async fn start_operators(bed: &Bed, binary: &Path) -> Result<(Operator, Operator
         lease: Some(LEASE.to_owned()),
         log: Some("info".to_owned()),
         identity: Some(identity.to_owned()),
+        admission: Some(format!("https://{}", balancer.address())),
         ..Start::default()
     };
     let leader = Operator::start(bed, binary, start("operator-a")).await?;
     leader.leads().await?;
     let standby = Operator::start(bed, binary, start("operator-b")).await?;
     standby.ready().await?;
+    for operator in [&leader, &standby] {
+        balancer.add(operator.admission.context("admission does not listen")?, operator.http);
+    }
+    eventually(PATIENCE, "answer of admission", async || {
+        let said = refusal(bed, REVERSED).await;
+        if said.contains(REFUSED) { Ok(true) } else { Err(said) }
+    })
+    .await?;
     let leads = [leader.metric("hgo_leader", &[]).await?, standby.metric("hgo_leader", &[]).await?];
     ensure!(leads[0] > 0.5 && leads[1] < 0.5, "hgo_leader of a and b: {leads:?}");
     let holder = holder(bed).await?;
     ensure!(holder == "operator-a", "the Lease is held by {holder:?}");
     println!(
-        "      operator-a (process {}) leads, operator-b (process {}) stands by",
+        "      operator-a (process {}) leads, operator-b (process {}) stands by; both answer for \
+         admission",
         leader.process.pid(),
         standby.process.pid()
     );
@@ -145,6 +170,26 @@ async fn show_samples(bed: &Bed, world: &mut World) -> Result<()> {
         "\n      {with} of {all} have an address, the others a reason why not, {took} ms after the \
          start of kubectl"
     );
+    Ok(())
+}
+
+/// What kubectl says of a pool of this range. Empty: it would be taken.
+async fn refusal(bed: &Bed, range: &str) -> String {
+    let pool = format!(
+        "apiVersion: loadbalancer.harvesterhci.io/v1beta1\nkind: IPPool\nmetadata: {{name: mistake}}\n\
+         spec: {{ranges: [{range}]}}\n"
+    );
+    let dry_run = ["create", "--dry-run=server", "-f", "-"];
+    let said = bed.kubectl_with_input(&dry_run, &pool).await;
+    said.err().map(|error| error.to_string()).unwrap_or_default()
+}
+
+async fn show_refusal(bed: &Bed) -> Result<()> {
+    let said = refusal(bed, OVERLAPPING).await;
+    let at = said.find(REFUSED).with_context(|| format!("it was not refused: {said:?}"))?;
+    ensure!(said.contains("IPPool global"), "it was refused for something else: {said}");
+    println!("      a pool of 10.20.0.128/25, while the global one goes up to 10.20.0.200:");
+    println!("      {}", said.get(at..).unwrap_or_default().trim());
     Ok(())
 }
 
@@ -223,7 +268,10 @@ async fn fail_over(
     let before = owned(&world.scene);
     let start = Instant::now();
     leader.process.kill9()?;
-    create(&balancers(&bed.admin(), "default"), AFTER, None).await?;
+    // Until the balancer has noticed, some requests are still put to the dead one, and refused.
+    let api = balancers(&bed.admin(), "default");
+    eventually(PATIENCE, "creation", async || create(&api, AFTER, None).await.map(|()| true))
+        .await?;
     let key = format!("default/{AFTER}");
     let (address, at) = world
         .until(PATIENCE, "address from the standby", |scene| {
