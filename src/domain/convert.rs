@@ -26,7 +26,8 @@
 //! (`matchPolicy: Equivalent`) with the converted object and the converted old one, so who may
 //! write `status.allocatedAddress` or `spec.ipPool` is decided there for both versions. The
 //! schema's own rules are those of the version asked in: what v1beta1's CEL forbids and v1alpha1
-//! cannot see (an immutable `workloadType`, reserved fields) is admission's too.
+//! cannot see (an immutable `workloadType`, reserved fields, a health check's protocol and path) is
+//! admission's too.
 
 pub mod carry;
 

@@ -235,17 +235,12 @@ fn change(review: &Review, stage: Stage, answer: &Answer) -> Option<Vec<u8>> {
         .flatten()
 }
 
-/// kubectl shows the causes' messages and nothing else, so each says which field it is about.
+/// kubectl shows the causes alone, each as field and message; other clients the message as a whole.
 fn refusal(review: &Review, refusals: &[Refusal]) -> Value {
     let shown = &refusals[..refusals.len().min(MOST_REFUSALS)];
     let mut sentences: Vec<String> = shown.iter().map(ToString::to_string).collect();
-    let causes: Vec<Value> = shown
-        .iter()
-        .zip(&sentences)
-        .map(|(refusal, message)| {
-            json!({"reason": "FieldValueInvalid", "field": refusal.field, "message": message})
-        })
-        .collect();
+    let cause = |Refusal { field, message }: &Refusal| json!({"reason": "FieldValueInvalid", "field": field, "message": message});
+    let causes: Vec<Value> = shown.iter().map(cause).collect();
     if shown.len() < refusals.len() {
         sentences.push(format!("and {} more", refusals.len() - shown.len()));
     }

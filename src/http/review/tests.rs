@@ -79,7 +79,7 @@ fn refusals_are_whole_sentences_in_every_place() {
     assert_eq!(status["message"], "spec.a: is wrong; as a whole");
     assert_eq!(status["details"]["kind"], "LoadBalancer");
     assert_eq!(status["details"]["causes"][0]["field"], "spec.a");
-    assert_eq!(status["details"]["causes"][0]["message"], "spec.a: is wrong");
+    assert_eq!(status["details"]["causes"][0]["message"], "is wrong");
     let warning = response["warnings"][0].as_str().unwrap();
     assert_eq!(warning.chars().count(), LONGEST_WARNING);
 }
