@@ -60,6 +60,10 @@ pub(super) struct AdmissionArgs {
     /// port of --admission-addr.
     #[arg(long, env = "HGO_ADMISSION_URL")]
     admission_url: Option<String>,
+    /// A ClusterRole that is removed together with the operator. The webhook configurations name it
+    /// as their owner and go with it.
+    #[arg(long, env = "HGO_ADMISSION_OWNER")]
+    admission_owner: Option<String>,
     /// Authorities of callers' certificates, a file in PEM. Requests to judge or change an object
     /// are then taken from callers with such a certificate only. By default an API server has none.
     #[arg(long, env = "HGO_ADMISSION_CLIENT_CA")]
@@ -131,6 +135,7 @@ pub(super) async fn start(
         names,
         place,
         namespace: args.namespace.clone(),
+        owner: args.admission_owner.clone(),
         me,
         ready: tell,
         early: SPREAD.mul_f64(jitter()),

@@ -33,7 +33,7 @@ enum LogFormat {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Gives LoadBalancers their addresses. Run two or more: one leads, the others stand by.
-    Controller(ControllerArgs),
+    Controller(Box<ControllerArgs>),
     /// Prints the CustomResourceDefinitions.
     Crds {
         /// Writes one file a CRD into this directory instead.
@@ -67,7 +67,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Controller(args) => {
             logs(cli.log_format, &cli.log)?;
-            Box::pin(controller::run(args)).await
+            Box::pin(controller::run(*args)).await
         }
         Command::Crds { out } => crds(out.as_deref()),
     }

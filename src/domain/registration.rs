@@ -21,6 +21,8 @@ const OLD_VERSION: &str = "v1alpha1";
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// This operator, in that label.
 pub const MANAGER: &str = "harvester-guest-operator";
+/// The field that says with whom an object goes.
+const OWNERS: &str = "ownerReferences";
 /// What the API server waits for an answer, in seconds.
 const TIMEOUT: i64 = 10;
 
@@ -72,20 +74,39 @@ pub struct Registration {
     pub bundle: String,
     /// The paths of validation, mutation and conversion.
     pub paths: [&'static str; 3],
+    /// With whom the webhook configurations go.
+    pub owner: Option<Owner>,
+}
+
+/// A ClusterRole of the operator's: it is removed with the operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Its name.
+    pub name: String,
+    /// Its identity.
+    pub uid: String,
 }
 
 impl Registration {
     /// What the object must hold. `None`: it is to be left alone.
     pub fn wanted(&self, part: Part, stored: Option<&Value>) -> Option<Value> {
         match part {
-            Part::Validating => Some(Self::configuration(&self.validating())),
-            Part::Mutating => Some(Self::configuration(&self.mutating())),
+            Part::Validating => Some(self.configuration(&self.validating())),
+            Part::Mutating => Some(self.configuration(&self.mutating())),
             Part::Conversion => stored.is_some_and(needs_conversion).then(|| self.conversion()),
         }
     }
 
-    fn configuration(webhook: &Value) -> Value {
-        json!({"metadata": {"labels": {MANAGED_BY: MANAGER}}, "webhooks": [webhook]})
+    fn configuration(&self, webhook: &Value) -> Value {
+        let mut wanted =
+            json!({"metadata": {"labels": {MANAGED_BY: MANAGER}}, "webhooks": [webhook]});
+        if let Some(Owner { name, uid }) = &self.owner {
+            wanted["metadata"][OWNERS] = json!([{
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+                "name": name, "uid": uid,
+            }]);
+        }
+        wanted
     }
 
     /// Fails closed: a pool that overlaps another one is worse than one that comes later.
@@ -173,7 +194,8 @@ pub fn needs_conversion(crd: &Value) -> bool {
 /// Whether the stored object says what is wanted.
 pub fn says(stored: &Value, wanted: &Value) -> bool {
     // The Go webhook names a Secret as owner: the configuration would go with it.
-    stored["metadata"].get("ownerReferences").is_none() && covers(stored, wanted)
+    let others = stored["metadata"].get(OWNERS).is_some() && wanted["metadata"][OWNERS].is_null();
+    !others && covers(stored, wanted)
 }
 
 /// Whether everything that is wanted is there. Lists are compared as a whole.
@@ -199,8 +221,8 @@ pub fn patch(stored: &Value, wanted: &Value) -> Value {
     let metadata = patch.as_object_mut().map(|patch| patch.entry("metadata"));
     if let Some(metadata) = metadata.map(|m| m.or_insert_with(|| Value::Object(Map::new()))) {
         metadata["resourceVersion"] = stored["metadata"]["resourceVersion"].clone();
-        if stored["metadata"].get("ownerReferences").is_some() {
-            metadata["ownerReferences"] = Value::Null;
+        if stored["metadata"].get(OWNERS).is_some() && metadata[OWNERS].is_null() {
+            metadata[OWNERS] = Value::Null;
         }
     }
     patch

@@ -14,6 +14,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::ObjectMeta;
@@ -26,7 +27,7 @@ use tokio::sync::mpsc;
 
 use super::{CallError, call, informer};
 use crate::api::LABEL_SERVICE_NAME;
-use crate::domain::registration::{CONFIGURATION, CRD, MANAGED_BY, MANAGER, Part};
+use crate::domain::registration::{CONFIGURATION, CRD, MANAGED_BY, MANAGER, Owner, Part};
 use crate::metrics::Metrics;
 
 /// The Secret that the replicas share.
@@ -207,6 +208,12 @@ impl Installation {
                 call(api.get_opt(name)).await?.as_ref().map(value)
             }
         })
+    }
+
+    /// The ClusterRole by that name, as an owner of others.
+    pub async fn owner(&self, name: &str) -> Result<Option<Owner>, CallError> {
+        let role = call(Api::<ClusterRole>::all(self.client.clone()).get_opt(name)).await?;
+        Ok(role.and_then(|role| role.uid()).map(|uid| Owner { name: name.to_owned(), uid }))
     }
 
     /// Whether a Service leads to somebody who is ready.

@@ -11,7 +11,37 @@ fn registration(place: Place) -> Registration {
         me: "system:serviceaccount:ns:op".to_owned(),
         bundle: "QQ==".to_owned(),
         paths: ["/v", "/m", "/c"],
+        owner: None,
     }
+}
+
+#[test]
+fn the_webhook_configurations_go_with_their_owner_and_the_crd_stays() {
+    let owner = Owner { name: "role".to_owned(), uid: "1".to_owned() };
+    let with_role = Registration { owner: Some(owner), ..service() };
+    let named = |uid| {
+        json!([{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+                "name": "role", "uid": uid}])
+    };
+    for part in [Part::Validating, Part::Mutating] {
+        let wanted = with_role.wanted(part, None).unwrap();
+        assert_eq!(wanted["metadata"]["ownerReferences"], named("1"));
+        assert!(says(&wanted, &wanted));
+        for other in [json!(null), named("2"), json!([{"kind": "Secret"}])] {
+            let mut stored = wanted.clone();
+            match other {
+                Value::Null => {
+                    stored["metadata"].as_object_mut().unwrap().remove("ownerReferences");
+                }
+                other => stored["metadata"]["ownerReferences"] = other,
+            }
+            assert!(!says(&stored, &wanted), "{stored}");
+            assert_eq!(patch(&stored, &wanted)["metadata"]["ownerReferences"], named("1"));
+        }
+    }
+    let stored = crd(&["v1beta1", "v1alpha1"]);
+    let conversion = with_role.wanted(Part::Conversion, Some(&stored)).unwrap();
+    assert!(conversion.get("metadata").is_none());
 }
 
 fn service() -> Registration {

@@ -20,7 +20,7 @@ use super::authority::{Identity, Material, Trusted, Unfit};
 use super::tls::InUse;
 use crate::domain::certificates::{At, SETTLING, Step, adopt, plan, ready};
 use crate::domain::pacing::backoff;
-use crate::domain::registration::{Part, Place};
+use crate::domain::registration::{Owner, Part, Place};
 use crate::k8s::CallError;
 use crate::k8s::installation::{Installation, Look, Sealed};
 use crate::metrics::Metrics;
@@ -45,6 +45,8 @@ pub struct Keeper {
     pub place: Place,
     /// The namespace of the webhooks' names.
     pub namespace: String,
+    /// The ClusterRole with which the webhook configurations go.
+    pub owner: Option<String>,
     /// Who this operator is; empty until that is known.
     pub me: watch::Receiver<String>,
     /// Told once requests can be answered.
@@ -67,6 +69,9 @@ struct State {
     serving: Option<Identity>,
     /// What each configuration was last seen to be.
     parts: BTreeMap<Part, Option<Value>>,
+    /// With whom the configurations go, if that was asked already.
+    owner: Option<Owner>,
+    owner_was_asked: bool,
     /// Authorities that every configuration trusts, and since when that was seen.
     trusted: Vec<(Trusted, Instant)>,
     repairs: Repairs,

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::{Keeper, LONGEST_PAUSE, State, Stop, take_secret};
 use crate::domain::pacing::backoff;
 use crate::domain::registration::{
-    Part, Place, Registration, bundles, is_ours, needs_conversion, patch, says,
+    Owner, Part, Place, Registration, bundles, is_ours, needs_conversion, patch, says,
 };
 use crate::http::authority::Trusted;
 use crate::http::webhook;
@@ -43,6 +43,10 @@ pub(super) struct Repairs {
 impl Keeper {
     /// Writes what does not say what is wanted.
     pub(super) async fn register(&self, state: &mut State) -> Result<Duration, Stop> {
+        if !state.owner_was_asked {
+            state.owner = self.find_owner().await?;
+            state.owner_was_asked = true;
+        }
         let Some(registration) = self.registration(state) else { return Ok(LONGEST_PAUSE) };
         let mut wrong = Vec::new();
         for part in Part::ALL {
@@ -64,6 +68,12 @@ impl Keeper {
         let fresh = self.installation.secret().await?;
         if state.secret != fresh {
             take_secret(state, fresh);
+            return Err(Stop::Again);
+        }
+        // What names an owner that is gone is removed again at once.
+        let owner = self.find_owner().await?;
+        if state.owner != owner {
+            state.owner = owner;
             return Err(Stop::Again);
         }
         let mut pause = LONGEST_PAUSE;
@@ -128,7 +138,13 @@ impl Keeper {
             me,
             bundle: bundle.as_str()?.to_owned(),
             paths: [webhook::VALIDATION, webhook::MUTATION, webhook::CONVERSION],
+            owner: state.owner.clone(),
         })
+    }
+
+    async fn find_owner(&self) -> Result<Option<Owner>, Stop> {
+        let Some(name) = &self.owner else { return Ok(None) };
+        Ok(self.installation.owner(name).await?)
     }
 
     /// A Service without anybody behind it must not be registered: every request would fail.
