@@ -24,7 +24,7 @@ FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares
 
-.PHONY: help setup rust nets build bed demo test bench fuzz crds fmt lint check
+.PHONY: help setup rust nets build bed demo test bench fuzz crds image fmt lint check
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ fuzz: rust ## Feed the parsers what nobody meant, FUZZ_SECONDS (600) each; findi
 
 crds: ## Write crds/ from src/api
 	cargo run --locked --bin harvester-guest-operator -- crds --out crds
+
+image: build ## Write the image, target/image.tar, without a container engine
+	cargo run --locked -p testbed --bin image -- --binary $(OPERATOR) --out target/image.tar
 
 fmt: ## Format the sources
 	cargo fmt --all

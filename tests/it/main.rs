@@ -10,6 +10,7 @@ mod crds;
 mod datapath;
 mod forms;
 mod hygiene;
+mod image;
 mod input;
 mod kube_vip;
 mod leaders;

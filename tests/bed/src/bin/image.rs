@@ -1,0 +1,34 @@
+//! Writes the operator's image.
+#![allow(clippy::print_stdout, reason = "what it prints is what it is for")]
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use testbed::write_image;
+
+/// Registries and nodes keep many of them.
+const LARGEST: u64 = 25 * 1024 * 1024;
+
+/// Writes an OCI archive, without a container engine.
+#[derive(Parser)]
+struct Cli {
+    /// The operator's binary
+    #[arg(long)]
+    binary: PathBuf,
+    /// Where to write
+    #[arg(long)]
+    out: PathBuf,
+}
+
+fn main() -> Result<()> {
+    let cli = Cli::parse();
+    let written = write_image(&cli.binary, env!("CARGO_PKG_VERSION"), &cli.out)?;
+    for (path, size) in &written.root {
+        println!("{size:>12}  /{path}");
+    }
+    println!("{:>12}  {}", written.bytes, cli.out.display());
+    println!("{}", written.digest);
+    ensure!(written.bytes <= LARGEST, "larger than {LARGEST} bytes");
+    Ok(())
+}

@@ -1,0 +1,177 @@
+//! What a binary is made of: crates, and the system's libraries that it is linked to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use super::{PROGRAM, run};
+use crate::repository;
+
+/// How deep in a crate licences of what it brings along lie: `aws-lc-sys/aws-lc/LICENSE`.
+const DEPTH: usize = 2;
+
+pub(super) struct Materials {
+    crates: Vec<Crate>,
+    pub(super) libraries: Vec<Library>,
+}
+
+struct Crate {
+    name: String,
+    version: String,
+    licence: String,
+    dir: PathBuf,
+}
+
+/// A shared library, at the path where it is looked for.
+pub(super) struct Library {
+    pub(super) path: PathBuf,
+    package: String,
+    version: String,
+}
+
+impl Materials {
+    pub(super) fn read(binary: &Path) -> Result<Self> {
+        Ok(Self { crates: crates()?, libraries: libraries(binary)? })
+    }
+
+    /// The bill of materials, as CycloneDX writes it.
+    pub(super) fn bill(&self, version: &str) -> Result<String> {
+        let mut components = Vec::new();
+        for Crate { name, version, licence, .. } in &self.crates {
+            components.push(json!({
+                "type": "library", "name": name, "version": version,
+                "purl": format!("pkg:cargo/{name}@{version}"),
+                "licenses": [{"expression": licence}],
+            }));
+        }
+        let packages: BTreeSet<_> =
+            self.libraries.iter().map(|library| (&library.package, &library.version)).collect();
+        for (name, version) in packages {
+            components.push(json!({
+                "type": "library", "name": name, "version": version,
+                "purl": format!("pkg:deb/debian/{name}@{version}"),
+            }));
+        }
+        let bill = json!({
+            "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
+            "metadata": {"component": {
+                "type": "application", "name": PROGRAM, "version": version,
+                "licenses": [{"expression": "Apache-2.0"}],
+            }},
+            "components": components,
+        });
+        Ok(serde_json::to_string_pretty(&bill)?)
+    }
+
+    /// Every licence's text once, with whom it is of.
+    pub(super) fn licences(&self) -> Result<String> {
+        let mut texts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let mut list = String::new();
+        for Crate { name, version, licence, dir } in &self.crates {
+            writeln!(list, "{name} {version}: {licence}")?;
+            for file in licence_files(dir, DEPTH) {
+                let text = String::from_utf8_lossy(&fs::read(file)?).into_owned();
+                texts.entry(text).or_default().insert(format!("{name} {version}"));
+            }
+        }
+        for Library { package, version, .. } in &self.libraries {
+            let file = Path::new("/usr/share/doc").join(package).join("copyright");
+            let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+            texts.entry(text).or_default().insert(format!("{package} {version}"));
+        }
+        let mut all = format!("What is linked into {PROGRAM}\n\n{list}");
+        for (text, of) in texts {
+            let of: Vec<String> = of.into_iter().collect();
+            write!(all, "\n{}\n\n{}\n\n{}\n", "=".repeat(80), of.join(", "), text.trim())?;
+        }
+        Ok(all)
+    }
+}
+
+/// What the operator is linked with: neither build tools nor other platforms' crates.
+fn crates() -> Result<Vec<Crate>> {
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let args = ["metadata", "--locked", "--offline", "--format-version", "1"];
+    let text = run(cargo().args(args).args(["--filter-platform", &target]))?;
+    let metadata: Value = serde_json::from_str(&text)?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut known = BTreeMap::new();
+    for package in metadata["packages"].as_array().context("no packages")? {
+        let dir = Path::new(package["manifest_path"].as_str().unwrap_or_default()).parent();
+        let dir = dir.context("a manifest without a folder")?.to_owned();
+        let (name, version) = (text(&package["name"]), text(&package["version"]));
+        let licence = text(&package["license"]).replace('/', " OR ");
+        known.insert((name.clone(), version.clone()), Crate { name, version, licence, dir });
+    }
+    let args = ["tree", "--locked", "--offline", "--edges", "normal", "--prefix", "none"];
+    let tree = run(cargo()
+        .args(args)
+        .args(["--format", "{p}", "--target", &target])
+        .args(["--package", PROGRAM]))?;
+    let linked: BTreeSet<(String, String)> = tree
+        .lines()
+        .filter(|line| !line.contains("(proc-macro)"))
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            Some((words.next()?.to_owned(), words.next()?.strip_prefix('v')?.to_owned()))
+        })
+        .filter(|(name, _)| name != PROGRAM)
+        .collect();
+    linked
+        .into_iter()
+        .map(|id| known.remove(&id).with_context(|| format!("no package {id:?}")))
+        .collect()
+}
+
+/// What the loader would look for, and the loader.
+fn libraries(binary: &Path) -> Result<Vec<Library>> {
+    let mut libraries = Vec::new();
+    for line in run(Command::new("ldd").arg(binary))?.lines() {
+        let Some(path) = line.split_whitespace().find(|word| word.starts_with('/')) else {
+            continue;
+        };
+        // Packages know a file by its name with or without /usr, whatever has been merged since.
+        let real = fs::canonicalize(path)?;
+        let names = [Path::new(path), &real, Path::new(path.trim_start_matches("/usr"))];
+        let search = |name| run(Command::new("dpkg-query").arg("--search").arg(name)).ok();
+        let owner = names.into_iter().find_map(search);
+        let owner = owner.with_context(|| format!("no package has {path}"))?;
+        let package = owner.split([':', ',']).next().unwrap_or_default().to_owned();
+        let show = ["--show", "--showformat=${Version}\n", &package];
+        let version = run(Command::new("dpkg-query").args(show))?;
+        let version = version.lines().next().unwrap_or_default().to_owned();
+        libraries.push(Library { path: PathBuf::from(path), package, version });
+    }
+    Ok(libraries)
+}
+
+fn licence_files(dir: &Path, depth: usize) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    let mut found = Vec::new();
+    for path in paths {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_uppercase();
+        let is_licence = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE"]
+            .iter()
+            .any(|start| name.starts_with(start));
+        if path.is_file() && is_licence {
+            found.push(path);
+        } else if path.is_dir() && depth > 1 {
+            found.extend(licence_files(&path, depth - 1));
+        }
+    }
+    found
+}
+
+/// The cargo that runs this, else the one on PATH.
+fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(repository());
+    cargo
+}
