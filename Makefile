@@ -24,7 +24,7 @@ FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares
 
-.PHONY: help setup rust nets build bed demo test bench fuzz crds image fmt lint check
+.PHONY: help setup rust nets build bed demo test bench fuzz crds config image fmt lint check
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ setup: rust ## Check what is needed, and install what Debian 12 has of it
 	version=$$(go env GOVERSION); minor=$${version#go1.}; minor=$${minor%%[!0-9]*}; \
 	if [ "$${minor:-0}" -lt 21 ]; then \
 		echo "setup: $$version is too old. Install Go 1.26 or newer (https://go.dev/dl); from 1.21 on, go fetches the version it needs." >&2; \
+		exit 1; \
+	fi; \
+	if ! command -v promtool >/dev/null && ! command -v apt-get >/dev/null; then \
+		echo "setup: prometheus and promtool are missing, and there is no apt-get to fetch them with; tests of the chart need them on PATH" >&2; \
 		exit 1; \
 	fi; \
 	echo "setup: all there"
@@ -113,8 +117,12 @@ fuzz: rust ## Feed the parsers what nobody meant, FUZZ_SECONDS (600) each; findi
 			"target/corpus/$$target" "seeds/$$target"; \
 	done
 
-crds: ## Write crds/ from src/api
+crds: ## Write crds/ from src/api, and the chart's copy
 	cargo run --locked --bin harvester-guest-operator -- crds --out crds
+	cp crds/*.yaml charts/harvester-guest-operator/files/crds/
+
+config: ## Write config/ from the chart
+	cargo run --locked -p testbed --bin chart -- config
 
 image: build ## Write the image, target/image.tar, without a container engine
 	cargo run --locked -p testbed --bin image -- --binary $(OPERATOR) --out target/image.tar

@@ -5,6 +5,7 @@
 mod admission;
 mod allocation;
 mod architecture;
+mod chart;
 mod crash;
 mod crds;
 mod datapath;

@@ -42,6 +42,12 @@ impl Cluster {
         Ok(Self { client: bed.admin(), bed, _place: place })
     }
 
+    /// Over a control plane that is set up already.
+    pub(crate) async fn over(bed: Bed) -> Result<Self> {
+        let place = BEDS.acquire().await?;
+        Ok(Self { client: bed.admin(), bed, _place: place })
+    }
+
     /// An operator that leads.
     pub(crate) async fn operator(&self) -> Result<Operator> {
         let operator = self.standby(Start::default()).await?;

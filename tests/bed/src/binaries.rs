@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/controlplane");
+pub(crate) const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/controlplane");
 /// Without these there is no bed.
 const PROGRAMS: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kubectl"];
 const PROGRESS_EVERY: Duration = Duration::from_secs(15);
@@ -184,7 +184,7 @@ fn follow(lines: impl BufRead, built: &AtomicU32) -> VecDeque<String> {
 }
 
 /// Without these the server calls itself v0.0.0, and charts that ask for a version refuse it.
-fn ldflags(go_mod: &str) -> Result<String> {
+pub(crate) fn ldflags(go_mod: &str) -> Result<String> {
     let version = go_mod
         .lines()
         .filter(|line| !line.contains("=>"))
@@ -200,7 +200,7 @@ fn ldflags(go_mod: &str) -> Result<String> {
     ))
 }
 
-fn cache_root() -> Result<PathBuf> {
+pub(crate) fn cache_root() -> Result<PathBuf> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let base = set("XDG_CACHE_HOME")
         .or_else(|| set("HOME").map(|home| home.join(".cache")))
@@ -209,21 +209,21 @@ fn cache_root() -> Result<PathBuf> {
 }
 
 /// Takes the builders' lock, which is given back when the file is dropped.
-fn lock(path: &Path) -> Result<File> {
+pub(crate) fn lock(path: &Path) -> Result<File> {
     let file = File::create(path).with_context(|| format!("open {}", path.display()))?;
     match file.try_lock() {
         Ok(()) => return Ok(file),
         Err(TryLockError::WouldBlock) => {}
         Err(TryLockError::Error(e)) => return Err(e).context("lock the cache"),
     }
-    eprintln!("testbed: another process is building the control plane; waiting for it");
+    eprintln!("testbed: another process is building; waiting for it");
     file.lock().context("wait for the cache's lock")?;
     Ok(file)
 }
 
 /// FNV-1a: the name must stay the same from one toolchain to the next, which the standard
 /// library's hasher does not promise.
-fn fnv1a(bytes: &[u8]) -> u64 {
+pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })

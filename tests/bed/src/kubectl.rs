@@ -35,6 +35,13 @@ impl Bed {
         Ok(())
     }
 
+    /// Asks whether manifests would be accepted to the last field, without storing anything.
+    pub async fn dry_run(&self, yaml: &str) -> Result<()> {
+        let check = ["-", "--dry-run=server", "--validate=strict"];
+        self.kubectl_with_input(&[&APPLY[..], &check].concat(), yaml).await?;
+        Ok(())
+    }
+
     /// Waits until the API server serves every custom resource definition it knows.
     pub async fn crds_established(&self) -> Result<()> {
         self.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=20s"])

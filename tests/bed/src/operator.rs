@@ -154,20 +154,22 @@ impl Operator {
 
     /// One plain HTTP request: status code and body.
     pub async fn get(&self, path: &str) -> Result<(u16, String)> {
-        let exchange = async {
-            let mut stream = TcpStream::connect(self.http).await?;
-            let request =
-                format!("GET {path} HTTP/1.1\r\nHost: operator\r\nConnection: close\r\n\r\n");
-            stream.write_all(request.as_bytes()).await?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await?;
-            Ok::<_, std::io::Error>(answer)
-        };
-        let answer = timeout(HTTP, exchange).await??;
-        let Some((head, body)) = answer.split_once("\r\n\r\n") else {
-            bail!("not HTTP: {answer:?}")
-        };
-        let code = head.split(' ').nth(1).context("no status code")?.parse()?;
-        Ok((code, body.to_owned()))
+        http_get(self.http, path).await
     }
+}
+
+/// One plain HTTP request: status code and body.
+pub(crate) async fn http_get(address: SocketAddr, path: &str) -> Result<(u16, String)> {
+    let exchange = async {
+        let mut stream = TcpStream::connect(address).await?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: operator\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    let answer = timeout(HTTP, exchange).await??;
+    let Some((head, body)) = answer.split_once("\r\n\r\n") else { bail!("not HTTP: {answer:?}") };
+    let code = head.split(' ').nth(1).context("no status code")?.parse()?;
+    Ok((code, body.to_owned()))
 }

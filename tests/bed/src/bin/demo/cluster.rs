@@ -16,7 +16,7 @@ const GO_CONTROLLER: &str = "harvester-load-balancer";
 const DEPLOYMENT: &str = "deployment/harvester-guest-operator";
 const CRD: &str = "ippools.loadbalancer.harvesterhci.io";
 /// What the manifest names until somebody names an image of their own.
-const PLACEHOLDER: &str = "image: harvester-guest-operator:latest";
+const PLACEHOLDER: &str = "image: harvester-guest-operator:";
 
 pub(crate) async fn run() -> Result<()> {
     let server = server()?;

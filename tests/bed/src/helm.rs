@@ -1,0 +1,73 @@
+//! Owns the calls of Helm. Both versions that are in use: Rancher and Harvester have Helm 3.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use tempfile::TempDir;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use crate::{Bed, Tools};
+
+const DEADLINE: Duration = Duration::from_mins(2);
+
+/// Which Helm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// Merges three ways.
+    Three,
+    /// Applies on the server.
+    Four,
+}
+
+/// A Helm with settings and caches of its own.
+#[derive(Debug)]
+pub struct Helm {
+    program: PathBuf,
+    home: TempDir,
+    kubeconfig: Option<PathBuf>,
+}
+
+impl Helm {
+    /// Without a cluster: it can render.
+    pub async fn new(version: Version) -> Result<Self> {
+        let name = match version {
+            Version::Three => "helm3",
+            Version::Four => "helm4",
+        };
+        let program = Tools::locate().await?.program(name);
+        Ok(Self { program, home: TempDir::new()?, kubeconfig: None })
+    }
+
+    /// For a cluster.
+    pub async fn on(bed: &Bed, version: Version) -> Result<Self> {
+        let kubeconfig = Some(bed.kubeconfig().to_owned());
+        Ok(Self { kubeconfig, ..Self::new(version).await? })
+    }
+
+    /// Runs it and returns what it printed; its failure, with what it said, is an error.
+    pub async fn run(&self, args: &[&str]) -> Result<String> {
+        let called = format!("helm {}", args.join(" "));
+        let mut command = Command::new(&self.program);
+        command
+            .args(args)
+            .env("HELM_CACHE_HOME", self.home.path())
+            .env("HELM_CONFIG_HOME", self.home.path())
+            .env("HELM_DATA_HOME", self.home.path())
+            .env_remove("KUBECONFIG")
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        if let Some(kubeconfig) = &self.kubeconfig {
+            command.env("KUBECONFIG", kubeconfig);
+        }
+        let output = timeout(DEADLINE, command.output())
+            .await
+            .with_context(|| format!("{called}: no end after {} s", DEADLINE.as_secs()))?
+            .context("start helm")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{called}: {}: {}", output.status, said.trim());
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}

@@ -1,0 +1,273 @@
+//! What the chart renders: good manifests, the plain ones in config/, and a rollout that cannot
+//! hang.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+use testbed::{Bed, Chart, Options, Tools, Version, repository};
+
+use super::{all_on, default_objects, object, objects, read};
+
+const LOAD_BALANCER: &str = "loadbalancers.loadbalancer.harvesterhci.io";
+
+#[tokio::test]
+async fn it_passes_lint_with_default_values_and_with_everything_on() {
+    let chart = Chart::locate().await.unwrap();
+    chart.helm("lint", &["--strict"]).await.unwrap();
+    chart.helm("lint", &["--strict", "--values", &all_on()]).await.unwrap();
+}
+
+#[tokio::test]
+async fn both_versions_of_helm_render_the_same() {
+    let mut rendered = Vec::new();
+    for version in [Version::Three, Version::Four] {
+        let helm = testbed::Helm::new(version).await.unwrap();
+        let chart = Chart::locate().await.unwrap();
+        let path = chart.path().unwrap().to_owned();
+        let values = all_on();
+        let args = ["template", "a", &path, "--kube-version", "v1.36.3", "--values", &values];
+        let text = helm.run(&args).await.unwrap();
+        let mut objects: Vec<String> = text
+            .split("\n---\n")
+            .map(|text| serde_saphyr::from_str::<Value>(text).unwrap().to_string())
+            .collect();
+        objects.sort();
+        rendered.push(objects);
+    }
+    assert_eq!(rendered[0], rendered[1]);
+}
+
+#[tokio::test]
+async fn config_is_what_the_chart_renders() {
+    let plain = Chart::locate().await.unwrap().plain().await.unwrap();
+    let mut stored = BTreeMap::new();
+    for folder in ["manager", "rbac"] {
+        for entry in fs::read_dir(repository().join("config").join(folder)).unwrap() {
+            let name = format!("{folder}/{}", entry.unwrap().file_name().into_string().unwrap());
+            stored.insert(name.clone(), read(&format!("config/{name}")));
+        }
+    }
+    let names = |files: &BTreeMap<String, String>| files.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&stored), names(&plain), "config/ (left): run `make config`");
+    for (name, text) in &plain {
+        assert!(
+            stored[name] == *text,
+            "config/{name} is not what the chart says: run `make config`"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_crds_are_those_of_the_repository() {
+    let names = |folder: &str| -> BTreeSet<String> {
+        let entries = fs::read_dir(repository().join(folder)).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    };
+    let files = "charts/harvester-guest-operator/files/crds";
+    assert_eq!(names("crds"), names(files), "run `make crds`");
+    let rendered = default_objects().await;
+    for name in names("crds") {
+        let text = read(&format!("crds/{name}"));
+        assert!(text == read(&format!("{files}/{name}")), "{files}/{name}: run `make crds`");
+        let crd: Value = serde_saphyr::from_str(&text).unwrap();
+        let name = crd["metadata"]["name"].as_str().unwrap();
+        let ours = object(&rendered, "CustomResourceDefinition", name);
+        assert!(numbers(&ours["spec"]) == numbers(&crd["spec"]), "{name}");
+        assert_eq!(ours["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
+    }
+    // The operator says whom to trust: what is not rendered is not taken back.
+    let load_balancer = object(&rendered, "CustomResourceDefinition", LOAD_BALANCER);
+    let client = &load_balancer["spec"]["conversion"]["webhook"]["clientConfig"];
+    assert!(client["service"].is_object() && client.get("caBundle").is_none(), "{client}");
+    let never = Chart::locate().await.unwrap().render(&["--set", "crds.mode=never"]).await.unwrap();
+    assert!(!never.contains_key("crds.yaml"));
+}
+
+/// The same, with 0 written as 0.0.
+fn numbers(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            fields.iter().map(|(name, value)| (name.clone(), numbers(value))).collect()
+        }
+        Value::Array(items) => items.iter().map(numbers).collect(),
+        Value::Number(number) => json!(number.as_f64()),
+        other => other.clone(),
+    }
+}
+
+/// With `maxSurge: 0` no pod needs a place before another has left one; nothing that is required
+/// of a node asks for a second one; and no budget counts pods that must stay.
+#[tokio::test]
+async fn a_single_node_has_room_for_every_rollout() {
+    let rendered = default_objects().await;
+    let deployment = object(&rendered, "Deployment", "harvester-guest-operator");
+    let rolling = json!({"maxSurge": 0, "maxUnavailable": 1});
+    assert_eq!(deployment["spec"]["strategy"]["rollingUpdate"], rolling);
+    let spec = &deployment["spec"]["template"]["spec"];
+    let anti = spec["affinity"]["podAntiAffinity"].as_object().unwrap();
+    assert_eq!(
+        anti.keys().collect::<Vec<_>>(),
+        ["preferredDuringSchedulingIgnoredDuringExecution"]
+    );
+    for constraint in spec["topologySpreadConstraints"].as_array().unwrap() {
+        assert_eq!(constraint["whenUnsatisfiable"], "ScheduleAnyway");
+    }
+    let ports = spec["containers"][0]["ports"].as_array().unwrap();
+    assert!(ports.iter().all(|port| port.get("hostPort").is_none()));
+    let budget = object(&rendered, "PodDisruptionBudget", "harvester-guest-operator");
+    assert_eq!(budget["spec"]["maxUnavailable"], 1);
+    assert!(budget["spec"].get("minAvailable").is_none());
+    let chart = Chart::locate().await.unwrap();
+    let one = chart.render(&["--set", "replicaCount=1"]).await.unwrap();
+    assert!(!one.contains_key("manager/disruption-budget.yaml"), "one replica has no budget");
+}
+
+/// What a pod's object may not say under the Pod Security Standards is the API server's own
+/// judgement: the operator's passes `restricted`, an agent's says which capabilities it has.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_server_accepts_every_object() -> Result<()> {
+    let bed = Bed::start(Options::default()).await?;
+    testbed::install(&bed).await?;
+    bed.apply_yaml(&monitoring_crds()).await?;
+    bed.crds_established().await?;
+    for namespace in ["cattle-dashboards", "other"] {
+        bed.kubectl(&["create", "namespace", namespace]).await?;
+    }
+    let chart = Chart::locate().await?;
+    let values = all_on();
+    for options in [&[][..], &["--values", &values][..]] {
+        let rendered = chart.render(options).await?;
+        let schemas = Schemas::of(&bed).await?;
+        for (path, text) in &rendered {
+            bed.dry_run(text).await.with_context(|| path.clone())?;
+            schemas.check(text).await.with_context(|| path.clone())?;
+        }
+        let schemas = schemas.wrong("kind: Service\napiVersion: v1\nspec: {ports: [{prt: 1}]}\n");
+        ensure!(schemas.await, "the schemas accept anything");
+    }
+    let restricted = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: restricted\n  labels:\n    \
+                      pod-security.kubernetes.io/enforce: restricted\n";
+    bed.apply_yaml(restricted).await?;
+    let rendered = objects(&chart.render(&["--set", "serviceAccount.name=default"]).await?);
+    let template = &object(&rendered, "Deployment", "harvester-guest-operator")["spec"]["template"];
+    let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "spec": template["spec"],
+        "metadata": {"name": "pod", "namespace": "restricted"}});
+    bed.dry_run(&pod.to_string()).await?;
+    pod["spec"]["containers"][0]["securityContext"]["capabilities"]["add"] = json!(["NET_RAW"]);
+    ensure!(bed.dry_run(&pod.to_string()).await.is_err(), "the standard is not enforced");
+    bed.stop().await
+}
+
+/// Prometheus Operator's kinds, with any content.
+pub(super) fn monitoring_crds() -> String {
+    let crd = |kind: &str, plural: &str| {
+        json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": format!("{plural}.monitoring.coreos.com")},
+            "spec": {
+                "group": "monitoring.coreos.com", "scope": "Namespaced",
+                "names": {"kind": kind, "plural": plural},
+                "versions": [{"name": "v1", "served": true, "storage": true, "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object", "x-kubernetes-preserve-unknown-fields": true,
+                    },
+                }}],
+            },
+        })
+    };
+    let kinds = [
+        ("ServiceMonitor", "servicemonitors"),
+        ("PodMonitor", "podmonitors"),
+        ("PrometheusRule", "prometheusrules"),
+    ];
+    let texts = kinds.map(|(kind, plural)| crd(kind, plural).to_string());
+    texts.join("\n---\n")
+}
+
+/// kubeconform's schemas, from what the API server itself says.
+struct Schemas {
+    dir: tempfile::TempDir,
+    program: std::path::PathBuf,
+}
+
+impl Schemas {
+    async fn of(bed: &Bed) -> Result<Self> {
+        let text = bed.kubectl(&["get", "--raw", "/openapi/v2"]).await?;
+        let mut api: Value = serde_json::from_str(&text)?;
+        strict(&mut api);
+        let definitions = &api["definitions"];
+        let dir = tempfile::TempDir::new()?;
+        for (name, definition) in definitions.as_object().context("no definitions")? {
+            let kinds = definition["x-kubernetes-group-version-kind"].as_array();
+            for kind in kinds.into_iter().flatten().filter_map(|kind| kind["kind"].as_str()) {
+                let mut used = BTreeMap::new();
+                collect(definitions, name, &mut used);
+                let file = dir.path().join(format!("{}.json", kind.to_lowercase()));
+                let is_ours = name.contains("harvesterhci") || name.contains("monitoring.coreos");
+                let is_newest = name.contains(".v1.") || is_ours;
+                if is_newest {
+                    let reference = format!("#/definitions/{name}");
+                    let schema = json!({"$ref": reference, "definitions": used});
+                    fs::write(file, schema.to_string())?;
+                }
+            }
+        }
+        Ok(Self { dir, program: Tools::locate().await?.program("kubeconform") })
+    }
+
+    async fn check(&self, text: &str) -> Result<()> {
+        let file = self.dir.path().join("manifest.yaml");
+        fs::write(&file, text)?;
+        let place = format!("{}/{{{{ .ResourceKind }}}}.json", self.dir.path().display());
+        let mut command = Command::new(&self.program);
+        command.args(["-strict", "-schema-location", &place]).arg(file);
+        let output = tokio::task::spawn_blocking(move || command.output()).await??;
+        let said = String::from_utf8_lossy(&output.stdout);
+        ensure!(output.status.success(), "kubeconform: {said}");
+        Ok(())
+    }
+
+    async fn wrong(&self, text: &str) -> bool {
+        self.check(text).await.is_err()
+    }
+}
+
+/// Nothing that is not named, and numbers where text may be one.
+fn strict(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            if fields.get("format").is_some_and(|format| format == "int-or-string") {
+                fields.insert("type".to_owned(), json!(["string", "integer"]));
+                fields.remove("format");
+            }
+            let open = fields.contains_key("x-kubernetes-preserve-unknown-fields");
+            if fields.get("properties").is_some_and(Value::is_object)
+                && !fields.contains_key("additionalProperties")
+                && !open
+            {
+                fields.insert("additionalProperties".to_owned(), json!(false));
+            }
+            fields.values_mut().for_each(strict);
+        }
+        Value::Array(items) => items.iter_mut().for_each(strict),
+        _ => {}
+    }
+}
+
+/// A definition and all that it refers to.
+fn collect(definitions: &Value, name: &str, used: &mut BTreeMap<String, Value>) {
+    if used.contains_key(name) {
+        return;
+    }
+    let definition = &definitions[name];
+    used.insert(name.to_owned(), definition.clone());
+    let text = definition.to_string();
+    for part in text.split("\"#/definitions/").skip(1) {
+        if let Some((name, _)) = part.split_once('"') {
+            collect(definitions, name, used);
+        }
+    }
+}

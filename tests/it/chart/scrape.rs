@@ -1,0 +1,205 @@
+//! A real Prometheus scrapes the operator while load balancers come and go. It has the chart's rules,
+//! and is asked what the dashboard asks.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write as _;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+use testbed::kubevirt::{Guest, Nic, Vm, create_node};
+use testbed::net::{Netns, isolated};
+use testbed::{Managed, Start, Tools, eventually, repository};
+use tokio::net::TcpListener;
+
+use super::{monitoring, read};
+use crate::support::{Cluster, LATER, SOON};
+
+const AT: &str = "127.0.0.1:9090";
+/// What only appears when something goes wrong.
+const RARE: [&str; 4] = [
+    "hgo_ledger_repairs_total",
+    "hgo_registration_repairs_total",
+    "hgo_unreadable_objects_total",
+    "hgo_watch_errors_total",
+];
+
+#[test]
+fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let tools = runtime.block_on(Tools::locate())?;
+    isolated(async move |host: Netns| {
+        let cluster = Cluster::start().await?;
+        let admission = Some("https://127.0.0.1:0".to_owned());
+        let operator = cluster.standby(Start { admission, ..Start::default() }).await?;
+        operator.leads().await?;
+        let prometheus = Prometheus::start(&cluster, &tools, &operator.http.to_string())?;
+
+        // A VM that answers its health check, then does not.
+        host.ip("address add 10.200.0.11/32 dev lo").await?;
+        let backend = TcpListener::bind("10.200.0.11:8080").await?;
+        create_node(&cluster.client, "node-1", &[], "10.200.0.1").await?;
+        let vm = Vm::new("default", "vm").label("app", "web");
+        let vm = vm.nic(Nic::pod("eth0", &["10.200.0.11"]));
+        let _guest = Guest::run(&cluster.client, vm, "node-1").await?;
+        cluster.pool("small", json!({"subnet": "10.1.0.0/30", "gateway": "10.1.0.1"})).await?;
+        let listeners = json!([{"name": "a", "port": 80, "protocol": "TCP", "backendPort": 8080}]);
+        let check = json!({"port": 8080, "periodSeconds": 1, "timeoutSeconds": 1,
+            "failureThreshold": 1});
+        cluster
+            .lb_with(
+                "web",
+                json!({"listeners": listeners, "healthCheck": check, "ipam": "dhcp",
+                "backendServerSelector": {"app": ["web"]}}),
+            )
+            .await?;
+        cluster.waits_for_endpoints("web", (1, 1)).await?;
+        drop(backend);
+        cluster.waits_for_endpoints("web", (1, 0)).await?;
+
+        // 500 come, some wait, all go.
+        cluster
+            .patch_pool(
+                "small",
+                json!({"spec": {"ranges": [
+            {"subnet": "10.2.0.0/23", "gateway": "10.2.0.1", "rangeEnd": "10.2.1.235"}]}}),
+            )
+            .await?;
+        for part in 0..5 {
+            cluster.lbs_at_once((0..100).map(|n| format!("lb-{part}-{n}"))).await?;
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+        let waiters = "hgo:waiters:leader";
+        eventually(LATER, "waiters", async || prometheus.any(waiters).await).await?;
+
+        // Counters are asked for their growth, so there must have been some lately.
+        for (title, query) in monitoring::queries() {
+            let query = query.replace("$pool", ".*").replace("$__rate_interval", "1m");
+            let what = format!("an answer to {title}: {query}");
+            eventually(SOON, &what, async || prometheus.any(&query).await).await?;
+        }
+        for rule in ["hgo:pool_used:ratio", "hgo:pool_addresses_available:leader"] {
+            eventually(SOON, rule, async || prometheus.any(rule).await).await?;
+        }
+        ensure!(!prometheus.any("{__name__=~\"hgo_.+\"} < 0").await?, "a metric is negative");
+        prometheus.lint(&operator.get("/metrics").await?.1)?;
+        let failed = "sum(prometheus_rule_evaluation_failures_total) > 0";
+        ensure!(!prometheus.any(failed).await?, "a rule could not be evaluated");
+        let names = prometheus.names().await?;
+        let documented = documented();
+        let unknown: Vec<_> = names.difference(&documented).collect();
+        ensure!(unknown.is_empty(), "not in the README: {unknown:?}");
+        let missing: Vec<_> =
+            documented.difference(&names).filter(|name| !RARE.contains(&name.as_str())).collect();
+        ensure!(missing.is_empty(), "in the README, and never seen: {missing:?}");
+
+        // A series goes with its object, and the number of series does not grow with theirs.
+        let series = prometheus.number("count({__name__=~\"hgo_.+\"})").await?;
+        println!("{series} series of one replica with one pool and 501 load balancers");
+        ensure!(series < 400.0, "{series} series");
+        for part in 0..5 {
+            for n in 0..100 {
+                cluster.delete(&format!("lb-{part}-{n}")).await?;
+            }
+        }
+        cluster.delete("web").await?;
+        cluster.all_gone().await?;
+        cluster.bed.kubectl(&["delete", "ippool", "small"]).await?;
+        eventually(SOON, "end of the pool's series", async || {
+            prometheus.any("hgo_pool_addresses").await.map(|any| !any)
+        })
+        .await
+    })
+}
+
+fn documented() -> BTreeSet<String> {
+    let readme = read("README.md");
+    let rows = readme.lines().filter_map(|line| line.strip_prefix("| `hgo_"));
+    rows.filter_map(|row| Some(format!("hgo_{}", row.split('`').next()?))).collect()
+}
+
+struct Prometheus {
+    _process: Managed,
+    promtool: std::path::PathBuf,
+}
+
+impl Prometheus {
+    fn start(cluster: &Cluster, tools: &Tools, target: &str) -> Result<Self> {
+        let dir = cluster.bed.dir();
+        let rules = repository().join("charts/harvester-guest-operator/files/rules.yaml");
+        let config = json!({
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [rules],
+            "scrape_configs": [
+                {"job_name": "operator", "static_configs": [{"targets": [target]}]},
+                {"job_name": "prometheus", "static_configs": [{"targets": [AT]}]},
+            ],
+        });
+        let file = dir.join("prometheus.yaml");
+        fs::write(&file, config.to_string())?;
+        let mut command = Command::new(tools.program("prometheus"));
+        command
+            .arg("--config.file")
+            .arg(file)
+            .arg("--storage.tsdb.path")
+            .arg(dir.join("prometheus"))
+            .args(["--web.listen-address", AT]);
+        let process = Managed::spawn(&mut command, dir.join("prometheus.log"))?;
+        Ok(Self { _process: process, promtool: tools.program("promtool") })
+    }
+
+    async fn ask(&self, args: &[&str]) -> Result<String> {
+        let output =
+            tokio::process::Command::new(&self.promtool).arg("query").args(args).output().await?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "promtool query {args:?}: {said}");
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    async fn instant(&self, query: &str) -> Result<Vec<Value>> {
+        let text = self.ask(&["instant", "-o", "json", &format!("http://{AT}"), query]).await?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// Whether there is an answer, and none that is no number.
+    async fn any(&self, query: &str) -> Result<bool> {
+        Ok(!self.instant(query).await?.is_empty())
+    }
+
+    /// Prometheus' own opinion of names, types and helps.
+    fn lint(&self, text: &str) -> Result<()> {
+        let mut lint = Command::new(&self.promtool)
+            .args(["check", "metrics"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()?;
+        lint.stdin.take().context("no standard input")?.write_all(text.as_bytes())?;
+        let output = lint.wait_with_output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success() && said.is_empty(), "promtool check metrics: {said}");
+        Ok(())
+    }
+
+    async fn number(&self, query: &str) -> Result<f64> {
+        let answer = self.instant(query).await?;
+        let value = answer.first().and_then(|series| series["value"][1].as_str());
+        Ok(value.context("no answer")?.parse()?)
+    }
+
+    /// The operator's metrics that were ever seen.
+    async fn names(&self) -> Result<BTreeSet<String>> {
+        let text = self.ask(&["labels", &format!("http://{AT}"), "__name__"]).await?;
+        let ends = ["_bucket", "_sum", "_count"];
+        Ok(text
+            .lines()
+            .filter(|name| name.starts_with("hgo_"))
+            .map(|name| {
+                let base = ends.iter().find_map(|end| name.strip_suffix(end));
+                base.unwrap_or(name).to_owned()
+            })
+            .collect())
+    }
+}

@@ -1,0 +1,195 @@
+//! The schema refuses what is wrong by the name of what is wrong, and knows every value; the README
+//! lists them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use testbed::Chart;
+
+use super::{read, yaml};
+
+const VALUES: &str = "charts/harvester-guest-operator/values.yaml";
+const SCHEMA: &str = "charts/harvester-guest-operator/values.schema.json";
+
+/// Values files, and what the refusal must name.
+const WRONG: [(&str, &str); 52] = [
+    ("replicaCout: 2", "replicaCout"),
+    ("replicasCount: 2", "replicasCount"),
+    ("replicaCount: two", "/replicaCount"),
+    ("replicaCount: 0", "/replicaCount"),
+    ("replicaCount: 2.5", "/replicaCount"),
+    ("Image: {}", "Image"),
+    ("image: operator:latest", "/image"),
+    ("image: {repo: x}", "repo"),
+    ("image: {pullPolicy: always}", "/image/pullPolicy"),
+    ("image: {tag: 1.0}", "/image/tag"),
+    ("image: {digest: abc}", "/image/digest"),
+    ("imagePullSecret: [{name: x}]", "imagePullSecret"),
+    ("imagePullSecrets: [x]", "/imagePullSecrets/0"),
+    ("serviceAccount: {annotation: {}}", "annotation"),
+    ("serviceAccount: {create: 'yes'}", "/serviceAccount/create"),
+    ("serviceAccount: {name: Some_Body}", "/serviceAccount/name"),
+    ("commonLabels: {team: 1}", "/commonLabels/team"),
+    ("podLabels: {a b: c}", "a b"),
+    ("podAnnotations: [a]", "/podAnnotations"),
+    ("podSecurityContext: {runAsUser: root}", "/podSecurityContext/runAsUser"),
+    ("securityContext: {readonlyRootFilesystem: true}", "readonlyRootFilesystem"),
+    ("securityContext: {capabilities: {dropp: [ALL]}}", "dropp"),
+    ("resources: {limit: {cpu: 1}}", "limit"),
+    ("resources: {limits: {memory: lots}}", "/resources/limits/memory"),
+    ("nodeSelector: {disk: true}", "/nodeSelector/disk"),
+    ("toleration: []", "toleration"),
+    ("tolerations: [{opeator: Exists}]", "opeator"),
+    ("tolerations: [{effect: Never}]", "/tolerations/0/effect"),
+    ("affinity: {podAntiAfinity: {}}", "podAntiAfinity"),
+    ("topologySpreadConstraints: [{maxSkew: 1}]", "topologyKey"),
+    ("priorityClassName: 7", "/priorityClassName"),
+    ("podDisruptionBudget: {enabled: true}", "enabled"),
+    ("podDisruptionBudget: {mode: sometimes}", "/podDisruptionBudget/mode"),
+    ("lease: harvester-load-balancer", "/lease"),
+    ("log: {level: info}", "level"),
+    ("log: {format: xml}", "/log/format"),
+    ("webhook: {replicasCount: 1}", "replicasCount"),
+    ("webhook: {httpsPort: '8443'}", "/webhook/httpsPort"),
+    ("webhook: {httpsPort: 443}", "/webhook/httpsPort"),
+    ("webhook: {clientCA: {secret: x}}", "secret"),
+    ("metrics: {port: 70000}", "/metrics/port"),
+    ("crds: {mode: 'yes'}", "/crds/mode"),
+    ("crds: {install: true}", "install"),
+    ("networkPolicy: {metricsFrom: [{}]}", "/networkPolicy/metricsFrom/0"),
+    ("networkPolicy: {from: []}", "from"),
+    ("serviceMonitor: {interval: 30}", "/serviceMonitor/interval"),
+    ("prometheusRule: {disabled: [HGONoLeeder]}", "/prometheusRule/disabled/0"),
+    ("prometheusRule: {extraRules: [{alert: A}]}", "expr"),
+    ("dashboard: {label: x}", "label"),
+    ("leaseAgent: {networks: [default/vlan1]}", "/leaseAgent/networks/0"),
+    ("leaseAgent: {networks: [{network: vlan1}]}", "/leaseAgent/networks/0/network"),
+    ("leaseAgent: {networks: [{network: a/b, interface: far-too-long-for-linux}]}", "interface"),
+];
+
+#[tokio::test]
+async fn what_is_wrong_is_refused_by_name() {
+    let chart = Chart::locate().await.unwrap();
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("values.yaml");
+    let path = file.to_str().unwrap();
+    for (values, named) in WRONG {
+        std::fs::write(&file, values).unwrap();
+        let Err(error) = chart.render(&["--values", path]).await else {
+            panic!("not refused: {values}")
+        };
+        let error = format!("{error:#}");
+        assert!(error.contains("the schema"), "{values}: refused, but not by the schema: {error}");
+        let quoted = [format!("'{named}'"), format!("{named}'")];
+        assert!(quoted.iter().any(|named| error.contains(named)), "{values}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn what_does_not_fit_together_is_refused() {
+    let chart = Chart::locate().await.unwrap();
+    let error = chart.render(&["--set", "serviceAccount.create=false"]).await.unwrap_err();
+    assert!(format!("{error:#}").contains("serviceAccount.name"), "{error:#}");
+}
+
+/// What Rancher sets for every chart.
+#[tokio::test]
+async fn what_rancher_sets_is_taken() {
+    let chart = Chart::locate().await.unwrap();
+    let set = "global.cattle.systemDefaultRegistry=mirror.example,global.cattle.clusterId=local";
+    let rendered = chart.render(&["--set", set]).await.unwrap();
+    assert!(rendered["manager/deployment.yaml"].contains("image: mirror.example/harvester-guest"));
+}
+
+#[test]
+fn the_schema_knows_every_value_and_no_other() {
+    let schema: Value = serde_json::from_str(&read(SCHEMA)).unwrap();
+    let mut faults = String::new();
+    compare(&schema, &schema, &yaml(VALUES), "", &mut faults);
+    assert!(faults.is_empty(), "{faults}");
+    closed(&schema, "", &mut faults);
+    assert!(faults.is_empty(), "{faults}");
+}
+
+fn resolved<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
+    match schema["$ref"].as_str() {
+        Some(reference) => root.pointer(reference.trim_start_matches('#')).unwrap(),
+        None => schema,
+    }
+}
+
+/// Every value has a property, and every property a value: with a default, none is hidden.
+fn compare(root: &Value, schema: &Value, value: &Value, path: &str, faults: &mut String) {
+    let schema = resolved(root, schema);
+    let Some(properties) = schema["properties"].as_object() else { return };
+    // A field that is left to Kubernetes, such as affinity, may be empty.
+    let Some(values) = value.as_object().filter(|values| !values.is_empty()) else { return };
+    let passed_on = ["ecurityContext", "resources"].iter().any(|end| path.ends_with(end));
+    for (name, value) in values {
+        match properties.get(name) {
+            Some(schema) => compare(root, schema, value, &format!("{path}.{name}"), faults),
+            None => drop(writeln!(faults, "{path}.{name}: not in the schema")),
+        }
+    }
+    for name in properties.keys().filter(|name| !values.contains_key(*name)) {
+        if !passed_on && !path.contains("Context.") && *name != "global" {
+            let _ = writeln!(faults, "{path}.{name}: not in values.yaml");
+        }
+    }
+}
+
+/// No object takes what it does not know.
+fn closed(schema: &Value, path: &str, faults: &mut String) {
+    match schema {
+        Value::Object(fields) => {
+            if fields.contains_key("properties")
+                && fields.get("type").is_some_and(Value::is_string)
+                && fields.get("additionalProperties") != Some(&Value::Bool(false))
+            {
+                let _ = writeln!(faults, "{path}: takes anything");
+            }
+            for (name, field) in fields {
+                closed(field, &format!("{path}/{name}"), faults);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| closed(item, path, faults)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_readme_lists_every_value_with_its_default() {
+    let mut built = BTreeMap::new();
+    leaves(&yaml(VALUES), "", &mut built);
+    let readme = read("README.md");
+    let mut documented = BTreeMap::new();
+    for line in readme.lines().skip_while(|line| !line.starts_with("| value |")).skip(2) {
+        let Some(row) = line.strip_prefix('|') else { break };
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let default = cells[1].trim_matches('`').to_owned();
+        for name in cells[0].split('`').skip(1).step_by(2) {
+            documented.insert(name.to_owned(), default.clone());
+        }
+    }
+    assert_eq!(documented, built, "README.md (left) against values.yaml (right)");
+}
+
+/// A context or a set of resources is one value to the reader.
+fn leaves(value: &Value, path: &str, found: &mut BTreeMap<String, String>) {
+    let whole = ["ecurityContext", "resources", "labels"].iter().any(|end| path.ends_with(end));
+    if let Some(fields) = value.as_object().filter(|fields| !fields.is_empty() && !whole) {
+        for (name, value) in fields {
+            let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+            leaves(value, &path, found);
+        }
+        return;
+    }
+    let text = match value {
+        Value::Object(fields) if !fields.is_empty() => "see there".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    found.insert(path.to_owned(), text);
+}
