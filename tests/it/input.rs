@@ -474,6 +474,7 @@ async fn its_own_account_may_do_all_that_it_does() -> Result<()> {
     assert_eq!(refused(), None);
 
     // These are the words: without its rights it uses them.
+    cluster.robbed();
     let binding = "harvester-guest-operator";
     cluster.bed.kubectl(&["delete", "clusterrolebinding", binding]).await?;
     cluster.lb("refused").await?;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -26,26 +27,29 @@ pub(crate) const LATER: Duration = Duration::from_mins(3);
 /// Control planes at the same time: each takes half a gigabyte.
 static BEDS: Semaphore = Semaphore::const_new(2);
 
-/// A control plane with the operator installed, not yet running.
+/// A control plane with the operator installed, not yet running. What is installed is what the
+/// chart renders, so the operator has the chart's rights, and at the end it is asked whether the
+/// operator ever wanted more.
 pub(crate) struct Cluster {
     pub(crate) bed: Bed,
     pub(crate) client: Client,
+    /// Whether rights were taken away on purpose.
+    robbed: AtomicBool,
     _place: SemaphorePermit<'static>,
 }
 
 impl Cluster {
     pub(crate) async fn start() -> Result<Self> {
         let place = BEDS.acquire().await?;
-        let bed = Bed::start(Options { load: true, ..Options::default() }).await?;
+        let bed = Bed::start(Options { load: true, record: true, ..Options::default() }).await?;
         install(&bed).await?;
         install_kubevirt(&bed).await?;
-        Ok(Self { client: bed.admin(), bed, _place: place })
+        Ok(Self { client: bed.admin(), bed, robbed: AtomicBool::new(false), _place: place })
     }
 
-    /// Over a control plane that is set up already.
-    pub(crate) async fn over(bed: Bed) -> Result<Self> {
-        let place = BEDS.acquire().await?;
-        Ok(Self { client: bed.admin(), bed, _place: place })
+    /// The test takes rights away, so that refusals are no fault.
+    pub(crate) fn robbed(&self) {
+        self.robbed.store(true, Ordering::Relaxed);
     }
 
     /// An operator that leads.
@@ -215,6 +219,18 @@ impl Cluster {
         }
         ensure!(claims.is_empty(), "claimed and not published: {claims:?}");
         Ok(())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if !std::thread::panicking() && !self.robbed.load(Ordering::Relaxed) {
+            let asked = self.bed.asked().map(|asked| asked.forbidden);
+            assert!(
+                asked.as_ref().is_ok_and(BTreeMap::is_empty),
+                "the operator may not: {asked:#?}"
+            );
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use kube::api::{Api, PostParams};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
 
+use crate::audit::{self, Asked};
 use crate::binaries::Binaries;
 use crate::daemons::{self, API_SERVER, CONTROLLER_MANAGER, ETCD, Ports};
 use crate::guardian::Guardian;
@@ -24,6 +25,8 @@ use crate::pki::Authority;
 const START_ATTEMPTS: u32 = 4;
 const DAEMON_DEADLINE: Duration = Duration::from_mins(1);
 const POLL: Duration = Duration::from_millis(20);
+/// The namespace whose accounts are recorded.
+const OPERATORS: &str = "harvester-system";
 const TOKEN_SECONDS: i64 = 24 * 60 * 60;
 
 /// What a bed can be asked for.
@@ -33,6 +36,8 @@ pub struct Options {
     pub load: bool,
     /// Further flags for the API server; they come last, so they win.
     pub api_server_args: Vec<String>,
+    /// Keep a record of what accounts of the operator's namespace ask for: see [`Bed::asked`].
+    pub record: bool,
 }
 
 /// A control plane of one's own. Dropping it stops it, which takes a moment and blocks.
@@ -87,7 +92,11 @@ impl Bed {
         let etcd = ("127.0.0.1", ports.etcd);
         bed.until(ETCD, async |_| TcpStream::connect(etcd).await.is_ok()).await?;
 
-        bed.run(API_SERVER, &daemons::api_server_args(ports, options))?;
+        let mut args = daemons::api_server_args(ports, options);
+        if options.record {
+            args.extend(audit::api_server_args(bed.dir(), OPERATORS)?);
+        }
+        bed.run(API_SERVER, &args)?;
         bed.until(API_SERVER, async |client| answers_ok(client, "/readyz").await).await?;
 
         bed.run(CONTROLLER_MANAGER, &daemons::controller_manager_args())?;
@@ -135,6 +144,12 @@ impl Bed {
     /// The bed's own directory, which goes when the bed goes. It holds the daemons' logs.
     pub fn dir(&self) -> &Path {
         self.guardian.dir()
+    }
+
+    /// What the operator's accounts have asked for so far, and what of it they may not have. Only if
+    /// [`Options::record`] says so.
+    pub fn asked(&self) -> Result<Asked> {
+        audit::read(self.dir())
     }
 
     /// The administrator's kubeconfig.

@@ -9,6 +9,7 @@
 //! kube-vip, and [`net`] with [`KubeProxy`] makes Services carry packets, in networks of their own.
 
 mod announcer;
+mod audit;
 mod balancer;
 mod bed;
 mod binaries;
@@ -32,6 +33,7 @@ mod tools;
 mod wait;
 
 pub use announcer::{Announcer, Announcing};
+pub use audit::Asked;
 pub use balancer::Balancer;
 pub use bed::{Bed, Options};
 pub use binaries::Binaries;

@@ -75,7 +75,8 @@ struct Site {
 impl Site {
     async fn start(version: Version) -> Result<Self> {
         let api_server_args = vec!["--enable-aggregator-routing=true".to_owned()];
-        let bed = Bed::start(Options { api_server_args, ..Options::default() }).await?;
+        let bed =
+            Bed::start(Options { api_server_args, record: true, ..Options::default() }).await?;
         install_kubevirt(&bed).await?;
         let helm = Helm::on(&bed, version).await?;
         let chart = Chart::locate().await?.dir().clone();
@@ -146,6 +147,9 @@ impl Site {
         ensure!(self.bundle().await? == bundle, "the rollback changed what the operator wrote");
         self.still(&before, "a rollback").await?;
 
+        // Later its rights go while it still runs.
+        let forbidden = self.bed.asked()?.forbidden;
+        ensure!(forbidden.is_empty(), "the operator may not: {forbidden:#?}");
         self.remove().await?;
         self.still(&before, "the end").await?;
         // Nobody is asked any more: pools can be changed.

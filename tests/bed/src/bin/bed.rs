@@ -31,7 +31,9 @@ enum Command {
 #[tokio::main]
 async fn main() -> Result<()> {
     match Cli::parse().command {
-        Command::Up { load, api_server_args } => up(Options { load, api_server_args }).await,
+        Command::Up { load, api_server_args } => {
+            up(Options { load, api_server_args, ..Options::default() }).await
+        }
         Command::Build => {
             println!("{}", Binaries::locate().await?.dir().display());
             Ok(())

@@ -1,0 +1,189 @@
+//! A bit of everything that the operator does, so that it needs each of its rights once.
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use testbed::kubevirt::{Guest, Nic, Vm, create_node};
+use testbed::{Start, eventually};
+
+use crate::support::{Cluster, LATER, SOON};
+
+const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
+const SECRET: &str = "harvester-guest-operator-admission";
+const WEBHOOK: &str = "harvester-load-balancer-webhook";
+
+/// A VM for the length of the test, on a node in a zone.
+pub(super) async fn vm(cluster: &Cluster) -> Result<Guest> {
+    let zone = [("topology.kubernetes.io/zone", "a")];
+    create_node(&cluster.client, "node-1", &zone, "10.0.0.1").await?;
+    let vm = Vm::new("default", "vm").label("app", "web").nic(Nic::pod("eth0", &["10.9.0.1"]));
+    Guest::run(&cluster.client, vm, "node-1").await
+}
+
+/// Takes away what an earlier run has left, so that all is to be done again. Nobody may be running.
+pub(super) async fn begin(cluster: &Cluster) -> Result<()> {
+    // First who would be asked about the rest.
+    empty::<ValidatingWebhookConfiguration>(Api::all(cluster.client.clone())).await?;
+    empty::<MutatingWebhookConfiguration>(Api::all(cluster.client.clone())).await?;
+    empty(cluster.lbs()).await?;
+    empty(cluster.pools()).await?;
+    gone::<Secret>(cluster, "harvester-system", SECRET).await?;
+    gone::<Lease>(cluster, "kube-system", "harvester-load-balancer").await?;
+    gone::<ConfigMap>(cluster, "kube-system", "kubevip").await?;
+    for name in ["vm", "theirs", "sliced"] {
+        gone::<Service>(cluster, "default", name).await?;
+        gone::<EndpointSlice>(cluster, "default", name).await?;
+    }
+    // Objects may be stored in an old version, and kube-vip was told addresses.
+    let stored = json!({"status": {"storedVersions": ["v1alpha1", "v1beta1"]}});
+    kubectl(cluster, &["patch", "crd", CRD, "--subresource=status", "--type=merge", "-p"], stored)
+        .await?;
+    let told = json!({"apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "kubevip", "namespace": "kube-system"},
+        "data": {"cidr-other": "10.7.0.0/24"}});
+    cluster.bed.apply_yaml(&told.to_string()).await?;
+    let told = json!({"metadata": {"annotations": {"topology.kubernetes.io/zone": null}}});
+    kubectl(cluster, &["patch", "vmi", "vm", "--type=merge", "-p"], told).await?;
+    patiently(async || Ok(cluster.lbs().list(&ListParams::default()).await.map(drop)?)).await
+}
+
+/// The API server answers 429 for a moment after the CRD was written, which the operator does too.
+async fn patiently<T>(call: impl AsyncFn() -> Result<T>) -> Result<T> {
+    eventually(SOON, "an answer about LoadBalancers", async || call().await.map(Some)).await
+}
+
+async fn lb(cluster: &Cluster, name: &str, spec: Value) -> Result<()> {
+    patiently(async || cluster.lb_with(name, spec.clone()).await.map(drop)).await
+}
+
+async fn deleted(cluster: &Cluster, name: &str) -> Result<()> {
+    patiently(async || cluster.delete(name).await).await?;
+    patiently(async || {
+        let left = cluster.lbs().get_opt(name).await?;
+        ensure!(left.is_none(), "{name} is still there");
+        Ok(())
+    })
+    .await
+}
+
+/// All of a kind goes, finalizers or not.
+async fn empty<K>(api: Api<K>) -> Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let loose = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    patiently(async || {
+        for object in api.list(&ListParams::default()).await? {
+            api.patch(&object.name_any(), &PatchParams::default(), &loose).await?;
+        }
+        api.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+        Ok(())
+    })
+    .await
+}
+
+async fn gone<K>(cluster: &Cluster, namespace: &str, name: &str) -> Result<()>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + std::fmt::Debug,
+{
+    let api: Api<K> = Api::namespaced(cluster.client.clone(), namespace);
+    match api.delete(name, &DeleteParams::default()).await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        other => other.map(drop).map_err(Into::into),
+    }
+}
+
+async fn kubectl(cluster: &Cluster, args: &[&str], patch: Value) -> Result<()> {
+    cluster.bed.kubectl(&[args, &[&patch.to_string()]].concat()).await.map(drop)
+}
+
+/// From the first start to the last address that is given back.
+pub(super) async fn work(cluster: &Cluster) -> Result<()> {
+    let variables = vec![("HGO_ADMISSION_OWNER".to_owned(), "harvester-guest-operator".to_owned())];
+    let admission = Some("https://127.0.0.1:0".to_owned());
+    let operator = cluster.standby(Start { admission, variables, ..Start::default() }).await?;
+    operator.leads().await?;
+    cluster.pool("p", json!({"subnet": "10.1.0.0/24", "gateway": "10.1.0.1"})).await?;
+    lb(cluster, "cluster", json!({"workloadType": "cluster", "ipam": "pool"})).await?;
+    let address = cluster.address("cluster").await?;
+    let web = json!({"backendServerSelector": {"app": ["web"]}});
+    lb(cluster, "vm", web).await?;
+    cluster.waits_for_endpoints("vm", (1, 1)).await?;
+    let more = json!([{"name": "a", "port": 81, "protocol": "TCP", "backendPort": 8080}]);
+    patiently(async || cluster.patch_lb("vm", json!({"spec": {"listeners": more}})).await).await?;
+    // A pool that somebody else has written is read again; admission asks whether a LoadBalancer
+    // exists.
+    cluster.patch_pool("p", json!({"spec": {"description": "changed"}})).await?;
+    let release = |owner: &str| {
+        let at = "loadbalancer.harvesterhci.io/manuallyReleaseIP";
+        json!({"metadata": {"annotations": {at: format!("{address}: {owner}")}}})
+    };
+    let annotated = cluster.patch_pool("p", release("default/cluster")).await;
+    ensure!(annotated.is_err(), "an address in use was released");
+    not_ours(cluster).await?;
+    // What leads to admission is changed by somebody else, and its Secret.
+    let unlabelled = json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": null}}});
+    for kind in ["validatingwebhookconfiguration", "mutatingwebhookconfiguration"] {
+        kubectl(cluster, &["patch", kind, WEBHOOK, "-p"], unlabelled.clone()).await?;
+    }
+    let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), "harvester-system");
+    let spoil = Patch::Merge(json!({"data": {"ca.key": null}}));
+    let spoilt = secrets.patch(SECRET, &PatchParams::default(), &spoil).await?;
+    eventually(SOON, "another Secret", async || {
+        let now = secrets.get(SECRET).await?;
+        anyhow::Ok(now.resource_version() != spoilt.resource_version())
+    })
+    .await?;
+    for name in ["vm", "theirs", "sliced"] {
+        deleted(cluster, name).await?;
+    }
+    drop(operator);
+    // Off: what leads to admission is removed, and what it would refuse is done, twice.
+    let operator = cluster.standby(Start::default()).await?;
+    operator.leads().await?;
+    let all = ["wait", "--for=delete", "validatingwebhookconfiguration", "--all", "--timeout=20s"];
+    cluster.bed.kubectl(&all).await?;
+    for owner in ["default/other", "default/another"] {
+        cluster.patch_pool("p", release(owner)).await?;
+        eventually(SOON, &format!("refusal of {owner}"), async || {
+            let said = cluster.pool_says("p", "ManualRelease", "OtherOwner").await?;
+            anyhow::Ok(said.ends_with(owner))
+        })
+        .await?;
+    }
+    deleted(cluster, "cluster").await?;
+    eventually(LATER, "the end of the old version", async || {
+        let at = "jsonpath={.status.storedVersions}";
+        let stored = cluster.bed.kubectl(&["get", "crd", CRD, "-o", at]).await?;
+        anyhow::Ok(!stored.contains("v1alpha1"))
+    })
+    .await
+}
+
+/// A Service and an EndpointSlice that are not the operator's are looked at.
+async fn not_ours(cluster: &Cluster) -> Result<()> {
+    cluster.bed.kubectl(&["create", "service", "clusterip", "theirs", "--tcp=80:80"]).await?;
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {"name": "sliced", "namespace": "default"},
+        "addressType": "IPv4", "endpoints": [{"addresses": ["10.99.0.1"]}],
+    });
+    cluster.bed.apply_yaml(&slice.to_string()).await?;
+    for name in ["theirs", "sliced"] {
+        lb(cluster, name, json!({"backendServerSelector": {"app": ["web"]}})).await?;
+        cluster.waits(name, "ServiceConflict").await?;
+    }
+    Ok(())
+}
