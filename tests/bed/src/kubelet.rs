@@ -1,18 +1,20 @@
 //! Plays the kubelets of a namespace's pods: what the scheduler has bound to a node runs as a
-//! process here, with exactly the arguments and environment that its object says.
+//! process here, with exactly the arguments, environment, user and mounted account that its object
+//! says, without capabilities, and with a root that it cannot write.
 //!
-//! Three things differ from a node: the account's token is in a kubeconfig (`HGO_KUBECONFIG`), a
-//! listener on every address is one on the pod's own, and no image, mount or security context is
-//! applied. The pod's address is one of the loopback interface's, so this only works in a network
-//! namespace of the test's own, see [`isolated`](crate::net::isolated).
+//! Three things differ from a node: the root is this machine's instead of an image's, a listener on
+//! every address is one on the pod's own, and no limit of resources is applied. The pod's address is
+//! one of the loopback interface's, so this only works in a network namespace of the test's own, see
+//! [`isolated`](crate::net::isolated).
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Node, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -24,6 +26,18 @@ use crate::operator::http_get;
 use crate::{Bed, Managed, Tools};
 
 const ROUND: Duration = Duration::from_millis(100);
+/// Makes the pod's mounts, in a mount namespace of its own, then gives up everything else: binary,
+/// account's folder, where it is mounted, user, group, and the arguments.
+const SCRIPT: &str = r#"set -e
+mount -t tmpfs -o mode=755 tmpfs /run
+mount -t tmpfs -o mode=755 tmpfs /etc
+touch /run/operator && mount --bind "$1" /run/operator
+mkdir -p "$3" && mount --bind "$2" "$3"
+mount -o remount,bind,ro /
+user=$4 group=$5 && shift 5
+exec setpriv --reuid "$user" --regid "$group" --clear-groups --inh-caps=-all --bounding-set=-all \
+    --no-new-privs /run/operator "$@"
+"#;
 const NAMESPACE: &str = "harvester-system";
 
 /// All nodes' kubelets, and the scheduler.
@@ -116,14 +130,21 @@ impl<'a> Kubelet<'a> {
         self.host.ip(&format!("address add {address}/32 dev lo")).await?;
         let spec = pod.spec.as_ref().context("a pod without a spec")?;
         let container = spec.containers.first().context("a pod without a container")?;
-        let account = spec.service_account_name.as_deref().unwrap_or("default");
-        let kubeconfig = self.bed.service_account_kubeconfig(NAMESPACE, account, None).await?;
-        let mut command = Command::new(&self.binary);
+        let (folder, at) = self.account(pod, container).await?;
+        let (user, group) = restricted(pod, container)?;
+        let mut command = Command::new("/usr/bin/unshare");
+        command.args(["--mount", "/bin/sh", "-c", SCRIPT, "kubelet"]);
+        command.arg(&self.binary).arg(folder).arg(at).args([user, group].map(|id| id.to_string()));
         command.args(container.args.iter().flatten()).env_clear();
         for variable in container.env.iter().flatten() {
             command.env(&variable.name, value(variable, pod, address)?);
         }
-        command.env("HGO_KUBECONFIG", &kubeconfig);
+        // The way that a node tells to each pod.
+        let (server, server_port) =
+            self.bed.url().trim_start_matches("https://").split_once(':').unwrap_or_default();
+        command
+            .envs([("KUBERNETES_SERVICE_HOST", server), ("KUBERNETES_SERVICE_PORT", server_port)]);
+        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         let log = self.bed.dir().join(format!("{}.log", pod.name_any()));
         let process = Managed::spawn(&mut command, log)?;
         let http = SocketAddr::new(address.into(), port(container, "http")?);
@@ -132,6 +153,31 @@ impl<'a> Kubelet<'a> {
         self.tell(&running, address.into()).await?;
         self.pods.insert(uid, running);
         Ok(())
+    }
+
+    /// A folder with what the pod is to find of its account, and the path where it looks.
+    async fn account(&self, pod: &Pod, container: &Container) -> Result<(PathBuf, String)> {
+        let mounts = container.volume_mounts.as_deref().unwrap_or_default();
+        let [mount] = mounts else { bail!("only the account's mount is played: {mounts:?}") };
+        let spec = pod.spec.as_ref().context("a pod without a spec")?;
+        let volume = spec.volumes.iter().flatten().find(|volume| volume.name == mount.name);
+        let projected = volume.and_then(|volume| volume.projected.as_ref());
+        let sources = projected.and_then(|projected| projected.sources.as_ref());
+        let account = spec.service_account_name.as_deref().unwrap_or("default");
+        let folder = self.bed.dir().join(format!("{}.account", pod.name_any()));
+        fs::create_dir_all(&folder)?;
+        for source in sources.context("the account's volume is not projected")? {
+            let (path, text) = if let Some(token) = &source.service_account_token {
+                let text = self.bed.service_account_token(NAMESPACE, account).await?;
+                (token.path.as_str(), text)
+            } else if source.config_map.is_some() {
+                ("ca.crt", self.bed.ca_pem().to_owned())
+            } else {
+                ("namespace", NAMESPACE.to_owned())
+            };
+            fs::write(folder.join(path), text)?;
+        }
+        Ok((folder, mount.mount_path.clone()))
     }
 
     async fn step(&mut self, uid: &str, stops: bool) -> Result<()> {
@@ -178,6 +224,18 @@ impl<'a> Kubelet<'a> {
             other => other.map(drop).map_err(Into::into),
         }
     }
+}
+
+/// User and group of a container that gives up all that [`SCRIPT`] takes from it.
+fn restricted(pod: &Pod, container: &Container) -> Result<(i64, i64)> {
+    let ours = container.security_context.as_ref().context("no security context")?;
+    let drops = ours.capabilities.as_ref().and_then(|all| all.drop.as_deref());
+    ensure!(drops.is_some_and(|drops| drops == ["ALL"]), "capabilities are not played");
+    ensure!(ours.read_only_root_filesystem == Some(true), "a root to write is not played");
+    ensure!(ours.allow_privilege_escalation == Some(false), "privileges are not played");
+    let all = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+    let ids = all.and_then(|all| all.run_as_user.zip(all.run_as_group));
+    ids.context("the pod names no user and group")
 }
 
 fn port(container: &Container, name: &str) -> Result<u16> {
