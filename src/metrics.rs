@@ -7,8 +7,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use kube::ResourceExt;
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, Histogram, HistogramOpts, HistogramTimer, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 use crate::api::LoadBalancer;
@@ -17,14 +17,8 @@ use crate::api::LoadBalancer;
 #[derive(Clone)]
 pub struct Metrics {
     registry: Registry,
-    /// Addresses in a pool's ranges.
-    pub pool_addresses: IntGaugeVec,
-    /// Addresses of a pool that can be given out.
-    pub pool_available: IntGaugeVec,
-    /// Claims in a pool's ledger.
-    pub pool_allocated: IntGaugeVec,
-    /// LoadBalancers that wait for an address of a pool.
-    pub pool_waiters: IntGaugeVec,
+    /// Pools. Only the leader's are there.
+    pub pools: Pools,
     /// LoadBalancers that wait, by reason.
     pub waiters: IntGaugeVec,
     /// Addresses that two LoadBalancers have on one network.
@@ -49,8 +43,12 @@ pub struct Metrics {
     pub watch_errors: IntCounterVec,
     /// Objects that do not fit their type.
     pub unreadable: IntCounterVec,
+    /// Calls of the API server by method and status.
+    pub api_requests: IntCounterVec,
     /// Reconciles that failed and will be repeated.
     pub reconcile_errors: IntCounter,
+    reconciles: IntGauge,
+    reconcile_seconds: Histogram,
     /// Events not written.
     pub events_dropped: IntCounter,
     /// Health checks.
@@ -60,6 +58,50 @@ pub struct Metrics {
     /// 1 on the leader.
     pub leader: IntGauge,
     seen: Arc<Mutex<HashMap<String, Instant>>>,
+}
+
+/// Pools, by name.
+#[derive(Clone)]
+pub struct Pools {
+    /// Addresses in the ranges.
+    pub addresses: IntGaugeVec,
+    /// Addresses that can be given out.
+    pub available: IntGaugeVec,
+    /// Claims in the ledger.
+    pub allocated: IntGaugeVec,
+    /// LoadBalancers that wait for an address of the pool.
+    pub waiters: IntGaugeVec,
+}
+
+impl Pools {
+    fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
+        let gauges = |name, help| make.gauges(name, help, &["pool"]);
+        Ok(Self {
+            addresses: gauges("hgo_pool_addresses", "Addresses in the pool's ranges")?,
+            available: gauges("hgo_pool_addresses_available", "Addresses that can be given out")?,
+            allocated: gauges("hgo_pool_addresses_allocated", "Claims in the pool's ledger")?,
+            waiters: gauges(
+                "hgo_pool_waiters",
+                "LoadBalancers waiting for an address of the pool",
+            )?,
+        })
+    }
+
+    fn all(&self) -> [&IntGaugeVec; 4] {
+        [&self.addresses, &self.available, &self.allocated, &self.waiters]
+    }
+
+    /// Ends the series of a pool that is gone.
+    pub fn forget(&self, pool: &str) {
+        for gauge in self.all() {
+            let _ = gauge.remove_label_values(&[pool]);
+        }
+    }
+
+    /// Ends all series.
+    pub fn reset(&self) {
+        self.all().into_iter().for_each(IntGaugeVec::reset);
+    }
 }
 
 /// Health checks of VM backends.
@@ -158,26 +200,7 @@ impl Metrics {
         let registry = Registry::new();
         let make = Maker { registry: &registry };
         let metrics = Self {
-            pool_addresses: make.gauges(
-                "hgo_pool_addresses",
-                "Addresses in the pool's ranges",
-                &["pool"],
-            )?,
-            pool_available: make.gauges(
-                "hgo_pool_addresses_available",
-                "Addresses that can be given out",
-                &["pool"],
-            )?,
-            pool_allocated: make.gauges(
-                "hgo_pool_addresses_allocated",
-                "Claims in the pool's ledger",
-                &["pool"],
-            )?,
-            pool_waiters: make.gauges(
-                "hgo_pool_waiters",
-                "LoadBalancers waiting for an address of the pool",
-                &["pool"],
-            )?,
+            pools: Pools::new(&make)?,
             shared_addresses: make.gauge(
                 "hgo_shared_addresses",
                 "Addresses that two LoadBalancers have on one network",
@@ -234,6 +257,20 @@ impl Metrics {
                 "Objects that do not fit their type",
                 &["kind"],
             )?,
+            api_requests: make.counters(
+                "hgo_api_requests_total",
+                "Calls of the API server by method and status",
+                &["method", "code"],
+            )?,
+            reconciles: make.gauge(
+                "hgo_reconciles_pending",
+                "LoadBalancers that are worked on, or wait for their turn",
+            )?,
+            reconcile_seconds: make.histogram(
+                "hgo_reconcile_seconds",
+                "How long a reconcile of a LoadBalancer took, waiting included",
+                &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0],
+            )?,
             reconcile_errors: make.counter(
                 "hgo_reconcile_errors_total",
                 "Reconciles that failed and will be repeated",
@@ -257,6 +294,12 @@ impl Metrics {
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// A LoadBalancer's turn, from when it is asked for until the guard is dropped.
+    pub fn reconciling(&self) -> impl Drop + use<> {
+        self.reconciles.inc();
+        Turn { pending: self.reconciles.clone(), timer: self.reconcile_seconds.start_timer() }
     }
 
     /// Starts the clock of a LoadBalancer without an address.
@@ -293,6 +336,19 @@ impl Metrics {
     /// Stops the clock without counting: the object is gone.
     pub fn forget(&self, uid: &str) {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+}
+
+struct Turn {
+    pending: IntGauge,
+    /// It takes the time when it is dropped.
+    #[allow(dead_code)]
+    timer: HistogramTimer,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.pending.dec();
     }
 }
 

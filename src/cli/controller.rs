@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{ControllerArgs, admission};
@@ -17,17 +16,13 @@ use crate::metrics::Metrics;
 
 /// Runs until SIGTERM or SIGINT, or until something that must not end ends.
 pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
-    let (namespace, lease) = args
-        .lease
-        .split_once('/')
-        .filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
-        .with_context(|| format!("--lease {:?}: must be namespace/name", args.lease))?;
+    let (namespace, lease) = args.reach.lease()?;
     let me = args.identity.clone().unwrap_or_else(identity);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
 
-    let client = client::connect(args.kubeconfig.as_deref()).await?;
     let metrics = Metrics::new()?;
+    let client = client::connect(args.reach.kubeconfig.as_deref(), &metrics).await?;
     let leadership = Arc::new(Leadership::default());
     let views = Views::start(&client, &metrics);
     let mut admission = admission::start(&args.admission, &client, &views, &metrics).await?;
@@ -41,7 +36,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let (address, server) = probes::serve(args.http_addr, probes).await?;
     // It says until the end that this replica is about to go.
     let mut server = tokio::spawn(server);
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, lease = args.lease, "started");
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, lease = args.reach.lease, "started");
 
     let ctx = Context {
         writer: Writer::new(client.clone(), leadership.clone(), metrics.clone()),

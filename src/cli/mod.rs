@@ -2,11 +2,13 @@
 
 mod admission;
 mod controller;
+mod support;
 
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand, ValueEnum};
 
 /// Load-balancer addresses for guests of Harvester.
@@ -34,6 +36,8 @@ enum LogFormat {
 enum Command {
     /// Gives LoadBalancers their addresses. Run two or more: one leads, the others stand by.
     Controller(Box<ControllerArgs>),
+    /// Prints what a maintainer asks for first: versions, pools, who waits, last decisions. No secrets.
+    Support(Reach),
     /// Prints the CustomResourceDefinitions.
     Crds {
         /// Writes one file a CRD into this directory instead.
@@ -42,19 +46,36 @@ enum Command {
     },
 }
 
-/// Options of `controller`.
+/// Where the API server is, and in it the leader.
 #[derive(Clone, Debug, clap::Args)]
-struct ControllerArgs {
+struct Reach {
     /// Kubeconfig file. Else KUBECONFIG and the default file, else the pod's own account.
     #[arg(long, env = "HGO_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
-    /// Address of /metrics, /healthz and /readyz.
-    #[arg(long, env = "HGO_HTTP_ADDR", default_value = "0.0.0.0:8080")]
-    http_addr: SocketAddr,
     /// The Lease that only the leader holds, as namespace/name. The default is the Go
     /// controller's, so that the two never work at the same time.
     #[arg(long, env = "HGO_LEASE", default_value = "kube-system/harvester-load-balancer")]
     lease: String,
+}
+
+impl Reach {
+    /// Namespace and name of the Lease.
+    fn lease(&self) -> anyhow::Result<(&str, &str)> {
+        self.lease
+            .split_once('/')
+            .filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
+            .with_context(|| format!("--lease {:?}: must be namespace/name", self.lease))
+    }
+}
+
+/// Options of `controller`.
+#[derive(Clone, Debug, clap::Args)]
+struct ControllerArgs {
+    #[command(flatten)]
+    reach: Reach,
+    /// Address of /metrics, /healthz and /readyz.
+    #[arg(long, env = "HGO_HTTP_ADDR", default_value = "0.0.0.0:8080")]
+    http_addr: SocketAddr,
     /// This replica's name in the Lease and in Events. Default: host name and process id.
     #[arg(long, env = "HGO_IDENTITY")]
     identity: Option<String>,
@@ -69,6 +90,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
             logs(cli.log_format, &cli.log)?;
             Box::pin(controller::run(*args)).await
         }
+        Command::Support(reach) => support::run(&reach).await,
         Command::Crds { out } => crds(out.as_deref()),
     }
 }

@@ -25,6 +25,7 @@ pub mod reason;
 pub mod registration;
 pub mod service;
 pub mod slices;
+pub mod support;
 pub mod topology;
 pub mod vm;
 pub mod vm_lb;

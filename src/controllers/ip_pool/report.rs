@@ -33,24 +33,16 @@ impl LedgerTask {
         }
         for (name, pool) in self.book.pools() {
             let label = &[name.as_str()];
-            metrics.pool_addresses.with_label_values(label).set(pool.ledger.total());
-            metrics.pool_available.with_label_values(label).set(pool.ledger.available());
+            metrics.pools.addresses.with_label_values(label).set(pool.ledger.total());
+            metrics.pools.available.with_label_values(label).set(pool.ledger.available());
             let claims = i64::try_from(pool.ledger.claims().len()).unwrap_or(i64::MAX);
-            metrics.pool_allocated.with_label_values(label).set(claims);
+            metrics.pools.allocated.with_label_values(label).set(claims);
             let waiters = by_pool.get(name.as_str()).copied().unwrap_or(0);
-            metrics.pool_waiters.with_label_values(label).set(waiters);
+            metrics.pools.waiters.with_label_values(label).set(waiters);
         }
         let present = self.book.pools().keys().cloned().collect();
         for name in std::mem::replace(&mut self.measured, present).difference(&self.measured) {
-            let label = &[name.as_str()];
-            for gauge in [
-                &metrics.pool_addresses,
-                &metrics.pool_available,
-                &metrics.pool_allocated,
-                &metrics.pool_waiters,
-            ] {
-                let _ = gauge.remove_label_values(label);
-            }
+            metrics.pools.forget(name);
         }
     }
 
@@ -111,5 +103,15 @@ impl LedgerTask {
                 format!("{} entries were put right against what LoadBalancers publish, such as: {first:?}", repairs.len()),
             );
         }
+    }
+}
+
+/// What was known belongs to the term: the next leader shows what is so then.
+impl Drop for LedgerTask {
+    fn drop(&mut self) {
+        let metrics = &self.ctx.metrics;
+        metrics.pools.reset();
+        metrics.waiters.reset();
+        metrics.shared_addresses.set(0);
     }
 }

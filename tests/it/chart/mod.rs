@@ -8,6 +8,7 @@ mod monitoring;
 mod render;
 mod rights;
 mod scrape;
+mod telling;
 mod values;
 
 use std::collections::BTreeMap;

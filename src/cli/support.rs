@@ -1,0 +1,125 @@
+//! The `support` command: what a maintainer asks for first, in one text. It reads with the rights of
+//! whoever runs it and needs none that the operator lacks; what cannot be read is said and left out.
+
+use std::fmt::Debug;
+use std::io::Write as _;
+
+use chrono::{SecondsFormat, Utc};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::ListParams;
+use kube::{Api, Client, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::Reach;
+use crate::api::{IPPool, LoadBalancer};
+use crate::domain::registration::{CONFIGURATION, CRD};
+use crate::domain::support;
+use crate::k8s::guard::Guard;
+use crate::k8s::{CallError, call, client};
+use crate::metrics::Metrics;
+
+/// Writes the report to standard output.
+pub(super) async fn run(reach: &Reach) -> anyhow::Result<()> {
+    let (namespace, name) = reach.lease()?;
+    let client = client::connect(reach.kubeconfig.as_deref(), &Metrics::new()?).await?;
+    let report = Box::pin(report(&client, namespace, name)).await;
+    write!(std::io::stdout(), "{}", serde_saphyr::to_string(&report)?)?;
+    Ok(())
+}
+
+async fn report(client: &Client, namespace: &str, name: &str) -> Value {
+    let leases = Api::<Lease>::namespaced(client.clone(), namespace);
+    let lease = leases.get(name);
+    let (pools, misfit_pools) = list::<IPPool>(client).await;
+    let (lbs, misfit_lbs) = list::<LoadBalancer>(client).await;
+    let not_read = [misfit_pools, misfit_lbs].concat();
+    let version = client.apiserver_version();
+    json!({
+        "time": Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true),
+        "operator": env!("CARGO_PKG_VERSION"),
+        "apiServer": said(call(version).await.map(|version| version.git_version)),
+        "lease": said(call(lease).await.map(|lease| lease.spec)),
+        "customResourceDefinition": crd(client).await,
+        "validation": configuration::<ValidatingWebhookConfiguration>(client).await,
+        "mutation": configuration::<MutatingWebhookConfiguration>(client).await,
+        "notRead": not_read,
+        "pools": pools.iter().map(support::pool).collect::<Vec<_>>(),
+        "loadBalancers": support::counts(&lbs),
+        "waiters": support::waiters(&lbs),
+        "lastDecisions": support::decisions(&pools, &lbs),
+    })
+}
+
+/// Objects of a kind, and what could not be read.
+async fn list<K>(client: &Client) -> (Vec<K>, Vec<String>)
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    let all = Api::<Guard<K>>::all(client.clone());
+    match call(all.list(&ListParams::default())).await {
+        Ok(list) => {
+            let (mut objects, mut misfits) = (Vec::new(), Vec::new());
+            for object in list.items {
+                match object.0 {
+                    Ok(object) => objects.push(object),
+                    Err(misfit) => {
+                        let name = misfit.metadata.name.as_deref().unwrap_or_default();
+                        misfits.push(format!("{} {name}: {misfit}", K::kind(&())));
+                    }
+                }
+            }
+            (objects, misfits)
+        }
+        Err(error) => (Vec::new(), vec![format!("{}: {error}", K::plural(&()))]),
+    }
+}
+
+/// Versions and conversion. The schema is the version's own.
+async fn crd(client: &Client) -> Value {
+    let crds = Api::<CustomResourceDefinition>::all(client.clone());
+    match call(crds.get(CRD)).await {
+        Ok(crd) => {
+            let versions: Vec<_> = crd
+                .spec
+                .versions
+                .iter()
+                .map(|v| {
+                    json!({"name": v.name, "served": v.served, "storage": v.storage,
+                    "status": v.subresources.as_ref().is_some_and(|s| s.status.is_some())})
+                })
+                .collect();
+            support::registration(&json!({
+                "metadata": crd.metadata,
+                "versions": versions,
+                "storedVersions": crd.status.and_then(|status| status.stored_versions),
+                "conversion": crd.spec.conversion,
+            }))
+        }
+        Err(error) => json!({"error": error.to_string()}),
+    }
+}
+
+async fn configuration<K>(client: &Client) -> Value
+where
+    K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Serialize
+        + Debug,
+{
+    let all = Api::<K>::all(client.clone());
+    support::registration(&said(call(all.get(CONFIGURATION)).await))
+}
+
+fn said(answer: Result<impl Serialize, CallError>) -> Value {
+    match answer {
+        Ok(value) => json!(value),
+        Err(error) => json!({"error": error.to_string()}),
+    }
+}
