@@ -91,7 +91,7 @@ demo: setup build ## Show the operator at work on a control plane of its own
 	@echo "demo: the first one builds the control plane, about 5 minutes; later ones take seconds"
 	cargo run --locked -p testbed --bin demo -- --operator $(OPERATOR)
 
-test: setup nets ## Run everything: format, lints, all tests (cold: 10 to 20 minutes)
+test: setup nets ## Run everything: format, lints, all tests (cold: 20 to 40 minutes)
 	@rm -f $(TEST_LOG); mkdir -p $(dir $(TEST_LOG))
 	@echo "test 1/3: format, a second"
 	cargo fmt --all --check

@@ -137,6 +137,7 @@ async fn without_the_config_map_or_the_right_to_read_it_nothing_is_held_up() -> 
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let mut operator = cluster.operator().await?;
     operator.process.terminate(SOON).await?;
+    cluster.robbed();
     let role = "harvester-guest-operator-kube-vip";
     cluster.bed.kubectl(&["-n", "kube-system", "delete", "rolebinding", role]).await?;
     config(&cluster, &[("cidr-default", "10.1.0.0/24")]).await?;

@@ -108,7 +108,11 @@ fn go_build(module: &str, out: &Path, name: &str, package: &str, flags: &str) ->
 /// Not installed, because the package would start a service.
 fn unpack_prometheus(out: &Path) -> Result<()> {
     eprintln!("testbed: fetching Debian's package prometheus, 20 MB");
-    run(Command::new("apt-get").args(["download", "-q", "prometheus"]).current_dir(out))
+    let apt = |args: &[&str]| run(Command::new("apt-get").args(args).current_dir(out));
+    let download = || apt(&["download", "-q", "prometheus"]);
+    // A machine that was installed a moment ago has no lists of packages.
+    download()
+        .or_else(|_| apt(&["update", "-q"]).and_then(|()| download()))
         .context("no prometheus and promtool on PATH, and Debian's package cannot be had")?;
     let package = fs::read_dir(out)?
         .filter_map(|entry| Some(entry.ok()?.path()))
