@@ -123,13 +123,17 @@ impl Keeper {
         let until = Duration::from_millis(leadership.until.load(Ordering::Acquire));
         if *leadership.leading.borrow() && until <= wake {
             tokio::time::sleep(until.saturating_sub(leadership.now())).await;
-            tracing::warn!(
-                lease = self.name,
-                "leadership lost: the lease could not be renewed in time"
-            );
-            leadership.give_up();
+            self.lapse(leadership);
         }
         tokio::time::sleep(wake.saturating_sub(leadership.now())).await;
+    }
+
+    fn lapse(&self, leadership: &Leadership) {
+        tracing::warn!(
+            lease = self.name,
+            "leadership lost: the lease could not be renewed in time"
+        );
+        leadership.give_up();
     }
 
     async fn round(
@@ -158,6 +162,12 @@ impl Keeper {
                 lease.spec = Some(self.spec(lease.spec.as_ref(), action == Action::Acquire));
                 self.api.replace(&self.name, &PostParams::default(), &lease).await?;
             }
+        }
+        if *leadership.leading.borrow() && !leadership.is_current() {
+            // Renewed too late. What was to be written in between was refused, and is left to the
+            // next term: so this one ends, and the next round begins that.
+            self.lapse(leadership);
+            return Ok(Duration::ZERO);
         }
         leadership.hold_until(trusted_until(sent));
         if action != Action::Renew {

@@ -125,6 +125,32 @@ async fn a_leader_cut_off_from_its_lease_stops_writing_before_another_begins() -
     cluster.consistent().await
 }
 
+/// A slow API server: the Lease is renewed, but each time after the claim on it has run out. What was
+/// asked for in between must not wait for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_is_renewed_too_late_ends_its_term_and_leaves_nobody_behind() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/22"})).await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..Start::default() }).await?;
+    operator.leads().await?;
+    // Two calls a round, the next round 0.8 s later: a claim of 2.5 s is renewed after 3 s.
+    proxy.set_rule(|call| match call.resource() {
+        Some("leases") => Verdict::Delay(Duration::from_millis(550)),
+        _ => Verdict::Pass,
+    });
+    for index in 0..100 {
+        cluster.lb(&format!("lb-{index}")).await?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    eventually(SOON, "end of a term", async || operator.process.log().contains("standing by"))
+        .await?;
+    proxy.clear_rule();
+    cluster.addressed(100).await?;
+    cluster.consistent().await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn two_leaders_at_once_never_give_one_address_twice() -> Result<()> {
     let cluster = Cluster::start().await?;
