@@ -9,7 +9,7 @@ use futures::StreamExt;
 use kube::core::Status;
 use kube::{Api, Resource};
 use kube_runtime::WatchStreamExt;
-use kube_runtime::utils::ResetTimerBackoff;
+use kube_runtime::utils::{Backoff, ResetTimerBackoff};
 use kube_runtime::watcher::{self, Event};
 use serde::de::DeserializeOwned;
 
@@ -40,7 +40,7 @@ pub async fn run_if_served<K>(
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let refused = |status: &Status| {
-        if status.is_not_found() {
+        if is_unserved(status) {
             not_served();
         }
     };
@@ -60,9 +60,11 @@ pub async fn run_or_tell<K>(
 {
     let events = watcher::watcher(api, config).backoff(backoff());
     let mut events = std::pin::pin!(events);
+    let mut served = true;
     while let Some(event) = events.next().await {
         let error = match event {
             Ok(event) => {
+                served |= matches!(event, Event::InitDone);
                 on_event(event);
                 continue;
             }
@@ -70,8 +72,11 @@ pub async fn run_or_tell<K>(
         };
         if let watcher::Error::InitialListFailed(kube::Error::Api(status)) = &error {
             refused(status);
-            if status.is_not_found() {
-                tracing::debug!(kind, "not served by this cluster");
+            if is_unserved(status) {
+                if served {
+                    tracing::info!(kind, "not served by this cluster; seen as soon as it is");
+                }
+                served = false;
                 continue;
             }
         }
@@ -80,14 +85,69 @@ pub async fn run_or_tell<K>(
     }
 }
 
-/// The library's own begins at 800 ms. An API server that has just been given a CRD refuses the
+/// Whether the cluster has no such kind. Where it has nothing of the group, the answer is plain text
+/// without a reason.
+fn is_unserved(status: &Status) -> bool {
+    status.code == 404
+}
+
+/// Delays between failures in a row, of at most [`LAST_DELAY`] and some jitter.
+///
+/// The library's own begin at 800 ms. An API server that has just been given a CRD refuses the
 /// first watch and takes the next one a moment later: a guest need not wait a second for that.
-fn backoff() -> ResetTimerBackoff<watcher::ExponentialBackoff> {
+struct Delays(ResetTimerBackoff<watcher::ExponentialBackoff>);
+
+/// Every kind is asked for this often while it cannot be listed, and seen so soon when it can.
+const LAST_DELAY: Duration = Duration::from_secs(3);
+/// A failure so long after the one before is the first one again.
+const FORGIVEN: Duration = Duration::from_secs(30);
+
+impl Iterator for Delays {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        self.0.next()
+    }
+}
+
+impl Backoff for Delays {
+    /// Asked for at each event that is no error, and a list that fails begins with such an event:
+    /// only time counts.
+    fn reset(&mut self) {}
+}
+
+fn backoff() -> Delays {
     let delays = backon::ExponentialBuilder::default()
         .with_min_delay(Duration::from_millis(100))
-        .with_max_delay(Duration::from_secs(30))
+        .with_max_delay(LAST_DELAY)
         .with_factor(2.0)
         .with_jitter()
         .without_max_times();
-    ResetTimerBackoff::new(delays.into(), Duration::from_mins(2))
+    Delays(ResetTimerBackoff::new(delays.into(), FORGIVEN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_again_and_again_is_asked_for_ever_less() {
+        let mut delays = backoff();
+        let mut next = || {
+            // As the library does before each list.
+            delays.reset();
+            delays.next().unwrap()
+        };
+        assert!(next() <= Duration::from_millis(200));
+        let later: Vec<Duration> = (0..20).map(|_| next()).skip(10).collect();
+        let bounds = LAST_DELAY..=LAST_DELAY * 2;
+        assert!(later.iter().all(|delay| bounds.contains(delay)), "{later:?}");
+    }
+
+    #[test]
+    fn a_group_that_nobody_serves_is_answered_without_a_reason() {
+        let answer = Status::failure("404 page not found", "Failed to parse error data");
+        assert!(is_unserved(&answer.with_code(404)));
+        assert!(!is_unserved(&Status::failure("no rights", "Forbidden").with_code(403)));
+    }
 }

@@ -2,6 +2,7 @@
 // Counters are whole numbers, and what was measured is worth a line.
 #![allow(clippy::float_cmp, clippy::print_stdout)]
 
+mod absent;
 mod admission;
 mod allocation;
 mod architecture;

@@ -84,7 +84,7 @@ pub(super) async fn watch(at: Informer) {
     };
     // Without KubeVirt there are no guest clusters.
     let kind = "VirtualMachine";
-    informer::run_if_served(api, config, kind, &at.metrics, on_event, || ()).await;
+    informer::run(api, config, kind, &at.metrics, on_event).await;
 }
 
 impl Views {

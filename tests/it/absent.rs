@@ -1,0 +1,63 @@
+//! Kinds that a cluster does not have, and kinds that come later.
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+use testbed::eventually;
+use testbed::kubevirt::install_kubevirt;
+
+use crate::support::{Cluster, LATER, SOON};
+
+const VMIS: (&str, &str) = ("virtualmachineinstances", "kubevirt.io");
+const VMS: (&str, &str) = ("virtualmachines", "kubevirt.io");
+const NETWORKS: (&str, &str) = ("network-attachment-definitions", "k8s.cni.cncf.io");
+
+async fn without(kinds: &[(&str, &str)]) -> Result<Cluster> {
+    let cluster = Cluster::start().await?;
+    for (plural, group) in kinds {
+        cluster.bed.kubectl(&["delete", "crd", &format!("{plural}.{group}")]).await?;
+        let path = format!("/apis/{group}/v1/{plural}");
+        eventually(SOON, &format!("end of {plural}"), async || {
+            Ok::<_, anyhow::Error>(cluster.bed.kubectl(&["get", "--raw", &path]).await.is_err())
+        })
+        .await?;
+    }
+    Ok(cluster)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kind_that_is_not_there_is_told_of_once_and_found_when_it_comes() -> Result<()> {
+    let cluster = without(&[VMIS, VMS, NETWORKS]).await?;
+    let operator = cluster.operator().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    cluster.lb("lb").await?;
+    cluster.address("lb").await?;
+    let missing = ["VirtualMachineInstance", "VirtualMachine", "NetworkAttachmentDefinition"];
+    // Each is asked for again and again.
+    eventually(LATER, "more questions", async || {
+        let asked = operator.metric("hgo_api_requests_total", &["\"404\""]).await?;
+        anyhow::Ok(asked >= 5.0 * missing.len() as f64)
+    })
+    .await?;
+    let log = operator.process.log();
+    for kind in missing {
+        let told = log.lines().filter(|line| line.contains(&format!("kind=\"{kind}\"")));
+        let told: Vec<&str> = told.collect();
+        ensure!(told.len() == 1 && told[0].contains("not served"), "{kind}: {told:#?}");
+    }
+    install_kubevirt(&cluster.bed).await?;
+    eventually(LATER, "list of VMs", async || {
+        Ok::<_, anyhow::Error>(operator.process.log().contains("virtual machines listed"))
+    })
+    .await
+}
+
+/// A vm load balancer that names no network needs none.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_there_is_no_multus_vms_are_served_all_the_same() -> Result<()> {
+    let cluster = without(&[NETWORKS]).await?;
+    let operator = cluster.operator().await?;
+    eventually(LATER, "list of VMs", async || {
+        Ok::<_, anyhow::Error>(operator.process.log().contains("virtual machines listed"))
+    })
+    .await
+}
