@@ -4,10 +4,10 @@
 //! writes it once, and writes the pool once for every 500. What is quoted is the ratio.
 //!
 //! `cargo bench --bench bench -- PART...` measures only the parts named: probes, allocator,
-//! addresses, endpoints.
-//! `cargo bench --bench bench -- probes` measures the probes alone.
+//! addresses, endpoints, admission.
 #![allow(clippy::print_stdout, clippy::cast_precision_loss)] // A report is printed, and rounded.
 
+mod admission;
 mod allocator;
 mod endpoints;
 mod floor;
@@ -16,6 +16,8 @@ mod guests;
 mod namespace;
 mod probes;
 mod table;
+#[path = "../it/admission/wire.rs"]
+mod wire;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -63,7 +65,7 @@ fn main() -> Result<()> {
 }
 
 /// What needs a control plane.
-const PARTS: [&str; 2] = ["addresses", "endpoints"];
+const PARTS: [&str; 3] = ["addresses", "endpoints", "admission"];
 
 async fn on_a_bed(parts: &[&str]) -> Result<serde_json::Map<String, Value>> {
     println!("starting a control plane (built first if it is not cached: about 5 minutes)");
@@ -74,7 +76,8 @@ async fn on_a_bed(parts: &[&str]) -> Result<serde_json::Map<String, Value>> {
     for part in parts {
         let value = match *part {
             "addresses" => addresses(&bed, binary).await?,
-            _ => table::endpoints(&endpoints::measure(&bed, binary).await?),
+            "endpoints" => table::endpoints(&endpoints::measure(&bed, binary).await?),
+            _ => table::admission(&admission::measure(&bed, binary).await?),
         };
         report.insert((*part).to_owned(), value);
     }

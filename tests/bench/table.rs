@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::admission::Calls;
 use crate::allocator::Row;
 use crate::endpoints::Endpoints;
 use crate::floor::Floor;
@@ -82,6 +83,30 @@ pub(crate) fn endpoints(vms: &Endpoints) -> Value {
         "slice_writes": vms.slice_writes,
         "change": {"floor": floor, "ours": ours},
     })
+}
+
+/// Prints what admission takes, and returns it.
+pub(crate) fn admission(measured: &Calls) -> Value {
+    println!("\nadmission, 10,000 load balancers, 100 pools");
+    let mut report = serde_json::Map::new();
+    for (what, times) in &measured.by_question {
+        let times = quantiles(times);
+        println!("{what:<40} {times}");
+        report.insert((*what).to_owned(), times);
+    }
+    let (without, with) = (quantiles(&measured.without), quantiles(&measured.with));
+    println!("a dry-run creation, without admission    {without}");
+    println!("a dry-run creation, with admission       {with}");
+    for (count, time) in &measured.lists {
+        let millis = time.as_secs_f64() * 1e3;
+        println!("conversion of a list of {count:<6}           {millis:>8.2} ms");
+        report.insert(format!("conversion_{count}_ms"), json!(millis));
+    }
+    println!("peak RSS                              {:>8.1} MiB", measured.peak_rss_mib);
+    report.insert("creation_without".to_owned(), without);
+    report.insert("creation_with".to_owned(), with);
+    report.insert("peak_rss_mib".to_owned(), json!(measured.peak_rss_mib));
+    Value::Object(report)
 }
 
 fn at_once(row: &AtOnce) -> Value {

@@ -96,10 +96,16 @@ async fn named(at: &Admission, name: &str) -> Result<Named, CallError> {
 }
 
 fn pool_seen(at: &Admission, pool: &PoolFacts) -> PoolSeen {
+    let store = &at.views.load_balancers;
     let taken = || {
-        let here =
-            |lb: &LoadBalancer| facts::published(lb).is_some_and(|claim| claim.pool == pool.name);
-        at.views.load_balancers.state_filter(here).len()
+        // By its name first: an address is dear to read, ten thousand times.
+        let here = |lb: &LoadBalancer| {
+            let status = lb.status.as_ref();
+            let claim = status.and_then(|status| status.allocated_address.as_ref());
+            claim.is_some_and(|claim| claim.ip_pool.as_ref() == Some(&pool.name))
+                && facts::published(lb).is_some()
+        };
+        i64::try_from(store.state_filter(here).len()).unwrap_or(i64::MAX)
     };
     let idle = match &pool.ranges {
         _ if pool.deleting => Some("it is being deleted"),
@@ -110,6 +116,7 @@ fn pool_seen(at: &Admission, pool: &PoolFacts) -> PoolSeen {
     PoolSeen {
         selector: pool.selector.clone(),
         idle: idle.map(str::to_owned),
-        full: i64::try_from(taken()).is_ok_and(|taken| taken >= total),
+        // Fewer than it has addresses cannot fill it.
+        full: i64::try_from(store.len()).is_ok_and(|all| all >= total) && taken() >= total,
     }
 }
