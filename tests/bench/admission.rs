@@ -77,7 +77,7 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path) -> Result<Calls> {
         let asked = async || operator.metric("hgo_admission_requests_total", &["conversion"]).await;
         let before = asked().await?;
         tokio::time::sleep(QUIET).await;
-        asked().await.map(|after| after == before)
+        asked().await.map(|after| after <= before)
     })
     .await?;
 
