@@ -111,6 +111,7 @@ pub async fn run(ctx: Arc<Context>, woken: mpsc::UnboundedReceiver<ObjectRef<Loa
 /// Thousands of these wait for the ledger at the same time, so what comes after is boxed.
 async fn reconcile(lb: Arc<LoadBalancer>, ctx: Arc<Context>) -> Result<Action, Error> {
     let _turn = ctx.shared.metrics.reconciling();
+    ctx.shared.views.look(&lb);
     let mut action = Action::await_change();
     if facts::is_leaving(&lb) {
         ctx.counts.settle(&lb);

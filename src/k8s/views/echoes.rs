@@ -1,22 +1,28 @@
 //! What is heard of an object that this process writes itself.
 //!
-//! Owns which versions wake nobody. Invariant: a version that somebody else wrote wakes somebody,
-//! at the latest when the write under way is over.
+//! Owns which versions wake nobody. Invariants: a version that somebody else wrote wakes somebody,
+//! at the latest when the write under way is over. A version that this process wrote wakes somebody
+//! if, since it was written, a decision began from an older one: nobody decides from an old version
+//! last.
 
 use std::collections::HashMap;
 
 use super::{Views, lock};
+use crate::api::LoadBalancer;
+use crate::domain::facts;
 
 /// By `namespace/name`.
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Echoes(HashMap<String, Echo>);
 
+#[cfg_attr(test, derive(Clone))]
 enum Echo {
     /// A write is under way; meanwhile this version was heard of. An echo may come before the
     /// answer.
     Writing(Option<String>),
     /// It was written in this version, and there is nothing more to do about that.
-    Wrote(String),
+    Wrote { version: String, heard: bool },
 }
 
 impl Echoes {
@@ -32,20 +38,37 @@ impl Echoes {
                 *heard = Some(version.to_owned());
                 false
             }
-            Some(Echo::Wrote(wrote)) => wrote != version,
+            Some(Echo::Wrote { version: wrote, heard }) => {
+                *heard |= wrote == version;
+                wrote != version
+            }
             None => true,
         }
+    }
+
+    /// A decision begins, from this version. If that is not what was written, hearing of the
+    /// latter must wake somebody: what is decided now knows nothing of it. Returns whether it was
+    /// heard of already, so that somebody must look again.
+    fn look(&mut self, name: &str, version: &str) -> bool {
+        let heard = match self.0.get(name) {
+            None => return false,
+            Some(Echo::Wrote { version: wrote, .. }) if wrote == version => return false,
+            Some(Echo::Wrote { heard, .. }) => *heard,
+            Some(Echo::Writing(heard)) => heard.as_ref().is_some_and(|heard| heard != version),
+        };
+        self.0.remove(name);
+        heard
     }
 
     /// The write is over; `wrote` is its version, if that leaves nothing to do. Returns whether
     /// somebody must look at what was heard meanwhile.
     fn end(&mut self, name: &str, wrote: Option<String>) -> bool {
         let Some(Echo::Writing(heard)) = self.0.remove(name) else { return false };
-        let is_news = heard.is_some() && heard != wrote;
-        if let Some(wrote) = wrote {
-            self.0.insert(name.to_owned(), Echo::Wrote(wrote));
+        let is_echo = heard == wrote;
+        if let Some(version) = wrote {
+            self.0.insert(name.to_owned(), Echo::Wrote { version, heard: is_echo });
         }
-        is_news
+        heard.is_some() && !is_echo
     }
 
     /// It is gone.
@@ -87,10 +110,22 @@ impl Views {
         lock(&self.echoes).begin(&lb);
         Writing { views: self, lb, wrote: None }
     }
+
+    /// A decision about the LoadBalancer begins, from this object, which may be older than what
+    /// this process has written.
+    pub fn look(&self, lb: &LoadBalancer) {
+        let name = facts::name(lb);
+        let version = lb.metadata.resource_version.as_deref().unwrap_or_default();
+        if lock(&self.echoes).look(&name, version) {
+            self.tell_lbs([name]);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const LB: &str = "default/web";
@@ -134,6 +169,27 @@ mod tests {
         assert!(echoes.hear(LB, "8"), "it is not expected");
     }
 
+    /// Between a write and the word of it, a decision from what was there before.
+    #[test]
+    fn an_echo_wakes_somebody_if_an_older_version_was_looked_at() {
+        let mut echoes = Echoes::default();
+        let write = |echoes: &mut Echoes| {
+            echoes.begin(LB);
+            assert!(!echoes.end(LB, Some(wrote("7"))));
+        };
+        write(&mut echoes);
+        assert!(!echoes.look(LB, "6"), "the word of it is to come");
+        assert!(echoes.hear(LB, "7"));
+
+        write(&mut echoes);
+        assert!(!echoes.hear(LB, "7"));
+        assert!(echoes.look(LB, "6"), "taken before the word came, and looked at after it");
+        assert!(!echoes.look(LB, "7"), "once is enough");
+
+        write(&mut echoes);
+        assert!(!echoes.look(LB, "7") && !echoes.hear(LB, "7"), "it was known");
+    }
+
     #[test]
     fn of_one_that_is_gone_nothing_is_left() {
         let mut echoes = Echoes::default();
@@ -142,5 +198,140 @@ mod tests {
         echoes.forget(LB);
         assert!(!echoes.end(LB, Some(wrote("7"))));
         assert!(echoes.hear(LB, "7"), "one made again under the name");
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        /// Somebody else writes.
+        Foreign,
+        /// Something else that a decision rests on has changed.
+        Nudge,
+        /// The watch tells of the next version.
+        Hear,
+        /// The queue takes the object from the view for whoever is woken.
+        Take,
+        /// The decision begins.
+        Look,
+        /// There is nothing to write.
+        Leave,
+        /// There is.
+        Send,
+        /// The server decides on what was sent.
+        Arrive,
+        /// Its answer; whether that leaves nothing to do; or it is lost.
+        Answer(bool),
+        Lose,
+    }
+
+    /// What one reconcile at a time is at.
+    #[derive(Clone, Copy, Debug)]
+    enum At {
+        Idle,
+        Took(u32),
+        Looked(u32),
+        /// From a version, and what became of it.
+        Sent(u32),
+        Done(u32, Option<u32>),
+    }
+
+    #[derive(Clone)]
+    struct World {
+        echoes: Echoes,
+        stored: u32,
+        heard: u32,
+        woken: bool,
+        at: At,
+        /// The version that was decided from last, or written knowing all of it.
+        settled: u32,
+    }
+
+    impl World {
+        /// Steps that cannot be made now are skipped.
+        fn step(&mut self, step: Step) {
+            match (step, self.at) {
+                (Step::Foreign, _) => self.stored += 1,
+                (Step::Nudge, _) => self.woken = true,
+                (Step::Hear, _) if self.heard < self.stored => {
+                    self.heard += 1;
+                    self.woken |= self.echoes.hear(LB, &self.heard.to_string());
+                }
+                (Step::Take, At::Idle) if self.woken => {
+                    self.woken = false;
+                    self.at = At::Took(self.heard);
+                }
+                (Step::Look, At::Took(base)) => {
+                    self.woken |= self.echoes.look(LB, &base.to_string());
+                    self.at = At::Looked(base);
+                }
+                (Step::Leave, At::Looked(base)) => self.settle(base),
+                (Step::Send, At::Looked(base)) => {
+                    self.echoes.begin(LB);
+                    self.at = At::Sent(base);
+                }
+                (Step::Arrive, At::Sent(base)) => {
+                    let is_taken = base == self.stored;
+                    self.stored += u32::from(is_taken);
+                    self.at = At::Done(base, is_taken.then_some(self.stored));
+                }
+                (Step::Answer(is_all), At::Done(base, wrote)) => {
+                    let all = wrote.filter(|_| is_all);
+                    self.woken |= self.echoes.end(LB, all.map(|version| version.to_string()));
+                    // A refused write is repeated.
+                    self.woken |= wrote.is_none();
+                    self.settle(all.unwrap_or(base));
+                }
+                (Step::Lose, At::Done(base, _)) => {
+                    self.echoes.end(LB, None);
+                    self.woken = true;
+                    self.settle(base);
+                }
+                _ => {}
+            }
+        }
+
+        fn settle(&mut self, version: u32) {
+            self.settled = version;
+            self.at = At::Idle;
+        }
+    }
+
+    /// What brings everything to its end, however far it has come.
+    const ENDING: [Step; 6] =
+        [Step::Hear, Step::Take, Step::Look, Step::Leave, Step::Arrive, Step::Answer(true)];
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(512))]
+
+        #[test]
+        fn whatever_the_order_the_newest_version_is_decided_from_last(
+            steps in prop::collection::vec(
+                prop_oneof![
+                    1 => Just(Step::Foreign),
+                    2 => Just(Step::Nudge),
+                    3 => Just(Step::Hear),
+                    3 => Just(Step::Take),
+                    3 => Just(Step::Look),
+                    1 => Just(Step::Leave),
+                    2 => Just(Step::Send),
+                    2 => Just(Step::Arrive),
+                    2 => any::<bool>().prop_map(Step::Answer),
+                    1 => Just(Step::Lose),
+                ],
+                0..40,
+            ),
+        ) {
+            let (echoes, at) = (Echoes::default(), At::Idle);
+            let mut world = World { echoes, stored: 1, heard: 0, woken: false, at, settled: 0 };
+            for step in steps {
+                world.step(step);
+                // From here on nothing new happens.
+                let mut end = world.clone();
+                for step in ENDING.into_iter().cycle().take(40 * ENDING.len()) {
+                    end.step(step);
+                }
+                prop_assert_eq!(end.settled, end.stored);
+                prop_assert!(!end.woken, "somebody is woken for ever");
+            }
+        }
     }
 }
