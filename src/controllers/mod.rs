@@ -59,7 +59,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let views = ctx.views.clone();
     let late = ctx.views.clone();
     let told = topology::run(ctx.clone(), moved);
-    let context = Arc::new(load_balancer::Context::new(ctx, handle.clone(), prober.clone()));
+    let (context, due) = load_balancer::Context::new(ctx, handle.clone(), prober.clone());
     let route = async {
         while let Some(signal) = signals.recv().await {
             match signal {
@@ -101,7 +101,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         () = told => anyhow::bail!("nobody tells VMs where they are any more"),
         () = catch_up => anyhow::bail!("endpoints are not watched any more"),
         () = verdicts => anyhow::bail!("nobody reports verdicts any more"),
-        () = load_balancer::run(context, woken) => anyhow::bail!("the LoadBalancer controller ended"),
+        () = load_balancer::run(Arc::new(context), woken, due) => anyhow::bail!("the LoadBalancer controller ended"),
         () = route => anyhow::bail!("another term began"),
     }
 }

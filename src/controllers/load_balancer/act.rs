@@ -2,7 +2,6 @@
 //! has moved on, the decision is made again from the current one.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use chrono::{SecondsFormat, Utc};
 use kube::ResourceExt;
@@ -19,36 +18,35 @@ use crate::k8s::CallError;
 /// How often a decision is repeated for an object that keeps changing under it.
 const REPETITIONS: usize = 5;
 
-/// Publishes what was found, and what became of the Service of a vm load balancer. Returns for how
-/// long that waits, if there is nothing but counts to publish.
+/// Publishes what was found, and what became of the Service of a vm load balancer. Counts of VMs
+/// alone may follow later.
 pub(super) async fn publish(
     mut lb: Arc<LoadBalancer>,
     mut finding: Finding,
     report: Option<&Report>,
     ctx: &Context,
-) -> Result<Option<Duration>, Error> {
+) -> Result<(), Error> {
     for _ in 0..REPETITIONS {
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
         let Some(patch) = plan::patch(&lb, &finding, report, &now) else {
             ctx.counts.settle(&lb);
-            return Ok(None);
+            return Ok(());
         };
-        if !plan::is_urgent(&lb, &patch)
-            && let Some(wait) = ctx.counts.wait(&lb)
-        {
-            return Ok(Some(wait));
+        // What was just decided on all that is known need not be decided again. Without a report,
+        // and when pools change, the next step waits for this one.
+        let is_all = report.is_some() && facts::published(&lb) == claim_of(&finding);
+        if !plan::is_urgent(&lb, &patch) && ctx.counts.defer(&lb, patch.clone(), is_all) {
+            return Ok(());
         }
         let writing = ctx.shared.views.writing(facts::name(&lb));
         match write(&lb, &patch, ctx).await {
             Ok(version) => {
                 ctx.counts.settle(&lb);
                 report::published(&lb, &finding, report, ctx);
-                // What was just decided on all that is known need not be decided again. Without
-                // a report, and when pools change, the next step waits for this one.
-                if report.is_some() && facts::published(&lb) == claim_of(&finding) {
+                if is_all {
                     writing.is_all(version);
                 }
-                return Ok(None);
+                return Ok(());
             }
             Err(CallError::Conflict | CallError::NotFound) => {}
             Err(error) => return Err(error.into()),
@@ -59,19 +57,19 @@ pub(super) async fn publish(
             let owner = facts::owner(&lb);
             if ctx.shared.views.is_served(&owner) {
                 // The end of its Service is an event, and gives it back.
-                return Ok(None);
+                return Ok(());
             }
             ctx.ledger.release(owner).await?;
-            return Ok(None);
+            return Ok(());
         };
         if facts::is_leaving(&current) {
             // Its deletion is the next event.
-            return Ok(None);
+            return Ok(());
         }
-        let Some(found) = gather::finding(current, true, ctx).await? else { return Ok(None) };
+        let Some(found) = gather::finding(current, true, ctx).await? else { return Ok(()) };
         if report.is_some() && found.1 != finding {
             // The Service rests on another address. The change that led here is an event.
-            return Ok(None);
+            return Ok(());
         }
         (lb, finding) = found;
     }
@@ -104,7 +102,11 @@ fn claim_of(finding: &Finding) -> Option<Claim> {
 }
 
 /// Returns the version written.
-async fn write(lb: &LoadBalancer, patch: &Value, ctx: &Context) -> Result<String, CallError> {
+pub(super) async fn write(
+    lb: &LoadBalancer,
+    patch: &Value,
+    ctx: &Context,
+) -> Result<String, CallError> {
     // The semaphore is never closed; a closed one would not be a reason to skip the write.
     let _permit = ctx.writes.acquire().await;
     // Boxed, so that those that wait for a permit are small.

@@ -6,6 +6,7 @@
 //! after the ledger has let go.
 
 mod act;
+mod counts;
 mod gather;
 mod report;
 mod serve;
@@ -48,21 +49,23 @@ pub struct Context {
     writes: Semaphore,
     began: Instant,
     failures: report::Failures,
-    counts: report::Counts,
+    counts: counts::Counts,
 }
 
 impl Context {
-    /// For one term of leadership.
-    pub fn new(shared: super::Context, ledger: Handle, prober: Prober) -> Self {
-        Self {
+    /// For one term of leadership, and what [`run`] takes beside it.
+    pub fn new(shared: super::Context, ledger: Handle, prober: Prober) -> (Self, Due) {
+        let (counts, due) = counts::Counts::new();
+        let context = Self {
             shared,
             ledger,
             prober,
             began: Instant::now(),
             writes: Semaphore::new(WRITES_AT_ONCE),
             failures: report::Failures::default(),
-            counts: report::Counts::default(),
-        }
+            counts,
+        };
+        (context, Due(due))
     }
 
     /// Whether VMs should have been listed by now.
@@ -70,6 +73,9 @@ impl Context {
         self.began.elapsed() >= VMS_WITHIN
     }
 }
+
+/// When counts of VMs are to be written.
+pub struct Due(counts::Due);
 
 /// Why a reconcile must be repeated.
 #[derive(Debug, thiserror::Error)]
@@ -86,14 +92,18 @@ pub enum Error {
 }
 
 /// Reconciles what it is told of until dropped.
-pub async fn run(ctx: Arc<Context>, woken: mpsc::UnboundedReceiver<ObjectRef<LoadBalancer>>) {
+pub async fn run(
+    ctx: Arc<Context>,
+    woken: mpsc::UnboundedReceiver<ObjectRef<LoadBalancer>>,
+    Due(due): Due,
+) {
     let store = ctx.shared.views.load_balancers.clone();
     let woken = futures::stream::unfold(woken, |mut woken| async move {
         woken.recv().await.map(|lb| (lb, woken))
     });
     // All triggers come through one stream that cannot fail: no failing watch slows them.
     // Concurrency is bounded where it costs something, at the writes.
-    Controller::for_stream(futures::stream::pending(), store)
+    let reconciles = Controller::for_stream(futures::stream::pending(), store)
         .reconcile_on(woken)
         .run(reconcile, retry, ctx.clone())
         .for_each(|result| async {
@@ -104,8 +114,11 @@ pub async fn run(ctx: Arc<Context>, woken: mpsc::UnboundedReceiver<ObjectRef<Loa
                     {}
                 Err(error) => tracing::warn!(%error, "reconcile not run"),
             }
-        })
-        .await;
+        });
+    tokio::select! {
+        () = reconciles => {}
+        () = counts::run(due, &ctx) => {}
+    }
 }
 
 /// Thousands of these wait for the ledger at the same time, so what comes after is boxed.
@@ -155,9 +168,8 @@ async fn serve_and_publish(
         Some(old) if serve::asks_for(&lb, old.ip, ctx) => plan::staying_at(finding, old),
         _ => finding,
     };
-    let later = act::publish(lb, finding, Some(&report), ctx).await?;
-    let again = later.or(unseen.then_some(LAST_RETRY));
-    Ok(again.map_or_else(Action::await_change, Action::requeue))
+    act::publish(lb, finding, Some(&report), ctx).await?;
+    Ok(if unseen { Action::requeue(LAST_RETRY) } else { Action::await_change() })
 }
 
 #[allow(clippy::needless_pass_by_value)] // The signature is the library's.

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use kube::{Resource, ResourceExt};
 
@@ -81,29 +80,6 @@ impl Failures {
 
     pub(super) fn clear(&self, uid: Option<&str>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(uid.unwrap_or_default());
-    }
-}
-
-/// How long counts of VMs may be behind. A node that goes down takes many VMs of one LoadBalancer,
-/// and each would be a write; a VM that is back by then is none.
-const COUNTS_WITHIN: Duration = Duration::from_secs(1);
-
-/// Since when a LoadBalancer's counts are behind, by UID.
-#[derive(Default)]
-pub(super) struct Counts(Mutex<HashMap<String, Instant>>);
-
-impl Counts {
-    /// They are behind. Returns for how long they still may be.
-    pub(super) fn wait(&self, lb: &LoadBalancer) -> Option<Duration> {
-        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let since = since.entry(lb.uid().unwrap_or_default()).or_insert_with(Instant::now);
-        COUNTS_WITHIN.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
-    }
-
-    /// They are not behind any more.
-    pub(super) fn settle(&self, lb: &LoadBalancer) {
-        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        since.remove(lb.metadata.uid.as_deref().unwrap_or_default());
     }
 }
 

@@ -26,9 +26,12 @@ enum Echo {
 }
 
 impl Echoes {
-    /// It is about to be written.
+    /// It is about to be written. If somebody writes it already, what was heard meanwhile is not
+    /// forgotten.
     fn begin(&mut self, name: &str) {
-        self.0.insert(name.to_owned(), Echo::Writing(None));
+        if !matches!(self.0.get(name), Some(Echo::Writing(_))) {
+            self.0.insert(name.to_owned(), Echo::Writing(None));
+        }
     }
 
     /// A version was heard of. Returns whether somebody must look at it now.
@@ -63,7 +66,9 @@ impl Echoes {
     /// The write is over; `wrote` is its version, if that leaves nothing to do. Returns whether
     /// somebody must look at what was heard meanwhile.
     fn end(&mut self, name: &str, wrote: Option<String>) -> bool {
-        let Some(Echo::Writing(heard)) = self.0.remove(name) else { return false };
+        let Some(Echo::Writing(heard)) = self.0.get_mut(name) else { return false };
+        let heard = heard.take();
+        self.0.remove(name);
         let is_echo = heard == wrote;
         if let Some(version) = wrote {
             self.0.insert(name.to_owned(), Echo::Wrote { version, heard: is_echo });
@@ -167,6 +172,23 @@ mod tests {
         assert!(!echoes.hear(LB, "8"));
         assert!(echoes.end(LB, None));
         assert!(echoes.hear(LB, "8"), "it is not expected");
+    }
+
+    /// Counts are written beside a decision. One of the two is refused, and whoever ends last is
+    /// not waited for.
+    #[test]
+    fn of_two_writes_at_once_nothing_heard_is_lost() {
+        let mut echoes = Echoes::default();
+        echoes.begin(LB);
+        assert!(!echoes.hear(LB, "7"), "somebody else's");
+        echoes.begin(LB);
+        assert!(echoes.end(LB, None));
+        assert!(!echoes.end(LB, None) && echoes.hear(LB, "8"));
+        echoes.begin(LB);
+        echoes.begin(LB);
+        assert!(!echoes.end(LB, Some(wrote("9"))));
+        assert!(!echoes.end(LB, None), "refused");
+        assert!(!echoes.hear(LB, "9"));
     }
 
     /// Between a write and the word of it, a decision from what was there before.

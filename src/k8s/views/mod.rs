@@ -325,7 +325,7 @@ impl Views {
     }
 
     /// LoadBalancers by `namespace/name` must be looked at.
-    fn tell_lbs(&self, lbs: impl IntoIterator<Item = impl AsRef<str>>) {
+    pub fn tell_lbs(&self, lbs: impl IntoIterator<Item = impl AsRef<str>>) {
         for lb in lbs {
             if let Some((namespace, name)) = lb.as_ref().split_once('/') {
                 self.tell(Signal::LoadBalancer(ObjectRef::new(name).within(namespace)));
