@@ -6,6 +6,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{ControllerArgs, admission};
 use crate::controllers::{self, Context};
+use crate::domain::leadership::Pace;
 use crate::http::probes::{self, Probes};
 use crate::k8s::client;
 use crate::k8s::events::Events;
@@ -16,7 +17,8 @@ use crate::metrics::Metrics;
 
 /// Runs until SIGTERM or SIGINT, or until something that must not end ends.
 pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
-    let (namespace, lease) = args.reach.lease()?;
+    let lease = args.reach.lease()?;
+    let pace = Pace::new(args.lease_duration);
     let me = args.identity.clone().unwrap_or_else(identity);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -45,7 +47,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         views,
         metrics,
     };
-    let keeper = Keeper::new(client, namespace, lease, me);
+    let keeper = Keeper::new(client, lease, me, pace);
     let result = tokio::select! {
         () = keeper.run(&leadership) => Err(anyhow::anyhow!("nobody keeps the lease any more")),
         result = terms(&ctx, &leadership) => result,

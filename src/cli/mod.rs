@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::domain::leadership::{DEFAULT_LEASE_SECONDS, LEASE_SECONDS};
+
 /// Load-balancer addresses for guests of Harvester.
 #[derive(Debug, Parser)]
 #[command(version)]
@@ -79,6 +81,15 @@ struct ControllerArgs {
     /// This replica's name in the Lease and in Events. Default: host name and process id.
     #[arg(long, env = "HGO_IDENTITY")]
     identity: Option<String>,
+    /// Seconds, 3 to 60, after which the Lease of a leader that no longer renews it is taken. More
+    /// where the API server is slow or machines stand still; a dead leader is missed for longer.
+    #[arg(
+        long,
+        env = "HGO_LEASE_DURATION",
+        default_value_t = DEFAULT_LEASE_SECONDS,
+        value_parser = clap::value_parser!(u8).range(LEASE_SECONDS)
+    )]
+    lease_duration: u8,
     #[command(flatten)]
     admission: admission::AdmissionArgs,
 }

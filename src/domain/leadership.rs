@@ -6,16 +6,55 @@
 //!
 //! Times are offsets on one process's monotonic clock.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// How long a claim lasts without renewal. A leader's death costs this plus one [`RETRY`].
-pub const LEASE_DURATION: Duration = Duration::from_secs(3);
-/// How often the holder renews.
-pub const RENEW_EVERY: Duration = Duration::from_millis(800);
+/// Of how many seconds a claim may be, and of how many it is if nothing else is said. A leader's
+/// death costs this plus one [`RETRY`].
+pub const LEASE_SECONDS: RangeInclusive<i64> = 3..=60;
+/// The shortest: a slow API server, or a machine that stands still, needs more.
+pub const DEFAULT_LEASE_SECONDS: u8 = 3;
 /// How often the others look.
 pub const RETRY: Duration = Duration::from_millis(400);
 /// The holder stops trusting its claim this much before others may take it.
 pub const SAFETY_MARGIN: Duration = Duration::from_millis(500);
+
+/// The pace of a claim that lasts so many seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    seconds: u8,
+}
+
+impl Pace {
+    /// The seconds are of [`LEASE_SECONDS`].
+    pub const fn new(seconds: u8) -> Self {
+        Self { seconds }
+    }
+
+    /// How long a claim lasts without renewal, in whole seconds, as a Lease says it.
+    pub const fn seconds(self) -> u8 {
+        self.seconds
+    }
+
+    /// How often the holder renews: 0.8 s of 3 s.
+    pub fn renew_every(self) -> Duration {
+        self.duration() * 4 / 15
+    }
+
+    /// A call about the Lease that takes longer than this is tried again: 1.2 s of 3 s.
+    pub fn deadline(self) -> Duration {
+        self.duration() * 2 / 5
+    }
+
+    /// Until when a renewal that was sent at `sent` and accepted may be trusted.
+    pub fn trusted_until(self, sent: Duration) -> Duration {
+        sent + self.duration().saturating_sub(SAFETY_MARGIN)
+    }
+
+    fn duration(self) -> Duration {
+        Duration::from_secs(self.seconds.into())
+    }
+}
 
 /// The Lease as last read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,11 +109,6 @@ impl Observer {
     }
 }
 
-/// Until when a renewal that was sent at `sent` and accepted may be trusted.
-pub fn trusted_until(sent: Duration) -> Duration {
-    sent + LEASE_DURATION.saturating_sub(SAFETY_MARGIN)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,7 +149,15 @@ mod tests {
 
     #[test]
     fn a_claim_ends_for_its_holder_before_it_ends_for_others() {
-        assert!(trusted_until(at(10)) < at(10) + LEASE_DURATION);
-        assert!(RENEW_EVERY * 2 < trusted_until(Duration::ZERO));
+        for seconds in LEASE_SECONDS {
+            let pace = Pace::new(u8::try_from(seconds).unwrap());
+            let lasts = Duration::from_secs(pace.seconds().into());
+            let trusted = pace.trusted_until(at(10));
+            assert!(trusted < at(10) + lasts, "{seconds}");
+            // A renewal that hangs leaves time for another.
+            assert!(at(10) + pace.renew_every() + pace.deadline() < trusted, "{seconds}");
+        }
+        let pace = Pace::new(DEFAULT_LEASE_SECONDS);
+        assert_eq!([pace.renew_every(), pace.deadline()].map(|d| d.as_millis()), [800, 1_200]);
     }
 }

@@ -15,12 +15,7 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 
 use super::CallError;
-use crate::domain::leadership::{
-    Action, LEASE_DURATION, LeaseSeen, Observer, RENEW_EVERY, RETRY, trusted_until,
-};
-
-/// A call about the Lease that takes longer than this is tried again.
-const LEASE_DEADLINE: Duration = Duration::from_millis(1_200);
+use crate::domain::leadership::{Action, LeaseSeen, Observer, Pace, RETRY};
 
 /// This process's claim to lead.
 #[derive(Debug)]
@@ -82,33 +77,33 @@ pub struct Keeper {
     api: Api<Lease>,
     name: String,
     me: String,
+    pace: Pace,
 }
 
 impl Keeper {
     /// `me` must be unique to this process.
-    pub fn new(client: Client, namespace: &str, name: &str, me: String) -> Self {
-        Self { api: Api::namespaced(client, namespace), name: name.to_owned(), me }
+    pub fn new(client: Client, (namespace, name): (&str, &str), me: String, pace: Pace) -> Self {
+        Self { api: Api::namespaced(client, namespace), name: name.to_owned(), me, pace }
     }
 
     /// Competes until dropped.
     pub async fn run(&self, leadership: &Leadership) {
         let mut observer = Observer::default();
+        let deadline = self.pace.deadline();
         loop {
-            let pause =
-                match tokio::time::timeout(LEASE_DEADLINE, self.round(leadership, &mut observer))
-                    .await
-                {
-                    Ok(Ok(pause)) => pause,
-                    Ok(Err(CallError::Conflict)) => Duration::ZERO,
-                    Ok(Err(error)) => {
-                        tracing::warn!(%error, lease = self.name, "cannot reach the lease");
-                        RETRY
-                    }
-                    Err(_) => {
-                        tracing::warn!(lease = self.name, "no answer about the lease");
-                        Duration::ZERO
-                    }
-                };
+            let round = self.round(leadership, &mut observer);
+            let pause = match tokio::time::timeout(deadline, round).await {
+                Ok(Ok(pause)) => pause,
+                Ok(Err(CallError::Conflict)) => Duration::ZERO,
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, lease = self.name, "cannot reach the lease");
+                    RETRY
+                }
+                Err(_) => {
+                    tracing::warn!(lease = self.name, "no answer about the lease");
+                    Duration::ZERO
+                }
+            };
             leadership.last_round.store(
                 u64::try_from(leadership.now().as_millis()).unwrap_or(u64::MAX),
                 Ordering::Relaxed,
@@ -169,11 +164,11 @@ impl Keeper {
             self.lapse(leadership);
             return Ok(Duration::ZERO);
         }
-        leadership.hold_until(trusted_until(sent));
+        leadership.hold_until(self.pace.trusted_until(sent));
         if action != Action::Renew {
             tracing::info!(lease = self.name, me = self.me, "leading");
         }
-        Ok(RENEW_EVERY)
+        Ok(self.pace.renew_every())
     }
 
     /// Gives the Lease back, so that the next leader need not wait for it to expire.
@@ -202,7 +197,7 @@ impl Keeper {
         let old = old.cloned().unwrap_or_default();
         LeaseSpec {
             holder_identity: Some(self.me.clone()),
-            lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
+            lease_duration_seconds: Some(self.pace.seconds().into()),
             acquire_time: if takes_over { Some(now.clone()) } else { old.acquire_time },
             renew_time: Some(now),
             lease_transitions: Some(old.lease_transitions.unwrap_or(0) + i32::from(takes_over)),
