@@ -13,12 +13,27 @@ use tokio::time::{sleep, timeout};
 
 /// Slower than kube-proxy is told of endpoints.
 const LOOK: Duration = Duration::from_millis(500);
+/// How long an answer is waited for, and how many must stay out until that means something: a
+/// kubelet takes no pod out for being slow once.
+const PATIENCE: Duration = Duration::from_secs(2);
+const SILENCES: u32 = 3;
 
 #[derive(Clone, Copy)]
 struct Backend {
     traffic: SocketAddr,
     probes: SocketAddr,
     ready: bool,
+    /// Answers that stayed out since the last one.
+    silences: u32,
+}
+
+impl Backend {
+    /// What was found: whether it says that it is ready, or nothing in time. Who says that it is
+    /// not, or does not listen, is out at once, as a pod that is being deleted.
+    fn found(&mut self, ready: Option<bool>) {
+        self.silences = if ready.is_some() { 0 } else { self.silences + 1 };
+        self.ready = ready.unwrap_or(self.ready && self.silences < SILENCES);
+    }
 }
 
 /// A balancer. Dropping it ends it; connections that it has made go on.
@@ -60,7 +75,7 @@ impl Balancer {
 
     /// Adds an operator by the addresses of its traffic and of its probes.
     pub fn add(&self, traffic: SocketAddr, probes: SocketAddr) {
-        lock(&self.backends).push(Backend { traffic, probes, ready: false });
+        lock(&self.backends).push(Backend { traffic, probes, ready: false, silences: 0 });
     }
 }
 
@@ -83,12 +98,9 @@ async fn look(backends: Arc<Mutex<Vec<Backend>>>) {
     loop {
         let all = lock(&backends).clone();
         for backend in all {
-            let ready = timeout(LOOK, is_ready(backend.probes)).await.unwrap_or(false);
+            let ready = timeout(PATIENCE, is_ready(backend.probes)).await.ok();
             let mut backends = lock(&backends);
-            backends
-                .iter_mut()
-                .filter(|b| b.probes == backend.probes)
-                .for_each(|b| b.ready = ready);
+            backends.iter_mut().filter(|b| b.probes == backend.probes).for_each(|b| b.found(ready));
         }
         sleep(LOOK).await;
     }
@@ -107,4 +119,24 @@ async fn is_ready(probes: SocketAddr) -> bool {
 
 fn lock(backends: &Mutex<Vec<Backend>>) -> std::sync::MutexGuard<'_, Vec<Backend>> {
     backends.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_slow_answer_takes_nobody_out() {
+        let at = SocketAddr::from(([127, 0, 0, 1], 1));
+        let mut backend = Backend { traffic: at, probes: at, ready: false, silences: 0 };
+        let mut after = |ready: Option<bool>| {
+            backend.found(ready);
+            backend.ready
+        };
+        assert!(!after(None), "it has never said so");
+        assert!(after(Some(true)));
+        assert!(after(None) && after(None), "slow");
+        assert!(after(Some(true)) && after(None) && after(None) && !after(None), "silent");
+        assert!(after(Some(true)) && !after(Some(false)), "it says so");
+    }
 }

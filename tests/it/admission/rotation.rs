@@ -12,7 +12,7 @@ use testbed::{Balancer, Operator, eventually};
 use tokio::time::sleep;
 
 use super::{Load, SECRET, answered, itself, names, now, through};
-use crate::support::{Cluster, SOON};
+use crate::support::{Cluster, LATER, SOON};
 
 const RATE: u32 = 200;
 
@@ -33,7 +33,7 @@ async fn replica(cluster: &Cluster, balancer: &Balancer) -> Result<Operator> {
 
 /// Waits until an operator serves a certificate that ends no sooner than that.
 async fn serves(operator: &Operator, end: Duration) -> Result<()> {
-    eventually(Duration::from_mins(1), "new certificate", async || {
+    eventually(LATER, "new certificate", async || {
         let name = "hgo_certificate_expiration_timestamp_seconds";
         let found = operator.metric(name, &["serving"]).await?;
         anyhow::Ok(found >= end.as_secs_f64())
@@ -90,7 +90,7 @@ async fn replicas_are_replaced_without_a_refused_call() -> Result<()> {
     let load = Load::start(&cluster.client, RATE)?;
     for operator in &mut operators {
         sleep(Duration::from_secs(1)).await;
-        let ended = operator.process.terminate(Duration::from_secs(20)).await?;
+        let ended = operator.process.terminate(SOON).await?;
         ensure!(ended.success(), "{ended}");
         *operator = replica(&cluster, &balancer).await?;
         // As kube-proxy: it takes a moment until the new one gets its share.
@@ -121,23 +121,25 @@ async fn a_secret_that_is_lost_or_spoiled_comes_back_without_a_refused_call() ->
         cluster.store(data).await?;
         back().await?;
     }
-    // One by a foreign authority: what is served stays trusted while replicas go over to it.
+    // One by a foreign authority: what is served stays trusted while replicas go over to it. Then an
+    // old state of things, as a backup puts it back.
     let foreign = Material::start(now(), &names(), "")?;
-    cluster.store(foreign.data()).await?;
-    for operator in &operators {
-        let wanted = "admission serves a new certificate";
-        eventually(SOON, "foreign certificate in use", async || {
-            operator.process.log().matches(wanted).count() >= 2
-        })
-        .await?;
+    for (what, data) in [("foreign", foreign.data()), ("old", before.clone())] {
+        let adopted = |operator: &Operator| {
+            operator.process.log().matches("admission serves a new certificate").count()
+        };
+        let so_far = [adopted(&operators[0]), adopted(&operators[1])];
+        cluster.store(data).await?;
+        for (operator, so_far) in operators.iter().zip(so_far) {
+            eventually(SOON, &format!("{what} certificate in use"), async || {
+                adopted(operator) > so_far
+            })
+            .await?;
+        }
+        cluster.registered().await?;
     }
-    cluster.registered().await?;
-    // An old state of things, as a backup puts it back.
-    cluster.store(before.clone()).await?;
-    sleep(Duration::from_secs(4)).await;
-    cluster.registered().await?;
     // And one replica that remembers nothing.
-    operators[0].process.terminate(Duration::from_secs(20)).await?;
+    operators[0].process.terminate(SOON).await?;
     operators[0] = replica(&cluster, &balancer).await?;
     let sent = load.end().await?;
     println!("Secret lost, spoiled, foreign and old: {sent}");
@@ -156,7 +158,7 @@ async fn a_clock_a_year_ahead_renews_everything() -> Result<()> {
     let mut operator = cluster.standby(itself()).await?;
     operator.ready().await?;
     cluster.registered().await?;
-    operator.process.terminate(Duration::from_secs(20)).await?;
+    operator.process.terminate(SOON).await?;
     let old = cluster.material().await?;
 
     let balancer = Balancer::start().await?;
