@@ -29,6 +29,7 @@ mod pki;
 mod proc_fs;
 mod process;
 mod proxy;
+mod stalls;
 mod tools;
 mod wait;
 
@@ -47,5 +48,6 @@ pub use operator::{Operator, Start, install, repository};
 pub use pki::{Authority, Issued};
 pub use process::Managed;
 pub use proxy::{Call, Proxy, Record, Verdict};
+pub use stalls::Stalls;
 pub use tools::Tools;
 pub use wait::{Probe, eventually};

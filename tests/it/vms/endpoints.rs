@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use testbed::kubevirt::{Guest, Nic, Outcome, Phase, Ready, Vm};
-use testbed::{Announcer, Announcing, Operator};
+use testbed::{Announcer, Announcing, Operator, Stalls, eventually};
 
 use super::vm;
 use super::watching::Versions;
-use crate::support::Cluster;
+use crate::support::{Cluster, SOON};
 
 const LATENCY: &str = "hgo_endpoint_latency_seconds";
 /// The most that may pass until a VM that stopped is out.
@@ -27,6 +27,7 @@ async fn a_stopped_vm_is_out_of_the_slice_within_two_seconds() -> Result<()> {
     versions.first("endpoint", |version| version.state("a") == "ready").await?;
     let before = latency(&operator).await?;
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    let stalls = Stalls::watch()?;
     for round in 0..30 {
         let uid = guest.uid().to_owned();
         versions
@@ -45,8 +46,10 @@ async fn a_stopped_vm_is_out_of_the_slice_within_two_seconds() -> Result<()> {
         }
         let over = |state: &str| if kind == 2 { state != "ready" } else { state.is_empty() };
         let seen = versions.first("end of the endpoint", |v| over(v.state("a"))).await?;
-        let took = seen.at.duration_since(began);
-        ensure!(took <= LIMIT, "stop {round} took {took:?}");
+        // What the machine stood still is not the operator's.
+        let still = stalls.between(began, seen.at);
+        let took = seen.at.duration_since(began).saturating_sub(still);
+        ensure!(took <= LIMIT, "stop {round} took {took:?}, and {still:?} more nothing moved");
         times[kind].push(took);
         for version in versions.all() {
             ensure!(version.state("steady") == "ready", "the other one: {version:?}");
@@ -140,9 +143,15 @@ async fn an_endpoint_says_what_its_vm_and_pod_say() -> Result<()> {
     let uid = cluster.endpoints("web").await?["a"].uid.clone();
     assert!(uid == guest.uid() && uid != before);
     guest.restart("node-1").await?;
-    cluster.endpoints_are("web", &[("a", "10.52.0.9", "ready"), steady]).await?;
+    // Else it may be the run before that is seen.
     let uid = guest.uid().to_owned();
-    assert_eq!(cluster.endpoints("web").await?["a"].uid, uid);
+    eventually(SOON, "endpoint of the new run", async || {
+        let found = cluster.endpoints("web").await.map_err(|e| format!("{e:#}"))?;
+        let is = found.get("a").map(|seen| seen.uid.clone());
+        if is.as_ref() == Some(&uid) { Ok(true) } else { Err(format!("{is:?}")) }
+    })
+    .await?;
+    cluster.endpoints_are("web", &[("a", "10.52.0.9", "ready"), steady]).await?;
 
     // It belongs to another now, and comes back.
     guest.change(|vm| drop(vm.labels.insert("app".to_owned(), "other".to_owned()))).await?;
