@@ -23,7 +23,7 @@ use crate::kubeconfig::{self, client_from};
 use crate::pki::Authority;
 
 const START_ATTEMPTS: u32 = 4;
-const DAEMON_DEADLINE: Duration = Duration::from_mins(1);
+const DAEMON_DEADLINE: Duration = Duration::from_mins(4);
 const POLL: Duration = Duration::from_millis(20);
 /// The namespace whose accounts are recorded.
 const OPERATORS: &str = "harvester-system";

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::{Bed, Tools};
 
-const DEADLINE: Duration = Duration::from_mins(2);
+const DEADLINE: Duration = Duration::from_mins(8);
 
 /// Which Helm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use crate::net::{Netns, program, search_path};
 use crate::{Bed, Managed, eventually};
 
 /// It looks for its node and builds its first rules.
-const START: Duration = Duration::from_mins(2);
+const START: Duration = Duration::from_mins(4);
 
 /// kube-proxy in nftables mode in a namespace made for it. Dropping it kills it; its rules stay
 /// until the namespace goes.

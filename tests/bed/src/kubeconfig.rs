@@ -26,14 +26,14 @@ pub(crate) fn render(url: &str, ca_pem: &str, token: &str) -> Result<String> {
 
 /// A client for a kubeconfig's text, set up so that a test that hangs fails soon and for what it
 /// did itself: a call is sent once (kube's own retry would repeat even a POST), and a silence of
-/// 30 s ends a call, an idle watch too.
+/// 60 s ends a call, an idle watch too.
 pub async fn client_from(kubeconfig: &str) -> Result<Client> {
     let parsed = Kubeconfig::from_yaml(kubeconfig)?;
     let mut config = Config::from_custom_kubeconfig(parsed, &KubeConfigOptions::default()).await?;
-    config.connect_timeout = Some(Duration::from_secs(5));
-    config.read_timeout = Some(Duration::from_secs(30));
+    config.connect_timeout = Some(Duration::from_secs(30));
+    config.read_timeout = Some(Duration::from_mins(1));
     config.reset_reader_on_write = true;
-    config.write_timeout = Some(Duration::from_secs(30));
+    config.write_timeout = Some(Duration::from_mins(1));
     config.default_retry = false;
     Client::try_from(config).context("make a client")
 }

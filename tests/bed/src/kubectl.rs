@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::bed::Bed;
 
-const DEADLINE: Duration = Duration::from_mins(1);
+const DEADLINE: Duration = Duration::from_mins(4);
 /// Applied by the server, so that no size limit of an annotation gets in the way of large kinds.
 const APPLY: [&str; 4] = ["apply", "--server-side", "--force-conflicts", "-f"];
 
@@ -44,7 +44,7 @@ impl Bed {
 
     /// Waits until the API server serves every custom resource definition it knows.
     pub async fn crds_established(&self) -> Result<()> {
-        self.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=20s"])
+        self.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=120s"])
             .await?;
         Ok(())
     }

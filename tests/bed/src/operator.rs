@@ -12,8 +12,8 @@ use tokio::time::timeout;
 
 use crate::{Bed, Managed, eventually};
 
-const START: Duration = Duration::from_secs(30);
-const HTTP: Duration = Duration::from_secs(5);
+const START: Duration = Duration::from_mins(2);
+const HTTP: Duration = Duration::from_mins(1);
 /// Namespace and name of the operator's account.
 const ACCOUNT: (&str, &str) = ("harvester-system", "harvester-guest-operator");
 

@@ -147,7 +147,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let script = "trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 0.01; done";
         let mut managed = shell(script, &dir);
-        let deadline = Duration::from_secs(5);
+        let deadline = Duration::from_mins(1);
         eventually(deadline, "word", async || managed.log().contains("up")).await.unwrap();
         assert!(managed.is_running());
         assert!(managed.peak_rss_kib().unwrap() > 0);

@@ -75,7 +75,7 @@ mod tests {
     #[tokio::test]
     async fn it_looks_until_there_is_a_value() {
         let mut looks = 0;
-        let found = eventually(Duration::from_secs(5), "third look", async || {
+        let found = eventually(Duration::from_mins(1), "third look", async || {
             looks += 1;
             (looks == 3).then_some("seen")
         });

@@ -10,7 +10,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::{Announcer, Announcing, Bed, Options, eventually};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_mins(1);
 
 struct World {
     client: Client,

@@ -19,9 +19,9 @@ use testbed::kubevirt::create_node;
 use testbed::net::{Answer, Answers, Lan, Netns, Protocol, Responder, ask, isolated};
 use testbed::{Announcer, Announcing, Bed, KubeProxy, Options, eventually};
 
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_mins(2);
 /// kube-proxy's first rules can take half a minute.
-const LATER: Duration = Duration::from_mins(2);
+const LATER: Duration = Duration::from_mins(4);
 const VIP: &str = "10.200.0.100";
 const PORT: u16 = 8080;
 const BACKEND_PORT: u16 = 9000;

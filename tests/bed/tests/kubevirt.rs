@@ -13,7 +13,7 @@ use testbed::kubevirt::{
 };
 use testbed::{Bed, Options, eventually};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_mins(1);
 const CREATED_BY: &str = "kubevirt.io/created-by";
 
 fn object(value: Value) -> DynamicObject {

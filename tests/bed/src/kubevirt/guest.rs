@@ -19,7 +19,7 @@ use super::instances;
 use super::vm::{FINALIZER, Launcher, Phase, Ready, Vm};
 use crate::eventually;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(2);
 const MIGRATION_TARGET: &str = "kubevirt.io/migrationTargetNodeName";
 const NODE: &str = "kubevirt.io/nodeName";
 

@@ -6,16 +6,17 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinSet;
 
 use super::Netns;
 
-/// How long a client waits for an answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a client waits for an answer: longer than a machine stands still.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Something that listens on a port and answers with its name, over TCP and UDP. One that is asked
 /// over HTTP says it in an HTTP answer. Dropping it closes the port.
@@ -137,7 +138,7 @@ pub enum Answer {
 /// Answers, and how often each came.
 pub type Answers = BTreeMap<Answer, usize>;
 
-/// Asks several times from a namespace, each time over a new connection.
+/// Asks several times at once from a namespace, each time over a connection of its own.
 pub async fn ask(
     from: &Netns,
     protocol: Protocol,
@@ -145,11 +146,17 @@ pub async fn ask(
     times: usize,
 ) -> Result<Answers> {
     from.run(move || {
-        let mut answers = Answers::new();
-        for _ in 0..times {
-            *answers.entry(ask_once(protocol, address)).or_default() += 1;
-        }
-        Ok(answers)
+        // Each thread begins where the one that starts it is.
+        thread::scope(|scope| {
+            let asked: Vec<_> =
+                (0..times).map(|_| scope.spawn(|| ask_once(protocol, address))).collect();
+            let mut answers = Answers::new();
+            for answer in asked {
+                let answer = answer.join().map_err(|_| anyhow!("a client panicked"))?;
+                *answers.entry(answer).or_default() += 1;
+            }
+            Ok(answers)
+        })
     })
     .await
 }
