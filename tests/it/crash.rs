@@ -4,8 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Result;
-use k8s_openapi::api::coordination::v1::Lease;
-use kube::Api;
 use kube::api::DeleteParams;
 use serde_json::json;
 use testbed::{Operator, Proxy, Start, Verdict, eventually};
@@ -135,7 +133,7 @@ async fn crashes_after(
     operator.process.kill9()?;
     proxy.clear_rule();
 
-    free_lease(cluster).await?;
+    cluster.free_lease().await?;
     let mut operator = cluster.operator().await?;
     let what = format!("{change:?} after {writes} writes, {last:?}");
     eventually(SOON, &what, async || done(cluster, change).await).await?;
@@ -203,13 +201,6 @@ async fn done(cluster: &Cluster, change: Change) -> Result<bool> {
         Change::Release => lb.is_none() && old.is_empty(),
         Change::Switch => at == "10.2.0.2" && old.is_empty() && new.len() == 1,
     })
-}
-
-/// As if the Lease had run out, without waiting for it.
-async fn free_lease(cluster: &Cluster) -> Result<()> {
-    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
-    leases.delete("harvester-load-balancer", &DeleteParams::default()).await?;
-    Ok(())
 }
 
 async fn clean_up(cluster: &Cluster, operator: &mut Operator) -> Result<()> {

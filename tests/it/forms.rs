@@ -13,7 +13,7 @@ use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::eventually;
 
-use crate::support::{Cluster, LATER, SOON, writes};
+use crate::support::{Cluster, LATER, SOON, settled, writes};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
@@ -38,6 +38,7 @@ async fn addresses_are_given_and_taken_back_on_the_crd_that_harvester_ships() ->
     assert_eq!((status.allocated.len(), status.allocated_history.len()), (20, 10));
     assert!(status.allocated_owners.is_empty(), "this schema has no room for them");
 
+    settled("all objects", async || versions(&cluster).await).await?;
     operator.process.terminate(SOON).await?;
     let versions = versions(&cluster).await?;
     let operator = cluster.operator().await?;
@@ -92,6 +93,7 @@ async fn an_edit_that_wipes_the_ledger_moves_nobody_and_gives_nothing_twice() ->
 
     // And while nobody leads.
     operator.process.kill9()?;
+    cluster.free_lease().await?;
     wipe(&cluster).await?;
     cluster.lbs_at_once((0..10).map(|i| format!("late-{i}"))).await?;
     let _operator = cluster.operator().await?;
@@ -145,8 +147,12 @@ async fn a_change_of_the_crd_under_a_running_operator_loses_nothing() -> Result<
     let all = cluster.addresses().await?;
     assert_eq!((all.len(), all.values().collect::<BTreeSet<_>>().len()), (kept, kept));
     cluster.consistent().await?;
-    let owners = cluster.pool_status("pool").await?.allocated_owners;
-    assert_eq!(owners.len(), kept, "the newer fields are back");
+    eventually(SOON, "the newer fields", async || {
+        let owners = cluster.pool_status("pool").await.map_err(|e| e.to_string())?;
+        let owners = owners.allocated_owners.len();
+        if owners == kept { Ok(true) } else { Err(format!("{owners} of {kept}")) }
+    })
+    .await?;
 
     // What is not a change of the ledger is stored after a change of form, too.
     for (form, subnet, total) in

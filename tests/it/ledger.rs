@@ -9,7 +9,7 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 use testbed::eventually;
 
-use crate::support::{Cluster, SOON, lb};
+use crate::support::{Cluster, SOON, lb, settled, shows};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_status_edited_by_hand_is_put_right_and_nobody_moves() -> Result<()> {
@@ -22,7 +22,8 @@ async fn a_status_edited_by_hand_is_put_right_and_nobody_moves() -> Result<()> {
     }
     cluster.deleted("former").await?;
     cluster.consistent().await?;
-    let before = (timeless(cluster.pools().get("pool").await?.status), cluster.addresses().await?);
+    let status = async || Ok(timeless(cluster.pools().get("pool").await?.status));
+    let before = (settled("the ledger", status).await?, cluster.addresses().await?);
     let b = cluster.lbs().get("b").await?.uid();
     for edit in [
         json!({"total": 1_000, "available": 998, "usedPercent": 1}),
@@ -55,8 +56,9 @@ async fn a_status_edited_by_hand_is_put_right_and_nobody_moves() -> Result<()> {
     cluster.patch_pool_status("pool", second).await?;
     cluster.consistent().await?;
     assert_eq!(cluster.addresses().await?, before.1);
-    assert!(operator.metric("hgo_ledger_repairs_total", &["orphan"]).await? > 0.0);
-    assert!(operator.metric("hgo_ledger_repairs_total", &["restored"]).await? > 0.0);
+    for what in ["orphan", "restored"] {
+        shows(&operator, "hgo_ledger_repairs_total", &[what], |count| count > 0.0).await?;
+    }
 
     // A PUT of the whole pool without its status, as a UI or `kubectl replace` sends it.
     let mut pool = cluster.pools().get("pool").await?;
@@ -140,7 +142,11 @@ async fn what_the_go_controller_left_is_adopted_and_nobody_moves() -> Result<()>
     let status = cluster.pool_status("pool").await?;
     assert_eq!(json!(status.allocated), allocated);
     for lb in cluster.lbs().list(&ListParams::default()).await? {
-        assert!(status.allocated_owners.values().any(|uid| Some(uid) == lb.uid().as_ref()));
+        eventually(SOON, &format!("owner {}", lb.name_any()), async || {
+            let owners = cluster.pool_status("pool").await?.allocated_owners;
+            anyhow::Ok(owners.values().any(|uid| Some(uid) == lb.uid().as_ref()))
+        })
+        .await?;
     }
 
     cluster.deleted("guest").await?;
@@ -184,7 +190,7 @@ async fn orphans_are_freed_at_start_and_cost_no_namesake_its_address() -> Result
     let note = cluster.warned("pool", "OrphanFreed").await?;
     assert!(note.contains("10.1.0.5") && note.contains("no longer exists"), "{note}");
     // The last of them is no orphan, only a second address of one that exists.
-    assert_eq!(operator.metric("hgo_ledger_repairs_total", &["orphan"]).await?, 4.0);
+    shows(&operator, "hgo_ledger_repairs_total", &["orphan"], |count| count == 4.0).await?;
     Ok(())
 }
 
@@ -263,6 +269,7 @@ async fn a_pool_that_is_deleted_gives_out_nothing_and_stays_until_all_is_back() 
     cluster.deleted("a").await?;
     // What it does at its end is not lost by a change of leaders.
     operator.process.kill9()?;
+    cluster.free_lease().await?;
     let _operator = cluster.operator().await?;
     cluster.pool_says("held", "Ready", "Deleting").await?;
     assert_eq!(cluster.allocated("held").await?, strings([("10.1.0.3", "default/b")]));
@@ -307,6 +314,7 @@ async fn a_pool_that_shrinks_under_an_address_leaves_it_alone_and_never_gives_it
     resize("10.1.0.10").await?;
     counts(1, 0, 3).await?;
     operator.process.kill9()?;
+    cluster.free_lease().await?;
     let _operator = cluster.operator().await?;
     cluster.lb("d").await?;
     cluster.waits("d", "NoAvailableIP").await?;

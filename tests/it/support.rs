@@ -11,6 +11,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use harvester_guest_operator::api::{
     Condition, ConditionStatus, IPPool, IPPoolStatus, LoadBalancer,
 };
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
@@ -20,9 +21,14 @@ use testbed::{Bed, Operator, Options, Start, eventually, install};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// For conditions that come in milliseconds, on a machine that may be busy.
-pub(crate) const SOON: Duration = Duration::from_secs(30);
+pub(crate) const SOON: Duration = Duration::from_mins(2);
 /// For bursts.
-pub(crate) const LATER: Duration = Duration::from_mins(3);
+pub(crate) const LATER: Duration = Duration::from_mins(5);
+/// How many looks in a row, and how far apart, find the same when nothing is under way any more.
+const QUIET: (u32, Duration) = (15, Duration::from_millis(200));
+/// Terms of leadership that a machine outlives which stands still for some seconds. Tests that are
+/// about the end of a term by itself ask for shorter ones.
+const LEASE: [&str; 2] = ["--lease-duration", "10"];
 
 /// Control planes at the same time: each takes half a gigabyte.
 static BEDS: Semaphore = Semaphore::const_new(2);
@@ -60,9 +66,19 @@ impl Cluster {
     }
 
     /// An operator, whether it leads or not.
-    pub(crate) async fn standby(&self, start: Start) -> Result<Operator> {
+    pub(crate) async fn standby(&self, mut start: Start) -> Result<Operator> {
+        if !start.options.iter().any(|option| option == LEASE[0]) {
+            start.options.extend(LEASE.map(str::to_owned));
+        }
         let binary = Path::new(env!("CARGO_BIN_EXE_harvester-guest-operator"));
         Operator::start(&self.bed, binary, start).await
+    }
+
+    /// As if the Lease of one that was killed had run out, without waiting for it.
+    pub(crate) async fn free_lease(&self) -> Result<()> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
+        leases.delete("harvester-load-balancer", &DeleteParams::default()).await?;
+        Ok(())
     }
 
     pub(crate) fn lbs(&self) -> Api<LoadBalancer> {
@@ -278,6 +294,57 @@ pub(crate) fn ready(lb: &LoadBalancer) -> (String, String, String) {
 /// Writes of pools and LoadBalancers that an operator has sent, whatever came of them.
 pub(crate) async fn writes(operator: &Operator) -> Result<f64> {
     operator.metric("hgo_api_writes_total", &[]).await
+}
+
+/// Waits until what is read has stayed the same for some looks: what was under way is over.
+pub(crate) async fn settled<T: PartialEq>(
+    what: &str,
+    mut read: impl AsyncFnMut() -> Result<T>,
+) -> Result<T> {
+    let (mut last, mut same) = (read().await?, 0);
+    eventually(LATER, &format!("end of changes of {what}"), async || {
+        tokio::time::sleep(QUIET.1).await;
+        let now = read().await?;
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+        anyhow::Ok(same >= QUIET.0)
+    })
+    .await?;
+    Ok(last)
+}
+
+/// Waits until a metric is what it must be. What a process counts it may count a moment after
+/// others have seen what it did, and what a leader shows it shows a moment after its term began.
+pub(crate) async fn shows(
+    operator: &Operator,
+    name: &str,
+    parts: &[&str],
+    is: impl Fn(f64) -> bool,
+) -> Result<f64> {
+    eventually(SOON, &format!("another value of {name} {parts:?}"), async || {
+        let found = operator.metric(name, parts).await.map_err(|e| format!("{e:#}"))?;
+        if is(found) { Ok(Some(found)) } else { Err(found.to_string()) }
+    })
+    .await
+}
+
+/// No reconcile failed, and no write, but for want of an answer in time: where a machine stands
+/// still that happens, and is repeated.
+pub(crate) async fn nothing_failed(operator: &Operator) -> Result<()> {
+    let log = operator.process.log();
+    let failed: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("reconcile failed") && !line.contains("no answer within"))
+        .collect();
+    ensure!(failed.is_empty(), "{failed:#?}");
+    let unanswered = log.lines().filter(|line| line.contains("no answer within")).count();
+    let most = f64::from(u32::try_from(unanswered)?);
+    for (name, part) in [("hgo_reconcile_errors_total", ""), ("hgo_api_writes_total", "\"error\"")]
+    {
+        let found = operator.metric(name, &[part]).await?;
+        ensure!(found <= most, "{name}: {found}, where {most} calls had no answer");
+    }
+    Ok(())
 }
 
 /// What the scenarios about ledgers and bad input share.

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use super::wire::{connect, post};
 use super::{Probe, itself};
-use crate::support::Cluster;
+use crate::support::{Cluster, SOON};
 
 const VALIDATION: &str = "/v1/webhook/validation";
 const CONVERSION: &str = "/v1/webhook/conversion";
@@ -48,7 +48,7 @@ async fn garbage_gets_a_sentence_or_a_closed_connection() -> Result<()> {
     let mut plain = TcpStream::connect(address).await?;
     plain.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await?;
     let mut said = Vec::new();
-    timeout(Duration::from_secs(10), plain.read_to_end(&mut said)).await??;
+    timeout(SOON, plain.read_to_end(&mut said)).await??;
     assert!(!said.starts_with(b"HTTP"), "{said:?}");
 
     let good = review().to_string();
@@ -149,12 +149,12 @@ async fn a_thousand_slow_connections_cost_little_and_hold_nobody_up() -> Result<
     }
     let mut ended = 0;
     for slow in slow {
-        timeout(Duration::from_secs(20), slow).await.context("still connected")??;
+        timeout(SOON, slow).await.context("still connected")??;
         ended += 1;
     }
     for mut stream in silent {
         let mut rest = Vec::new();
-        let read = timeout(Duration::from_secs(5), stream.read_to_end(&mut rest)).await;
+        let read = timeout(SOON, stream.read_to_end(&mut rest)).await;
         ensure!(read.is_ok(), "a silent connection is still there");
     }
     let after = operator.process.peak_rss_kib().context("no RSS")?;

@@ -105,7 +105,7 @@ impl Cluster {
     }
 
     /// Waits until both configurations trust what the Secret says, and the API server calls.
-    async fn registered(&self) -> Result<()> {
+    pub(crate) async fn registered(&self) -> Result<()> {
         eventually(SOON, "registration", async || {
             let wanted = self.material().await?.bundle();
             let bundles = self.bundles().await?;

@@ -113,7 +113,8 @@ async fn kubectl(cluster: &Cluster, args: &[&str], patch: Value) -> Result<()> {
 pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     let variables = vec![("HGO_ADMISSION_OWNER".to_owned(), "harvester-guest-operator".to_owned())];
     let admission = Some("https://127.0.0.1:0".to_owned());
-    let operator = cluster.standby(Start { admission, variables, ..Start::default() }).await?;
+    let start = Start { admission, variables, ..Start::default() };
+    let mut operator = cluster.standby(start).await?;
     operator.leads().await?;
     cluster.pool("p", json!({"subnet": "10.1.0.0/24", "gateway": "10.1.0.1"})).await?;
     lb(cluster, "cluster", json!({"workloadType": "cluster", "ipam": "pool"})).await?;
@@ -149,11 +150,12 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     for name in ["vm", "theirs", "sliced"] {
         deleted(cluster, name).await?;
     }
-    drop(operator);
+    operator.process.kill9()?;
+    cluster.free_lease().await?;
     // Off: what leads to admission is removed, and what it would refuse is done, twice.
     let operator = cluster.standby(Start::default()).await?;
     operator.leads().await?;
-    let all = ["wait", "--for=delete", "validatingwebhookconfiguration", "--all", "--timeout=20s"];
+    let all = ["wait", "--for=delete", "validatingwebhookconfiguration", "--all", "--timeout=120s"];
     cluster.bed.kubectl(&all).await?;
     for owner in ["default/other", "default/another"] {
         cluster.patch_pool("p", release(owner)).await?;

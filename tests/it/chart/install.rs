@@ -89,7 +89,7 @@ impl Site {
 
     async fn release(&self, command: &[&str], chart: &Path, options: &[&str]) -> Result<String> {
         let chart = chart.to_str().context("the path is not UTF-8")?;
-        let to = [RELEASE, chart, "--namespace", NAMESPACE, "--wait", "--timeout", "90s"];
+        let to = [RELEASE, chart, "--namespace", NAMESPACE, "--wait", "--timeout", "7m"];
         self.helm.run(&[command, &to, options].concat()).await
     }
 

@@ -34,8 +34,6 @@ async fn without_any_one_right_something_is_refused() -> Result<()> {
     let _guest = duties::vm(&cluster).await?;
     duties::begin(&cluster).await?;
     duties::work(&cluster).await?;
-    let asked = cluster.bed.asked()?;
-    ensure!(asked.forbidden.is_empty(), "not granted: {:#?}", asked.forbidden);
     let rendered = default_objects().await;
     let (mut rights, mut seen) = (Vec::new(), BTreeSet::new());
     for of in ROLES {
@@ -47,8 +45,19 @@ async fn without_any_one_right_something_is_refused() -> Result<()> {
             rights.push((of, rules.clone(), rule));
         }
     }
-    let surplus: Vec<_> = seen.difference(&asked.rights).collect();
-    ensure!(surplus.is_empty(), "granted and not asked for: {surplus:?}");
+    let surplus = || -> Result<Vec<String>> {
+        let asked = cluster.bed.asked()?;
+        ensure!(asked.forbidden.is_empty(), "not granted: {:#?}", asked.forbidden);
+        Ok(seen.difference(&asked.rights).cloned().collect())
+    };
+    // Some of it, such as Events, the operator may not have come to before its end.
+    for _ in 0..2 {
+        if !surplus()?.is_empty() {
+            duties::begin(&cluster).await?;
+            duties::work(&cluster).await?;
+        }
+    }
+    ensure!(surplus()?.is_empty(), "granted and not asked for: {:?}", surplus()?);
     println!("{} rights, each one verb on one resource", rights.len());
 
     cluster.robbed();

@@ -10,7 +10,7 @@ use kube::Api;
 use serde_json::{Value, json};
 use testbed::{Operator, Start, eventually};
 
-use crate::support::{Cluster, SOON};
+use crate::support::{Cluster, SOON, shows};
 
 const NAMESPACE: &str = "harvester-system";
 const NAME: &str = "harvester-guest-operator";
@@ -33,10 +33,7 @@ async fn what_only_the_leader_knows_ends_with_its_term() -> Result<()> {
     cluster.address("a").await?;
     cluster.lb("b").await?;
     cluster.waits("b", "NoAvailableIP").await?;
-    eventually(SOON, "the leader's series", async || {
-        anyhow::Ok(first.metric("hgo_waiters", &["NoAvailableIP"]).await? == 1.0)
-    })
-    .await?;
+    shows(&first, "hgo_waiters", &["NoAvailableIP"], |waiters| waiters == 1.0).await?;
     ensure!(!shows_ledgers(&second).await?, "the standby knows ledgers");
     // It is not dead, only late: it finds that another one leads.
     first.process.signal("STOP")?;
@@ -46,8 +43,9 @@ async fn what_only_the_leader_knows_ends_with_its_term() -> Result<()> {
         anyhow::Ok(!shows_ledgers(&first).await? && shows_ledgers(&second).await?)
     })
     .await?;
-    ensure!(first.metric("hgo_shared_addresses", &[]).await? == 0.0);
-    ensure!(first.metric("hgo_reconciles_pending", &[]).await? == 0.0);
+    for gauge in ["hgo_shared_addresses", "hgo_reconciles_pending"] {
+        shows(&first, gauge, &[], |found| found == 0.0).await?;
+    }
     Ok(())
 }
 
@@ -63,6 +61,7 @@ async fn the_report_says_what_is_asked_first_and_no_secret() -> Result<()> {
     let address = cluster.address("held").await?;
     cluster.lb("late").await?;
     cluster.waits("late", "NoAvailableIP").await?;
+    cluster.registered().await?;
 
     let kubeconfig = cluster.bed.service_account_kubeconfig(NAMESPACE, NAME, None).await?;
     let output = Command::new(Path::new(env!("CARGO_BIN_EXE_harvester-guest-operator")))

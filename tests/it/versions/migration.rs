@@ -143,7 +143,10 @@ async fn under_harvesters_own_crd_addresses_are_what_they_were() -> Result<()> {
         let status = lb.status.unwrap_or_default();
         assert_eq!(status.address.as_ref(), Some(address));
         assert_eq!(status.allocated_address.and_then(|a| a.ip).as_ref(), Some(address));
-        let shown = json!(lbs(&cluster, "v1alpha1").get(name).await?);
+        let old = lbs(&cluster, "v1alpha1");
+        let shown =
+            eventually(SOON, "answer in v1alpha1", async || old.get(name).await.map(Some)).await?;
+        let shown = json!(shown);
         assert_eq!(shown["status"]["address"], json!(address));
     }
     Ok(())

@@ -28,7 +28,7 @@ async fn v1beta1_needs_nobody_and_v1alpha1_is_refused_rather_than_cut() -> Resul
 
     // A namespace goes, whatever versions its objects are served in.
     cluster.bed.kubectl(&["create", "namespace", "short"]).await?;
-    cluster.bed.kubectl(&["delete", "namespace", "short", "--timeout=60s"]).await?;
+    cluster.bed.kubectl(&["delete", "namespace", "short", "--timeout=180s"]).await?;
     Ok(())
 }
 

@@ -3,17 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use anyhow::{Result, ensure};
-use k8s_openapi::api::coordination::v1::Lease;
-use kube::api::{DeleteParams, ListParams};
-use kube::{Api, ResourceExt as _};
+use anyhow::Result;
+use kube::ResourceExt as _;
+use kube::api::ListParams;
 use serde_json::json;
 use testbed::kubevirt::Guest;
 use testbed::{Announcer, Announcing, Operator, Proxy, Start, eventually};
 
 use super::{ports_here, version, vm};
 use crate::crash::{Last, cut_after};
-use crate::support::{Cluster, SOON, ready, writes};
+use crate::support::{Cluster, SOON, ready, settled, writes};
 
 /// What a load balancer of VMs is made of.
 const KINDS: [&str; 4] = ["ippools", "loadbalancers", "services", "endpointslices"];
@@ -78,9 +77,7 @@ async fn crashes_after(
     .await?;
     operator.process.kill9()?;
     proxy.clear_rule();
-    // As if the Lease had run out, without waiting for it.
-    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
-    leases.delete("harvester-load-balancer", &DeleteParams::default()).await?;
+    cluster.free_lease().await?;
 
     *operator = start(cluster, proxy).await?;
     let what = format!("{change:?} after {writes} writes, {last:?}");
@@ -88,7 +85,7 @@ async fn crashes_after(
     cluster.consistent().await?;
     if change == Change::Create {
         cluster.deleted("web").await?;
-        ensure!(done(cluster, Change::Delete).await?, "something is left");
+        eventually(SOON, "end of all of it", async || done(cluster, Change::Delete).await).await?;
     }
     Ok(cut_short)
 }
@@ -139,7 +136,9 @@ async fn a_new_leader_rewrites_nothing_when_nothing_changed() -> Result<()> {
     }
     let (here, closed, listener) = ports_here().await?;
     Guest::run(&cluster.client, vm("checked", "c", &here), "node-1").await?;
-    for (name, port) in [("sick", closed), ("healthy", listener.local_addr()?.port())] {
+    for (name, port) in
+        [("sick", closed.local_addr()?.port()), ("healthy", listener.local_addr()?.port())]
+    {
         let spec = json!({
             "backendServerSelector": {"app": ["checked"]},
             "listeners": [{"name": "http", "port": 80, "backendPort": port}],
@@ -161,7 +160,7 @@ async fn a_new_leader_rewrites_nothing_when_nothing_changed() -> Result<()> {
     }
     let second = cluster.standby(Start::default()).await?;
     second.ready().await?;
-    let before = versions(&cluster).await?;
+    let before = settled("all objects", async || versions(&cluster).await).await?;
     first.process.kill9()?;
     second.leads().await?;
     // What comes after all that was there is done.

@@ -11,7 +11,7 @@ use testbed::kubevirt::Guest;
 use testbed::{Announcer, Announcing, eventually};
 
 use super::{SINK, ports_here, version, vm};
-use crate::support::{Cluster, SOON, lb, listeners, writes};
+use crate::support::{Cluster, SOON, lb, listeners, settled, writes};
 
 const SPEC: &str = "InvalidSpec";
 const HEALTH: &str = "InvalidHealthCheck";
@@ -132,7 +132,8 @@ async fn what_is_wrong_is_refused_with_the_field_named() -> Result<()> {
     cluster.endpoints_are("many", &[("a", "10.52.0.7", "ready")]).await?;
 
     // Nobody listens there.
-    let (here, port, _) = ports_here().await?;
+    let (here, closed, _) = ports_here().await?;
+    let port = closed.local_addr()?.port();
     let checked = json!({
         "backendServerSelector": {"app": ["checked"]},
         "listeners": [{"name": "http", "port": 80, "backendPort": port}],
@@ -219,7 +220,7 @@ async fn where_the_schema_does_not_look_the_condition_names_the_field() -> Resul
     cluster.consistent().await?;
 
     // This schema has no room for what is newer; nothing is written again and again for it.
-    let before = writes(&operator).await?;
+    let before = settled("writes", async || writes(&operator).await).await?;
     let lb = cluster.lbs().get("good").await?;
     cluster.lb_with("marker", good).await?;
     cluster.serves("marker", "Announced").await?;

@@ -8,7 +8,7 @@ use testbed::kubevirt::Guest;
 use testbed::{Announcer, Announcing, Proxy, Start, eventually};
 
 use super::{annotation, vm};
-use crate::support::{Cluster, LATER, SOON, address};
+use crate::support::{Cluster, LATER, SOON, address, settled};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_outlives_the_service_that_asks_for_it() -> Result<()> {
@@ -27,12 +27,14 @@ async fn a_claim_outlives_the_service_that_asks_for_it() -> Result<()> {
     cluster.vm_lb("web").await?;
     cluster.endpoints_are("web", &[("a", "10.52.0.7", "ready")]).await?;
     announced(&cluster, "web", "10.1.0.2").await?;
+    settled("writes", async || Ok(ours(&proxy).len())).await?;
     proxy.reset();
     cluster.deleted("web").await?;
-    assert_eq!(
-        ours(&proxy),
-        ["DELETE services", "DELETE endpointslices", "PATCH ippools", "PATCH loadbalancers"]
-    );
+    // The proxy may hear of an answer a moment after its effect is seen.
+    let order =
+        ["DELETE services", "DELETE endpointslices", "PATCH ippools", "PATCH loadbalancers"];
+    eventually(SOON, "all four writes", async || ours(&proxy).len() >= order.len()).await?;
+    assert_eq!(ours(&proxy), order);
 
     // Something else holds the Service.
     asking(&cluster, "held").await?;
@@ -44,7 +46,11 @@ async fn a_claim_outlives_the_service_that_asks_for_it() -> Result<()> {
     assert!(!cluster.lbs().get("held").await?.finalizers().is_empty());
     let_go(&cluster, "held").await?;
     assert_eq!(cluster.address("next").await?, "10.2.0.9");
-    assert!(cluster.lbs().get_opt("held").await?.is_none());
+    // The claim goes first.
+    eventually(SOON, "end of held", async || {
+        cluster.lbs().get_opt("held").await.map(|lb| lb.is_none())
+    })
+    .await?;
     cluster.deleted("next").await?;
 
     // And somebody cannot wait, and takes the finalizer off the LoadBalancer.
@@ -103,6 +109,7 @@ async fn a_change_of_pool_gives_the_old_address_up_when_the_announcer_has_moved(
     cluster.service_when("web", "the new address", |s| asks(s) == "10.2.0.2").await?;
     // A new leader has to hold on to both as well.
     operator.process.kill9()?;
+    cluster.free_lease().await?;
     let _operator = cluster.operator().await?;
     cluster.patch_lb("web", json!({"spec": {"listeners": [{"name": "x", "port": 81}]}})).await?;
     cluster

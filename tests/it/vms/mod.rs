@@ -29,7 +29,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use testbed::eventually;
 use testbed::kubevirt::{Nic, Vm};
-use tokio::net::{TcpListener, UdpSocket};
+use tokio::net::{TcpListener, TcpSocket, UdpSocket};
 
 use crate::support::{Cluster, SOON, lb, ready};
 
@@ -217,13 +217,13 @@ fn annotation<'a>(service: &'a Service, key: &str) -> Option<&'a str> {
     service.annotations().get(key).map(String::as_str)
 }
 
-/// An address of this machine that is not loopback, a port there where nobody listens, and a
-/// listener.
-async fn ports_here() -> Result<(String, u16, TcpListener)> {
+/// An address of this machine that is not loopback, a port there where nobody listens, for as long
+/// as that is held, and a listener.
+async fn ports_here() -> Result<(String, TcpSocket, TcpListener)> {
     let way_out = UdpSocket::bind("0.0.0.0:0").await?;
     way_out.connect("192.0.2.1:9").await.context("this machine has no address")?;
     let here = way_out.local_addr()?.ip();
-    let free = TcpListener::bind((here, 0)).await?;
-    let closed = free.local_addr()?.port();
+    let closed = if here.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    closed.bind((here, 0).into())?;
     Ok((here.to_string(), closed, TcpListener::bind((here, 0)).await?))
 }

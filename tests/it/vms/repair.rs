@@ -12,7 +12,7 @@ use testbed::kubevirt::Guest;
 use testbed::{Announcer, Announcing, eventually};
 
 use super::{annotation, version, vm};
-use crate::support::{Cluster, SOON};
+use crate::support::{Cluster, SOON, settled};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_edited_or_deleted_by_hand_is_put_right_and_no_more_than_that() -> Result<()> {
@@ -70,6 +70,9 @@ async fn what_is_edited_or_deleted_by_hand_is_put_right_and_no_more_than_that() 
     assert_ne!(cluster.services().get("web").await?.uid(), uid);
     cluster.serves("web", "Announced").await?;
     cluster.is_reached_at("web", Some("10.1.0.2")).await?;
+    // It may have said so before the deletion was seen.
+    settled("the LoadBalancer", async || Ok(version(&cluster.lbs().get("web").await?.metadata)))
+        .await?;
     decorated(&cluster).await?;
     listeners(&cluster).await?;
     cluster.consistent().await

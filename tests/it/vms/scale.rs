@@ -12,7 +12,7 @@ use testbed::{Announcer, Announcing, Operator, eventually};
 
 use super::watching::Versions;
 use super::{raw, version, vm};
-use crate::support::{Cluster, LATER};
+use crate::support::{Cluster, LATER, settled};
 
 const FLAPS: usize = 5;
 /// The pace of the flaps; the input of the scenario.
@@ -58,10 +58,15 @@ async fn a_flapping_vm_among_a_thousand_costs_one_slice_write_for_each_change() 
         if last.as_deref() == Some("ready") { Ok(true) } else { Err(format!("{last:?}")) }
     })
     .await?;
-    let [slices, services, lbs] = {
+    // A write is counted when its answer comes, and is seen when the watch tells of it.
+    let [slices, services, lbs] = settled("writes", async || {
         let now = counts(&operator).await?;
-        [now[0] - slices, now[1] - services, now[2] - lbs]
-    };
+        let counted = [now[0] - slices, now[1] - services, now[2] - lbs];
+        let seen = f64::from(u32::try_from(record.all().len())?);
+        ensure!(seen == counted[0], "{seen} versions of slices, {} writes", counted[0]);
+        Ok(counted)
+    })
+    .await?;
     println!(
         "{FLAPS} flaps: {slices} slice writes, {lbs} of the LoadBalancer, {services} of the Service"
     );
