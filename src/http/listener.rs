@@ -28,10 +28,11 @@ use crate::metrics::Metrics;
 
 /// Connections at the same time. More wait until one ends: a silent one does within seconds.
 const CONNECTIONS: usize = 1_024;
-/// For the TLS handshake.
-const HANDSHAKE: Duration = Duration::from_secs(3);
+/// For the TLS handshake. Longer than a machine stands still, on either side: whose handshake is cut
+/// is an API server, and its request is refused.
+const HANDSHAKE: Duration = Duration::from_secs(8);
 /// From the handshake to the end of the first request's head.
-const FIRST_HEAD: Duration = Duration::from_secs(4);
+const FIRST_HEAD: Duration = Duration::from_secs(8);
 /// Between two requests. Longer than the 90 s of the API server's client, so that it is always the
 /// client that closes: a request sent into a connection that is being closed here would be lost.
 const IDLE: Duration = Duration::from_secs(200);
@@ -160,6 +161,8 @@ impl Connection {
             }
         };
         tokio::select! {
+            // Where this machine stood still, the request is there and its time is over: it counts.
+            biased;
             result = http.as_mut() => if let Err(error) = result {
                 tracing::debug!(%error, "connection to admission ended");
             },

@@ -258,6 +258,9 @@ mod tests {
         panic!("on purpose")
     }
 
+    /// So that it is not that which ends the listener.
+    const SHORTER_THAN_WIND_DOWN: Duration = Duration::from_millis(4_500);
+
     #[tokio::test]
     async fn a_panic_is_one_requests_and_the_next_is_served() {
         let metrics = Metrics::new().unwrap();
@@ -320,7 +323,7 @@ mod tests {
 
         // The one that ended outside has given back its place: the listener ends at once, with all.
         ending.now.cancel();
-        timeout(Duration::from_secs(2), serving)
+        timeout(SHORTER_THAN_WIND_DOWN, serving)
             .await
             .expect("a place was not given back")
             .unwrap();
