@@ -322,7 +322,10 @@ mod tests {
         [Step::Hear, Step::Take, Step::Look, Step::Leave, Step::Arrive, Step::Answer(true)];
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(512))]
+        #![proptest_config(ProptestConfig {
+            failure_persistence: None,
+            ..ProptestConfig::with_cases(512)
+        })]
 
         #[test]
         fn whatever_the_order_the_newest_version_is_decided_from_last(
