@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
 use kube::Client;
 use kube::api::{Api, PostParams};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 
 use crate::audit::{self, Asked};
@@ -24,6 +25,9 @@ use crate::pki::Authority;
 
 const START_ATTEMPTS: u32 = 4;
 const DAEMON_DEADLINE: Duration = Duration::from_mins(4);
+/// Starts at the same time. A control plane that starts takes all the processors that there are:
+/// of two that do so together, neither is of use any sooner.
+static STARTS: Semaphore = Semaphore::const_new(1);
 const POLL: Duration = Duration::from_millis(20);
 /// The namespace whose accounts are recorded.
 const OPERATORS: &str = "harvester-system";
@@ -62,6 +66,7 @@ impl Bed {
     /// controller manager has done its first work in the namespace `default`.
     pub async fn start(options: Options) -> Result<Self> {
         let binaries = Binaries::locate().await?;
+        let _turn = STARTS.acquire().await?;
         for _ in 1..START_ATTEMPTS {
             match Self::try_start(&binaries, &options).await {
                 Err(e) if format!("{e:#}").contains("address already in use") => {}
