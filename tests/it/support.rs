@@ -328,8 +328,15 @@ pub(crate) async fn shows(
     .await
 }
 
-/// No reconcile failed, and no write, but for want of an answer in time: where a machine stands
-/// still that happens, and is repeated.
+/// How many calls the operator has made that had no answer in time: where a machine stands still
+/// that happens. Nobody knows what became of them, so they are made again, perhaps in vain.
+pub(crate) fn unanswered(operator: &Operator) -> Result<f64> {
+    let log = operator.process.log();
+    let lines = log.lines().filter(|line| line.contains("no answer within")).count();
+    Ok(f64::from(u32::try_from(lines)?))
+}
+
+/// No reconcile failed, and no write, but for want of an answer in time.
 pub(crate) async fn nothing_failed(operator: &Operator) -> Result<()> {
     let log = operator.process.log();
     let failed: Vec<&str> = log
@@ -337,8 +344,7 @@ pub(crate) async fn nothing_failed(operator: &Operator) -> Result<()> {
         .filter(|line| line.contains("reconcile failed") && !line.contains("no answer within"))
         .collect();
     ensure!(failed.is_empty(), "{failed:#?}");
-    let unanswered = log.lines().filter(|line| line.contains("no answer within")).count();
-    let most = f64::from(u32::try_from(unanswered)?);
+    let most = unanswered(operator)?;
     for (name, part) in [("hgo_reconcile_errors_total", ""), ("hgo_api_writes_total", "\"error\"")]
     {
         let found = operator.metric(name, &[part]).await?;

@@ -6,6 +6,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -17,6 +21,14 @@ const HTTP: Duration = Duration::from_mins(1);
 /// Namespace and name of the operator's account.
 const ACCOUNT: (&str, &str) = ("harvester-system", "harvester-guest-operator");
 
+/// One right of each role that the account is bound to: namespace, group, resource, name, verb.
+const RIGHTS: [[&str; 5]; 4] = [
+    ["", "loadbalancer.harvesterhci.io", "ippools", "", "list"],
+    ["kube-system", "coordination.k8s.io", "leases", "", "create"],
+    ["kube-system", "", "configmaps", "kubevip", "get"],
+    ["harvester-system", "", "secrets", "", "create"],
+];
+
 /// Applies what an admin applies: namespace, CRDs and rights, from the repository's folders.
 pub async fn install(bed: &Bed) -> Result<()> {
     let root = repository();
@@ -24,7 +36,26 @@ pub async fn install(bed: &Bed) -> Result<()> {
     bed.apply_yaml(&namespace).await?;
     bed.apply_file(root.join("crds")).await?;
     bed.apply_file(root.join("config/rbac")).await?;
-    bed.crds_established().await
+    bed.crds_established().await?;
+    for right in RIGHTS {
+        let what = format!("right to {right:?}");
+        eventually(START, &what, async || is_granted(bed, right).await).await?;
+    }
+    Ok(())
+}
+
+/// Whether the API server has read the role by now: it looks at a copy of its own.
+async fn is_granted(bed: &Bed, right: [&str; 5]) -> Result<bool> {
+    let [namespace, group, resource, name, verb] = right;
+    let review = json!({"metadata": {}, "spec": {
+        "user": format!("system:serviceaccount:{}:{}", ACCOUNT.0, ACCOUNT.1),
+        "resourceAttributes": {
+            "namespace": namespace, "group": group, "resource": resource, "name": name, "verb": verb,
+        },
+    }});
+    let review: SubjectAccessReview = serde_json::from_value(review)?;
+    let answer = Api::all(bed.admin()).create(&PostParams::default(), &review).await?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
 }
 
 /// The repository's root.
