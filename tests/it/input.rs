@@ -389,8 +389,12 @@ async fn an_object_that_cannot_be_read_costs_nobody_else_anything() -> Result<()
     spec["x-kubernetes-validations"] = Value::Null;
     let mut crd: CustomResourceDefinition = serde_json::from_value(crd)?;
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
-    crd.metadata.resource_version = crds.get(&crd.name_any()).await?.resource_version();
-    crds.replace(&crd.name_any(), &PostParams::default(), &crd).await?;
+    // Others write it too.
+    eventually(SOON, "newer CRD", async || {
+        crd.metadata.resource_version = crds.get(&crd.name_any()).await?.resource_version();
+        crds.replace(&crd.name_any(), &PostParams::default(), &crd).await.map(|_| true)
+    })
+    .await?;
 
     let lbs = raw::<LoadBalancer>(&cluster);
     let newer = json!({"workloadType": "cluster", "ipam": "static"});

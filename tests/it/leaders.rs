@@ -68,6 +68,7 @@ async fn a_leader_that_is_told_to_stop_gives_the_lease_back() -> Result<()> {
     let lease = leases(&cluster).get("harvester-load-balancer").await?.spec.unwrap_or_default();
     assert_eq!(lease.holder_identity.as_deref(), Some("second"));
     assert_eq!(lease.lease_transitions, Some(2));
+    assert_eq!(lease.lease_duration_seconds, Some(10), "as it was told");
     Ok(())
 }
 

@@ -49,7 +49,7 @@ async fn a_serving_certificate_is_renewed_without_a_refused_call() -> Result<()>
     for _ in 0..3 {
         sleep(Duration::from_secs(1)).await;
         // One that is about to end, by the same authority.
-        let near = (now() + Duration::from_secs(30)).saturating_sub(SERVING_LIFE);
+        let near = (now() + Duration::from_mins(2)).saturating_sub(SERVING_LIFE);
         let stored = cluster.material().await?;
         cluster.store(stored.renewed(near, &names())?.data()).await?;
         for operator in &operators {
@@ -66,8 +66,8 @@ async fn a_serving_certificate_is_renewed_without_a_refused_call() -> Result<()>
 #[tokio::test(flavor = "multi_thread")]
 async fn an_authority_is_replaced_without_a_refused_call() -> Result<()> {
     let cluster = Cluster::start().await?;
-    // An authority that ends in 100 s, and what it signed.
-    let near = (now() + Duration::from_secs(100)).saturating_sub(AUTHORITY_LIFE);
+    // An authority that ends in some minutes, and what it signed.
+    let near = (now() + Duration::from_secs(200)).saturating_sub(AUTHORITY_LIFE);
     let old = Material::start(near, &names(), "")?.renewed(now(), &names())?;
     cluster.store(old.data()).await?;
     let (_balancer, operators) = pair(&cluster).await?;
