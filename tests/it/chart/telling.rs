@@ -56,12 +56,12 @@ async fn the_report_says_what_is_asked_first_and_no_secret() -> Result<()> {
     let identity = Some("the-leader".to_owned());
     let operator = cluster.standby(Start { admission, identity, ..Start::default() }).await?;
     operator.leads().await?;
+    cluster.registered().await?;
     cluster.pool("small", json!({"subnet": "10.1.0.0/30", "gateway": "10.1.0.1"})).await?;
     cluster.lb("held").await?;
     let address = cluster.address("held").await?;
     cluster.lb("late").await?;
     cluster.waits("late", "NoAvailableIP").await?;
-    cluster.registered().await?;
 
     let kubeconfig = cluster.bed.service_account_kubeconfig(NAMESPACE, NAME, None).await?;
     let output = Command::new(Path::new(env!("CARGO_BIN_EXE_harvester-guest-operator")))

@@ -22,6 +22,8 @@ async fn served() -> Result<(Cluster, Operator)> {
         old.list(&ListParams::default()).await.map(|_| true)
     })
     .await?;
+    // Conversion comes first, and admission a moment later.
+    cluster.registered().await?;
     Ok((cluster, operator))
 }
 
