@@ -7,7 +7,7 @@ use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::eventually;
 
-use super::{Converter, asks, crd, create, lb, lbs, replace};
+use super::{Converter, asks, converts, crd, create, lb, lbs, replace};
 use crate::support::{Cluster, SOON};
 
 const TRAVELS: &str = "loadbalancer.harvesterhci.io/v1beta1-fields";
@@ -16,11 +16,7 @@ async fn converting() -> Result<(Cluster, Converter)> {
     let cluster = Cluster::start().await?;
     let converter = Converter::start().await?;
     replace(&cluster, crd(asks(&converter))?).await?;
-    let old = lbs(&cluster, "v1alpha1");
-    eventually(SOON, "list in v1alpha1", async || {
-        old.list(&ListParams::default()).await.map(|_| true)
-    })
-    .await?;
+    converts(&cluster).await?;
     Ok((cluster, converter))
 }
 

@@ -60,6 +60,15 @@ async fn replace(cluster: &Cluster, mut crd: CustomResourceDefinition) -> Result
     .await
 }
 
+/// Waits until objects of v1alpha1 are converted. A list of none would not show it.
+async fn converts(cluster: &Cluster) -> Result<()> {
+    let spec = json!({"ipam": "pool", "backendServers": ["vm-1"],
+        "listeners": [{"name": "a", "port": 80, "protocol": "TCP"}]});
+    let object: DynamicObject = serde_json::from_value(lb("v1alpha1", "probe", &spec))?;
+    let (old, dry) = (lbs(cluster, "v1alpha1"), PostParams { dry_run: true, ..Default::default() });
+    eventually(SOON, "conversion", async || old.create(&dry, &object).await.map(|_| true)).await
+}
+
 /// Has the API server ask this converter.
 fn asks(converter: &Converter) -> impl FnOnce(&mut Value) {
     let config = json!({"url": converter.url, "caBundle": converter.bundle});

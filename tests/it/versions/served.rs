@@ -2,11 +2,11 @@
 
 use anyhow::Result;
 use kube::Api;
-use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 use testbed::{Operator, Start, eventually};
 
-use super::{create, lb, lbs};
+use super::{converts, create, lb, lbs};
 use crate::admission::said::ask;
 use crate::support::{Cluster, SOON};
 
@@ -17,13 +17,8 @@ async fn served() -> Result<(Cluster, Operator)> {
     let start = Start { admission: Some("https://127.0.0.1:0".to_owned()), ..Start::default() };
     let operator = cluster.standby(start).await?;
     operator.leads().await?;
-    let old = lbs(&cluster, "v1alpha1");
-    eventually(SOON, "list in v1alpha1", async || {
-        old.list(&ListParams::default()).await.map(|_| true)
-    })
-    .await?;
-    // Conversion comes first, and admission a moment later.
     cluster.registered().await?;
+    converts(&cluster).await?;
     Ok((cluster, operator))
 }
 
