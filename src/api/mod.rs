@@ -6,6 +6,7 @@
 
 mod condition;
 mod crds;
+mod dhcp_lease;
 mod ip_pool;
 pub mod kubevirt;
 mod load_balancer;
@@ -13,13 +14,14 @@ pub mod v1alpha1;
 
 pub use condition::{Condition, ConditionStatus, READY};
 pub use crds::{crds, to_yaml};
+pub use dhcp_lease::{DHCPLease, DHCPLeaseSpec, DHCPLeaseStatus, LeaseState};
 pub use ip_pool::{IPPool, IPPoolSpec, IPPoolStatus, PoolState, Range, Scope, Selector};
 pub use load_balancer::{
     AllocatedAddress, EndpointCounts, HealthCheck, Ipam, Listener, LoadBalancer, LoadBalancerSpec,
     LoadBalancerStatus, WorkloadType,
 };
 
-/// The API group of `LoadBalancer` and `IPPool`.
+/// The API group of `LoadBalancer`, `IPPool` and `DHCPLease`.
 pub const GROUP: &str = "loadbalancer.harvesterhci.io";
 
 /// Annotation of a LoadBalancer: the network (`namespace/name` of a
@@ -79,6 +81,11 @@ pub const LB_FINALIZER: &str = "wrangler.cattle.io/harvester-lb-controller";
 /// Finalizer of an IPPool: its ledger outlives a deletion until the last address is back.
 /// The Go controller's own name, for the same reason.
 pub const POOL_FINALIZER: &str = "wrangler.cattle.io/harvester-ipam-controller";
+
+/// Finalizer of a DHCPLease: it outlives a deletion until its address is given back.
+pub const DHCP_FINALIZER: &str = "loadbalancer.harvesterhci.io/dhcp-release";
+/// Annotation of a LoadBalancer with `ipam: dhcp`: who leases its address, `host` or `guest`.
+pub const ANNOTATION_DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
 
 /// What an address is recorded as while the guest's announcer leases it by DHCP.
 pub const DHCP_ADDRESS: &str = "0.0.0.0";

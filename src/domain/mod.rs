@@ -8,6 +8,7 @@ pub mod book;
 pub mod certificates;
 pub mod conflict;
 pub mod convert;
+pub mod dhcp;
 pub mod endpoints;
 pub mod facts;
 pub mod free_set;

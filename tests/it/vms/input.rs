@@ -242,7 +242,7 @@ async fn objects(cluster: &Cluster) -> Result<(String, String)> {
 /// acts on.
 pub(crate) async fn as_harvester_ships_it(cluster: &Cluster) -> Result<()> {
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
-    let crd = api::crds().pop().context("no CRD")?;
+    let crd = api::crds().remove(1);
     let mut crd = json!(crd);
     drop_keys(
         &mut crd,

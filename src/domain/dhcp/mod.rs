@@ -1,0 +1,5 @@
+//! Leasing addresses by DHCP.
+
+mod names;
+
+pub use names::agent_name;

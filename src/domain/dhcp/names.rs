@@ -1,0 +1,51 @@
+//! What belongs to a network's agent, by name.
+//!
+//! Invariant: the chart's `hgo.agent` says the same; a test compares the two.
+
+use std::fmt::Write;
+
+use sha2::{Digest, Sha256};
+
+/// Characters of a readable name. With what is added, it stays a DNS label.
+const READABLE: usize = 45;
+
+/// Name of the agent of a network (`namespace/name` of a NetworkAttachmentDefinition): of its
+/// Deployment, and of the Lease in the operator's namespace that its one pod holds. Two networks
+/// never share one: the end is of the whole name's SHA-256.
+pub fn agent_name(network: &str) -> String {
+    let plain = format!("hgo-lease-agent-{}", network.replace('/', "-"));
+    let cut: String = plain.chars().take(READABLE).collect();
+    let cut = cut.strip_suffix('-').unwrap_or(&cut);
+    let cut = cut.strip_suffix('.').unwrap_or(cut);
+    let mut name = format!("{cut}-");
+    for octet in &Sha256::digest(network.as_bytes())[..4] {
+        // Writing to a String cannot fail.
+        let _ = write!(name, "{octet:02x}");
+    }
+    name.replace('.', "-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Helm renders them.
+    #[test]
+    fn a_name_is_readable_and_its_own() {
+        assert_eq!(agent_name("default/vlan100"), "hgo-lease-agent-default-vlan100-752faa03");
+        assert_ne!(agent_name("a-b/c"), agent_name("a/b-c"));
+        assert_ne!(agent_name("a/b.c"), agent_name("a/b-c"));
+    }
+
+    #[test]
+    fn a_name_is_a_dns_label_whatever_the_network() {
+        for network in
+            [format!("{}/{}", "n".repeat(63), "d".repeat(253)), "a/b.c.d".into(), "a/b".into()]
+        {
+            let name = agent_name(&network);
+            assert!(name.len() <= 63, "{name}");
+            assert!(name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-'));
+            assert!(!name.starts_with('-') && !name.ends_with('-'), "{name}");
+        }
+    }
+}
