@@ -1,0 +1,504 @@
+//! The client of one lease: frames, links and times in; frames, records and events out.
+//!
+//! Invariants: it speaks only while its link is up; it sends nothing that it was not due to send,
+//! so that a flood of frames makes no flood; whatever comes in, a lease that is over is given up
+//! first; a fresh address may be used only after its record was written ([`Client::recorded`]).
+//!
+//! Times are offsets on one clock that goes on while the host sleeps and that nobody sets
+//! (`CLOCK_BOOTTIME`); where it seems to run backwards, it is taken to stand still.
+
+mod acquire;
+mod confirm;
+mod probe;
+mod speak;
+#[cfg(test)]
+mod tests;
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::frame::{self, Frame};
+use super::lease::Times;
+use super::message::{self, Unread};
+use super::spread::{Dice, part};
+use super::{Event, Identity, Ignored, Lease, Lost, Mac, Out, Record, State, Trouble};
+use acquire::{Requesting, Selecting};
+use confirm::Confirming;
+use probe::Probing;
+
+/// How long an address that was lost counts as one that we may still be announcing ourselves. Until
+/// then nobody is asked about it: the answer would be our own.
+const STILL_OURS: Duration = Duration::from_mins(5);
+/// How long the second RELEASE waits. Nobody answers a RELEASE.
+const RELEASE_AGAIN: Duration = Duration::from_millis(200);
+
+/// How a client behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// How a fresh address is probed.
+    pub probe: Probe,
+    /// Over what time clients that begin together spread their first message.
+    pub start_within: Duration,
+    /// Over what time clients that were resumed together spread theirs; a quarter of what is left
+    /// of the lease, if that is less.
+    pub resume_within: Duration,
+    /// This client's place in those times, and among renewals: see [`super::phase`].
+    pub phase: u32,
+    /// Whether servers are asked to broadcast their answers.
+    pub broadcast: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            probe: Probe::QUICK,
+            start_within: Duration::ZERO,
+            resume_within: Duration::from_secs(30),
+            phase: 0,
+            broadcast: false,
+        }
+    }
+}
+
+/// How a fresh address is probed: RFC 5227.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// How often it is asked who has it. Zero: never.
+    pub count: u32,
+    /// The first question waits up to this long.
+    pub first_within: Duration,
+    /// From one question to the next, at least.
+    pub shortest_gap: Duration,
+    /// At most.
+    pub longest_gap: Duration,
+    /// How long the last one waits for an answer.
+    pub wait: Duration,
+}
+
+impl Probe {
+    /// The times of RFC 5227: four to nine seconds.
+    pub const RFC_5227: Self = Self {
+        count: 3,
+        first_within: Duration::from_secs(1),
+        shortest_gap: Duration::from_secs(1),
+        longest_gap: Duration::from_secs(2),
+        wait: Duration::from_secs(2),
+    };
+    /// Three questions within half a second: a host on the same segment answers in milliseconds.
+    pub const QUICK: Self = Self {
+        count: 3,
+        first_within: Duration::from_millis(20),
+        shortest_gap: Duration::from_millis(140),
+        longest_gap: Duration::from_millis(160),
+        wait: Duration::from_millis(150),
+    };
+    /// None.
+    pub const OFF: Self = Self { count: 0, ..Self::QUICK };
+}
+
+/// What the durable record says of a lease that an earlier process held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The address.
+    pub address: Ipv4Addr,
+    /// Length of its subnet's prefix.
+    pub prefix: Option<u8>,
+    /// The subnet's router.
+    pub gateway: Option<Ipv4Addr>,
+    /// The server that granted it.
+    pub server: Ipv4Addr,
+    /// The station that its answer came from.
+    pub server_mac: Option<Mac>,
+    /// For how long it was granted. `None`: for ever.
+    pub seconds: Option<u32>,
+    /// How long it has been held, by the wall clock.
+    pub age: Duration,
+    /// What is left of it, by the wall clock; zero when it is over. It counts for no more than
+    /// `seconds`: a wall clock that was set back makes no lease longer.
+    pub left: Duration,
+}
+
+/// What must hear before a client speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listening {
+    /// Nothing: no socket is needed.
+    Nothing,
+    /// Answers of DHCP servers.
+    Dhcp,
+    /// Those, and ARP.
+    DhcpAndArp,
+}
+
+/// What is under way. A lease is held or not besides.
+#[derive(Clone, Debug)]
+enum Phase {
+    /// Nothing until then, then a DISCOVER.
+    Waiting(Duration),
+    Selecting(Selecting),
+    Requesting(Requesting),
+    Probing(Probing),
+    /// Nothing until T1.
+    Bound,
+    Confirming(Confirming),
+    /// The address was given back. Then: once more at that time.
+    Released(Option<(Duration, Lease)>),
+}
+
+/// An address that was held.
+#[derive(Clone, Copy, Debug)]
+struct Former {
+    address: Ipv4Addr,
+    server: Ipv4Addr,
+    /// Until when we may still be announcing it.
+    ours_until: Duration,
+    /// Whether it is to be asked for again.
+    wanted: bool,
+}
+
+/// The client of one lease.
+#[derive(Clone, Debug)]
+pub struct Client {
+    identity: Identity,
+    options: Options,
+    dice: Dice,
+    now: Duration,
+    up: bool,
+    phase: Phase,
+    held: Option<Lease>,
+    /// The record that must be written before the held address may be used.
+    awaits: Option<u64>,
+    serial: u64,
+    former: Option<Former>,
+    /// Since when it has been without an address.
+    began: Duration,
+    /// Refusals and conflicts since an address was last held.
+    naks: u32,
+    conflicts: u32,
+    trouble: Option<Trouble>,
+    out: Vec<Out>,
+}
+
+impl Client {
+    /// A client that has no address.
+    pub fn new(identity: Identity, options: Options, seed: u64, now: Duration) -> Self {
+        let start = now + part(options.phase, options.start_within);
+        Self {
+            identity,
+            options,
+            dice: Dice::new(seed),
+            now,
+            up: true,
+            phase: Phase::Waiting(start),
+            held: None,
+            awaits: None,
+            serial: 0,
+            former: None,
+            began: start,
+            naks: 0,
+            conflicts: 0,
+            trouble: None,
+            out: Vec::new(),
+        }
+    }
+
+    /// A client whose address is in its record. It may be used at once, and is confirmed soon.
+    /// A lease that is over is not taken up again: its record is to lose the address, and the same
+    /// address is asked for.
+    pub fn resume(
+        identity: Identity,
+        options: Options,
+        held: Held,
+        seed: u64,
+        now: Duration,
+    ) -> Self {
+        let mut client = Self::new(identity, options, seed, now);
+        let whole = held.seconds.map(|seconds| Duration::from_secs(seconds.into()));
+        let left = whole.map(|whole| held.left.min(whole));
+        client.held = Some(held.lease(now, left));
+        let spread = left.map_or(options.resume_within, |left| options.resume_within.min(left / 4));
+        let start = now + part(options.phase, spread);
+        client.phase = Phase::Confirming(Confirming::of_restart(start));
+        client
+    }
+
+    /// When [`Client::due`] is to be called. `None`: not before something else happens.
+    pub fn deadline(&self) -> Option<Duration> {
+        let under_way = match &self.phase {
+            Phase::Released(again) => return again.as_ref().map(|(at, _)| *at),
+            Phase::Waiting(until) => Some(*until),
+            Phase::Selecting(selecting) => Some(selecting.deadline()),
+            Phase::Requesting(requesting) => Some(requesting.exchange.next),
+            Phase::Probing(probing) => Some(probing.next),
+            Phase::Bound => self.held.as_ref().map(|lease| lease.renew),
+            Phase::Confirming(confirming) => Some(confirming.next),
+        };
+        let end = self.held.as_ref().and_then(|lease| lease.expires);
+        let under_way = under_way.filter(|_| self.up);
+        under_way.into_iter().chain(end).min()
+    }
+
+    /// What must hear before what was handed out is sent.
+    pub fn listening(&self) -> Listening {
+        match &self.phase {
+            _ if !self.up => Listening::Nothing,
+            Phase::Waiting(_) | Phase::Bound | Phase::Released(_) => Listening::Nothing,
+            Phase::Confirming(confirming) if !confirming.has_asked() => Listening::Nothing,
+            Phase::Selecting(_) | Phase::Requesting(_) | Phase::Confirming(_) => Listening::Dhcp,
+            Phase::Probing(_) => Listening::DhcpAndArp,
+        }
+    }
+
+    /// Where the client stands.
+    pub fn state(&self) -> State {
+        match &self.phase {
+            Phase::Waiting(_) if self.former.is_some() => State::Lost,
+            Phase::Waiting(_) | Phase::Selecting(_) => State::Selecting,
+            Phase::Requesting(_) => State::Requesting,
+            Phase::Probing(_) => State::Probing,
+            Phase::Released(_) => State::Released,
+            _ if self.awaits.is_some() => State::Probing,
+            Phase::Bound => State::Bound,
+            Phase::Confirming(confirming) if confirming.restart => State::Rebooting,
+            Phase::Confirming(_) if self.may_rebind() => State::Rebinding,
+            Phase::Confirming(_) => State::Renewing,
+        }
+    }
+
+    /// The lease, if its address may be used.
+    pub fn lease(&self) -> Option<&Lease> {
+        self.held.as_ref().filter(|_| self.awaits.is_none())
+    }
+
+    /// Who it is.
+    pub const fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// A whole Ethernet frame was received.
+    pub fn heard(&mut self, frame: &[u8], now: Duration) -> Vec<Out> {
+        self.enter(now);
+        match frame::read(frame) {
+            _ if !self.up || matches!(self.phase, Phase::Released(_)) => {}
+            None => self.ignore(Ignored::Malformed),
+            Some(Frame::Arp(arp)) => self.heard_arp(arp),
+            Some(Frame::Udp(datagram)) if datagram.port == frame::SERVER_PORT => {
+                self.heard_client(datagram);
+            }
+            Some(Frame::Udp(datagram)) => match message::read(datagram.payload, &self.identity) {
+                Ok(reply) => self.heard_reply(&reply, datagram.source),
+                Err(Unread::Malformed) => self.ignore(Ignored::Malformed),
+                Err(Unread::NotOurs) => self.ignore(Ignored::NotOurs),
+            },
+        }
+        self.leave()
+    }
+
+    /// The deadline has come, or may have.
+    pub fn due(&mut self, now: Duration) -> Vec<Out> {
+        self.enter(now);
+        if self.deadline().is_some_and(|deadline| deadline <= self.now) {
+            match &self.phase {
+                Phase::Waiting(_) => self.discover(),
+                Phase::Selecting(_) => self.selecting_due(),
+                Phase::Requesting(_) => self.requesting_due(),
+                Phase::Probing(_) => self.probing_due(),
+                Phase::Bound => self.confirm(Confirming::of_renewal(self.now)),
+                Phase::Confirming(_) => self.confirming_due(),
+                Phase::Released(_) => self.release_again(),
+            }
+        }
+        self.leave()
+    }
+
+    /// The link came up or went down; or the client may speak, or may not. While it may not, its
+    /// lease runs on. A client begins with its link up.
+    pub fn link(&mut self, up: bool, now: Duration) -> Vec<Out> {
+        self.enter(now);
+        let changed = up != self.up;
+        self.up = up;
+        if changed && !matches!(self.phase, Phase::Released(_)) {
+            let start = self.now + part(self.options.phase, self.options.start_within);
+            if self.held.is_some() {
+                // Whoever was reached before the cable was pulled need not be there now.
+                self.phase = Phase::Confirming(Confirming::of_restart(start));
+            } else {
+                self.began = start;
+                self.phase = Phase::Waiting(start);
+            }
+        }
+        self.leave()
+    }
+
+    /// The record of that number, or a later one, has been written.
+    pub fn recorded(&mut self, serial: u64, now: Duration) -> Vec<Out> {
+        self.enter(now);
+        if self.awaits.is_some_and(|awaited| serial >= awaited) {
+            self.awaits = None;
+        }
+        self.leave()
+    }
+
+    /// The address is no longer needed. The RELEASE goes out twice, then the client is done.
+    pub fn release(&mut self, now: Duration) -> Vec<Out> {
+        self.enter(now);
+        let lease = match (&self.phase, self.held.take()) {
+            (Phase::Released(_), _) => return self.leave(),
+            (Phase::Probing(probing), _) => Some(probing.lease.clone()),
+            (_, held) => held,
+        };
+        self.awaits = None;
+        match lease.filter(|_| self.up) {
+            Some(lease) => {
+                self.say_release(&lease);
+                self.phase = Phase::Released(Some((self.now + RELEASE_AGAIN, lease)));
+            }
+            None => self.end(),
+        }
+        self.leave()
+    }
+
+    fn release_again(&mut self) {
+        if let Phase::Released(Some((_, lease))) = &self.phase {
+            let lease = lease.clone();
+            if self.up {
+                self.say_release(&lease);
+            }
+            self.event(Event::Released { address: lease.address });
+        }
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.phase = Phase::Released(None);
+        self.record(None);
+        self.out.push(Out::Done);
+    }
+
+    /// Every input begins here: the clock only goes forward, and what is over is over.
+    fn enter(&mut self, now: Duration) {
+        self.now = self.now.max(now);
+        if self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {
+            self.lose(Lost::Expired, Trouble::Expired, Duration::ZERO);
+        }
+    }
+
+    fn leave(&mut self) -> Vec<Out> {
+        std::mem::take(&mut self.out)
+    }
+
+    fn may_rebind(&self) -> bool {
+        self.held.as_ref().is_some_and(|lease| lease.may_rebind(self.now))
+    }
+
+    /// The address is given up: first in the record. The client looks for one after `pause`.
+    fn lose(&mut self, how: Lost, trouble: Trouble, pause: Duration) {
+        let Some(lease) = self.held.take() else { return };
+        self.awaits = None;
+        self.began = self.now;
+        self.former = Some(Former {
+            address: lease.address,
+            server: lease.server,
+            ours_until: self.now + STILL_OURS,
+            wanted: true,
+        });
+        self.phase = Phase::Waiting(self.now + pause);
+        self.record(Some(trouble));
+        self.event(Event::Lost { address: lease.address, how });
+    }
+
+    /// The lease is held. `fresh`: its address is not in the record.
+    fn hold(&mut self, lease: Lease, fresh: bool) {
+        self.held = Some(lease);
+        self.phase = Phase::Bound;
+        self.former = None;
+        (self.naks, self.conflicts) = (0, 0);
+        if fresh {
+            self.awaits = Some(self.serial + 1);
+        }
+        self.record(None);
+    }
+
+    /// Hands out a record of how things stand.
+    fn record(&mut self, trouble: Option<Trouble>) {
+        self.serial += 1;
+        self.trouble = trouble;
+        let state = match &self.phase {
+            // What is written is that it may be used.
+            Phase::Bound => State::Bound,
+            _ => self.state(),
+        };
+        let record = Record { serial: self.serial, state, lease: self.held.clone(), trouble };
+        self.out.push(Out::Record(record));
+    }
+
+    /// Records what is wrong, once.
+    fn tell(&mut self, trouble: Trouble) {
+        if self.trouble != Some(trouble) {
+            self.record(Some(trouble));
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        self.out.push(Out::Event(event));
+    }
+
+    fn ignore(&mut self, why: Ignored) {
+        self.event(Event::Ignored(why));
+    }
+
+    /// A message of a client with this hardware address. Our own may come back by a loop.
+    fn heard_client(&mut self, datagram: frame::Datagram<'_>) {
+        let xid = message::client_xid(datagram.payload);
+        let ours = message::holder(datagram.payload) == Some(self.identity.mac);
+        match xid {
+            Some(xid) if ours && !self.has_asked(xid) => {
+                self.event(Event::Duplicate { from: datagram.source });
+            }
+            _ => self.ignore(Ignored::NotOurs),
+        }
+    }
+
+    fn has_asked(&self, xid: u32) -> bool {
+        match &self.phase {
+            Phase::Selecting(selecting) => selecting.exchange.xid == xid,
+            Phase::Requesting(requesting) => requesting.exchange.xid == xid,
+            Phase::Confirming(confirming) => confirming.has_asked_by(xid),
+            _ => false,
+        }
+    }
+
+    fn heard_reply(&mut self, reply: &message::Reply, from: Mac) {
+        match &self.phase {
+            Phase::Selecting(_) => self.selecting_heard(reply),
+            Phase::Requesting(_) => self.requesting_heard(reply, from),
+            Phase::Confirming(_) => self.confirming_heard(reply, from),
+            _ => self.ignore(Ignored::Unasked),
+        }
+    }
+}
+
+impl Held {
+    fn lease(self, now: Duration, left: Option<Duration>) -> Lease {
+        let times = Times::of(self.seconds.unwrap_or(u32::MAX), None, None);
+        let expires = left.map(|left| now + left);
+        // Before the clock began, if need be: then it is due already.
+        let since = |time: Duration| match (expires, times.end) {
+            (Some(expires), Some(end)) => (expires + time).saturating_sub(end),
+            _ => now + time,
+        };
+        Lease {
+            address: self.address,
+            prefix: self.prefix,
+            gateway: self.gateway,
+            server: self.server,
+            // Without it, all stations hear what is for one.
+            server_mac: self.server_mac.unwrap_or(Mac::BROADCAST),
+            seconds: self.seconds,
+            obtained: now.saturating_sub(self.age),
+            granted: since(Duration::ZERO),
+            renew: since(times.t1),
+            rebind: times.t2.map(since),
+            expires,
+        }
+    }
+}

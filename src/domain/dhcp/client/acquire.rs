@@ -1,0 +1,218 @@
+//! Looking for an address: DISCOVER, choosing among offers, REQUEST.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::super::message::{Kind, Reply, Say};
+use super::super::{Event, Ignored, Lease, Mac, Trouble, unusable};
+use super::probe::Probing;
+use super::speak::Exchange;
+use super::{Client, Phase};
+
+/// How long an offer waits for one that is liked better.
+const OFFER_WAIT: Duration = Duration::from_millis(250);
+/// Offers that are compared.
+const MOST_OFFERS: usize = 8;
+/// After so many DISCOVERs without an offer, that is told.
+const SILENT_TRIES: u32 = 3;
+/// An offer is taken up so often, over a minute.
+const MOST_REQUESTS: u32 = 4;
+/// After so many refusals the former address is not asked for any more.
+const MOST_WISHES: u32 = 2;
+/// The pause after a first refusal. Servers refuse one of two clients that they offered the same.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// The longest.
+const LONGEST_PAUSE: Duration = Duration::from_secs(64);
+
+/// DISCOVER was sent.
+#[derive(Clone, Debug)]
+pub struct Selecting {
+    pub exchange: Exchange,
+    offers: Vec<Offer>,
+    /// When one of them is taken.
+    choose: Option<Duration>,
+}
+
+impl Selecting {
+    pub fn deadline(&self) -> Duration {
+        self.choose.map_or(self.exchange.next, |choose| choose.min(self.exchange.next))
+    }
+}
+
+/// An offer that can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    address: Ipv4Addr,
+    server: Ipv4Addr,
+}
+
+/// REQUEST was sent.
+#[derive(Clone, Debug)]
+pub struct Requesting {
+    pub exchange: Exchange,
+    offer: Offer,
+}
+
+impl Client {
+    /// The address that is asked for.
+    fn wish(&self) -> Option<Offer> {
+        let former = self.former.filter(|former| former.wanted)?;
+        Some(Offer { address: former.address, server: former.server })
+    }
+
+    pub(super) fn discover(&mut self) {
+        let exchange = self.exchange();
+        let wish = self.wish().map(|wish| wish.address);
+        self.say_to_all(Say::Discover(wish), &exchange);
+        self.phase = Phase::Selecting(Selecting { exchange, offers: Vec::new(), choose: None });
+    }
+
+    pub(super) fn selecting_due(&mut self) {
+        let Phase::Selecting(selecting) = &self.phase else { return };
+        let mut selecting = selecting.clone();
+        if selecting.choose.is_some_and(|choose| choose <= self.now) {
+            return self.take_best(&selecting);
+        }
+        self.again(&mut selecting.exchange);
+        selecting.exchange.secs = self.secs();
+        let wish = self.wish().map(|wish| wish.address);
+        self.say_to_all(Say::Discover(wish), &selecting.exchange);
+        let silent = selecting.exchange.tries >= SILENT_TRIES;
+        self.phase = Phase::Selecting(selecting);
+        if silent && !matches!(self.trouble, Some(Trouble::Unusable(_))) {
+            self.tell(Trouble::NoOffer);
+        }
+    }
+
+    pub(super) fn selecting_heard(&mut self, reply: &Reply) {
+        let Phase::Selecting(selecting) = &mut self.phase else { return };
+        if reply.kind != Kind::Offer || reply.xid != selecting.exchange.xid {
+            return self.ignore(Ignored::Unasked);
+        }
+        if !self.is_usable(reply) {
+            return;
+        }
+        let offer = Offer { address: reply.address, server: reply.server };
+        self.event(Event::Offered { server: reply.server, address: reply.address });
+        let wish = self.wish();
+        let choose = self.now + OFFER_WAIT;
+        let Phase::Selecting(selecting) = &mut self.phase else { return };
+        if selecting.offers.len() < MOST_OFFERS && !selecting.offers.contains(&offer) {
+            selecting.offers.push(offer);
+        }
+        selecting.choose.get_or_insert(choose);
+        if wish.is_none_or(|wish| wish == offer) {
+            let selecting = selecting.clone();
+            self.take_best(&selecting);
+        }
+    }
+
+    /// The former address before the former server before whoever was first.
+    fn take_best(&mut self, selecting: &Selecting) {
+        let wish = self.wish();
+        let dislike = |offer: &&Offer| match wish {
+            Some(wish) => (offer.address != wish.address, offer.server != wish.server),
+            None => (true, true),
+        };
+        let Some(offer) = selecting.offers.iter().min_by_key(dislike).copied() else { return };
+        let next = self.now + self.patience(1);
+        // The number and the time of the DISCOVER that was answered.
+        let exchange = Exchange { first: self.now, tries: 1, next, ..selecting.exchange };
+        self.say_to_all(Say::Select(offer.address, offer.server), &exchange);
+        self.phase = Phase::Requesting(Requesting { exchange, offer });
+    }
+
+    pub(super) fn requesting_due(&mut self) {
+        let Phase::Requesting(requesting) = &self.phase else { return };
+        let mut requesting = requesting.clone();
+        if requesting.exchange.tries >= MOST_REQUESTS {
+            return self.discover();
+        }
+        self.again(&mut requesting.exchange);
+        let Offer { address, server } = requesting.offer;
+        self.say_to_all(Say::Select(address, server), &requesting.exchange);
+        self.phase = Phase::Requesting(requesting);
+    }
+
+    pub(super) fn requesting_heard(&mut self, reply: &Reply, from: Mac) {
+        let Phase::Requesting(requesting) = &self.phase else { return };
+        let requesting = requesting.clone();
+        if reply.xid != requesting.exchange.xid || reply.kind == Kind::Offer {
+            return self.ignore(Ignored::Unasked);
+        }
+        if reply.server != requesting.offer.server {
+            return self.ignore(Ignored::OtherServer);
+        }
+        if reply.kind == Kind::Nak {
+            self.event(Event::Nak { server: reply.server, heeded: true });
+            return self.refused(Trouble::Refused);
+        }
+        if reply.address != requesting.offer.address {
+            return self.ignore(Ignored::Unasked);
+        }
+        if !self.is_usable(reply) {
+            let pause = self.pause_after_refusal();
+            self.phase = Phase::Waiting(self.now + pause);
+            return;
+        }
+        let lease = Lease::from_reply(reply, from, requesting.exchange.first, self.options.phase);
+        if lease.is_over(self.now) {
+            return self.discover();
+        }
+        self.granted(lease);
+    }
+
+    /// An address was granted to a client that had none.
+    pub(super) fn granted(&mut self, lease: Lease) {
+        let may_be_ours = self
+            .former
+            .is_some_and(|former| former.address == lease.address && self.now < former.ours_until);
+        if may_be_ours || self.options.probe.count == 0 {
+            self.acquired(lease);
+        } else {
+            self.phase = Phase::Probing(Probing::of(lease, self));
+        }
+    }
+
+    /// Nobody else has the address.
+    pub(super) fn acquired(&mut self, lease: Lease) {
+        let (address, server) = (lease.address, lease.server);
+        self.hold(lease, true);
+        let took = self.now.saturating_sub(self.began);
+        self.event(Event::Acquired { address, server, took });
+    }
+
+    /// Whether the offer or grant can be used. If not, that is told.
+    pub(super) fn is_usable(&mut self, reply: &Reply) -> bool {
+        let Err(why) = unusable::judge(reply) else { return true };
+        self.event(Event::Unusable { server: reply.server, address: reply.address, why });
+        if self.held.is_none() {
+            self.tell(Trouble::Unusable(why));
+        }
+        false
+    }
+
+    /// A server took back what it had offered.
+    fn refused(&mut self, trouble: Trouble) {
+        let pause = self.pause_after_refusal();
+        if self.naks >= MOST_WISHES
+            && let Some(former) = &mut self.former
+        {
+            former.wanted = false;
+        }
+        self.phase = Phase::Waiting(self.now + pause);
+        // Once is what happens to one of two that ask at the same moment.
+        if self.naks > 1 {
+            self.tell(trouble);
+        }
+    }
+
+    /// How long to wait after another refusal: from half of that to all of it, so that two that
+    /// were in each other's way are not again.
+    pub(super) fn pause_after_refusal(&mut self) -> Duration {
+        self.naks = self.naks.saturating_add(1);
+        let doubled = FIRST_PAUSE * 1_u32.checked_shl((self.naks - 1).min(8)).unwrap_or(1);
+        let pause = doubled.min(LONGEST_PAUSE);
+        pause / 2 + self.dice.below(pause / 2)
+    }
+}

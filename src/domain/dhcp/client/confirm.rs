@@ -1,0 +1,215 @@
+//! Asking for more time for an address that is held: renewing, rebinding, and after a restart.
+//!
+//! The question has the form of a client that has restarted. It goes to the lease's server alone
+//! where that can be reached without a router, because another server that thinks it knows all
+//! clients would refuse at once; then to all. Invariants: the lease runs on whatever is answered
+//! or not, until a server that may says otherwise; another server's refusal counts only after the
+//! lease's own has been silent from T1 to T2 and for some questions more.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::super::frame::Way;
+use super::super::message::{Kind, Reply, Say};
+use super::super::{Event, Ignored, Lease, Lost, Mac, Trouble};
+use super::{Client, Phase};
+
+/// Questions to the lease's server alone before all are asked.
+const ALONE: u32 = 2;
+/// Questions to all that the lease's server may leave unanswered before another one's grant counts.
+const BEFORE_OTHERS_GRANT: u32 = 2;
+/// And before another one's refusal does, after T2.
+const BEFORE_OTHERS_REFUSE: u32 = 3;
+/// Questions after a restart, over a minute. After that the lease goes on as it would have.
+const AFTER_RESTART: u32 = 4;
+/// Questions whose answers are waited for: an answer may be slower than the next question.
+const REMEMBERED: usize = 4;
+
+/// A question that was asked.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    xid: u32,
+    at: Duration,
+    /// The server whose offer was taken; else whoever may answer.
+    server: Option<Ipv4Addr>,
+}
+
+/// A lease is held, and asked for.
+#[derive(Clone, Debug)]
+pub struct Confirming {
+    /// Whether the client has restarted, or its link has come back.
+    pub restart: bool,
+    began: Duration,
+    tries: u32,
+    /// Questions to all.
+    broadcasts: u32,
+    asked: Vec<Asked>,
+    /// The DISCOVER that was sent besides.
+    search: Option<u32>,
+    pub next: Duration,
+}
+
+impl Confirming {
+    pub fn of_restart(start: Duration) -> Self {
+        Self { restart: true, ..Self::of_renewal(start) }
+    }
+
+    pub fn of_renewal(start: Duration) -> Self {
+        Self {
+            restart: false,
+            began: start,
+            tries: 0,
+            broadcasts: 0,
+            asked: Vec::new(),
+            search: None,
+            next: start,
+        }
+    }
+
+    pub fn has_asked(&self) -> bool {
+        self.tries > 0
+    }
+
+    pub fn has_asked_by(&self, xid: u32) -> bool {
+        self.search == Some(xid) || self.asked.iter().any(|asked| asked.xid == xid)
+    }
+
+    fn remember(&mut self, asked: Asked) {
+        if self.asked.len() == REMEMBERED {
+            self.asked.remove(0);
+        }
+        self.asked.push(asked);
+    }
+}
+
+impl Client {
+    pub(super) fn confirm(&mut self, confirming: Confirming) {
+        self.phase = Phase::Confirming(confirming);
+        self.confirming_due();
+    }
+
+    pub(super) fn confirming_due(&mut self) {
+        let (Phase::Confirming(confirming), Some(lease)) = (&self.phase, &self.held) else {
+            return;
+        };
+        let (mut confirming, lease) = (confirming.clone(), lease.clone());
+        if confirming.restart && confirming.tries >= AFTER_RESTART {
+            confirming.restart = false;
+            if self.now < lease.renew {
+                self.phase = Phase::Bound;
+                return;
+            }
+        }
+        let rebinding = lease.may_rebind(self.now);
+        let secs = u16::try_from(self.now.saturating_sub(confirming.began).as_secs());
+        let secs = secs.unwrap_or(u16::MAX);
+        let xid = self.dice.word();
+        let alone = confirming.tries < ALONE && !rebinding && lease.is_server_near();
+        let all = Way::to_all(self.identity.mac);
+        let way = if alone { self.way_to_server(&lease) } else { all };
+        self.say(Say::Confirm(lease.address), xid, secs, way);
+        confirming.remember(Asked { xid, at: self.now, server: None });
+        if confirming.tries > 0 {
+            self.event(Event::Retry);
+        }
+        if !alone && rebinding && confirming.broadcasts > 0 {
+            // A server that does not know the lease is silent, but may offer the same address.
+            let search = self.dice.word();
+            self.say(Say::Discover(Some(lease.address)), search, secs, all);
+            confirming.search = Some(search);
+        }
+        confirming.tries += 1;
+        confirming.broadcasts += u32::from(!alone);
+        confirming.next = if confirming.restart {
+            self.now + self.patience(confirming.tries)
+        } else {
+            lease.ask_again(self.now)
+        };
+        let restart = confirming.restart;
+        self.phase = Phase::Confirming(confirming);
+        if rebinding && !restart {
+            self.tell(Trouble::ServerSilent);
+        }
+    }
+
+    pub(super) fn confirming_heard(&mut self, reply: &Reply, from: Mac) {
+        let (Phase::Confirming(confirming), Some(lease)) = (&self.phase, &self.held) else {
+            return;
+        };
+        let (confirming, lease) = (confirming.clone(), lease.clone());
+        if reply.kind == Kind::Offer {
+            return self.offered_besides(reply, confirming, &lease);
+        }
+        let Some(asked) = confirming.asked.iter().find(|asked| asked.xid == reply.xid) else {
+            return self.ignore(Ignored::Unasked);
+        };
+        let own = reply.server == lease.server;
+        let chosen = asked.server == Some(reply.server);
+        let rebinding = lease.may_rebind(self.now);
+        if reply.kind == Kind::Nak {
+            let late = rebinding || lease.expires.is_none();
+            let heeded = own || (late && confirming.broadcasts >= BEFORE_OTHERS_REFUSE);
+            self.event(Event::Nak { server: reply.server, heeded });
+            if heeded {
+                let pause = self.pause_after_refusal();
+                self.lose(Lost::Nak, Trouble::Refused, pause);
+            }
+            return;
+        }
+        let others = rebinding || confirming.broadcasts >= BEFORE_OTHERS_GRANT;
+        let may = match asked.server {
+            Some(_) => chosen,
+            None => own || others,
+        };
+        if !may {
+            return self.ignore(Ignored::OtherServer);
+        }
+        if self.is_usable(reply) {
+            self.confirmed(reply, from, asked.at, &confirming, &lease);
+        }
+    }
+
+    fn confirmed(
+        &mut self,
+        reply: &Reply,
+        from: Mac,
+        asked: Duration,
+        confirming: &Confirming,
+        former: &Lease,
+    ) {
+        let mut lease = Lease::from_reply(reply, from, asked, self.options.phase);
+        if lease.is_over(self.now) {
+            return self.ignore(Ignored::Unasked);
+        }
+        if lease.address != former.address {
+            self.lose(Lost::Changed, Trouble::Changed, Duration::ZERO);
+            return self.granted(lease);
+        }
+        lease.obtained = former.obtained;
+        self.hold(lease, false);
+        let took = self.now.saturating_sub(confirming.began);
+        self.event(Event::Renewed { server: reply.server, took });
+        if reply.server != former.server {
+            self.event(Event::ServerChanged { from: former.server, to: reply.server });
+        }
+    }
+
+    /// A server that does not know the lease offers something. Only the same address is of use
+    /// while there is one.
+    fn offered_besides(&mut self, reply: &Reply, mut confirming: Confirming, lease: &Lease) {
+        if confirming.search != Some(reply.xid) {
+            return self.ignore(Ignored::Unasked);
+        }
+        if reply.address != lease.address || !self.is_usable(reply) {
+            return self.ignore(Ignored::Unasked);
+        }
+        self.event(Event::Offered { server: reply.server, address: reply.address });
+        let secs = u16::try_from(self.now.saturating_sub(confirming.began).as_secs());
+        let all = Way::to_all(self.identity.mac);
+        let say = Say::Select(reply.address, reply.server);
+        self.say(say, reply.xid, secs.unwrap_or(u16::MAX), all);
+        confirming.remember(Asked { xid: reply.xid, at: self.now, server: Some(reply.server) });
+        confirming.search = None;
+        self.phase = Phase::Confirming(confirming);
+    }
+}

@@ -1,0 +1,72 @@
+//! Asking whether somebody has a fresh address, and handing it back if so: RFC 5227.
+//!
+//! Invariant: only an address that was just granted and never published is asked about. One that is
+//! published is announced by somebody for us, who would answer.
+
+use std::time::Duration;
+
+use super::super::arp::Arp;
+use super::super::message::Say;
+use super::super::{Event, Ignored, Lease, Trouble};
+use super::{Client, Phase};
+
+/// RFC 2131, 3.1: the pause after a DECLINE, so that it may be processed.
+const PAUSE: Duration = Duration::from_secs(10);
+/// RFC 5227: after so many conflicts a client slows down.
+const MANY_CONFLICTS: u32 = 10;
+/// To this.
+const SLOW_PAUSE: Duration = Duration::from_mins(1);
+
+/// An address was granted.
+#[derive(Clone, Debug)]
+pub struct Probing {
+    pub lease: Lease,
+    sent: u32,
+    pub next: Duration,
+}
+
+impl Probing {
+    pub fn of(lease: Lease, client: &mut Client) -> Self {
+        let first = client.dice.below(client.options.probe.first_within);
+        Self { lease, sent: 0, next: client.now + first }
+    }
+}
+
+impl Client {
+    pub(super) fn probing_due(&mut self) {
+        let Phase::Probing(probing) = &self.phase else { return };
+        let mut probing = probing.clone();
+        let times = self.options.probe;
+        if probing.lease.is_over(self.now) {
+            return self.discover();
+        }
+        if probing.sent >= times.count {
+            return self.acquired(probing.lease);
+        }
+        self.ask_who_has(probing.lease.address);
+        probing.sent += 1;
+        let gap = times.longest_gap.saturating_sub(times.shortest_gap);
+        let gap = times.shortest_gap + self.dice.below(gap);
+        let wait = if probing.sent < times.count { gap } else { times.wait };
+        probing.next = self.now + wait;
+        self.phase = Phase::Probing(probing);
+    }
+
+    pub(super) fn heard_arp(&mut self, arp: Arp) {
+        let Phase::Probing(probing) = &self.phase else {
+            return self.ignore(Ignored::Unasked);
+        };
+        let (address, server) = (probing.lease.address, probing.lease.server);
+        if !arp.disputes(address, self.identity.mac) {
+            return self.ignore(Ignored::NotOurs);
+        }
+        let exchange = self.exchange();
+        self.say_to_all(Say::Decline(address, server), &exchange);
+        self.event(Event::Declined { address, by: arp.sender });
+        self.conflicts = self.conflicts.saturating_add(1);
+        let pause = if self.conflicts < MANY_CONFLICTS { PAUSE } else { SLOW_PAUSE };
+        self.former = self.former.filter(|former| former.address != address);
+        self.phase = Phase::Waiting(self.now + pause);
+        self.tell(Trouble::AddressInUse(arp.sender));
+    }
+}

@@ -1,0 +1,86 @@
+//! How a client's messages get on their way.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::super::frame::{self, Way};
+use super::super::message::{Query, Say};
+use super::super::{Event, Lease, Out, arp};
+use super::Client;
+
+/// The first wait for an answer; it doubles from try to try.
+const FIRST_WAIT: Duration = Duration::from_secs(4);
+/// The longest.
+const LONGEST_WAIT: Duration = Duration::from_secs(64);
+/// What is added to it or taken from it, at most.
+const JITTER: Duration = Duration::from_secs(1);
+
+/// A message that waits for its answer, and is sent again.
+#[derive(Clone, Copy, Debug)]
+pub struct Exchange {
+    pub xid: u32,
+    /// When it was first sent.
+    pub first: Duration,
+    pub tries: u32,
+    /// When it is sent again.
+    pub next: Duration,
+    /// What it told of the time since the client began.
+    pub secs: u16,
+}
+
+impl Client {
+    /// How long the nth try of a message waits: RFC 2131, 4.1.
+    pub(super) fn patience(&mut self, tries: u32) -> Duration {
+        let doubled = FIRST_WAIT * 1_u32.checked_shl(tries.saturating_sub(1).min(8)).unwrap_or(1);
+        doubled.min(LONGEST_WAIT).saturating_sub(JITTER) + self.dice.below(JITTER * 2)
+    }
+
+    /// Seconds since the client began to try, as long as they can be told.
+    pub(super) fn secs(&self) -> u16 {
+        u16::try_from(self.now.saturating_sub(self.began).as_secs()).unwrap_or(u16::MAX)
+    }
+
+    /// An exchange that begins now.
+    pub(super) fn exchange(&mut self) -> Exchange {
+        let next = self.now + self.patience(1);
+        let secs = self.secs();
+        Exchange { xid: self.dice.word(), first: self.now, tries: 1, next, secs }
+    }
+
+    /// The next try of an exchange.
+    pub(super) fn again(&mut self, exchange: &mut Exchange) {
+        exchange.tries += 1;
+        exchange.next = self.now + self.patience(exchange.tries);
+        self.event(Event::Retry);
+    }
+
+    pub(super) fn say(&mut self, say: Say, xid: u32, secs: u16, way: Way) {
+        let broadcast = self.options.broadcast;
+        let query = Query { say, identity: &self.identity, xid, secs, broadcast };
+        self.out.push(Out::Send(frame::to_server(way, &query.write())));
+    }
+
+    pub(super) fn say_to_all(&mut self, say: Say, exchange: &Exchange) {
+        self.say(say, exchange.xid, exchange.secs, Way::to_all(self.identity.mac));
+    }
+
+    /// The way to the server of a lease. Its sender is the leased address: the two servers that
+    /// use plain sockets answer to nothing else.
+    pub(super) fn way_to_server(&self, lease: &Lease) -> Way {
+        Way {
+            source: self.identity.mac,
+            destination: lease.server_mac,
+            from: lease.address,
+            to: lease.server,
+        }
+    }
+
+    pub(super) fn say_release(&mut self, lease: &Lease) {
+        let (way, xid) = (self.way_to_server(lease), self.dice.word());
+        self.say(Say::Release(lease.address, lease.server), xid, 0, way);
+    }
+
+    pub(super) fn ask_who_has(&mut self, address: Ipv4Addr) {
+        self.out.push(Out::Send(arp::probe(self.identity.mac, address)));
+    }
+}

@@ -1,0 +1,49 @@
+//! A hardware address.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// An Ethernet address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Mac(pub [u8; 6]);
+
+impl Mac {
+    /// All stations.
+    pub const BROADCAST: Self = Self([0xff; 6]);
+    /// None: what stands in a question for a hardware address.
+    pub const UNKNOWN: Self = Self([0; 6]);
+
+    /// Whether one station can have it.
+    pub const fn is_unicast(self) -> bool {
+        self.0[0] & 1 == 0
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().enumerate().try_for_each(|(at, octet)| {
+            let colon = if at == 0 { "" } else { ":" };
+            write!(f, "{colon}{octet:02x}")
+        })
+    }
+}
+
+/// The text is no hardware address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no hardware address, such as 02:00:5e:10:00:01")]
+pub struct NoMac(String);
+
+impl FromStr for Mac {
+    type Err = NoMac;
+
+    fn from_str(text: &str) -> Result<Self, NoMac> {
+        let mut octets = [0; 6];
+        let mut parts = text.split(':');
+        for octet in &mut octets {
+            let part = parts.next().filter(|part| part.len() == 2 && !part.starts_with('+'));
+            let value = part.and_then(|part| u8::from_str_radix(part, 16).ok());
+            *octet = value.ok_or_else(|| NoMac(text.to_owned()))?;
+        }
+        if parts.next().is_some() { Err(NoMac(text.to_owned())) } else { Ok(Self(octets)) }
+    }
+}

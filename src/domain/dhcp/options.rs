@@ -1,0 +1,113 @@
+//! The options of a DHCP message (RFC 2132, 3396): how they are written and read.
+//!
+//! Invariants: an option that runs over the end of its area makes the whole message unreadable,
+//! rather than hiding what might follow; parts of an option that stands there more than once are put
+//! together, over all areas.
+
+pub const SUBNET_MASK: u8 = 1;
+pub const ROUTER: u8 = 3;
+pub const NAME_SERVER: u8 = 6;
+pub const HOST_NAME: u8 = 12;
+pub const REQUESTED_ADDRESS: u8 = 50;
+pub const LEASE_TIME: u8 = 51;
+pub const OVERLOAD: u8 = 52;
+pub const MESSAGE_TYPE: u8 = 53;
+pub const SERVER_ID: u8 = 54;
+pub const PARAMETERS: u8 = 55;
+pub const LARGEST_MESSAGE: u8 = 57;
+pub const T1: u8 = 58;
+pub const T2: u8 = 59;
+pub const VENDOR_CLASS: u8 = 60;
+pub const CLIENT_ID: u8 = 61;
+const PAD: u8 = 0;
+const END: u8 = 255;
+
+/// Options that are being written.
+#[derive(Debug, Default)]
+pub struct Writer(Vec<u8>);
+
+impl Writer {
+    /// Adds an option. One option carries at most 255 octets; what is longer is cut.
+    pub fn put(&mut self, code: u8, value: &[u8]) {
+        let value = &value[..value.len().min(255)];
+        self.0.push(code);
+        self.0.push(u8::try_from(value.len()).unwrap_or(u8::MAX));
+        self.0.extend(value);
+    }
+
+    /// The options with their end.
+    pub fn end(mut self) -> Vec<u8> {
+        self.0.push(END);
+        self.0
+    }
+}
+
+/// Options that were received, in the order in which their areas count.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader<'a> {
+    areas: [&'a [u8]; 3],
+}
+
+impl<'a> Reader<'a> {
+    /// Takes the options field, and `file` and `sname`, which count only if the first says so.
+    /// `None`: an option runs over the end.
+    pub fn new(field: &'a [u8], file: &'a [u8], sname: &'a [u8]) -> Option<Self> {
+        let field = Self { areas: [field, &[], &[]] };
+        field.is_sound().then_some(())?;
+        let overload = field.get(OVERLOAD).and_then(|value| value.first().copied()).unwrap_or(0);
+        let [all, ..] = field.areas;
+        let areas = match overload {
+            1 => [all, file, &[]],
+            2 => [all, sname, &[]],
+            3 => [all, file, sname],
+            _ => return Some(field),
+        };
+        Some(Self { areas }).filter(Self::is_sound)
+    }
+
+    fn is_sound(&self) -> bool {
+        self.areas.iter().all(|area| Entries(area).all(|entry| entry.is_some()))
+    }
+
+    /// The option's value. `None`: it is not there.
+    pub fn get(&self, code: u8) -> Option<Vec<u8>> {
+        let entries = self.areas.iter().flat_map(|area| Entries(area)).flatten();
+        let mut parts = entries.filter(|(found, _)| *found == code).map(|(_, value)| value);
+        let mut value = parts.next()?.to_vec();
+        parts.for_each(|part| value.extend(part));
+        Some(value)
+    }
+
+    /// An option of a fixed length. `None`: it is not there, or of another length.
+    pub fn fixed<const N: usize>(&self, code: u8) -> Option<[u8; N]> {
+        self.get(code)?.try_into().ok()
+    }
+}
+
+/// The entries of one area; `None` once, where one runs over the end.
+struct Entries<'a>(&'a [u8]);
+
+impl<'a> Iterator for Entries<'a> {
+    type Item = Option<(u8, &'a [u8])>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let (code, rest) = self.0.split_first()?;
+            self.0 = match *code {
+                PAD => rest,
+                END => &[],
+                code => {
+                    let whole = rest
+                        .split_first()
+                        .and_then(|(length, rest)| rest.split_at_checked(usize::from(*length)));
+                    let (value, rest) = whole.unzip();
+                    self.0 = rest.unwrap_or_default();
+                    return Some(value.map(|value| (code, value)));
+                }
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
