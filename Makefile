@@ -21,7 +21,7 @@ SUM := awk '/^test result:/ { passed += $$4; failed += $$6 } \
 # How long each fuzz target runs, which there are, and what has the compiler count branches: on the
 # stable toolchain, without cargo-fuzz.
 FUZZ_SECONDS ?= 600
-FUZZ_TARGETS := annotations conversion ranges review
+FUZZ_TARGETS := annotations conversion dhcp_client dhcp_packet ranges review
 FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares

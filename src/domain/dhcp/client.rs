@@ -9,6 +9,8 @@
 
 mod acquire;
 mod confirm;
+mod held;
+mod options;
 mod probe;
 mod speak;
 #[cfg(test)]
@@ -18,10 +20,12 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::frame::{self, Frame};
-use super::lease::Times;
 use super::message::{self, Unread};
 use super::spread::{Dice, part};
 use super::{Event, Identity, Ignored, Lease, Lost, Mac, Out, Record, State, Trouble};
+pub use held::Held;
+pub use options::{Options, Probe};
+
 use acquire::{Requesting, Selecting};
 use confirm::Confirming;
 use probe::Probing;
@@ -31,92 +35,6 @@ use probe::Probing;
 const STILL_OURS: Duration = Duration::from_mins(5);
 /// How long the second RELEASE waits. Nobody answers a RELEASE.
 const RELEASE_AGAIN: Duration = Duration::from_millis(200);
-
-/// How a client behaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// How a fresh address is probed.
-    pub probe: Probe,
-    /// Over what time clients that begin together spread their first message.
-    pub start_within: Duration,
-    /// Over what time clients that were resumed together spread theirs; a quarter of what is left
-    /// of the lease, if that is less.
-    pub resume_within: Duration,
-    /// This client's place in those times, and among renewals: see [`super::phase`].
-    pub phase: u32,
-    /// Whether servers are asked to broadcast their answers.
-    pub broadcast: bool,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            probe: Probe::QUICK,
-            start_within: Duration::ZERO,
-            resume_within: Duration::from_secs(30),
-            phase: 0,
-            broadcast: false,
-        }
-    }
-}
-
-/// How a fresh address is probed: RFC 5227.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Probe {
-    /// How often it is asked who has it. Zero: never.
-    pub count: u32,
-    /// The first question waits up to this long.
-    pub first_within: Duration,
-    /// From one question to the next, at least.
-    pub shortest_gap: Duration,
-    /// At most.
-    pub longest_gap: Duration,
-    /// How long the last one waits for an answer.
-    pub wait: Duration,
-}
-
-impl Probe {
-    /// The times of RFC 5227: four to nine seconds.
-    pub const RFC_5227: Self = Self {
-        count: 3,
-        first_within: Duration::from_secs(1),
-        shortest_gap: Duration::from_secs(1),
-        longest_gap: Duration::from_secs(2),
-        wait: Duration::from_secs(2),
-    };
-    /// Three questions within half a second: a host on the same segment answers in milliseconds.
-    pub const QUICK: Self = Self {
-        count: 3,
-        first_within: Duration::from_millis(20),
-        shortest_gap: Duration::from_millis(140),
-        longest_gap: Duration::from_millis(160),
-        wait: Duration::from_millis(150),
-    };
-    /// None.
-    pub const OFF: Self = Self { count: 0, ..Self::QUICK };
-}
-
-/// What the durable record says of a lease that an earlier process held.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// The address.
-    pub address: Ipv4Addr,
-    /// Length of its subnet's prefix.
-    pub prefix: Option<u8>,
-    /// The subnet's router.
-    pub gateway: Option<Ipv4Addr>,
-    /// The server that granted it.
-    pub server: Ipv4Addr,
-    /// The station that its answer came from.
-    pub server_mac: Option<Mac>,
-    /// For how long it was granted. `None`: for ever.
-    pub seconds: Option<u32>,
-    /// How long it has been held, by the wall clock.
-    pub age: Duration,
-    /// What is left of it, by the wall clock; zero when it is over. It counts for no more than
-    /// `seconds`: a wall clock that was set back makes no lease longer.
-    pub left: Duration,
-}
 
 /// What must hear before a client speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,6 +93,8 @@ pub struct Client {
     naks: u32,
     conflicts: u32,
     trouble: Option<Trouble>,
+    /// The number of the last message.
+    spoken: u32,
     out: Vec<Out>,
 }
 
@@ -197,6 +117,7 @@ impl Client {
             naks: 0,
             conflicts: 0,
             trouble: None,
+            spoken: 0,
             out: Vec::new(),
         }
     }
@@ -378,7 +299,8 @@ impl Client {
     fn enter(&mut self, now: Duration) {
         self.now = self.now.max(now);
         if self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {
-            self.lose(Lost::Expired, Trouble::Expired, Duration::ZERO);
+            let pause = part(self.options.phase, self.options.start_within);
+            self.lose(Lost::Expired, Trouble::Expired, pause);
         }
     }
 
@@ -463,7 +385,7 @@ impl Client {
             Phase::Selecting(selecting) => selecting.exchange.xid == xid,
             Phase::Requesting(requesting) => requesting.exchange.xid == xid,
             Phase::Confirming(confirming) => confirming.has_asked_by(xid),
-            _ => false,
+            _ => self.spoken == xid,
         }
     }
 
@@ -473,32 +395,6 @@ impl Client {
             Phase::Requesting(_) => self.requesting_heard(reply, from),
             Phase::Confirming(_) => self.confirming_heard(reply, from),
             _ => self.ignore(Ignored::Unasked),
-        }
-    }
-}
-
-impl Held {
-    fn lease(self, now: Duration, left: Option<Duration>) -> Lease {
-        let times = Times::of(self.seconds.unwrap_or(u32::MAX), None, None);
-        let expires = left.map(|left| now + left);
-        // Before the clock began, if need be: then it is due already.
-        let since = |time: Duration| match (expires, times.end) {
-            (Some(expires), Some(end)) => (expires + time).saturating_sub(end),
-            _ => now + time,
-        };
-        Lease {
-            address: self.address,
-            prefix: self.prefix,
-            gateway: self.gateway,
-            server: self.server,
-            // Without it, all stations hear what is for one.
-            server_mac: self.server_mac.unwrap_or(Mac::BROADCAST),
-            seconds: self.seconds,
-            obtained: now.saturating_sub(self.age),
-            granted: since(Duration::ZERO),
-            renew: since(times.t1),
-            rebind: times.t2.map(since),
-            expires,
         }
     }
 }

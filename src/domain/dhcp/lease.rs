@@ -131,7 +131,7 @@ impl Times {
     /// all leases of a length, whatever T1 a server deals out.
     fn spread(&self) -> Duration {
         let whole = self.end.unwrap_or(DAILY);
-        (whole / 5).min(self.t1 * 2 / 5).min(WIDEST_SPREAD)
+        (whole / 5).min(self.t1 / 2).min(WIDEST_SPREAD)
     }
 }
 
@@ -148,4 +148,4 @@ fn on_grid(latest: Duration, width: Duration, phase: u32) -> Duration {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -90,4 +90,4 @@ impl Dice {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

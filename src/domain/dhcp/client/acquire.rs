@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::super::message::{Kind, Reply, Say};
-use super::super::{Event, Ignored, Lease, Mac, Trouble, unusable};
+use super::super::{Event, Ignored, Lease, Mac, Trouble, Unusable, unusable};
 use super::probe::Probing;
 use super::speak::Exchange;
 use super::{Client, Phase};
@@ -31,6 +31,8 @@ pub struct Selecting {
     offers: Vec<Offer>,
     /// When one of them is taken.
     choose: Option<Duration>,
+    /// Whether an offer came since the last DISCOVER that cannot be used.
+    useless: bool,
 }
 
 impl Selecting {
@@ -64,7 +66,8 @@ impl Client {
         let exchange = self.exchange();
         let wish = self.wish().map(|wish| wish.address);
         self.say_to_all(Say::Discover(wish), &exchange);
-        self.phase = Phase::Selecting(Selecting { exchange, offers: Vec::new(), choose: None });
+        let offers = Vec::new();
+        self.phase = Phase::Selecting(Selecting { exchange, offers, choose: None, useless: false });
     }
 
     pub(super) fn selecting_due(&mut self) {
@@ -77,9 +80,10 @@ impl Client {
         selecting.exchange.secs = self.secs();
         let wish = self.wish().map(|wish| wish.address);
         self.say_to_all(Say::Discover(wish), &selecting.exchange);
-        let silent = selecting.exchange.tries >= SILENT_TRIES;
+        let useless = std::mem::take(&mut selecting.useless);
+        let silent = selecting.exchange.tries >= SILENT_TRIES && !useless;
         self.phase = Phase::Selecting(selecting);
-        if silent && !matches!(self.trouble, Some(Trouble::Unusable(_))) {
+        if silent {
             self.tell(Trouble::NoOffer);
         }
     }
@@ -89,7 +93,12 @@ impl Client {
         if reply.kind != Kind::Offer || reply.xid != selecting.exchange.xid {
             return self.ignore(Ignored::Unasked);
         }
-        if !self.is_usable(reply) {
+        if let Err(why) = self.judge(reply) {
+            let Phase::Selecting(selecting) = &mut self.phase else { return };
+            // Once for each DISCOVER: whoever floods is not to flood the record.
+            if !std::mem::replace(&mut selecting.useless, true) {
+                self.tell(Trouble::Unusable(why));
+            }
             return;
         }
         let offer = Offer { address: reply.address, server: reply.server };
@@ -150,10 +159,10 @@ impl Client {
         if reply.address != requesting.offer.address {
             return self.ignore(Ignored::Unasked);
         }
-        if !self.is_usable(reply) {
+        if let Err(why) = self.judge(reply) {
             let pause = self.pause_after_refusal();
             self.phase = Phase::Waiting(self.now + pause);
-            return;
+            return self.tell(Trouble::Unusable(why));
         }
         let lease = Lease::from_reply(reply, from, requesting.exchange.first, self.options.phase);
         if lease.is_over(self.now) {
@@ -182,14 +191,12 @@ impl Client {
         self.event(Event::Acquired { address, server, took });
     }
 
-    /// Whether the offer or grant can be used. If not, that is told.
-    pub(super) fn is_usable(&mut self, reply: &Reply) -> bool {
-        let Err(why) = unusable::judge(reply) else { return true };
-        self.event(Event::Unusable { server: reply.server, address: reply.address, why });
-        if self.held.is_none() {
-            self.tell(Trouble::Unusable(why));
-        }
-        false
+    /// Whether the offer or grant can be used.
+    pub(super) fn judge(&mut self, reply: &Reply) -> Result<(), Unusable> {
+        unusable::judge(reply).inspect_err(|why| {
+            let (server, address, why) = (reply.server, reply.address, *why);
+            self.event(Event::Unusable { server, address, why });
+        })
     }
 
     /// A server took back what it had offered.

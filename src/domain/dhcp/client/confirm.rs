@@ -164,7 +164,7 @@ impl Client {
         if !may {
             return self.ignore(Ignored::OtherServer);
         }
-        if self.is_usable(reply) {
+        if self.judge(reply).is_ok() {
             self.confirmed(reply, from, asked.at, &confirming, &lease);
         }
     }
@@ -200,7 +200,7 @@ impl Client {
         if confirming.search != Some(reply.xid) {
             return self.ignore(Ignored::Unasked);
         }
-        if reply.address != lease.address || !self.is_usable(reply) {
+        if reply.address != lease.address || self.judge(reply).is_err() {
             return self.ignore(Ignored::Unasked);
         }
         self.event(Event::Offered { server: reply.server, address: reply.address });

@@ -56,6 +56,7 @@ impl Client {
 
     pub(super) fn say(&mut self, say: Say, xid: u32, secs: u16, way: Way) {
         let broadcast = self.options.broadcast;
+        self.spoken = xid;
         let query = Query { say, identity: &self.identity, xid, secs, broadcast };
         self.out.push(Out::Send(frame::to_server(way, &query.write())));
     }

@@ -1,1 +1,65 @@
-//! .
+//! Who comes when, if many come.
+
+use super::*;
+
+#[test]
+pub fn any_run_of_clients_is_spread_evenly() {
+    for (first, count) in [(0, 10), (0, 500), (1234, 500), (u32::MAX - 100, 1000)] {
+        let mut places: Vec<u32> = (0..count).map(|n| phase(u32::wrapping_add(first, n))).collect();
+        places.sort_unstable();
+        let even = u32::MAX / count;
+        for pair in places.windows(2) {
+            let gap = pair[1] - pair[0];
+            assert!(gap > even / 3 && gap < even * 3, "{gap} of {even}, {count} from {first}");
+        }
+    }
+}
+
+#[test]
+fn the_window_grows_with_the_clients_up_to_a_bound() {
+    assert_eq!(start_within(1), Duration::from_millis(8));
+    assert_eq!(start_within(500), LONGEST);
+    assert_eq!(start_within(usize::MAX), LONGEST);
+}
+
+#[test]
+pub fn a_bucket_lets_a_few_through_at_once_and_the_rest_in_time() {
+    let mut bucket = Bucket::for_releases();
+    let mut now = Duration::from_secs(7);
+    let mut passed = Vec::new();
+    while passed.len() < 500 {
+        match bucket.take(now) {
+            Ok(()) => passed.push(now),
+            Err(later) => {
+                assert!(later > now);
+                now = later;
+            }
+        }
+    }
+    assert_eq!(passed[49], Duration::from_secs(7));
+    assert_eq!(passed[50], Duration::from_secs(7) + Duration::from_millis(2));
+    // In no 100 ms more than 50 and what trickles.
+    for start in &passed {
+        let within =
+            passed.iter().filter(|at| (*start..*start + Duration::from_millis(100)).contains(at));
+        assert!(within.count() <= 100);
+    }
+    assert_eq!(*passed.last().unwrap(), Duration::from_secs(7) + Duration::from_millis(900));
+    // After a rest it is full again.
+    now += Duration::from_secs(1);
+    assert_eq!((0..60).filter(|_| bucket.take(now).is_ok()).count(), 50);
+}
+
+#[test]
+fn dice_are_the_same_for_the_same_seed_and_stay_below() {
+    let (mut one, mut two) = (Dice::new(5), Dice::new(5));
+    let whole = Duration::from_secs(3);
+    let throws: Vec<Duration> = (0..1000).map(|_| one.below(whole)).collect();
+    assert!(throws.iter().all(|throw| *throw < whole));
+    assert!(throws.iter().all(|throw| *throw == two.below(whole)));
+    assert!(
+        throws.iter().any(|throw| *throw < whole / 20)
+            && throws.iter().any(|throw| *throw > whole * 19 / 20)
+    );
+    assert_ne!(Dice::new(5).word(), Dice::new(6).word());
+}

@@ -177,11 +177,6 @@ impl Answer {
         self
     }
 
-    pub fn from(mut self, mac: Mac) -> Self {
-        self.from = mac;
-        self
-    }
-
     pub fn message(&self) -> Vec<u8> {
         let mut message = vec![0; 240];
         message[..3].copy_from_slice(&[2, 1, 6]);

@@ -1,0 +1,67 @@
+//! How a client behaves.
+
+use std::time::Duration;
+
+/// How a client behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// How a fresh address is probed.
+    pub probe: Probe,
+    /// Over what time clients that begin together spread their first message.
+    pub start_within: Duration,
+    /// Over what time clients that were resumed together spread theirs; a quarter of what is left
+    /// of the lease, if that is less.
+    pub resume_within: Duration,
+    /// This client's place in those times, and among renewals: see [`super::phase`].
+    pub phase: u32,
+    /// Whether servers are asked to broadcast their answers.
+    pub broadcast: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            probe: Probe::QUICK,
+            start_within: Duration::ZERO,
+            resume_within: Duration::from_secs(30),
+            phase: 0,
+            broadcast: false,
+        }
+    }
+}
+
+/// How a fresh address is probed: RFC 5227.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// How often it is asked who has it. Zero: never.
+    pub count: u32,
+    /// The first question waits up to this long.
+    pub first_within: Duration,
+    /// From one question to the next, at least.
+    pub shortest_gap: Duration,
+    /// At most.
+    pub longest_gap: Duration,
+    /// How long the last one waits for an answer.
+    pub wait: Duration,
+}
+
+impl Probe {
+    /// The times of RFC 5227: four to nine seconds.
+    pub const RFC_5227: Self = Self {
+        count: 3,
+        first_within: Duration::from_secs(1),
+        shortest_gap: Duration::from_secs(1),
+        longest_gap: Duration::from_secs(2),
+        wait: Duration::from_secs(2),
+    };
+    /// Three questions within half a second: a host on the same segment answers in milliseconds.
+    pub const QUICK: Self = Self {
+        count: 3,
+        first_within: Duration::from_millis(20),
+        shortest_gap: Duration::from_millis(140),
+        longest_gap: Duration::from_millis(160),
+        wait: Duration::from_millis(150),
+    };
+    /// None.
+    pub const OFF: Self = Self { count: 0, ..Self::QUICK };
+}

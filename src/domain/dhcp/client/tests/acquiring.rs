@@ -1,0 +1,262 @@
+//! From nothing to an address.
+
+use super::server::{Answer, DISCOVER, NAK, REQUEST};
+use super::*;
+
+#[test]
+pub fn a_discover_comes_from_nowhere_and_goes_to_all() {
+    let discover = Bed::new().speaks();
+    let none = Ipv4Addr::UNSPECIFIED;
+    assert_eq!(discover.kind(), DISCOVER);
+    assert!(discover.is_broadcast());
+    assert_eq!((discover.from, discover.ports, discover.ciaddr), (none, (68, 67), none));
+    assert_eq!((discover.source, discover.chaddr), (identity().mac, identity().mac));
+    assert_eq!((discover.server(), discover.wish(), discover.secs), (None, None, 0));
+}
+
+#[test]
+pub fn clients_of_one_moment_do_not_begin_together() {
+    let start = |n| {
+        let options = Options {
+            start_within: secs(4),
+            phase: crate::domain::dhcp::phase(n),
+            ..Options::default()
+        };
+        Bed::with(options).client.deadline().unwrap()
+    };
+    let mut starts: Vec<Duration> = (0..500).map(start).collect();
+    starts.sort();
+    assert!(*starts.last().unwrap() < secs(4));
+    // Golden ratio: no two are much closer than the average.
+    for pair in starts.windows(2) {
+        assert!((ms(3)..ms(20)).contains(&pair[1].checked_sub(pair[0]).unwrap()), "{pair:?}");
+    }
+}
+
+#[test]
+pub fn a_request_takes_up_the_offer_and_its_server() {
+    let mut bed = Bed::new();
+    let first = bed.speaks();
+    let discover = bed.speaks();
+    assert!(discover.secs >= 3 && discover.xid == first.xid);
+    let request = bed.offer(&discover, ADDRESS, 120);
+    assert_eq!((request.kind(), request.xid, request.secs), (REQUEST, discover.xid, discover.secs));
+    assert_eq!((request.wish(), request.server()), (Some(ADDRESS), Some(SERVER)));
+    assert_eq!((request.ciaddr, request.from), (Ipv4Addr::UNSPECIFIED, Ipv4Addr::UNSPECIFIED));
+    assert!(request.is_broadcast());
+}
+
+#[test]
+pub fn an_address_is_used_only_after_its_record_was_written() {
+    let mut bed = Bed::new();
+    bed.slow = true;
+    let discover = bed.speaks();
+    assert_eq!(bed.client.listening(), Listening::Dhcp);
+    let request = bed.offer(&discover, ADDRESS, 120);
+    assert_eq!(bed.client.state(), State::Requesting);
+    bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
+    assert_eq!(bed.client.listening(), Listening::DhcpAndArp);
+    assert!(bed.records.is_empty(), "nothing is recorded before the probe");
+    while bed.records.is_empty() {
+        bed.passes();
+    }
+    let record = bed.record().clone();
+    let lease = record.lease.clone().unwrap();
+    assert_eq!((record.state, lease.address, lease.prefix), (State::Bound, ADDRESS, Some(24)));
+    assert_eq!((lease.server, lease.server_mac), (SERVER, SERVER_MAC));
+    assert_eq!(lease.gateway, Some(Ipv4Addr::new(10, 0, 0, 254)));
+    assert_eq!((bed.client.state(), bed.address()), (State::Probing, None));
+    bed.client.recorded(record.serial - 1, bed.now);
+    assert_eq!(bed.address(), None);
+    bed.client.recorded(record.serial, bed.now);
+    assert_eq!((bed.client.state(), bed.address()), (State::Bound, Some(ADDRESS)));
+    assert_eq!(bed.client.listening(), Listening::Nothing);
+}
+
+/// The API server may be down for longer than T1.
+#[test]
+pub fn a_lease_is_renewed_though_its_record_is_not_written() {
+    let mut bed = Bed::with(Options { probe: Probe::OFF, ..Options::default() });
+    bed.slow = true;
+    bed.acquire_unrecorded();
+    let renewal = bed.speaks();
+    bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 120));
+    assert_eq!(bed.address(), None);
+    let serial = bed.record().serial;
+    bed.client.recorded(serial, bed.now);
+    assert_eq!(bed.address(), Some(ADDRESS));
+}
+
+impl Bed {
+    fn acquire_unrecorded(&mut self) {
+        let discover = self.speaks();
+        let request = self.offer(&discover, ADDRESS, 120);
+        self.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
+    }
+}
+
+#[test]
+pub fn silence_is_met_by_ever_longer_waits_and_told() {
+    let mut bed = Bed::new();
+    let mut last = bed.speaks();
+    let mut at = bed.now;
+    for wait in [4, 8, 16, 32, 64, 64, 64] {
+        let next = bed.speaks();
+        let waited = bed.now.checked_sub(at).unwrap();
+        assert!((secs(wait - 1)..=secs(wait + 1)).contains(&waited), "{waited:?} for {wait}");
+        assert_eq!((next.kind(), next.xid), (DISCOVER, last.xid));
+        assert!(next.secs > last.secs, "secs grows: some servers wait for that");
+        assert!((u64::from(next.secs)..=u64::from(next.secs) + 1).contains(&bed.now.as_secs()));
+        (last, at) = (next, bed.now);
+    }
+    assert_eq!(bed.record().trouble, Some(Trouble::NoOffer));
+    assert_eq!(bed.records.len(), 1, "it is told once");
+    // Whoever comes at last is welcome.
+    bed.acquire_by(&last, ADDRESS, 120);
+    assert_eq!((bed.address(), bed.record().trouble), (Some(ADDRESS), None));
+}
+
+#[test]
+pub fn jitter_differs_between_clients() {
+    let second = |seed| {
+        let mut bed = Bed::of(Client::new(identity(), Options::default(), seed, ms(0)));
+        (bed.speaks().xid, bed.speaks(), bed.now)
+    };
+    assert_ne!(second(1).0, second(2).0);
+    assert_ne!(second(1).2, second(2).2);
+}
+
+#[test]
+pub fn a_request_is_given_up_after_a_minute() {
+    let mut bed = Bed::new();
+    let discover = bed.speaks();
+    let request = bed.offer(&discover, ADDRESS, 120);
+    let began = bed.now;
+    let mut tries = 1;
+    let next = loop {
+        let next = bed.speaks();
+        if next.kind() == DISCOVER {
+            break next;
+        }
+        assert_eq!((next.kind(), next.xid, next.secs), (REQUEST, request.xid, request.secs));
+        tries += 1;
+    };
+    assert_eq!(tries, 4);
+    assert!((secs(56)..=secs(64)).contains(&bed.now.checked_sub(began).unwrap()));
+    assert_ne!(next.xid, request.xid);
+}
+
+#[test]
+pub fn an_offer_while_requesting_is_dropped() {
+    let mut bed = Bed::new();
+    let discover = bed.speaks();
+    let request = bed.offer(&discover, ADDRESS, 120);
+    let late = answer(&discover, OFFER, SECOND, SERVER, 120);
+    assert_eq!(bed.hears(&late), []);
+    assert!(bed.saw(&Event::Ignored(Ignored::Unasked)));
+    bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
+    assert_eq!(bed.client.state(), State::Probing);
+}
+
+#[test]
+pub fn an_ack_while_selecting_is_dropped() {
+    let mut bed = Bed::new();
+    let discover = bed.speaks();
+    for kind in [ACK, NAK] {
+        assert_eq!(bed.hears(&answer(&discover, kind, ADDRESS, SERVER, 120)), []);
+    }
+    assert_eq!(bed.client.state(), State::Selecting);
+    assert_eq!(bed.events, vec![Event::Ignored(Ignored::Unasked); 2]);
+}
+
+#[test]
+pub fn only_the_chosen_server_grants_or_refuses() {
+    let mut bed = Bed::new();
+    let discover = bed.speaks();
+    let request = bed.offer(&discover, ADDRESS, 120);
+    for kind in [ACK, NAK] {
+        bed.hears(&answer(&request, kind, ADDRESS, OTHER, 120));
+        assert_eq!(bed.client.state(), State::Requesting);
+    }
+    assert!(bed.saw(&Event::Ignored(Ignored::OtherServer)));
+    // Nor does it grant what was not asked for.
+    bed.hears(&answer(&request, ACK, SECOND, SERVER, 120));
+    assert_eq!(bed.client.state(), State::Requesting);
+}
+
+/// Servers that do not reserve what they offer refuse one of two that ask at once.
+#[test]
+pub fn a_refusal_is_met_by_a_short_pause_that_grows() {
+    let mut bed = Bed::new();
+    let mut pauses = Vec::new();
+    for _ in 0..12 {
+        let discover = bed.speaks();
+        let request = bed.offer(&discover, ADDRESS, 120);
+        bed.hears(&answer(&request, NAK, ADDRESS, SERVER, 120));
+        pauses.push(bed.client.deadline().unwrap().checked_sub(bed.now).unwrap());
+    }
+    assert!((ms(125)..=ms(250)).contains(&pauses[0]), "{pauses:?}");
+    assert!(pauses[11] >= secs(32) && pauses[11] <= secs(64), "{pauses:?}");
+    assert_eq!(bed.record().trouble, Some(Trouble::Refused));
+    assert!(bed.saw(&Event::Nak { server: SERVER, heeded: true }));
+}
+
+#[test]
+pub fn of_several_servers_the_former_one_and_its_address_are_preferred() {
+    // Nothing to prefer: the first is taken at once.
+    let mut bed = Bed::new();
+    let discover = bed.speaks();
+    assert_eq!(bed.hears(&answer(&discover, OFFER, SECOND, OTHER, 120)).len(), 1);
+
+    let lost = || {
+        let mut bed = Bed::bound(120);
+        bed.until(ms(119_999));
+        let discover = bed.speaks();
+        assert_eq!((bed.now, bed.address()), (secs(120), None));
+        assert_eq!(discover.wish(), Some(ADDRESS));
+        (bed, discover)
+    };
+    // The former one comes second, and is taken at once.
+    let (mut bed, discover) = lost();
+    assert_eq!(bed.hears(&answer(&discover, OFFER, SECOND, OTHER, 120)), []);
+    let request = bed.offer(&discover, ADDRESS, 120);
+    assert_eq!((request.wish(), request.server()), (Some(ADDRESS), Some(SERVER)));
+    // The former address of another server, or another of the former server, after a wait.
+    for (address, server) in [(ADDRESS, OTHER), (SECOND, SERVER)] {
+        let (mut bed, discover) = lost();
+        assert_eq!(
+            bed.hears(&answer(&discover, OFFER, Ipv4Addr::new(10, 0, 0, 99), OTHER, 120)),
+            []
+        );
+        assert_eq!(bed.hears(&answer(&discover, OFFER, address, server, 120)), []);
+        let before = bed.now;
+        let request = bed.speaks();
+        assert!(bed.now.checked_sub(before).unwrap() <= ms(250));
+        assert_eq!((request.wish(), request.server()), (Some(address), Some(server)));
+    }
+}
+
+#[test]
+pub fn an_ack_that_is_not_what_was_offered_is_judged_again() {
+    let mut bed = Bed::new();
+    let discover = bed.speaks();
+    let request = bed.offer(&discover, ADDRESS, 120);
+    let ack = Answer::new(&request, ACK, ADDRESS, SERVER, 0);
+    bed.hears(&ack.frame());
+    assert_eq!(
+        bed.record().trouble,
+        Some(Trouble::Unusable(crate::domain::dhcp::Unusable::TooShort))
+    );
+    assert_eq!((bed.client.state(), bed.address()), (State::Selecting, None));
+}
+
+/// An exhausted pool is asked for ever, and no more than once a minute.
+#[test]
+pub fn a_server_without_addresses_is_asked_for_ever() {
+    let mut bed = Bed::new();
+    let sent = bed.until(secs(24 * 3600));
+    assert!(sent.iter().all(|seen| seen.kind() == DISCOVER));
+    assert!((1300..1500).contains(&sent.len()), "{}", sent.len());
+    assert_eq!(bed.records.len(), 1);
+    assert_eq!(bed.client.state(), State::Selecting);
+}

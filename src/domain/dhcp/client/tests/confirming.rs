@@ -1,0 +1,125 @@
+//! After a restart.
+
+use super::server::{DISCOVER, NAK, REQUEST};
+use super::*;
+
+#[test]
+pub fn a_lease_is_used_at_once_and_asked_after() {
+    let mut bed = Bed::resumed(90);
+    assert_eq!((bed.client.state(), bed.address()), (State::Rebooting, Some(ADDRESS)));
+    assert_eq!(bed.client.listening(), Listening::Nothing);
+    assert_eq!(bed.lease().expires, Some(secs(90)));
+    let confirm = bed.speaks();
+    assert_eq!((confirm.kind(), confirm.confirms(), confirm.to), (REQUEST, true, SERVER));
+    assert_eq!(bed.client.listening(), Listening::Dhcp);
+    bed.hears(&answer(&confirm, ACK, ADDRESS, SERVER, 120));
+    assert_eq!((bed.client.state(), bed.lease().expires), (State::Bound, Some(secs(120))));
+    assert!(bed.probes.is_empty(), "who has it would be its user");
+}
+
+#[test]
+pub fn restarted_clients_do_not_ask_together() {
+    let start = |n, left| {
+        let options = Options { phase: crate::domain::dhcp::phase(n), ..Options::default() };
+        Client::resume(identity(), options, held(left), 7, ms(0)).deadline().unwrap()
+    };
+    for (left, within) in [(120, secs(30)), (40, secs(10))] {
+        let starts: Vec<Duration> = (0..500).map(|n| start(n, left)).collect();
+        assert!(starts.iter().all(|start| *start < within));
+        for second in 0..within.as_secs() {
+            let asks = starts.iter().filter(|start| start.as_secs() == second).count();
+            let even = 500 / usize::try_from(within.as_secs()).unwrap();
+            assert!((even - 2..=even + 3).contains(&asks), "{asks} in second {second}");
+        }
+    }
+}
+
+#[test]
+pub fn silence_lets_the_lease_run_on_then_the_address_is_looked_for() {
+    let mut bed = Bed::resumed(100);
+    let sent: Vec<Seen> = bed.until(ms(99_999));
+    let alone = sent.iter().take_while(|seen| !seen.is_broadcast()).count();
+    assert_eq!(alone, 2);
+    assert!(sent[2..].iter().all(Seen::is_broadcast));
+    assert!(sent[..4].iter().all(Seen::confirms));
+    assert_eq!(sent.iter().filter(|seen| seen.kind() == DISCOVER).count(), 3, "from T2 on");
+    assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), State::Rebinding));
+    assert_eq!((bed.speaks().wish(), bed.address()), (Some(ADDRESS), None));
+
+    // With T1 far away, the client rests until then.
+    let mut held = held(80_000);
+    held.seconds = Some(86_400);
+    let options = Options { resume_within: ms(0), ..Options::default() };
+    let mut bed = Bed::of(Client::resume(identity(), options, held, 7, ms(0)));
+    assert_eq!(bed.until(secs(120)).len(), 4);
+    assert_eq!((bed.client.state(), bed.address()), (State::Bound, Some(ADDRESS)));
+    assert_eq!(bed.client.deadline(), Some(secs(80_000 - 43_200)));
+}
+
+#[test]
+pub fn the_server_may_take_it_back_and_another_one_may_not() {
+    let mut bed = Bed::resumed(119);
+    for _ in 0..4 {
+        let confirm = bed.speaks();
+        bed.hears(&answer(&confirm, NAK, ADDRESS, OTHER, 0));
+        assert_eq!(bed.address(), Some(ADDRESS));
+    }
+    let mut bed = Bed::resumed(119);
+    let confirm = bed.speaks();
+    bed.hears(&answer(&confirm, NAK, ADDRESS, SERVER, 0));
+    assert_eq!((bed.address(), bed.client.state()), (None, State::Lost));
+    assert_eq!(bed.speaks().kind(), DISCOVER);
+}
+
+/// By the wall clock: it may have been set while nobody was looking.
+#[test]
+pub fn a_recorded_end_is_only_a_hint() {
+    // Set back by a year: no lease gets longer than it was granted for.
+    let bed = Bed::resumed(365 * 86_400);
+    assert_eq!(bed.lease().expires, Some(secs(120)));
+    // Set forward, or really over: it is not used, and the same address is asked for.
+    let mut bed = Bed::resumed(0);
+    let discover = bed.speaks();
+    assert_eq!((bed.address(), bed.record().lease.is_none()), (None, true));
+    assert_eq!(bed.record().trouble, Some(Trouble::Expired));
+    assert_eq!((discover.kind(), discover.wish(), bed.now), (DISCOVER, Some(ADDRESS), ms(0)));
+}
+
+#[test]
+pub fn a_record_without_the_server_s_station_reaches_it_all_the_same() {
+    let options = Options { resume_within: ms(0), ..Options::default() };
+    let unknown = Held { server_mac: None, ..held(90) };
+    let mut bed = Bed::of(Client::resume(identity(), options, unknown, 7, ms(0)));
+    let confirm = bed.speaks();
+    assert_eq!((confirm.destination, confirm.to, confirm.from), (Mac::BROADCAST, SERVER, ADDRESS));
+}
+
+/// The same in every message for the life of a binding: servers know the client by it.
+#[test]
+pub fn who_the_client_is_stays_the_same_in_every_message() {
+    let mut all = Vec::new();
+    let mut bed = Bed::bound(120);
+    bed.until(secs(200));
+    all.append(&mut bed.messages);
+    let mut bed = Bed::resumed(90);
+    let confirm = bed.speaks();
+    bed.hears(&answer(&confirm, ACK, ADDRESS, SERVER, 120));
+    bed.release();
+    all.append(&mut bed.messages);
+    assert!(all.len() > 8);
+    for seen in all {
+        assert_eq!((seen.source, seen.chaddr), (identity().mac, identity().mac));
+        assert_eq!(seen.option(61), Some(identity().client_id.octets()));
+        assert_eq!(seen.flags, 0);
+        assert_eq!(seen.ports, (68, 67));
+        if [DISCOVER, REQUEST].contains(&seen.kind()) {
+            assert_eq!(seen.option(55), Some(&[1, 3, 6, 51, 54, 58, 59][..]));
+            assert_eq!(seen.option(12), Some(&b"web"[..]));
+            assert_eq!(seen.option(60), Some(&b"harvester-guest-operator"[..]));
+            let largest = seen.option(57).unwrap();
+            assert!(u16::from_be_bytes(largest.try_into().unwrap()) >= 576);
+        }
+    }
+    let options = Options { broadcast: true, ..Options::default() };
+    assert_eq!(Bed::with(options).speaks().flags, 0x8000);
+}

@@ -1,0 +1,300 @@
+//! Frames that nobody who means well sends.
+
+use super::server::{Answer, DISCOVER, framed};
+use super::*;
+use crate::domain::dhcp::Unusable;
+
+/// A client in each state in which it hears, and the message whose answer it waits for.
+fn listening() -> [(Bed, Seen, u8); 4] {
+    let mut selecting = Bed::new();
+    let discover = selecting.speaks();
+    let mut requesting = Bed::new();
+    let first = requesting.speaks();
+    let request = requesting.offer(&first, ADDRESS, 120);
+    let mut renewing = Bed::bound(120);
+    let renewal = renewing.speaks();
+    let mut rebooting = Bed::resumed(90);
+    let confirm = rebooting.speaks();
+    [
+        (selecting, discover, OFFER),
+        (requesting, request, ACK),
+        (renewing, renewal, ACK),
+        (rebooting, confirm, ACK),
+    ]
+}
+
+/// What a client is: nothing of it may change.
+fn outline(bed: &Bed) -> (State, Option<Lease>, Option<Duration>, usize) {
+    let client = &bed.client;
+    (client.state(), client.lease().cloned(), client.deadline(), bed.records.len())
+}
+
+/// In every state the spoilt answer changes nothing, and the sound one does.
+fn changes_nothing(what: &str, spoil: impl Fn(Answer) -> Vec<u8>) {
+    for (mut bed, asked, kind) in listening() {
+        let before = outline(&bed);
+        let sound = Answer::new(&asked, kind, ADDRESS, SERVER, 120);
+        assert_eq!(bed.hears(&spoil(sound.clone())), [], "{what}");
+        assert_eq!(outline(&bed), before, "{what}");
+        let ignored = |event: &Event| matches!(event, Event::Ignored(_));
+        assert!(ignored(bed.events.last().unwrap()), "{what}: {:?}", bed.events);
+        bed.hears(&sound.frame());
+        assert_ne!(outline(&bed), before, "{what}: the sound one");
+    }
+}
+
+/// Spoils one octet of the message.
+fn with_octet(at: usize, value: u8) -> impl Fn(Answer) -> Vec<u8> {
+    move |answer| {
+        let mut message = answer.message();
+        message[at] = value;
+        framed(&message, answer.from, answer.server, answer.yiaddr, answer.chaddr)
+    }
+}
+
+#[test]
+pub fn only_what_answers_us_is_heard() {
+    changes_nothing("a request", with_octet(0, 1));
+    changes_nothing("no such operation", with_octet(0, 3));
+    changes_nothing("hardware other than Ethernet", with_octet(1, 6));
+    for length in [0, 5, 7, 16, 17, 255] {
+        changes_nothing("another length of the hardware address", with_octet(2, length));
+    }
+    for at in 236..240 {
+        changes_nothing("a spoilt cookie", with_octet(at, 1));
+    }
+    changes_nothing("another hardware address", with_octet(33, 0xee));
+    for at in 4..8 {
+        changes_nothing("another xid", move |answer| {
+            let flipped = answer.message()[at] ^ 0x80;
+            with_octet(at, flipped)(answer)
+        });
+    }
+}
+
+#[test]
+pub fn an_answer_to_another_client_identifier_is_not_ours() {
+    changes_nothing("another client", |answer| answer.with(61, &[1, 2, 3]).frame());
+    changes_nothing("an empty one", |answer| answer.with(61, &[]).frame());
+    // Servers that do not echo it are believed, those that do as well.
+    let mut bed = Bed::new();
+    let discover = bed.speaks();
+    let echo = identity();
+    let offer = Answer::new(&discover, OFFER, ADDRESS, SERVER, 120);
+    assert_eq!(bed.hears(&offer.with(61, echo.client_id.octets()).frame()).len(), 1);
+}
+
+#[test]
+pub fn an_answer_without_a_server_or_a_type_is_none() {
+    changes_nothing("no server", |answer| answer.without(54).frame());
+    for server in [[0, 0, 0, 0], [127, 0, 0, 1], [224, 0, 0, 1], [255; 4]] {
+        changes_nothing("a server that is none", |answer| {
+            answer.without(54).with(54, &server).frame()
+        });
+    }
+    changes_nothing("a server of five octets", |answer| {
+        answer.without(54).with(54, &[10, 0, 0, 1, 9]).frame()
+    });
+    changes_nothing("two types", |answer| answer.with(53, &[5]).frame());
+    for kind in [0, 1, 3, 4, 7, 8, 9, 255] {
+        changes_nothing("a type that no server sends to us", |answer| {
+            Answer { kind, ..answer }.frame()
+        });
+    }
+}
+
+#[test]
+pub fn a_message_that_ends_too_early_is_none() {
+    for (mut bed, asked, kind) in listening() {
+        let before = outline(&bed);
+        let answer = Answer::new(&asked, kind, ADDRESS, SERVER, 120);
+        let whole = answer.frame();
+        for length in 0..whole.len() {
+            // The frame alone ends, and the headers know.
+            assert_eq!(bed.hears(&whole[..length]), []);
+            assert_eq!(outline(&bed), before, "frame of {length}");
+        }
+        let message = answer.message();
+        // Without its last octet, the mark of the end, a message is still whole.
+        for length in 0..message.len() - 1 {
+            let part = &message[..length];
+            let frame = framed(part, answer.from, SERVER, ADDRESS, answer.chaddr);
+            // At the end of an option a message may end: then what is missing must matter.
+            let mut at = 240;
+            while at < length {
+                at += 2 + usize::from(message[at + 1]);
+            }
+            if at != length {
+                assert_eq!(bed.hears(&frame), []);
+                assert_eq!(outline(&bed), before, "message of {length}");
+            }
+        }
+    }
+}
+
+#[test]
+pub fn an_option_over_the_end_hides_nothing() {
+    changes_nothing("a router of 200 octets", |answer| {
+        let mut message = answer.message();
+        message.pop();
+        message.extend([6, 200, 1, 2, 3, 4]);
+        framed(&message, answer.from, answer.server, answer.yiaddr, answer.chaddr)
+    });
+    changes_nothing("a code without a length", |answer| {
+        let mut message = answer.message();
+        *message.last_mut().unwrap() = 6;
+        framed(&message, answer.from, answer.server, answer.yiaddr, answer.chaddr)
+    });
+    changes_nothing("one in a field that is overloaded", |answer| {
+        let mut answer = answer.with(52, &[1]);
+        answer.file = vec![7; 128];
+        answer.frame()
+    });
+}
+
+#[test]
+pub fn large_messages_are_read_whole() {
+    let mut bed = Bed::new();
+    let discover = bed.speaks();
+    let mut offer = Answer::new(&discover, OFFER, ADDRESS, SERVER, 120).without(54);
+    for _ in 0..36 {
+        offer = offer.with(43, &[0xaa; 250]);
+    }
+    let offer = offer.with(54, &SERVER.octets());
+    assert!(offer.message().len() > 9000);
+    let request = bed.hears(&offer.frame()).remove(0);
+    assert_eq!(request.server(), Some(SERVER));
+}
+
+#[test]
+pub fn useless_offers_are_refused_by_name() {
+    let cases: [([u8; 4], u32, Unusable); 15] = [
+        ([0, 0, 0, 0], 120, Unusable::Unspecified),
+        ([0, 1, 2, 3], 120, Unusable::Unspecified),
+        ([127, 0, 0, 1], 120, Unusable::Loopback),
+        ([169, 254, 1, 1], 120, Unusable::LinkLocal),
+        ([224, 0, 0, 5], 120, Unusable::Multicast),
+        ([239, 255, 255, 250], 120, Unusable::Multicast),
+        ([240, 0, 0, 1], 120, Unusable::Reserved),
+        ([255, 255, 255, 255], 120, Unusable::Broadcast),
+        ([10, 0, 0, 255], 120, Unusable::Broadcast),
+        ([10, 0, 0, 0], 120, Unusable::Network),
+        ([10, 0, 0, 254], 120, Unusable::Gateway),
+        ([10, 0, 0, 1], 120, Unusable::Server),
+        ([10, 0, 0, 20], 0, Unusable::TooShort),
+        ([10, 0, 0, 20], 9, Unusable::TooShort),
+        ([10, 0, 0, 20], 10, Unusable::NoLeaseTime),
+    ];
+    for (address, seconds, why) in cases {
+        let address = Ipv4Addr::from(address);
+        let mut bed = Bed::new();
+        let discover = bed.speaks();
+        let mut offer = Answer::new(&discover, OFFER, address, SERVER, seconds);
+        if why == Unusable::NoLeaseTime {
+            offer = offer.without(51);
+        }
+        assert_eq!(bed.hears(&offer.frame()), [], "{address}");
+        assert!(bed.saw(&Event::Unusable { server: SERVER, address, why }), "{:?}", bed.events);
+        assert_eq!(bed.record().trouble, Some(Trouble::Unusable(why)));
+        assert_eq!((bed.client.state(), bed.address()), (State::Selecting, None));
+        // Others may have something better.
+        let next = bed.speaks();
+        assert_eq!(next.kind(), DISCOVER);
+        bed.acquire_by(&next, ADDRESS, 120);
+        assert_eq!(bed.address(), Some(ADDRESS));
+    }
+}
+
+/// The same, where a lease is held: it stays.
+#[test]
+pub fn useless_grants_take_nothing_away() {
+    for address in [[0, 0, 0, 0], [127, 0, 0, 1], [10, 0, 0, 1], [10, 0, 0, 255]] {
+        let mut bed = Bed::bound(120);
+        let renewal = bed.speaks();
+        let before = outline(&bed);
+        assert_eq!(bed.hears(&answer(&renewal, ACK, address.into(), SERVER, 120)), []);
+        assert_eq!(outline(&bed), before);
+    }
+}
+
+#[test]
+pub fn a_flood_makes_no_flood() {
+    let mut bed = Bed::new();
+    let discover = bed.speaks();
+    let bad = [[0, 0, 0, 0], [127, 0, 0, 1], [224, 0, 0, 1], [10, 0, 0, 255]];
+    for n in 0..10_000 {
+        let offer = answer(&discover, OFFER, bad[n % 4].into(), SERVER, 120);
+        assert_eq!(bed.hears(&offer), []);
+    }
+    assert_eq!(bed.records.len(), 1);
+    // Offers without end are one request, refusals without end one pause.
+    let request = bed.offer(&discover, ADDRESS, 120);
+    for kind in [OFFER, NAK, NAK, ACK] {
+        for _ in 0..1000 {
+            assert_eq!(bed.hears(&answer(&request, kind, ADDRESS, SERVER, 120)), []);
+        }
+    }
+    assert_eq!((bed.client.naks, bed.records.len()), (1, 1));
+}
+
+#[test]
+pub fn an_infinite_lease_is_one_and_the_longest_finite_one_is_not() {
+    for (seconds, expires) in [(u32::MAX, None), (u32::MAX - 1, Some(secs(4_294_967_294)))] {
+        let bed = Bed::bound(seconds);
+        assert_eq!(bed.lease().expires, expires);
+    }
+}
+
+#[test]
+pub fn somebody_else_with_our_hardware_address_is_noticed() {
+    let mut other = Bed::of(Client::new(identity(), Options::default(), 99, ms(0)));
+    let theirs = other.client.due(ms(0));
+    let mut bed = Bed::new();
+    let ours = bed.client.due(ms(0));
+    let frame = |out: &[Out]| match out {
+        [Out::Send(frame)] => frame.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(bed.hears(&frame(&ours)), [], "our own may come back");
+    assert!(!bed.events.iter().any(|event| matches!(event, Event::Duplicate { .. })));
+    bed.hears(&frame(&theirs));
+    assert!(bed.saw(&Event::Duplicate { from: identity().mac }));
+    // A client of its own is none of our business.
+    let third = Identity::derive("cluster", "default/net", "default", "third");
+    let third = Client::new(third, Options::default(), 1, ms(0)).due(ms(0));
+    bed.events.clear();
+    bed.hears(&frame(&third));
+    assert_eq!(bed.events, [Event::Ignored(Ignored::NotOurs)]);
+}
+
+/// On this same host a network card leaves the checksum of UDP to nobody.
+#[test]
+pub fn a_wrong_checksum_of_udp_does_not_matter_and_one_of_ipv4_does() {
+    let mut bed = Bed::new();
+    let discover = bed.speaks();
+    let mut offer = answer(&discover, OFFER, ADDRESS, SERVER, 120);
+    offer[40..42].copy_from_slice(&[0x12, 0x34]);
+    let mut spoilt = offer.clone();
+    spoilt[24] ^= 1;
+    assert_eq!(bed.hears(&spoilt), []);
+    assert_eq!(bed.hears(&offer).len(), 1);
+}
+
+#[test]
+pub fn options_in_other_fields_and_in_parts_are_read() {
+    let mut bed = Bed::new();
+    let discover = bed.speaks();
+    // Server, lease time and mask in `file` and `sname`, the lease time in two parts.
+    let mut offer = Answer::new(&discover, OFFER, ADDRESS, SERVER, 120).without(54).without(51);
+    offer = offer.without(1).with(51, &[0, 0]).with(52, &[3]);
+    offer.file = [&[54, 4][..], &SERVER.octets(), &[51, 2, 0, 120, 255]].concat();
+    offer.sname = vec![0, 1, 4, 255, 255, 255, 0, 255];
+    let request = bed.hears(&offer.frame()).remove(0);
+    assert_eq!((request.wish(), request.server()), (Some(ADDRESS), Some(SERVER)));
+    let ack = Answer { kind: ACK, xid: request.xid, ..offer };
+    bed.hears(&ack.frame());
+    while bed.client.state() == State::Probing {
+        bed.passes();
+    }
+    assert_eq!((bed.lease().seconds, bed.lease().prefix), (Some(120), Some(24)));
+}

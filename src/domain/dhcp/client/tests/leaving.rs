@@ -1,0 +1,143 @@
+//! The end of a lease, and links that come and go.
+
+use super::server::{DISCOVER, RELEASE, REQUEST};
+use super::*;
+
+#[test]
+pub fn a_release_names_the_lease_and_nothing_else() {
+    let mut bed = Bed::bound(120);
+    let mut sent = bed.release();
+    assert!(!bed.done && bed.address().is_none());
+    sent.extend(bed.speaks_all());
+    assert_eq!((sent.len(), bed.now), (2, ms(200)));
+    for release in &sent {
+        assert_eq!((release.kind(), release.ciaddr, release.from), (RELEASE, ADDRESS, ADDRESS));
+        assert_eq!((release.destination, release.to), (SERVER_MAC, SERVER));
+        assert_eq!((release.server(), release.secs, release.flags), (Some(SERVER), 0, 0));
+        assert_eq!(release.option(61), Some(identity().client_id.octets()));
+        for code in [50, 51, 55, 57, 12] {
+            assert_eq!(release.option(code), None, "option {code}");
+        }
+    }
+    assert!(bed.done && bed.saw(&Event::Released { address: ADDRESS }));
+    assert_eq!((bed.record().state, bed.record().lease.is_none()), (State::Released, true));
+    assert_eq!(bed.client.deadline(), None);
+    assert_eq!(bed.hears(&answer(&sent[0], OFFER, ADDRESS, SERVER, 120)), []);
+}
+
+#[test]
+pub fn who_has_nothing_or_cannot_speak_is_done_at_once() {
+    let mut bed = Bed::new();
+    bed.speaks();
+    assert_eq!((bed.release(), bed.done), (vec![], true));
+    let mut bed = Bed::bound(120);
+    bed.link(false);
+    assert_eq!((bed.release(), bed.done), (vec![], true));
+    // An address that is being probed was granted, so it is given back.
+    let mut bed = Bed::new();
+    bed.acquire_to_probe();
+    assert_eq!(bed.release()[0].kind(), RELEASE);
+}
+
+impl Bed {
+    fn acquire_to_probe(&mut self) {
+        let discover = self.speaks();
+        let request = self.offer(&discover, ADDRESS, 120);
+        self.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
+        assert_eq!(self.client.state(), State::Probing);
+    }
+}
+
+/// A process that ends, or may speak no more, gives nothing back.
+#[test]
+pub fn nothing_but_release_releases() {
+    let mut bed = Bed::bound(120);
+    bed.link(false);
+    bed.until(secs(600));
+    bed.link(true);
+    bed.until(secs(1200));
+    assert!(bed.messages.iter().all(|seen| seen.kind() != RELEASE));
+}
+
+#[test]
+pub fn with_the_link_down_nothing_is_said_and_the_lease_runs_on() {
+    // Down for half a lease: confirmed as soon as the link is back.
+    let mut bed = Bed::bound(120);
+    bed.now = secs(10);
+    assert_eq!(bed.link(false), []);
+    assert_eq!(bed.client.listening(), Listening::Nothing);
+    assert_eq!(bed.client.deadline(), Some(secs(120)));
+    assert_eq!(bed.until(secs(70)), []);
+    assert_eq!(bed.address(), Some(ADDRESS));
+    assert_eq!(bed.link(true), []);
+    let confirm = bed.speaks();
+    assert_eq!(
+        (bed.now, confirm.confirms(), bed.client.state()),
+        (secs(70), true, State::Rebooting)
+    );
+    bed.hears(&answer(&confirm, ACK, ADDRESS, SERVER, 120));
+    assert_eq!(bed.lease().expires, Some(secs(190)));
+
+    // For longer than a lease: given up in time, and asked for when the link is back.
+    bed.link(false);
+    assert_eq!(bed.until(secs(400)), []);
+    assert_eq!((bed.address(), bed.record().trouble), (None, Some(Trouble::Expired)));
+    bed.link(true);
+    let discover = bed.speaks();
+    assert_eq!((bed.now, discover.kind(), discover.wish()), (secs(400), DISCOVER, Some(ADDRESS)));
+}
+
+#[test]
+pub fn what_was_under_way_begins_anew_when_the_link_is_back() {
+    let mut bed = Bed::new();
+    let discover = bed.speaks();
+    bed.offer(&discover, ADDRESS, 120);
+    bed.link(false);
+    assert_eq!(bed.client.deadline(), None);
+    assert_eq!(bed.hears(&answer(&discover, ACK, ADDRESS, SERVER, 120)), []);
+    bed.now = secs(50);
+    bed.link(true);
+    let anew = bed.speaks();
+    assert_eq!((anew.kind(), anew.secs, bed.now), (DISCOVER, 0, secs(50)));
+    assert_ne!(anew.xid, discover.xid);
+}
+
+#[test]
+pub fn an_address_is_given_up_when_its_time_is_over() {
+    let mut bed = Bed::bound(120);
+    bed.until(ms(119_999));
+    assert_eq!(bed.address(), Some(ADDRESS));
+    bed.until(secs(120));
+    assert_eq!(bed.address(), None);
+    assert!(bed.saw(&Event::Lost { address: ADDRESS, how: Lost::Expired }));
+    let record = bed.record();
+    assert_eq!((record.state, record.lease.is_none()), (State::Lost, true));
+    let discover = bed.speaks();
+    assert_eq!((discover.kind(), discover.wish()), (DISCOVER, Some(ADDRESS)));
+}
+
+/// A host that slept: the first thing that is known is that the lease is over.
+#[test]
+pub fn a_late_answer_does_not_revive_a_lease() {
+    let mut bed = Bed::bound(120);
+    let renewal = bed.speaks();
+    bed.now = secs(121);
+    bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 120));
+    assert_eq!((bed.client.state(), bed.address()), (State::Lost, None));
+    let sent = bed.passes();
+    assert_eq!((sent.len(), sent[0].kind()), (1, DISCOVER));
+}
+
+#[test]
+pub fn a_clock_that_runs_backwards_is_taken_to_stand_still() {
+    let mut bed = Bed::bound(120);
+    assert_eq!(bed.client.due(secs(20)), []);
+    assert_eq!(bed.client.due(secs(0)), []);
+    assert_eq!(bed.client.link(false, secs(0)), []);
+    bed.client.link(true, secs(0));
+    assert_eq!(bed.client.deadline(), Some(secs(20)));
+    let confirm = bed.speaks();
+    assert_eq!(confirm.kind(), REQUEST);
+    bed.hears(&answer(&confirm, ACK, ADDRESS, SERVER, 120));
+    assert_eq!(bed.lease().expires, Some(secs(140)));
+}

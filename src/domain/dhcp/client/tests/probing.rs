@@ -1,0 +1,144 @@
+//! Asking whether somebody has a fresh address.
+
+use super::server::{DECLINE, arp};
+use super::*;
+
+const NEIGHBOUR: Mac = Mac([2, 0, 0, 0, 0, 0x77]);
+const NONE: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
+
+/// A client that is about to probe.
+fn granted(probe: Probe) -> Bed {
+    let mut bed = Bed::with(Options { probe, ..Options::default() });
+    let discover = bed.speaks();
+    let request = bed.offer(&discover, ADDRESS, 3600);
+    bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 3600));
+    assert_eq!(bed.client.state(), State::Probing);
+    bed
+}
+
+#[test]
+pub fn three_questions_are_asked_without_claiming_the_address() {
+    for (probe, first, gap, whole) in [
+        (Probe::RFC_5227, secs(1), secs(1)..=secs(2), secs(4)..=secs(7)),
+        (Probe::QUICK, ms(20), ms(140)..=ms(160), ms(430)..=ms(490)),
+    ] {
+        let mut bed = granted(probe);
+        while bed.client.state() == State::Probing {
+            bed.passes();
+        }
+        let at: Vec<Duration> = bed.probes.iter().map(|(at, _)| *at).collect();
+        assert_eq!(at.len(), 3);
+        assert!(
+            at[0] <= first
+                && gap.contains(&at[1].checked_sub(at[0]).unwrap())
+                && gap.contains(&at[2].checked_sub(at[1]).unwrap())
+        );
+        assert!(whole.contains(&bed.now), "{:?}", bed.now);
+        assert_eq!(bed.now.checked_sub(at[2]).unwrap(), probe.wait);
+        let mac = identity().mac;
+        let mut expected = arp(true, mac, NONE, ADDRESS);
+        assert_eq!(bed.probes[0].1, expected);
+        expected[28..32].copy_from_slice(&ADDRESS.octets());
+        // No announcement: whoever publishes the address announces it.
+        assert!(bed.probes.iter().all(|(_, frame)| *frame != expected));
+    }
+}
+
+#[test]
+pub fn whoever_has_the_address_or_is_about_to_makes_it_be_declined() {
+    for frame in [
+        arp(false, NEIGHBOUR, ADDRESS, NONE),
+        arp(true, NEIGHBOUR, ADDRESS, SECOND),
+        arp(true, NEIGHBOUR, NONE, ADDRESS),
+    ] {
+        let mut bed = granted(Probe::QUICK);
+        bed.passes();
+        let declines = bed.hears(&frame);
+        let decline = &declines[0];
+        assert_eq!((declines.len(), decline.kind()), (1, DECLINE));
+        assert!(decline.is_broadcast());
+        assert_eq!((decline.wish(), decline.server()), (Some(ADDRESS), Some(SERVER)));
+        assert_eq!((decline.ciaddr, decline.from), (NONE, NONE));
+        for code in [51, 55, 12, 57, 60] {
+            assert_eq!(decline.option(code), None, "option {code}");
+        }
+        assert!(bed.saw(&Event::Declined { address: ADDRESS, by: NEIGHBOUR }));
+        assert_eq!(bed.record().trouble, Some(Trouble::AddressInUse(NEIGHBOUR)));
+        assert!(bed.records.iter().all(|record| record.lease.is_none()));
+        assert_eq!(bed.address(), None);
+    }
+}
+
+#[test]
+pub fn what_does_not_dispute_the_address_does_not_matter() {
+    let mut bed = granted(Probe::QUICK);
+    bed.passes();
+    for frame in [
+        arp(true, NEIGHBOUR, SECOND, ADDRESS),
+        arp(false, NEIGHBOUR, SECOND, ADDRESS),
+        arp(true, NEIGHBOUR, NONE, SECOND),
+        arp(true, identity().mac, NONE, ADDRESS),
+        arp(false, identity().mac, ADDRESS, ADDRESS),
+    ] {
+        assert_eq!(bed.hears(&frame), []);
+        assert_eq!(bed.client.state(), State::Probing);
+    }
+}
+
+#[test]
+pub fn after_a_conflict_ten_seconds_pass_and_after_many_a_minute() {
+    let mut bed = granted(Probe::QUICK);
+    let mut pauses = Vec::new();
+    for n in 1..=12_u8 {
+        bed.hears(&arp(false, NEIGHBOUR, Ipv4Addr::new(10, 0, 0, 19 + n), NONE));
+        let before = bed.now;
+        let discover = bed.speaks();
+        pauses.push(bed.now.checked_sub(before).unwrap());
+        let next = Ipv4Addr::new(10, 0, 0, 20 + n);
+        let request = bed.offer(&discover, next, 3600);
+        bed.hears(&answer(&request, ACK, next, SERVER, 3600));
+    }
+    assert_eq!(pauses[..9], [secs(10); 9]);
+    assert_eq!(pauses[9..], [secs(60); 3]);
+}
+
+#[test]
+pub fn an_address_that_we_may_be_announcing_is_never_probed() {
+    // Lost by expiry, and got again: whoever answers may be the guest that had it.
+    let mut bed = Bed::bound(120);
+    bed.until(ms(119_999));
+    bed.client.options.probe = Probe::QUICK;
+    bed.acquire(ADDRESS, 120);
+    assert_eq!((bed.address(), bed.probes.len()), (Some(ADDRESS), 0));
+
+    // After a restart, however long the lease has been over by the wall clock.
+    let mut bed = Bed::resumed(0);
+    bed.acquire(ADDRESS, 120);
+    assert_eq!((bed.address(), bed.probes.len()), (Some(ADDRESS), 0));
+
+    // Another address is fresh.
+    let mut bed = Bed::resumed(0);
+    let discover = bed.speaks();
+    assert_eq!(bed.hears(&answer(&discover, OFFER, SECOND, SERVER, 120)), []);
+    let request = bed.speaks();
+    bed.hears(&answer(&request, ACK, SECOND, SERVER, 120));
+    assert_eq!(bed.client.state(), State::Probing);
+
+    // And so is one that was lost so long ago that nobody announces it for us any more.
+    let mut bed = Bed::resumed(0);
+    bed.until(secs(301));
+    let discover = bed.speaks();
+    assert_eq!(discover.wish(), Some(ADDRESS));
+    let request = bed.offer(&discover, ADDRESS, 120);
+    bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
+    assert_eq!(bed.client.state(), State::Probing);
+}
+
+/// With a lease in hand ARP says nothing to us: the address is answered for by its user.
+#[test]
+pub fn a_held_address_is_never_declined() {
+    let mut bed = Bed::bound(120);
+    let before = bed.client.state();
+    assert_eq!(bed.hears(&arp(false, NEIGHBOUR, ADDRESS, NONE)), []);
+    assert_eq!((bed.client.state(), bed.address()), (before, Some(ADDRESS)));
+}
