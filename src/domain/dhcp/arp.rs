@@ -62,6 +62,3 @@ pub fn probe(ours: Mac, address: Ipv4Addr) -> Vec<u8> {
     frame.extend(address.octets());
     frame
 }
-
-#[cfg(test)]
-mod tests;

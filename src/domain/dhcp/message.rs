@@ -244,6 +244,3 @@ fn is_host(address: Ipv4Addr) -> bool {
     let [first, ..] = address.octets();
     !(first == 0 || address.is_loopback() || first >= 224)
 }
-
-#[cfg(test)]
-mod tests;

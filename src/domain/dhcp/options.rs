@@ -108,6 +108,3 @@ impl<'a> Iterator for Entries<'a> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

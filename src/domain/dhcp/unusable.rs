@@ -84,6 +84,3 @@ fn edge(address: Ipv4Addr, prefix: u8) -> Option<Unusable> {
         _ => None,
     }
 }
-
-#[cfg(test)]
-mod tests;

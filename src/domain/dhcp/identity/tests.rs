@@ -1,1 +1,78 @@
-//! .
+//! Who a client is: for ever the same, and nobody else.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+fn derive(name: &str) -> Identity {
+    Identity::derive("cluster", "default/net", "default", name)
+}
+
+/// Servers know clients by this: a version that came to another result would lose every address.
+#[test]
+fn it_never_changes() {
+    let identity = derive("web");
+    assert_eq!(identity.mac.to_string(), "16:53:8e:69:17:a7");
+    assert_eq!(identity.client_id.to_string(), "ffc6ad4e9300047f3a99e24396e151161a30f46b20e3e3");
+    assert_eq!(identity.hostname, "web");
+}
+
+#[test]
+fn each_part_matters_and_where_it_ends() {
+    let all = [
+        Identity::derive("c", "n/n", "a", "b"),
+        Identity::derive("d", "n/n", "a", "b"),
+        Identity::derive("c", "n/m", "a", "b"),
+        Identity::derive("c", "n/n", "b", "b"),
+        Identity::derive("c", "n/n", "a", "c"),
+        Identity::derive("c", "n/n", "ab", ""),
+        Identity::derive("c", "n/n", "", "ab"),
+    ];
+    let macs: BTreeSet<Mac> = all.iter().map(|identity| identity.mac).collect();
+    let ids: BTreeSet<String> = all.iter().map(|identity| identity.client_id.to_string()).collect();
+    assert_eq!((macs.len(), ids.len()), (all.len(), all.len()));
+}
+
+#[test]
+fn a_hardware_address_is_of_one_station_and_of_no_vendor() {
+    let macs: BTreeSet<Mac> = (0..5000).map(|n| derive(&format!("lb-{n}")).mac).collect();
+    assert_eq!(macs.len(), 5000);
+    for mac in macs {
+        assert!(mac.is_unicast() && mac.0[0] & 2 == 2, "{mac}");
+        assert_eq!(mac.to_string().parse(), Ok(mac));
+    }
+}
+
+#[test]
+fn a_client_identifier_is_of_rfc_4361_with_a_uuid() {
+    let id = derive("web").client_id;
+    assert_eq!((id.octets().len(), id.octets()[0], &id.octets()[5..7]), (23, 255, &[0, 4][..]));
+    assert_eq!(id.to_string().parse(), Ok(id));
+    for bad in ["", "ff", "fff", "zz00", "+1+1", "ff0", &"00".repeat(256), "éé"] {
+        assert_eq!(bad.parse::<ClientId>(), Err(NoClientId), "{bad}");
+    }
+    assert!("00".repeat(255).parse::<ClientId>().is_ok());
+}
+
+#[test]
+fn a_host_name_is_a_label() {
+    let long = format!("{}.{}", "a".repeat(62), "b".repeat(100));
+    assert_eq!(derive(&long).hostname, "a".repeat(62));
+    assert_eq!(derive("web.example").hostname, "web-example");
+    assert_eq!(derive(&"x".repeat(253)).hostname.len(), 63);
+}
+
+#[test]
+fn text_that_is_no_hardware_address_is_told() {
+    for bad in [
+        "",
+        "02:00:00:00:00",
+        "02:00:00:00:00:00:00",
+        "2:0:0:0:0:0",
+        "+2:00:00:00:00:00",
+        "0g:00:00:00:00:00",
+    ] {
+        assert!(bad.parse::<Mac>().is_err(), "{bad}");
+    }
+    assert_eq!("02:00:5E:10:00:01".parse(), Ok(Mac([2, 0, 0x5e, 0x10, 0, 1])));
+}

@@ -330,7 +330,7 @@ fn endures(blows: &[Blow]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
     fn a_client_endures_whatever_comes(blows in prop::collection::vec(blow(), 0..60)) {
@@ -348,7 +348,7 @@ proptest! {
         let wire = Wire { lost, doubled, delay: ms(delay) };
         let servers = vec![Server::new(SERVER, seconds), Server::new(OTHER, seconds)];
         let mut world = World::new(servers, wire, seed);
-        for _ in 0..300 {
+        for _ in 0..200 {
             world.step();
             world.is_sound();
         }
