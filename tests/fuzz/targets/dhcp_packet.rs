@@ -1,5 +1,5 @@
 //! One frame, heard by a DHCP client in each state: it never panics, answers with one message at
-//! most, and takes nothing that nobody may have.
+//! most, and takes nothing that nobody may have. Nothing that is heard makes its deadline vanish.
 #![no_main]
 
 #[path = "wire.rs"]
@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use harvester_guest_operator::domain::dhcp::{Client, Event, Out, owner_of};
+use harvester_guest_operator::domain::dhcp::{Client, Out, owner_of};
 use libfuzzer_sys::fuzz_target;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 20);
@@ -61,10 +61,8 @@ fuzz_target!(|data: &[u8]| {
         let _ = owner_of(&frame);
         let now = client.deadline().unwrap().saturating_sub(Duration::from_millis(1));
         let out = client.heard(&frame, now);
-        assert!(!out.is_empty() || frame.is_empty());
         assert!(out.iter().filter(|out| matches!(out, Out::Send(_))).count() <= 1);
-        assert!(out.iter().any(|out| matches!(out, Out::Event(_)) || matches!(out, Out::Send(_)))
-            || !out.iter().any(|out| matches!(out, Out::Event(Event::Ignored(_)))));
+        assert!(client.deadline().is_some());
         wire::is_sound(&client);
     }
 });
