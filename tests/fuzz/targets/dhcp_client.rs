@@ -89,8 +89,7 @@ impl Keeper {
 fuzz_target!(|data: &[u8]| {
     let client = wire::client();
     let now = Duration::ZERO;
-    let mut keeper =
-        Keeper { client, now, xid: 0, record: (0, None), written: None, done: false };
+    let mut keeper = Keeper { client, now, xid: 0, record: (0, None), written: None, done: false };
     for blow in data.chunks_exact(4).take(500) {
         keeper.step([blow[0], blow[1], blow[2], blow[3]]);
     }
