@@ -66,11 +66,15 @@ rust:
 		exit 1; \
 	fi
 
-# What tests make networks, and clocks, of their own with.
+# What tests make networks, and clocks, of their own with. As Debian configures them, none of the
+# DHCP servers serves anybody.
 nets:
 	@missing=(); \
 	[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v ip)" ] || missing+=(iproute2); \
 	[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v nft)" ] || missing+=(nftables); \
+	for each in dnsmasq:dnsmasq-base kea-dhcp4:kea-dhcp4-server dhcpd:isc-dhcp-server udhcpd:udhcpd; do \
+		[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v "$${each%%:*}")" ] || missing+=("$${each##*:}"); \
+	done; \
 	compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null || missing+=(libfaketime); \
 	if [ $${#missing[@]} -gt 0 ]; then \
 		echo "setup: installing $${missing[*]}"; \

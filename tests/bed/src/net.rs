@@ -5,7 +5,9 @@
 //! addresses and rules; that holds however this process ends. Nothing here touches a namespace that
 //! it has not made: work in one is done by threads that entered it and end afterwards.
 
+pub mod dhcp;
 mod lan;
+mod segment;
 mod talk;
 
 use std::fs::{self, File};
@@ -24,6 +26,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::sync::oneshot;
 
 pub use self::lan::Lan;
+pub use self::segment::Segment;
 pub use self::talk::{Answer, Answers, Protocol, Responder, ask};
 use crate::Binaries;
 
