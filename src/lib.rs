@@ -3,6 +3,7 @@
 //! Rooms, in the order data flows: [`api`] holds the types, [`domain`] decides, `k8s` talks to
 //! the API server, `controllers` join the two, `http` shows what goes on, `cli` starts it all.
 
+pub mod agent;
 pub mod api;
 pub mod cli;
 pub mod controllers;

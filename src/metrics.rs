@@ -1,6 +1,8 @@
 //! Every metric of the process, as Prometheus scrapes it. Names, units and labels are a
 //! contract; labels take values from small closed sets, or name a pool and go with it.
 
+mod dhcp;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -11,6 +13,7 @@ use prometheus::{
     IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+pub use self::dhcp::Dhcp;
 use crate::api::LoadBalancer;
 
 /// The metrics and their registry. Clones share both.
@@ -282,11 +285,22 @@ impl Metrics {
             seen: Arc::default(),
             registry: registry.clone(),
         };
-        let build =
-            make.gauges("hgo_build_info", "Always 1; the labels say what runs", &["version"])?;
-        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+        make.process()?;
         Ok(metrics)
+    }
+
+    /// Registers what an agent has: its own, and of the operator's what both do.
+    pub fn agent() -> Result<(Self, Dhcp), prometheus::Error> {
+        let all = Self::new()?;
+        let registry = Registry::new();
+        for shared in [&all.api_writes, &all.watch_errors, &all.unreadable, &all.api_requests] {
+            registry.register(Box::new(shared.clone()))?;
+        }
+        registry.register(Box::new(all.events_dropped.clone()))?;
+        let make = Maker { registry: &registry };
+        make.process()?;
+        let dhcp = Dhcp::new(&make)?;
+        Ok((Self { registry, ..all }, dhcp))
     }
 
     /// The text that Prometheus reads.
@@ -357,6 +371,15 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
+    /// What is said of every process.
+    fn process(&self) -> Result<(), prometheus::Error> {
+        let build =
+            self.gauges("hgo_build_info", "Always 1; the labels say what runs", &["version"])?;
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let process = prometheus::process_collector::ProcessCollector::for_self();
+        self.registry.register(Box::new(process))
+    }
+
     fn gauges(
         &self,
         name: &str,

@@ -88,7 +88,7 @@ async fn terms(ctx: &Context, leadership: &Leadership) -> anyhow::Result<()> {
 }
 
 /// Host name and process id; in a pod, the pod's name.
-fn identity() -> String {
+pub(super) fn identity() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}_{}", host.trim(), std::process::id())
 }

@@ -2,6 +2,7 @@
 
 mod admission;
 mod controller;
+mod lease_agent;
 mod support;
 
 use std::io::Write;
@@ -38,6 +39,8 @@ enum LogFormat {
 enum Command {
     /// Gives LoadBalancers their addresses. Run two or more: one leads, the others stand by.
     Controller(Box<ControllerArgs>),
+    /// Leases addresses from the DHCP server of one network. One a network; a second one stands by.
+    LeaseAgent(Box<lease_agent::LeaseAgentArgs>),
     /// Prints what a maintainer asks for first: versions, pools, who waits, last decisions. No secrets.
     Support(Reach),
     /// Prints the CustomResourceDefinitions.
@@ -100,6 +103,10 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Controller(args) => {
             logs(cli.log_format, &cli.log)?;
             Box::pin(controller::run(*args)).await
+        }
+        Command::LeaseAgent(args) => {
+            logs(cli.log_format, &cli.log)?;
+            Box::pin(lease_agent::run(*args)).await
         }
         Command::Support(reach) => support::run(&reach).await,
         Command::Crds { out } => crds(out.as_deref()),

@@ -3,6 +3,7 @@
 //! Every replica serves all of it, whether it leads or not.
 
 pub mod admission;
+pub mod agent;
 pub mod authority;
 pub mod conversion;
 pub mod keeper;

@@ -55,6 +55,11 @@ impl Leadership {
         self.now().saturating_sub(Duration::from_millis(self.last_round.load(Ordering::Relaxed)))
     }
 
+    /// Whether the Lease has been looked at.
+    pub fn looked(&self) -> bool {
+        self.last_round.load(Ordering::Relaxed) > 0
+    }
+
     fn now(&self) -> Duration {
         self.started.elapsed()
     }

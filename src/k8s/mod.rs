@@ -36,6 +36,7 @@ pub mod informer;
 pub mod installation;
 pub mod lease;
 pub mod read;
+pub mod records;
 pub mod unread;
 pub mod views;
 pub mod write;

@@ -58,6 +58,11 @@ const LISTENER: &str = "src/http/listener.rs";
 const LISTENER_WORDS: [&str; 2] = ["TcpStream", "hyper"];
 const CONNECTING: [&str; 4] =
     ["TcpStream::connect", "hyper::client", "net::TcpStream as", "hyper as"];
+/// Who speaks before there is an address, and with the kernel about interfaces.
+const PRIVILEGED: &str = "src/agent/";
+/// What it takes for that.
+const PRIVILEGED_WORDS: [&str; 6] =
+    ["socket2", "rtnetlink", "nix", "UnixDatagram", "CapabilityFlags", "membarrier"];
 /// What connects.
 const SOCKET_WORDS: [&str; 5] = ["TcpSocket", "TcpStream", "UdpSocket", "TlsConnector", "hyper"];
 
@@ -74,6 +79,11 @@ fn only_three_rooms_know_the_api_server_and_only_one_writes() {
 #[test]
 fn only_the_prober_opens_sockets() {
     assert_none(&sources("src"), socket_faults);
+}
+
+#[test]
+fn only_the_agent_has_privileges() {
+    assert_none(&sources("src"), privilege_faults);
 }
 
 #[test]
@@ -178,6 +188,18 @@ fn socket_faults(path: &str, source: &str) -> Vec<String> {
         .chain(connects)
         .filter(|word| has_word(&code, word))
         .map(|word| format!("{path}: `{word}`: only src/prober connects to backends"))
+        .collect()
+}
+
+fn privilege_faults(path: &str, source: &str) -> Vec<String> {
+    if path.starts_with(PRIVILEGED) {
+        return Vec::new();
+    }
+    let code = code(source);
+    PRIVILEGED_WORDS
+        .into_iter()
+        .filter(|word| has_word(&code, word))
+        .map(|word| format!("{path}: `{word}`: only {PRIVILEGED} has privileges"))
         .collect()
 }
 
@@ -561,6 +583,15 @@ fn sockets_elsewhere_are_found() {
         "use tokio_rustls::TlsConnector;",
     ] {
         assert!(!socket_faults(LISTENER, bad).is_empty(), "{bad}");
+    }
+}
+
+#[test]
+fn privileges_elsewhere_are_found() {
+    for bad in ["use socket2::Socket;", "rtnetlink::new_connection()", "nix::ifaddrs::getifaddrs()"]
+    {
+        assert!(!privilege_faults("src/k8s/client.rs", bad).is_empty(), "{bad}");
+        assert!(privilege_faults("src/agent/wire.rs", bad).is_empty(), "{bad}");
     }
 }
 

@@ -10,6 +10,7 @@ mod chart;
 mod crash;
 mod crds;
 mod datapath;
+mod dhcp;
 mod forms;
 mod hygiene;
 mod image;

@@ -19,6 +19,7 @@ mod message;
 mod names;
 mod options;
 mod outcome;
+mod report;
 mod spread;
 mod unusable;
 
@@ -30,5 +31,6 @@ pub use lease::Lease;
 pub use mac::Mac;
 pub use names::agent_name;
 pub use outcome::{Event, Ignored, Lost, Out, Record, State, Trouble};
+pub use report::{Moment, held, link_failed, reason, report, state, status_patch};
 pub use spread::{Bucket, phase, start_within};
 pub use unusable::Unusable;

@@ -4,6 +4,7 @@
 //! server refuses it when the object has moved on, and fields this version does not know
 //! survive it.
 
+mod records;
 mod serving;
 mod setup;
 

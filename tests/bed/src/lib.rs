@@ -44,7 +44,7 @@ pub use image::{Written, unpack_image, write_image};
 pub use kube_proxy::KubeProxy;
 pub use kubeconfig::client_from;
 pub use kubelet::Kubelet;
-pub use operator::{Operator, Start, install, repository};
+pub use operator::{Operator, Start, http_get, install, repository};
 pub use pki::{Authority, Issued};
 pub use process::Managed;
 pub use proxy::{Call, Proxy, Record, Verdict};

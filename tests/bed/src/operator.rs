@@ -190,7 +190,7 @@ impl Operator {
 }
 
 /// One plain HTTP request: status code and body.
-pub(crate) async fn http_get(address: SocketAddr, path: &str) -> Result<(u16, String)> {
+pub async fn http_get(address: SocketAddr, path: &str) -> Result<(u16, String)> {
     let exchange = async {
         let mut stream = TcpStream::connect(address).await?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: operator\r\nConnection: close\r\n\r\n");

@@ -1,0 +1,216 @@
+//! Owns the leases' interfaces: one macvlan each, in private mode, without an address.
+//!
+//! Invariants: a link's alias says whose it is, and only links with this network's alias are ever
+//! touched; its name says its hardware address, so a lease finds the one that it had. What a crash
+//! leaves behind is told by the alias and removed.
+
+use std::io;
+
+use futures::channel::mpsc::UnboundedReceiver;
+use futures::{StreamExt as _, TryStreamExt as _};
+use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::link::{
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoMacVlan, LinkAttribute, LinkFlags,
+    LinkInfo, LinkMessage, MacVlanMode,
+};
+use rtnetlink::sys::SocketAddr;
+use rtnetlink::{Error, Handle, LinkMacVlan, LinkUnspec, MulticastGroup, new_multicast_connection};
+
+use crate::domain::dhcp::{Mac, agent_name};
+
+/// What the kernel answers.
+const EXISTS: i32 = -17;
+const NO_SUCH_DEVICE: i32 = -19;
+
+type Messages = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
+
+/// The way to the kernel's links.
+#[derive(Clone, Debug)]
+pub(super) struct Links {
+    handle: Handle,
+    /// What the alias of each of the network's links begins with.
+    mark: String,
+}
+
+/// What the kernel tells by itself.
+pub(super) struct Changes(Messages);
+
+/// What is known of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Link {
+    pub(super) index: u32,
+    pub(super) name: String,
+    pub(super) mac: Option<Mac>,
+    pub(super) parent: Option<u32>,
+    pub(super) alias: String,
+    /// Whether it is up, and its cable plugged in.
+    pub(super) carries: bool,
+    /// Whether it is a macvlan that its siblings do not hear.
+    pub(super) private: bool,
+    /// Whether it is one, and up, and set as it is to be.
+    pub(super) ready: bool,
+}
+
+/// Something happened to a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// It is new, or different.
+    Is(Link),
+    /// It is no more.
+    Gone(Link),
+}
+
+impl Links {
+    /// Opens the way. What happens from now on is told.
+    pub(super) fn connect(network: &str) -> io::Result<(Self, Changes)> {
+        let (connection, handle, messages) = new_multicast_connection(&[MulticastGroup::Link])?;
+        tokio::spawn(connection);
+        Ok((Self { handle, mark: agent_name(network) }, Changes(messages)))
+    }
+
+    /// All links there are.
+    pub(super) async fn all(&self) -> Result<Vec<Link>, Error> {
+        self.handle.link().get().execute().map_ok(read).try_collect().await
+    }
+
+    /// Whether this agent, or one before it, made the link for this network.
+    ///
+    /// One that was made and not yet marked when its agent crashed is told by its name.
+    pub(super) fn is_ours(&self, link: &Link) -> bool {
+        let unmarked = link.alias.is_empty() && link.private;
+        link.alias.split(' ').next() == Some(&self.mark)
+            || (unmarked && link.mac.is_some_and(|mac| link.name == name(mac)))
+    }
+
+    /// Makes the link of a lease, up. One that is there already is taken if it is as it would be
+    /// made, and replaced if it is not.
+    pub(super) async fn make(&self, parent: u32, mac: Mac, lease: &str) -> Result<(), Error> {
+        let (name, alias) = (name(mac), self.alias(lease));
+        match self.add(parent, mac, &name, &alias).await {
+            Err(error) if is(&error, EXISTS) => {}
+            answer => return answer,
+        }
+        let Some(link) = self.by_name(&name).await? else {
+            return self.add(parent, mac, &name, &alias).await;
+        };
+        if link.mac == Some(mac) && link.parent == Some(parent) && link.ready && link.alias == alias
+        {
+            return Ok(());
+        }
+        self.remove(&name).await?;
+        self.add(parent, mac, &name, &alias).await
+    }
+
+    /// Up, with all set before that, so that it never says a word by itself: it answers nobody's
+    /// ARP, for the machine's own addresses would be answered for there too, and the kernel gives
+    /// it no address of IPv6.
+    async fn add(&self, parent: u32, mac: Mac, name: &str, alias: &str) -> Result<(), Error> {
+        let link =
+            LinkMacVlan::new(name, parent, MacVlanMode::Private).address(mac.0.to_vec()).arp(false);
+        self.handle.link().add(link.build()).execute().await?;
+        // Of a link that it is about to make, the kernel ignores the alias.
+        let alias = LinkUnspec::new_with_name(name).alias(alias);
+        self.handle.link().set(alias.build()).execute().await?;
+        let quiet = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
+        let quiet = LinkUnspec::new_with_name(name)
+            .append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![quiet]));
+        if let Err(error) = self.handle.link().set(quiet.build()).execute().await {
+            // As it should be where there is no IPv6.
+            tracing::debug!(name, %error, "addresses of IPv6 are left to the kernel");
+        }
+        let up = LinkUnspec::new_with_name(name).up();
+        let done = self.handle.link().set(up.build()).execute().await;
+        if done.is_err() {
+            self.remove(name).await?;
+        }
+        done
+    }
+
+    /// Removes a link. It takes the kernel some 20 ms.
+    pub(super) async fn remove(&self, name: &str) -> Result<(), Error> {
+        let Some(link) = self.by_name(name).await? else { return Ok(()) };
+        if !self.is_ours(&link) {
+            return Ok(());
+        }
+        match self.handle.link().del(link.index).execute().await {
+            Err(error) if is(&error, NO_SUCH_DEVICE) => Ok(()),
+            answer => answer,
+        }
+    }
+
+    /// The link by a name.
+    pub(super) async fn by_name(&self, name: &str) -> Result<Option<Link>, Error> {
+        let mut found = self.handle.link().get().match_name(name.to_owned()).execute();
+        match found.try_next().await {
+            Ok(link) => Ok(link.map(read)),
+            Err(error) if is(&error, NO_SUCH_DEVICE) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The kernel takes 255 octets. What does not fit is left out at the end, where it only tells
+    /// people whose it is.
+    fn alias(&self, lease: &str) -> String {
+        let mut alias = format!("{} {lease}", self.mark);
+        alias.truncate(250);
+        alias
+    }
+}
+
+impl Changes {
+    /// The next change, or nothing if the kernel does not tell any more.
+    pub(super) async fn next(&mut self) -> Option<Change> {
+        loop {
+            let (message, _) = self.0.next().await?;
+            let NetlinkPayload::InnerMessage(message) = message.payload else { continue };
+            match message {
+                RouteNetlinkMessage::NewLink(link) => return Some(Change::Is(read(link))),
+                RouteNetlinkMessage::DelLink(link) => return Some(Change::Gone(read(link))),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The name of a lease's link.
+pub(super) fn name(mac: Mac) -> String {
+    let digits: String = mac.0.iter().map(|octet| format!("{octet:02x}")).collect();
+    format!("lb{digits}")
+}
+
+fn is(error: &Error, code: i32) -> bool {
+    matches!(error, Error::NetlinkError(message)
+        if message.code.is_some_and(|found| found.get() == code))
+}
+
+fn read(message: LinkMessage) -> Link {
+    let flags = message.header.flags;
+    let mut link = Link {
+        index: message.header.index,
+        name: String::new(),
+        mac: None,
+        parent: None,
+        alias: String::new(),
+        carries: flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
+        private: false,
+        ready: false,
+    };
+    for attribute in message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name = name,
+            LinkAttribute::Address(mac) => link.mac = mac.try_into().ok().map(Mac),
+            LinkAttribute::Link(parent) => link.parent = Some(parent),
+            LinkAttribute::IfAlias(alias) => link.alias = alias,
+            LinkAttribute::LinkInfo(infos) => {
+                link.private = infos.iter().any(|info| {
+                    matches!(info, LinkInfo::Data(InfoData::MacVlan(data))
+                        if data.contains(&InfoMacVlan::Mode(MacVlanMode::Private)))
+                });
+                link.ready = link.private && flags.contains(LinkFlags::Up | LinkFlags::Noarp);
+            }
+            _ => {}
+        }
+    }
+    link
+}

@@ -1,0 +1,129 @@
+//! Carrying out what a client says, and what follows for the socket, the timers and the metrics.
+
+use std::time::Duration;
+
+use super::super::lease::Pending;
+use super::super::wire::Hearing;
+use super::super::{clock, tell};
+use super::Term;
+use crate::domain::dhcp::{Listening, Mac, Out, state};
+
+/// How long the socket goes on listening to more than is needed. The next exchange is often near.
+pub(super) const EASE: Duration = Duration::from_secs(1);
+
+impl Term<'_> {
+    /// Carries out what a client said.
+    pub(super) fn act(&mut self, mac: Mac, said: Vec<Out>) {
+        let Some(lease) = self.leases.get_mut(&mac) else { return };
+        let mut frames = Vec::new();
+        for out in said {
+            match out {
+                Out::Send(frame) => frames.push(frame),
+                Out::Record(record) => {
+                    tell::trouble(self.agent, lease, &record);
+                    lease.pending = Some(Pending::Record(record));
+                    self.queue.push_back(mac);
+                    self.stale = true;
+                }
+                Out::Event(event) => tell::event(self.agent, lease, &event),
+                Out::Done => lease.done = true,
+            }
+        }
+        self.attend(mac);
+        if !frames.is_empty() {
+            self.send(&frames);
+        }
+        self.settle(mac);
+    }
+
+    /// Sees to it that the lease gets its next turn, and is heard and counted as what it is.
+    pub(super) fn attend(&mut self, mac: Mac) {
+        let Some(lease) = self.leases.get_mut(&mac) else { return };
+        let client = lease.client.as_ref();
+        let deadline = client.and_then(|client| client.deadline().filter(|_| !lease.done));
+        let deadline = deadline.into_iter().chain(lease.retry).min();
+        if deadline != lease.deadline {
+            if let Some(former) = lease.deadline {
+                self.timers.remove(&(former, mac));
+            }
+            lease.deadline = deadline;
+        }
+        if let Some(deadline) = deadline {
+            self.timers.insert((deadline, mac));
+        }
+        let counted = client.filter(|_| !lease.done).map(|client| client.state());
+        if counted != lease.counted {
+            let gauge =
+                |of| self.agent.dhcp.leases.with_label_values(&[format!("{:?}", state(of))]);
+            if let Some(former) = lease.counted {
+                gauge(former).dec();
+            }
+            if let Some(now) = counted {
+                gauge(now).inc();
+            }
+            lease.counted = counted;
+        }
+        let listening = client.map_or(Listening::Nothing, |client| client.listening());
+        if listening != lease.listening {
+            let before = std::mem::replace(&mut lease.listening, listening);
+            self.asking -= usize::from(before != Listening::Nothing);
+            self.asking += usize::from(listening != Listening::Nothing);
+            if listening == Listening::DhcpAndArp {
+                self.probing.insert(mac);
+            } else {
+                self.probing.remove(&mac);
+            }
+            self.listen(false);
+        }
+    }
+
+    /// Has the socket listen to what is needed, and to less only after a while, or now.
+    pub(super) fn listen(&mut self, less: bool) {
+        let needed = match (self.asking, self.probing.is_empty()) {
+            (_, false) => Hearing::DhcpAndArp,
+            (0, true) => Hearing::Nothing,
+            (_, true) => Hearing::Dhcp,
+        };
+        if needed >= self.wire.hearing() || less {
+            if let Err(error) = self.wire.listen(needed) {
+                tracing::warn!(%error, interface = self.agent.settings.interface, "cannot listen");
+                self.wire.close();
+                self.ease = Some(clock::now() + EASE);
+            }
+        } else if self.ease.is_none() {
+            self.ease = Some(clock::now() + EASE);
+        }
+    }
+
+    /// Sends frames, if this agent may.
+    fn send(&mut self, frames: &[Vec<u8>]) {
+        if !self.agent.leadership.is_current() {
+            tracing::debug!("not sent: the claim is over");
+            return;
+        }
+        // What nobody answers is sent as well.
+        if self.wire.hearing() == Hearing::Nothing {
+            if let Err(error) = self.wire.listen(Hearing::Dhcp) {
+                tracing::debug!(%error, "not sent");
+                return;
+            }
+            self.ease.get_or_insert(clock::now() + EASE);
+        }
+        for frame in frames {
+            if let Err(error) = self.wire.send(frame) {
+                tracing::debug!(%error, "not sent");
+            }
+        }
+    }
+
+    /// Works out what is shown of all leases together.
+    pub(super) fn show(&mut self) {
+        if !std::mem::take(&mut self.stale) {
+            return;
+        }
+        let held = || self.leases.values().filter_map(|lease| lease.client.as_ref()?.lease());
+        self.agent.standing.set(held().filter_map(|lease| lease.expires).min());
+        let servers: std::collections::BTreeSet<_> = held().map(|lease| lease.server).collect();
+        self.agent.dhcp.servers.set(i64::try_from(servers.len()).unwrap_or(i64::MAX));
+    }
+}

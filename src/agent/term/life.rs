@@ -1,0 +1,263 @@
+//! From a record to a lease, and to its end.
+
+use std::collections::HashSet;
+use std::hash::BuildHasher as _;
+use std::time::Duration;
+
+use kube::ResourceExt as _;
+
+use super::super::hands::Job;
+use super::super::lease::{Lease, LinkState, Pending, moment};
+use super::super::{clock, links};
+use super::Term;
+use crate::api::DHCPLease;
+use crate::domain::dhcp::{Mac, Options, phase, start_within};
+use crate::k8s::records::Seen;
+
+/// Each lease that is taken up again after a restart adds this to the time over which all spread
+/// their first question.
+const RESUME_EACH: Duration = Duration::from_millis(60);
+const RESUME_LONGEST: Duration = Duration::from_secs(30);
+/// So many that ask at the same time are in nobody's way.
+const A_FEW: usize = 10;
+/// How long a link that could not be made waits for the next try, at first and at most.
+const LINK_PAUSE: Duration = Duration::from_millis(500);
+const LINK_LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+impl Term<'_> {
+    /// What the watch told.
+    pub(super) fn seen(&mut self, seen: Seen) {
+        match seen {
+            Seen::Begins => self.list = Some(HashSet::new()),
+            Seen::Is(record) => self.is(record),
+            Seen::Gone(namespace, name) => {
+                if let Some(mac) = self.names.get(&(namespace, name)).copied() {
+                    self.vanish(mac);
+                }
+            }
+            Seen::Complete => self.listed(),
+        }
+    }
+
+    fn listed(&mut self) {
+        let named = self.list.take().unwrap_or_default();
+        let gone: Vec<Mac> =
+            self.leases.keys().filter(|mac| !named.contains(mac)).copied().collect();
+        for mac in gone {
+            self.vanish(mac);
+        }
+        if self.complete {
+            return;
+        }
+        self.complete = true;
+        tracing::info!(leases = self.leases.len(), "records loaded");
+        self.hands.ask(Job::ClearAllBut(named.iter().map(|mac| links::name(*mac)).collect()));
+        for mac in named {
+            self.take_up(mac);
+        }
+    }
+
+    fn is(&mut self, record: Box<DHCPLease>) {
+        let key = (record.namespace().unwrap_or_default(), record.name_any());
+        let uid = record.uid().unwrap_or_default();
+        if let Some(mac) = self.names.get(&key).copied() {
+            if let Some(list) = &mut self.list {
+                list.insert(mac);
+            }
+            let Some(lease) = self.leases.get_mut(&mac) else { return };
+            if lease.uid == uid {
+                lease.update(&record);
+                if lease.leaving {
+                    self.leave(mac);
+                }
+            } else {
+                self.successors.insert(mac, record);
+                self.vanish(mac);
+            }
+            return;
+        }
+        let lease = match Lease::read(*record) {
+            Ok(lease) => lease,
+            Err(error) => {
+                tracing::warn!(record = key.1, error, "a record of no use");
+                return;
+            }
+        };
+        let mac = lease.identity.mac;
+        if let Some(other) = self.leases.get(&mac) {
+            tracing::error!(record = lease.title(), other = other.title(), %mac, "one hardware address, two records");
+            return;
+        }
+        if let Some(list) = &mut self.list {
+            list.insert(mac);
+        }
+        self.names.insert(key, mac);
+        self.leases.insert(mac, lease);
+        self.stale = true;
+        if self.complete {
+            self.take_up(mac);
+        }
+    }
+
+    /// Begins with a lease: with its link.
+    fn take_up(&mut self, mac: Mac) {
+        let Some(lease) = self.leases.get_mut(&mac) else { return };
+        if lease.leaving {
+            return self.leave(mac);
+        }
+        match &self.parent {
+            Some(parent) => {
+                self.hands.ask(Job::Make { parent: parent.index, mac, lease: lease.title() });
+            }
+            None => {
+                let why = format!("there is no interface {}", self.agent.settings.interface);
+                self.not_linked(mac, why, clock::now());
+            }
+        }
+    }
+
+    pub(super) fn not_linked(&mut self, mac: Mac, why: String, now: Duration) {
+        let Some(lease) = self.leases.get_mut(&mac) else { return };
+        if lease.link != LinkState::Making {
+            return;
+        }
+        tracing::warn!(record = lease.title(), error = why, "no link");
+        let pause = LINK_PAUSE * 2_u32.saturating_pow(lease.failures.min(8));
+        lease.retry = Some(now + pause.min(LINK_LONGEST_PAUSE));
+        if lease.failures == 0 {
+            self.agent.events.warning(lease.reference(), "LinkFailed", why.clone());
+        }
+        lease.failures += 1;
+        if lease.pending.is_none() {
+            lease.pending = Some(Pending::LinkFailed(why));
+            self.queue.push_back(mac);
+        }
+        self.attend(mac);
+    }
+
+    /// Its link is there: the client begins, or goes on.
+    pub(super) fn start(&mut self, mac: Mac) {
+        let at = moment();
+        let options = self.options();
+        let seed = self.seeds.hash_one((mac.0, at.now));
+        let up = self.parent.as_ref().is_some_and(|parent| parent.carries);
+        let Some(lease) = self.leases.get_mut(&mac) else { return };
+        let said = match &mut lease.client {
+            Some(client) => client.link(up, at.now),
+            None => lease.begin(options, seed, at).link(up, at.now),
+        };
+        self.stale = true;
+        self.act(mac, said);
+    }
+
+    fn options(&mut self) -> Options {
+        self.begun = self.begun.wrapping_add(1);
+        let all = u32::try_from(self.leases.len()).unwrap_or(u32::MAX);
+        let without = self.leases.values().filter(|lease| !lease.holds()).count();
+        Options {
+            probe: self.agent.settings.probe,
+            start_within: start_within(without.saturating_sub(A_FEW)),
+            resume_within: RESUME_EACH.saturating_mul(all).min(RESUME_LONGEST),
+            phase: phase(self.begun),
+            ..Options::default()
+        }
+    }
+
+    /// A lease's time has come.
+    pub(super) fn turn(&mut self, mac: Mac, now: Duration) {
+        let Some(lease) = self.leases.get_mut(&mac) else { return };
+        lease.deadline = None;
+        if lease.retry.is_some_and(|retry| retry <= now) {
+            lease.retry = None;
+            if lease.leaving && !lease.released {
+                self.attend(mac);
+                return self.leave(mac);
+            }
+            if lease.link == LinkState::Making {
+                self.take_up(mac);
+            } else if lease.pending.is_some() {
+                self.queue.push_back(mac);
+            }
+        }
+        let lease = self.leases.get_mut(&mac);
+        let said = lease.and_then(|lease| lease.client.as_mut()).map(|client| client.due(now));
+        self.act(mac, said.unwrap_or_default());
+    }
+
+    /// The record is gone, whoever removed it.
+    pub(super) fn vanish(&mut self, mac: Mac) {
+        let Some(lease) = self.leases.get_mut(&mac) else { return };
+        lease.gone = true;
+        lease.leaving = true;
+        lease.pending = None;
+        self.leave(mac);
+    }
+
+    /// The address is given back, if there is one.
+    pub(super) fn leave(&mut self, mac: Mac) {
+        let at = moment();
+        let options = self.options();
+        let seed = self.seeds.hash_one((mac.0, at.now));
+        let Some(lease) = self.leases.get_mut(&mac) else { return };
+        if lease.released {
+            return self.settle(mac);
+        }
+        if let Err(later) = self.releases.take(at.now) {
+            lease.retry = Some(later);
+            return self.attend(mac);
+        }
+        lease.released = true;
+        tracing::info!(record = lease.title(), "leaving");
+        let up = self.parent.as_ref().is_some_and(|parent| parent.carries);
+        if lease.client.is_none() && lease.holds() {
+            lease.begin(options, seed, at).link(up, at.now);
+        }
+        match &mut lease.client {
+            Some(client) => {
+                let said = client.release(at.now);
+                self.act(mac, said);
+            }
+            None => {
+                lease.done = true;
+                self.settle(mac);
+            }
+        }
+    }
+
+    /// Goes on with the end of a lease as far as it has come: last record, link, finalizer.
+    pub(super) fn settle(&mut self, mac: Mac) {
+        let Some(lease) = self.leases.get_mut(&mac) else { return };
+        if lease.gone {
+            lease.pending = None;
+        }
+        if !lease.done || lease.writing || lease.pending.is_some() {
+            return;
+        }
+        match lease.link {
+            LinkState::Making | LinkState::There => {
+                lease.link = LinkState::Removing;
+                self.hands.ask(Job::Remove(mac));
+            }
+            LinkState::Removing => {}
+            LinkState::Gone if lease.gone => self.forget(mac),
+            LinkState::Gone => {
+                lease.pending = Some(Pending::Finish);
+                self.queue.push_back(mac);
+            }
+        }
+    }
+
+    /// Nothing of the lease is left.
+    pub(super) fn forget(&mut self, mac: Mac) {
+        let Some(lease) = self.leases.get_mut(&mac) else { return };
+        lease.client = None;
+        lease.retry = None;
+        self.attend(mac);
+        let Some(lease) = self.leases.remove(&mac) else { return };
+        self.names.remove(&(lease.namespace, lease.name));
+        self.stale = true;
+        if let Some(next) = self.successors.remove(&mac) {
+            self.is(next);
+        }
+    }
+}

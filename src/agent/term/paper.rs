@@ -1,0 +1,125 @@
+//! Writing records: one at a time for a lease, a few for all.
+
+use std::time::Duration;
+
+use super::super::clock;
+use super::super::lease::{Pending, moment};
+use super::Term;
+use crate::api::{DHCPLease, DHCPLeaseStatus};
+use crate::domain::dhcp::{Mac, link_failed, report, status_patch};
+use crate::k8s::CallError;
+
+/// Writes under way at the same time. More do not make an API server faster.
+const MOST: usize = 16;
+/// How long a write that failed waits for the next try.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What came of a write.
+pub(super) struct Written {
+    mac: Mac,
+    uid: String,
+    what: Pending,
+    /// The new version; `None` for a finalizer that is gone.
+    outcome: Result<Option<String>, CallError>,
+    status: DHCPLeaseStatus,
+    /// After a conflict: the record as it is; `None` if it could not be read.
+    fresh: Option<Option<DHCPLease>>,
+}
+
+impl Term<'_> {
+    /// Begins writes, as many as may be under way.
+    pub(super) fn write_some(&mut self) {
+        while self.writes.len() < MOST {
+            let Some(mac) = self.queue.pop_front() else { break };
+            self.write(mac);
+        }
+    }
+
+    fn write(&mut self, mac: Mac) {
+        let Some(lease) = self.leases.get_mut(&mac) else { return };
+        if lease.writing {
+            return;
+        }
+        let Some(what) = lease.pending.take() else { return };
+        let me = &self.agent.settings.me;
+        let status = match &what {
+            Pending::Record(record) => report(record, moment(), me, &lease.stored),
+            Pending::LinkFailed(why) => link_failed(why, moment(), &lease.stored),
+            Pending::Finish => DHCPLeaseStatus::default(),
+        };
+        lease.writing = true;
+        let (writer, records) = (self.agent.writer.clone(), self.agent.records.clone());
+        let (namespace, name) = (lease.namespace.clone(), lease.name.clone());
+        let (uid, version) = (lease.uid.clone(), lease.version.clone());
+        let patch = status_patch(&status, &lease.stored);
+        let finalizers = lease.other_finalizers();
+        self.writes.spawn(async move {
+            let outcome = match &what {
+                Pending::Finish => {
+                    let done = writer.finish_record(&namespace, &name, &version, &finalizers);
+                    done.await.map(|()| None)
+                }
+                _ => writer.patch_record(&namespace, &name, &version, &patch).await.map(Some),
+            };
+            let fresh = match &outcome {
+                Err(CallError::Conflict) => records.read(&namespace, &name).await.ok(),
+                _ => None,
+            };
+            Written { mac, uid, what, outcome, status, fresh }
+        });
+    }
+
+    /// A write has ended.
+    pub(super) fn written(&mut self, written: Written) {
+        let Written { mac, uid, what, outcome, status, fresh } = written;
+        let Some(lease) = self.leases.get_mut(&mac).filter(|lease| lease.uid == uid) else {
+            return;
+        };
+        lease.writing = false;
+        match outcome {
+            Ok(None) => return self.forget(mac),
+            Ok(Some(version)) => {
+                lease.version = version;
+                lease.stored = status;
+                self.stale = true;
+                let Pending::Record(record) = what else { return self.again(mac) };
+                if let Some(client) = &mut lease.client {
+                    let said = client.recorded(record.serial, clock::now());
+                    self.act(mac, said);
+                }
+                return self.again(mac);
+            }
+            Err(CallError::NotFound) => return self.vanish(mac),
+            Err(CallError::Conflict) => match fresh {
+                Some(Some(record)) if record.metadata.uid.as_deref() == Some(&uid) => {
+                    lease.update(&record);
+                    lease.stored = record.status.unwrap_or_default();
+                    lease.pending.get_or_insert(what);
+                    if lease.leaving {
+                        self.leave(mac);
+                    }
+                    return self.again(mac);
+                }
+                Some(_) => return self.vanish(mac),
+                None => {}
+            },
+            Err(CallError::NotLeader) => {}
+            Err(error) => {
+                tracing::warn!(record = lease.title(), %error, "not recorded, trying again");
+            }
+        }
+        if let Some(lease) = self.leases.get_mut(&mac) {
+            lease.pending.get_or_insert(what);
+            lease.retry = Some(clock::now() + PAUSE);
+        }
+        self.attend(mac);
+    }
+
+    /// What came up meanwhile is written next.
+    fn again(&mut self, mac: Mac) {
+        if self.leases.get(&mac).is_some_and(|lease| lease.pending.is_some()) {
+            self.queue.push_back(mac);
+        }
+        self.settle(mac);
+    }
+}

@@ -1,0 +1,153 @@
+//! The `lease-agent` process: it leases the addresses of one network while it holds the network's
+//! Lease, and stands by otherwise.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use clap::ValueEnum;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::controller::identity;
+use crate::agent::{self, Agent, Settings, Standing};
+use crate::domain::dhcp::{Probe, agent_name};
+use crate::http::agent::{self as http, Shown};
+use crate::k8s::client;
+use crate::k8s::events::Events;
+use crate::k8s::lease::{Keeper, Leadership};
+use crate::k8s::records::Records;
+use crate::k8s::write::Writer;
+use crate::metrics::Metrics;
+
+/// How long links may take to be removed when the agent ends.
+const CLEARING: Duration = Duration::from_secs(15);
+
+/// Options of `lease-agent`.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct LeaseAgentArgs {
+    /// The network: namespace/name of its NetworkAttachmentDefinition.
+    #[arg(long, env = "HGO_NETWORK")]
+    network: String,
+    /// The interface that leads there.
+    #[arg(long, env = "HGO_INTERFACE", default_value = "net1")]
+    interface: String,
+    /// How a fresh address is probed before it is used: quick asks three times within half a second,
+    /// standard keeps the times of RFC 5227, which are four to nine seconds, off does not ask.
+    #[arg(long, env = "HGO_ARP_PROBE", value_enum, default_value_t = ArpProbe::Quick)]
+    arp_probe: ArpProbe,
+    /// Kubeconfig file. Else KUBECONFIG and the default file, else the pod's own account.
+    #[arg(long, env = "HGO_KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+    /// The operator's namespace: the network's Lease is there.
+    #[arg(long, env = "HGO_NAMESPACE", default_value = "harvester-system")]
+    namespace: String,
+    /// Address of metrics and probes.
+    #[arg(long, env = "HGO_HTTP_ADDR", default_value = "0.0.0.0:8081")]
+    http_addr: SocketAddr,
+    /// Name of this process in the Lease. The default is host name and process id.
+    #[arg(long, env = "HGO_IDENTITY")]
+    identity: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ArpProbe {
+    Quick,
+    Standard,
+    Off,
+}
+
+/// Runs until SIGTERM or SIGINT, or until something that must not end ends.
+pub(super) async fn run(args: LeaseAgentArgs) -> anyhow::Result<()> {
+    agent::drop_privileges()?;
+    let network = args.network.split_once('/');
+    ensure!(
+        network.is_some_and(|(namespace, name)| !namespace.is_empty() && !name.is_empty()),
+        "--network {:?}: must be namespace/name",
+        args.network
+    );
+    agent::check(&args.interface)?;
+    let me = args.identity.clone().unwrap_or_else(identity);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+
+    let (metrics, dhcp) = Metrics::agent()?;
+    let client = client::connect(args.kubeconfig.as_deref(), &metrics).await?;
+    let leadership = Arc::new(Leadership::default());
+    let standing = Arc::new(Standing::default());
+    let shown = {
+        let (standing, dhcp, claim) = (standing.clone(), dhcp.clone(), leadership.clone());
+        let refresh = move || standing.show(&dhcp, claim.is_current());
+        let leadership = leadership.clone();
+        Shown { metrics: metrics.clone(), leadership, refresh: Arc::new(refresh) }
+    };
+    let (address, server) = http::serve(args.http_addr, shown).await?;
+    let mut server = tokio::spawn(server);
+    let lease = agent_name(&args.network);
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, network = args.network, lease, "started");
+
+    let keeper = Keeper::new(client.clone(), &args.namespace, &lease, me.clone());
+    let agent = Agent {
+        settings: Settings {
+            network: args.network,
+            interface: args.interface,
+            me: me.clone(),
+            probe: match args.arp_probe {
+                ArpProbe::Quick => Probe::QUICK,
+                ArpProbe::Standard => Probe::RFC_5227,
+                ArpProbe::Off => Probe::OFF,
+            },
+        },
+        writer: Writer::new(client.clone(), leadership.clone(), metrics.clone()),
+        events: Events::start(client.clone(), &me, metrics.clone()),
+        records: Records::new(client, metrics),
+        leadership: leadership.clone(),
+        dhcp,
+        standing,
+    };
+    let result = tokio::select! {
+        () = keeper.run(&leadership) => Err(anyhow::anyhow!("nobody keeps the lease any more")),
+        result = terms(&agent) => result,
+        result = &mut server => Err(anyhow::anyhow!("the HTTP server ended: {result:?}")),
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    };
+    // The term is over, and nothing is sent any more; no address is given back. The links go while
+    // nobody else can have taken them over.
+    if leadership.is_current() {
+        tokio::select! {
+            () = keeper.run(&leadership) => {}
+            cleared = tokio::time::timeout(CLEARING, agent.clear()) => {
+                if let Err(error) = cleared.context("too slow").and_then(|cleared| cleared) {
+                    tracing::warn!(error = format!("{error:#}"), "links are left behind");
+                }
+            }
+        }
+    }
+    keeper.release(&leadership).await;
+    tracing::info!("stopped");
+    result
+}
+
+/// One term after the other.
+async fn terms(agent: &Agent) -> anyhow::Result<()> {
+    let mut leading = agent.leadership.subscribe();
+    loop {
+        leading.wait_for(|leads| *leads).await?;
+        let mut lost = agent.leadership.subscribe();
+        tokio::select! {
+            biased;
+            changed = lost.wait_for(|leads| !leads) => {
+                changed?;
+                tracing::warn!("silent");
+            }
+            result = agent.term() => {
+                if let Err(error) = result {
+                    tracing::error!(error = format!("{error:#}"), "term ended, beginning anew");
+                }
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Guarded writes of a network's agent: the status of its records, and the end of one.
+
+use kube::Resource as _;
+use serde_json::{Value, json};
+
+use super::Writer;
+use crate::api::DHCPLease;
+use crate::k8s::CallError;
+
+impl Writer {
+    /// Patches a record's status, as it was at that version. Returns its new version.
+    pub async fn patch_record(
+        &self,
+        namespace: &str,
+        name: &str,
+        version: &str,
+        status: &Value,
+    ) -> Result<String, CallError> {
+        let list = DHCPLease::url_path(&(), Some(namespace));
+        let patch = json!({"metadata": {"resourceVersion": version}, "status": status});
+        let meta =
+            self.patch::<DHCPLease>("DHCPLease", &list, name, &patch, Some("status")).await?;
+        Ok(meta.resource_version.unwrap_or_default())
+    }
+
+    /// Leaves a record with these finalizers, as it was at that version.
+    pub async fn finish_record(
+        &self,
+        namespace: &str,
+        name: &str,
+        version: &str,
+        finalizers: &[String],
+    ) -> Result<(), CallError> {
+        let list = DHCPLease::url_path(&(), Some(namespace));
+        let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
+        self.patch::<DHCPLease>("DHCPLease", &list, name, &patch, None).await.map(drop)
+    }
+}

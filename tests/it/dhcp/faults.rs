@@ -1,0 +1,118 @@
+//! What goes wrong on the wire: cables, servers that are gone, servers that lie.
+
+use anyhow::{Context as _, Result, ensure};
+use testbed::eventually;
+use testbed::net::dhcp::{DhcpServer, Kind, Scope};
+
+use super::fixture::{Site, on_site};
+use crate::support::LATER;
+
+/// The server of a lease is gone, and another one of its kind is there, which knows nothing of it.
+async fn rebound(mut site: Site) -> Result<()> {
+    let kind = site.server.kind();
+    let agent = site.agent().await?;
+    let web = site.lease("web").await?;
+    let first = site.bound("web", "address", |_| true).await?;
+    let other = Scope { server: site.scope.at(2), ..site.scope.clone() };
+    let there = site.segment.attach("other", &format!("{}/24", other.server)).await?;
+    site.server.stop().await?;
+    let mut second = DhcpServer::start(kind, &there, "eth0", &other).await?;
+    let rebound = site
+        .bound("web", "lease of the other server", |status| {
+            status.server == Some(other.server.to_string())
+        })
+        .await?;
+    let granted = second.granted_to(&web.mac.to_string()).await?.context("not in its file")?;
+    ensure!(Some(granted.address.to_string()) == rebound.address, "{granted:?}, {rebound:?}");
+    if kind != Kind::Kea && kind != Kind::Udhcpd {
+        // These grant what is free to whoever says that it is his; the other two begin anew.
+        ensure!(rebound.address == first.address, "{rebound:?}, not {first:?}");
+    }
+    drop(agent);
+    Ok(())
+}
+
+/// The server is silent from T1 on; T2 is soon, and the end far.
+fn silent(kind: Kind) -> Result<()> {
+    let scope = Scope::new([10, 77, 0, 1]).seconds(120).timers(30, 36);
+    on_site(kind, scope, rebound)
+}
+
+#[test]
+fn dnsmasq_is_gone_and_another_one_takes_over() -> Result<()> {
+    silent(Kind::Dnsmasq)
+}
+
+#[test]
+fn kea_is_gone_and_another_one_takes_over() -> Result<()> {
+    silent(Kind::Kea)
+}
+
+#[test]
+fn isc_dhcpd_is_gone_and_another_one_takes_over() -> Result<()> {
+    silent(Kind::Isc)
+}
+
+#[test]
+fn udhcpd_is_gone_and_another_one_takes_over() -> Result<()> {
+    silent(Kind::Udhcpd)
+}
+
+/// The cable is out for less than a lease, then for longer.
+#[test]
+fn a_cable_is_pulled_for_less_and_for_longer_than_a_lease() -> Result<()> {
+    let scope = Scope::new([10, 77, 0, 1]).seconds(40).timers(20, 30);
+    on_site(Kind::Isc, scope, async |site: Site| {
+        let agent = site.agent().await?;
+        let web = site.lease("web").await?;
+        let first = site.bound("web", "address", |_| true).await?;
+        site.segment.cable(&site.port, false).await?;
+        eventually(LATER, "word of the cable", async || {
+            agent.process.log().contains("carries=false")
+        })
+        .await?;
+        ensure!(site.status("web").await?.address == first.address, "given up too early");
+        // In again: it is asked at once whether the address is still there, not only at T1.
+        site.segment.cable(&site.port, true).await?;
+        let again = site.renewed("web", &first).await?;
+        ensure!(again.address == first.address, "{again:?}");
+
+        site.segment.cable(&site.port, false).await?;
+        eventually(LATER, "loss of the address", async || {
+            site.status("web").await.map(|status| status.address.is_none())
+        })
+        .await?;
+        let lost = site.status("web").await?;
+        let reason = lost.conditions.first().and_then(|ready| ready.reason.clone());
+        ensure!(reason.as_deref() == Some("Expired"), "{lost:?}");
+        site.segment.cable(&site.port, true).await?;
+        let back = site.bound("web", "address", |_| true).await?;
+        ensure!(back.address == first.address, "{back:?}, not {first:?}");
+        site.linked(&[&web]).await
+    })
+}
+
+/// The interface itself goes away and comes back, as with a bridge that is made anew.
+#[test]
+fn an_interface_that_comes_back_gets_its_links_again() -> Result<()> {
+    let scope = Scope::new([10, 77, 0, 1]);
+    on_site(Kind::Kea, scope, async |site: Site| {
+        let agent = site.agent().await?;
+        let web = site.lease("web").await?;
+        let first = site.bound("web", "address", |_| true).await?;
+        // One link is taken away by somebody.
+        site.host.ip(&format!("link delete {}", super::fixture::link(&web))).await?;
+        site.linked(&[&web]).await?;
+        site.host.ip("link delete net1").await?;
+        eventually(LATER, "word of the interface", async || {
+            agent.process.log().contains("the interface is gone")
+        })
+        .await?;
+        ensure!(site.status("web").await?.address == first.address, "given up too early");
+        site.segment.plug(&site.host, "net1").await?;
+        site.linked(&[&web]).await?;
+        let again = site.renewed("web", &first).await?;
+        ensure!(again.address == first.address, "{again:?}");
+        Ok(())
+    })
+}

@@ -1,0 +1,276 @@
+//! Owns the place where an agent works: a segment with a DHCP server, and a control plane.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::api::{DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus};
+use harvester_guest_operator::domain::dhcp::Identity;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use serde_json::json;
+use testbed::net::dhcp::{DhcpServer, Kind, Scope};
+use testbed::net::{Netns, Segment, isolated};
+use testbed::{Managed, eventually};
+
+use crate::support::{Cluster, LATER, SOON};
+
+/// The network that agents here lease on.
+pub(super) const NETWORK: &str = "default/lan";
+/// The agent's interface.
+pub(super) const INTERFACE: &str = "net1";
+/// What the agent may do, as the chart renders it.
+pub(super) const RIGHTS: &str = include_str!("rights.yaml");
+const ACCOUNT: (&str, &str) = ("harvester-system", "harvester-guest-operator-lease-agent");
+
+/// A control plane, a segment, and a DHCP server on it.
+pub(super) struct Site {
+    pub(super) cluster: Cluster,
+    pub(super) host: Netns,
+    pub(super) segment: Segment,
+    /// The switch's port of the agent's interface.
+    pub(super) port: String,
+    pub(super) server: DhcpServer,
+    pub(super) scope: Scope,
+    kubeconfig: PathBuf,
+}
+
+/// Runs a test's body on a site, in a network of its own.
+pub(super) fn on_site<F>(
+    kind: Kind,
+    scope: Scope,
+    body: impl FnOnce(Site) -> F + Send + 'static,
+) -> Result<()>
+where
+    F: Future<Output = Result<()>>,
+{
+    isolated(async move |host: Netns| {
+        // Another network of the same machine, where nobody has anything to say.
+        let elsewhere = Segment::new("elsewhere").await?;
+        let port = elsewhere.plug(&host, "net9").await?;
+        body(Site::start(host, kind, scope).await?).await?;
+        let said = frames(&elsewhere, &port).await?;
+        ensure!(said == 0, "{said} frames on an interface that is not the agent's");
+        Ok(())
+    })
+}
+
+/// Frames that a port of a switch has received from the machine that hangs on it.
+async fn frames(segment: &Segment, port: &str) -> Result<u64> {
+    let shown = segment.switch().ip(&format!("-s -j link show {port}")).await?;
+    let shown: serde_json::Value = serde_json::from_str(&shown)?;
+    shown[0]["stats64"]["rx"]["packets"].as_u64().context("no count of frames")
+}
+
+impl Site {
+    /// Everything but the agent.
+    async fn start(host: Netns, kind: Kind, scope: Scope) -> Result<Self> {
+        let segment = Segment::new("switch").await?;
+        let port = segment.plug(&host, INTERFACE).await?;
+        let there = segment.attach("dhcp", &format!("{}/24", scope.server)).await?;
+        let server = DhcpServer::start(kind, &there, "eth0", &scope).await?;
+        let cluster = Cluster::start().await?;
+        cluster.bed.apply_yaml(RIGHTS).await?;
+        let kubeconfig = cluster.bed.service_account_kubeconfig(ACCOUNT.0, ACCOUNT.1, None).await?;
+        Ok(Self { cluster, host, segment, port, server, scope, kubeconfig })
+    }
+
+    /// An agent, whether it speaks or not.
+    pub(super) async fn standby(&self, interface: &str) -> Result<Agent> {
+        Agent::start(&self.kubeconfig, interface).await
+    }
+
+    /// An agent that speaks.
+    pub(super) async fn agent(&self) -> Result<Agent> {
+        let agent = self.standby(INTERFACE).await?;
+        agent.speaks().await?;
+        Ok(agent)
+    }
+
+    pub(super) fn records(&self) -> Api<DHCPLease> {
+        Api::namespaced(self.cluster.client.clone(), "default")
+    }
+
+    /// Creates the record of a LoadBalancer, as the operator would.
+    pub(super) async fn lease(&self, name: &str) -> Result<Identity> {
+        let identity = identity(name);
+        self.records().create(&PostParams::default(), &record(name, &identity)?).await?;
+        Ok(identity)
+    }
+
+    /// Creates the record of the nth of many.
+    pub(super) async fn lease_at(&self, n: usize) -> Result<Identity> {
+        self.lease(&format!("lb-{n}")).await
+    }
+
+    /// The record's status.
+    pub(super) async fn status(&self, name: &str) -> Result<DHCPLeaseStatus> {
+        Ok(self.records().get(name).await?.status.unwrap_or_default())
+    }
+
+    /// Waits for an address in the record that is as it should be, and returns the status.
+    pub(super) async fn bound(
+        &self,
+        name: &str,
+        what: &str,
+        is: impl Fn(&DHCPLeaseStatus) -> bool,
+    ) -> Result<DHCPLeaseStatus> {
+        eventually(LATER, &format!("{what} of {name}"), async || {
+            let status = self.status(name).await.map_err(|error| error.to_string())?;
+            if status.address.is_some() && is(&status) {
+                Ok(Some(status))
+            } else {
+                Err(format!("{status:?}"))
+            }
+        })
+        .await
+    }
+
+    /// Waits for any address.
+    pub(super) async fn address(&self, name: &str) -> Result<String> {
+        let status = self.bound(name, "address", |_| true).await?;
+        status.address.context("no address")
+    }
+
+    /// Waits until the lease has been given more time than that status says.
+    pub(super) async fn renewed(
+        &self,
+        name: &str,
+        since: &DHCPLeaseStatus,
+    ) -> Result<DHCPLeaseStatus> {
+        let before = since.expires_at.clone();
+        // Times of one form sort like the times themselves.
+        self.bound(name, "renewal", |status| status.expires_at > before).await
+    }
+
+    /// Deletes the record and waits until it is gone.
+    pub(super) async fn deleted(&self, name: &str) -> Result<()> {
+        self.records().delete(name, &DeleteParams::default()).await?;
+        eventually(LATER, &format!("end of {name}"), async || {
+            self.records().get_opt(name).await.map(|record| record.is_none())
+        })
+        .await
+    }
+
+    /// The names of the links that agents made here.
+    pub(super) async fn links(&self) -> Result<Vec<String>> {
+        let shown = self.host.ip("-o link show type macvlan").await?;
+        Ok(shown
+            .lines()
+            .filter_map(|line| Some(line.split(": ").nth(1)?.split('@').next()?.to_owned()))
+            .collect())
+    }
+
+    /// Waits until these leases have a link each, and nobody else has.
+    pub(super) async fn linked(&self, leases: &[&Identity]) -> Result<()> {
+        let mut wanted: Vec<String> = leases.iter().map(|identity| link(identity)).collect();
+        wanted.sort();
+        eventually(SOON, "link for each lease", async || {
+            let mut links = self.links().await.map_err(|error| error.to_string())?;
+            links.sort();
+            if links == wanted { Ok(true) } else { Err(format!("{links:?}, not {wanted:?}")) }
+        })
+        .await
+    }
+
+    /// Frames that a port of the segment has received from the machine that hangs on it.
+    pub(super) async fn frames_from(&self, port: &str) -> Result<u64> {
+        frames(&self.segment, port).await
+    }
+}
+
+/// Who a record's holder is to a server.
+pub(super) fn identity(name: &str) -> Identity {
+    Identity::derive("cluster", NETWORK, "default", name)
+}
+
+/// The name of a lease's link.
+pub(super) fn link(identity: &Identity) -> String {
+    format!("lb{}", identity.mac.to_string().replace(':', ""))
+}
+
+fn record(name: &str, identity: &Identity) -> Result<DHCPLease> {
+    Ok(serde_json::from_value(json!({
+        "apiVersion": "loadbalancer.harvesterhci.io/v1alpha1",
+        "kind": "DHCPLease",
+        "metadata": {"name": name, "namespace": "default", "finalizers": [DHCP_FINALIZER]},
+        "spec": {
+            "network": NETWORK,
+            "macAddress": identity.mac.to_string(),
+            "clientID": identity.client_id.to_string(),
+            "hostname": identity.hostname,
+        },
+    }))?)
+}
+
+/// An agent's process.
+pub(super) struct Agent {
+    pub(super) process: Managed,
+    http: SocketAddr,
+}
+
+impl Agent {
+    /// Starts it and waits until it listens.
+    pub(super) async fn start(kubeconfig: &Path, interface: &str) -> Result<Self> {
+        let log = tempfile::Builder::new().prefix("agent-").suffix(".log").tempfile()?;
+        let (_, log) = log.keep()?;
+        let mut command = Command::new(env!("CARGO_BIN_EXE_harvester-guest-operator"));
+        for (name, _) in std::env::vars_os()
+            .filter(|(name, _)| name.to_str().is_some_and(|name| name.starts_with("HGO_")))
+        {
+            command.env_remove(name);
+        }
+        command
+            .args(["--log", "info,harvester_guest_operator=debug", "lease-agent"])
+            .args(["--network", NETWORK, "--interface", interface])
+            .args(["--http-addr", "127.0.0.1:0", "--kubeconfig"])
+            .arg(kubeconfig);
+        let mut process = Managed::spawn(&mut command, log)?;
+        let http = eventually(SOON, "listening agent", async || {
+            let log = process.log();
+            let address =
+                log.split(" address=").nth(1).and_then(|rest| rest.split_whitespace().next());
+            match address.and_then(|address| address.parse().ok()) {
+                Some(address) => Some(Some(address)),
+                None if !process.is_running() => Some(None),
+                None => None,
+            }
+        })
+        .await?
+        .with_context(|| format!("the agent ended at once:\n{}", process.log()))?;
+        Ok(Self { process, http })
+    }
+
+    /// Waits until it speaks for the network.
+    pub(super) async fn speaks(&self) -> Result<()> {
+        eventually(SOON, "speaking agent", async || self.process.log().contains("records loaded"))
+            .await
+    }
+
+    /// The value of a metric, or the sum of its series; with labels, that series.
+    pub(super) async fn metric(&self, name: &str) -> Result<f64> {
+        let (_, text) = testbed::http_get(self.http, "/metrics").await?;
+        let lines = text.lines().filter(|line| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+        });
+        Ok(lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
+    }
+
+    /// Ends it as a kubelet does.
+    pub(super) async fn stop(&mut self) -> Result<()> {
+        let status = self.process.terminate(Duration::from_secs(60)).await?;
+        ensure!(status.success(), "{status}:\n{}", self.process.log());
+        Ok(())
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("---- the agent ----\n{}", self.process.log());
+        }
+        let _ = std::fs::remove_file(self.process.log_path());
+    }
+}

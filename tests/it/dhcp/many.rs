@@ -1,0 +1,82 @@
+//! Many leases on one network.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _};
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, ListParams};
+use testbed::eventually;
+use testbed::net::dhcp::{Kind, Scope};
+
+use super::fixture::{Site, on_site};
+use crate::support::LATER;
+
+/// What a /24 has room for, next to the other addresses there.
+const MANY: usize = 150;
+
+/// Every lease gets an address of its own, a restart keeps them all, and all are given back: in
+/// bursts, a server loses what comes.
+#[test]
+fn many_leases_get_an_address_each_and_give_it_back() -> Result<()> {
+    let scope = Scope::new([10, 77, 0, 1]).range(10, 250);
+    on_site(Kind::Dnsmasq, scope, async |mut site: Site| {
+        let mut agent = site.agent().await?;
+        let began = Instant::now();
+        futures::stream::iter(0..MANY)
+            .map(|n| site.lease_at(n))
+            .buffer_unordered(16)
+            .try_collect::<Vec<_>>()
+            .await?;
+        let first = addressed(&site).await?;
+        println!(
+            "{MANY} leases {:.1} s after the first record; the agent (debug) has {} KiB",
+            began.elapsed().as_secs_f64(),
+            agent.process.peak_rss_kib().unwrap_or(0)
+        );
+        ensure!(site.links().await?.len() == MANY, "{:?}", site.links().await?);
+        agent.process.kill9()?;
+        let agent = site.agent().await?;
+        eventually(LATER, "renewals of all", async || {
+            agent.metric("hgo_dhcp_leases{state=\"Bound\"}").await.map(|bound| {
+                // Counters are whole numbers.
+                bound >= 150.0
+            })
+        })
+        .await?;
+        ensure!(addressed(&site).await? == first, "a restart changed an address");
+        ensure!(site.links().await?.len() == MANY, "{:?}", site.links().await?);
+        site.records().delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+        eventually(LATER, "end of all records", async || {
+            site.records().list(&ListParams::default()).await.map(|list| list.items.is_empty())
+        })
+        .await?;
+        eventually(LATER, "end of all grants", async || {
+            let granted = site.server.granted().await.map_err(|error| error.to_string())?;
+            if granted.is_empty() { Ok(true) } else { Err(format!("{} left", granted.len())) }
+        })
+        .await?;
+        eventually(LATER, "end of all links", async || {
+            site.links().await.map(|links| links.is_empty())
+        })
+        .await
+    })
+}
+
+/// Waits until all have an address, no two the same one.
+async fn addressed(site: &Site) -> Result<BTreeSet<(String, String)>> {
+    eventually(LATER, "addresses for all", async || {
+        let list = site.records().list(&ListParams::default()).await;
+        let list = list.map_err(|error| error.to_string())?;
+        let all: BTreeSet<(String, String)> = list
+            .iter()
+            .filter_map(|record| {
+                Some((record.name_any(), record.status.as_ref()?.address.clone()?))
+            })
+            .collect();
+        let addresses: BTreeSet<&String> = all.iter().map(|(_, address)| address).collect();
+        if addresses.len() == MANY { Ok(Some(all)) } else { Err(format!("{}", addresses.len())) }
+    })
+    .await
+}

@@ -1,0 +1,11 @@
+//! Leasing from real DHCP servers: the agent's own process, real macvlans, a real API server. The
+//! tests write the records that the operator would write.
+
+mod crash;
+mod faults;
+mod fixture;
+mod hostile;
+mod many;
+mod rights;
+mod servers;
+mod two;

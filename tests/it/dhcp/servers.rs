@@ -1,0 +1,124 @@
+//! A lease's life with each of the four servers: what the server saw is read in its lease file.
+
+use anyhow::{Context as _, Result, ensure};
+use testbed::eventually;
+use testbed::net::dhcp::{Kind, Message, Scope};
+
+use super::fixture::{Site, link, on_site};
+use crate::support::LATER;
+
+/// A renewal comes within seconds, and the lease outlives a machine that stands still for long.
+fn short(kind: Kind) -> Scope {
+    let scope = Scope::new([10, 77, 0, 1]);
+    match kind {
+        // It has none that are shorter.
+        Kind::Dnsmasq => scope.seconds(120).timers(30, 100),
+        _ => scope.seconds(60).timers(15, 50),
+    }
+}
+
+async fn life(mut site: Site) -> Result<()> {
+    let kind = site.server.kind();
+    let mut agent = site.agent().await?;
+
+    // Acquired: by whom, and as whom, the server tells.
+    let web = site.lease("web").await?;
+    let mac = web.mac.to_string();
+    let first = site.bound("web", "address", |_| true).await?;
+    let address = first.address.clone().context("no address")?;
+    let granted = site.server.granted_to(&mac).await?.context("not in the server's file")?;
+    ensure!(granted.address.to_string() == address, "{granted:?}, not {address}");
+    ensure!(site.scope.holds(granted.address), "{granted:?}");
+    ensure!(granted.hostname == "web", "{granted:?}");
+    if kind != Kind::Udhcpd {
+        ensure!(granted.client_id == Some(web.client_id.to_string()), "{granted:?}");
+    }
+    ensure!(first.server == Some(site.scope.server.to_string()), "{first:?}");
+    ensure!(first.prefix_length == Some(24), "{first:?}");
+    ensure!(first.gateway == Some(site.scope.at(254).to_string()), "{first:?}");
+
+    // A macvlan of its own, in private mode, without an address, and deaf to ARP.
+    site.linked(&[&web]).await?;
+    let shown = site.host.ip(&format!("-d address show {}", link(&web))).await?;
+    ensure!(shown.contains("macvlan mode private") && !shown.contains("inet"), "{shown}");
+    ensure!(shown.contains("NOARP"), "{shown}");
+    ensure!(
+        shown.contains(&mac) && shown.contains("hgo-lease-agent-default-lan-e1714d09 default/web"),
+        "{shown}"
+    );
+
+    // Renewed.
+    let renewed = site.renewed("web", &first).await?;
+    ensure!(renewed.address == first.address, "{renewed:?}");
+
+    // The agent ends without warning, and another one goes on where it was.
+    agent.process.kill9()?;
+    let agent = site.agent().await?;
+    let resumed = site.renewed("web", &renewed).await?;
+    ensure!(resumed.address == first.address, "{resumed:?}");
+    site.linked(&[&web]).await?;
+
+    // The server restarts.
+    let scope = site.scope.clone();
+    site.server.restart(&scope).await?;
+    let after = site.renewed("web", &resumed).await?;
+    ensure!(after.address == first.address, "{after:?}");
+
+    // The server is given another range, and refuses.
+    let moved = site.scope.clone().range(200, 220);
+    site.server.stop().await?;
+    site.server.forget()?;
+    site.server.restart(&moved).await?;
+    let elsewhere = site
+        .bound("web", "address of the new range", |status| {
+            let address = status.address.as_deref().and_then(|address| address.parse().ok());
+            address.is_some_and(|address| moved.holds(address))
+        })
+        .await?;
+    ensure!(site.server.count(Message::Nak) > 0, "no refusal:\n{}", site.server.log());
+    ensure!(agent.metric("hgo_dhcp_naks_total").await? >= 1.0, "no refusal counted");
+    let address = elsewhere.address.context("no address")?;
+
+    // Given back: the server's file says so.
+    site.deleted("web").await?;
+    site.linked(&[]).await?;
+    eventually(LATER, "address that is given back", async || {
+        site.server.granted_to(&mac).await.map(|granted| granted.is_none())
+    })
+    .await?;
+
+    // A neighbour takes it. The server offers it again, and hears that it cannot be had.
+    let neighbour = site.segment.attach("neighbour", &format!("{address}/24")).await?;
+    let declines = site.server.count(Message::Decline);
+    site.lease("web").await?;
+    let other = site.address("web").await?;
+    ensure!(other != address, "the neighbour's address was taken");
+    ensure!(site.server.count(Message::Decline) > declines, "no DECLINE:\n{}", site.server.log());
+    ensure!(agent.metric("hgo_dhcp_declines_total").await? >= 1.0, "no DECLINE counted");
+    drop(neighbour);
+    Ok(())
+}
+
+fn lives(kind: Kind) -> Result<()> {
+    on_site(kind, short(kind), life)
+}
+
+#[test]
+fn a_lease_of_dnsmasq_from_its_first_packet_to_its_last() -> Result<()> {
+    lives(Kind::Dnsmasq)
+}
+
+#[test]
+fn a_lease_of_kea_from_its_first_packet_to_its_last() -> Result<()> {
+    lives(Kind::Kea)
+}
+
+#[test]
+fn a_lease_of_isc_dhcpd_from_its_first_packet_to_its_last() -> Result<()> {
+    lives(Kind::Isc)
+}
+
+#[test]
+fn a_lease_of_udhcpd_from_its_first_packet_to_its_last() -> Result<()> {
+    lives(Kind::Udhcpd)
+}

@@ -1,0 +1,75 @@
+//! Two agents of one network: one speaks.
+
+use anyhow::{Context as _, Result, ensure};
+use testbed::eventually;
+use testbed::net::dhcp::{Kind, Scope};
+
+use super::fixture::{Agent, INTERFACE, Site, on_site};
+use crate::support::LATER;
+
+const OTHER: &str = "net2";
+
+/// How often an agent began to speak. One that stood still for longer than its claim lasts begins
+/// again, which is no fault.
+fn terms(agent: &Agent) -> usize {
+    agent.process.log().matches("records loaded").count()
+}
+
+/// Waits until one of two speaks.
+async fn speaker(one: &Agent, two: &Agent) -> Result<bool> {
+    eventually(LATER, "agent that speaks", async || match (terms(one), terms(two)) {
+        (0, 0) => None,
+        (first, _) => Some(first > 0),
+    })
+    .await
+}
+
+#[test]
+fn of_two_agents_one_speaks_and_the_other_takes_over_in_silence() -> Result<()> {
+    let scope = Scope::new([10, 77, 0, 1]).seconds(60).timers(15, 50);
+    on_site(Kind::Kea, scope, async |site: Site| {
+        let other = site.segment.plug(&site.host, OTHER).await?;
+        let (mut one, mut two) = tokio::try_join!(site.standby(INTERFACE), site.standby(OTHER))?;
+        let (mut port, mut other) = (site.port.clone(), other);
+        if !speaker(&one, &two).await? {
+            std::mem::swap(&mut one, &mut two);
+            std::mem::swap(&mut port, &mut other);
+        }
+        let web = site.lease("web").await?;
+        let first = site.bound("web", "address", |_| true).await?;
+        site.renewed("web", &first).await?;
+        let heard = site.frames_from(&other).await?;
+        ensure!(heard == 0 || terms(&two) > 0, "the other one sent {heard} frames");
+
+        // The one stands still for longer than its claim lasts, and the other takes over.
+        one.process.signal("STOP")?;
+        let before = terms(&two);
+        eventually(LATER, "other agent that speaks", async || terms(&two) > before).await?;
+        let taken = site.status("web").await?;
+        let again = site.renewed("web", &taken).await?;
+        ensure!(again.address == first.address, "{again:?}");
+        site.linked(&[&web]).await?;
+
+        // Awake again, the one has a renewal that is long due. It must not send it.
+        let heard = site.frames_from(&port).await?;
+        let spoken = terms(&one);
+        one.process.signal("CONT")?;
+        eventually(LATER, "silent agent", async || one.process.log().contains("silent")).await?;
+        let now = site.frames_from(&port).await?;
+        ensure!(now == heard || terms(&one) > spoken, "{} frames without a claim", now - heard);
+
+        // Told to end, the other hands over: no address is given back, no link is left.
+        two.stop().await?;
+        eventually(LATER, "first agent that speaks again", async || terms(&one) > spoken).await?;
+        let taken = site.status("web").await?;
+        ensure!(taken.address == first.address, "{taken:?}");
+        let again = site.renewed("web", &taken).await?;
+        ensure!(again.address == first.address, "{again:?}");
+        site.linked(&[&web]).await?;
+        one.stop().await?;
+        ensure!(site.links().await?.is_empty(), "{:?}", site.links().await?);
+        let last = site.status("web").await?;
+        last.address.context("given back by an agent that only ended")?;
+        Ok(())
+    })
+}
