@@ -25,6 +25,7 @@ pub(super) enum LinkState {
 }
 
 /// A lease.
+#[allow(clippy::struct_excessive_bools, reason = "each can be so or not at any time")]
 pub(super) struct Lease {
     pub(super) namespace: String,
     pub(super) name: String,

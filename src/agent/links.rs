@@ -175,8 +175,7 @@ impl Changes {
 
 /// The name of a lease's link.
 pub(super) fn name(mac: Mac) -> String {
-    let digits: String = mac.0.iter().map(|octet| format!("{octet:02x}")).collect();
-    format!("lb{digits}")
+    format!("lb{}", mac.to_string().replace(':', ""))
 }
 
 fn is(error: &Error, code: i32) -> bool {

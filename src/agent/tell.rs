@@ -72,6 +72,6 @@ pub(super) fn trouble(agent: &Agent, lease: &Lease, record: &Record) {
     };
     if let Some(trouble) = record.trouble.as_ref().filter(|trouble| !told_otherwise(trouble)) {
         tracing::warn!(record = lease.title(), "{trouble}");
-        agent.events.warning(lease.reference(), reason(trouble), trouble.to_string());
+        agent.events.warning(lease.reference(), reason(*trouble), trouble.to_string());
     }
 }

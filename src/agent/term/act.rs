@@ -6,7 +6,7 @@ use super::super::lease::Pending;
 use super::super::wire::Hearing;
 use super::super::{clock, tell};
 use super::Term;
-use crate::domain::dhcp::{Listening, Mac, Out, state};
+use crate::domain::dhcp::{Client, Listening, Mac, Out, state};
 
 /// How long the socket goes on listening to more than is needed. The next exchange is often near.
 pub(super) const EASE: Duration = Duration::from_secs(1);
@@ -51,7 +51,7 @@ impl Term<'_> {
         if let Some(deadline) = deadline {
             self.timers.insert((deadline, mac));
         }
-        let counted = client.filter(|_| !lease.done).map(|client| client.state());
+        let counted = client.filter(|_| !lease.done).map(Client::state);
         if counted != lease.counted {
             let gauge =
                 |of| self.agent.dhcp.leases.with_label_values(&[format!("{:?}", state(of))]);
@@ -63,7 +63,7 @@ impl Term<'_> {
             }
             lease.counted = counted;
         }
-        let listening = client.map_or(Listening::Nothing, |client| client.listening());
+        let listening = client.map_or(Listening::Nothing, Client::listening);
         if listening != lease.listening {
             let before = std::mem::replace(&mut lease.listening, listening);
             self.asking -= usize::from(before != Listening::Nothing);

@@ -105,14 +105,11 @@ impl Term<'_> {
         if lease.leaving {
             return self.leave(mac);
         }
-        match &self.parent {
-            Some(parent) => {
-                self.hands.ask(Job::Make { parent: parent.index, mac, lease: lease.title() });
-            }
-            None => {
-                let why = format!("there is no interface {}", self.agent.settings.interface);
-                self.not_linked(mac, why, clock::now());
-            }
+        if let Some(parent) = &self.parent {
+            self.hands.ask(Job::Make { parent: parent.index, mac, lease: lease.title() });
+        } else {
+            let why = format!("there is no interface {}", self.agent.settings.interface);
+            self.not_linked(mac, why, clock::now());
         }
     }
 
@@ -212,15 +209,12 @@ impl Term<'_> {
         if lease.client.is_none() && lease.holds() {
             lease.begin(options, seed, at).link(up, at.now);
         }
-        match &mut lease.client {
-            Some(client) => {
-                let said = client.release(at.now);
-                self.act(mac, said);
-            }
-            None => {
-                lease.done = true;
-                self.settle(mac);
-            }
+        if let Some(client) = &mut lease.client {
+            let said = client.release(at.now);
+            self.act(mac, said);
+        } else {
+            lease.done = true;
+            self.settle(mac);
         }
     }
 

@@ -22,8 +22,16 @@ pub(super) struct Written {
     /// The new version; `None` for a finalizer that is gone.
     outcome: Result<Option<String>, CallError>,
     status: DHCPLeaseStatus,
-    /// After a conflict: the record as it is; `None` if it could not be read.
-    fresh: Option<Option<DHCPLease>>,
+    /// After a conflict: the record as it is.
+    fresh: Fresh,
+}
+
+/// A record that was read after a conflict.
+enum Fresh {
+    /// It was not read, or could not be.
+    Unread,
+    Gone,
+    Is(Box<DHCPLease>),
 }
 
 impl Term<'_> {
@@ -62,8 +70,12 @@ impl Term<'_> {
                 _ => writer.patch_record(&namespace, &name, &version, &patch).await.map(Some),
             };
             let fresh = match &outcome {
-                Err(CallError::Conflict) => records.read(&namespace, &name).await.ok(),
-                _ => None,
+                Err(CallError::Conflict) => match records.read(&namespace, &name).await {
+                    Ok(Some(record)) => Fresh::Is(Box::new(record)),
+                    Ok(None) => Fresh::Gone,
+                    Err(_) => Fresh::Unread,
+                },
+                _ => Fresh::Unread,
             };
             Written { mac, uid, what, outcome, status, fresh }
         });
@@ -91,7 +103,7 @@ impl Term<'_> {
             }
             Err(CallError::NotFound) => return self.vanish(mac),
             Err(CallError::Conflict) => match fresh {
-                Some(Some(record)) if record.metadata.uid.as_deref() == Some(&uid) => {
+                Fresh::Is(record) if record.metadata.uid.as_deref() == Some(&uid) => {
                     lease.update(&record);
                     lease.stored = record.status.unwrap_or_default();
                     lease.pending.get_or_insert(what);
@@ -100,8 +112,8 @@ impl Term<'_> {
                     }
                     return self.again(mac);
                 }
-                Some(_) => return self.vanish(mac),
-                None => {}
+                Fresh::Is(_) | Fresh::Gone => return self.vanish(mac),
+                Fresh::Unread => {}
             },
             Err(CallError::NotLeader) => {}
             Err(error) => {

@@ -62,7 +62,7 @@ pub fn report(
             let message = format!("{} is leased from {}{trouble}", lease.address, lease.server);
             (ConditionStatus::True, BOUND, message)
         }
-        (None, Some(trouble)) => (ConditionStatus::False, reason(trouble), trouble.to_string()),
+        (None, Some(trouble)) => (ConditionStatus::False, reason(*trouble), trouble.to_string()),
         (None, None) if record.state == State::Released => {
             (ConditionStatus::False, "Released", "the address was given back".to_owned())
         }
@@ -90,7 +90,7 @@ const BOUND: &str = "Bound";
 const LINK_FAILED: &str = "LinkFailed";
 
 /// The stable word for what is wrong.
-pub fn reason(trouble: &Trouble) -> &'static str {
+pub fn reason(trouble: Trouble) -> &'static str {
     match trouble {
         Trouble::NoOffer => "NoOffer",
         Trouble::Refused => "Refused",

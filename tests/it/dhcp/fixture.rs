@@ -240,6 +240,12 @@ impl Agent {
         })
         .await?
         .with_context(|| format!("the agent ended at once:\n{}", process.log()))?;
+        // NET_ADMIN and NET_RAW, and neither more nor less.
+        let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid()))?;
+        for set in ["CapPrm:\t", "CapEff:\t"] {
+            let held = status.lines().find_map(|line| line.strip_prefix(set));
+            ensure!(held == Some("0000000000003000"), "{set}{held:?}");
+        }
         Ok(Self { process, http })
     }
 
@@ -258,9 +264,16 @@ impl Agent {
         Ok(lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
     }
 
+    /// What it holds of its own, and what of its program is in memory.
+    pub(super) fn memory(&self) -> Result<String> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.pid()))?;
+        let lines = status.lines().filter(|line| line.starts_with("Rss"));
+        Ok(lines.map(|line| line.replace('\t', " ")).collect::<Vec<_>>().join(", "))
+    }
+
     /// Ends it as a kubelet does.
     pub(super) async fn stop(&mut self) -> Result<()> {
-        let status = self.process.terminate(Duration::from_secs(60)).await?;
+        let status = self.process.terminate(Duration::from_mins(1)).await?;
         ensure!(status.success(), "{status}:\n{}", self.process.log());
         Ok(())
     }

@@ -1,4 +1,6 @@
-//! The rights that agents have in these tests are the chart's.
+//! What agents may do: in the cluster what the chart renders, on the machine two capabilities.
+
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -15,6 +17,24 @@ fn rules(yaml: &str) -> Result<Vec<(String, Value, Value)>> {
             Ok((kind, object["rules"].clone(), object["subjects"].clone()))
         })
         .collect()
+}
+
+/// Without either of them it says which, and what for, instead of failing at the first lease.
+#[test]
+fn a_capability_that_is_missing_is_named() -> Result<()> {
+    for (missing, others) in [("net_admin", "net_raw"), ("net_raw", "net_admin")] {
+        let output = Command::new("setpriv")
+            .arg(format!("--bounding-set=-{missing}"))
+            .arg(env!("CARGO_BIN_EXE_harvester-guest-operator"))
+            .args(["lease-agent", "--network", NETWORK, "--interface", "lo"])
+            .output()
+            .context("start setpriv, which is in the Debian package util-linux")?;
+        let said = String::from_utf8_lossy(&output.stderr).to_uppercase();
+        ensure!(!output.status.success(), "it ran without {missing}");
+        ensure!(said.contains(&format!("CAPABILITY {}", missing.to_uppercase())), "{said}");
+        ensure!(!said.contains(&others.to_uppercase()), "{said}");
+    }
+    Ok(())
 }
 
 #[tokio::test]

@@ -47,7 +47,6 @@ impl Kind {
     pub fn says(self, message: Message) -> &'static str {
         match (self, message) {
             (Self::Kea, Message::Decline) => "DHCP4_DECLINE_LEASE",
-            (Self::Kea, Message::Nak) => "DHCPNAK",
             (Self::Udhcpd, Message::Decline) => "received DECLINE",
             (Self::Udhcpd, Message::Nak) => "sending NAK",
             (_, Message::Decline) => "DHCPDECLINE",

@@ -1,5 +1,6 @@
 //! Owns the reading of the servers' lease files, each of its own form.
 
+use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
 use anyhow::{Context as _, Result};
@@ -95,7 +96,8 @@ fn unescaped(text: &str) -> String {
             None if first == b'\\' => (after.first().copied().unwrap_or(first).into(), 1),
             None => (first.into(), 0),
         };
-        octets.push_str(&format!("{octet:02x}"));
+        // Writing to a String cannot fail.
+        let _ = write!(octets, "{octet:02x}");
         rest = &after[length.min(after.len())..];
     }
     octets
