@@ -43,14 +43,13 @@ impl Kind {
         }
     }
 
-    /// What it logs of a message from a client, such as `DHCPDECLINE`.
-    pub fn says(self, message: Message) -> &'static str {
+    /// How it logs a message. udhcpd does not.
+    fn says(self, message: Message) -> Option<&'static str> {
         match (self, message) {
-            (Self::Kea, Message::Decline) => "DHCP4_DECLINE_LEASE",
-            (Self::Udhcpd, Message::Decline) => "received DECLINE",
-            (Self::Udhcpd, Message::Nak) => "sending NAK",
-            (_, Message::Decline) => "DHCPDECLINE",
-            (_, Message::Nak) => "DHCPNAK",
+            (Self::Udhcpd, _) => None,
+            (Self::Kea, Message::Decline) => Some("DHCP4_DECLINE_LEASE"),
+            (_, Message::Decline) => Some("DHCPDECLINE"),
+            (_, Message::Nak) => Some("DHCPNAK"),
         }
     }
 }
@@ -172,6 +171,15 @@ impl DhcpServer {
         Ok(())
     }
 
+    /// Starts it again in another subnet: its interface has the scope's address, and no other. It
+    /// must not be running.
+    pub async fn readdress(&mut self, scope: &Scope) -> Result<()> {
+        self.inside.ip(&format!("address flush dev {}", self.interface)).await?;
+        let address = format!("address add {}/24 dev {}", scope.server, self.interface);
+        self.inside.ip(&address).await?;
+        self.restart(scope).await
+    }
+
     /// Which program.
     pub fn kind(&self) -> Kind {
         self.kind
@@ -182,9 +190,9 @@ impl DhcpServer {
         self.process.log()
     }
 
-    /// How often a message has been logged.
-    pub fn count(&self, message: Message) -> usize {
-        self.log().matches(self.kind.says(message)).count()
+    /// Whether it has logged such a message; nothing if it never does.
+    pub fn logged(&self, message: Message) -> Option<bool> {
+        Some(self.log().contains(self.kind.says(message)?))
     }
 
     /// What its lease file says now. udhcpd writes it when it ends only, or on demand: it is asked.
