@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, FixedOffset, Utc};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Time since the machine started. It never jumps, and goes on while the machine sleeps.
@@ -13,6 +13,6 @@ pub(super) fn now() -> Duration {
 }
 
 /// Time of day, for records only.
-pub(super) fn wall() -> DateTime<Utc> {
-    Utc::now()
+pub(super) fn wall() -> DateTime<FixedOffset> {
+    Utc::now().fixed_offset()
 }

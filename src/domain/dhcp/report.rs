@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
+use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
 use serde_json::{Map, Value};
 
 use super::{Held, Record, State, Trouble};
@@ -17,7 +17,7 @@ pub struct Moment {
     /// On the client's.
     pub now: Duration,
     /// On the wall.
-    pub wall: DateTime<Utc>,
+    pub wall: DateTime<FixedOffset>,
 }
 
 impl Moment {
@@ -144,12 +144,9 @@ pub fn status_patch(new: &DHCPLeaseStatus, stored: &DHCPLeaseStatus) -> Value {
 }
 
 /// What an earlier process held, by the record. `None`: nothing.
-pub fn held(status: &DHCPLeaseStatus, wall: DateTime<Utc>) -> Option<Held> {
-    let time = |text: &Option<String>| {
-        let time = DateTime::parse_from_rfc3339(text.as_deref()?).ok()?;
-        Some(time.with_timezone(&Utc))
-    };
-    let until = |end: DateTime<Utc>| (end - wall).to_std().unwrap_or_default();
+pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<Held> {
+    let time = |text: &Option<String>| DateTime::parse_from_rfc3339(text.as_deref()?).ok();
+    let until = |end: DateTime<FixedOffset>| (end - wall).to_std().unwrap_or_default();
     let seconds = status.lease_seconds.and_then(|seconds| u32::try_from(seconds).ok());
     Some(Held {
         address: status.address.as_deref()?.parse().ok()?,

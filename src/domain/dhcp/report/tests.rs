@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, TimeDelta};
 use serde_json::json;
 
 use super::*;
@@ -13,7 +13,7 @@ const fn at(seconds: u64) -> Duration {
 }
 
 fn moment(now: u64) -> Moment {
-    let wall = DateTime::parse_from_rfc3339("2026-01-01T00:00:00Z").unwrap().with_timezone(&Utc);
+    let wall = DateTime::parse_from_rfc3339("2026-01-01T00:00:00Z").unwrap();
     Moment { now: at(now), wall: wall + TimeDelta::seconds(now.try_into().unwrap()) }
 }
 
@@ -77,8 +77,12 @@ fn a_record_without_an_address_holds_nothing() {
 
 #[test]
 fn nonsense_in_a_record_is_nothing() {
-    let mut status =
-        report(&record(Some(lease(Some(120))), None), moment(210), "me", &Default::default());
+    let mut status = report(
+        &record(Some(lease(Some(120))), None),
+        moment(210),
+        "me",
+        &DHCPLeaseStatus::default(),
+    );
     status.expires_at = Some("soon".to_owned());
     assert_eq!(held(&status, moment(210).wall).unwrap().left, at(0));
     status.address = Some("10.0.0.999".to_owned());
@@ -87,7 +91,8 @@ fn nonsense_in_a_record_is_nothing() {
 
 #[test]
 fn a_condition_keeps_its_times_while_it_stays_the_same() {
-    let first = report(&record(None, Some(Trouble::NoOffer)), moment(1), "me", &Default::default());
+    let first =
+        report(&record(None, Some(Trouble::NoOffer)), moment(1), "me", &DHCPLeaseStatus::default());
     let same = report(&record(None, Some(Trouble::NoOffer)), moment(9), "me", &first);
     assert_eq!(same.conditions, first.conditions);
     let other = report(&record(None, Some(Trouble::Refused)), moment(9), "me", &first);
