@@ -2,6 +2,7 @@
 //! contract; labels take values from small closed sets, or name a pool and go with it.
 
 mod dhcp;
+mod leasing;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +15,7 @@ use prometheus::{
 };
 
 pub use self::dhcp::Dhcp;
+pub use self::leasing::Leasing;
 use crate::api::LoadBalancer;
 
 /// The metrics and their registry. Clones share both.
@@ -58,6 +60,8 @@ pub struct Metrics {
     pub probes: Probes,
     /// Admission.
     pub admission: Admission,
+    /// Addresses that the host leases, as the leader sees them.
+    pub leasing: Leasing,
     /// 1 on the leader.
     pub leader: IntGauge,
     seen: Arc<Mutex<HashMap<String, Instant>>>,
@@ -281,6 +285,7 @@ impl Metrics {
             events_dropped: make.counter("hgo_events_dropped_total", "Events not written")?,
             probes: Probes::new(&make)?,
             admission: Admission::new(&make)?,
+            leasing: Leasing::new(&make)?,
             leader: make.gauge("hgo_leader", "1 on the replica that leads")?,
             seen: Arc::default(),
             registry: registry.clone(),

@@ -47,9 +47,10 @@ pub(super) enum Mode {
 /// Options of admission.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct AdmissionArgs {
-    /// The operator's namespace: it holds the Secret with admission's certificates.
+    /// The operator's namespace: it holds the Secret with admission's certificates, and the Leases
+    /// of DHCP agents.
     #[arg(long, env = "HGO_NAMESPACE", default_value = "harvester-system")]
-    namespace: String,
+    pub(super) namespace: String,
     /// How the API server reaches admission.
     #[arg(long, env = "HGO_ADMISSION", value_enum, default_value_t = Mode::Service)]
     admission: Mode,

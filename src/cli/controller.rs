@@ -1,6 +1,7 @@
 //! The `controller` process: views, probes and admission always, controllers while it leads.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -26,7 +27,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let metrics = Metrics::new()?;
     let client = client::connect(args.reach.kubeconfig.as_deref(), &metrics).await?;
     let leadership = Arc::new(Leadership::default());
-    let views = Views::start(&client, &metrics);
+    let views = Views::start(&client, &args.admission.namespace, &metrics);
     let mut admission = admission::start(&args.admission, &client, &views, &metrics).await?;
     let probes = Probes {
         metrics: metrics.clone(),
@@ -46,6 +47,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         client: client.clone(),
         views,
         metrics,
+        release_grace: Duration::from_secs(args.dhcp_release_grace.into()),
     };
     let keeper = Keeper::new(client, lease, me, pace);
     let result = tokio::select! {
@@ -81,7 +83,7 @@ async fn terms(ctx: &Context, leadership: &Leadership) -> anyhow::Result<()> {
                 if let Err(error) = result {
                     tracing::error!(%error, "term ended, beginning anew");
                 }
-                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+                tokio::time::sleep(Duration::from_millis(200)).await;
             }
         }
     }

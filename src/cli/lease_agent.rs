@@ -13,6 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::controller::identity;
 use crate::agent::{self, Agent, Settings, Standing};
 use crate::domain::dhcp::{Probe, agent_name};
+use crate::domain::leadership::Pace;
 use crate::http::agent::{self as http, Shown};
 use crate::k8s::client;
 use crate::k8s::events::Events;
@@ -21,6 +22,9 @@ use crate::k8s::records::Records;
 use crate::k8s::write::Writer;
 use crate::metrics::Metrics;
 
+/// For so long an agent that no longer renews its Lease is left alone. Leases outlast that, and an
+/// agent that a busy machine holds up need not begin anew.
+const CLAIM_SECONDS: u8 = 10;
 /// How long links may take to be removed when the agent ends.
 const CLEARING: Duration = Duration::from_secs(15);
 
@@ -87,7 +91,8 @@ pub(super) async fn run(args: LeaseAgentArgs) -> anyhow::Result<()> {
     let lease = agent_name(&args.network);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, network = args.network, lease, "started");
 
-    let keeper = Keeper::new(client.clone(), &args.namespace, &lease, me.clone());
+    let pace = Pace::new(CLAIM_SECONDS);
+    let keeper = Keeper::new(client.clone(), (&args.namespace, &lease), me.clone(), pace);
     let agent = Agent {
         settings: Settings {
             network: args.network,

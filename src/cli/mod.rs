@@ -93,6 +93,10 @@ struct ControllerArgs {
         value_parser = clap::value_parser!(u8).range(LEASE_SECONDS)
     )]
     lease_duration: u8,
+    /// Seconds for which an address that the host leased outlives its LoadBalancer. Whoever makes it
+    /// again by then has the same one at once; a guest whose patience ends does.
+    #[arg(long, env = "HGO_DHCP_RELEASE_GRACE", default_value_t = 120)]
+    dhcp_release_grace: u32,
     #[command(flatten)]
     admission: admission::AdmissionArgs,
 }

@@ -4,6 +4,7 @@
 //! Invariant: everything here belongs to one term of leadership. It starts from a consistent
 //! list and is dropped, not wound down, when the term ends.
 
+mod dhcp_lease;
 pub mod ip_pool;
 mod kube_vip;
 pub mod load_balancer;
@@ -11,6 +12,7 @@ mod storage;
 mod topology;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::Client;
 use kube_runtime::reflector::ObjectRef;
@@ -36,6 +38,8 @@ pub struct Context {
     pub events: Events,
     /// For Prometheus.
     pub metrics: Metrics,
+    /// For how long a leased address outlives its LoadBalancer.
+    pub release_grace: Duration,
 }
 
 /// Leads until dropped. Returns only with the error that ended the term.
@@ -59,12 +63,20 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let views = ctx.views.clone();
     let late = ctx.views.clone();
     let told = topology::run(ctx.clone(), moved);
+    let (records, keeper) = dhcp_lease::keeper(ctx.clone());
+    let agents = dhcp_lease::agents(ctx.clone());
     let (context, due) = load_balancer::Context::new(ctx, handle.clone(), prober.clone());
     let route = async {
         while let Some(signal) = signals.recv().await {
             match signal {
-                Signal::LoadBalancer(lb) => drop(wake.send(lb)),
+                Signal::LoadBalancer(lb) => {
+                    records.look(&lb.name, lb.namespace.as_deref());
+                    drop(wake.send(lb));
+                }
                 Signal::Gone(owner) => {
+                    if let Some((namespace, name)) = owner.name.split_once('/') {
+                        records.look(name, Some(namespace));
+                    }
                     prober.remove(&owner.name);
                     // While a Service asks for its address, nobody else may have it. The end of
                     // that Service leads here again.
@@ -97,6 +109,8 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         result = ledger.run() => result,
         () = scheduler.run() => anyhow::bail!("the prober ended"),
         () = import => anyhow::bail!("nobody imports pools any more"),
+        () = keeper => anyhow::bail!("nobody keeps DHCPLeases any more"),
+        () = agents => anyhow::bail!("nobody looks after DHCP agents any more"),
         () = stored => anyhow::bail!("nobody looks after stored versions any more"),
         () = told => anyhow::bail!("nobody tells VMs where they are any more"),
         () = catch_up => anyhow::bail!("endpoints are not watched any more"),

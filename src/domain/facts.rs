@@ -1,6 +1,7 @@
 //! From a LoadBalancer to the facts that decisions take.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 
 use super::book::WorldEntry;
 use super::pool_choice::Requirement;
@@ -117,6 +118,16 @@ pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     let pool = allocated.ip_pool.clone().filter(|pool| !pool.is_empty())?;
     let ip = allocated.ip.as_deref().filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()?;
     Some(Claim { pool, ip })
+}
+
+/// The address that it publishes and that was leased for it. Who is not given one by a pool and
+/// does not lease it itself has it from the host.
+pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
+    let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
+    if wants_pool(lb) || allocated.ip_pool.as_ref().is_some_and(|pool| !pool.is_empty()) {
+        return None;
+    }
+    allocated.ip.as_deref().filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()
 }
 
 /// Whether it publishes an address, or that one is leased.

@@ -16,6 +16,7 @@ pub mod health;
 pub mod kube_vip;
 pub mod label_index;
 pub mod leadership;
+pub mod leasing;
 pub mod ledger;
 pub mod manual_release;
 pub mod pacing;

@@ -5,6 +5,8 @@ use serde_json::{Map, Value, json};
 
 use super::book::Verdict;
 use super::conflict::Conflict;
+use super::leasing::Lease;
+use super::reason::NoLease;
 use super::vm_lb::{self, Backends, Report};
 use super::{Claim, reason};
 use crate::api::{
@@ -17,8 +19,10 @@ use crate::api::{
 pub enum Finding {
     /// It takes its address from pools, and this is the ledger's answer.
     Pool(Verdict),
-    /// Its announcer leases the address.
-    Dhcp,
+    /// Its announcer leases the address. The text says why, if that was decided now.
+    Guest(Option<String>),
+    /// The host leases: the address that may be published, or why there is none.
+    Host(Result<Lease, NoLease>),
 }
 
 /// The merge patch that makes the object say what was found. `None`: it does already.
@@ -51,14 +55,16 @@ pub fn patch(
     if let Some(backends) = report.and_then(|report| report.backends.as_ref()) {
         changes.extend(backends_patch(status, backends));
     }
-    let ready = ready(finding, report, &new, vm);
+    let stored = status.conditions.iter().find(|condition| condition.type_ == READY);
+    let ready = ready(finding, report, &new, vm, stored);
     if let Some(conditions) = with_condition(&status.conditions, ready, now) {
         changes.insert("conditions".to_owned(), json!(conditions));
     }
     // What must be taken back before the object may go: a claim, or a Service.
     let holds = match finding {
         Finding::Pool(verdict) => matches!(verdict, Verdict::Held { .. }),
-        Finding::Dhcp => vm,
+        Finding::Guest(_) => vm,
+        Finding::Host(lease) => lease.is_ok(),
     };
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
     let finalizer_missing = holds && !finalizers.iter().any(|f| f == LB_FINALIZER);
@@ -208,14 +214,21 @@ fn percent(part: i64, whole: i64) -> i64 {
 /// Reserved fields stay as they are: a patch that left them out would be due for ever.
 fn allocated(old: &AllocatedAddress, finding: &Finding) -> AllocatedAddress {
     match finding {
-        Finding::Dhcp => AllocatedAddress {
+        Finding::Guest(_) => AllocatedAddress {
             ip_pool: None,
             ip: Some(DHCP_ADDRESS.to_owned()),
             mask: None,
             gateway: None,
             ..old.clone()
         },
-        Finding::Pool(Verdict::Waiting(_)) => AllocatedAddress::default(),
+        Finding::Host(Ok(lease)) => AllocatedAddress {
+            ip_pool: None,
+            ip: Some(lease.ip.to_string()),
+            mask: lease.mask.map(|mask| mask.to_string()),
+            gateway: lease.gateway.map(|gateway| gateway.to_string()),
+            ..old.clone()
+        },
+        Finding::Host(Err(_)) | Finding::Pool(Verdict::Waiting(_)) => AllocatedAddress::default(),
         Finding::Pool(Verdict::Held { claim, subnet, .. }) => {
             let ip = claim.ip.to_string();
             let (mask, gateway) = match subnet {
@@ -288,12 +301,14 @@ fn ready(
     report: Option<&Report>,
     new: &AllocatedAddress,
     vm: bool,
+    stored: Option<&Condition>,
 ) -> Condition {
     let ip = new.ip.as_deref().unwrap_or_default();
     match finding {
         Finding::Pool(Verdict::Waiting(wait)) => {
             condition(ConditionStatus::False, wait.reason(), wait.message())
         }
+        Finding::Host(Err(why)) => condition(ConditionStatus::False, why.reason(), why.message()),
         _ if vm => {
             let (status, reason, message) = match report {
                 Some(report) => vm_lb::ready(report, ip),
@@ -320,7 +335,17 @@ fn ready(
         Finding::Pool(Verdict::Held { .. }) => {
             condition(ConditionStatus::True, reason::ALLOCATED, String::new())
         }
-        Finding::Dhcp => condition(ConditionStatus::True, reason::DHCP, String::new()),
+        Finding::Host(Ok(lease)) => {
+            let message = format!("{} is leased on network {}", lease.ip, lease.network);
+            condition(ConditionStatus::True, reason::LEASED, message)
+        }
+        Finding::Guest(why) => {
+            // Why it is so was said when it was decided.
+            let said = stored.filter(|stored| stored.reason.as_deref() == Some(reason::DHCP));
+            let said = || said.and_then(|stored| stored.message.clone());
+            let message = why.clone().or_else(said).unwrap_or_default();
+            condition(ConditionStatus::True, reason::DHCP, message)
+        }
     }
 }
 

@@ -100,6 +100,96 @@ impl Wait {
     }
 }
 
+/// Why a LoadBalancer that the host leases for has no address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoLease {
+    /// The agent asks for one.
+    Pending {
+        /// Where.
+        network: String,
+        /// What the agent says of it.
+        said: Option<String>,
+    },
+    /// It had one and has it no more.
+    Lost {
+        /// Where.
+        network: String,
+        /// What the agent says of it.
+        said: Option<String>,
+        /// Whether the agent is there.
+        agent: bool,
+    },
+    /// No agent is there to ask.
+    NoAgent {
+        /// Where; empty for no network.
+        network: String,
+    },
+    /// There is one that must not be published, as the text says.
+    Unusable(String),
+    /// The former record is on its way out.
+    Returning,
+    /// The former record is of another network, and must go first.
+    OtherNetwork {
+        /// Of which.
+        network: String,
+    },
+    /// The annotation that chooses who leases says neither, as the text tells.
+    Annotation(String),
+    /// The API server refuses the record, as the text says.
+    Refused(String),
+}
+
+impl NoLease {
+    /// The condition's reason.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Pending { .. } => "DHCPPending",
+            Self::Lost { .. } => LEASE_LOST,
+            Self::NoAgent { .. } => "NoDHCPAgent",
+            Self::Unusable(_) => "DHCPAddressUnusable",
+            Self::Returning | Self::OtherNetwork { .. } => "DHCPReturning",
+            Self::Annotation(_) => "InvalidAnnotation",
+            Self::Refused(_) => "DHCPLeaseRefused",
+        }
+    }
+
+    /// The condition's message.
+    pub fn message(&self) -> String {
+        let more = |said: &Option<String>| {
+            said.as_ref().map(|said| format!(": {said}")).unwrap_or_default()
+        };
+        match self {
+            Self::Pending { network, said } => {
+                format!("no address from the DHCP server of network {network} yet{}", more(said))
+            }
+            Self::Lost { network, agent: false, .. } => format!(
+                "the address leased on network {network} ended, and its DHCP agent is not there: see the agent's pod"
+            ),
+            Self::Lost { network, said, .. } => format!(
+                "the address leased on network {network} is lost, another is asked for{}",
+                more(said)
+            ),
+            Self::NoAgent { network } if network.is_empty() => {
+                "no network is named, and so no DHCP agent leases on it: name one".to_owned()
+            }
+            Self::NoAgent { network } => format!(
+                "network {network} has no DHCP agent: it waits for one; see leaseAgent.networks of the chart, or the agent's pod"
+            ),
+            Self::Unusable(why) => format!("the leased address is not used: {why}"),
+            Self::Returning => "the former address is being given back".to_owned(),
+            Self::OtherNetwork { network } => {
+                format!("the former address, on network {network}, is to be given back first")
+            }
+            Self::Annotation(why) => why.clone(),
+            Self::Refused(why) => format!("no DHCPLease can be made: {why}"),
+        }
+    }
+}
+
+/// An address that the host leased is published.
+pub const LEASED: &str = "Leased";
+/// The host had leased an address, and it is withdrawn.
+pub const LEASE_LOST: &str = "DHCPLeaseLost";
 /// An address is held and published.
 pub const ALLOCATED: &str = "Allocated";
 /// The announcer leases the address by DHCP.
@@ -154,6 +244,16 @@ pub fn is_ours(reason: &str) -> bool {
         "IPPoolNotReady",
         "GuestClusterRemoved",
     ];
+    const OF_LEASES: [&str; 8] = [
+        LEASED,
+        LEASE_LOST,
+        "DHCPPending",
+        "NoDHCPAgent",
+        "DHCPAddressUnusable",
+        "DHCPReturning",
+        "InvalidAnnotation",
+        "DHCPLeaseRefused",
+    ];
     const OF_VMS: [&str; 12] = [
         ANNOUNCED,
         LAST_KNOWN_ADDRESS,
@@ -168,5 +268,8 @@ pub fn is_ours(reason: &str) -> bool {
         INVALID_SPEC,
         VMS_UNKNOWN,
     ];
-    [ALLOCATED, DHCP].contains(&reason) || OF_VMS.contains(&reason) || WAITS.contains(&reason)
+    [ALLOCATED, DHCP].contains(&reason)
+        || OF_LEASES.contains(&reason)
+        || OF_VMS.contains(&reason)
+        || WAITS.contains(&reason)
 }

@@ -17,6 +17,7 @@ mod image;
 mod input;
 mod kube_vip;
 mod leaders;
+mod leases;
 mod ledger;
 mod pool_facts;
 mod pools;

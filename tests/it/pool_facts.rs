@@ -48,7 +48,7 @@ fn refusal(answer: &Answer) -> String {
 async fn a_replica_knows_what_pools_want_and_who_would_lose_an_address() -> Result<()> {
     let cluster = Cluster::start().await?;
     let _operator = cluster.operator().await?;
-    let views = Views::start(&cluster.client, &Metrics::new()?);
+    let views = Views::start(&cluster.client, "harvester-system", &Metrics::new()?);
     let at = Admission { reader: Reader::new(cluster.client.clone()), views: views.clone() };
     cluster.pool_for("held", range(1, 10, 19), json!({})).await?;
     for lb in ["one", "two"] {
@@ -111,7 +111,7 @@ async fn among_a_hundred_pools_the_one_in_the_way_is_named() -> Result<()> {
         let ranges = json!({"ranges": [range(n, 10, 19), range(n, 30, 39), range(n, 50, 59)]});
         cluster.pool_with(&format!("pool-{n:02}"), ranges).await?;
     }
-    let views = Views::start(&cluster.client, &Metrics::new()?);
+    let views = Views::start(&cluster.client, "harvester-system", &Metrics::new()?);
     let at = Admission { reader: Reader::new(cluster.client.clone()), views: views.clone() };
     eventually(SOON, "all pools", async || anyhow::Ok(views.pools().len() == 100)).await?;
     let asked = async |last: usize| {

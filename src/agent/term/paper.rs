@@ -67,7 +67,9 @@ impl Term<'_> {
                     let done = writer.finish_record(&namespace, &name, &version, &finalizers);
                     done.await.map(|()| None)
                 }
-                _ => writer.patch_record(&namespace, &name, &version, &patch).await.map(Some),
+                _ => {
+                    writer.patch_record_status(&namespace, &name, &version, &patch).await.map(Some)
+                }
             };
             let fresh = match &outcome {
                 Err(CallError::Conflict) => match records.read(&namespace, &name).await {

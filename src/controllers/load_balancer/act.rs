@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::{Context, Error, gather, report};
 use crate::api::LoadBalancer;
 use crate::domain::book::Verdict;
+use crate::domain::facts;
 use crate::domain::plan::{self, Finding};
 use crate::domain::vm_lb::Report;
-use crate::domain::{Claim, facts};
 use crate::k8s::CallError;
 
 /// How often a decision is repeated for an object that keeps changing under it.
@@ -34,7 +34,7 @@ pub(super) async fn publish(
         };
         // What was just decided on all that is known need not be decided again. Without a report,
         // and when pools change, the next step waits for this one.
-        let is_all = report.is_some() && facts::published(&lb) == claim_of(&finding);
+        let is_all = report.is_some() && is_published(&lb, &finding);
         if !plan::is_urgent(&lb, &patch) && ctx.counts.defer(&lb, patch.clone(), is_all) {
             return Ok(());
         }
@@ -94,10 +94,12 @@ pub(super) async fn finalize(lb: &LoadBalancer, ctx: &Context) -> Result<(), Err
     Err(CallError::Conflict.into())
 }
 
-fn claim_of(finding: &Finding) -> Option<Claim> {
+/// Whether the object said so before.
+fn is_published(lb: &LoadBalancer, finding: &Finding) -> bool {
     match finding {
-        Finding::Pool(Verdict::Held { claim, .. }) => Some(claim.clone()),
-        _ => None,
+        Finding::Pool(Verdict::Held { claim, .. }) => facts::published(lb).as_ref() == Some(claim),
+        Finding::Host(lease) => facts::leased(lb) == lease.as_ref().ok().map(|lease| lease.ip),
+        _ => facts::published(lb).is_none(),
     }
 }
 

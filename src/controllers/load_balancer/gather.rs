@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kube::{Api, ResourceExt};
 
-use super::{Context, Error};
+use super::{Context, Error, leasing};
 use crate::api::LoadBalancer;
 use crate::controllers::ip_pool::LedgerError;
 use crate::domain::LbFacts;
@@ -52,7 +52,8 @@ async fn ask(
     ctx: &Context,
 ) -> Result<Option<(Arc<LoadBalancer>, Finding)>, Error> {
     if !wants_pool(&lb) {
-        return Ok(Some((lb, Finding::Dhcp)));
+        let found = Box::pin(leasing::finding(&lb, ctx)).await?;
+        return Ok(found.map(|found| (lb, found)));
     }
     let Some(facts) = facts_of(&lb, fresh, ctx) else { return Ok(None) };
     match ctx.ledger.claim(facts).await {

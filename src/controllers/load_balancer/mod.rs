@@ -3,11 +3,12 @@
 //! Owns every write of a LoadBalancer, of its Service and of its EndpointSlices. Ledgers are the
 //! business of [`super::ip_pool`]; here an address is published only after the ledger's answer,
 //! a claim given back only when no Service asks for it any more, and a finalizer removed only
-//! after the ledger has let go.
+//! after the ledger has let go. What the host leases by DHCP is published as its record says.
 
 mod act;
 mod counts;
 mod gather;
+mod leasing;
 mod report;
 mod serve;
 
@@ -125,26 +126,28 @@ pub async fn run(
 async fn reconcile(lb: Arc<LoadBalancer>, ctx: Arc<Context>) -> Result<Action, Error> {
     let _turn = ctx.shared.metrics.reconciling();
     ctx.shared.views.look(&lb);
-    let mut action = Action::await_change();
+    let mut again = None;
     if facts::is_leaving(&lb) {
         ctx.counts.settle(&lb);
         if vm_lb::is_vm(&lb) && !Box::pin(serve::withdraw(&lb, &ctx)).await? {
-            return Ok(action);
+            return Ok(Action::await_change());
         }
         ctx.ledger.release(facts::owner(&lb)).await?;
+        Box::pin(leasing::leave(&lb, &ctx)).await?;
         Box::pin(act::finalize(&lb, &ctx)).await?;
     } else {
         let found = gather::finding(lb.clone(), false, &ctx).await?;
         if let Some((lb, finding)) = found {
             if vm_lb::is_vm(&lb) && plan::may_serve(&lb) {
-                action = Box::pin(serve_and_publish(lb, finding, &ctx)).await?;
+                again = Box::pin(serve_and_publish(lb.clone(), finding, &ctx)).await?;
             } else {
-                Box::pin(act::publish(lb, finding, None, &ctx)).await?;
+                Box::pin(act::publish(lb.clone(), finding, None, &ctx)).await?;
             }
+            again = again.into_iter().chain(leasing::ends_in(&lb, &ctx)).min();
         }
     }
     ctx.failures.clear(lb.uid().as_deref());
-    Ok(action)
+    Ok(again.map_or_else(Action::await_change, Action::requeue))
 }
 
 /// A vm load balancer: first what serves it, then what is said of that.
@@ -152,14 +155,14 @@ async fn serve_and_publish(
     lb: Arc<LoadBalancer>,
     finding: Finding,
     ctx: &Context,
-) -> Result<Action, Error> {
+) -> Result<Option<Duration>, Error> {
     let Some(report) = serve::serve(&lb, &finding, ctx).await? else {
-        if matches!(finding, Finding::Pool(Verdict::Waiting(_))) {
+        if matches!(finding, Finding::Pool(Verdict::Waiting(_)) | Finding::Host(Err(_))) {
             act::publish(lb, finding, None, ctx).await?;
-            return Ok(Action::await_change());
+            return Ok(None);
         }
         // VMs were not listed yet.
-        return Ok(Action::requeue(VMS_WITHIN));
+        return Ok(Some(VMS_WITHIN));
     };
     // What another owns carries no label to watch it by, and refusals end unseen.
     let unseen = matches!(report.service, vm_lb::Service::Foreign(_) | vm_lb::Service::Refused(_));
@@ -169,7 +172,7 @@ async fn serve_and_publish(
         _ => finding,
     };
     act::publish(lb, finding, Some(&report), ctx).await?;
-    Ok(if unseen { Action::requeue(LAST_RETRY) } else { Action::await_change() })
+    Ok(unseen.then_some(LAST_RETRY))
 }
 
 #[allow(clippy::needless_pass_by_value)] // The signature is the library's.

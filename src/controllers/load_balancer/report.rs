@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use kube::{Resource, ResourceExt};
 
-use super::Context;
+use super::{Context, leasing};
 use crate::api::{ConditionStatus, LoadBalancer, READY};
 use crate::domain::book::Verdict;
 use crate::domain::plan::Finding;
@@ -27,7 +27,13 @@ pub(super) fn published(
     let before =
         lb.status.as_ref().and_then(|s| s.allocated_address.as_ref()).and_then(|a| a.ip.as_deref());
     match finding {
-        Finding::Dhcp => shared.metrics.addressed(&lb.uid().unwrap_or_default()),
+        Finding::Guest(why) => {
+            shared.metrics.addressed(&lb.uid().unwrap_or_default());
+            if let Some(why) = why.clone().filter(|_| before.is_none()) {
+                shared.events.normal(lb.object_ref(&()), reason::DHCP, why);
+            }
+        }
+        Finding::Host(lease) => leasing::published(lb, lease.as_ref(), before, ctx),
         Finding::Pool(Verdict::Held { claim, instead, .. }) => {
             shared.metrics.addressed(&lb.uid().unwrap_or_default());
             let ip = claim.ip.to_string();

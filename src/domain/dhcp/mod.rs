@@ -29,7 +29,7 @@ pub use frame::owner_of;
 pub use identity::{ClientId, Identity};
 pub use lease::Lease;
 pub use mac::Mac;
-pub use names::agent_name;
+pub use names::{AGENT_PREFIX, agent_name};
 pub use outcome::{Event, Ignored, Lost, Out, Record, State, Trouble};
 pub use report::{Moment, held, link_failed, reason, report, state, status_patch};
 pub use spread::{Bucket, phase, start_within};

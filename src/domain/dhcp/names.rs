@@ -9,11 +9,14 @@ use sha2::{Digest, Sha256};
 /// Characters of a readable name. With what is added, it stays a DNS label.
 const READABLE: usize = 45;
 
+/// How each agent's name begins.
+pub const AGENT_PREFIX: &str = "hgo-lease-agent-";
+
 /// Name of the agent of a network (`namespace/name` of a NetworkAttachmentDefinition): of its
 /// Deployment, and of the Lease in the operator's namespace that its one pod holds. Two networks
 /// never share one: the end is of the whole name's SHA-256.
 pub fn agent_name(network: &str) -> String {
-    let plain = format!("hgo-lease-agent-{}", network.replace('/', "-"));
+    let plain = format!("{AGENT_PREFIX}{}", network.replace('/', "-"));
     let cut: String = plain.chars().take(READABLE).collect();
     let cut = cut.strip_suffix('-').unwrap_or(&cut);
     let cut = cut.strip_suffix('.').unwrap_or(cut);

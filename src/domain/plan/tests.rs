@@ -92,7 +92,7 @@ fn a_vm_load_balancer_holds_an_address_that_nothing_announces() {
 
 #[test]
 fn an_announcer_that_leases_needs_no_finalizer_and_no_address() {
-    let lb = patched(&lb(WorkloadType::Cluster), &Finding::Dhcp);
+    let lb = patched(&lb(WorkloadType::Cluster), &Finding::Guest(None));
     assert_eq!(address(&lb), None, "0.0.0.0 is an address to nobody");
     assert_eq!(lb.metadata.finalizers, None);
     let allocated = lb.status.clone().unwrap().allocated_address.unwrap();
@@ -214,8 +214,17 @@ fn only_our_finalizer_is_removed_in_the_end() {
 
 fn any_finding() -> impl Strategy<Value = Finding> {
     let wait = Wait::Forbidden { pool: "b".into(), requirement: "{}".into() };
+    let lease = Lease {
+        ip: [10, 0, 0, 5].into(),
+        mask: Some([255, 255, 255, 0].into()),
+        gateway: None,
+        network: "default/vlan7".into(),
+    };
     prop::sample::select(vec![
-        Finding::Dhcp,
+        Finding::Guest(None),
+        Finding::Guest(Some("because".into())),
+        Finding::Host(Ok(lease)),
+        Finding::Host(Err(NoLease::Returning)),
         waits(),
         holds("a", 5, None),
         holds("a", 5, Some(wait)),
@@ -274,7 +283,12 @@ proptest! {
         let status = done.status.as_ref().unwrap();
         let ip = status.allocated_address.as_ref().and_then(|a| a.ip.clone());
         match &finding {
-            Finding::Dhcp => prop_assert_eq!(ip.as_deref(), Some(DHCP_ADDRESS)),
+            Finding::Guest(_) => prop_assert_eq!(ip.as_deref(), Some(DHCP_ADDRESS)),
+            Finding::Host(Ok(lease)) => {
+                prop_assert_eq!(ip, Some(lease.ip.to_string()));
+                prop_assert!(done.metadata.finalizers.as_ref().unwrap().iter().any(|f| f == LB_FINALIZER));
+            }
+            Finding::Host(Err(_)) => prop_assert_eq!(ip, None),
             Finding::Pool(Verdict::Waiting(_)) => prop_assert_eq!(ip, None),
             Finding::Pool(Verdict::Held { claim, .. }) => {
                 prop_assert_eq!(ip, Some(claim.ip.to_string()));

@@ -67,7 +67,8 @@ fn taken_by(at: &Admission, address: IpAddr, lb: &LoadBalancer) -> Option<String
     let own = facts::name(lb);
     let holds = |other: &LoadBalancer| {
         let told = other.status.as_ref().and_then(|status| status.address.as_ref());
-        let claimed = facts::published(other).is_some_and(|claim| claim.ip == address);
+        let claimed = facts::published(other).is_some_and(|claim| claim.ip == address)
+            || facts::leased(other).is_some_and(|leased| address == leased);
         claimed || told.is_some_and(|told| told.parse() == Ok(address))
     };
     let held = at.views.load_balancers.find(|other| holds(other) && facts::name(other) != own);

@@ -5,6 +5,7 @@
 //! rest on what it has just changed.
 
 mod echoes;
+mod leases;
 mod load_balancers;
 mod machines;
 mod namespaces;
@@ -25,7 +26,7 @@ use tokio::sync::{mpsc, watch};
 
 use self::echoes::Echoes;
 use self::machines::Removals;
-use crate::api::LoadBalancer;
+use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::Owner;
 use crate::domain::conflict::{PoolFacts, Segment};
 use crate::domain::facts::{self, Project, Surroundings};
@@ -35,6 +36,7 @@ use crate::domain::service::Attachment;
 use crate::domain::vm::{self, Pod, Topology, Vm};
 use crate::metrics::Metrics;
 pub use echoes::Writing;
+pub use leases::lb_of;
 pub use serving::{Owned, OwnedSlice, owners, service, slice};
 
 /// Something in the cluster that a leader must look at.
@@ -66,6 +68,8 @@ enum Part {
     Services = 64,
     Slices = 128,
     Networks = 256,
+    Records = 512,
+    Agents = 1024,
 }
 
 /// What addresses depend on.
@@ -83,11 +87,17 @@ const ENDPOINTS: u16 = Part::Vms as u16
 pub struct Views {
     /// Every LoadBalancer that can be read, without what decisions do not need.
     pub load_balancers: Store<LoadBalancer>,
+    /// Every record of a leased address.
+    pub records: Store<DHCPLease>,
     /// Services of vm load balancers, by name.
     pub services: Owned<crate::domain::service::Stored>,
     /// EndpointSlices of vm load balancers, by the LoadBalancer that owns them.
     pub slices: Owned<OwnedSlice>,
     projects: Arc<Mutex<HashMap<String, Project>>>,
+    /// UID of the namespace kube-system.
+    cluster: Arc<Mutex<Option<String>>>,
+    /// The Leases of networks' agents, by name.
+    agents: Arc<Mutex<HashMap<String, leases::Agent>>>,
     removals: Arc<Mutex<Removals>>,
     vms: Arc<Mutex<LabelIndex>>,
     nodes: Arc<Mutex<Nodes>>,
@@ -125,25 +135,30 @@ struct Informer {
 
 impl Informer {
     /// The first list of the kind is complete.
-    fn done(&self, part: Part) {
+    /// Returns whether that is news.
+    fn done(&self, part: Part) -> bool {
         self.synced.send_if_modified(|parts| {
             let before = *parts;
             *parts |= part as u16;
             *parts != before
-        });
+        })
     }
 }
 
 impl Views {
-    /// Starts the informers. They run until the process ends.
-    pub fn start(client: &Client, metrics: &Metrics) -> Self {
+    /// Starts the informers. They run until the process ends. `namespace` is the operator's own.
+    pub fn start(client: &Client, namespace: &str, metrics: &Metrics) -> Self {
         let writer = Writer::<LoadBalancer>::default();
+        let records = Writer::<DHCPLease>::default();
         let (synced_tx, synced) = watch::channel(0);
         let views = Self {
             load_balancers: writer.as_reader(),
+            records: records.as_reader(),
             services: Owned::default(),
             slices: Owned::default(),
             projects: Arc::default(),
+            cluster: Arc::default(),
+            agents: Arc::default(),
             removals: Arc::default(),
             vms: Arc::default(),
             nodes: Arc::default(),
@@ -162,6 +177,8 @@ impl Views {
             synced: Arc::new(synced_tx),
         };
         tokio::spawn(load_balancers::watch(informer.clone(), writer));
+        tokio::spawn(leases::watch_records(informer.clone(), records));
+        tokio::spawn(leases::watch_agents(informer.clone(), namespace.to_owned()));
         tokio::spawn(pools::watch(informer.clone()));
         tokio::spawn(namespaces::watch(informer.clone()));
         tokio::spawn(machines::watch(informer.clone()));

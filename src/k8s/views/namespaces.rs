@@ -27,6 +27,7 @@ pub(super) async fn watch(at: Informer) {
     informer::run(api, Config::default(), "Namespace", &metrics, |event| match event {
         Event::Init => listed.clear(),
         Event::InitApply(namespace) => {
+            know_cluster(&views, &namespace);
             listed.insert(namespace.name_any(), project(&namespace));
         }
         Event::InitDone => {
@@ -40,6 +41,7 @@ pub(super) async fn watch(at: Informer) {
             at.done(Part::Namespaces);
         }
         Event::Apply(namespace) => {
+            know_cluster(&views, &namespace);
             let name = namespace.name_any();
             let new = project(&namespace);
             let old = lock(&views.projects).insert(name.clone(), new.clone());
@@ -52,6 +54,12 @@ pub(super) async fn watch(at: Informer) {
         }
     })
     .await;
+}
+
+fn know_cluster(views: &Views, namespace: &PartialObjectMeta<Namespace>) {
+    if namespace.name_any() == "kube-system" {
+        *lock(&views.cluster) = namespace.uid();
+    }
 }
 
 impl Views {

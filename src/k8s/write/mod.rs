@@ -4,6 +4,7 @@
 //! server refuses it when the object has moved on, and fields this version does not know
 //! survive it.
 
+mod leases;
 mod records;
 mod serving;
 mod setup;
@@ -214,6 +215,7 @@ fn status_diff(old: &IPPoolStatus, new: &IPPoolStatus) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::DHCPLease;
 
     fn status(allocated: &[(&str, &str)]) -> IPPoolStatus {
         let allocated = allocated.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
@@ -240,6 +242,9 @@ mod tests {
             writer.delete_slice("ns", "lb", "1").await.err(),
             writer.patch_vm("ns", "vm", &json!({})).await.err(),
             writer.create_pool(&IPPool::default()).await.err(),
+            writer.create_record(&DHCPLease::default()).await.err(),
+            writer.patch_record(&DHCPLease::default(), &json!({})).await.err(),
+            writer.delete_record(&DHCPLease::default()).await.err(),
             writer.patch_config_map("ns", "map", &json!({})).await.err(),
             writer.patch_crd_status("crd", &json!({})).await.err(),
         ];

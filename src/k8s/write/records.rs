@@ -9,7 +9,7 @@ use crate::k8s::CallError;
 
 impl Writer {
     /// Patches a record's status, as it was at that version. Returns its new version.
-    pub async fn patch_record(
+    pub async fn patch_record_status(
         &self,
         namespace: &str,
         name: &str,

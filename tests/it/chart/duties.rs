@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use testbed::kubevirt::{Guest, Nic, Vm, create_node};
 use testbed::{Start, eventually};
 
+use crate::leases::Agent;
 use crate::support::{Cluster, LATER, SOON};
 
 const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
@@ -36,6 +37,7 @@ pub(super) async fn begin(cluster: &Cluster) -> Result<()> {
     empty::<MutatingWebhookConfiguration>(Api::all(cluster.client.clone())).await?;
     empty(cluster.lbs()).await?;
     empty(cluster.pools()).await?;
+    empty(cluster.records()).await?;
     gone::<Secret>(cluster, "harvester-system", SECRET).await?;
     gone::<Lease>(cluster, "kube-system", "harvester-load-balancer").await?;
     gone::<ConfigMap>(cluster, "kube-system", "kubevip").await?;
@@ -113,7 +115,8 @@ async fn kubectl(cluster: &Cluster, args: &[&str], patch: Value) -> Result<()> {
 pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     let variables = vec![("HGO_ADMISSION_OWNER".to_owned(), "harvester-guest-operator".to_owned())];
     let admission = Some("https://127.0.0.1:0".to_owned());
-    let start = Start { admission, variables, ..Start::default() };
+    let options = vec!["--dhcp-release-grace".to_owned(), "0".to_owned()];
+    let start = Start { admission, variables, options, ..Start::default() };
     let mut operator = cluster.standby(start).await?;
     operator.leads().await?;
     cluster.pool("p", json!({"subnet": "10.1.0.0/24", "gateway": "10.1.0.1"})).await?;
@@ -134,6 +137,7 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     let annotated = cluster.patch_pool("p", release("default/cluster")).await;
     ensure!(annotated.is_err(), "an address in use was released");
     not_ours(cluster).await?;
+    leases(cluster).await?;
     // What leads to admission is changed by somebody else, and its Secret.
     let unlabelled = json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": null}}});
     for kind in ["validatingwebhookconfiguration", "mutatingwebhookconfiguration"] {
@@ -172,6 +176,18 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
         anyhow::Ok(!stored.contains("v1alpha1"))
     })
     .await
+}
+
+/// An address that the host leases, from the record to its end without an agent.
+async fn leases(cluster: &Cluster) -> Result<()> {
+    let agent = Agent::start(cluster, "default/vlan7").await?;
+    patiently(async || cluster.dhcp_lb("leased", &[]).await.map(drop)).await?;
+    cluster.grant("leased", "10.7.0.20").await?;
+    cluster.publishes("leased", "10.7.0.20").await?;
+    agent.stop().await?;
+    cluster.over("leased").await?;
+    deleted(cluster, "leased").await?;
+    cluster.record_gone("leased").await
 }
 
 /// A Service and an EndpointSlice that are not the operator's are looked at.

@@ -19,10 +19,11 @@ const NAME: &str = "harvester-guest-operator";
 
 /// A role of the operator's account: where it is, and what it is called. No namespace: a ClusterRole.
 type Of = (&'static str, &'static str);
-const ROLES: [Of; 4] = [
+const ROLES: [Of; 5] = [
     ("", NAME),
     ("kube-system", NAME),
     ("harvester-system", "harvester-guest-operator-admission"),
+    ("harvester-system", "harvester-guest-operator-agents"),
     ("kube-system", "harvester-guest-operator-kube-vip"),
 ];
 

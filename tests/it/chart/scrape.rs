@@ -15,6 +15,7 @@ use testbed::{Managed, Start, Tools, eventually, repository};
 use tokio::net::TcpListener;
 
 use super::{monitoring, read};
+use crate::leases::Agent;
 use crate::support::{Cluster, LATER, SOON};
 
 const AT: &str = "127.0.0.1:9090";
@@ -58,6 +59,14 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
         cluster.waits_for_endpoints("web", (1, 1)).await?;
         drop(backend);
         cluster.waits_for_endpoints("web", (1, 0)).await?;
+
+        // One that the host leases for, moved by the server.
+        let agent = Agent::start(&cluster, "default/vlan7").await?;
+        cluster.dhcp_lb("leased", &[]).await?;
+        for ip in ["10.7.0.20", "10.7.0.21"] {
+            cluster.grant("leased", ip).await?;
+            cluster.publishes("leased", ip).await?;
+        }
 
         // 500 come, some wait, all go.
         cluster
@@ -113,14 +122,16 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
             ensure!(series <= most, "{series} series of {name}, more than {most}");
             all += series;
         }
-        println!("{all} series of one replica with one pool and 501 load balancers");
+        println!("{all} series of one replica with one pool and 502 load balancers");
         for part in 0..5 {
             for n in 0..100 {
                 cluster.delete(&format!("lb-{part}-{n}")).await?;
             }
         }
         cluster.delete("web").await?;
+        cluster.delete("leased").await?;
         cluster.all_gone().await?;
+        drop(agent);
         cluster.bed.kubectl(&["delete", "ippool", "small"]).await?;
         eventually(SOON, "end of the pool's series", async || {
             prometheus.any("hgo_pool_addresses").await.map(|any| !any)
@@ -138,7 +149,8 @@ fn documented() -> BTreeMap<String, usize> {
         .filter(|line| line.starts_with("| `hgo_") && !line.starts_with("| `hgo_dhcp_"));
     rows.map(|row| {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        let most = if cells[4] == "a pool" { "1" } else { cells[4] };
+        let one = ["a pool", "a network"].contains(&cells[4]);
+        let most = if one { "1" } else { cells[4] };
         (cells[1].trim_matches('`').to_owned(), most.parse().unwrap())
     })
     .collect()

@@ -56,8 +56,9 @@ pub(super) async fn serve(
 ) -> Result<Option<Report>, Error> {
     let address = match finding {
         Finding::Pool(Verdict::Held { claim, .. }) => Some(claim.ip),
-        Finding::Dhcp => None,
-        Finding::Pool(Verdict::Waiting(_)) => {
+        Finding::Host(Ok(lease)) => Some(lease.ip.into()),
+        Finding::Guest(_) => None,
+        Finding::Host(Err(_)) | Finding::Pool(Verdict::Waiting(_)) => {
             // It may have lost its address to somebody with a better claim.
             withdraw(lb, ctx).await?;
             return Ok(None);

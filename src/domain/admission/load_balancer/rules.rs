@@ -2,16 +2,19 @@
 //! functions that the reconciler asks as well, so that both say the same.
 
 use super::{Answer, Known, Named, PoolSeen};
-use crate::api::{LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec};
+use crate::api::{ANNOTATION_DHCP, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec};
 use crate::domain::admission::Refusal;
 use crate::domain::facts::{self, Project};
 use crate::domain::health;
+use crate::domain::leasing;
 use crate::domain::vm_lb;
 
 /// Whether there is something to judge: what was stored before a rule was made stays as it is
 /// until somebody changes it.
 pub(super) fn are_due(lb: &LoadBalancer, old: Option<&LoadBalancer>) -> bool {
-    old.is_none_or(|old| old.spec != lb.spec || cluster(old) != cluster(lb))
+    old.is_none_or(|old| {
+        old.spec != lb.spec || cluster(old) != cluster(lb) || leaser(old) != leaser(lb)
+    })
 }
 
 pub(super) fn judge(
@@ -27,6 +30,10 @@ pub(super) fn judge(
     answer.refusals.extend(faults(lb).into_iter().filter(|fault| !old_faults.contains(fault)));
     if let Some(old) = old {
         immutable(lb, old, answer);
+        if leaser(old) != leaser(lb) && facts::has_address(lb) && !facts::wants_pool(lb) {
+            answer
+                .warn("who leases its address stays as it is until the LoadBalancer is made again");
+        }
     } else {
         if let Some(removal) = &known.removal {
             let field = format!("metadata.labels[{}]", crate::api::LABEL_CLUSTER);
@@ -34,7 +41,7 @@ pub(super) fn judge(
         }
         if !facts::wants_pool(lb) {
             answer.warn(
-                "spec.ipam dhcp: the announcer leases the address; allocatedAddress.ip stays 0.0.0.0",
+                "spec.ipam dhcp: without a DHCP agent on its network, allocatedAddress.ip stays 0.0.0.0",
             );
         }
     }
@@ -59,6 +66,12 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
         });
     }
     found.extend(reserved(&lb.spec));
+    if !facts::wants_pool(lb)
+        && let Err(message) = leasing::choice(lb)
+    {
+        let field = format!("metadata.annotations[{ANNOTATION_DHCP}]");
+        found.push(Refusal { field, message });
+    }
     let mut texts = Vec::new();
     if vm_lb::is_vm(lb) {
         let name = lb.metadata.name.as_deref().filter(|name| !name.is_empty());
@@ -161,6 +174,10 @@ fn pool(lb: &LoadBalancer, old: Option<&LoadBalancer>, known: &Known, answer: &m
             }
         }
     }
+}
+
+fn leaser(lb: &LoadBalancer) -> Option<&String> {
+    lb.metadata.annotations.as_ref()?.get(ANNOTATION_DHCP)
 }
 
 fn cluster(lb: &LoadBalancer) -> String {

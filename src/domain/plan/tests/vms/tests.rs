@@ -97,10 +97,14 @@ fn the_address_follows_the_announcement() {
 fn a_leased_address_is_told_and_the_finalizer_waits_for_the_service() {
     let new = lb(WorkloadType::Vm);
     assert!(!may_serve(&new));
-    let lb = patched(&new, &Finding::Dhcp);
+    let lb = patched(&new, &Finding::Guest(None));
     assert_eq!(lb.metadata.finalizers, Some(vec![LB_FINALIZER.to_owned()]));
     assert!(may_serve(&lb));
-    let lb = told_of(&lb, &Finding::Dhcp, &report(ours(&["10.9.0.1"]), &[backend(7, true, false)]));
+    let lb = told_of(
+        &lb,
+        &Finding::Guest(None),
+        &report(ours(&["10.9.0.1"]), &[backend(7, true, false)]),
+    );
     assert_eq!(address(&lb), Some("10.9.0.1"));
     assert_eq!(told(&lb).1, "Announced");
 }
@@ -183,7 +187,7 @@ fn a_change_of_pools_is_published_when_the_service_has_moved() {
     assert_eq!(address(&moved), Some("10.1.0.6"));
     assert_eq!(staying_at(holds("a", 5, None), old.clone()), holds("a", 5, None));
     assert_eq!(staying_at(waits(), old.clone()), waits());
-    assert_eq!(staying_at(Finding::Dhcp, old), Finding::Dhcp);
+    assert_eq!(staying_at(Finding::Guest(None), old), Finding::Guest(None));
 }
 
 /// Counts alone may wait; an address, another reason or a first word may not.

@@ -1,0 +1,260 @@
+//! Records of leased addresses whose LoadBalancer is gone, and the agents that lease.
+//!
+//! Owns the deletion of DHCPLeases. A record is left, and later deleted, only after the API server
+//! itself has said that no LoadBalancer wants it: the view may be older than one that came back.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use chrono::Utc;
+use futures::StreamExt;
+use kube::{Api, Resource, ResourceExt};
+use kube_runtime::controller::{Action, Controller};
+use kube_runtime::reflector::ObjectRef;
+use tokio::sync::mpsc;
+
+use super::Context;
+use crate::api::{DHCPLease, LoadBalancer};
+use crate::domain::facts;
+use crate::domain::leasing::{self, Keeping};
+use crate::domain::pacing::backoff;
+use crate::k8s::views::Views;
+use crate::k8s::{CallError, call};
+
+/// First and longest delay after a failure, per record.
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LAST_RETRY: Duration = Duration::from_secs(30);
+/// How often agents are looked at: that one has fallen silent is no event.
+const AGENTS_EVERY: Duration = Duration::from_secs(1);
+
+/// The way to the keeper of records.
+pub(super) struct Records {
+    views: Views,
+    wake: mpsc::UnboundedSender<ObjectRef<DHCPLease>>,
+}
+
+impl Records {
+    /// Something happened to the LoadBalancer by that name, or to its record.
+    pub(super) fn look(&self, name: &str, namespace: Option<&str>) {
+        let record = ObjectRef::new(name).within(namespace.unwrap_or_default());
+        if self.views.records.get(&record).is_some() {
+            let _ = self.wake.send(record);
+        }
+    }
+}
+
+struct Keeper {
+    ctx: Context,
+    failures: Mutex<HashMap<ObjectRef<DHCPLease>, u32>>,
+}
+
+/// Looks after records until dropped.
+pub(super) fn keeper(ctx: Context) -> (Records, impl Future<Output = ()>) {
+    let (wake, woken) = mpsc::unbounded_channel();
+    for record in ctx.views.records.state() {
+        let _ = wake.send(ObjectRef::from_obj(record.as_ref()));
+    }
+    let store = ctx.views.records.clone();
+    let records = Records { views: ctx.views.clone(), wake };
+    let woken = futures::stream::unfold(woken, |mut woken| async move {
+        woken.recv().await.map(|record| (record, woken))
+    });
+    let keeper = Arc::new(Keeper { ctx, failures: Mutex::default() });
+    let run = Controller::for_stream(futures::stream::pending(), store)
+        .reconcile_on(woken)
+        .run(keep, retry, keeper)
+        .for_each(|_| std::future::ready(()));
+    (records, run)
+}
+
+async fn keep(record: Arc<DHCPLease>, keeper: Arc<Keeper>) -> Result<Action, CallError> {
+    let views = &keeper.ctx.views;
+    if !views.leasing_synced() {
+        return Ok(Action::requeue(AGENTS_EVERY));
+    }
+    let lb = views.load_balancers.get(&crate::k8s::views::lb_of(&record));
+    let done = match decide(&record, lb.as_deref(), &keeper.ctx) {
+        Keeping::Nothing => None,
+        Keeping::Later(pause) => Some(pause + Duration::from_millis(10)),
+        seen => {
+            let now = Box::pin(current(&record, &keeper.ctx)).await?;
+            match decide(&record, now.as_ref(), &keeper.ctx) {
+                Keeping::Nothing => None,
+                Keeping::Later(pause) => Some(pause),
+                now if std::mem::discriminant(&now) == std::mem::discriminant(&seen) => {
+                    Box::pin(carry_out(&record, now, &keeper.ctx)).await?;
+                    None
+                }
+                _ => Some(FIRST_RETRY),
+            }
+        }
+    };
+    forget(&keeper, &record);
+    // What is without an agent is looked at again when that comes, and when its time is over.
+    Ok(done.map_or_else(Action::await_change, Action::requeue))
+}
+
+fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> Keeping {
+    let network = lb.map(|lb| facts::requirement(lb, &ctx.views.around(lb)).network);
+    let agent = ctx.views.agent_serves(&record.spec.network);
+    leasing::keep(
+        record,
+        lb,
+        &network.unwrap_or_default(),
+        agent,
+        ctx.release_grace,
+        Utc::now().fixed_offset(),
+    )
+}
+
+/// The LoadBalancer as the server has it.
+async fn current(record: &DHCPLease, ctx: &Context) -> Result<Option<LoadBalancer>, CallError> {
+    let namespace = record.namespace().unwrap_or_default();
+    let api: Api<LoadBalancer> = Api::namespaced(ctx.client.clone(), &namespace);
+    match call(api.get(&record.name_any())).await {
+        Ok(lb) => Ok(Some(lb)),
+        Err(CallError::NotFound) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn carry_out(record: &DHCPLease, what: Keeping, ctx: &Context) -> Result<(), CallError> {
+    let name = record.name_any();
+    let namespace = record.namespace().unwrap_or_default();
+    let done = match what {
+        Keeping::Nothing | Keeping::Later(_) => return Ok(()),
+        Keeping::Leave(at) => {
+            tracing::info!(namespace, name, %at, "leased address is kept for its LoadBalancer until then");
+            let patch = leasing::release_after(record, Some(at));
+            ctx.writer.patch_record(record, &patch).await.map(drop)
+        }
+        Keeping::Delete => {
+            tracing::info!(namespace, name, "leased address is given back");
+            ctx.writer.delete_record(record).await
+        }
+        Keeping::Forget => {
+            let Some(patch) = leasing::without_finalizer(record) else { return Ok(()) };
+            let forgotten = ctx.writer.patch_record(record, &patch).await.map(drop);
+            if forgotten.is_ok() {
+                tracing::warn!(
+                    namespace,
+                    name,
+                    "record removed without its agent: its time is over"
+                );
+                let note = format!(
+                    "nobody gave its address back: network {} has no DHCP agent",
+                    record.spec.network
+                );
+                ctx.events.warning(record.object_ref(&()), "Forgotten", note);
+            }
+            forgotten
+        }
+    };
+    match done {
+        // Whatever changed it is an event, unless that was seen already.
+        Err(CallError::NotFound) => Ok(()),
+        other => other,
+    }
+}
+
+#[allow(clippy::needless_pass_by_value)] // The signature is the library's.
+fn retry(record: Arc<DHCPLease>, error: &CallError, keeper: Arc<Keeper>) -> Action {
+    if matches!(error, CallError::NotLeader) {
+        return Action::await_change();
+    }
+    let key = ObjectRef::from_obj(record.as_ref());
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    let failures = {
+        let mut failures = keeper.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = failures.entry(key).or_default();
+        *count = count.saturating_add(1);
+        *count - 1
+    };
+    keeper.ctx.metrics.reconcile_errors.inc();
+    tracing::warn!(record = record.name_any(), %error, failures, "record not kept, trying again");
+    let jitter = f64::from(u8::try_from(hasher.finish() & 0xff).unwrap_or_default()) / 255.0;
+    Action::requeue(backoff(failures, FIRST_RETRY, LAST_RETRY, jitter))
+}
+
+fn forget(keeper: &Keeper, record: &DHCPLease) {
+    let mut failures = keeper.failures.lock().unwrap_or_else(PoisonError::into_inner);
+    failures.remove(&ObjectRef::from_obj(record));
+}
+
+/// What was last seen of a network.
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Network {
+    serves: bool,
+    overdue: i64,
+}
+
+/// Counts records, and tells whoever leases on a network that its agent came or went.
+pub(super) async fn agents(ctx: Context) {
+    // The series end with the term.
+    let _series = Series(&ctx);
+    let mut known: BTreeMap<String, Network> = BTreeMap::new();
+    let mut tick = tokio::time::interval(AGENTS_EVERY);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        if !ctx.views.leasing_synced() {
+            continue;
+        }
+        let now = count(&ctx);
+        for network in known.keys().filter(|network| !now.contains_key(*network)) {
+            let _ = ctx.metrics.leasing.agents.remove_label_values(&[network]);
+            let _ = ctx.metrics.leasing.overdue.remove_label_values(&[network]);
+        }
+        for (network, seen) in &now {
+            ctx.metrics.leasing.agents.with_label_values(&[network]).set(seen.serves.into());
+            ctx.metrics.leasing.overdue.with_label_values(&[network]).set(seen.overdue);
+            let before = known.get(network).map(|before| before.serves);
+            if before != Some(seen.serves) {
+                ctx.views.tell_network(network);
+                if !seen.serves {
+                    tracing::warn!(network, "no DHCP agent serves this network");
+                } else if before.is_some() {
+                    tracing::info!(network, "a DHCP agent serves this network again");
+                }
+            }
+        }
+        known = now;
+    }
+}
+
+fn count(ctx: &Context) -> BTreeMap<String, Network> {
+    let mut networks: BTreeMap<String, Network> = BTreeMap::new();
+    let mut states: BTreeMap<String, i64> = BTreeMap::new();
+    let now = Utc::now().fixed_offset();
+    for record in ctx.views.records.state() {
+        let network = networks.entry(record.spec.network.clone()).or_default();
+        network.overdue += i64::from(leasing::is_overdue(&record, now));
+        let state = record.status.as_ref().and_then(|status| status.state);
+        let state = state.map_or_else(|| "New".to_owned(), |state| format!("{state:?}"));
+        *states.entry(state).or_default() += 1;
+    }
+    for network in ctx.views.leasing_networks() {
+        networks.entry(network).or_default();
+    }
+    for (network, seen) in &mut networks {
+        seen.serves = ctx.views.agent_serves(network);
+    }
+    ctx.metrics.leasing.records.reset();
+    for (state, count) in &states {
+        ctx.metrics.leasing.records.with_label_values(&[state]).set(*count);
+    }
+    networks
+}
+
+struct Series<'a>(&'a Context);
+
+impl Drop for Series<'_> {
+    fn drop(&mut self) {
+        self.0.metrics.leasing.records.reset();
+        self.0.metrics.leasing.agents.reset();
+        self.0.metrics.leasing.overdue.reset();
+    }
+}

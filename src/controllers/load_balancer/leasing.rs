@@ -1,0 +1,249 @@
+//! Addresses that the host leases: the record by which an agent does, made, kept and left, and
+//! what it says read once more before a new address is published.
+//!
+//! The record exists before anybody asks the DHCP server, and an address is in it before it is
+//! published here. When a LoadBalancer goes, its Service is gone before its record is left.
+
+use std::time::Duration;
+
+use chrono::Utc;
+use kube::{Api, Resource, ResourceExt};
+
+use super::{Context, Error};
+use crate::api::{DHCPLease, LoadBalancer};
+use crate::domain::facts;
+use crate::domain::leasing::{self, Lease, Other, Pool, Seen, Step, World};
+use crate::domain::plan::Finding;
+use crate::domain::reason::{self, NoLease};
+use crate::k8s::{CallError, call};
+
+/// How often a decision is repeated for a record that keeps changing under it.
+const REPETITIONS: usize = 5;
+
+/// What there is to say of a LoadBalancer whose address comes from a DHCP server. `None`: what
+/// must be known for that is not known yet; seeing it leads here again.
+pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Finding>, Error> {
+    let views = &ctx.shared.views;
+    let (Some(cluster), true) = (views.cluster_id(), views.leasing_synced()) else {
+        return Ok(None);
+    };
+    let name = facts::name(lb);
+    let network = facts::requirement(lb, &views.around(lb)).network;
+    let mut record = views.record(&name).map(|record| record.as_ref().clone());
+    let mut fresh = false;
+    for _ in 0..REPETITIONS {
+        let where_ = record.as_ref().map_or(&network, |record| &record.spec.network);
+        let agent = views.agent_serves(where_);
+        let seen = Seen {
+            lb,
+            network: &network,
+            record: record.as_ref(),
+            agent,
+            now: Utc::now().fixed_offset(),
+        };
+        let written = match leasing::step(&seen) {
+            Step::Guest(why) => return Ok(Some(Finding::Guest(why))),
+            Step::Wait(why) => return Ok(Some(Finding::Host(Err(why)))),
+            Step::Take(lease) => {
+                // A view may be older than the end of the address.
+                if fresh || facts::leased(lb) == Some(lease.ip) {
+                    return Ok(Some(Finding::Host(unless_in_the_way(lb, lease, ctx))));
+                }
+                None
+            }
+            Step::Create => {
+                let new = leasing::record(lb, &cluster, &network);
+                Some(Box::pin(ctx.shared.writer.create_record(&new)).await)
+            }
+            Step::Keep => {
+                let Some(record) = &record else { return Ok(None) };
+                let patch = leasing::release_after(record, None);
+                Some(Box::pin(ctx.shared.writer.patch_record(record, &patch)).await)
+            }
+        };
+        match written {
+            Some(Ok(now)) => {
+                record = Some(now);
+                fresh = true;
+                continue;
+            }
+            Some(Err(CallError::NotFound)) if record.is_none() => {
+                let why = "the kind is not served: install its CustomResourceDefinition".to_owned();
+                return Ok(Some(Finding::Host(Err(NoLease::Refused(why)))));
+            }
+            Some(Err(CallError::Conflict | CallError::NotFound)) | None => {}
+            Some(Err(error)) => match error.refusal() {
+                Some(why) => {
+                    let why = NoLease::Refused(why.to_owned());
+                    return Ok(Some(Finding::Host(Err(why))));
+                }
+                None => return Err(error.into()),
+            },
+        }
+        record = current(lb, ctx).await?;
+        fresh = true;
+    }
+    Err(CallError::Conflict.into())
+}
+
+/// The record as the server has it.
+async fn current(lb: &LoadBalancer, ctx: &Context) -> Result<Option<DHCPLease>, CallError> {
+    let namespace = lb.namespace().unwrap_or_default();
+    let api: Api<DHCPLease> = Api::namespaced(ctx.shared.client.clone(), &namespace);
+    match Box::pin(call(api.get(&lb.name_any()))).await {
+        Ok(record) => Ok(Some(record)),
+        Err(CallError::NotFound) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn unless_in_the_way(lb: &LoadBalancer, lease: Lease, ctx: &Context) -> Result<Lease, NoLease> {
+    match leasing::obstacle(&lease, &world(lb, &lease, ctx)) {
+        Some(why) => Err(NoLease::Unusable(why)),
+        None => Ok(lease),
+    }
+}
+
+/// Everything around an address, as far as is seen.
+fn world(lb: &LoadBalancer, lease: &Lease, ctx: &Context) -> World {
+    let views = &ctx.shared.views;
+    let address = lease.ip.to_string();
+    let age = |meta: &kube::core::ObjectMeta| {
+        let created = meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
+        (created, meta.namespace.clone(), meta.name.clone())
+    };
+    let mine = (age(lb.meta()), facts::name(lb));
+    let older = |meta| age(meta) < mine.0;
+    let pools = views.pools();
+    let has_it = |other: &LoadBalancer| {
+        let allocated = other.status.as_ref().and_then(|s| s.allocated_address.as_ref());
+        allocated.and_then(|a| a.ip.as_ref()) == Some(&address) && facts::name(other) != mine.1
+    };
+    let published = views.load_balancers.state_filter(has_it);
+    let mut others: Vec<Other> = published
+        .iter()
+        .map(|other| {
+            let claim = facts::published(other);
+            let pool = claim.as_ref().and_then(|c| pools.iter().find(|pool| pool.name == c.pool));
+            let network = match (pool, views.record(&facts::name(other))) {
+                (Some(pool), _) if pool.selector.is_global() => None,
+                (Some(pool), _) => Some(pool.selector.network().to_owned()),
+                (None, Some(record)) => Some(record.spec.network.clone()),
+                (None, None) => Some(facts::requirement(other, &views.around(other)).network),
+            };
+            Other {
+                segment: network.map(|network| views.segment(&network)),
+                by_pool: claim.is_some(),
+                publishes: true,
+                older: older(other.meta()),
+            }
+        })
+        .collect();
+    let recorded = views.records.state_filter(|record| {
+        let status = record.status.as_ref();
+        status.and_then(|status| status.address.as_ref()) == Some(&address)
+            && facts::name(lb) != record_name(record)
+    });
+    others.extend(recorded.iter().map(|record| Other {
+        segment: Some(views.segment(&record.spec.network)),
+        by_pool: false,
+        publishes: false,
+        older: older(record.meta()),
+    }));
+    World {
+        segment: views.segment(&lease.network),
+        pools: pools
+            .into_iter()
+            .map(|facts| Pool { segment: views.segment(facts.selector.network()), facts })
+            .collect(),
+        others,
+        is_node: views.is_node_address(lease.ip.into()),
+        published: facts::leased(lb) == Some(lease.ip),
+    }
+}
+
+fn record_name(record: &DHCPLease) -> String {
+    format!("{}/{}", record.namespace().unwrap_or_default(), record.name_any())
+}
+
+/// The LoadBalancer is being deleted and nothing asks for its address any more: the record is to
+/// be given back unless it comes again.
+pub(super) async fn leave(lb: &LoadBalancer, ctx: &Context) -> Result<(), Error> {
+    if facts::wants_pool(lb) {
+        return Ok(());
+    }
+    let mut record = ctx.shared.views.record(&facts::name(lb)).map(|r| r.as_ref().clone());
+    for _ in 0..REPETITIONS {
+        let Some(left) = record.filter(|r| r.spec.release_after.is_none()) else { return Ok(()) };
+        if left.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        let patch = leasing::release_after(
+            &left,
+            Some(Utc::now().fixed_offset() + ctx.shared.release_grace),
+        );
+        match Box::pin(ctx.shared.writer.patch_record(&left, &patch)).await {
+            Ok(_) => return Ok(()),
+            Err(CallError::Conflict | CallError::NotFound) => {}
+            Err(error) => return Err(error.into()),
+        }
+        record = current(lb, ctx).await?;
+    }
+    Err(CallError::Conflict.into())
+}
+
+/// For how long the published address is good unless it is renewed. An agent that has fallen
+/// silent ends it by the clock.
+pub(super) fn ends_in(lb: &LoadBalancer, ctx: &Context) -> Option<Duration> {
+    if facts::wants_pool(lb) {
+        return None;
+    }
+    let record = ctx.shared.views.record(&facts::name(lb))?;
+    let left = leasing::ends(&record)? - Utc::now().fixed_offset();
+    // What is over was decided on.
+    left.to_std().ok().map(|left| left + Duration::from_millis(10))
+}
+
+/// After a write was accepted.
+pub(super) fn published(
+    lb: &LoadBalancer,
+    lease: Result<&Lease, &NoLease>,
+    before: Option<&str>,
+    ctx: &Context,
+) {
+    let shared = &ctx.shared;
+    let (object, name) = (lb.object_ref(&()), facts::name(lb));
+    match lease {
+        Ok(Lease { ip, network, .. }) => {
+            shared.metrics.addressed(&lb.uid().unwrap_or_default());
+            let ip = ip.to_string();
+            match before {
+                Some(before) if before == ip => {}
+                Some(before) => {
+                    tracing::warn!(lb = name, before, ip, network, "leased address changed");
+                    let note = format!(
+                        "the DHCP server of network {network} gave {ip} instead of {before}"
+                    );
+                    shared.events.warning(object, "AddressChanged", note);
+                    shared.metrics.leasing.changes.with_label_values(&["moved"]).inc();
+                }
+                None => {
+                    tracing::info!(lb = name, ip, network, "leased address published");
+                    let note = format!("{ip} from the DHCP server of network {network}");
+                    shared.events.normal(object, reason::LEASED, note);
+                    shared.metrics.leasing.changes.with_label_values(&["published"]).inc();
+                }
+            }
+        }
+        Err(why) => {
+            tracing::info!(lb = name, reason = why.reason(), "no leased address");
+            if before.is_some() {
+                shared.metrics.leasing.changes.with_label_values(&["withdrawn"]).inc();
+            }
+            // Every address takes a moment.
+            if !matches!(why, NoLease::Pending { .. } | NoLease::Returning) {
+                shared.events.warning(object, why.reason(), why.message());
+            }
+        }
+    }
+}

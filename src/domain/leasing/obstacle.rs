@@ -1,0 +1,101 @@
+//! Why a leased address may not be published: somebody else has it, or may be given it.
+//!
+//! Networks count as one by bridge and VLAN, as pools do. An address that is published already is
+//! not taken away because a pool grew over it; one that a pool gave to another is.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use super::Lease;
+use crate::domain::conflict::{PoolFacts, Segment};
+use crate::domain::ranges::Ranges;
+
+/// An IPPool, and where its addresses are seen.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    /// What it wants.
+    pub facts: Arc<PoolFacts>,
+    /// Where.
+    pub segment: Segment,
+}
+
+/// Another LoadBalancer that has the same address, on whatever network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Other {
+    /// Where its address is seen. `None`: everywhere.
+    pub segment: Option<Segment>,
+    /// Whether a pool gave it.
+    pub by_pool: bool,
+    /// Whether it publishes the address; else it is only recorded for it.
+    pub publishes: bool,
+    /// Whether it is older.
+    pub older: bool,
+}
+
+/// What is around a leased address.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// Where it was leased.
+    pub segment: Segment,
+    /// All pools.
+    pub pools: Vec<Pool>,
+    /// Whoever else has the address.
+    pub others: Vec<Other>,
+    /// Whether it is a node's own.
+    pub is_node: bool,
+    /// Whether the LoadBalancer publishes it already.
+    pub published: bool,
+}
+
+/// Why the address may not be published. Names of other tenants' objects are not told.
+pub fn obstacle(lease: &Lease, world: &World) -> Option<String> {
+    let ip: Ipv4Addr = lease.ip;
+    let held = |other: &&Other| {
+        let meets = other.segment.as_ref().is_none_or(|segment| meets(segment, &world.segment));
+        let first = match (other.by_pool, other.publishes, world.published) {
+            (true, _, _) => true,
+            (false, theirs, ours) if theirs != ours => theirs,
+            _ => other.older,
+        };
+        meets && first
+    };
+    if world.others.iter().any(|other| held(&other)) {
+        return Some(format!("{ip} is the address of another LoadBalancer"));
+    }
+    if world.is_node {
+        return Some(format!("{ip} is a node's own address"));
+    }
+    if lease.gateway == Some(ip) {
+        return Some(format!("{ip} is the gateway of its own subnet"));
+    }
+    if world.published {
+        return None;
+    }
+    if world.segment == Segment::Unlisted {
+        return Some(format!(
+            "which networks there are is not known yet, nor whether an IPPool has {ip}"
+        ));
+    }
+    world.pools.iter().find_map(|pool| in_pool(ip, pool, &world.segment))
+}
+
+fn in_pool(ip: Ipv4Addr, pool: &Pool, segment: &Segment) -> Option<String> {
+    let Pool { facts, segment: theirs } = pool;
+    if !facts.selector.is_global() && !meets(theirs, segment) {
+        return None;
+    }
+    let ranges = facts.ranges.as_ref()?;
+    let ip = IpAddr::V4(ip);
+    let is_gateway = |ranges: &Ranges| ranges.gateways().any(|gateway| gateway == ip);
+    if ranges.find(ip).is_some() {
+        let name = &facts.name;
+        return Some(format!(
+            "{ip} is in the ranges of IPPool {name}: exclude it there, or have the DHCP server give out others"
+        ));
+    }
+    is_gateway(ranges).then(|| format!("{ip} is the gateway of IPPool {}", facts.name))
+}
+
+fn meets(a: &Segment, b: &Segment) -> bool {
+    a == b || [a, b].contains(&&Segment::Unlisted)
+}

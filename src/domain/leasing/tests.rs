@@ -1,0 +1,377 @@
+//! Who leases, what becomes of records, and which addresses are kept back.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::api::{
+    AllocatedAddress, Condition, DHCPLeaseStatus, IPPoolSpec, Ipam, LB_FINALIZER,
+    LoadBalancerStatus, Range,
+};
+use crate::domain::conflict::{PoolFacts, Segment};
+
+const NETWORK: &str = "default/vlan7";
+const NOW: i64 = 1_800_000_000;
+
+fn at(seconds: i64) -> DateTime<FixedOffset> {
+    DateTime::from_timestamp(NOW + seconds, 0).unwrap().fixed_offset()
+}
+
+fn lb() -> LoadBalancer {
+    let mut lb = LoadBalancer::default();
+    lb.metadata.name = Some("web".into());
+    lb.metadata.namespace = Some("default".into());
+    lb.spec.ipam = Some(Ipam::Dhcp);
+    lb
+}
+
+fn chosen(choice: &str) -> LoadBalancer {
+    let mut lb = lb();
+    lb.metadata.annotations = Some([(ANNOTATION_DHCP.to_owned(), choice.to_owned())].into());
+    lb
+}
+
+fn publishing(mut lb: LoadBalancer, ip: &str) -> LoadBalancer {
+    let allocated = AllocatedAddress { ip: Some(ip.to_owned()), ..AllocatedAddress::default() };
+    lb.status =
+        Some(LoadBalancerStatus { allocated_address: Some(allocated), ..Default::default() });
+    lb
+}
+
+/// Leased for an hour, unless `address` is none.
+fn leased(address: Option<&str>) -> DHCPLease {
+    let mut record = record(&lb(), "cluster", NETWORK);
+    record.status = Some(DHCPLeaseStatus {
+        state: Some(address.map_or(LeaseState::Selecting, |_| LeaseState::Bound)),
+        address: address.map(str::to_owned),
+        prefix_length: Some(24),
+        gateway: Some("10.7.0.1".into()),
+        expires_at: address.map(|_| at(3600).to_rfc3339()),
+        ..DHCPLeaseStatus::default()
+    });
+    record
+}
+
+fn status(record: &mut DHCPLease) -> &mut DHCPLeaseStatus {
+    record.status.as_mut().unwrap()
+}
+
+fn said(lb: &LoadBalancer, record: Option<&DHCPLease>, agent: bool) -> Step {
+    step(&Seen { lb, network: NETWORK, record, agent, now: at(0) })
+}
+
+fn waits(step: &Step) -> &'static str {
+    let Step::Wait(why) = step else { panic!("{step:?}") };
+    assert!(crate::domain::reason::is_ours(why.reason()));
+    why.reason()
+}
+
+#[test]
+fn a_network_with_an_agent_is_the_hosts() {
+    assert_eq!(said(&lb(), None, true), Step::Create);
+    let Step::Guest(Some(why)) = said(&lb(), None, false) else { panic!() };
+    assert!(why.contains(NETWORK), "{why}");
+    let nowhere = Seen { lb: &lb(), network: "", record: None, agent: true, now: at(0) };
+    assert!(matches!(step(&nowhere), Step::Guest(Some(_))), "no network has no agent");
+}
+
+#[test]
+fn the_annotation_chooses() {
+    assert!(matches!(said(&chosen("guest"), None, true), Step::Guest(Some(_))));
+    assert!(matches!(said(&chosen("guest"), Some(&leased(None)), true), Step::Guest(Some(_))));
+    assert_eq!(waits(&said(&chosen("host"), None, false)), "NoDHCPAgent");
+    assert_eq!(said(&chosen("host"), None, true), Step::Create);
+    assert_eq!(said(&chosen(""), None, true), Step::Create);
+    for wrong in ["Host", "ipv6", "true"] {
+        assert_eq!(waits(&said(&chosen(wrong), None, true)), "InvalidAnnotation");
+        assert!(choice(&chosen(wrong)).unwrap_err().contains(wrong));
+    }
+}
+
+/// Who leases is settled with the first address.
+#[test]
+fn whoever_leases_goes_on() {
+    for choice in ["", "guest", "host", "nonsense"] {
+        let guests = publishing(chosen(choice), "0.0.0.0");
+        assert_eq!(said(&guests, None, true), Step::Guest(None), "{choice}");
+    }
+    for choice in ["", "guest", "host", "nonsense"] {
+        let hosts = publishing(chosen(choice), "10.7.0.9");
+        let step = said(&hosts, Some(&leased(Some("10.7.0.9"))), false);
+        assert!(matches!(step, Step::Take(_)), "{choice}: {step:?}");
+    }
+    // With the agent gone and its record, it does not begin to lease for itself.
+    assert_eq!(waits(&said(&publishing(lb(), "10.7.0.9"), None, false)), "NoDHCPAgent");
+    // A record that is to be given back is not the guest's; one that is not, is what counts.
+    let mut left = leased(Some("10.7.0.9"));
+    let guests = publishing(lb(), "0.0.0.0");
+    assert!(matches!(said(&guests, Some(&left), true), Step::Take(_)), "an edited status");
+    left.spec.release_after = Some(at(60).to_rfc3339());
+    assert_eq!(said(&guests, Some(&left), true), Step::Guest(None));
+}
+
+#[test]
+fn an_address_is_taken_while_it_may_be_used() {
+    let Step::Take(lease) = said(&lb(), Some(&leased(Some("10.7.0.9"))), true) else { panic!() };
+    assert_eq!(lease.mask, Some("255.255.255.0".parse().unwrap()));
+    assert_eq!(lease.gateway, Some("10.7.0.1".parse().unwrap()));
+    let told = |change: &dyn Fn(&mut DHCPLeaseStatus)| {
+        let mut record = leased(Some("10.7.0.9"));
+        change(status(&mut record));
+        said(&lb(), Some(&record), true)
+    };
+    assert!(matches!(told(&|s| s.expires_at = None), Step::Take(_)), "for ever");
+    for state in [LeaseState::Renewing, LeaseState::Rebinding, LeaseState::Rebooting] {
+        assert!(matches!(told(&|s| s.state = Some(state)), Step::Take(_)), "{state:?}");
+    }
+    let bad: [&dyn Fn(&mut DHCPLeaseStatus); 8] = [
+        &|s| s.expires_at = Some(at(0).to_rfc3339()),
+        &|s| s.expires_at = Some("tomorrow".into()),
+        &|s| s.address = None,
+        &|s| s.address = Some("fd00::1".into()),
+        &|s| s.address = Some("0.0.0.0".into()),
+        &|s| s.address = Some("255.255.255.255".into()),
+        &|s| s.address = Some("127.0.0.1".into()),
+        &|s| s.state = Some(LeaseState::Released),
+    ];
+    for (i, change) in bad.into_iter().enumerate() {
+        assert_eq!(waits(&told(change)), "DHCPPending", "{i}");
+    }
+    assert_eq!(waits(&told(&|s| s.state = Some(LeaseState::Lost))), "DHCPLeaseLost");
+}
+
+/// The reason stays while the address is away: an alert rests on it.
+#[test]
+fn what_was_lost_is_not_just_late() {
+    let none = leased(None);
+    assert_eq!(waits(&said(&lb(), Some(&none), true)), "DHCPPending");
+    assert_eq!(waits(&said(&lb(), Some(&none), false)), "NoDHCPAgent");
+    let mut lost = publishing(lb(), "10.7.0.9");
+    let Step::Wait(why) = said(&lost, Some(&none), true) else { panic!() };
+    assert_eq!(why.reason(), "DHCPLeaseLost");
+    let status = lost.status.as_mut().unwrap();
+    status.allocated_address = None;
+    status.conditions = vec![Condition {
+        type_: READY.to_owned(),
+        reason: Some(why.reason().to_owned()),
+        ..Condition::default()
+    }];
+    assert_eq!(waits(&said(&lost, Some(&none), true)), "DHCPLeaseLost");
+    assert!(matches!(said(&lost, Some(&leased(Some("10.7.0.9"))), true), Step::Take(_)));
+}
+
+#[test]
+fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
+    let mut record = leased(Some("10.7.0.9"));
+    record.spec.release_after = Some(at(60).to_rfc3339());
+    assert_eq!(said(&lb(), Some(&record), true), Step::Keep);
+    assert_eq!(release_after(&record, None)["spec"]["releaseAfter"], Value::Null);
+    let elsewhere = Seen {
+        lb: &lb(),
+        network: "default/other",
+        record: Some(&record),
+        agent: true,
+        now: at(0),
+    };
+    assert_eq!(waits(&step(&elsewhere)), "DHCPReturning");
+    let published = publishing(lb(), "10.7.0.9");
+    record.spec.release_after = None;
+    let moved = Seen {
+        lb: &published,
+        network: "default/other",
+        record: Some(&record),
+        agent: true,
+        now: at(0),
+    };
+    assert!(matches!(step(&moved), Step::Take(_)), "an address in use stays");
+    record.metadata.deletion_timestamp = deletion();
+    assert_eq!(waits(&said(&published, Some(&record), true)), "DHCPReturning");
+}
+
+fn deletion<T: serde::de::DeserializeOwned>() -> Option<T> {
+    serde_json::from_value(json!("2026-01-01T00:00:00Z")).ok()
+}
+
+const GRACE: Duration = Duration::from_secs(120);
+
+fn kept(record: &DHCPLease, lb: Option<&LoadBalancer>, agent: bool) -> Keeping {
+    keep(record, lb, NETWORK, agent, GRACE, at(0))
+}
+
+#[test]
+fn a_record_without_a_load_balancer_is_kept_for_a_while() {
+    let mut record = leased(Some("10.7.0.9"));
+    assert_eq!(kept(&record, Some(&lb()), true), Keeping::Nothing);
+    assert_eq!(kept(&record, None, true), Keeping::Leave(at(120)));
+    record.spec.release_after = Some(at(30).to_rfc3339());
+    assert_eq!(kept(&record, None, true), Keeping::Later(Duration::from_secs(30)));
+    assert_eq!(kept(&record, Some(&lb()), true), Keeping::Nothing, "it is back");
+    record.spec.release_after = Some(at(0).to_rfc3339());
+    assert_eq!(kept(&record, None, true), Keeping::Delete);
+    assert_eq!(kept(&record, Some(&lb()), true), Keeping::Nothing, "back at the last moment");
+    let mut leaving = lb();
+    leaving.metadata.deletion_timestamp = deletion();
+    leaving.metadata.finalizers = Some(vec![LB_FINALIZER.to_owned()]);
+    assert_eq!(kept(&record, Some(&leaving), true), Keeping::Nothing, "its Service goes first");
+}
+
+#[test]
+fn a_load_balancer_that_does_without_leaves_its_record_at_once() {
+    let record = leased(Some("10.7.0.9"));
+    let mut pool = lb();
+    pool.spec.ipam = None;
+    for lb in [chosen("guest"), pool] {
+        assert_eq!(kept(&record, Some(&lb), true), Keeping::Delete);
+    }
+    let mut left = record.clone();
+    left.spec.release_after = Some(at(60).to_rfc3339());
+    for record in [&record, &left] {
+        let elsewhere = keep(record, Some(&lb()), "default/other", true, GRACE, at(0));
+        assert_eq!(elsewhere, Keeping::Delete, "it need not wait for its time");
+    }
+    let elsewhere =
+        keep(&record, Some(&publishing(lb(), "10.7.0.9")), "default/other", true, GRACE, at(0));
+    assert_eq!(elsewhere, Keeping::Nothing);
+}
+
+#[test]
+fn a_deleted_record_is_its_agents_or_over_by_the_clock() {
+    let mut record = leased(Some("10.7.0.9"));
+    record.metadata.deletion_timestamp = deletion();
+    assert_eq!(kept(&record, None, true), Keeping::Nothing);
+    assert_eq!(kept(&record, None, false), Keeping::Later(Duration::from_hours(1)));
+    status(&mut record).expires_at = None;
+    assert_eq!(kept(&record, None, false), Keeping::Nothing, "for ever");
+    status(&mut record).expires_at = Some(at(0).to_rfc3339());
+    assert_eq!(kept(&record, None, false), Keeping::Forget);
+    assert_eq!(kept(&record, None, true), Keeping::Nothing);
+    record.status = None;
+    assert_eq!(kept(&record, None, false), Keeping::Forget, "it never had an address");
+    let patch = without_finalizer(&record).unwrap();
+    assert_eq!(patch["metadata"]["finalizers"], json!([]));
+    record.metadata.finalizers = Some(vec!["other".into()]);
+    assert_eq!(kept(&record, None, false), Keeping::Nothing);
+}
+
+#[test]
+fn an_agent_is_there_while_its_lease_is_renewed() {
+    let held = Holding {
+        holder: "agent".into(),
+        duration: Duration::from_secs(15),
+        renewed: Some(at(0)),
+        version: "1".into(),
+    };
+    assert!(serves(&held, Duration::from_secs(14)));
+    assert!(!serves(&held, Duration::from_secs(15)));
+    assert!(!serves(&Holding { holder: String::new(), ..held.clone() }, Duration::ZERO));
+    assert!(!is_left_behind(&held, at(75)), "clocks may be a minute apart");
+    assert!(is_left_behind(&held, at(76)));
+    assert!(!is_left_behind(&Holding { renewed: None, ..held }, at(1_000_000)));
+}
+
+#[test]
+fn what_nobody_renews_is_overdue() {
+    let mut record = leased(Some("10.7.0.9"));
+    assert!(!is_overdue(&record, at(3599)), "for how long is not known");
+    status(&mut record).lease_seconds = Some(3600);
+    assert!(!is_overdue(&record, at(3150)));
+    assert!(is_overdue(&record, at(3151)));
+    status(&mut record).expires_at = None;
+    assert!(!is_overdue(&record, at(1_000_000)), "for ever");
+    assert!(!is_overdue(&leased(None), at(1_000_000)));
+}
+
+fn vlan(vlan: u16) -> Segment {
+    Segment::Vlan("br".into(), vlan)
+}
+
+fn lease(ip: &str) -> Lease {
+    let gateway = Some("10.7.0.1".parse().unwrap());
+    Lease { ip: ip.parse().unwrap(), mask: None, gateway, network: NETWORK.into() }
+}
+
+fn world() -> World {
+    World {
+        segment: vlan(7),
+        pools: Vec::new(),
+        others: Vec::new(),
+        is_node: false,
+        published: false,
+    }
+}
+
+fn pool(network: &str, segment: Segment, global: bool) -> Pool {
+    let range = Range {
+        subnet: "10.7.0.0/24".into(),
+        range_start: Some("10.7.0.100".into()),
+        range_end: Some("10.7.0.199".into()),
+        gateway: Some("10.7.0.254".into()),
+        ..Range::default()
+    };
+    let mut spec = IPPoolSpec { ranges: vec![range], ..IPPoolSpec::default() };
+    spec.selector =
+        Some(crate::api::Selector { network: Some(network.into()), ..Default::default() });
+    Pool { facts: Arc::new(PoolFacts::new("p", 0, &spec, global)), segment }
+}
+
+#[test]
+fn what_a_pool_may_give_out_is_not_published() {
+    let with = |pool, ip: &str| obstacle(&lease(ip), &World { pools: vec![pool], ..world() });
+    for pool in
+        [pool("x", vlan(7), false), pool("", vlan(9), true), pool("x", Segment::Unlisted, false)]
+    {
+        assert!(with(pool.clone(), "10.7.0.150").unwrap().contains("IPPool p"));
+        assert!(with(pool.clone(), "10.7.0.254").unwrap().contains("gateway"));
+        assert_eq!(with(pool.clone(), "10.7.0.99"), None);
+        // What is in use stays.
+        let published = World { pools: vec![pool], published: true, ..world() };
+        assert_eq!(obstacle(&lease("10.7.0.150"), &published), None);
+    }
+    assert_eq!(with(pool("x", vlan(8), false), "10.7.0.150"), None, "another segment");
+    let unlisted = World { segment: Segment::Unlisted, ..world() };
+    assert!(obstacle(&lease("10.7.0.9"), &unlisted).is_some());
+}
+
+#[test]
+fn gateways_and_nodes_are_not_published() {
+    assert!(obstacle(&lease("10.7.0.1"), &world()).is_some());
+    let node = World { is_node: true, published: true, ..world() };
+    assert!(obstacle(&lease("10.7.0.9"), &node).is_some());
+    assert_eq!(obstacle(&lease("10.7.0.9"), &world()), None);
+}
+
+/// Of two, exactly one publishes, and one that a pool gave its address to is always it.
+#[test]
+fn an_address_is_published_for_one() {
+    let other =
+        |by_pool, publishes, older| Other { segment: Some(vlan(7)), by_pool, publishes, older };
+    for (mine, theirs, older) in [
+        (false, false, false),
+        (false, false, true),
+        (true, false, true),
+        (false, true, true),
+        (true, true, true),
+        (true, true, false),
+    ] {
+        let me = World { published: mine, others: vec![other(false, theirs, older)], ..world() };
+        let them = World { published: theirs, others: vec![other(false, mine, !older)], ..world() };
+        let kept_back = |world| obstacle(&lease("10.7.0.9"), world).is_some();
+        assert_ne!(kept_back(&me), kept_back(&them), "{mine} {theirs} {older}");
+        let by_pool = World { others: vec![other(true, true, false)], ..me.clone() };
+        assert!(kept_back(&by_pool));
+    }
+    let elsewhere = Other { segment: Some(vlan(8)), ..other(true, true, true) };
+    assert_eq!(obstacle(&lease("10.7.0.9"), &World { others: vec![elsewhere], ..world() }), None);
+}
+
+#[test]
+fn a_record_says_who_asks_before_anybody_does() {
+    let record = record(&lb(), "cluster", NETWORK);
+    assert_eq!(record.metadata.name.as_deref(), Some("web"));
+    assert_eq!(record.metadata.namespace.as_deref(), Some("default"));
+    assert_eq!(record.metadata.finalizers.as_deref(), Some(&[DHCP_FINALIZER.to_owned()][..]));
+    let Identity { mac, client_id, .. } = Identity::derive("cluster", NETWORK, "default", "web");
+    assert_eq!(record.spec.mac_address, mac.to_string());
+    assert_eq!(record.spec.client_id, client_id.to_string());
+    assert_eq!((record.spec.network.as_str(), record.spec.hostname.as_str()), (NETWORK, "web"));
+    assert_eq!(record.status, None);
+}

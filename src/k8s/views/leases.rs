@@ -1,0 +1,233 @@
+//! The views of DHCPLeases, and of who leases: the Leases that networks' agents hold.
+//!
+//! An agent serves its network while its Lease is seen to be renewed; its clock is not compared
+//! with ours, but for a Lease that has plainly been left behind.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::core::Status;
+use kube::{Api, Resource, ResourceExt};
+use kube_runtime::reflector::{ObjectRef, store::Writer};
+use kube_runtime::watcher::{Config, Event};
+
+use super::{Informer, Part, Signal, Views, lock};
+use crate::api::{DHCPLease, LoadBalancer};
+use crate::domain::dhcp::{AGENT_PREFIX, agent_name};
+use crate::domain::facts;
+use crate::domain::leasing::{self, Holding};
+use crate::k8s::guard::Guard;
+use crate::k8s::informer;
+
+/// What records and agents are known by.
+const LEASING: u16 = Part::Records as u16 | Part::Agents as u16;
+
+/// An agent's Lease, as last seen.
+pub(super) struct Agent {
+    holding: Holding,
+    /// When that was news. `None`: it was old already.
+    since: Option<Instant>,
+}
+
+impl Agent {
+    fn serves(&self, now: Instant) -> bool {
+        self.since.is_some_and(|since| leasing::serves(&self.holding, now - since))
+    }
+}
+
+impl Views {
+    /// Whether records and agents were listed once, or cannot be.
+    pub fn leasing_synced(&self) -> bool {
+        *self.synced.borrow() & LEASING == LEASING
+    }
+
+    /// The record of a LoadBalancer, by `namespace/name`.
+    pub fn record(&self, lb: &str) -> Option<Arc<DHCPLease>> {
+        let (namespace, name) = lb.split_once('/')?;
+        self.records.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Whether a network's agent is there. Of one that is not there, the last word counts for as
+    /// long as its Lease says.
+    pub fn agent_serves(&self, network: &str) -> bool {
+        lock(&self.agents)
+            .get(&agent_name(network))
+            .is_some_and(|agent| agent.serves(Instant::now()))
+    }
+
+    /// The UID of the namespace kube-system, by which this cluster is told from others.
+    pub fn cluster_id(&self) -> Option<String> {
+        lock(&self.cluster).clone()
+    }
+
+    /// Networks on which LoadBalancers without address wait for the host to lease one.
+    pub fn leasing_networks(&self) -> HashSet<String> {
+        let waits = |lb: &LoadBalancer| !facts::wants_pool(lb) && !facts::has_address(lb);
+        let waiting = self.load_balancers.state_filter(waits);
+        let network = |lb: Arc<LoadBalancer>| facts::requirement(&lb, &self.around(&lb)).network;
+        waiting.into_iter().map(network).filter(|network| !network.is_empty()).collect()
+    }
+
+    /// Whoever is leased for on a network must be looked at, and its record.
+    pub fn tell_network(&self, network: &str) {
+        let on_it = |record: &DHCPLease| record.spec.network == network;
+        let records = self.records.state_filter(on_it);
+        self.tell_lbs(records.iter().map(|record| key(record.as_ref())));
+        let waits = |lb: &LoadBalancer| {
+            !facts::wants_pool(lb)
+                && !facts::has_address(lb)
+                && facts::requirement(lb, &self.around(lb)).network == network
+        };
+        let waiting = self.load_balancers.state_filter(waits);
+        self.tell_lbs(waiting.iter().map(|lb| key(lb.as_ref())));
+    }
+
+    /// Whoever may be leased for must be looked at.
+    fn tell_leased(&self) {
+        for lb in self.load_balancers.state_filter(|lb| !facts::wants_pool(lb)) {
+            self.tell(Signal::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
+        }
+    }
+}
+
+/// Whether a list that is refused so says that there is nothing to be seen here: the kind is not
+/// served, or a role is older than this program.
+fn is_out_of_reach(status: &Status) -> bool {
+    matches!(status.code, 403 | 404)
+}
+
+pub(super) async fn watch_records(at: Informer, mut writer: Writer<DHCPLease>) {
+    let Informer { client, views, metrics, .. } = at.clone();
+    let mut listed: HashSet<String> = HashSet::new();
+    let api = Api::<Guard<DHCPLease>>::all(client);
+    let on_event = |event: Event<Guard<DHCPLease>>| match event {
+        Event::Init => {
+            listed.clear();
+            writer.apply_watcher_event(&Event::Init);
+        }
+        Event::InitApply(record) => {
+            listed.insert(key(&record));
+            if let Some(record) = readable(record, &at) {
+                writer.apply_watcher_event(&Event::InitApply(record));
+            }
+        }
+        Event::InitDone => {
+            let before = views.records.state();
+            writer.apply_watcher_event(&Event::InitDone);
+            let gone = before.iter().map(|record| key(record.as_ref()));
+            views.tell_lbs(gone.filter(|name| !listed.contains(name)));
+            views.tell_lbs(listed.drain());
+            at.done(Part::Records);
+            views.tell_leased();
+        }
+        Event::Apply(record) => {
+            let name = key(&record);
+            if let Some(record) = readable(record, &at) {
+                writer.apply_watcher_event(&Event::Apply(record));
+            }
+            views.tell_lbs([name]);
+        }
+        Event::Delete(record) => {
+            let name = key(&record);
+            if let Ok(record) = record.0 {
+                writer.apply_watcher_event(&Event::Delete(record));
+            }
+            views.tell_lbs([name]);
+        }
+    };
+    let refused = |status: &Status| {
+        if is_out_of_reach(status) && at.done(Part::Records) {
+            views.tell_leased();
+        }
+    };
+    informer::run_or_tell(api, Config::default(), "DHCPLease", &metrics, on_event, refused).await;
+}
+
+pub(super) async fn watch_agents(at: Informer, namespace: String) {
+    let Informer { client, views, metrics, .. } = at.clone();
+    let mut listed: HashSet<String> = HashSet::new();
+    let api = Api::<Lease>::namespaced(client, &namespace);
+    let on_event = |event: Event<Lease>| match event {
+        Event::Init => listed.clear(),
+        Event::InitApply(lease) => {
+            listed.insert(lease.name_any());
+            see(&views, &lease);
+        }
+        Event::InitDone => {
+            lock(&views.agents).retain(|name, _| listed.contains(name));
+            at.done(Part::Agents);
+            views.tell_leased();
+        }
+        Event::Apply(lease) => see(&views, &lease),
+        Event::Delete(lease) => drop(lock(&views.agents).remove(&lease.name_any())),
+    };
+    let refused = |status: &Status| {
+        if is_out_of_reach(status) && at.done(Part::Agents) {
+            views.tell_leased();
+        }
+    };
+    informer::run_or_tell(api, Config::default(), "Lease", &metrics, on_event, refused).await;
+}
+
+fn see(views: &Views, lease: &Lease) {
+    let name = lease.name_any();
+    if !name.starts_with(AGENT_PREFIX) {
+        return;
+    }
+    let holding = holding(lease);
+    let now = Instant::now();
+    let mut agents: std::sync::MutexGuard<'_, HashMap<String, Agent>> = lock(&views.agents);
+    match agents.get_mut(&name) {
+        Some(known) if known.holding == holding => {}
+        Some(known) => *known = Agent { holding, since: Some(now) },
+        None => {
+            let since =
+                Some(now).filter(|_| !leasing::is_left_behind(&holding, Utc::now().fixed_offset()));
+            agents.insert(name, Agent { holding, since });
+        }
+    }
+}
+
+fn holding(lease: &Lease) -> Holding {
+    let spec = lease.spec.clone().unwrap_or_default();
+    let seconds = spec.lease_duration_seconds.and_then(|s| u64::try_from(s).ok()).unwrap_or(0);
+    Holding {
+        holder: spec.holder_identity.unwrap_or_default(),
+        duration: Duration::from_secs(seconds),
+        renewed: spec
+            .renew_time
+            .and_then(|time| DateTime::from_timestamp(time.0.as_second(), 0))
+            .map(|time| time.fixed_offset()),
+        version: lease.metadata.resource_version.clone().unwrap_or_default(),
+    }
+}
+
+/// Drops what decisions do not need; one that does not fit the type is skipped.
+fn readable(record: Guard<DHCPLease>, at: &Informer) -> Option<DHCPLease> {
+    match record.0 {
+        Ok(mut record) => {
+            record.metadata.managed_fields = None;
+            Some(record)
+        }
+        Err(invalid) => {
+            at.metrics.unreadable.with_label_values(&["DHCPLease"]).inc();
+            let record = invalid.metadata.name.unwrap_or_default();
+            tracing::warn!(record, error = invalid.error, "this DHCPLease cannot be read");
+            None
+        }
+    }
+}
+
+fn key(object: &impl Resource) -> String {
+    let meta = object.meta();
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    format!("{}/{}", part(&meta.namespace), part(&meta.name))
+}
+
+/// The LoadBalancer whose record it is.
+pub fn lb_of(record: &DHCPLease) -> ObjectRef<LoadBalancer> {
+    ObjectRef::new(&record.name_any()).within(&record.namespace().unwrap_or_default())
+}

@@ -1,0 +1,46 @@
+//! Guarded writes of DHCPLeases: metadata and spec. The status is the agents'.
+
+use kube::Api;
+use kube::ResourceExt;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use serde_json::Value;
+
+use super::Writer;
+use crate::api::DHCPLease;
+use crate::k8s::{CallError, call};
+
+const RECORD: &str = "DHCPLease";
+
+impl Writer {
+    /// Creates a record. One of that name is a conflict.
+    pub async fn create_record(&self, record: &DHCPLease) -> Result<DHCPLease, CallError> {
+        self.check_leadership()?;
+        let api = self.records(record);
+        self.count(RECORD, call(api.create(&PostParams::default(), record)).await)
+    }
+
+    /// Patches a record. Returns what the server made of it.
+    pub async fn patch_record(
+        &self,
+        record: &DHCPLease,
+        patch: &Value,
+    ) -> Result<DHCPLease, CallError> {
+        self.check_leadership()?;
+        let patch = Patch::Merge(patch);
+        let (api, name) = (self.records(record), record.name_any());
+        self.count(RECORD, call(api.patch(&name, &PatchParams::default(), &patch)).await)
+    }
+
+    /// Deletes a record in this version.
+    pub async fn delete_record(&self, record: &DHCPLease) -> Result<(), CallError> {
+        self.check_leadership()?;
+        let only = Preconditions { uid: record.uid(), resource_version: record.resource_version() };
+        let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
+        let (api, name) = (self.records(record), record.name_any());
+        self.count(RECORD, call(api.delete(&name, &params)).await).map(drop)
+    }
+
+    fn records(&self, record: &DHCPLease) -> Api<DHCPLease> {
+        Api::namespaced(self.client.clone(), &record.namespace().unwrap_or_default())
+    }
+}

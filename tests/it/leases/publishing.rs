@@ -1,0 +1,189 @@
+//! From a record to a LoadBalancer: published, moved, lost, found again.
+
+use anyhow::{Result, ensure};
+use chrono::TimeDelta;
+use k8s_openapi::api::core::v1::Service;
+use kube::Api;
+use serde_json::json;
+use testbed::kubevirt::{Guest, Nic, Vm, create_node};
+use testbed::{Start, eventually};
+
+use super::{Agent, FINALIZER, NETWORK};
+use crate::support::{Cluster, SOON, address, ready};
+
+const LB_FINALIZER: &str = "wrangler.cattle.io/harvester-lb-controller";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_agent_leases_is_published_moved_withdrawn_and_published_again() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    let operator = cluster.operator().await?;
+    cluster.dhcp_lb("web", &[]).await?;
+    // Who asks is in the record before anybody asks.
+    let record = cluster.record("web").await?;
+    assert_eq!(record.spec.network, NETWORK);
+    assert_eq!(record.spec.hostname, "web");
+    assert_eq!(record.metadata.finalizers.as_deref(), Some(&[FINALIZER.to_owned()][..]));
+    assert_eq!(record.metadata.owner_references, None, "it outlives its LoadBalancer");
+    assert_eq!(record.status, None);
+    let message = cluster.withdrawn("web", "DHCPPending").await?;
+    assert!(message.contains(NETWORK), "{message}");
+
+    cluster.grant("web", "10.7.0.20").await?;
+    let lb = cluster.publishes("web", "10.7.0.20").await?;
+    let status = lb.status.clone().unwrap();
+    let allocated = status.allocated_address.unwrap();
+    assert_eq!(allocated.ip_pool, None);
+    assert_eq!(allocated.mask.as_deref(), Some("255.255.255.0"));
+    assert_eq!(allocated.gateway.as_deref(), Some("10.7.0.1"));
+    assert_eq!(status.address.as_deref(), Some("10.7.0.20"), "as for an address from a pool");
+    assert!(lb.metadata.finalizers.unwrap().contains(&LB_FINALIZER.to_owned()));
+    let told = ready(&cluster.lbs().get("web").await?);
+    assert_eq!((told.0.as_str(), told.1.as_str()), ("True", "Leased"), "{told:?}");
+
+    // The server gave another one: the record lost the first before.
+    cluster.take_away("web", "Selecting").await?;
+    let message = cluster.withdrawn("web", "DHCPLeaseLost").await?;
+    assert!(message.contains("another is asked for"), "{message}");
+    let lb = cluster.lbs().get("web").await?;
+    assert_eq!(lb.status.unwrap().address, None, "nobody is told to come there");
+    cluster.warned("web", "DHCPLeaseLost").await?;
+    cluster.grant("web", "10.7.0.21").await?;
+    cluster.publishes("web", "10.7.0.21").await?;
+    // Both at once, as a watch that was interrupted tells it.
+    cluster.grant("web", "10.7.0.22").await?;
+    let lb = cluster.publishes("web", "10.7.0.22").await?;
+    assert_eq!(lb.status.unwrap().address.as_deref(), Some("10.7.0.22"));
+    cluster.warned("web", "AddressChanged").await?;
+
+    for (change, count) in [("published", 2.0), ("moved", 1.0), ("withdrawn", 1.0)] {
+        let label = format!("change=\"{change}\"");
+        eventually(SOON, change, async || {
+            operator.metric("hgo_dhcp_address_changes_total", &[&label]).await.map(|n| n == count)
+        })
+        .await?;
+    }
+    eventually(SOON, "the agent in the metrics", async || {
+        let up = operator.metric("hgo_dhcp_agent_up", &["default/vlan7"]).await?;
+        let bound = operator.metric("hgo_dhcp_records", &["Bound"]).await?;
+        anyhow::Ok(up == 1.0 && bound == 1.0)
+    })
+    .await
+}
+
+/// A guest's cloud provider writes there what the guest announces.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_that_a_guest_tells_stays_its_own() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    let _operator = cluster.operator().await?;
+    cluster.dhcp_lb("web", &[]).await?;
+    cluster.grant("web", "10.7.0.20").await?;
+    cluster.publishes("web", "10.7.0.20").await?;
+    cluster.patch_lb("web", json!({"status": {"address": "192.168.1.1"}})).await?;
+    cluster.grant("web", "10.7.0.21").await?;
+    let lb = cluster.publishes("web", "10.7.0.21").await?;
+    assert_eq!(lb.status.unwrap().address.as_deref(), Some("192.168.1.1"));
+    Ok(())
+}
+
+/// An agent that died cannot take its address out of the record.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_ends_by_the_clock_when_its_agent_is_silent() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let agent = Agent::start(&cluster, NETWORK).await?;
+    let _operator = cluster.operator().await?;
+    cluster.dhcp_lb("web", &[]).await?;
+    cluster.record("web").await?;
+    let short = TimeDelta::seconds(20);
+    cluster.grant_for("web", "10.7.0.20", short).await?;
+    cluster.publishes("web", "10.7.0.20").await?;
+    agent.stop().await?;
+    let message = cluster.withdrawn("web", "DHCPLeaseLost").await?;
+    assert!(message.contains("agent is not there"), "{message}");
+    let record = cluster.record("web").await?;
+    assert_eq!(record.status.unwrap().address.as_deref(), Some("10.7.0.20"), "the agent's to say");
+    // It is back, and has it again.
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    cluster.grant("web", "10.7.0.20").await?;
+    cluster.publishes("web", "10.7.0.20").await?;
+    Ok(())
+}
+
+/// For VMs it is kube-vip that announces: its Service asks for the leased address, follows it, and
+/// goes before the LoadBalancer stops saying where it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_follows_the_lease_and_goes_with_it() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    create_node(&cluster.client, "node-1", &[], "10.0.0.1").await?;
+    let vm = Vm::new("default", "vm").label("app", "web").nic(Nic::pod("eth0", &["10.9.0.1"]));
+    let _guest = Guest::run(&cluster.client, vm, "node-1").await?;
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    let _operator = cluster.standby(Start::default()).await?;
+    let spec = json!({"backendServerSelector": {"app": ["web"]}});
+    cluster.dhcp_lb_with("web", &[], spec).await?;
+    cluster.record("web").await?;
+    let services: Api<Service> = Api::namespaced(cluster.client.clone(), "default");
+    let asks = async |ip: &str| {
+        eventually(SOON, &format!("a Service that asks for {ip}"), async || {
+            let service = services.get_opt("web").await?;
+            let asked = service.and_then(|s| s.spec).and_then(|spec| spec.load_balancer_ip);
+            anyhow::Ok(asked.as_deref() == Some(ip))
+        })
+        .await
+    };
+    cluster.waits("web", "DHCPPending").await?;
+    ensure!(services.get_opt("web").await?.is_none(), "nothing is announced before");
+    cluster.grant("web", "10.7.0.20").await?;
+    asks("10.7.0.20").await?;
+    cluster.grant("web", "10.7.0.21").await?;
+    asks("10.7.0.21").await?;
+    cluster.publishes("web", "10.7.0.21").await?;
+    cluster.take_away("web", "Lost").await?;
+    cluster.withdrawn("web", "DHCPLeaseLost").await?;
+    eventually(SOON, "end of the Service", async || {
+        services.get_opt("web").await.map(|service| service.is_none())
+    })
+    .await?;
+    cluster.grant("web", "10.7.0.21").await?;
+    asks("10.7.0.21").await
+}
+
+/// A status is kept, not trusted: what is in it is put right, and one that is wiped too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_status_that_somebody_else_writes_is_put_right() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    // Admission is off: nothing else stands in the way.
+    let _operator = cluster.operator().await?;
+    cluster.dhcp_lb("web", &[]).await?;
+    cluster.grant("web", "10.7.0.20").await?;
+    cluster.publishes("web", "10.7.0.20").await?;
+    for forged in [
+        json!({"ip": "10.7.0.99"}),
+        json!({"ip": "0.0.0.0", "mask": null, "gateway": null}),
+        json!({"ip": "10.7.0.20", "ipPool": "theirs"}),
+        json!({"gateway": "10.7.0.99"}),
+    ] {
+        cluster.patch_lb("web", json!({"status": {"allocatedAddress": forged}})).await?;
+        eventually(SOON, &format!("end of {forged}"), async || {
+            let lb = cluster.lbs().get("web").await.map_err(|e| e.to_string())?;
+            let now = lb.status.clone().and_then(|s| s.allocated_address).unwrap_or_default();
+            let right = address(&lb).as_deref() == Some("10.7.0.20")
+                && now.ip_pool.is_none()
+                && now.gateway.as_deref() == Some("10.7.0.1")
+                && now.mask.as_deref() == Some("255.255.255.0");
+            if right { Ok(true) } else { Err(format!("{now:?}")) }
+        })
+        .await?;
+    }
+    cluster.patch_lb("web", json!({"status": null})).await?;
+    cluster.publishes("web", "10.7.0.20").await?;
+    // One that is made with a status that claims an address has none.
+    cluster.dhcp_lb("forged", &[]).await?;
+    cluster
+        .patch_lb("forged", json!({"status": {"allocatedAddress": {"ip": "10.7.0.20"}}}))
+        .await?;
+    cluster.withdrawn("forged", "DHCPLeaseLost").await?;
+    Ok(())
+}
