@@ -72,6 +72,17 @@ impl Counts {
         self.waiting().remove(uid(lb));
     }
 
+    /// They were written. Returns whether nothing else is to be written by now.
+    fn settle_unless_replaced(&self, uid: &str, at: Instant, lb: &Arc<LoadBalancer>) -> bool {
+        let mut waiting = self.waiting();
+        let is_same = |found: &Waiting| found.due == at && Arc::ptr_eq(&found.lb, lb);
+        let same = waiting.get(uid).is_some_and(is_same);
+        if same {
+            waiting.remove(uid);
+        }
+        same
+    }
+
     fn waiting(&self) -> MutexGuard<'_, HashMap<String, Waiting>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -92,28 +103,19 @@ pub(super) async fn run(due: Due, ctx: &Context) {
 }
 
 async fn write(at: Instant, uid: &str, ctx: &Context) {
-    let found = ctx
-        .counts
-        .waiting()
-        .get(uid)
-        .filter(|waiting| waiting.due == at)
-        .map(|Waiting { lb, patch, is_all, .. }| (lb.clone(), patch.clone(), *is_all));
+    let found = {
+        let waiting = ctx.counts.waiting();
+        let found = waiting.get(uid).filter(|found| found.due == at);
+        found.map(|found| (found.lb.clone(), found.patch.clone(), found.is_all))
+    };
     let Some((lb, patch, is_all)) = found else { return };
     let name = facts::name(&lb);
     let writing = ctx.shared.views.writing(name.clone());
     match act::write(&lb, &patch, ctx).await {
+        // A decision that was made meanwhile knew nothing of this.
         Ok(version) => {
-            let mut waiting = ctx.counts.waiting();
-            // A decision that was made meanwhile knew nothing of this.
-            if waiting
-                .get(uid)
-                .is_some_and(|waiting| waiting.due == at && Arc::ptr_eq(&waiting.lb, &lb))
-            {
-                waiting.remove(uid);
-                drop(waiting);
-                if is_all {
-                    writing.is_all(version);
-                }
+            if ctx.counts.settle_unless_replaced(uid, at, &lb) && is_all {
+                writing.is_all(version);
             }
         }
         Err(CallError::NotFound) => ctx.counts.settle(&lb),

@@ -191,7 +191,7 @@ fn deletion<T: serde::de::DeserializeOwned>() -> Option<T> {
     serde_json::from_value(json!("2026-01-01T00:00:00Z")).ok()
 }
 
-const GRACE: Duration = Duration::from_secs(120);
+const GRACE: Duration = Duration::from_mins(2);
 
 fn kept(record: &DHCPLease, lb: Option<&LoadBalancer>, agent: bool) -> Keeping {
     keep(record, lb, NETWORK, agent, GRACE, at(0))

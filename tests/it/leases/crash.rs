@@ -153,7 +153,7 @@ async fn go_on(cluster: &Cluster, change: Change) -> Result<()> {
         Change::Begin => {
             cluster.grant("web", "10.7.0.20").await?;
         }
-        Change::Move => {}
+        Change::Move | Change::End => {}
         Change::Return => {
             // Either it is being deleted still, or it was made again before the crash.
             let again = eventually(SOON, "one that stays, or none", async || {
@@ -168,7 +168,6 @@ async fn go_on(cluster: &Cluster, change: Change) -> Result<()> {
                 cluster.dhcp_lb("web", &[]).await?;
             }
         }
-        Change::End => {}
     }
     Ok(())
 }
