@@ -143,10 +143,10 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
 /// Every documented metric, and how many series of it there may be.
 fn documented() -> BTreeMap<String, usize> {
     let readme = read("README.md");
-    // An agent's are its own.
-    let rows = readme
-        .lines()
-        .filter(|line| line.starts_with("| `hgo_") && !line.starts_with("| `hgo_dhcp_"));
+    // An agent has its own.
+    let agents = read("src/metrics/dhcp.rs");
+    let is_agents = |row: &str| agents.contains(&format!("\"{}\"", row.split('`').nth(1).unwrap()));
+    let rows = readme.lines().filter(|line| line.starts_with("| `hgo_") && !is_agents(line));
     rows.map(|row| {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let one = ["a pool", "a network"].contains(&cells[4]);
