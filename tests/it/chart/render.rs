@@ -6,6 +6,7 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::domain::dhcp::agent_name;
 use serde_json::{Value, json};
 use testbed::{Bed, Chart, Options, Tools, Version, repository};
 
@@ -38,6 +39,20 @@ async fn both_versions_of_helm_render_the_same() {
         rendered.push(objects);
     }
     assert_eq!(rendered[0], rendered[1]);
+}
+
+/// The operator looks for an agent's Lease under the name that the chart gives to both.
+#[tokio::test]
+async fn agents_are_called_what_the_operator_calls_them() {
+    let chart = Chart::locate().await.unwrap();
+    let (n, d) = ("n".repeat(28), "d".repeat(60));
+    for network in
+        ["default/vlan100", "a-b/c", "a/b.c", &format!("{n}/d"), &format!("a/{}.{d}", &n[2..])]
+    {
+        let value = format!("leaseAgent.networks[0].network={network}");
+        let all = objects(&chart.render(&["--set", &value]).await.unwrap());
+        object(&all, "Deployment", &agent_name(network));
+    }
 }
 
 #[tokio::test]
