@@ -6,7 +6,7 @@ use serde_json::json;
 use testbed::{Start, eventually};
 
 use super::{Agent, NETWORK};
-use crate::support::{Cluster, SOON, address};
+use crate::support::{Cluster, SOON, address, ready};
 
 const DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
 
@@ -70,10 +70,20 @@ async fn an_address_that_is_somebody_elses_is_not_published() -> Result<()> {
             json!({"network": NETWORK}),
         )
         .await?;
-    cluster.grant("second", "10.7.0.61").await?;
-    eventually(SOON, "refusal of 10.7.0.61", async || {
-        let message = cluster.withdrawn("second", "DHCPAddressUnusable").await?;
-        anyhow::Ok(message.contains("IPPool later"))
+    // Until the pool is seen, what it will have is published, and stays.
+    let mut last = 60;
+    eventually(SOON, "refusal for IPPool later", async || {
+        last = if last < 70 { last + 1 } else { 61 };
+        let ip = format!("10.7.0.{last}");
+        cluster.grant("second", &ip).await?;
+        eventually(SOON, &format!("word of {ip}"), async || {
+            let lb = cluster.lbs().get("second").await?;
+            let (_, _, message) = ready(&lb);
+            let refused = message.contains(&ip) && message.contains("IPPool later");
+            let published = address(&lb).as_deref() == Some(&ip);
+            anyhow::Ok((refused || published).then_some(refused))
+        })
+        .await
     })
     .await?;
     cluster.publishes("web", "10.7.0.60").await?;
