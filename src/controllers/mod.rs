@@ -2,7 +2,7 @@
 //! [`crate::domain`].
 //!
 //! Invariant: everything here belongs to one term of leadership. It starts from a consistent
-//! list and is dropped, not wound down, when the term ends.
+//! list and is dropped, not wound down, when the term ends; no task of it runs on then.
 
 mod dhcp_lease;
 pub mod ip_pool;
@@ -17,6 +17,7 @@ use std::time::Duration;
 use kube::Client;
 use kube_runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::api::LoadBalancer;
 use crate::k8s::events::Events;
@@ -66,6 +67,9 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let (records, keeper) = dhcp_lease::keeper(ctx.clone());
     let agents = dhcp_lease::agents(ctx.clone());
     let (context, due) = load_balancer::Context::new(ctx, handle.clone(), prober.clone());
+    // A task of its own: whatever wakes it would have all the others here looked after.
+    let serving = load_balancer::run(Arc::new(context), woken, due);
+    let serving = AbortOnDropHandle::new(tokio::spawn(serving));
     let route = async {
         while let Some(signal) = signals.recv().await {
             match signal {
@@ -115,7 +119,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         () = told => anyhow::bail!("nobody tells VMs where they are any more"),
         () = catch_up => anyhow::bail!("endpoints are not watched any more"),
         () = verdicts => anyhow::bail!("nobody reports verdicts any more"),
-        () = load_balancer::run(Arc::new(context), woken, due) => anyhow::bail!("the LoadBalancer controller ended"),
+        ended = serving => anyhow::bail!("the LoadBalancer controller ended: {ended:?}"),
         () = route => anyhow::bail!("another term began"),
     }
 }

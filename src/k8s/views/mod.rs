@@ -4,6 +4,7 @@
 //! What this operator writes itself is put into them at once, so that the next decision does not
 //! rest on what it has just changed.
 
+mod early;
 mod echoes;
 mod leases;
 mod load_balancers;
@@ -24,6 +25,7 @@ use kube::Client;
 use kube_runtime::reflector::{ObjectRef, Store, store::Writer};
 use tokio::sync::{mpsc, watch};
 
+use self::early::Early;
 use self::echoes::Echoes;
 use self::machines::Removals;
 use crate::api::{DHCPLease, LoadBalancer};
@@ -35,6 +37,7 @@ use crate::domain::reason::Wait;
 use crate::domain::service::Attachment;
 use crate::domain::vm::{self, Pod, Topology, Vm};
 use crate::metrics::Metrics;
+pub use early::WritingSlice;
 pub use echoes::Writing;
 pub use leases::lb_of;
 pub use serving::{Owned, OwnedSlice, owners, service, slice};
@@ -108,6 +111,8 @@ pub struct Views {
     touched: Arc<Mutex<HashMap<LbKey, Instant>>>,
     /// LoadBalancers that this process writes, and wrote.
     echoes: Arc<Mutex<Echoes>>,
+    /// EndpointSlices that this process writes.
+    early: Arc<Mutex<Early>>,
     /// Unbounded, and in effect bounded by the number of objects: the leader's loops take
     /// from it faster than an API server can report.
     leader: Arc<Mutex<Option<mpsc::UnboundedSender<Signal>>>>,
@@ -166,6 +171,7 @@ impl Views {
             pools: Arc::default(),
             touched: Arc::default(),
             echoes: Arc::default(),
+            early: Arc::default(),
             leader: Arc::default(),
             synced,
             unconverted: Arc::default(),

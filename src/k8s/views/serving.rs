@@ -14,7 +14,7 @@ use kube::core::ObjectMeta;
 use kube::{Api, Resource, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 
-use super::{Informer, Part, Signal, lock};
+use super::{Informer, Part, Signal, Views, lock};
 use crate::api::{
     ANNOTATION_NETWORK, GROUP, LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER,
     SLICE_MANAGER,
@@ -194,42 +194,30 @@ pub(super) async fn watch_slices(at: Informer) {
     let mut listed = std::collections::HashSet::new();
     let api = Api::<Unread<EndpointSlice>>::all(client);
     let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(100);
-    let set = |object: &Unread<EndpointSlice>| {
-        let (name, version) = (object.name_any(), object.resource_version().unwrap_or_default());
-        let owner = owner(object.meta());
-        if owner.as_ref().is_some_and(|(lb, _)| views.slices.knows(lb, &name, &version)) {
-            return;
-        }
-        let seen = object.read().map(|object| slice(&object));
-        if let Ok(Some((lb, seen))) = seen {
-            if views.slices.note(&lb, &name, &version, seen) {
-                views.tell_lbs([lb]);
-            }
-            return;
-        }
-        // It may have been one's until somebody took its owner away, or made it unreadable.
-        views.tell_lbs(views.slices.disown(
-            &object.namespace().unwrap_or_default(),
-            &name,
-            &version,
-        ));
-    };
     informer::run(api, config, "EndpointSlice", &at.metrics, |event| match event {
         Event::Init => listed.clear(),
         Event::InitApply(object) => {
             if let Some((lb, _)) = owner(object.meta()) {
                 listed.insert((lb, object.name_any()));
             }
-            set(&object);
+            see(&views, &object);
         }
         Event::InitDone => {
+            lock(&views.early).listed();
             let gone = views.slices.keep_only(&listed);
             views.tell_lbs(gone);
             listed.clear();
             at.done(Part::Slices);
         }
-        Event::Apply(object) => set(&object),
+        Event::Apply(object) => {
+            let name = qualified(object.meta(), &object.name_any());
+            let news = lock(&views.early).put_aside(&name, object);
+            if let Some(object) = news {
+                see(&views, &object);
+            }
+        }
         Event::Delete(object) => {
+            lock(&views.early).gone(&qualified(object.meta(), &object.name_any()));
             if let Some((lb, _)) = owner(object.meta()) {
                 let version = object.resource_version().unwrap_or_default();
                 views.slices.forget(&lb, &object.name_any(), &version);
@@ -238,6 +226,25 @@ pub(super) async fn watch_slices(at: Informer) {
         }
     })
     .await;
+}
+
+/// An EndpointSlice is in this version.
+pub(super) fn see(views: &Views, object: &Unread<EndpointSlice>) {
+    let (name, version) = (object.name_any(), object.resource_version().unwrap_or_default());
+    let owner = owner(object.meta());
+    if owner.as_ref().is_some_and(|(lb, _)| views.slices.knows(lb, &name, &version)) {
+        return;
+    }
+    let seen = object.read().map(|object| slice(&object));
+    if let Ok(Some((lb, seen))) = seen {
+        if views.slices.note(&lb, &name, &version, seen) {
+            views.tell_lbs([lb]);
+        }
+        return;
+    }
+    // It may have been one's until somebody took its owner away, or made it unreadable.
+    let namespace = object.namespace().unwrap_or_default();
+    views.tell_lbs(views.slices.disown(&namespace, &name, &version));
 }
 
 /// The LoadBalancer, by `namespace/name`, that owns an object, and the reference to it.

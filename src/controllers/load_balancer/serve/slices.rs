@@ -77,6 +77,8 @@ impl At<'_> {
         write: &Write,
     ) -> Result<(), CallError> {
         let _permit = self.ctx.writes.acquire().await;
+        // Until the view has what came of it.
+        let _writing = self.ctx.shared.views.writing_slice(&self.namespace, write.name());
         let writer = &self.ctx.shared.writer;
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true);
         let (namespace, lb) = (&self.namespace, self.identity());
