@@ -4,17 +4,24 @@
 //! writes it once, and writes the pool once for every 500. What is quoted is the ratio.
 //!
 //! `cargo bench --bench bench -- PART...` measures only the parts named: probes, allocator,
-//! addresses, endpoints, admission.
+//! leases, addresses, endpoints, admission.
 #![allow(clippy::print_stdout, clippy::cast_precision_loss)] // A report is printed, and rounded.
 
 mod admission;
 mod allocator;
 mod endpoints;
+#[path = "../it/dhcp/fixture.rs"]
+#[allow(dead_code, reason = "tests use the rest of it")]
+mod fixture;
 mod floor;
 mod guests;
+mod leases;
 #[path = "../it/probes/namespace.rs"]
 mod namespace;
 mod probes;
+#[path = "../it/support.rs"]
+#[allow(dead_code, reason = "tests use the rest of it")]
+mod support;
 mod table;
 #[path = "../it/admission/wire.rs"]
 mod wire;
@@ -52,6 +59,9 @@ fn main() -> Result<()> {
     }
     if wanted("allocator") {
         report.insert("allocator".to_owned(), table::allocator(&allocator::measure()));
+    }
+    if wanted("leases") {
+        report.insert("leases".to_owned(), leases::print(&leases::measure()?));
     }
     let parts = PARTS.into_iter().filter(|part| wanted(part)).collect::<Vec<_>>();
     if !parts.is_empty() {

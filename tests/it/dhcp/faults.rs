@@ -14,7 +14,7 @@ async fn rebound(mut site: Site) -> Result<()> {
     let web = site.lease("web").await?;
     let first = site.bound("web", "address", |_| true).await?;
     let other = Scope { server: site.scope.at(2), ..site.scope.clone() };
-    let there = site.segment.attach("other", &format!("{}/24", other.server)).await?;
+    let there = site.segment.attach("other", &other.interface()).await?;
     site.server.stop().await?;
     let mut second = DhcpServer::start(kind, &there, "eth0", &other).await?;
     let rebound = site

@@ -6,16 +6,18 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::api::{DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus};
+use harvester_guest_operator::api::{
+    ANNOTATION_NETWORK, DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus,
+};
 use harvester_guest_operator::domain::dhcp::Identity;
-use kube::Api;
 use kube::api::{DeleteParams, PostParams};
+use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use testbed::net::dhcp::{DhcpServer, Kind, Scope};
 use testbed::net::{Netns, Segment, isolated};
-use testbed::{Managed, eventually};
+use testbed::{Managed, Operator, Start, eventually};
 
-use crate::support::{Cluster, LATER, SOON};
+use crate::support::{Cluster, LATER, SOON, address, lb, ready};
 
 /// The network that agents here lease on.
 pub(super) const NETWORK: &str = "default/lan";
@@ -69,7 +71,7 @@ impl Site {
     async fn start(host: Netns, kind: Kind, scope: Scope) -> Result<Self> {
         let segment = Segment::new("switch").await?;
         let port = segment.plug(&host, INTERFACE).await?;
-        let there = segment.attach("dhcp", &format!("{}/24", scope.server)).await?;
+        let there = segment.attach("dhcp", &scope.interface()).await?;
         let server = DhcpServer::start(kind, &there, "eth0", &scope).await?;
         let cluster = Cluster::start().await?;
         cluster.bed.apply_yaml(RIGHTS).await?;
@@ -87,6 +89,35 @@ impl Site {
         let agent = self.standby(INTERFACE).await?;
         agent.speaks().await?;
         Ok(agent)
+    }
+
+    /// An operator that leads, and keeps what nobody wants for so many seconds.
+    pub(super) async fn operator(&self, grace: u32) -> Result<Operator> {
+        let options = vec!["--dhcp-release-grace".to_owned(), grace.to_string()];
+        let start = Start { options, ..Start::default() };
+        let operator = self.cluster.standby(start).await?;
+        operator.leads().await?;
+        Ok(operator)
+    }
+
+    /// Creates a LoadBalancer whose address is leased here.
+    pub(super) async fn ask(&self, name: &str) -> Result<()> {
+        let mut lb = lb(name, &json!({"workloadType": "cluster", "ipam": "dhcp"}))?;
+        lb.annotations_mut().insert(ANNOTATION_NETWORK.to_owned(), NETWORK.to_owned());
+        self.cluster.lbs().create(&PostParams::default(), &lb).await?;
+        Ok(())
+    }
+
+    /// Waits until the LoadBalancer has an address that a server gave.
+    pub(super) async fn has(&self, name: &str) -> Result<String> {
+        eventually(LATER, &format!("leased address of {name}"), async || {
+            let lb = self.cluster.lbs().get(name).await.map_err(|error| error.to_string())?;
+            match (address(&lb), ready(&lb)) {
+                (Some(address), (_, reason, _)) if reason == "Leased" => Ok(Some(address)),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await
     }
 
     pub(super) fn records(&self) -> Api<DHCPLease> {
@@ -191,7 +222,8 @@ pub(super) fn link(identity: &Identity) -> String {
     format!("lb{}", identity.mac.to_string().replace(':', ""))
 }
 
-fn record(name: &str, identity: &Identity) -> Result<DHCPLease> {
+/// The record of a LoadBalancer's, as the operator would create it.
+pub(super) fn record(name: &str, identity: &Identity) -> Result<DHCPLease> {
     Ok(serde_json::from_value(json!({
         "apiVersion": "loadbalancer.harvesterhci.io/v1alpha1",
         "kind": "DHCPLease",

@@ -1,5 +1,5 @@
-//! Leasing from real DHCP servers: the agent's own process, real macvlans, a real API server. The
-//! tests write the records that the operator would write.
+//! Leasing from real DHCP servers: the agent's own process, real macvlans, a real API server. All
+//! tests but one write the records that the operator would write.
 
 mod crash;
 mod faults;
@@ -9,3 +9,4 @@ mod many;
 mod rights;
 mod servers;
 mod two;
+mod whole;

@@ -65,10 +65,12 @@ pub enum Message {
 /// What a server gives out.
 #[derive(Clone, Debug)]
 pub struct Scope {
-    /// The server's own address. The subnet is the /24 around it, and .254 its router.
+    /// The server's own address. The subnet is around it, and its 254th address the router's.
     pub server: Ipv4Addr,
-    /// The first and the last address, by their last octet.
-    pub range: (u8, u8),
+    /// Bits of the subnet's prefix.
+    pub prefix: u8,
+    /// The first and the last address, by their number in the subnet.
+    pub range: (u16, u16),
     /// For how long, in seconds. dnsmasq has no leases of less than 120.
     pub seconds: u32,
     /// When to renew and when to rebind, in seconds. udhcpd says nothing of it to its clients.
@@ -78,10 +80,11 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// Addresses .100 to .199 for an hour.
+    /// Addresses .100 to .199 of a /24 for an hour.
     pub fn new(server: [u8; 4]) -> Self {
         Self {
             server: server.into(),
+            prefix: 24,
             range: (100, 199),
             seconds: 3600,
             timers: None,
@@ -105,15 +108,31 @@ impl Scope {
 
     /// The same with another range.
     #[must_use]
-    pub fn range(mut self, first: u8, last: u8) -> Self {
+    pub fn range(mut self, first: u16, last: u16) -> Self {
         self.range = (first, last);
         self
     }
 
-    /// An address of the subnet by its last octet.
-    pub fn at(&self, last: u8) -> Ipv4Addr {
-        let [a, b, c, _] = self.server.octets();
-        Ipv4Addr::new(a, b, c, last)
+    /// The same in a subnet of another size.
+    #[must_use]
+    pub fn prefix(mut self, bits: u8) -> Self {
+        self.prefix = bits;
+        self
+    }
+
+    /// An address of the subnet by its number there.
+    pub fn at(&self, number: u16) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.server.to_bits() & self.netmask().to_bits() | u32::from(number))
+    }
+
+    /// The subnet's mask.
+    pub fn netmask(&self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0))
+    }
+
+    /// The server's address with its prefix, as an interface gets it.
+    pub fn interface(&self) -> String {
+        format!("{}/{}", self.server, self.prefix)
     }
 
     /// Whether it would give out this address.
@@ -175,7 +194,7 @@ impl DhcpServer {
     /// must not be running.
     pub async fn readdress(&mut self, scope: &Scope) -> Result<()> {
         self.inside.ip(&format!("address flush dev {}", self.interface)).await?;
-        let address = format!("address add {}/24 dev {}", scope.server, self.interface);
+        let address = format!("address add {} dev {}", scope.interface(), self.interface);
         self.inside.ip(&address).await?;
         self.restart(scope).await
     }

@@ -54,7 +54,7 @@ fn dnsmasq(interface: &str, scope: &Scope, leases: &str) -> Vec<String> {
         "--except-interface=lo".to_owned(),
         format!("--interface={interface}"),
         format!("--dhcp-leasefile={leases}"),
-        format!("--dhcp-range={first},{last},255.255.255.0,{}s", scope.seconds),
+        format!("--dhcp-range={first},{last},{},{}s", scope.netmask(), scope.seconds),
         format!("--dhcp-option=option:router,{}", scope.at(254)),
         // Else it refuses to serve more at a time.
         "--dhcp-lease-max=2000".to_owned(),
@@ -72,7 +72,7 @@ fn dnsmasq(interface: &str, scope: &Scope, leases: &str) -> Vec<String> {
 fn kea(interface: &str, scope: &Scope, leases: &str) -> serde_json::Value {
     let mut subnet = json!({
         "id": 1,
-        "subnet": format!("{}/24", scope.at(0)),
+        "subnet": format!("{}/{}", scope.at(0), scope.prefix),
         "pools": [{"pool": format!("{} - {}", scope.at(scope.range.0), scope.at(scope.range.1))}],
         "option-data": [{"name": "routers", "data": scope.at(254)}],
         "valid-lifetime": scope.seconds,
@@ -109,12 +109,13 @@ fn isc(scope: &Scope) -> String {
          # Else it answers a renewal that comes early with what is left of the lease.\n\
          dhcp-cache-threshold 0;\n\
          {timers}\
-         subnet {subnet} netmask 255.255.255.0 {{\n\
+         subnet {subnet} netmask {netmask} {{\n\
            range {first} {last};\n\
            option routers {router};\n\
          }}\n",
         seconds = scope.seconds,
         subnet = scope.at(0),
+        netmask = scope.netmask(),
         first = scope.at(scope.range.0),
         last = scope.at(scope.range.1),
         router = scope.at(254),
@@ -129,10 +130,11 @@ fn udhcpd(interface: &str, scope: &Scope, leases: &str) -> String {
     format!(
         "start {first}\nend {last}\ninterface {interface}\nlease_file {leases}\n\
          pidfile {leases}.pid\nmax_leases 254\nauto_time 0\ndecline_time 600\nconflict_time 600\n\
-         opt subnet 255.255.255.0\nopt router {router}\nopt lease {seconds}\n{timers}",
+         opt subnet {netmask}\nopt router {router}\nopt lease {seconds}\n{timers}",
         first = scope.at(scope.range.0),
         last = scope.at(scope.range.1),
         router = scope.at(254),
+        netmask = scope.netmask(),
         seconds = scope.seconds,
     )
 }
