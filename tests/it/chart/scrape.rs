@@ -1,20 +1,22 @@
-//! A real Prometheus scrapes the operator while load balancers come and go. It has the chart's rules,
-//! and is asked what the dashboard asks.
+//! A real Prometheus scrapes the operator while load balancers come and go, and an agent that leases for
+//! one of them. It has the chart's rules, and is asked what the dashboard asks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use testbed::kubevirt::{Guest, Nic, Vm, create_node};
-use testbed::net::{Netns, isolated};
+use testbed::net::dhcp::{Kind, Scope};
 use testbed::{Managed, Start, Tools, eventually, repository};
 use tokio::net::TcpListener;
 
 use super::{monitoring, read};
+use crate::dhcp::fixture::{Site, on_site};
 use crate::leases::Agent;
 use crate::support::{Cluster, LATER, SOON};
 
@@ -31,12 +33,14 @@ const RARE: [&str; 4] = [
 fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let tools = runtime.block_on(Tools::locate())?;
-    isolated(async move |host: Netns| {
-        let cluster = Cluster::start().await?;
+    on_site(Kind::Dnsmasq, Scope::new([10, 77, 0, 1]), async move |site: Site| {
+        let Site { cluster, host, .. } = &site;
         let admission = Some("https://127.0.0.1:0".to_owned());
         let operator = cluster.standby(Start { admission, ..Start::default() }).await?;
         operator.leads().await?;
-        let prometheus = Prometheus::start(&cluster, &tools, &operator.http.to_string())?;
+        let real = site.agent().await?;
+        let targets = [("operator", operator.http), ("agent", real.http)];
+        let prometheus = Prometheus::start(cluster, &tools, &targets)?;
 
         // A VM that answers its health check, then does not.
         host.ip("address add 10.200.0.11/32 dev lo").await?;
@@ -60,8 +64,10 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
         drop(backend);
         cluster.waits_for_endpoints("web", (1, 0)).await?;
 
-        // One that the host leases for, moved by the server.
-        let agent = Agent::start(&cluster, "default/vlan7").await?;
+        // One that the host leases for, and one that a played agent does: moved by the server.
+        site.ask("really-leased").await?;
+        site.has("really-leased").await?;
+        let agent = Agent::start(cluster, "default/vlan7").await?;
         cluster.dhcp_lb("leased", &[]).await?;
         for ip in ["10.7.0.20", "10.7.0.21"] {
             cluster.grant("leased", ip).await?;
@@ -95,7 +101,9 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
             eventually(SOON, rule, async || prometheus.any(rule).await).await?;
         }
         ensure!(!prometheus.any("{__name__=~\"hgo_.+\"} < 0").await?, "a metric is negative");
-        prometheus.lint(&operator.get("/metrics").await?.1)?;
+        for (_, target) in targets {
+            prometheus.lint(&testbed::http_get(target, "/metrics").await?.1)?;
+        }
         let failed = "sum(prometheus_rule_evaluation_failures_total) > 0";
         ensure!(!prometheus.any(failed).await?, "a rule could not be evaluated");
         let bounds = documented();
@@ -114,15 +122,10 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
         ensure!(unknown.is_empty(), "not in the README: {unknown:?}");
 
         // A series goes with its object, and the number of series does not grow with theirs. There
-        // is one pool.
-        let mut all = 0;
-        for (name, most) in bounds {
-            let selector = format!("{{__name__=~\"{name}(_bucket|_sum|_count)?\"}}");
-            let series = prometheus.instant(&selector).await?.len();
-            ensure!(series <= most, "{series} series of {name}, more than {most}");
-            all += series;
+        // is one pool, and there are two networks.
+        for (job, _) in targets {
+            prometheus.bounded(job, &bounds).await?;
         }
-        println!("{all} series of one replica with one pool and 502 load balancers");
         for part in 0..5 {
             for n in 0..100 {
                 cluster.delete(&format!("lb-{part}-{n}")).await?;
@@ -130,6 +133,7 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
         }
         cluster.delete("web").await?;
         cluster.delete("leased").await?;
+        cluster.delete("really-leased").await?;
         cluster.all_gone().await?;
         drop(agent);
         cluster.bed.kubectl(&["delete", "ippool", "small"]).await?;
@@ -143,14 +147,14 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
 /// Every documented metric, and how many series of it there may be.
 fn documented() -> BTreeMap<String, usize> {
     let readme = read("README.md");
-    // An agent has its own.
-    let agents = read("src/metrics/dhcp.rs");
-    let is_agents = |row: &str| agents.contains(&format!("\"{}\"", row.split('`').nth(1).unwrap()));
-    let rows = readme.lines().filter(|line| line.starts_with("| `hgo_") && !is_agents(line));
+    let rows = readme.lines().filter(|line| line.starts_with("| `hgo_"));
     rows.map(|row| {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        let one = ["a pool", "a network"].contains(&cells[4]);
-        let most = if one { "1" } else { cells[4] };
+        let most = match cells[4] {
+            "a pool" => "1",
+            "a network" => "2",
+            most => most,
+        };
         (cells[1].trim_matches('`').to_owned(), most.parse().unwrap())
     })
     .collect()
@@ -162,16 +166,18 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    fn start(cluster: &Cluster, tools: &Tools, target: &str) -> Result<Self> {
+    fn start(cluster: &Cluster, tools: &Tools, targets: &[(&str, SocketAddr)]) -> Result<Self> {
         let dir = cluster.bed.dir();
         let rules = repository().join("charts/harvester-guest-operator/files/rules.yaml");
+        let jobs = targets.iter().map(|(job, target)| (*job, target.to_string()));
+        let jobs = jobs.chain([("prometheus", AT.to_owned())]);
+        let jobs = jobs.map(
+            |(job, target)| json!({"job_name": job, "static_configs": [{"targets": [target]}]}),
+        );
         let config = json!({
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [rules],
-            "scrape_configs": [
-                {"job_name": "operator", "static_configs": [{"targets": [target]}]},
-                {"job_name": "prometheus", "static_configs": [{"targets": [AT]}]},
-            ],
+            "scrape_configs": jobs.collect::<Vec<_>>(),
         });
         let file = dir.join("prometheus.yaml");
         fs::write(&file, config.to_string())?;
@@ -202,6 +208,20 @@ impl Prometheus {
     /// Whether there is an answer, and none that is no number.
     async fn any(&self, query: &str) -> Result<bool> {
         Ok(!self.instant(query).await?.is_empty())
+    }
+
+    /// No metric of a job has more series than it may have.
+    async fn bounded(&self, job: &str, bounds: &BTreeMap<String, usize>) -> Result<()> {
+        let mut all = 0;
+        for (name, most) in bounds {
+            let name_of = format!("{name}(_bucket|_sum|_count)?");
+            let selector = format!("{{job=\"{job}\",__name__=~\"{name_of}\"}}");
+            let series = self.instant(&selector).await?.len();
+            ensure!(series <= *most, "{series} series of {name}, more than {most}");
+            all += series;
+        }
+        println!("{all} series of one {job} with one pool and 503 load balancers");
+        Ok(())
     }
 
     /// Prometheus' own opinion of names, types and helps.

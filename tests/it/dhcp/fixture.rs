@@ -20,27 +20,27 @@ use testbed::{Managed, Operator, Start, eventually};
 use crate::support::{Cluster, LATER, SOON, address, lb, ready};
 
 /// The network that agents here lease on.
-pub(super) const NETWORK: &str = "default/lan";
+pub(crate) const NETWORK: &str = "default/lan";
 /// The agent's interface.
-pub(super) const INTERFACE: &str = "net1";
+pub(crate) const INTERFACE: &str = "net1";
 /// What the agent may do, as the chart renders it.
-pub(super) const RIGHTS: &str = include_str!("rights.yaml");
+pub(crate) const RIGHTS: &str = include_str!("rights.yaml");
 const ACCOUNT: (&str, &str) = ("harvester-system", "harvester-guest-operator-lease-agent");
 
 /// A control plane, a segment, and a DHCP server on it.
-pub(super) struct Site {
-    pub(super) cluster: Cluster,
-    pub(super) host: Netns,
-    pub(super) segment: Segment,
+pub(crate) struct Site {
+    pub(crate) cluster: Cluster,
+    pub(crate) host: Netns,
+    pub(crate) segment: Segment,
     /// The switch's port of the agent's interface.
-    pub(super) port: String,
-    pub(super) server: DhcpServer,
-    pub(super) scope: Scope,
+    pub(crate) port: String,
+    pub(crate) server: DhcpServer,
+    pub(crate) scope: Scope,
     kubeconfig: PathBuf,
 }
 
 /// Runs a test's body on a site, in a network of its own.
-pub(super) fn on_site<F>(
+pub(crate) fn on_site<F>(
     kind: Kind,
     scope: Scope,
     body: impl FnOnce(Site) -> F + Send + 'static,
@@ -80,19 +80,19 @@ impl Site {
     }
 
     /// An agent, whether it speaks or not.
-    pub(super) async fn standby(&self, interface: &str) -> Result<Agent> {
+    pub(crate) async fn standby(&self, interface: &str) -> Result<Agent> {
         Agent::start(&self.kubeconfig, interface).await
     }
 
     /// An agent that speaks.
-    pub(super) async fn agent(&self) -> Result<Agent> {
+    pub(crate) async fn agent(&self) -> Result<Agent> {
         let agent = self.standby(INTERFACE).await?;
         agent.speaks().await?;
         Ok(agent)
     }
 
     /// An operator that leads, and keeps what nobody wants for so many seconds.
-    pub(super) async fn operator(&self, grace: u32) -> Result<Operator> {
+    pub(crate) async fn operator(&self, grace: u32) -> Result<Operator> {
         let options = vec!["--dhcp-release-grace".to_owned(), grace.to_string()];
         let start = Start { options, ..Start::default() };
         let operator = self.cluster.standby(start).await?;
@@ -101,7 +101,7 @@ impl Site {
     }
 
     /// Creates a LoadBalancer whose address is leased here.
-    pub(super) async fn ask(&self, name: &str) -> Result<()> {
+    pub(crate) async fn ask(&self, name: &str) -> Result<()> {
         let mut lb = lb(name, &json!({"workloadType": "cluster", "ipam": "dhcp"}))?;
         lb.annotations_mut().insert(ANNOTATION_NETWORK.to_owned(), NETWORK.to_owned());
         self.cluster.lbs().create(&PostParams::default(), &lb).await?;
@@ -109,7 +109,7 @@ impl Site {
     }
 
     /// Waits until the LoadBalancer has an address that a server gave.
-    pub(super) async fn has(&self, name: &str) -> Result<String> {
+    pub(crate) async fn has(&self, name: &str) -> Result<String> {
         eventually(LATER, &format!("leased address of {name}"), async || {
             let lb = self.cluster.lbs().get(name).await.map_err(|error| error.to_string())?;
             match (address(&lb), ready(&lb)) {
@@ -120,29 +120,29 @@ impl Site {
         .await
     }
 
-    pub(super) fn records(&self) -> Api<DHCPLease> {
+    pub(crate) fn records(&self) -> Api<DHCPLease> {
         Api::namespaced(self.cluster.client.clone(), "default")
     }
 
     /// Creates the record of a LoadBalancer, as the operator would.
-    pub(super) async fn lease(&self, name: &str) -> Result<Identity> {
+    pub(crate) async fn lease(&self, name: &str) -> Result<Identity> {
         let identity = identity(name);
         self.records().create(&PostParams::default(), &record(name, &identity)?).await?;
         Ok(identity)
     }
 
     /// Creates the record of the nth of many.
-    pub(super) async fn lease_at(&self, n: usize) -> Result<Identity> {
+    pub(crate) async fn lease_at(&self, n: usize) -> Result<Identity> {
         self.lease(&format!("lb-{n}")).await
     }
 
     /// The record's status.
-    pub(super) async fn status(&self, name: &str) -> Result<DHCPLeaseStatus> {
+    pub(crate) async fn status(&self, name: &str) -> Result<DHCPLeaseStatus> {
         Ok(self.records().get(name).await?.status.unwrap_or_default())
     }
 
     /// Waits for an address in the record that is as it should be, and returns the status.
-    pub(super) async fn bound(
+    pub(crate) async fn bound(
         &self,
         name: &str,
         what: &str,
@@ -160,13 +160,13 @@ impl Site {
     }
 
     /// Waits for any address.
-    pub(super) async fn address(&self, name: &str) -> Result<String> {
+    pub(crate) async fn address(&self, name: &str) -> Result<String> {
         let status = self.bound(name, "address", |_| true).await?;
         status.address.context("no address")
     }
 
     /// Waits until the lease has been given more time than that status says.
-    pub(super) async fn renewed(
+    pub(crate) async fn renewed(
         &self,
         name: &str,
         since: &DHCPLeaseStatus,
@@ -177,7 +177,7 @@ impl Site {
     }
 
     /// Deletes the record and waits until it is gone.
-    pub(super) async fn deleted(&self, name: &str) -> Result<()> {
+    pub(crate) async fn deleted(&self, name: &str) -> Result<()> {
         self.records().delete(name, &DeleteParams::default()).await?;
         eventually(LATER, &format!("end of {name}"), async || {
             self.records().get_opt(name).await.map(|record| record.is_none())
@@ -186,7 +186,7 @@ impl Site {
     }
 
     /// The names of the links that agents made here.
-    pub(super) async fn links(&self) -> Result<Vec<String>> {
+    pub(crate) async fn links(&self) -> Result<Vec<String>> {
         let shown = self.host.ip("-o link show type macvlan").await?;
         Ok(shown
             .lines()
@@ -195,7 +195,7 @@ impl Site {
     }
 
     /// Waits until these leases have a link each, and nobody else has.
-    pub(super) async fn linked(&self, leases: &[&Identity]) -> Result<()> {
+    pub(crate) async fn linked(&self, leases: &[&Identity]) -> Result<()> {
         let mut wanted: Vec<String> = leases.iter().map(|identity| link(identity)).collect();
         wanted.sort();
         eventually(SOON, "link for each lease", async || {
@@ -207,23 +207,23 @@ impl Site {
     }
 
     /// Frames that a port of the segment has received from the machine that hangs on it.
-    pub(super) async fn frames_from(&self, port: &str) -> Result<u64> {
+    pub(crate) async fn frames_from(&self, port: &str) -> Result<u64> {
         frames(&self.segment, port).await
     }
 }
 
 /// Who a record's holder is to a server.
-pub(super) fn identity(name: &str) -> Identity {
+pub(crate) fn identity(name: &str) -> Identity {
     Identity::derive("cluster", NETWORK, "default", name)
 }
 
 /// The name of a lease's link.
-pub(super) fn link(identity: &Identity) -> String {
+pub(crate) fn link(identity: &Identity) -> String {
     format!("lb{}", identity.mac.to_string().replace(':', ""))
 }
 
 /// The record of a LoadBalancer's, as the operator would create it.
-pub(super) fn record(name: &str, identity: &Identity) -> Result<DHCPLease> {
+pub(crate) fn record(name: &str, identity: &Identity) -> Result<DHCPLease> {
     Ok(serde_json::from_value(json!({
         "apiVersion": "loadbalancer.harvesterhci.io/v1alpha1",
         "kind": "DHCPLease",
@@ -238,14 +238,14 @@ pub(super) fn record(name: &str, identity: &Identity) -> Result<DHCPLease> {
 }
 
 /// An agent's process.
-pub(super) struct Agent {
-    pub(super) process: Managed,
-    http: SocketAddr,
+pub(crate) struct Agent {
+    pub(crate) process: Managed,
+    pub(crate) http: SocketAddr,
 }
 
 impl Agent {
     /// Starts it and waits until it listens.
-    pub(super) async fn start(kubeconfig: &Path, interface: &str) -> Result<Self> {
+    pub(crate) async fn start(kubeconfig: &Path, interface: &str) -> Result<Self> {
         let log = tempfile::Builder::new().prefix("agent-").suffix(".log").tempfile()?;
         let (_, log) = log.keep()?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_harvester-guest-operator"));
@@ -282,13 +282,13 @@ impl Agent {
     }
 
     /// Waits until it speaks for the network.
-    pub(super) async fn speaks(&self) -> Result<()> {
+    pub(crate) async fn speaks(&self) -> Result<()> {
         eventually(SOON, "speaking agent", async || self.process.log().contains("records loaded"))
             .await
     }
 
     /// The value of a metric, or the sum of its series; with labels, that series.
-    pub(super) async fn metric(&self, name: &str) -> Result<f64> {
+    pub(crate) async fn metric(&self, name: &str) -> Result<f64> {
         let (_, text) = testbed::http_get(self.http, "/metrics").await?;
         let lines = text.lines().filter(|line| {
             line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
@@ -297,14 +297,14 @@ impl Agent {
     }
 
     /// What it holds of its own, and what of its program is in memory.
-    pub(super) fn memory(&self) -> Result<String> {
+    pub(crate) fn memory(&self) -> Result<String> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.pid()))?;
         let lines = status.lines().filter(|line| line.starts_with("Rss"));
         Ok(lines.map(|line| line.replace('\t', " ")).collect::<Vec<_>>().join(", "))
     }
 
     /// Ends it as a kubelet does.
-    pub(super) async fn stop(&mut self) -> Result<()> {
+    pub(crate) async fn stop(&mut self) -> Result<()> {
         let status = self.process.terminate(Duration::from_mins(1)).await?;
         ensure!(status.success(), "{status}:\n{}", self.process.log());
         Ok(())

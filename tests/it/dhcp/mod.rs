@@ -3,7 +3,7 @@
 
 mod crash;
 mod faults;
-mod fixture;
+pub(crate) mod fixture;
 mod hostile;
 mod many;
 mod rights;
