@@ -20,10 +20,11 @@ use serde_json::json;
 use tempfile::TempDir;
 use testbed::kubevirt::install_kubevirt;
 use testbed::net::{Netns, isolated};
-use testbed::{Bed, Chart, Helm, Kubelet, Options, Tools, Version, eventually};
+use testbed::{Bed, Chart, Helm, Kubelet, Options, Tools, Version, eventually, repository};
 
 use crate::support::{LATER, SOON, address, lb, pool};
 
+const CHART: &str = "charts/harvester-guest-operator";
 const RELEASE: &str = "harvester-guest-operator";
 const NAMESPACE: &str = "harvester-system";
 const CONFIGURATION: &str = "harvester-load-balancer-webhook";
@@ -93,11 +94,18 @@ impl Site {
         self.helm.run(&[command, &to, options].concat()).await
     }
 
-    /// An older chart: another version, and a CRD without a column that it has now.
+    /// An older chart: the one before it was last changed, with another version and a CRD without a
+    /// column that it has now. Sources without a history have only the present one to begin with.
     fn older(&self) -> Result<PathBuf> {
         let older = self.dir.path().join("older");
-        let copied = Command::new("cp").arg("-a").arg(&self.chart).arg(&older).status()?;
-        ensure!(copied.success(), "cp: {copied}");
+        let script = format!(
+            "mkdir {older} && before=$(git log -1 --skip=1 --format=%H -- {CHART}) && \
+             if [ -n \"$before\" ]; then git archive \"$before:{CHART}\" | tar -x -C {older}; \
+             else echo 'no older chart is known, a copy is upgraded' >&2; cp -a {CHART}/. {older}; fi",
+            older = older.display()
+        );
+        let made = Command::new("sh").arg("-euc").arg(script).current_dir(repository()).status()?;
+        ensure!(made.success(), "the older chart: {made}");
         for (file, new, old) in [
             ("Chart.yaml", "version: 0.1.0", "version: 0.0.9"),
             ("files/crds/loadbalancers.yaml", "name: IPAM\n", "name: OLD\n"),
