@@ -1,6 +1,7 @@
-//! The command line. Every option is also an environment variable, `HGO_…`.
+//! The command line. Every option of what runs for long is also an environment variable, `HGO_…`.
 
 mod admission;
+mod cloud_config;
 mod controller;
 mod lease_agent;
 mod support;
@@ -41,6 +42,9 @@ enum Command {
     Controller(Box<ControllerArgs>),
     /// Leases addresses from the DHCP server of one network. One a network; a second one stands by.
     LeaseAgent(Box<lease_agent::LeaseAgentArgs>),
+    /// Makes, prints, renews and revokes a guest cluster's way into Harvester: the cloud config of its
+    /// cloud provider and CSI driver.
+    CloudConfig(Box<cloud_config::CloudConfigArgs>),
     /// Prints what a maintainer asks for first: versions, pools, who waits, last decisions. No secrets.
     Support(Reach),
     /// Prints the CustomResourceDefinitions.
@@ -112,6 +116,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
             logs(cli.log_format, &cli.log)?;
             Box::pin(lease_agent::run(*args)).await
         }
+        Command::CloudConfig(args) => Box::pin(cloud_config::run(*args)).await,
         Command::Support(reach) => support::run(&reach).await,
         Command::Crds { out } => crds(out.as_deref()),
     }

@@ -6,6 +6,7 @@
 pub mod admission;
 pub mod book;
 pub mod certificates;
+pub mod cloud_config;
 pub mod conflict;
 pub mod convert;
 pub mod dhcp;

@@ -1,8 +1,9 @@
 //! The only room that talks to the API server: informers, guarded writes, events, the Lease.
 //!
-//! Invariants: every call has a deadline; every write but the Lease's and admission's is
-//! refused here when this process does not lead; every write rests on a resourceVersion, so that a decision made
-//! from an old view is refused by the server instead of carried out.
+//! Invariants: every call has a deadline; every write but the Lease's, admission's and
+//! those of the `cloud-config` command is refused here when this process does not lead; every write
+//! rests on a resourceVersion, so that a decision made from an old view is refused by the server
+//! instead of carried out.
 
 /// What a wrapper of objects says of their kind: the same as the wrapped type, named here.
 macro_rules! kind_of {
@@ -30,6 +31,7 @@ macro_rules! kind_of {
 use kind_of;
 
 pub mod client;
+pub mod cloud_config;
 pub mod events;
 pub mod guard;
 pub mod informer;

@@ -1,0 +1,166 @@
+//! What the options of `cloud-config` ask for together, or which of them does not fit, by name.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use x509_parser::pem::Pem;
+
+use super::{CloudConfigArgs, Csi, Form, Guest, Refused, What, file};
+use crate::domain::cloud_config::{namespace_fault, text};
+
+/// What is asked for.
+pub(super) struct Request {
+    /// The namespace. `None`: all.
+    pub(super) namespace: Option<String>,
+    /// One guest cluster. `None`: all.
+    pub(super) cluster: Option<String>,
+    pub(super) unused_days: i64,
+    pub(super) dry_run: bool,
+    pub(super) work: Work,
+}
+
+pub(super) enum Work {
+    List,
+    Make(Guest, Box<Make>),
+    Revoke(Guest, What),
+    /// Of one guest, or of all that are gone.
+    RevokeGone(Option<Guest>),
+}
+
+pub(super) struct Make {
+    pub(super) csi: Csi,
+    pub(super) form: Form,
+    pub(super) out: Option<PathBuf>,
+    pub(super) server: Option<String>,
+    /// In PEM.
+    pub(super) authority: Option<Vec<u8>>,
+    pub(super) rotate: bool,
+    /// What goes once the new token is out.
+    pub(super) revoke: Option<What>,
+}
+
+/// Reads it. Every fault is told, not the first only.
+pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
+    let mut faults = Vec::new();
+    let what = args.revoke.as_deref().map(What::from);
+    let gone = what == Some(What::Gone);
+    let many = args.list || gone;
+    let makes = !args.list && (what.is_none() || args.rotate);
+
+    let guest = guest(args, many, &mut faults);
+    let mut refuse = |when: bool, why: &str| {
+        if when {
+            faults.push(why.to_owned());
+        }
+    };
+    refuse(args.list && args.rotate, "--list: changes nothing, so it does not go with --rotate");
+    refuse(args.list && what.is_some(), "--list: changes nothing, so it does not go with --revoke");
+    refuse(args.list && args.dry_run, "--dry-run: --list changes nothing anyway");
+    refuse(
+        args.all_namespaces && !many,
+        "--all-namespaces: goes with --list and --revoke gone; a cloud config is of one --namespace",
+    );
+    refuse(
+        args.rotate && matches!(what, Some(What::All | What::Gone)),
+        "--rotate: --revoke all and --revoke gone take the account, and a new token with it; use --revoke old",
+    );
+    refuse(
+        what == Some(What::Token(String::new())),
+        "--revoke: must be old, all, gone, or the name of a token Secret",
+    );
+    refuse(args.out.is_some() && !makes, "--out: nothing is printed that would go there");
+    refuse(
+        args.out.is_some() && args.dry_run,
+        "--out: --dry-run prints no token and writes no file",
+    );
+    let server = args.server.as_deref().map(text::server);
+    if let Some(Err(why)) = &server {
+        faults.push(why.clone());
+    }
+    if let Some(Err(error)) = args.out.as_deref().map(file::check) {
+        faults.push(format!(
+            "--out {}: {error:#}",
+            args.out.as_deref().unwrap_or("".as_ref()).display()
+        ));
+    }
+    let authority = args.certificate_authority.as_deref().map(authority);
+    if let Some(Err(error)) = &authority {
+        faults.push(format!("--certificate-authority: {error:#}"));
+    }
+    if !faults.is_empty() {
+        return Err(Refused(faults).into());
+    }
+    let work = match (args.list, what, guest.clone()) {
+        (true, ..) => Work::List,
+        (_, Some(What::Gone), guest) => Work::RevokeGone(guest),
+        (_, Some(what), Some(guest)) if !args.rotate => Work::Revoke(guest, what),
+        (_, what, Some(guest)) => Work::Make(
+            guest,
+            Box::new(Make {
+                csi: args.csi.into(),
+                form: args.output.into(),
+                out: args.out.clone(),
+                server: server.transpose().map_err(|why| Refused(vec![why]))?,
+                authority: authority.transpose()?,
+                rotate: args.rotate,
+                revoke: what,
+            }),
+        ),
+        (_, _, None) => anyhow::bail!("--cluster: must be given"),
+    };
+    Ok(Request {
+        namespace: args.namespace.clone(),
+        cluster: args.cluster.clone(),
+        unused_days: args.unused_days.into(),
+        dry_run: args.dry_run,
+        work,
+    })
+}
+
+/// The guest, if one is named.
+fn guest(args: &CloudConfigArgs, many: bool, faults: &mut Vec<String>) -> Option<Guest> {
+    match (&args.namespace, args.all_namespaces) {
+        (Some(_), true) => faults.push("--all-namespaces: --namespace is given as well".to_owned()),
+        (None, false) => {
+            let or = if many { ", or --all-namespaces" } else { "" };
+            faults.push(format!("--namespace: must be given: that of the guest's VMs{or}"));
+        }
+        _ => {}
+    }
+    if args.cluster.is_none() && !many {
+        faults.push("--cluster: must be given: the guest cluster's name".to_owned());
+    }
+    match (&args.cluster, &args.namespace) {
+        (Some(cluster), namespace) => {
+            // Without a namespace its own check would only repeat what was said.
+            let guest = Guest::new(cluster, namespace.as_deref().unwrap_or("n"));
+            match guest {
+                Ok(guest) if namespace.is_some() => return Some(guest),
+                Ok(_) => {}
+                Err(Refused(more)) => faults.extend(more),
+            }
+        }
+        (None, Some(namespace)) => faults.extend(namespace_fault(namespace)),
+        (None, None) => {}
+    }
+    None
+}
+
+/// Certificates from a file, and nothing else.
+fn authority(path: &std::path::Path) -> anyhow::Result<Vec<u8>> {
+    let text = std::fs::read(path).with_context(|| path.display().to_string())?;
+    let mut certificates = 0;
+    for block in Pem::iter_from_buffer(&text) {
+        let block = block.with_context(|| format!("{} is no PEM", path.display()))?;
+        anyhow::ensure!(
+            block.label == "CERTIFICATE",
+            "{} holds a {}: it must hold certificates alone",
+            path.display(),
+            block.label
+        );
+        block.parse_x509().with_context(|| format!("{} holds no certificate", path.display()))?;
+        certificates += 1;
+    }
+    anyhow::ensure!(certificates > 0, "{} holds no certificate in PEM", path.display());
+    Ok(text)
+}

@@ -1,0 +1,159 @@
+//! Texts: the kubeconfig, what carries it into a guest, and the URL in it.
+//!
+//! Invariant: whatever comes from outside is quoted, so that no name, URL or token can be read as
+//! another part of the text.
+
+use std::net::IpAddr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::json;
+
+use super::{Guest, safe_name};
+
+/// Where Harvester notes the address of its API server.
+pub const VIP: (&str, &str, &str) = ("harvester-system", "vip", "ip");
+/// The API server's port there.
+const PORT: u16 = 6443;
+/// Where the charts of RKE2 look for the cloud config.
+const RKE2_PATH: &str = "/var/lib/rancher/rke2/etc/config-files/cloud-provider-config";
+/// Where it was before, and where it is described to be for K3s and for nodes that are set up by hand.
+const PATH: &str = "/etc/kubernetes/cloud-config";
+
+/// What is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// The kubeconfig alone.
+    Kubeconfig,
+    /// A Secret for the guest, which the charts of cloud provider and CSI driver mount.
+    Secret,
+    /// A Secret for the Rancher that provisions the guest.
+    RancherSecret,
+    /// User data for nodes of RKE2.
+    CloudInitRke2,
+    /// User data for nodes of K3s.
+    CloudInitK3s,
+}
+
+/// What a token Secret holds.
+pub struct Material {
+    /// The token.
+    pub token: String,
+    /// The authority of the API server's certificate, in PEM.
+    pub authority: Vec<u8>,
+}
+
+/// The text in its form.
+pub fn text(form: Form, guest: &Guest, server: &str, material: &Material) -> String {
+    let config = kubeconfig(guest, server, material);
+    let encoded = STANDARD.encode(&config);
+    match form {
+        Form::Kubeconfig => config,
+        Form::Secret => format!(
+            "apiVersion: v1\nkind: Secret\nmetadata:\n  name: harvester-csi-config\n  namespace: kube-system\n\
+             type: Opaque\ndata:\n  cloud-provider-config: {encoded}\n"
+        ),
+        Form::RancherSecret => format!(
+            "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {}\n  namespace: fleet-default\n  annotations:\n    \
+             v2prov-secret-authorized-for-cluster: {}\n    \
+             v2prov-authorized-secret-deletes-on-cluster-removal: \"true\"\n\
+             type: Opaque\ndata:\n  credential: {encoded}\n",
+            quoted(&safe_name(&["harvesterconfig", &guest.cluster])),
+            quoted(&guest.cluster),
+        ),
+        Form::CloudInitRke2 => cloud_init(&encoded, &[RKE2_PATH, PATH]),
+        Form::CloudInitK3s => cloud_init(&encoded, &[PATH, RKE2_PATH]),
+    }
+}
+
+/// As Harvester's own: one of each, called `default`.
+fn kubeconfig(guest: &Guest, server: &str, material: &Material) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: default\n  cluster:\n    server: {}\n    \
+         certificate-authority-data: {}\ncontexts:\n- name: default\n  context:\n    cluster: default\n    \
+         namespace: {}\n    user: default\ncurrent-context: default\nusers:\n- name: default\n  user:\n    \
+         token: {}\n",
+        quoted(server),
+        STANDARD.encode(&material.authority),
+        quoted(&guest.namespace),
+        quoted(&material.token),
+    )
+}
+
+/// The token is for root, as which both charts run.
+fn cloud_init(encoded: &str, paths: &[&str]) -> String {
+    let mut text = "#cloud-config\nwrite_files:\n".to_owned();
+    for path in paths {
+        text.push_str(&format!(
+            "- encoding: b64\n  content: {encoded}\n  owner: root:root\n  path: {path}\n  permissions: '0600'\n"
+        ));
+    }
+    text
+}
+
+/// A text in double quotes: what JSON quotes, YAML reads.
+fn quoted(text: &str) -> String {
+    json!(text).to_string()
+}
+
+/// Checks the URL of `--server`.
+pub fn server(url: &str) -> Result<String, String> {
+    let refuse = |why: &str| {
+        Err(format!(
+            "--server {url:?}: {why}: write https://HOST:PORT, as the guest's nodes reach Harvester"
+        ))
+    };
+    let Some(rest) = url.strip_prefix("https://") else {
+        return refuse("the token goes there, so it must be https");
+    };
+    let (host, _) = rest.split_once('/').unwrap_or((rest, ""));
+    if url.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        return refuse("has white space in it");
+    }
+    if rest.contains(['?', '#']) {
+        return refuse("has a query or a fragment");
+    }
+    if host.contains('@') {
+        return refuse("has a user in it, and the token is who the guest is");
+    }
+    let (name, port) = match host.strip_prefix('[').map(|rest| rest.split_once(']')) {
+        Some(Some((inner, after))) => {
+            if inner.parse::<std::net::Ipv6Addr>().is_err() {
+                return refuse("has no IPv6 address in its brackets");
+            }
+            (inner, after)
+        }
+        Some(None) => return refuse("has a bracket too few"),
+        None => host.find(':').map_or((host, ""), |at| host.split_at(at)),
+    };
+    if name.is_empty() {
+        return refuse("names no host");
+    }
+    let port_is_good = port.is_empty()
+        || port.strip_prefix(':').and_then(|p| p.parse::<u16>().ok()).is_some_and(|port| port > 0);
+    if !port_is_good {
+        return refuse("has no port after its host");
+    }
+    Ok(url.trim_end_matches('/').to_owned())
+}
+
+/// The URL where Harvester's own cloud configs lead: the address that it noted.
+pub fn default_server(vip: Option<&str>) -> Result<String, String> {
+    let (namespace, name, key) = VIP;
+    let give = "give --server https://HOST:PORT, as the guest's nodes reach Harvester";
+    match vip.map(|text| text.trim().parse::<IpAddr>()) {
+        Some(Ok(IpAddr::V4(ip))) if !ip.is_unspecified() && !ip.is_loopback() => {
+            Ok(format!("https://{ip}:{PORT}"))
+        }
+        Some(Ok(IpAddr::V6(ip))) if !ip.is_unspecified() && !ip.is_loopback() => {
+            Ok(format!("https://[{ip}]:{PORT}"))
+        }
+        Some(_) => Err(format!(
+            "--server is not given, and ConfigMap {namespace}/{name} holds no address under {key:?}: {give}"
+        )),
+        None => Err(format!(
+            "--server is not given, and ConfigMap {namespace}/{name}, where Harvester notes its address, is not \
+             there: {give}"
+        )),
+    }
+}

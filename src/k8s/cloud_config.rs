@@ -1,0 +1,284 @@
+//! What the `cloud-config` command reads and writes: the accounts, rights and tokens of guest clusters.
+//!
+//! Invariants: nothing is ever changed, only created or deleted, and deleted only as it was seen; of
+//! Secrets the content is read of one at a time, and only of the one that is asked for.
+
+use std::fmt::Debug;
+
+use anyhow::Context as _;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{
+    ClusterRole, ClusterRoleBinding, RoleBinding, RoleRef, Subject as FullSubject,
+};
+use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::core::{ObjectMeta, PartialObjectMeta, Request};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde_json::{Value, json};
+
+use super::{CallError, call};
+use crate::api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine};
+use crate::domain::cloud_config::list::{Machine, Survey};
+use crate::domain::cloud_config::text::{Material, VIP};
+use crate::domain::cloud_config::{
+    ANNOTATION_ACCOUNT, ANNOTATION_ACCOUNT_UID, ANNOTATION_GUEST, ANNOTATION_STANDS_IN, Account,
+    Binding, CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, Found, Guest, Kind,
+    LABEL_INVALID_SINCE, LABEL_LAST_USED, Object, Removal, SHARED_NAMESPACES, Subject, TOKEN_TYPE,
+    Taken, Token,
+};
+
+/// Reads and writes them.
+pub struct Credentials {
+    client: Client,
+}
+
+impl Credentials {
+    /// Nothing is sent yet.
+    pub fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    /// The address that Harvester noted for its API server.
+    pub async fn vip(&self) -> anyhow::Result<Option<String>> {
+        let (namespace, name, key) = VIP;
+        let maps = Api::<ConfigMap>::namespaced(self.client.clone(), namespace);
+        let map = call(maps.get_opt(name)).await;
+        let map = map.with_context(|| format!("read ConfigMap {namespace}/{name}"))?;
+        Ok(map.map(|map| map.data.unwrap_or_default().remove(key).unwrap_or_default()))
+    }
+
+    /// Whether there is such a namespace.
+    pub async fn has_namespace(&self, name: &str) -> anyhow::Result<bool> {
+        let namespaces = Api::<PartialObjectMeta<Namespace>>::all(self.client.clone());
+        let found = call(namespaces.get_opt(name)).await;
+        Ok(found.with_context(|| format!("read Namespace {name}"))?.is_some())
+    }
+
+    /// What there is, in one namespace or in all.
+    pub async fn survey(&self, namespace: Option<&str>) -> anyhow::Result<Survey> {
+        let accounts = self.metadata::<ServiceAccount>(namespace, "").await?;
+        let tokens = self.metadata::<Secret>(namespace, &format!("type={TOKEN_TYPE}")).await?;
+        let place = |meta: &ObjectMeta| meta.namespace.clone().unwrap_or_default();
+        Ok(Survey {
+            accounts: accounts
+                .into_iter()
+                .map(|m| ((place(&m), m.name.clone().unwrap_or_default()), account(&m)))
+                .collect(),
+            bindings: self.bindings(namespace).await?,
+            tokens: tokens.into_iter().map(|meta| (place(&meta), token(&meta))).collect(),
+            machines: None,
+        })
+    }
+
+    /// The VMs, in one namespace or in all.
+    pub async fn machines(&self, namespace: Option<&str>) -> anyhow::Result<Vec<Machine>> {
+        let machine = |meta: ObjectMeta| {
+            let labels = meta.labels.unwrap_or_default();
+            Machine {
+                namespace: meta.namespace.unwrap_or_default(),
+                name: meta.name.unwrap_or_default(),
+                cluster: labels.get(LABEL_GUEST_CLUSTER).cloned(),
+                by_driver: labels.get(LABEL_CREATOR).is_some_and(|by| by == NODE_DRIVER),
+            }
+        };
+        let all = self.metadata::<VirtualMachine>(namespace, "").await?;
+        Ok(all.into_iter().map(machine).collect())
+    }
+
+    /// What there is of one guest's credential. `names`: Secrets that may be of another type.
+    pub async fn found(&self, guest: &Guest, names: &[String]) -> anyhow::Result<Found> {
+        let mut found = self.survey(Some(&guest.namespace)).await?.found(guest);
+        let roles = Api::<ClusterRole>::all(self.client.clone());
+        for name in [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED] {
+            let role = call(roles.get_opt(name)).await;
+            if let Some(role) = role.with_context(|| format!("read ClusterRole {name}"))? {
+                found.roles.insert(name.to_owned(), json!(role.rules));
+            }
+        }
+        for name in SHARED_NAMESPACES {
+            if self.has_namespace(name).await? {
+                found.shared.insert(name.to_owned());
+            }
+        }
+        let secrets =
+            Api::<PartialObjectMeta<Secret>>::namespaced(self.client.clone(), &guest.namespace);
+        for name in names.iter().filter(|n| found.tokens.iter().all(|token| token.name != **n)) {
+            let secret = call(secrets.get_opt(name)).await;
+            let secret =
+                secret.with_context(|| format!("read Secret {}/{name}", guest.namespace))?;
+            if let Some(secret) = secret {
+                let taken = Taken {
+                    uid: secret.uid().unwrap_or_default(),
+                    version: secret.resource_version().unwrap_or_default(),
+                    stands_for: secret.annotations().get(ANNOTATION_STANDS_IN).cloned(),
+                };
+                found.taken.insert(name.clone(), taken);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Metadata of a kind's objects, as a field selector chooses them.
+    async fn metadata<K>(
+        &self,
+        namespace: Option<&str>,
+        fields: &str,
+    ) -> anyhow::Result<Vec<ObjectMeta>>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Debug + Clone,
+    {
+        let api = scoped::<PartialObjectMeta<K>>(&self.client, namespace);
+        let list = call(api.list(&ListParams::default().fields(fields))).await;
+        let list = list.with_context(|| format!("list {}", K::plural(&())))?;
+        Ok(list.items.into_iter().map(|object| object.metadata).collect())
+    }
+
+    /// ClusterRoleBindings, and RoleBindings of the namespace and of those that guests share.
+    async fn bindings(&self, namespace: Option<&str>) -> anyhow::Result<Vec<Binding>> {
+        let all = Api::<ClusterRoleBinding>::all(self.client.clone());
+        let list =
+            call(all.list(&ListParams::default())).await.context("list ClusterRoleBindings")?;
+        let wide = |b: ClusterRoleBinding| binding(b.metadata, b.role_ref, b.subjects);
+        let mut bindings: Vec<_> = list.items.into_iter().map(wide).collect();
+        let places: Vec<Option<&str>> = match namespace {
+            None => vec![None],
+            Some(own) => {
+                let shared = SHARED_NAMESPACES.into_iter().filter(|shared| *shared != own);
+                [own].into_iter().chain(shared).map(Some).collect()
+            }
+        };
+        for place in places {
+            let api = scoped::<RoleBinding>(&self.client, place);
+            let list = call(api.list(&ListParams::default())).await.context("list RoleBindings")?;
+            let narrow = |b: RoleBinding| binding(b.metadata, b.role_ref, b.subjects);
+            bindings.extend(list.items.into_iter().map(narrow));
+        }
+        Ok(bindings)
+    }
+
+    /// Creates an object.
+    pub async fn create(&self, object: &Object, body: &Value) -> Result<(), CallError> {
+        let (url, version) = place(object);
+        let mut body = body.clone();
+        body["apiVersion"] = json!(version);
+        body["kind"] = json!(format!("{:?}", object.kind));
+        body["metadata"]["name"] = json!(object.name);
+        let bytes = serde_json::to_vec(&body).map_err(kube::Error::SerdeError)?;
+        let request = Request::new(url).create(&PostParams::default(), bytes);
+        self.send(request).await
+    }
+
+    /// Creates a Secret with the content of another in its namespace.
+    pub async fn copy(&self, object: &Object, body: &Value, from: &str) -> Result<(), CallError> {
+        let namespace = object.namespace.as_deref().unwrap_or_default();
+        let secrets = Api::<Secret>::namespaced(self.client.clone(), namespace);
+        let mut body = body.clone();
+        body["data"] = json!(call(secrets.get(from)).await?.data);
+        self.create(object, &body).await
+    }
+
+    /// Deletes an object, if it is as it was seen.
+    pub async fn remove(&self, removal: &Removal) -> Result<(), CallError> {
+        let preconditions = Preconditions {
+            uid: Some(removal.uid.clone()),
+            resource_version: Some(removal.version.clone()),
+        };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let request = Request::new(place(&removal.object).0).delete(&removal.object.name, &params);
+        self.send(request).await
+    }
+
+    async fn send(
+        &self,
+        request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> Result<(), CallError> {
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        // The answer is not looked at: a Secret's would hold its content.
+        call(self.client.request_text(request)).await.map(drop)
+    }
+
+    /// What a token Secret holds. `None`: not yet, or not any more.
+    pub async fn material(&self, namespace: &str, name: &str) -> anyhow::Result<Option<Material>> {
+        let secrets = Api::<Secret>::namespaced(self.client.clone(), namespace);
+        let secret = call(secrets.get_opt(name)).await;
+        let secret = secret.with_context(|| format!("read Secret {namespace}/{name}"))?;
+        let mut data = secret.and_then(|s| s.data).unwrap_or_default();
+        let (Some(token), Some(authority)) = (data.remove("token"), data.remove("ca.crt")) else {
+            return Ok(None);
+        };
+        let token = String::from_utf8(token.0)
+            .map_err(|_| anyhow::anyhow!("Secret {namespace}/{name}: the token is no text"))?;
+        Ok(Some(Material { token, authority: authority.0 }))
+    }
+}
+
+/// Where a kind's objects are, and the version of that.
+fn place(object: &Object) -> (String, String) {
+    fn of<K: Resource<DynamicType = ()>>(namespace: Option<&str>) -> (String, String) {
+        (K::url_path(&(), namespace), K::api_version(&()).into_owned())
+    }
+    let namespace = object.namespace.as_deref();
+    match object.kind {
+        Kind::ServiceAccount => of::<ServiceAccount>(namespace),
+        Kind::Secret => of::<Secret>(namespace),
+        Kind::ClusterRole => of::<ClusterRole>(namespace),
+        Kind::RoleBinding => of::<RoleBinding>(namespace),
+        Kind::ClusterRoleBinding => of::<ClusterRoleBinding>(namespace),
+    }
+}
+
+fn scoped<K>(client: &Client, namespace: Option<&str>) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
+}
+
+fn created(meta: &ObjectMeta) -> i64 {
+    meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
+}
+
+fn account(meta: &ObjectMeta) -> Account {
+    let annotations = meta.annotations.as_ref();
+    Account {
+        uid: meta.uid.clone().unwrap_or_default(),
+        version: meta.resource_version.clone().unwrap_or_default(),
+        created: created(meta),
+        made_for: annotations.and_then(|all| all.get(ANNOTATION_GUEST)).cloned(),
+    }
+}
+
+fn token(meta: &ObjectMeta) -> Token {
+    let annotation = |key: &str| {
+        meta.annotations.as_ref().and_then(|all| all.get(key)).cloned().unwrap_or_default()
+    };
+    let label = |key: &str| meta.labels.as_ref().and_then(|all| all.get(key)).cloned();
+    Token {
+        name: meta.name.clone().unwrap_or_default(),
+        account: (annotation(ANNOTATION_ACCOUNT), annotation(ANNOTATION_ACCOUNT_UID)),
+        uid: meta.uid.clone().unwrap_or_default(),
+        version: meta.resource_version.clone().unwrap_or_default(),
+        created: created(meta),
+        last_used: label(LABEL_LAST_USED),
+        invalid_since: label(LABEL_INVALID_SINCE),
+    }
+}
+
+fn binding(meta: ObjectMeta, role: RoleRef, subjects: Option<Vec<FullSubject>>) -> Binding {
+    let subject = |s: FullSubject| Subject {
+        kind: s.kind,
+        namespace: s.namespace.unwrap_or_default(),
+        name: s.name,
+    };
+    Binding {
+        namespace: meta.namespace,
+        name: meta.name.unwrap_or_default(),
+        role: (role.kind, role.name),
+        subjects: subjects.unwrap_or_default().into_iter().map(subject).collect(),
+        uid: meta.uid.unwrap_or_default(),
+        version: meta.resource_version.unwrap_or_default(),
+    }
+}
