@@ -159,7 +159,7 @@ impl Hand {
             Some(server) => server.clone(),
             None => text::default_server(self.api.vip().await?.as_deref()).map_err(refused)?,
         };
-        let stamp = Utc::now().format("%Y%m%d%H%M%S").to_string();
+        let stamp = Utc::now().format("%Y%m%d%H%M%S%3f").to_string();
         let names = [guest.token(), wanted_token(guest, &Found::default(), &stamp, true)];
         let found = self.api.found(guest, &names).await?;
         let token = wanted_token(guest, &found, &stamp, make.rotate);

@@ -7,6 +7,7 @@ mod admission;
 mod allocation;
 mod architecture;
 mod chart;
+mod cloud_config;
 mod crash;
 mod crds;
 mod datapath;

@@ -1,1 +1,481 @@
+//! What is made, handed out, taken away and told, given what there is.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use super::list::{Credential, Machine, Survey, table};
+use super::text::{Form, Material, default_server, server, text};
+use super::*;
+
+const NOW: i64 = 1_800_000_000;
+const DAY: i64 = 24 * 60 * 60;
+
+fn guest() -> Guest {
+    Guest::new("blue", "guests").unwrap()
+}
+
+fn token(name: &str, created: i64) -> Token {
+    Token {
+        name: name.to_owned(),
+        account: ("blue".to_owned(), "u1".to_owned()),
+        uid: format!("uid of {name}"),
+        version: "1".to_owned(),
+        created,
+        ..Token::default()
+    }
+}
+
+fn used(name: &str, created: i64, day: &str) -> Token {
+    Token { last_used: Some(day.to_owned()), ..token(name, created) }
+}
+
+fn binding(namespace: Option<&str>, name: &str, role: &str, accounts: &[&str]) -> Binding {
+    let subject = |name: &&str| Subject { name: (*name).to_owned(), ..guest().subject() };
+    Binding {
+        namespace: namespace.map(str::to_owned),
+        name: name.to_owned(),
+        role: ("ClusterRole".to_owned(), role.to_owned()),
+        subjects: accounts.iter().map(subject).collect(),
+        ..Binding::default()
+    }
+}
+
+/// A cluster with Harvester's roles and nothing of the guest.
+fn empty() -> Found {
+    let roles = [CLOUD_PROVIDER, CSI_DRIVER].map(|role| (role.to_owned(), json!([])));
+    Found {
+        roles: roles.into(),
+        shared: ["harvester-system".to_owned()].into(),
+        ..Found::default()
+    }
+}
+
+/// All that a guest has.
+fn whole() -> Found {
+    Found {
+        account: Some(Account { uid: "u1".to_owned(), created: NOW, ..Account::default() }),
+        bindings: vec![
+            binding(Some("guests"), "guests-blue", CLOUD_PROVIDER, &["blue"]),
+            binding(None, "guests-blue", CSI_DRIVER, &["blue"]),
+        ],
+        tokens: vec![token("blue-token", NOW)],
+        ..empty()
+    }
+}
+
+fn names(steps: &[Step]) -> Vec<String> {
+    steps.iter().map(|step| step.object.to_string()).collect()
+}
+
+fn said(result: Result<Vec<Step>, Refused>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn names_are_harvesters() {
+    assert_eq!((guest().binding(), guest().token()), ("guests-blue".into(), "blue-token".into()));
+    let (n, c) = ("n".repeat(20), "c".repeat(36));
+    assert_eq!(safe_name(&[&n, &"c".repeat(42)]), format!("{n}-{}", "c".repeat(42)));
+    assert_eq!(safe_name(&[&n, &"c".repeat(43)]), format!("{n}-{c}-9ba02"));
+    let cut = format!("{}-{}", "c".repeat(35), "d".repeat(20));
+    assert_eq!(safe_name(&[&n, &cut]), format!("{n}-{}-8996c1", "c".repeat(35)));
+    for bad in ["", "B", "-a", "a-", "a_b", "a..b", "ä", "default", "a b", "a\n"] {
+        assert!(Guest::new(bad, "guests").is_err(), "{bad:?}");
+    }
+    for good in ["a", "rke2-guest-01", "harvester.cp", "0"] {
+        assert!(Guest::new(good, "guests").is_ok(), "{good}");
+    }
+    assert_eq!(Guest::new("A", "B").unwrap_err().0.len(), 2);
+}
+
+#[test]
+fn what_is_missing_is_made_in_order_and_what_is_there_is_left() {
+    let all = plan(&guest(), Csi::Harvester, "blue-token", &empty()).unwrap();
+    let expected = [
+        "ServiceAccount guests/blue",
+        "RoleBinding guests/guests-blue",
+        "ClusterRoleBinding guests-blue",
+        "Secret guests/blue-token",
+    ];
+    assert_eq!(names(&all), expected);
+    assert_eq!(plan(&guest(), Csi::Harvester, "blue-token", &whole()).unwrap(), []);
+    // Each piece by itself.
+    type Spoil = fn(&mut Found);
+    let spoils: [(Spoil, &str); 3] = [
+        (|found| drop(found.bindings.remove(0)), expected[1]),
+        (|found| drop(found.bindings.remove(1)), expected[2]),
+        (|found| found.tokens.clear(), expected[3]),
+    ];
+    for (spoil, missing) in spoils {
+        let mut found = whole();
+        found.account.as_mut().unwrap().made_for = Some("blue".to_owned());
+        spoil(&mut found);
+        assert_eq!(
+            names(&plan(&guest(), Csi::Harvester, "blue-token", &found).unwrap()),
+            [missing]
+        );
+    }
+    let steps = plan(&guest(), Csi::Narrow, "blue-token", &empty()).unwrap();
+    assert_eq!(
+        names(&steps),
+        [
+            expected[0],
+            "ClusterRole harvester-guest-operator:csi-cluster",
+            "ClusterRole harvester-guest-operator:csi-shared",
+            expected[1],
+            "RoleBinding guests/guests-blue:csi",
+            expected[2],
+            "RoleBinding harvester-system/guests-blue:csi",
+            expected[3],
+        ]
+    );
+    // An owner in another namespace would be none, and the garbage collector would take the binding.
+    let owners =
+        |at: usize| steps[at].body["metadata"]["ownerReferences"].as_array().unwrap().len();
+    assert_eq!((owners(4), owners(5), owners(6)), (1, 1, 0));
+    let none = plan(&guest(), Csi::None, "blue-token", &empty()).unwrap();
+    assert_eq!(names(&none), [expected[0], expected[1], expected[3]]);
+}
+
+#[test]
+fn foreign_objects_are_named() {
+    let with = |change: &dyn Fn(&mut Found)| {
+        let mut found = whole();
+        change(&mut found);
+        said(plan(&guest(), Csi::Harvester, "blue-token", &found))
+    };
+    let has = |said: String, words: &[&str]| {
+        words.iter().for_each(|w| assert!(said.contains(w), "{said}"))
+    };
+    has(with(&|f| f.bindings.clear()), &["ServiceAccount guests/blue", ANNOTATION_GUEST]);
+    has(with(&|f| f.bindings[0].role.1 = "view".into()), &["RoleBinding guests/guests-blue"]);
+    has(
+        with(&|f| f.bindings[0].role.0 = "Role".into()),
+        &["RoleBinding guests/guests-blue", "Role "],
+    );
+    has(
+        with(&|f| f.bindings[1].role.1 = "view".into()),
+        &["ClusterRoleBinding guests-blue", "view"],
+    );
+    has(with(&|f| f.bindings[1].role.1 = CSI_CLUSTER.into()), &["--csi narrow"]);
+    has(
+        with(&|f| f.bindings[1].subjects.push(Subject::default())),
+        &["ClusterRoleBinding", "alone"],
+    );
+    has(with(&|f| f.bindings[1].subjects.clear()), &["nobody", "--csi none"]);
+    has(with(&|f| f.tokens[0].account.0 = "red".into()), &["Secret guests/blue-token", "red"]);
+    has(with(&|f| f.tokens[0].account.1 = "u0".into()), &["Secret guests/blue-token", "earlier"]);
+    let taken = |f: &mut Found| {
+        f.tokens.clear();
+        f.taken.insert("blue-token".into(), Taken::default());
+    };
+    has(with(&taken), &["Secret guests/blue-token", "not ours"]);
+    has(with(&|f| f.roles.clear()), &[CLOUD_PROVIDER, CSI_DRIVER, "--csi"]);
+    // What the UI made for the whole cluster is more than narrow rights, and stays.
+    let mut found = whole();
+    found.roles.insert(CSI_SHARED.into(), json!([]));
+    let narrow = plan(&guest(), Csi::Narrow, "blue-token", &found);
+    has(said(narrow), &[CSI_SHARED, "other rules"]);
+}
+
+#[test]
+fn the_newest_valid_token_is_handed_out_and_no_name_comes_back() {
+    let wanted = |found: &Found| wanted_token(&guest(), found, "STAMP", false);
+    assert_eq!(wanted(&empty()), "blue-token");
+    assert_eq!(wanted(&whole()), "blue-token");
+    assert_eq!(wanted_token(&guest(), &whole(), "STAMP", true), "blue-token-STAMP");
+    let mut found = whole();
+    found.tokens.push(token("blue-token-2", NOW + 1));
+    found.tokens.push(token("blue-token-1", NOW + 1));
+    assert_eq!(wanted(&found), "blue-token-2");
+    found.tokens[1].invalid_since = Some("2027-01-01".to_owned());
+    assert_eq!(wanted(&found), "blue-token-1");
+    found.tokens.iter_mut().for_each(|token| token.invalid_since = Some("2027-01-01".to_owned()));
+    assert_eq!(wanted(&found), "blue-token-STAMP");
+    found.tokens.clear();
+    let stands_for = Some(String::new());
+    found.taken.insert("blue-token".into(), Taken { stands_for, ..Taken::default() });
+    assert_eq!(wanted(&found), "blue-token-STAMP");
+    // Another account's token, or one of an earlier account, is none of ours.
+    let mut found = whole();
+    found.tokens[0].account.1 = "u0".to_owned();
+    assert_eq!(found.valid(&guest()), Vec::<&Token>::new());
+}
+
+fn going(found: &Found, what: &What, kept: Option<&str>) -> Vec<String> {
+    let removals = revoke(&guest(), found, what, kept).unwrap().removals;
+    removals.iter().map(|removal| removal.object.to_string()).collect()
+}
+
+#[test]
+fn old_tokens_go_when_the_new_one_is_in_use() {
+    let mut found = whole();
+    found.tokens = vec![used("blue-token", NOW, "2027-01-15"), token("blue-token-2", NOW + 1)];
+    let refused = revoke(&guest(), &found, &What::Old, None).unwrap_err().to_string();
+    assert!(
+        refused.contains("blue-token-2") && refused.contains("--revoke blue-token"),
+        "{refused}"
+    );
+    assert_eq!(going(&found, &What::Old, Some("blue-token-2")), ["Secret guests/blue-token"]);
+    assert_eq!(going(&found, &What::from("blue-token"), None), ["Secret guests/blue-token"]);
+    found.tokens[1].last_used = Some("2027-01-15".to_owned());
+    assert_eq!(going(&found, &What::Old, None), ["Secret guests/blue-token"]);
+    // Nobody used either.
+    found.tokens.iter_mut().for_each(|token| token.last_used = None);
+    assert_eq!(going(&found, &What::Old, None), ["Secret guests/blue-token"]);
+    found
+        .tokens
+        .push(Token { account: ("red".into(), "u2".into()), ..token("red-token", NOW + 9) });
+    assert_eq!(going(&found, &What::Old, None), ["Secret guests/blue-token"]);
+    let other = revoke(&guest(), &found, &What::from("red-token"), None).unwrap_err().to_string();
+    assert!(other.contains("--revoke \"red-token\"") && other.contains("blue-token, blue-token-2"));
+}
+
+#[test]
+fn access_goes_first_and_the_last_trace_last() {
+    let mut found = whole();
+    found.bindings.push(binding(Some("longhorn-system"), "guests-blue:csi", CSI_SHARED, &["blue"]));
+    found.bindings.push(binding(None, "blue", CLOUD_PROVIDER, &["blue"]));
+    found.bindings.push(binding(None, "team", CSI_DRIVER, &["blue", "red"]));
+    found.bindings.push(binding(Some("guests"), "their-own", "view", &["blue"]));
+    let expected = [
+        "Secret guests/blue-token",
+        "ClusterRoleBinding guests-blue",
+        "ClusterRoleBinding blue",
+        "RoleBinding longhorn-system/guests-blue:csi",
+        "ServiceAccount guests/blue",
+        "RoleBinding guests/guests-blue",
+    ];
+    assert_eq!(going(&found, &What::All, None), expected);
+    let left = revoke(&guest(), &found, &What::All, None).unwrap().left;
+    assert!(left.len() == 1 && left[0].contains("team"), "{left:?}");
+    // At any point of a run that ended early the rest is still found.
+    found.tokens.clear();
+    found.bindings.retain(|b| b.namespace.as_deref() == Some("guests"));
+    assert_eq!(going(&found, &What::All, None), expected[4..]);
+    found.account = None;
+    assert_eq!(going(&found, &What::All, None), expected[5..]);
+    found.bindings.clear();
+    found.account = Some(Account::default());
+    assert!(
+        revoke(&guest(), &found, &What::All, None).is_err(),
+        "an account that is not the guest's"
+    );
+}
+
+#[test]
+fn a_stand_in_holds_the_name_of_a_first_token_that_is_gone() {
+    let of = |found: &Found, kept: Option<&str>, make| {
+        stand_in(&guest(), found, kept, make)
+            .map(|s| (s.old.is_some(), s.copies.unwrap_or_default()))
+    };
+    let mut found = whole();
+    assert_eq!(of(&found, Some("blue-token"), true), None, "the first token is there");
+    assert_eq!(of(&found, Some("blue-token-2"), true), None, "the first token is there");
+    found.tokens = vec![token("blue-token-2", NOW)];
+    assert_eq!(of(&found, Some("blue-token-2"), false), None, "nobody revoked a first token");
+    assert_eq!(of(&found, Some("blue-token-2"), true), Some((false, "blue-token-2".into())));
+    assert_eq!(of(&found, None, true), Some((false, String::new())));
+    let mut holds = |what: Option<&str>| {
+        let stands_for = what.map(str::to_owned);
+        found.taken.insert("blue-token".into(), Taken { stands_for, ..Taken::default() });
+        of(&found, Some("blue-token-3"), false)
+    };
+    assert_eq!(holds(Some("blue-token-3")), None);
+    assert_eq!(holds(Some("blue-token-2")), Some((true, "blue-token-3".into())));
+    assert_eq!(holds(None), None, "somebody else's Secret");
+    found.account = None;
+    assert_eq!(of(&found, None, true), None);
+}
+
+fn credential(machines: Option<usize>, found: Found) -> Credential {
+    Credential { guest: guest(), found, machines }
+}
+
+#[test]
+fn a_guest_is_gone_without_vms_and_without_use() {
+    let gone =
+        |machines, found: Found, days| credential(machines, found).lives(NOW, days).is_none();
+    let aged = |created: i64, last_used: Option<&str>| {
+        let mut found = whole();
+        found.account.as_mut().unwrap().created = created;
+        found.tokens[0].created = created;
+        found.tokens[0].last_used = last_used.map(str::to_owned);
+        found
+    };
+    // NOW is on 2027-01-15.
+    assert!(!gone(Some(1), aged(0, None), 7) && !gone(None, aged(0, None), 7));
+    assert!(
+        gone(Some(0), aged(NOW - 7 * DAY, None), 7) && !gone(Some(0), aged(NOW - 6 * DAY, None), 7)
+    );
+    assert!(
+        gone(Some(0), aged(0, Some("2027-01-08")), 7)
+            && !gone(Some(0), aged(0, Some("2027-01-09")), 7)
+    );
+    // A day that cannot be read says nothing; a future one is today.
+    assert!(
+        gone(Some(0), aged(0, Some("yesterday")), 7)
+            && !gone(Some(0), aged(0, Some("2030-01-01")), 7)
+    );
+    assert!(gone(Some(0), aged(NOW, None), 0));
+    assert!(
+        gone(Some(0), Found { account: None, ..aged(NOW, None) }, 7),
+        "nobody can use what is left"
+    );
+    // One renewed token is use enough.
+    let mut found = aged(0, None);
+    found.tokens.push(token("blue-token-2", NOW));
+    assert!(!gone(Some(0), found, 7));
+}
+
+#[test]
+fn guests_are_known_by_their_vms() {
+    let vm = |name: &str, namespace: &str, cluster: Option<&str>, by_driver| Machine {
+        namespace: namespace.into(),
+        name: name.into(),
+        cluster: cluster.map(str::to_owned),
+        by_driver,
+    };
+    let survey = |machines: Vec<Machine>| Survey {
+        bindings: whole().bindings,
+        machines: Some(machines),
+        ..Survey::default()
+    };
+    let count = |machine: Machine| survey(vec![machine]).credentials(None)[0].machines;
+    assert_eq!(count(vm("x", "guests", Some("blue"), false)), Some(1));
+    assert_eq!(count(vm("blue-pool-1", "guests", None, true)), Some(1));
+    assert_eq!(count(vm("blue-pool-1", "guests", Some("blue-2"), true)), Some(0));
+    assert_eq!(count(vm("blue-pool-1", "guests", None, false)), Some(0));
+    assert_eq!(count(vm("bluer", "guests", None, true)), Some(0));
+    assert_eq!(count(vm("x", "other", Some("blue"), true)), Some(0));
+    let survey = Survey { machines: None, ..survey(Vec::new()) };
+    assert_eq!(survey.credentials(Some("guests"))[0].machines, None);
+    assert_eq!(survey.credentials(Some("other")), []);
+}
+
+#[test]
+fn the_table_says_what_there_is() {
+    let mut found = whole();
+    found.tokens = vec![
+        used("blue-token", NOW - 40 * DAY, "2027-01-14"),
+        Token { invalid_since: Some("2027-01-01".into()), ..token("blue-token-1", NOW - 3 * 3600) },
+        token("blue-token-2", NOW - 61),
+    ];
+    found.bindings.push(binding(None, "blue", CLOUD_PROVIDER, &["blue"]));
+    let left = Found { account: None, tokens: Vec::new(), ..whole() };
+    let mut over = credential(None, left);
+    over.guest.cluster = "red".to_owned();
+    let text = table(&[credential(Some(2), found), over], NOW, 7);
+    let lines: Vec<Vec<&str>> = text
+        .lines()
+        .map(|line| line.split("   ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
+        .collect();
+    assert_eq!(lines[0], ["NAMESPACE", "CLUSTER", "TOKEN", "AGE", "LAST USED", "GUEST", "NOTES"]);
+    assert_eq!(lines[1][..6], ["guests", "blue", "blue-token", "40d", "2027-01-14", "2 VMs"]);
+    assert!(lines[1][6].starts_with("ClusterRoleBinding blue lets the guest"), "{text}");
+    assert_eq!(
+        lines[2],
+        ["guests", "blue", "blue-token-1", "3h", "never", "2 VMs", "refused since 2027-01-01"]
+    );
+    assert_eq!(lines[3], ["guests", "blue", "blue-token-2", "61s", "never", "2 VMs", "newest"]);
+    assert_eq!(lines[4][..6], ["guests", "red", "-", "-", "-", "unknown"]);
+    assert!(lines[4][6].contains("left over"), "{text}");
+}
+
+fn material() -> Material {
+    Material { token: "eyJ.a.b\"\n".to_owned(), authority: b"PEM".to_vec() }
+}
+
+const CONFIG: &str = r#"apiVersion: v1
+kind: Config
+clusters:
+- name: default
+  cluster:
+    server: "https://192.168.7.10:6443"
+    certificate-authority-data: UEVN
+contexts:
+- name: default
+  context:
+    cluster: default
+    namespace: "guests"
+    user: default
+current-context: default
+users:
+- name: default
+  user:
+    token: "eyJ.a.b\"\n"
+"#;
+
+#[test]
+fn texts_are_what_clients_read() {
+    let of = |form| text(form, &guest(), "https://192.168.7.10:6443", &material());
+    assert_eq!(of(Form::Kubeconfig), CONFIG);
+    let read = |text: &str| serde_saphyr::from_str::<Value>(text).unwrap();
+    assert_eq!(read(CONFIG)["users"][0]["user"]["token"], "eyJ.a.b\"\n");
+    let decoded = |value: &Value| {
+        String::from_utf8(STANDARD.decode(value.as_str().unwrap()).unwrap()).unwrap()
+    };
+    assert_eq!(decoded(&read(&of(Form::Secret))["data"]["cloud-provider-config"]), CONFIG);
+    let encoded = STANDARD.encode(CONFIG);
+    let file = |path: &str| {
+        format!(
+            "- encoding: b64\n  content: {encoded}\n  owner: root:root\n  path: {path}\n  permissions: '0600'\n"
+        )
+    };
+    let (rke2, old) = (
+        "/var/lib/rancher/rke2/etc/config-files/cloud-provider-config",
+        "/etc/kubernetes/cloud-config",
+    );
+    let golden = format!("#cloud-config\nwrite_files:\n{}{}", file(rke2), file(old));
+    assert_eq!(of(Form::CloudInitRke2), golden);
+    let golden = format!("#cloud-config\nwrite_files:\n{}{}", file(old), file(rke2));
+    assert_eq!(of(Form::CloudInitK3s), golden);
+    assert_eq!(decoded(&read(&golden)["write_files"][1]["content"]), CONFIG);
+    // A name that YAML would take for something else.
+    let odd = Guest::new("true", "123").unwrap();
+    let secret = read(&text(Form::RancherSecret, &odd, "https://h", &material()));
+    let annotations = &secret["metadata"]["annotations"];
+    assert_eq!(annotations["v2prov-secret-authorized-for-cluster"], "true");
+    assert_eq!(secret["metadata"]["name"], "harvesterconfig-true");
+    let config = read(&decoded(&secret["data"]["credential"]));
+    assert_eq!(config["contexts"][0]["context"]["namespace"], "123");
+}
+
+#[test]
+fn servers_are_checked() {
+    for good in
+        ["https://h", "https://h:6443", "https://[fd00::1]:6443", "https://r/k8s/clusters/local"]
+    {
+        assert_eq!(server(good).as_deref(), Ok(good));
+    }
+    assert_eq!(server("https://h/").as_deref(), Ok("https://h"));
+    for bad in [
+        "",
+        "h",
+        "http://h",
+        "https://",
+        "https:///x",
+        "https://:1",
+        "https://h:",
+        "https://h:x",
+        "https://h:65536",
+        "https://h:0",
+        "https://[h]",
+        "https://[::1",
+        "https://[::1]x",
+        "https://u@h",
+        "https://h?x",
+        "https://h#x",
+        "https://h x",
+        "https://h\n",
+        "https://fd00::1",
+    ] {
+        assert!(server(bad).is_err_and(|why| why.starts_with("--server")), "{bad}");
+    }
+    assert_eq!(default_server(Some("10.0.0.1")).as_deref(), Ok("https://10.0.0.1:6443"));
+    assert_eq!(default_server(Some(" fd00::1\n")).as_deref(), Ok("https://[fd00::1]:6443"));
+    for bad in [None, Some(""), Some("host"), Some("0.0.0.0"), Some("127.0.0.1"), Some("::1")] {
+        assert!(default_server(bad).is_err_and(|why| why.starts_with("--server")), "{bad:?}");
+    }
+}

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use anyhow::Result;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose,
+    KeyPair, KeyUsagePurpose, PKCS_RSA_SHA256, RsaKeySize,
 };
 
 /// A certificate authority that lives as long as the test does.
@@ -59,8 +59,9 @@ impl Authority {
     }
 }
 
-/// A key pair in PEM, private half first; it signs the tokens of service accounts.
+/// A key pair in PEM, private half first; it signs the tokens of service accounts. RSA, as in clusters
+/// of RKE2 and kubeadm: what is signed twice has the same signature then.
 pub(crate) fn signing_key() -> Result<(String, String)> {
-    let key = KeyPair::generate()?;
+    let key = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048)?;
     Ok((key.serialize_pem(), key.public_key_pem()))
 }

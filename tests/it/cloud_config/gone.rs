@@ -1,0 +1,150 @@
+//! Credentials whose guest is gone: how they are told from others, and how they go.
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
+use kube::Api;
+use kube::api::{DeleteParams, ListParams};
+use serde_json::{Value, json};
+use testbed::eventually;
+
+use super::{Harvester, run, who};
+use crate::support::SOON;
+
+fn vm(name: &str, labels: &Value) -> String {
+    json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+        "metadata": {"name": name, "namespace": "guests", "labels": labels}, "spec": {}})
+    .to_string()
+}
+
+/// The row of a cluster.
+fn row<'a>(list: &'a str, cluster: &str) -> &'a str {
+    list.lines().find(|line| line.split_whitespace().nth(1) == Some(cluster)).unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_is_gone_is_found_and_nobody_else() -> Result<()> {
+    let harvester = Harvester::start().await?;
+    let bed = &harvester.cluster.bed;
+    bed.apply_yaml(&vm("one", &json!({"guestcluster.harvesterhci.io/name": "labelled"}))).await?;
+    // Older node drivers write no such label.
+    bed.apply_yaml(&vm(
+        "older-pool1-x",
+        &json!({"harvesterhci.io/creator": "docker-machine-driver-harvester"}),
+    ))
+    .await?;
+    // A VM of a person, whose name means nothing; and a guest of another's name.
+    bed.apply_yaml(&vm("removed-by-hand", &json!({"harvesterhci.io/creator": "harvester"})))
+        .await?;
+    bed.apply_yaml(&vm("removed-pool", &json!({"guestcluster.harvesterhci.io/name": "labelled", "harvesterhci.io/creator": "docker-machine-driver-harvester"}))).await?;
+    let mut configs = Vec::new();
+    for cluster in ["labelled", "older", "removed"] {
+        configs.push(harvester.done(&["--cluster", cluster]).await?);
+    }
+    let narrow = harvester.done(&["--cluster", "narrow", "--csi", "narrow"]).await?;
+    // The same name elsewhere is another guest.
+    let elsewhere = ["--namespace", "other", "--server", bed.url(), "--cluster", "labelled"];
+    let elsewhere = run(&harvester.kubeconfig, &elsewhere).await?;
+    ensure!(elsewhere.ok, "{elsewhere:?}");
+
+    // A new credential belongs to a guest that is yet to come.
+    let list = harvester.done(&["--list"]).await?;
+    for (cluster, guest) in
+        [("labelled", "2 VMs"), ("older", "1 VM"), ("removed", "no VMs"), ("narrow", "no VMs")]
+    {
+        ensure!(row(&list, cluster).contains(guest), "{cluster}: {list}");
+    }
+    let nothing = harvester.run(&["--revoke", "gone"]).await?;
+    ensure!(nothing.ok && nothing.said.is_empty(), "{nothing:?}");
+    let list = harvester.done(&["--list", "--unused-days", "0"]).await?;
+    for (cluster, guest) in
+        [("labelled", "2 VMs"), ("older", "1 VM"), ("removed", "gone"), ("narrow", "gone")]
+    {
+        ensure!(row(&list, cluster).contains(guest), "{cluster}: {list}");
+    }
+    let all = run(&harvester.kubeconfig, &["--list", "-A", "--unused-days", "0"]).await?;
+    ensure!(all.out.lines().count() == 6 && all.out.contains("other       labelled"), "{all:?}");
+
+    let said = harvester
+        .refused(&["--cluster", "older", "--revoke", "gone", "--unused-days", "0"])
+        .await?;
+    ensure!(said.contains("--revoke gone") && said.contains("1 VM"), "{said}");
+    let before = harvester.everything().await?;
+    let would = harvester.done(&["--revoke", "gone", "--unused-days", "0", "--dry-run"]).await?;
+    ensure!(
+        would.contains("would delete ServiceAccount guests/removed") && !would.contains("older"),
+        "{would}"
+    );
+    ensure!(harvester.everything().await? == before, "the dry run deleted something");
+
+    harvester.done(&["--revoke", "gone", "--unused-days", "0"]).await?;
+    harvester.dead(&configs[2]).await?;
+    harvester.dead(&narrow).await?;
+    for config in &configs[..2] {
+        ensure!(who(config).await?.is_some());
+    }
+    for cluster in ["removed", "narrow"] {
+        nothing_left(&harvester, cluster).await?;
+    }
+    let again = harvester.run(&["--revoke", "gone", "--unused-days", "0"]).await?;
+    ensure!(again.ok && again.said.is_empty(), "{again:?}");
+    left_over(&harvester).await
+}
+
+/// No account, no right, no Secret of a guest's.
+async fn nothing_left(harvester: &Harvester, cluster: &str) -> Result<()> {
+    eventually(SOON, &format!("end of all that {cluster} had"), async || {
+        let all = ListParams::default();
+        let client = harvester.client();
+        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "guests");
+        let wide = Api::<ClusterRoleBinding>::all(client.clone()).list(&all).await?;
+        let narrow = Api::<RoleBinding>::all(client).list(&all).await?;
+        let subjects = wide.items.into_iter().flat_map(|b| b.subjects.unwrap_or_default());
+        let mut subjects =
+            subjects.chain(narrow.items.into_iter().flat_map(|b| b.subjects.unwrap_or_default()));
+        let gone = accounts.get_opt(cluster).await?.is_none();
+        let tokens = harvester.tokens(cluster).await?;
+        anyhow::Ok(gone && tokens.is_empty() && !subjects.any(|s| s.name == cluster))
+    })
+    .await
+}
+
+/// An account that somebody deleted leaves a binding of the whole cluster, which the garbage collector
+/// does not take: whoever makes an account of that name has its rights.
+async fn left_over(harvester: &Harvester) -> Result<()> {
+    harvester.done(&["--cluster", "half"]).await?;
+    let accounts: Api<ServiceAccount> = Api::namespaced(harvester.client(), "guests");
+    accounts.delete("half", &DeleteParams::default()).await?;
+    let bindings: Api<RoleBinding> = Api::namespaced(harvester.client(), "guests");
+    eventually(SOON, "end of what the account owned", async || {
+        let bound = bindings.get_opt("guests-half").await?.is_none();
+        anyhow::Ok(bound && harvester.tokens("half").await?.is_empty())
+    })
+    .await?;
+    let list = harvester.done(&["--list"]).await?;
+    ensure!(
+        row(&list, "half").contains("gone") && row(&list, "half").contains("left over"),
+        "{list}"
+    );
+    harvester.done(&["--cluster", "half", "--revoke", "gone"]).await?;
+    nothing_left(harvester, "half").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn revoking_all_takes_the_guest_as_it_is() -> Result<()> {
+    let harvester = Harvester::start().await?;
+    let bed = &harvester.cluster.bed;
+    bed.apply_yaml(&vm("n1", &json!({"guestcluster.harvesterhci.io/name": "blue"}))).await?;
+    let config = harvester.done(&["--cluster", "blue"]).await?;
+    harvester.done(&["--cluster", "blue", "--rotate"]).await?;
+    harvester.done(&["--cluster", "green"]).await?;
+    ensure!(who(&config).await?.is_some());
+    harvester.done(&["--cluster", "blue", "--revoke", "all"]).await?;
+    harvester.dead(&config).await?;
+    nothing_left(&harvester, "blue").await?;
+    ensure!(harvester.tokens("green").await?.len() == 1);
+    // And from the beginning: other tokens, because it is another account.
+    let new = harvester.done(&["--cluster", "blue"]).await?;
+    ensure!(who(&new).await?.is_some() && who(&config).await?.is_none());
+    Ok(())
+}

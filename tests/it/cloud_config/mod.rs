@@ -1,0 +1,156 @@
+//! The `cloud-config` command against a real API server: what it makes, what that is good for, and how
+//! it goes again.
+
+mod crash;
+mod gone;
+mod input;
+mod not_ours;
+mod objects;
+mod rights;
+mod roles;
+mod rotate;
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleBinding};
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use testbed::{client_from, eventually};
+use tokio::process::Command;
+
+use crate::support::{Cluster, SOON};
+
+/// A Harvester without VMs: its roles, its namespaces, two namespaces for guests.
+struct Harvester {
+    cluster: Cluster,
+    kubeconfig: PathBuf,
+}
+
+/// How a run of the command ended.
+#[derive(Debug)]
+struct Ran {
+    ok: bool,
+    out: String,
+    said: String,
+}
+
+impl Harvester {
+    async fn start() -> Result<Self> {
+        let cluster = Cluster::start().await?;
+        for name in ["longhorn-system", "guests", "other"] {
+            cluster.bed.apply_yaml(&namespace(name)).await?;
+        }
+        cluster.bed.apply_yaml(roles::HARVESTERS).await?;
+        let kubeconfig = cluster.bed.kubeconfig().to_owned();
+        Ok(Self { cluster, kubeconfig })
+    }
+
+    fn client(&self) -> Client {
+        self.cluster.client.clone()
+    }
+
+    /// Runs the command for the namespace `guests`, with the API server's own URL.
+    async fn run(&self, args: &[&str]) -> Result<Ran> {
+        let all = [&["--namespace", "guests", "--server", self.cluster.bed.url()], args].concat();
+        run(&self.kubeconfig, &all).await
+    }
+
+    /// The same, which must go well. Returns what it printed.
+    async fn done(&self, args: &[&str]) -> Result<String> {
+        let ran = self.run(args).await?;
+        ensure!(ran.ok, "{args:?}: {ran:?}");
+        Ok(ran.out)
+    }
+
+    /// The same, which must be refused. Returns what it said.
+    async fn refused(&self, args: &[&str]) -> Result<String> {
+        let ran = self.run(args).await?;
+        ensure!(!ran.ok && ran.out.is_empty(), "{args:?}: not refused: {ran:?}");
+        Ok(ran.said)
+    }
+
+    /// Names, contents and versions of all that the command may write.
+    async fn everything(&self) -> Result<Value> {
+        let client = self.client();
+        let all = ListParams::default();
+        let accounts = Api::<ServiceAccount>::all(client.clone()).list(&all).await?.items;
+        let secrets = Api::<Secret>::all(client.clone()).list(&all).await?.items;
+        let roles = Api::<ClusterRole>::all(client.clone()).list(&all).await?.items;
+        let bindings = Api::<RoleBinding>::all(client.clone()).list(&all).await?.items;
+        let wide = Api::<ClusterRoleBinding>::all(client).list(&all).await?.items;
+        Ok(json!([accounts, secrets, roles, bindings, wide]))
+    }
+
+    /// The token Secrets of an account, the oldest first.
+    async fn tokens(&self, account: &str) -> Result<Vec<Secret>> {
+        let secrets: Api<Secret> = Api::namespaced(self.client(), "guests");
+        let of_type = ListParams::default().fields("type=kubernetes.io/service-account-token");
+        let mut list = secrets.list(&of_type).await?.items;
+        list.retain(|s| {
+            s.annotations().get("kubernetes.io/service-account.name").is_some_and(|a| a == account)
+        });
+        list.sort_by_key(|s| (s.creation_timestamp().map(|time| time.0), s.name_any()));
+        Ok(list)
+    }
+
+    /// Waits until nothing accepts the kubeconfig's token any more. The API server remembers for some
+    /// seconds whom it has let in.
+    async fn dead(&self, kubeconfig: &str) -> Result<()> {
+        eventually(SOON, "refusal of a revoked token", async || {
+            Ok::<_, anyhow::Error>(who(kubeconfig).await?.is_none())
+        })
+        .await
+    }
+}
+
+fn namespace(name: &str) -> String {
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}).to_string()
+}
+
+/// Runs the command. Whatever it says besides its output holds no token.
+async fn run(kubeconfig: &Path, args: &[&str]) -> Result<Ran> {
+    let output = Command::new(env!("CARGO_BIN_EXE_harvester-guest-operator"))
+        .args(["--log", "trace", "cloud-config"])
+        .args(args)
+        .env("HGO_KUBECONFIG", kubeconfig)
+        .env("RUST_BACKTRACE", "0")
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await?;
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(!holds_token(&said), "a token is in what {args:?} said");
+    Ok(Ran { ok: output.status.success(), out: String::from_utf8(output.stdout)?, said })
+}
+
+/// Every token of a ServiceAccount begins like this, plain or in Base64.
+fn holds_token(text: &str) -> bool {
+    text.contains("eyJhbGci") || text.contains("ZXlKaGJHY2")
+}
+
+/// Who the API server takes the kubeconfig's user for. `None`: it does not let it in.
+async fn who(kubeconfig: &str) -> Result<Option<String>> {
+    let client = client_from(kubeconfig).await?;
+    let reviews: Api<SelfSubjectReview> = Api::all(client);
+    match reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await {
+        Ok(review) => Ok(review.status.and_then(|s| s.user_info).and_then(|user| user.username)),
+        Err(kube::Error::Api(status)) if status.code == 401 => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn yaml(text: &str) -> Result<Value> {
+    serde_saphyr::from_str(text).with_context(|| text.to_owned())
+}
+
+/// What a text in Base64 holds.
+fn decoded(encoded: &Value) -> Result<String> {
+    let bytes: ByteString = serde_json::from_value(encoded.clone())?;
+    Ok(String::from_utf8(bytes.0)?)
+}

@@ -1,0 +1,151 @@
+//! What is there already: taken over where it is the guest's, refused by name and left alone where it
+//! is not.
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
+use kube::Api;
+use kube::api::DeleteParams;
+use serde_json::{Value, json};
+
+use super::{Harvester, who, yaml};
+
+const PROVIDER: &str = "harvesterhci.io:cloudprovider";
+const DRIVER: &str = "harvesterhci.io:csi-driver";
+
+fn account(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": "guests"}})
+}
+
+fn binding(namespace: Option<&str>, name: &str, role: &str, accounts: &[&str]) -> Value {
+    let kind = if namespace.is_some() { "RoleBinding" } else { "ClusterRoleBinding" };
+    let subject =
+        |name: &&str| json!({"kind": "ServiceAccount", "namespace": "guests", "name": name});
+    json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": accounts.iter().map(subject).collect::<Vec<_>>()})
+}
+
+async fn apply(harvester: &Harvester, objects: &[Value]) -> Result<()> {
+    let texts: Vec<_> = objects.iter().map(Value::to_string).collect();
+    harvester.cluster.bed.apply_yaml(&texts.join("\n---\n")).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn foreign_objects_are_refused_by_name_and_left_alone() -> Result<()> {
+    let harvester = Harvester::start().await?;
+    let ours = |name: &str| {
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name,
+        "namespace": "guests", "annotations": {"credentials.harvesterhci.io/guest-cluster": name}}})
+    };
+    apply(&harvester, &[
+        // A powerful account that has nothing to do with guests.
+        account("backup"),
+        binding(None, "backup", "cluster-admin", &["backup"]),
+        // Names of ours with other roles, or with others in them.
+        binding(Some("guests"), "guests-role", "view", &["role"]),
+        binding(None, "guests-shared", DRIVER, &["shared", "another"]),
+        binding(None, "guests-wrong", PROVIDER, &["wrong"]),
+        // The name of the token, taken by another account's and by something else.
+        ours("stolen"), account("thief"), ours("opaque"),
+        json!({"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/service-account-token",
+            "metadata": {"name": "stolen-token", "namespace": "guests",
+                "annotations": {"kubernetes.io/service-account.name": "thief"}}}),
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "opaque-token", "namespace": "guests"},
+            "stringData": {"token": "mine", "ca.crt": "mine"}}),
+    ])
+    .await?;
+    // What fills the token Secret is no matter here.
+    crate::support::settled("the Secret", async || harvester.everything().await).await?;
+    for (cluster, named) in [
+        ("backup", "ServiceAccount guests/backup"),
+        ("role", "RoleBinding guests/guests-role"),
+        ("shared", "ClusterRoleBinding guests-shared"),
+        ("wrong", "ClusterRoleBinding guests-wrong"),
+        ("stolen", "Secret guests/stolen-token"),
+        ("opaque", "Secret guests/opaque-token"),
+        ("default", "--cluster"),
+    ] {
+        let before = harvester.everything().await?;
+        let said = harvester.refused(&["--cluster", cluster]).await?;
+        ensure!(said.contains(named), "{cluster}: {said}");
+        ensure!(harvester.everything().await? == before, "{cluster}: something was written");
+    }
+    let before = harvester.everything().await?;
+    let said = harvester.refused(&["--cluster", "backup", "--revoke", "all"]).await?;
+    ensure!(said.contains("ServiceAccount guests/backup"), "{said}");
+    ensure!(harvester.everything().await? == before);
+    // What names others too stays, and that is said; the rest goes.
+    let ran = harvester.run(&["--cluster", "shared", "--revoke", "all"]).await?;
+    ensure!(
+        !ran.ok && ran.said.contains("ClusterRoleBinding guests-shared names others"),
+        "{ran:?}"
+    );
+    ensure!(harvester.everything().await? == before);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_ui_and_the_script_made_is_taken_over() -> Result<()> {
+    let harvester = Harvester::start().await?;
+    // The script: no owners, and the cloud provider's role for the whole cluster.
+    apply(&harvester, &[
+        account("script"),
+        binding(None, "script", PROVIDER, &["script"]),
+        account("ui"),
+        binding(Some("guests"), "guests-ui", PROVIDER, &["ui"]),
+        binding(None, "guests-ui", DRIVER, &["ui"]),
+        json!({"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/service-account-token",
+            "metadata": {"name": "ui-token", "namespace": "guests",
+                "annotations": {"kubernetes.io/service-account.name": "ui"}}}),
+    ])
+    .await?;
+    crate::support::settled("the Secret", async || harvester.everything().await).await?;
+    let before = harvester.everything().await?;
+    let config = harvester.done(&["--cluster", "ui"]).await?;
+    ensure!(harvester.everything().await? == before, "something was written");
+    ensure!(who(&config).await?.as_deref() == Some("system:serviceaccount:guests:ui"));
+    // Narrow rights do not take away what the UI gave.
+    harvester.done(&["--cluster", "ui", "--csi", "narrow"]).await?;
+
+    let ran = harvester.run(&["--cluster", "script"]).await?;
+    ensure!(ran.ok && ran.said.contains("ClusterRoleBinding script lets the guest"), "{ran:?}");
+    let list = harvester.done(&["--list"]).await?;
+    ensure!(
+        list.lines().any(|l| l.contains("script-token") && l.contains("ClusterRoleBinding script")),
+        "{list}"
+    );
+    // It goes with the rest.
+    harvester.done(&["--cluster", "script", "--revoke", "all"]).await?;
+    let wide: Api<ClusterRoleBinding> = Api::all(harvester.client());
+    ensure!(
+        wide.get_opt("script").await?.is_none() && wide.get_opt("guests-script").await?.is_none()
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_missing_in_the_cluster_is_named() -> Result<()> {
+    let harvester = Harvester::start().await?;
+    let roles: Api<k8s_openapi::api::rbac::v1::ClusterRole> = Api::all(harvester.client());
+    roles.delete(DRIVER, &DeleteParams::default()).await?;
+    let before = harvester.everything().await?;
+    let said = harvester.refused(&["--cluster", "blue"]).await?;
+    ensure!(said.contains("--csi") && said.contains(DRIVER), "{said}");
+    ensure!(harvester.everything().await? == before, "something was written");
+    let config = harvester.done(&["--cluster", "blue", "--csi", "none"]).await?;
+    ensure!(yaml(&config)?["kind"] == "Config");
+    roles.delete(PROVIDER, &DeleteParams::default()).await?;
+    let said = harvester.refused(&["--cluster", "red", "--csi", "none"]).await?;
+    ensure!(said.contains(PROVIDER) && said.contains("rbac.guestRole"), "{said}");
+    let ran = super::run(&harvester.kubeconfig, &["--namespace", "nowhere", "--list"]).await?;
+    ensure!(!ran.ok && ran.said.contains("--namespace \"nowhere\""), "{ran:?}");
+    // An account may be all right, and its rights another's.
+    let foreign = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": {"name": "harvester-guest-operator:csi-cluster"}, "rules": []});
+    apply(&harvester, &[foreign]).await?;
+    harvester.cluster.bed.apply_yaml(super::roles::HARVESTERS).await?;
+    let said = harvester.refused(&["--cluster", "red", "--csi", "narrow"]).await?;
+    ensure!(said.contains("harvester-guest-operator:csi-cluster"), "{said}");
+    Ok(())
+}

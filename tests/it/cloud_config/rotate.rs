@@ -1,0 +1,112 @@
+//! New tokens, the end of old ones, and a revoked one that stays revoked.
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+use testbed::eventually;
+
+use super::{Harvester, who, yaml};
+use crate::support::SOON;
+
+const USER: &str = "system:serviceaccount:guests:blue";
+
+/// Waits until the API server has noted a use of the Secret's token.
+async fn used(harvester: &Harvester, name: &str) -> Result<()> {
+    eventually(SOON, &format!("note of a use of {name}"), async || {
+        let list = harvester.done(&["--list"]).await?;
+        let row = list.lines().find(|line| line.split_whitespace().nth(2) == Some(name));
+        anyhow::Ok(row.is_some_and(|row| !row.contains("never")))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_token_is_printed_before_the_old_one_goes() -> Result<()> {
+    let harvester = Harvester::start().await?;
+    let first = harvester.done(&["--cluster", "blue"]).await?;
+    ensure!(who(&first).await?.as_deref() == Some(USER));
+    used(&harvester, "blue-token").await?;
+
+    let second = harvester.done(&["--cluster", "blue", "--rotate"]).await?;
+    ensure!(second != first, "the same token");
+    let names: Vec<_> = harvester.tokens("blue").await?.iter().map(Secret::name_any).collect();
+    ensure!(names.len() == 2 && names[0] == "blue-token", "{names:?}");
+    let newest = names[1].clone();
+    // A plain run hands out the newest, and both work.
+    ensure!(harvester.done(&["--cluster", "blue"]).await? == second);
+
+    // The guest still lives on the old one, so that does not go by mistake.
+    let said = harvester.refused(&["--cluster", "blue", "--revoke", "old"]).await?;
+    ensure!(said.contains("--revoke old") && said.contains(&newest), "{said}");
+    ensure!(
+        who(&first).await?.as_deref() == Some(USER) && who(&second).await?.as_deref() == Some(USER)
+    );
+    used(&harvester, &newest).await?;
+    let would = harvester.done(&["--cluster", "blue", "--revoke", "old", "--dry-run"]).await?;
+    ensure!(
+        would.contains("would delete Secret guests/blue-token\n")
+            && !would.contains(&format!("delete Secret guests/{newest}")),
+        "{would}"
+    );
+    ensure!(harvester.tokens("blue").await?.len() == 2, "the dry run deleted one");
+
+    harvester.done(&["--cluster", "blue", "--revoke", "old"]).await?;
+    harvester.dead(&first).await?;
+    ensure!(who(&second).await?.as_deref() == Some(USER));
+    stays_dead(&harvester, &first, &second).await?;
+
+    // Leaked: a new one first, and at once the end of the old one.
+    let third = harvester.done(&["--cluster", "blue", "--rotate", "--revoke", "old"]).await?;
+    ensure!(who(&third).await?.as_deref() == Some(USER));
+    harvester.dead(&second).await?;
+    ensure!(harvester.tokens("blue").await?.len() == 1);
+    stays_dead(&harvester, &first, &third).await?;
+
+    // The last one, by name. What is made then is none of those that there were.
+    let name = harvester.tokens("blue").await?[0].name_any();
+    harvester.done(&["--cluster", "blue", "--revoke", &name]).await?;
+    harvester.dead(&third).await?;
+    let fourth = harvester.done(&["--cluster", "blue"]).await?;
+    ensure!(who(&fourth).await?.as_deref() == Some(USER));
+    for (old, which) in [(&first, "first"), (&second, "second"), (&third, "third")] {
+        ensure!(who(old).await?.is_none(), "the {which} token works again");
+    }
+    stays_dead(&harvester, &first, &fourth).await
+}
+
+/// Plays Harvester's UI: it hands out the Secret `blue-token`, and makes it where it is missing.
+async fn stays_dead(harvester: &Harvester, revoked: &str, valid: &str) -> Result<()> {
+    let secrets: Api<Secret> = Api::namespaced(harvester.client(), "guests");
+    let found = secrets
+        .get_opt("blue-token")
+        .await?
+        .context("the UI would make the revoked token again")?;
+    let token =
+        found.data.unwrap_or_default().remove("token").context("the UI would wait in vain")?;
+    let token = String::from_utf8(token.0)?;
+    ensure!(
+        yaml(valid)?["users"][0]["user"]["token"] == token,
+        "the UI would hand out another token"
+    );
+    ensure!(who(revoked).await?.is_none(), "the revoked token works again");
+    Ok(())
+}
+
+/// Why a name is not used twice: a token follows from its Secret's name and the account.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_made_again_under_its_name_has_the_same_token() -> Result<()> {
+    let harvester = Harvester::start().await?;
+    let config = harvester.done(&["--cluster", "blue"]).await?;
+    let secrets: Api<Secret> = Api::namespaced(harvester.client(), "guests");
+    secrets.delete("blue-token", &DeleteParams::default()).await?;
+    harvester.dead(&config).await?;
+    let secret = serde_json::from_value(json!({
+        "metadata": {"name": "blue-token", "annotations": {"kubernetes.io/service-account.name": "blue"}},
+        "type": "kubernetes.io/service-account-token",
+    }))?;
+    secrets.create(&PostParams::default(), &secret).await?;
+    eventually(SOON, "second life of the token", async || anyhow::Ok(who(&config).await?.is_some()))
+        .await
+}
