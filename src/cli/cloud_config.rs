@@ -25,7 +25,7 @@ use crate::domain::cloud_config::{
 };
 use crate::k8s::CallError;
 use crate::k8s::client;
-use crate::k8s::cloud_config::Credentials;
+use crate::k8s::cloud_config::{Credentials, PATIENCE};
 use crate::metrics::Metrics;
 
 /// Rounds of one piece of work: each but the last ends with a write, or with a write of somebody else.
@@ -34,7 +34,8 @@ const ROUNDS: usize = 30;
 const FILLED: Duration = Duration::from_mins(1);
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Options of `cloud-config`.
+/// Options of `cloud-config`. Switches, as users write them: which go together, `request` says.
+#[allow(clippy::struct_excessive_bools)]
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct CloudConfigArgs {
     /// Kubeconfig file of Harvester. Else KUBECONFIG and the default file, else the pod's own account.
@@ -110,7 +111,8 @@ enum CsiRights {
 /// Does what is asked.
 pub(super) async fn run(args: CloudConfigArgs) -> anyhow::Result<()> {
     let request = request::read(&args)?;
-    let client = client::connect(args.kubeconfig.as_deref(), &Metrics::new()?).await?;
+    let metrics = Metrics::new()?;
+    let client = client::connect_within(PATIENCE, args.kubeconfig.as_deref(), &metrics).await?;
     let hand = Hand { api: Credentials::new(client), dry_run: request.dry_run };
     if let Some(namespace) = &request.namespace {
         ensure!(

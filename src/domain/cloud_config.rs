@@ -119,12 +119,11 @@ fn safe_name(parts: &[&str]) -> String {
     if full.len() <= LONGEST {
         return full;
     }
-    let mut hash = String::new();
-    for octet in Sha256::digest(&full).iter().take(3) {
-        hash.push_str(&format!("{octet:02x}"));
-    }
+    let octets = Sha256::digest(&full);
+    let hash: Vec<String> = octets.iter().take(3).map(|octet| format!("{octet:02x}")).collect();
+    let hash = hash.concat();
     let ends_well =
-        full.bytes().nth(56).is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+        full.as_bytes().get(56).is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
     let (kept, hashed) = if ends_well { (57, 5) } else { (56, 6) };
     let start: String = full.chars().take(kept).collect();
     format!("{start}-{}", hash.chars().take(hashed).collect::<String>())

@@ -20,6 +20,15 @@ use crate::metrics::Metrics;
 /// The client's own retries are off: they repeat POSTs, and every caller here knows better
 /// when a repetition is safe.
 pub async fn connect(kubeconfig: Option<&Path>, metrics: &Metrics) -> anyhow::Result<Client> {
+    connect_within(Duration::from_secs(3), kubeconfig, metrics).await
+}
+
+/// The same, with time of its own for each connection.
+pub async fn connect_within(
+    patience: Duration,
+    kubeconfig: Option<&Path>,
+    metrics: &Metrics,
+) -> anyhow::Result<Client> {
     let mut config = match kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path)
@@ -31,7 +40,7 @@ pub async fn connect(kubeconfig: Option<&Path>, metrics: &Metrics) -> anyhow::Re
         )?,
     };
     config.default_retry = false;
-    config.connect_timeout = Some(Duration::from_secs(3));
+    config.connect_timeout = Some(patience);
     let calls = metrics.api_requests.clone();
     let counted = layer_fn(|inner| Counted { inner, calls: calls.clone() });
     Ok(ClientBuilder::try_from(config)?.with_layer(&counted).build())

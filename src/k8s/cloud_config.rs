@@ -4,6 +4,7 @@
 //! Secrets the content is read of one at a time, and only of the one that is asked for.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use k8s_openapi::NamespaceResourceScope;
@@ -16,7 +17,7 @@ use kube::core::{ObjectMeta, PartialObjectMeta, Request};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde_json::{Value, json};
 
-use super::{CallError, call};
+use super::{CallError, call_within};
 use crate::api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine};
 use crate::domain::cloud_config::list::{Machine, Survey};
 use crate::domain::cloud_config::text::{Material, VIP};
@@ -26,6 +27,9 @@ use crate::domain::cloud_config::{
     LABEL_INVALID_SINCE, LABEL_LAST_USED, Object, Removal, SHARED_NAMESPACES, Subject, TOKEN_TYPE,
     Taken, Token,
 };
+
+/// How long an answer, and a connection, may take: a person waits, and nobody else.
+pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Reads and writes them.
 pub struct Credentials {
@@ -281,4 +285,8 @@ fn binding(meta: ObjectMeta, role: RoleRef, subjects: Option<Vec<FullSubject>>) 
         uid: meta.uid.unwrap_or_default(),
         version: meta.resource_version.unwrap_or_default(),
     }
+}
+
+async fn call<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, CallError> {
+    call_within(PATIENCE, call).await
 }

@@ -64,8 +64,8 @@ pub enum CallError {
     #[error(transparent)]
     Other(Box<kube::Error>),
     /// No answer in time: the outcome is unknown.
-    #[error("no answer within {CALL_DEADLINE:?}")]
-    Timeout,
+    #[error("no answer within {0:?}")]
+    Timeout(Duration),
 }
 
 impl CallError {
@@ -98,8 +98,16 @@ impl From<kube::Error> for CallError {
 
 /// Runs one call under the deadline.
 pub async fn call<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, CallError> {
-    match tokio::time::timeout(CALL_DEADLINE, call).await {
+    call_within(CALL_DEADLINE, call).await
+}
+
+/// Runs one call under a deadline of its own.
+pub async fn call_within<T>(
+    deadline: Duration,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, CallError> {
+    match tokio::time::timeout(deadline, call).await {
         Ok(result) => Ok(result?),
-        Err(_) => Err(CallError::Timeout),
+        Err(_) => Err(CallError::Timeout(deadline)),
     }
 }

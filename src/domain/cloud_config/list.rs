@@ -44,12 +44,11 @@ impl Machine {
     /// taken for living.
     fn is_node_of(&self, guest: &Guest) -> bool {
         self.namespace == guest.namespace
-            && match &self.cluster {
-                Some(cluster) => *cluster == guest.cluster,
-                None => {
-                    let rest = self.name.strip_prefix(&guest.cluster);
-                    self.by_driver && rest.is_some_and(|rest| rest.starts_with('-'))
-                }
+            && if let Some(cluster) = &self.cluster {
+                *cluster == guest.cluster
+            } else {
+                let rest = self.name.strip_prefix(&guest.cluster);
+                self.by_driver && rest.is_some_and(|rest| rest.starts_with('-'))
             }
     }
 }

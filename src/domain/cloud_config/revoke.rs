@@ -77,8 +77,10 @@ fn old(guest: &Guest, found: &Found, kept: Option<&str>) -> Result<Revocation, R
     let newest = found.valid(guest).last().copied();
     let stays = kept.or(newest.map(|token| token.name.as_str())).unwrap_or_default();
     let going: Vec<_> = found.own(guest).into_iter().filter(|token| token.name != stays).collect();
-    let used =
-        going.iter().filter(|t| t.invalid_since.is_none() && t.last_used.is_some()).next_back();
+    let used = going
+        .iter()
+        .filter(|token| token.invalid_since.is_none() && token.last_used.is_some())
+        .max_by_key(|token| &token.last_used);
     if kept.is_none()
         && let (Some(newest), Some(used)) = (newest, used)
         && newest.last_used.is_none()

@@ -1,12 +1,11 @@
 //! What is made, handed out, taken away and told, given what there is.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::list::{Credential, Machine, Survey, table};
-use super::text::{Form, Material, default_server, server, text};
 use super::*;
+
+type Spoil = fn(&mut Found);
 
 const NOW: i64 = 1_800_000_000;
 const DAY: i64 = 24 * 60 * 60;
@@ -101,7 +100,6 @@ fn what_is_missing_is_made_in_order_and_what_is_there_is_left() {
     assert_eq!(names(&all), expected);
     assert_eq!(plan(&guest(), Csi::Harvester, "blue-token", &whole()).unwrap(), []);
     // Each piece by itself.
-    type Spoil = fn(&mut Found);
     let spoils: [(Spoil, &str); 3] = [
         (|found| drop(found.bindings.remove(0)), expected[1]),
         (|found| drop(found.bindings.remove(1)), expected[2]),
@@ -146,7 +144,7 @@ fn foreign_objects_are_named() {
         said(plan(&guest(), Csi::Harvester, "blue-token", &found))
     };
     let has = |said: String, words: &[&str]| {
-        words.iter().for_each(|w| assert!(said.contains(w), "{said}"))
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
     };
     has(with(&|f| f.bindings.clear()), &["ServiceAccount guests/blue", ANNOTATION_GUEST]);
     has(with(&|f| f.bindings[0].role.1 = "view".into()), &["RoleBinding guests/guests-blue"]);
@@ -381,101 +379,4 @@ fn the_table_says_what_there_is() {
     assert_eq!(lines[3], ["guests", "blue", "blue-token-2", "61s", "never", "2 VMs", "newest"]);
     assert_eq!(lines[4][..6], ["guests", "red", "-", "-", "-", "unknown"]);
     assert!(lines[4][6].contains("left over"), "{text}");
-}
-
-fn material() -> Material {
-    Material { token: "eyJ.a.b\"\n".to_owned(), authority: b"PEM".to_vec() }
-}
-
-const CONFIG: &str = r#"apiVersion: v1
-kind: Config
-clusters:
-- name: default
-  cluster:
-    server: "https://192.168.7.10:6443"
-    certificate-authority-data: UEVN
-contexts:
-- name: default
-  context:
-    cluster: default
-    namespace: "guests"
-    user: default
-current-context: default
-users:
-- name: default
-  user:
-    token: "eyJ.a.b\"\n"
-"#;
-
-#[test]
-fn texts_are_what_clients_read() {
-    let of = |form| text(form, &guest(), "https://192.168.7.10:6443", &material());
-    assert_eq!(of(Form::Kubeconfig), CONFIG);
-    let read = |text: &str| serde_saphyr::from_str::<Value>(text).unwrap();
-    assert_eq!(read(CONFIG)["users"][0]["user"]["token"], "eyJ.a.b\"\n");
-    let decoded = |value: &Value| {
-        String::from_utf8(STANDARD.decode(value.as_str().unwrap()).unwrap()).unwrap()
-    };
-    assert_eq!(decoded(&read(&of(Form::Secret))["data"]["cloud-provider-config"]), CONFIG);
-    let encoded = STANDARD.encode(CONFIG);
-    let file = |path: &str| {
-        format!(
-            "- encoding: b64\n  content: {encoded}\n  owner: root:root\n  path: {path}\n  permissions: '0600'\n"
-        )
-    };
-    let (rke2, old) = (
-        "/var/lib/rancher/rke2/etc/config-files/cloud-provider-config",
-        "/etc/kubernetes/cloud-config",
-    );
-    let golden = format!("#cloud-config\nwrite_files:\n{}{}", file(rke2), file(old));
-    assert_eq!(of(Form::CloudInitRke2), golden);
-    let golden = format!("#cloud-config\nwrite_files:\n{}{}", file(old), file(rke2));
-    assert_eq!(of(Form::CloudInitK3s), golden);
-    assert_eq!(decoded(&read(&golden)["write_files"][1]["content"]), CONFIG);
-    // A name that YAML would take for something else.
-    let odd = Guest::new("true", "123").unwrap();
-    let secret = read(&text(Form::RancherSecret, &odd, "https://h", &material()));
-    let annotations = &secret["metadata"]["annotations"];
-    assert_eq!(annotations["v2prov-secret-authorized-for-cluster"], "true");
-    assert_eq!(secret["metadata"]["name"], "harvesterconfig-true");
-    let config = read(&decoded(&secret["data"]["credential"]));
-    assert_eq!(config["contexts"][0]["context"]["namespace"], "123");
-}
-
-#[test]
-fn servers_are_checked() {
-    for good in
-        ["https://h", "https://h:6443", "https://[fd00::1]:6443", "https://r/k8s/clusters/local"]
-    {
-        assert_eq!(server(good).as_deref(), Ok(good));
-    }
-    assert_eq!(server("https://h/").as_deref(), Ok("https://h"));
-    for bad in [
-        "",
-        "h",
-        "http://h",
-        "https://",
-        "https:///x",
-        "https://:1",
-        "https://h:",
-        "https://h:x",
-        "https://h:65536",
-        "https://h:0",
-        "https://[h]",
-        "https://[::1",
-        "https://[::1]x",
-        "https://u@h",
-        "https://h?x",
-        "https://h#x",
-        "https://h x",
-        "https://h\n",
-        "https://fd00::1",
-    ] {
-        assert!(server(bad).is_err_and(|why| why.starts_with("--server")), "{bad}");
-    }
-    assert_eq!(default_server(Some("10.0.0.1")).as_deref(), Ok("https://10.0.0.1:6443"));
-    assert_eq!(default_server(Some(" fd00::1\n")).as_deref(), Ok("https://[fd00::1]:6443"));
-    for bad in [None, Some(""), Some("host"), Some("0.0.0.0"), Some("127.0.0.1"), Some("::1")] {
-        assert!(default_server(bad).is_err_and(|why| why.starts_with("--server")), "{bad:?}");
-    }
 }

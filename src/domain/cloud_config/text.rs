@@ -82,13 +82,13 @@ fn kubeconfig(guest: &Guest, server: &str, material: &Material) -> String {
 
 /// The token is for root, as which both charts run.
 fn cloud_init(encoded: &str, paths: &[&str]) -> String {
-    let mut text = "#cloud-config\nwrite_files:\n".to_owned();
-    for path in paths {
-        text.push_str(&format!(
+    let file = |path: &&str| {
+        format!(
             "- encoding: b64\n  content: {encoded}\n  owner: root:root\n  path: {path}\n  permissions: '0600'\n"
-        ));
-    }
-    text
+        )
+    };
+    let files: Vec<String> = paths.iter().map(file).collect();
+    format!("#cloud-config\nwrite_files:\n{}", files.concat())
 }
 
 /// A text in double quotes: what JSON quotes, YAML reads.
@@ -157,3 +157,6 @@ pub fn default_server(vip: Option<&str>) -> Result<String, String> {
         )),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -108,7 +108,7 @@ fn a_change_is_a_patch_that_fits_what_was_sent() {
 
 #[test]
 fn without_the_facts_nothing_is_judged_and_nothing_is_changed() {
-    let unknown = Outcome::Unknown(CallError::Timeout);
+    let unknown = Outcome::Unknown(CallError::Timeout(std::time::Duration::from_secs(5)));
     let judged = answer(&unknown, Stage::Validation);
     assert_eq!((&judged["allowed"], &judged["status"]["code"]), (&json!(false), &json!(500)));
     assert!(judged["status"]["message"].as_str().unwrap().starts_with("cannot be judged now: "));

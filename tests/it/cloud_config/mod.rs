@@ -75,16 +75,46 @@ impl Harvester {
         Ok(ran.said)
     }
 
-    /// Names, contents and versions of all that the command may write.
+    /// Names, contents and versions of all that the command may write, without what Kubernetes itself
+    /// writes some time after its start.
     async fn everything(&self) -> Result<Value> {
         let client = self.client();
         let all = ListParams::default();
-        let accounts = Api::<ServiceAccount>::all(client.clone()).list(&all).await?.items;
-        let secrets = Api::<Secret>::all(client.clone()).list(&all).await?.items;
-        let roles = Api::<ClusterRole>::all(client.clone()).list(&all).await?.items;
-        let bindings = Api::<RoleBinding>::all(client.clone()).list(&all).await?.items;
+        let (mut accounts, mut secrets, mut bindings) = (Vec::new(), Vec::new(), Vec::new());
+        for namespace in ["guests", "other", "longhorn-system", "harvester-system"] {
+            let api = Api::<ServiceAccount>::namespaced(client.clone(), namespace);
+            accounts.extend(api.list(&all).await?.items);
+            let api = Api::<Secret>::namespaced(client.clone(), namespace);
+            secrets.extend(api.list(&all).await?.items);
+            let api = Api::<RoleBinding>::namespaced(client.clone(), namespace);
+            bindings.extend(api.list(&all).await?.items);
+        }
+        accounts.retain(|account| account.name_any() != "default");
+        let mut roles = Api::<ClusterRole>::all(client.clone()).list(&all).await?.items;
+        roles.retain(|role| role.aggregation_rule.is_none());
         let wide = Api::<ClusterRoleBinding>::all(client).list(&all).await?.items;
         Ok(json!([accounts, secrets, roles, bindings, wide]))
+    }
+
+    /// Waits until Kubernetes has filled a token Secret.
+    async fn filled(&self, name: &str) -> Result<()> {
+        let secrets: Api<Secret> = Api::namespaced(self.client(), "guests");
+        eventually(SOON, &format!("token in {name}"), async || {
+            let data = secrets.get(name).await?.data.unwrap_or_default();
+            anyhow::Ok(data.contains_key("token") && data.contains_key("ca.crt"))
+        })
+        .await
+    }
+
+    /// Uses the kubeconfig's token until the API server has noted that on the Secret.
+    async fn used(&self, kubeconfig: &str, name: &str) -> Result<()> {
+        let secrets: Api<Secret> = Api::namespaced(self.client(), "guests");
+        eventually(SOON, &format!("note of a use of {name}"), async || {
+            ensure!(who(kubeconfig).await?.is_some(), "the token does not work");
+            let labels = secrets.get(name).await?.metadata.labels.unwrap_or_default();
+            anyhow::Ok(labels.contains_key("kubernetes.io/legacy-token-last-used"))
+        })
+        .await
     }
 
     /// The token Secrets of an account, the oldest first.

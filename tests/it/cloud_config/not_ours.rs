@@ -55,8 +55,7 @@ async fn foreign_objects_are_refused_by_name_and_left_alone() -> Result<()> {
             "stringData": {"token": "mine", "ca.crt": "mine"}}),
     ])
     .await?;
-    // What fills the token Secret is no matter here.
-    crate::support::settled("the Secret", async || harvester.everything().await).await?;
+    harvester.filled("stolen-token").await?;
     for (cluster, named) in [
         ("backup", "ServiceAccount guests/backup"),
         ("role", "RoleBinding guests/guests-role"),
@@ -100,7 +99,7 @@ async fn what_the_ui_and_the_script_made_is_taken_over() -> Result<()> {
                 "annotations": {"kubernetes.io/service-account.name": "ui"}}}),
     ])
     .await?;
-    crate::support::settled("the Secret", async || harvester.everything().await).await?;
+    harvester.filled("ui-token").await?;
     let before = harvester.everything().await?;
     let config = harvester.done(&["--cluster", "ui"]).await?;
     ensure!(harvester.everything().await? == before, "something was written");

@@ -7,11 +7,9 @@ use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
-use serde_json::{Value, json};
-use testbed::eventually;
+use serde_json::json;
 
 use super::{Harvester, decoded, run, who, yaml};
-use crate::support::SOON;
 
 const USER: &str = "system:serviceaccount:guests:blue";
 
@@ -45,14 +43,7 @@ async fn the_objects_are_those_of_harvesters_own_call() -> Result<()> {
     check_objects(&harvester).await?;
 
     // The use of the token is noted on its Secret, once a day: that is not the command's doing.
-    eventually(SOON, "note of the token's use", async || {
-        anyhow::Ok(
-            harvester.tokens("blue").await?[0]
-                .labels()
-                .contains_key("kubernetes.io/legacy-token-last-used"),
-        )
-    })
-    .await?;
+    harvester.used(&config, "blue-token").await?;
     let made = harvester.everything().await?;
     let again = harvester.done(&["--cluster", "blue"]).await?;
     ensure!(again == config, "another config");
@@ -113,7 +104,7 @@ async fn forms(harvester: &Harvester, config: &str) -> Result<()> {
         ensure!(files.len() == 2 && files[0]["path"] == first, "{text}");
         for file in files {
             ensure!(decoded(&file["content"])? == config, "{text}");
-            let is = |key: &str, value: &str| file[key] == Value::from(value);
+            let is = |key: &str, value: &str| file[key] == value;
             ensure!(
                 is("encoding", "b64") && is("owner", "root:root") && is("permissions", "0600"),
                 "{text}"

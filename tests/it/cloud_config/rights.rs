@@ -11,9 +11,10 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::json;
-use testbed::client_from;
+use testbed::{client_from, eventually};
 
 use super::Harvester;
+use crate::support::SOON;
 
 /// Group, resource with its subresource, verbs.
 type Row = (&'static str, &'static str, &'static [&'static str]);
@@ -146,6 +147,11 @@ async fn suffices(client: &Client) -> Result<()> {
     each(&reviews, None, settings.to_vec(), true).await
 }
 
+/// The API server hears of a binding a moment after it was made.
+async fn soon_suffices(client: &Client) -> Result<()> {
+    eventually(SOON, "rights of the guest", async || suffices(client).await.map(|()| true)).await
+}
+
 /// Nothing of that elsewhere but `wide`, and nothing of the rest anywhere.
 async fn is_all(client: &Client, wide: &[Row]) -> Result<()> {
     for place in ["guests", "other", "harvester-system", "kube-system"] {
@@ -169,17 +175,20 @@ async fn it_may_do_what_guests_need_and_no_more() -> Result<()> {
     let harvester = Harvester::start().await?;
     let config = harvester.done(&["--cluster", "blue"]).await?;
     let client = client_from(&config).await?;
-    suffices(&client).await?;
+    soon_suffices(&client).await?;
     is_all(&client, WIDE).await?;
 
     let config = harvester.done(&["--cluster", "green", "--csi", "narrow"]).await?;
     let client = client_from(&config).await?;
-    suffices(&client).await?;
+    soon_suffices(&client).await?;
     is_all(&client, &[]).await?;
 
     let config = harvester.done(&["--cluster", "red", "--csi", "none"]).await?;
     let client = client_from(&config).await?;
-    may(&client, Some("guests"), CLOUD_PROVIDER, true).await?;
+    eventually(SOON, "rights of the cloud provider", async || {
+        may(&client, Some("guests"), CLOUD_PROVIDER, true).await.map(|()| true)
+    })
+    .await?;
     for place in ["guests", "harvester-system", "longhorn-system"] {
         may(&client, Some(place), WIDE, false).await?;
     }
@@ -199,6 +208,7 @@ async fn kubectl_does_what_a_guest_does() -> Result<()> {
     let path = folder.path().join("blue");
     let out = path.to_str().unwrap_or_default();
     harvester.done(&["--cluster", "blue", "--csi", "narrow", "--out", out]).await?;
+    soon_suffices(&client_from(&std::fs::read_to_string(&path)?).await?).await?;
     let guest = async |args: &[&str], input: &str| {
         bed.kubectl_with_input(&[&["--kubeconfig", out], args].concat(), input).await
     };

@@ -12,22 +12,12 @@ use crate::support::SOON;
 
 const USER: &str = "system:serviceaccount:guests:blue";
 
-/// Waits until the API server has noted a use of the Secret's token.
-async fn used(harvester: &Harvester, name: &str) -> Result<()> {
-    eventually(SOON, &format!("note of a use of {name}"), async || {
-        let list = harvester.done(&["--list"]).await?;
-        let row = list.lines().find(|line| line.split_whitespace().nth(2) == Some(name));
-        anyhow::Ok(row.is_some_and(|row| !row.contains("never")))
-    })
-    .await
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_token_is_printed_before_the_old_one_goes() -> Result<()> {
     let harvester = Harvester::start().await?;
     let first = harvester.done(&["--cluster", "blue"]).await?;
     ensure!(who(&first).await?.as_deref() == Some(USER));
-    used(&harvester, "blue-token").await?;
+    harvester.used(&first, "blue-token").await?;
 
     let second = harvester.done(&["--cluster", "blue", "--rotate"]).await?;
     ensure!(second != first, "the same token");
@@ -43,7 +33,9 @@ async fn a_new_token_is_printed_before_the_old_one_goes() -> Result<()> {
     ensure!(
         who(&first).await?.as_deref() == Some(USER) && who(&second).await?.as_deref() == Some(USER)
     );
-    used(&harvester, &newest).await?;
+    harvester.used(&second, &newest).await?;
+    let list = harvester.done(&["--list"]).await?;
+    ensure!(list.lines().count() == 3 && !list.contains("never"), "{list}");
     let would = harvester.done(&["--cluster", "blue", "--revoke", "old", "--dry-run"]).await?;
     ensure!(
         would.contains("would delete Secret guests/blue-token\n")
