@@ -1,5 +1,5 @@
 //! Leasing from real DHCP servers: the agent's own process, real macvlans, a real API server. All
-//! tests but one write the records that the operator would write.
+//! tests but `whole` write the records that the operator would write.
 
 mod crash;
 mod faults;
@@ -7,6 +7,7 @@ pub(crate) mod fixture;
 mod hostile;
 mod many;
 mod rights;
+mod scopes;
 mod servers;
 mod two;
 mod whole;

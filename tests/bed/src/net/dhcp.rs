@@ -4,6 +4,7 @@
 
 mod config;
 mod records;
+mod relay;
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -14,6 +15,7 @@ use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
 pub use self::records::Granted;
+pub use self::relay::Relay;
 use super::{Netns, program, search_path};
 use crate::{Managed, eventually};
 

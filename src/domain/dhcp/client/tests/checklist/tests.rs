@@ -1,6 +1,6 @@
 //! What RFC 2131 and its neighbours ask of a client, point by point, with the tests that show it.
-//! `cargo test --lib the_checklist` prints the table; what only real servers can show, the tests in
-//! `tests/it/dhcp` do.
+//! `cargo test --lib the_checklist` runs those of this room and prints the table; those with real
+//! servers are named, and are in `tests/it/dhcp`.
 
 use std::fmt::Write;
 
@@ -15,27 +15,42 @@ macro_rules! proofs {
     ($($proof:path),+ $(,)?) => { &[$((stringify!($proof), $proof)),+] };
 }
 
-/// Number, what is asked, the tests of this room, and what real servers show besides.
-type Point = (u8, &'static str, &'static [Proof], &'static str);
+/// Number, what is asked, the tests of this room, and those that show it with real servers.
+type Point = (u8, &'static str, &'static [Proof], &'static [&'static str]);
+
+/// A lease with each of the four servers, from its first packet to its last.
+const LIVES: &[&str] = &[
+    "servers::a_lease_of_dnsmasq_from_its_first_packet_to_its_last",
+    "servers::a_lease_of_kea_from_its_first_packet_to_its_last",
+    "servers::a_lease_of_isc_dhcpd_from_its_first_packet_to_its_last",
+    "servers::a_lease_of_udhcpd_from_its_first_packet_to_its_last",
+];
+/// The server gone and another of its kind there, with each of the four.
+const GONE: &[&str] = &[
+    "faults::dnsmasq_is_gone_and_another_one_takes_over",
+    "faults::kea_is_gone_and_another_one_takes_over",
+    "faults::isc_dhcpd_is_gone_and_another_one_takes_over",
+    "faults::udhcpd_is_gone_and_another_one_takes_over",
+];
 
 const SENDING: &[Point] = &[
     (
         1,
         "DISCOVER: from nowhere to all, no server named",
         proofs![acquiring::a_discover_comes_from_nowhere_and_goes_to_all],
-        "",
+        &[],
     ),
     (
         2,
         "clients of one moment begin apart",
         proofs![acquiring::clients_of_one_moment_do_not_begin_together],
-        "",
+        &[],
     ),
     (
         3,
         "REQUEST of an offer: address, server, xid and secs",
         proofs![acquiring::a_request_takes_up_the_offer_and_its_server],
-        "",
+        &[],
     ),
     (
         4,
@@ -44,43 +59,43 @@ const SENDING: &[Point] = &[
             confirming::a_lease_is_used_at_once_and_asked_after,
             renewing::t1_asks_its_server_alone_in_the_form_of_a_restart
         ],
-        "all four accept it",
+        LIVES,
     ),
     (
         5,
         "T1: unicast to the server of option 54 (in the form of a restart)",
         proofs![renewing::t1_asks_its_server_alone_in_the_form_of_a_restart],
-        "all four accept it",
+        LIVES,
     ),
     (
         6,
         "T2: to all (in the form of a restart)",
         proofs![renewing::from_t2_on_any_server_may_answer],
-        "server gone, another there",
+        GONE,
     ),
     (
         7,
         "RELEASE: unicast, ciaddr, server, no 50/51/55/57",
         proofs![leaving::a_release_names_the_lease_and_nothing_else],
-        "gone from the server's file",
+        LIVES,
     ),
     (
         8,
         "DECLINE: to all, address and server, no list",
         proofs![probing::whoever_has_the_address_or_is_about_to_makes_it_be_declined],
-        "the server moves on",
+        LIVES,
     ),
     (
         9,
         "the client identifier is the same in every message",
         proofs![confirming::who_the_client_is_stays_the_same_in_every_message],
-        "as each server stores it",
+        LIVES,
     ),
     (
         10,
         "the list of parameters is in every question",
         proofs![confirming::who_the_client_is_stays_the_same_in_every_message],
-        "",
+        &[],
     ),
     (
         11,
@@ -89,22 +104,22 @@ const SENDING: &[Point] = &[
             confirming::who_the_client_is_stays_the_same_in_every_message,
             hostile::large_messages_are_read_whole
         ],
-        "",
+        &[],
     ),
-    (12, "secs grows", proofs![acquiring::silence_is_met_by_ever_longer_waits_and_told], ""),
+    (12, "secs grows", proofs![acquiring::silence_is_met_by_ever_longer_waits_and_told], &[]),
     (
         13,
         "the broadcast flag is off, and can be on",
         proofs![confirming::who_the_client_is_stays_the_same_in_every_message],
-        "all four answer without it",
+        LIVES,
     ),
     (
         14,
         "options in file and sname",
         proofs![hostile::options_in_other_fields_and_in_parts_are_read],
-        "",
+        &[],
     ),
-    (15, "options in parts", proofs![hostile::options_in_other_fields_and_in_parts_are_read], ""),
+    (15, "options in parts", proofs![hostile::options_in_other_fields_and_in_parts_are_read], &[]),
 ];
 
 const RECEIVING: &[Point] = &[
@@ -112,7 +127,7 @@ const RECEIVING: &[Point] = &[
         16,
         "operation, hardware, cookie, xid, address are ours",
         proofs![hostile::only_what_answers_us_is_heard],
-        "",
+        &[],
     ),
     (
         17,
@@ -121,25 +136,25 @@ const RECEIVING: &[Point] = &[
             hostile::an_answer_without_a_server_or_a_type_is_none,
             acquiring::only_the_chosen_server_grants_or_refuses
         ],
-        "",
+        &[],
     ),
     (
         18,
         "OFFER while requesting is dropped",
         proofs![acquiring::an_offer_while_requesting_is_dropped],
-        "",
+        &[],
     ),
     (
         19,
         "ACK while selecting is dropped",
         proofs![acquiring::an_ack_while_selecting_is_dropped],
-        "",
+        &[],
     ),
     (
         20,
         "option 61 is ours or absent",
         proofs![hostile::an_answer_to_another_client_identifier_is_not_ours],
-        "echoed and not echoed",
+        LIVES,
     ),
     (
         21,
@@ -148,13 +163,13 @@ const RECEIVING: &[Point] = &[
             hostile::useless_offers_are_refused_by_name,
             acquiring::an_ack_that_is_not_what_was_offered_is_judged_again
         ],
-        "",
+        &[],
     ),
     (
         22,
         "another address is a change, told and probed",
         proofs![renewing::another_address_is_a_loss_then_a_fresh_one],
-        "",
+        &[],
     ),
     (
         23,
@@ -163,19 +178,19 @@ const RECEIVING: &[Point] = &[
             hostile::an_option_over_the_end_hides_nothing,
             hostile::a_message_that_ends_too_early_is_none
         ],
-        "",
+        &[],
     ),
     (
         24,
         "the checksum of UDP is not asked for",
         proofs![hostile::a_wrong_checksum_of_udp_does_not_matter_and_one_of_ipv4_does],
-        "servers on this host",
+        LIVES,
     ),
     (
         25,
         "our own frames are ignored",
         proofs![hostile::somebody_else_with_our_hardware_address_is_noticed],
-        "the socket leaves them out",
+        &[],
     ),
 ];
 
@@ -187,26 +202,21 @@ const TIMERS: &[Point] = &[
             acquiring::silence_is_met_by_ever_longer_waits_and_told,
             acquiring::a_request_is_given_up_after_a_minute
         ],
-        "",
+        &[],
     ),
     (
         27,
         "T1 and T2 from 58 and 59 if they make sense",
         proofs![lease::tests::t1_and_t2_are_taken_only_together_and_in_order],
-        "server's own T1",
+        LIVES,
     ),
     (
         28,
         "a lease counts from when it was asked for",
         proofs![renewing::t1_asks_its_server_alone_in_the_form_of_a_restart],
-        "",
+        &[],
     ),
-    (
-        29,
-        "all times anew with every ACK",
-        proofs![renewing::every_answer_sets_all_times_anew],
-        "shorter and longer leases",
-    ),
+    (29, "all times anew with every ACK", proofs![renewing::every_answer_sets_all_times_anew], &[]),
     (
         30,
         "retries: half of what is left, a minute at least",
@@ -214,7 +224,7 @@ const TIMERS: &[Point] = &[
             renewing::a_silent_server_is_asked_twice_alone_then_all_are,
             renewing::short_leases_are_asked_for_more_often
         ],
-        "",
+        &[],
     ),
     (
         31,
@@ -223,7 +233,7 @@ const TIMERS: &[Point] = &[
             renewing::a_lease_without_end_is_asked_after_daily_and_kept,
             hostile::an_infinite_lease_is_one_and_the_longest_finite_one_is_not
         ],
-        "",
+        &["scopes::a_lease_of_dnsmasq_without_end", "scopes::a_lease_of_kea_without_end"],
     ),
     (
         32,
@@ -232,7 +242,7 @@ const TIMERS: &[Point] = &[
             hostile::useless_offers_are_refused_by_name,
             lease::tests::no_answer_makes_a_client_spin
         ],
-        "",
+        &[],
     ),
     (
         33,
@@ -242,7 +252,7 @@ const TIMERS: &[Point] = &[
             leaving::a_clock_that_runs_backwards_is_taken_to_stand_still,
             confirming::a_recorded_end_is_only_a_hint
         ],
-        "CLOCK_BOOTTIME is the agent's",
+        &[],
     ),
     (
         34,
@@ -251,7 +261,7 @@ const TIMERS: &[Point] = &[
             lease::tests::five_hundred_renewals_stay_spread,
             spread::tests::any_run_of_clients_is_spread_evenly
         ],
-        "500 leases",
+        &[],
     ),
 ];
 
@@ -263,37 +273,40 @@ const STATES: &[Point] = &[
             renewing::the_lease_s_own_server_may_take_it_back,
             acquiring::a_refusal_is_met_by_a_short_pause_that_grows
         ],
-        "range moved",
+        LIVES,
     ),
     (
         36,
         "silence after a restart: the lease runs on, then DISCOVER",
         proofs![confirming::silence_lets_the_lease_run_on_then_the_address_is_looked_for],
-        "Kea and dnsmasq are silent",
+        &[],
     ),
     (
         37,
         "after a restart on a wrong subnet: NAK",
         proofs![confirming::the_server_may_take_it_back_and_another_one_may_not],
-        "range moved",
+        &["servers::a_lease_of_isc_dhcpd_from_its_first_packet_to_its_last"],
     ),
     (
         38,
         "a server that lost its leases grants them again",
         proofs![renewing::from_t2_on_the_same_address_is_also_looked_for],
-        "leases deleted, server restarted",
+        &[
+            "faults::dnsmasq_is_gone_and_another_one_takes_over",
+            "faults::isc_dhcpd_is_gone_and_another_one_takes_over",
+        ],
     ),
     (
         39,
         "at the end the address is given up, and asked for",
         proofs![leaving::an_address_is_given_up_when_its_time_is_over],
-        "server gone",
+        &["faults::a_cable_is_pulled_for_less_and_for_longer_than_a_lease"],
     ),
     (
         40,
         "10 s after a DECLINE, a minute after many",
         proofs![probing::after_a_conflict_ten_seconds_pass_and_after_many_a_minute],
-        "",
+        &[],
     ),
     (
         41,
@@ -303,7 +316,7 @@ const STATES: &[Point] = &[
             probing::whoever_has_the_address_or_is_about_to_makes_it_be_declined,
             probing::what_does_not_dispute_the_address_does_not_matter
         ],
-        "a neighbour has it",
+        LIVES,
     ),
     (
         42,
@@ -312,7 +325,7 @@ const STATES: &[Point] = &[
             probing::an_address_that_we_may_be_announcing_is_never_probed,
             probing::a_held_address_is_never_declined
         ],
-        "",
+        &[],
     ),
     (
         43,
@@ -321,13 +334,13 @@ const STATES: &[Point] = &[
             leaving::a_release_names_the_lease_and_nothing_else,
             spread::tests::a_bucket_lets_a_few_through_at_once_and_the_rest_in_time
         ],
-        "hundreds at once",
+        &["many::many_leases_get_an_address_each_and_give_it_back"],
     ),
     (
         44,
         "no RELEASE but when told",
         proofs![leaving::nothing_but_release_releases],
-        "agent stopped",
+        &["two::of_two_agents_one_speaks_and_the_other_takes_over_in_silence"],
     ),
     (
         45,
@@ -337,25 +350,25 @@ const STATES: &[Point] = &[
             renewing::another_server_s_refusal_does_not_count_while_its_own_may_answer,
             renewing::another_server_s_grant_counts_after_its_own_was_silent
         ],
-        "two servers",
+        &["hostile::an_honest_server_is_heard_among_lies"],
     ),
     (
         46,
         "a relay: to all",
         proofs![renewing::a_server_behind_a_router_is_asked_by_all_hearing],
-        "a relay",
+        &["scopes::a_server_behind_a_relay_grants_renews_and_takes_back"],
     ),
     (
         47,
         "subnet and gateway may change",
         proofs![renewing::a_changed_subnet_or_gateway_is_recorded],
-        "",
+        &[],
     ),
     (
         48,
         "an exhausted pool is asked for ever",
         proofs![acquiring::a_server_without_addresses_is_asked_for_ever],
-        "a pool of one",
+        &["scopes::a_range_of_one_address_serves_one_after_the_other"],
     ),
     (
         49,
@@ -364,13 +377,16 @@ const STATES: &[Point] = &[
             leaving::with_the_link_down_nothing_is_said_and_the_lease_runs_on,
             leaving::what_was_under_way_begins_anew_when_the_link_is_back
         ],
-        "cable pulled",
+        &[
+            "faults::a_cable_is_pulled_for_less_and_for_longer_than_a_lease",
+            "faults::an_interface_that_comes_back_gets_its_links_again",
+        ],
     ),
     (
         50,
         "somebody with our hardware address is noticed",
         proofs![hostile::somebody_else_with_our_hardware_address_is_noticed],
-        "fencing is the agent's",
+        &["two::of_two_agents_one_speaks_and_the_other_takes_over_in_silence"],
     ),
 ];
 
@@ -386,8 +402,12 @@ fn the_checklist() {
             proof();
             let _ = writeln!(table, "      {name}");
         }
-        if !servers.is_empty() {
-            let _ = writeln!(table, "      by real servers: {servers}");
+        for test in *servers {
+            let (file, name) = test.split_once("::").unwrap();
+            let file = format!("{}/tests/it/dhcp/{file}.rs", env!("CARGO_MANIFEST_DIR"));
+            let source = std::fs::read_to_string(&file).unwrap();
+            assert!(source.contains(&format!("fn {name}()")), "{file} has no {name}");
+            let _ = writeln!(table, "      dhcp::{test}");
         }
     }
     // Past what captures a test's output: this is to be read.
