@@ -6,7 +6,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use kube::CustomResourceExt;
 
-use super::{DHCPLease, IPPool, LoadBalancer, v1alpha1};
+use super::{DHCPLease, IPPool, LoadBalancer, TokenRotation, v1alpha1};
 
 /// Namespace, name, path and port of the Service by which the API server has objects converted: the
 /// one in `config/manager`, so that applying the CRD again changes nothing that the operator wrote.
@@ -24,7 +24,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         version.storage = version.name == "v1beta1";
     }
     load_balancer.spec.conversion = Some(conversion());
-    vec![IPPool::crd(), load_balancer, DHCPLease::crd()]
+    vec![IPPool::crd(), load_balancer, DHCPLease::crd(), TokenRotation::crd()]
 }
 
 /// Without a caBundle: the operator puts in its own. Until then the API server trusts nobody by

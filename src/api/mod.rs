@@ -10,6 +10,7 @@ mod dhcp_lease;
 mod ip_pool;
 pub mod kubevirt;
 mod load_balancer;
+mod token_rotation;
 pub mod v1alpha1;
 
 pub use condition::{Condition, ConditionStatus, READY};
@@ -19,6 +20,11 @@ pub use ip_pool::{IPPool, IPPoolSpec, IPPoolStatus, PoolState, Range, Scope, Sel
 pub use load_balancer::{
     AllocatedAddress, EndpointCounts, HealthCheck, Ipam, Listener, LoadBalancer, LoadBalancerSpec,
     LoadBalancerStatus, WorkloadType,
+};
+pub use token_rotation::{
+    CurrentCredential, Day, OnDelete, PendingCredential, PendingStep, PreviousCredential, Schedule,
+    SecretTarget, ServiceAccountToken, Source, Target, Tell, TokenRotation, TokenRotationSpec,
+    TokenRotationStatus, WatchedCredential, Window, Workload, WorkloadKind,
 };
 
 /// The API group of `LoadBalancer`, `IPPool` and `DHCPLease`.
@@ -86,6 +92,18 @@ pub const POOL_FINALIZER: &str = "wrangler.cattle.io/harvester-ipam-controller";
 pub const DHCP_FINALIZER: &str = "loadbalancer.harvesterhci.io/dhcp-release";
 /// Annotation of a LoadBalancer with `ipam: dhcp`: who leases its address, `host` or `guest`.
 pub const ANNOTATION_DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
+
+/// Finalizer of a TokenRotation: it outlives a deletion until what must be revoked is.
+pub const ROTATION_FINALIZER: &str = "credentials.harvesterhci.io/rotation";
+/// Annotation of a TokenRotation: each new value has the credential replaced now.
+pub const ANNOTATION_ROTATE: &str = "credentials.harvesterhci.io/rotate";
+/// Annotation of a TokenRotation: each new value has it replaced now, and the old one revoked as soon
+/// as the new one is published.
+pub const ANNOTATION_LEAKED: &str = "credentials.harvesterhci.io/leaked";
+/// Annotation of a target, and of pods that were restarted for it: SHA-256 of the credential.
+pub const ANNOTATION_HASH: &str = "credentials.harvesterhci.io/hash";
+/// Label of the Secrets by which credentials are revoked: the UID of the TokenRotation.
+pub const LABEL_ROTATION: &str = "credentials.harvesterhci.io/rotation";
 
 /// What an address is recorded as while the guest's announcer leases it by DHCP.
 pub const DHCP_ADDRESS: &str = "0.0.0.0";

@@ -1,0 +1,450 @@
+//! `TokenRotation`: a credential that is replaced in time, or only watched.
+//!
+//! Whoever makes one writes metadata and spec, the operator writes the status. Invariants: the
+//! status names credentials and never holds one; what a step is about to make is named in it
+//! before the step is taken; target and account never change, because an old credential may only
+//! go where the new one has been seen to be.
+
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Condition;
+
+/// A credential that is replaced before it ends, without a moment in which neither works.
+#[derive(
+    CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize,
+)]
+#[kube(
+    group = "credentials.harvesterhci.io",
+    version = "v1alpha1",
+    kind = "TokenRotation",
+    plural = "tokenrotations",
+    singular = "tokenrotation",
+    shortname = "rotation",
+    shortname = "rotations",
+    namespaced,
+    status = "TokenRotationStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    printcolumn(
+        name = "Target",
+        type_ = "string",
+        json_path = ".spec.target.secret.name",
+        description = "The Secret that holds the credential"
+    ),
+    printcolumn(
+        name = "Expires",
+        type_ = "string",
+        json_path = ".status.expiresAt",
+        description = "When the credential ends; empty for one that does not, or does not say"
+    ),
+    printcolumn(
+        name = "Next",
+        type_ = "string",
+        json_path = ".status.nextRotation",
+        description = "When it is replaced; empty for one that is only watched"
+    ),
+    printcolumn(name = "Last", type_ = "string", json_path = ".status.lastResult"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(
+        name = "Credential",
+        type_ = "string",
+        priority = 1,
+        json_path = ".status.current.name"
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        priority = 1,
+        json_path = ".status.conditions[?(@.type=='Ready')].message"
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[x_kube(
+    validation = ("self.target == oldSelf.target",
+        "spec.target is immutable: make another TokenRotation for another target"),
+    validation = ("!has(self.source) || !has(oldSelf.source) || has(self.source.serviceAccountToken) == has(oldSelf.source.serviceAccountToken)",
+        "spec.source: its kind is immutable: make another TokenRotation"),
+    validation = ("!has(self.source) || !has(oldSelf.source) || !has(self.source.serviceAccountToken) || !has(oldSelf.source.serviceAccountToken) || self.source.serviceAccountToken.serviceAccountName == oldSelf.source.serviceAccountToken.serviceAccountName",
+        "spec.source.serviceAccountToken.serviceAccountName is immutable: make another TokenRotation"),
+    validation = ("!has(self.source) || !has(oldSelf.source) || !has(self.source.serviceAccountTokenSecret) || !has(oldSelf.source.serviceAccountTokenSecret) || self.source.serviceAccountTokenSecret.serviceAccountName == oldSelf.source.serviceAccountTokenSecret.serviceAccountName",
+        "spec.source.serviceAccountTokenSecret.serviceAccountName is immutable: make another TokenRotation"),
+    validation = ("has(self.source) || !has(self.tell)",
+        "spec.tell: without spec.source nothing is replaced, and nobody is to be told: remove it"),
+    validation = ("has(self.source) || !has(self.overlapSeconds)",
+        "spec.overlapSeconds: without spec.source nothing is replaced: remove it"),
+    validation = ("has(self.source) || !has(self.onDelete) || self.onDelete == 'Keep'",
+        "spec.onDelete: without spec.source nothing here can be revoked: only Keep"),
+)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenRotationSpec {
+    /// Where new credentials come from. Unset: the target is only watched, and its end is told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// Where the credential is read by those who use it.
+    pub target: Target,
+    /// When it is replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<Schedule>,
+    /// For how long the old credential works beside the new one, so that everybody has time to read
+    /// the new one. Unset means 3600. One that ends by itself before that, does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 2_592_000))]
+    pub overlap_seconds: Option<i64>,
+    /// Who must be made to read a new credential.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tell: Option<Tell>,
+    /// What becomes of the published credential when the TokenRotation is deleted. Unset means Keep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_delete: Option<OnDelete>,
+}
+
+/// Where new credentials come from: exactly one of these.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("[has(self.serviceAccountToken), has(self.serviceAccountTokenSecret)].filter(given, given).size() == 1",
+        "spec.source: exactly one of serviceAccountToken and serviceAccountTokenSecret"),
+)]
+pub struct Source {
+    /// Tokens that the API server signs on request and that end by themselves. Each is bound to a
+    /// Secret of its own, by whose deletion it is revoked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_account_token: Option<ServiceAccountToken>,
+    /// Tokens in Secrets of type kubernetes.io/service-account-token, one Secret after the other.
+    /// They do not end by themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_account_token_secret: Option<ServiceAccountToken>,
+}
+
+/// Tokens of a ServiceAccount of the same namespace.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("self.serviceAccountName.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
+        "serviceAccountName: must be the name of a ServiceAccount: lower-case letters, digits, dashes and dots"),
+)]
+pub struct ServiceAccountToken {
+    /// Whose.
+    #[schemars(length(min = 1, max = 253))]
+    pub service_account_name: String,
+    /// For how long a token is to work; the API server may grant less. One that does not end by itself
+    /// counts as ended after this time. Unset means 2592000, thirty days.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 600, max = 31_536_000))]
+    pub lifetime_seconds: Option<i64>,
+}
+
+/// Where a credential is read by those who use it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Target {
+    /// A key of a Secret of the same namespace.
+    pub secret: SecretTarget,
+}
+
+/// A key of a Secret.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("self.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
+        "spec.target.secret.name: must be the name of a Secret: lower-case letters, digits, dashes and dots"),
+    validation = ("self.key.matches('^[-._a-zA-Z0-9]+$')",
+        "spec.target.secret.key: must be a key of a Secret: letters, digits, dashes, underscores and dots"),
+)]
+pub struct SecretTarget {
+    /// The Secret. If there is none, it is made, unless `kubeconfigUser` is set.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// The key in it.
+    #[schemars(length(min = 1, max = 253))]
+    pub key: String,
+    /// Set: the value is a kubeconfig, and the user by this name gets the token; clusters, contexts
+    /// and other users stay. Unset: the value is the token alone. A credential that is only watched
+    /// may be either without it: then every token of a kubeconfig is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub kubeconfig_user: Option<String>,
+}
+
+/// When a credential is replaced.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Schedule {
+    /// Replaced when so much of its life is left, in percent. Unset means 33.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 99))]
+    pub renew_when_left_percent: Option<i64>,
+    /// But with no less than this left, up to four fifths of its life. For one that is only watched,
+    /// when its end is told as near. Unset means 604800, seven days.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 31_536_000))]
+    pub minimum_left_seconds: Option<i64>,
+    /// By up to so much of its life earlier, in percent, so that many are not replaced at once. Unset
+    /// means 5.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 50))]
+    pub jitter_percent: Option<i64>,
+    /// Only at these times, unless it would end before they come.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maintenance_window: Option<Window>,
+    /// Nothing is made, published or revoked; the end is still told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<bool>,
+}
+
+/// A time of day, in UTC.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("self.start.matches('^([01][0-9]|2[0-3]):[0-5][0-9]$')",
+        "spec.schedule.maintenanceWindow.start: must be hours and minutes in UTC, such as 02:30"),
+)]
+pub struct Window {
+    /// When it begins, such as `02:30`, in UTC.
+    #[schemars(length(min = 5, max = 5))]
+    pub start: String,
+    /// How long it lasts.
+    #[schemars(range(min = 5, max = 1440))]
+    pub duration_minutes: i64,
+    /// The days on which it begins. Unset or empty: each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 7))]
+    pub days: Vec<Day>,
+}
+
+/// A day of the week.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[allow(missing_docs)]
+pub enum Day {
+    Mon,
+    Tue,
+    Wed,
+    Thu,
+    Fri,
+    Sat,
+    Sun,
+}
+
+/// Who must be made to read a new credential.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Tell {
+    /// Workloads of the same namespace that read it only when they start.
+    #[schemars(length(min = 1, max = 16))]
+    pub restart: Vec<Workload>,
+}
+
+/// A workload whose pods are replaced, as `kubectl rollout restart` does.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("self.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
+        "spec.tell.restart[].name: must be the name of a workload: lower-case letters, digits, dashes and dots"),
+)]
+pub struct Workload {
+    /// Its kind.
+    pub kind: WorkloadKind,
+    /// Its name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+}
+
+/// A kind of workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[allow(missing_docs)]
+pub enum WorkloadKind {
+    Deployment,
+    StatefulSet,
+    DaemonSet,
+}
+
+/// What becomes of the published credential when the TokenRotation is deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum OnDelete {
+    /// It stays, and works until it ends by itself.
+    #[default]
+    Keep,
+    /// It stops working.
+    Revoke,
+}
+
+/// What was done, and what is under way. Times are RFC 3339 and the API server's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenRotationStatus {
+    /// The generation of the spec that this follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// The number of the last credential that was named. No number is used twice.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub serial: i64,
+    /// The credential that the target was last seen to hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current: Option<CurrentCredential>,
+    /// The credential that is being made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending: Option<PendingCredential>,
+    /// Credentials that are to be revoked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub previous: Vec<PreviousCredential>,
+    /// What is known of the tokens in a target that is only watched.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub watched: Vec<WatchedCredential>,
+    /// When the first of the target's credentials ends. Unset: none does, or none says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
+    pub expires_at: Option<String>,
+    /// When the credential is replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
+    pub next_rotation: Option<String>,
+    /// When a new one was last published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
+    pub last_rotation: Option<String>,
+    /// What came of it last: `Published`, `Adopted`, or `Failed` and the step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub last_result: Option<String>,
+    /// Failures in a row.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub failures: i64,
+    /// When what failed is tried again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
+    pub retry_after: Option<String>,
+    /// The name of the credential whose coming the workloads were told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub told: Option<String>,
+    /// The request to rotate that was last carried out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub rotate_request: Option<String>,
+    /// The report of a leak that was last carried out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub leak_report: Option<String>,
+    /// `Ready`: the credential is there and is looked after. `Expiring`: it ends soon, and should have
+    /// been replaced, or is only watched.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub conditions: Vec<Condition>,
+}
+
+/// The credential that the target holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CurrentCredential {
+    /// Its name: of the Secret that it is bound to or stored in.
+    #[schemars(length(max = 253))]
+    pub name: String,
+    /// SHA-256 of it, by which it is known again.
+    #[schemars(length(max = 64))]
+    pub hash: String,
+    /// Whether it was made here; somebody else's is replaced in its time and not revoked.
+    #[serde(default)]
+    pub ours: bool,
+    /// Since when it works, or has been seen.
+    #[schemars(extend("format" = "date-time"))]
+    pub issued_at: String,
+    /// When it ends. Unset: never, or it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
+    pub expires_at: Option<String>,
+}
+
+/// A credential on its way into the target.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PendingCredential {
+    /// Its name, recorded before it is made.
+    #[schemars(length(max = 253))]
+    pub name: String,
+    /// What is being done.
+    pub step: PendingStep,
+    /// Since when.
+    #[schemars(extend("format" = "date-time"))]
+    pub since: String,
+    /// SHA-256 of it, recorded before it is published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub hash: Option<String>,
+    /// When it begins to work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
+    pub issued_at: Option<String>,
+    /// When it ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
+    pub expires_at: Option<String>,
+    /// The target's resourceVersion that it is to replace; empty where there is no target yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub replaces: Option<String>,
+    /// The request that it is made for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub rotate_request: Option<String>,
+    /// The report of a leak that it is made for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub leak_report: Option<String>,
+}
+
+/// What is being done with a credential before it is published.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum PendingStep {
+    /// It is made, and tried out where it will be used.
+    #[default]
+    Minting,
+    /// It is written into the target.
+    Publishing,
+}
+
+/// A credential that is to be revoked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PreviousCredential {
+    /// Its name.
+    #[schemars(length(max = 253))]
+    pub name: String,
+    /// SHA-256 of it, if it was known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub hash: Option<String>,
+    /// When it is revoked. Unset: not before workloads were told of the new one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
+    pub revoke_after: Option<String>,
+    /// The target's resourceVersion that it may still replace, by a write whose outcome is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub replaces: Option<String>,
+}
+
+/// A token in a target that is only watched.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WatchedCredential {
+    /// The kubeconfig's user that has it; empty where the value is the token alone.
+    #[schemars(length(max = 253))]
+    pub user: String,
+    /// What it is called, as far as it says.
+    #[schemars(length(max = 253))]
+    pub name: String,
+    /// When it ends. Unset: never, or it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
+    pub expires_at: Option<String>,
+}
