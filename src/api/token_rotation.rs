@@ -180,7 +180,7 @@ pub struct Schedule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 99))]
     pub renew_when_left_percent: Option<i64>,
-    /// But with no less than this left, up to four fifths of its life. For one that is only watched,
+    /// But with no less than this left, up to half of its life. For one that is only watched,
     /// when its end is told as near. Unset means 604800, seven days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
@@ -311,7 +311,7 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub last_rotation: Option<String>,
-    /// What came of it last: `Published`, `Adopted`, or `Failed` and the step.
+    /// What came of it last: `Published`, `Adopted`, `Revoked`, or `Failed` and the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub last_result: Option<String>,

@@ -26,6 +26,7 @@ pub mod pool_choice;
 pub mod ranges;
 pub mod reason;
 pub mod registration;
+pub mod rotation;
 pub mod service;
 pub mod slices;
 pub mod support;

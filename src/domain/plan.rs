@@ -360,7 +360,11 @@ fn condition(status: ConditionStatus, reason: &str, message: String) -> Conditio
 }
 
 /// The list with `new` in it. `None`: it says so already. Times change only with content.
-fn with_condition(list: &[Condition], new: Condition, now: &str) -> Option<Vec<Condition>> {
+pub(super) fn with_condition(
+    list: &[Condition],
+    new: Condition,
+    now: &str,
+) -> Option<Vec<Condition>> {
     let old = list.iter().find(|c| c.type_ == new.type_);
     // Go clients write an empty message where this operator writes none.
     let text = |field: &Option<String>| field.clone().unwrap_or_default();

@@ -13,8 +13,19 @@ use std::path::{Path, PathBuf};
 const LONGEST_FILE: usize = 450;
 
 /// Crates that a decision may use.
-const DOMAIN_CRATES: [&str; 9] =
-    ["std", "core", "serde", "serde_json", "sha2", "base64", "ipnet", "chrono", "thiserror"];
+const DOMAIN_CRATES: [&str; 11] = [
+    "std",
+    "core",
+    "serde",
+    "serde_json",
+    "serde_saphyr",
+    "sha2",
+    "ipnet",
+    "chrono",
+    "thiserror",
+    "base64",
+    "zeroize",
+];
 /// Rooms that a decision may look into.
 const DOMAIN_ROOMS: [&str; 2] = ["api", "domain"];
 /// Paths below those crates that lead to a clock, to the system or to the network.

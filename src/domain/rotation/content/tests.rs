@@ -1,0 +1,79 @@
+//! Secrets as they are found.
+
+use super::*;
+
+fn wants(user: Option<&str>) -> SecretTarget {
+    let kubeconfig_user = user.map(str::to_owned);
+    SecretTarget { name: "guest".into(), key: "k".into(), kubeconfig_user }
+}
+
+fn content(value: &str) -> Content {
+    let value = Some(Token::new(value.to_owned()));
+    Content { version: "7".into(), value, immutable: false }
+}
+
+const CONFIG: &str = "users: [{name: a, user: {token: one}}, {name: b, user: {token: two}}]
+clusters: [{name: c, cluster: {server: 'https://x'}}]
+contexts: [{name: d, context: {user: a, cluster: c}}]";
+
+fn why(wants: &SecretTarget, rotated: bool, secret: Option<&Content>) -> String {
+    match read(wants, rotated, secret).target {
+        Target::Unfit(why) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn hash(token: &str) -> String {
+    Token::new(token.to_owned()).hash()
+}
+
+#[test]
+fn a_token_alone_is_made_where_there_is_none_and_a_kubeconfig_is_not() {
+    assert_eq!(read(&wants(None), true, None).target, Target::Absent);
+    assert!(why(&wants(Some("a")), true, None).contains("no Secret \"guest\""));
+    assert!(why(&wants(None), false, None).contains("no Secret"));
+    let empty = Content { value: None, ..content("") };
+    let Target::There { holds: None, version, .. } = read(&wants(None), true, Some(&empty)).target
+    else {
+        panic!()
+    };
+    assert_eq!(version, "7");
+    assert!(why(&wants(Some("a")), true, Some(&empty)).contains("key \"k\": it is not there"));
+}
+
+#[test]
+fn one_users_token_counts_and_the_others_are_known() {
+    let seen = read(&wants(Some("a")), true, Some(&content(CONFIG)));
+    let Target::There { holds: Some(held), beside, .. } = &seen.target else { panic!() };
+    assert_eq!((held.hash.as_str(), beside), (hash("one").as_str(), &vec![hash("two")]));
+    assert_eq!(seen.reach.as_ref().unwrap().server, "https://x");
+    let new = seen.with(&wants(Some("a")), &Token::new("three".into()), true).unwrap();
+    let again = read(&wants(Some("a")), true, Some(&content(new.reveal())));
+    let Target::There { holds: Some(held), beside, .. } = &again.target else { panic!() };
+    assert_eq!((&held.hash, beside), (&hash("three"), &vec![hash("two"), hash("one")]));
+    let dropped = again.without_previous(&wants(Some("a"))).unwrap().unwrap();
+    assert!(!dropped.reveal().contains("one"));
+}
+
+#[test]
+fn what_would_do_harm_is_refused_and_not_repeated() {
+    let said = why(&wants(None), true, Some(&content(CONFIG)));
+    assert!(said.contains("kubeconfigUser"), "{said}");
+    let said = why(&wants(Some("a")), true, Some(&content("secret")));
+    assert!(said.contains("no kubeconfig") && !said.contains("secret"), "{said}");
+    assert!(why(&wants(Some("b")), true, Some(&content(CONFIG))).contains("no context"));
+    let fixed = Content { immutable: true, ..content("x") };
+    assert!(why(&wants(None), true, Some(&fixed)).contains("immutable"));
+    let exec = "users: [{name: a, user: {exec: {command: rancher}}}]";
+    assert!(why(&wants(Some("a")), true, Some(&content(exec))).contains("exec"));
+}
+
+#[test]
+fn of_what_is_only_watched_every_token_is_told() {
+    for user in [None, Some("b")] {
+        let seen = read(&wants(user), false, Some(&content(CONFIG)));
+        let users: Vec<&str> = seen.watched.iter().map(|w| w.user.as_str()).collect();
+        assert_eq!(users, ["a", "b"]);
+    }
+    assert_eq!(read(&wants(None), false, Some(&content("alone"))).watched.len(), 1);
+}

@@ -1,0 +1,9 @@
+//! Tests.
+
+mod model {
+    mod tests;
+    mod world {
+        mod tests;
+        pub use tests::*;
+    }
+}

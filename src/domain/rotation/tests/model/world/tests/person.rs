@@ -1,0 +1,53 @@
+//! What a person does to the Secret, and to what is in it.
+
+use super::{Credential, Secret, World};
+
+impl World {
+    /// A person writes the Secret.
+    pub(super) fn edit(&mut self, foreign: bool, hash: Option<String>) {
+        self.versions += 1;
+        let put_back = hash.is_some();
+        let token = hash.or_else(|| {
+            foreign.then(|| {
+                self.foreign += 1;
+                let hash = format!("foreign{}", self.foreign);
+                let credential = Credential {
+                    name: String::new(),
+                    alive: true,
+                    by_hand: false,
+                    leaked: false,
+                    ours: false,
+                    expires: None,
+                    issued: self.now,
+                    verified: true,
+                };
+                self.credentials.insert(hash.clone(), credential);
+                hash
+            })
+        });
+        self.secret =
+            Some(Secret { version: self.versions, token, beside: None, spoilt: false, put_back });
+        self.note();
+    }
+
+    pub(super) fn mend(&mut self) {
+        if self.secret.as_ref().is_some_and(|secret| secret.spoilt) {
+            self.versions += 1;
+            let version = self.versions;
+            self.secret.iter_mut().for_each(|secret| {
+                secret.spoilt = false;
+                secret.version = version;
+            });
+        }
+    }
+
+    pub(super) fn by_hand(&mut self) {
+        let held = self.secret.as_ref().and_then(|secret| secret.token.clone());
+        if let Some(credential) = held.and_then(|hash| self.credentials.get_mut(&hash))
+            && credential.ours
+        {
+            credential.alive = false;
+            credential.by_hand = true;
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Tokens of every kind that is met.
+
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde_json::json;
+
+use super::*;
+
+fn jwt(claims: &Value) -> Token {
+    let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    Token::new(format!("{}.{}.c2ln", part(&json!({"alg": "RS256"})), part(claims)))
+}
+
+#[test]
+fn a_signed_token_says_when_it_ends_and_what_it_is_bound_to() {
+    let bound = json!({"iat": 100, "exp": 700, "kubernetes.io": {
+        "namespace": "default", "secret": {"name": "r-1a2b-7", "uid": "u"},
+        "serviceaccount": {"name": "guest", "uid": "v"},
+    }});
+    let says = Says { name: "r-1a2b-7".into(), issued: Some(100), expires: Some(700) };
+    assert_eq!(jwt(&bound).says(), says);
+    let unbound = json!({"iat": 1, "exp": 2, "kubernetes.io": {"serviceaccount": {"name": "sa"}}});
+    assert_eq!(jwt(&unbound).says().name, "sa");
+    let stored = json!({"kubernetes.io/serviceaccount/secret.name": "guest-token"});
+    assert_eq!(jwt(&stored).says(), Says { name: "guest-token".into(), ..Says::default() });
+}
+
+#[test]
+fn of_a_ranchers_token_only_the_name_is_told() {
+    for (token, name) in [
+        ("kubeconfig-u-hc8k5lksjd:secret", "kubeconfig-u-hc8k5lksjd"),
+        ("token-abcde:secret", "token-abcde"),
+        ("ext/token-abcde:secret", "ext/token-abcde"),
+        ("admin:password", ""),
+        ("token-ABC:secret", ""),
+        ("token-without-secret", ""),
+        ("", ""),
+        ("a.b.c", ""),
+        ("....", ""),
+    ] {
+        assert_eq!(Token::new(token.into()).says(), Says { name: name.into(), ..Says::default() });
+    }
+}
+
+/// A name that is no name is not told: it may be anything, and long.
+#[test]
+fn what_makes_no_sense_is_left_out() {
+    for name in [json!("Not A Name"), json!("x".repeat(300)), json!(7), json!("a\nb")] {
+        let claims =
+            json!({"iat": -1, "exp": i64::MAX, "kubernetes.io": {"secret": {"name": name}}});
+        assert_eq!(jwt(&claims).says(), Says::default());
+    }
+    assert_eq!(jwt(&json!([])).says(), Says::default());
+}
+
+#[test]
+fn nothing_shows_a_token_and_white_space_is_none_of_it() {
+    let token = Token::new("token-abcde:secret\n".into());
+    assert!(!format!("{token:?} {:?}", Some(&token)).contains("secret"));
+    assert_eq!(token.reveal(), "token-abcde:secret");
+    assert_eq!(token.hash(), Token::new("token-abcde:secret".into()).hash());
+    assert_eq!(token.hash().len(), 64);
+}
