@@ -3,6 +3,7 @@
 
 mod dhcp;
 mod leasing;
+mod rotation;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,8 +15,7 @@ use prometheus::{
     IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
-pub use self::dhcp::Dhcp;
-pub use self::leasing::Leasing;
+pub use self::{dhcp::Dhcp, leasing::Leasing, rotation::Rotation};
 use crate::api::LoadBalancer;
 
 /// The metrics and their registry. Clones share both.
@@ -62,6 +62,8 @@ pub struct Metrics {
     pub admission: Admission,
     /// Addresses that the host leases, as the leader sees them.
     pub leasing: Leasing,
+    /// Credentials that are replaced or watched, as the leader sees them.
+    pub rotation: Rotation,
     /// 1 on the leader.
     pub leader: IntGauge,
     seen: Arc<Mutex<HashMap<String, Instant>>>,
@@ -286,6 +288,7 @@ impl Metrics {
             probes: Probes::new(&make)?,
             admission: Admission::new(&make)?,
             leasing: Leasing::new(&make)?,
+            rotation: Rotation::new(&make)?,
             leader: make.gauge("hgo_leader", "1 on the replica that leads")?,
             seen: Arc::default(),
             registry: registry.clone(),

@@ -10,6 +10,7 @@ use crate::controllers::{self, Context};
 use crate::domain::leadership::Pace;
 use crate::http::probes::{self, Probes};
 use crate::k8s::client;
+use crate::k8s::credentials::Credentials;
 use crate::k8s::events::Events;
 use crate::k8s::lease::{Keeper, Leadership};
 use crate::k8s::views::Views;
@@ -25,7 +26,8 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
 
     let metrics = Metrics::new()?;
-    let client = client::connect(args.reach.kubeconfig.as_deref(), &metrics).await?;
+    let way = client::way(args.reach.kubeconfig.as_deref()).await?;
+    let client = client::through(way.clone(), &metrics)?;
     let leadership = Arc::new(Leadership::default());
     let views = Views::start(&client, &args.admission.namespace, &metrics);
     let mut admission = admission::start(&args.admission, &client, &views, &metrics).await?;
@@ -41,9 +43,13 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let mut server = tokio::spawn(server);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, lease = args.reach.lease, "started");
 
+    // Nothing between two commas is no namespace, least of all every one.
+    let namespaces = args.credential_namespaces.iter().filter(|name| !name.is_empty());
     let ctx = Context {
         writer: Writer::new(client.clone(), leadership.clone(), metrics.clone()),
         events: Events::start(client.clone(), &me, metrics.clone()),
+        credentials: Credentials::new(client.clone(), way, metrics.clone()),
+        credential_namespaces: Arc::new(namespaces.cloned().collect()),
         client: client.clone(),
         views,
         metrics,

@@ -101,6 +101,10 @@ struct ControllerArgs {
     /// again by then has the same one at once; a guest whose patience ends does.
     #[arg(long, env = "HGO_DHCP_RELEASE_GRACE", default_value_t = 120)]
     dhcp_release_grace: u32,
+    /// Namespaces, separated by commas, in which TokenRotations are carried out. The operator needs rights
+    /// in each; elsewhere it touches no Secret.
+    #[arg(long, env = "HGO_CREDENTIAL_NAMESPACES", value_delimiter = ',')]
+    credential_namespaces: Vec<String>,
     #[command(flatten)]
     admission: admission::AdmissionArgs,
 }

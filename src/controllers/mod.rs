@@ -9,8 +9,10 @@ pub mod ip_pool;
 mod kube_vip;
 pub mod load_balancer;
 mod storage;
+mod token_rotation;
 mod topology;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::api::LoadBalancer;
+use crate::k8s::credentials::Credentials;
 use crate::k8s::events::Events;
 use crate::k8s::views::{Signal, Views};
 use crate::k8s::write::Writer;
@@ -41,6 +44,10 @@ pub struct Context {
     pub metrics: Metrics,
     /// For how long a leased address outlives its LoadBalancer.
     pub release_grace: Duration,
+    /// For reads of credentials.
+    pub credentials: Credentials,
+    /// Namespaces in which credentials may be read and written.
+    pub credential_namespaces: Arc<BTreeSet<String>>,
 }
 
 /// Leads until dropped. Returns only with the error that ended the term.
@@ -66,6 +73,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let told = topology::run(ctx.clone(), moved);
     let (records, keeper) = dhcp_lease::keeper(ctx.clone());
     let agents = dhcp_lease::agents(ctx.clone());
+    let rotations = token_rotation::run(ctx.clone());
     let (context, due) = load_balancer::Context::new(ctx, handle.clone(), prober.clone());
     // A task of its own: whatever wakes it would have all the others here looked after.
     let serving = load_balancer::run(Arc::new(context), woken, due);
@@ -115,6 +123,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         () = import => anyhow::bail!("nobody imports pools any more"),
         () = keeper => anyhow::bail!("nobody keeps DHCPLeases any more"),
         () = agents => anyhow::bail!("nobody looks after DHCP agents any more"),
+        () = rotations => anyhow::bail!("nobody looks after credentials any more"),
         () = stored => anyhow::bail!("nobody looks after stored versions any more"),
         () = told => anyhow::bail!("nobody tells VMs where they are any more"),
         () = catch_up => anyhow::bail!("endpoints are not watched any more"),

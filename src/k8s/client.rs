@@ -20,7 +20,7 @@ use crate::metrics::Metrics;
 /// The client's own retries are off: they repeat POSTs, and every caller here knows better
 /// when a repetition is safe.
 pub async fn connect(kubeconfig: Option<&Path>, metrics: &Metrics) -> anyhow::Result<Client> {
-    connect_within(Duration::from_secs(3), kubeconfig, metrics).await
+    through(way(kubeconfig).await?, metrics)
 }
 
 /// The same, with time of its own for each connection.
@@ -29,6 +29,13 @@ pub async fn connect_within(
     kubeconfig: Option<&Path>,
     metrics: &Metrics,
 ) -> anyhow::Result<Client> {
+    let mut config = way(kubeconfig).await?;
+    config.connect_timeout = Some(patience);
+    through(config, metrics)
+}
+
+/// The way to the API server.
+pub async fn way(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = match kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path)
@@ -40,7 +47,12 @@ pub async fn connect_within(
         )?,
     };
     config.default_retry = false;
-    config.connect_timeout = Some(patience);
+    config.connect_timeout = Some(Duration::from_secs(3));
+    Ok(config)
+}
+
+/// A client that goes that way, and whose calls are counted.
+pub fn through(config: Config, metrics: &Metrics) -> anyhow::Result<Client> {
     let calls = metrics.api_requests.clone();
     let counted = layer_fn(|inner| Counted { inner, calls: calls.clone() });
     Ok(ClientBuilder::try_from(config)?.with_layer(&counted).build())

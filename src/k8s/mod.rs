@@ -32,6 +32,7 @@ use kind_of;
 
 pub mod client;
 pub mod cloud_config;
+pub mod credentials;
 pub mod events;
 pub mod guard;
 pub mod informer;

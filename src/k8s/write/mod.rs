@@ -4,10 +4,13 @@
 //! server refuses it when the object has moved on, and fields this version does not know
 //! survive it.
 
+mod credentials;
 mod leases;
 mod records;
 mod serving;
 mod setup;
+
+pub use credentials::At;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -215,7 +218,8 @@ fn status_diff(old: &IPPoolStatus, new: &IPPoolStatus) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::DHCPLease;
+    use crate::api::{DHCPLease, Workload, WorkloadKind};
+    use crate::domain::rotation::token::Token;
 
     fn status(allocated: &[(&str, &str)]) -> IPPoolStatus {
         let allocated = allocated.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
@@ -230,6 +234,8 @@ mod tests {
         let client = Client::try_from(nowhere).unwrap();
         let writer = Writer::new(client, Arc::default(), Metrics::new().unwrap());
         let status = IPPoolStatus::default();
+        let at = At { namespace: "ns", name: "s", key: "k", version: "1" };
+        let workload = Workload { kind: WorkloadKind::DaemonSet, name: "d".to_owned() };
         let answers = [
             writer.patch_lb("ns", "lb", &json!({})).await.err(),
             writer.patch_pool_meta("pool", &json!({})).await.err(),
@@ -247,6 +253,13 @@ mod tests {
             writer.delete_record(&DHCPLease::default()).await.err(),
             writer.patch_config_map("ns", "map", &json!({})).await.err(),
             writer.patch_crd_status("crd", &json!({})).await.err(),
+            writer.patch_rotation_status("ns", "r", &json!({})).await.err(),
+            writer.patch_rotation_meta("ns", "r", &json!({})).await.err(),
+            writer.create_bond("ns", "b", "uid", None).await.err(),
+            writer.request_token(("ns", "sa"), 600, ("b", "uid")).await.err(),
+            writer.write_target(at, &Token::new(String::new())).await.err(),
+            writer.delete_bond("ns", "b").await.err(),
+            writer.restart("ns", &workload, ("k", "v")).await.err(),
         ];
         for answer in answers {
             assert!(matches!(answer, Some(CallError::NotLeader)), "{answer:?}");

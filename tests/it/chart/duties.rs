@@ -1,6 +1,7 @@
 //! A bit of everything that the operator does, so that it needs each of its rights once.
 
 use anyhow::{Result, ensure};
+use harvester_guest_operator::api::TokenRotation;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
@@ -38,6 +39,7 @@ pub(super) async fn begin(cluster: &Cluster) -> Result<()> {
     empty(cluster.lbs()).await?;
     empty(cluster.pools()).await?;
     empty(cluster.records()).await?;
+    empty(rotations(cluster)).await?;
     gone::<Secret>(cluster, "harvester-system", SECRET).await?;
     gone::<Lease>(cluster, "kube-system", "harvester-load-balancer").await?;
     gone::<ConfigMap>(cluster, "kube-system", "kubevip").await?;
@@ -138,6 +140,7 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     ensure!(annotated.is_err(), "an address in use was released");
     not_ours(cluster).await?;
     leases(cluster).await?;
+    credentials(cluster).await?;
     // What leads to admission is changed by somebody else, and its Secret.
     let unlabelled = json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": null}}});
     for kind in ["validatingwebhookconfiguration", "mutatingwebhookconfiguration"] {
@@ -188,6 +191,32 @@ async fn leases(cluster: &Cluster) -> Result<()> {
     cluster.over("leased").await?;
     deleted(cluster, "leased").await?;
     cluster.record_gone("leased").await
+}
+
+fn rotations(cluster: &Cluster) -> Api<TokenRotation> {
+    Api::namespaced(cluster.client.clone(), "default")
+}
+
+/// One in a namespace that nobody has named: that is said, and a deletion is not kept waiting.
+async fn credentials(cluster: &Cluster) -> Result<()> {
+    let rotation = json!({
+        "apiVersion": "credentials.harvesterhci.io/v1alpha1", "kind": "TokenRotation",
+        "metadata": {"name": "guest", "namespace": "default",
+            "finalizers": ["credentials.harvesterhci.io/rotation"]},
+        "spec": {"target": {"secret": {"name": "guest", "key": "token"}}},
+    });
+    cluster.bed.apply_yaml(&rotation.to_string()).await?;
+    eventually(SOON, "word of the namespace", async || {
+        let status = rotations(cluster).get("guest").await?.status.unwrap_or_default();
+        let reasons = status.conditions.into_iter().filter_map(|condition| condition.reason);
+        anyhow::Ok(reasons.into_iter().any(|reason| reason == "NamespaceNotAllowed"))
+    })
+    .await?;
+    rotations(cluster).delete("guest", &DeleteParams::default()).await?;
+    eventually(SOON, "end of the TokenRotation", async || {
+        rotations(cluster).get_opt("guest").await.map(|rotation| rotation.is_none())
+    })
+    .await
 }
 
 /// A Service and an EndpointSlice that are not the operator's are looked at.

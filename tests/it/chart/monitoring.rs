@@ -84,9 +84,8 @@ fn rules_and_dashboard_ask_for_metrics_that_exist() {
     let mut asked: Vec<String> =
         rules().iter().map(|rule| rule["expr"].as_str().unwrap().to_owned()).collect();
     asked.extend(queries().into_iter().map(|(_, query)| query));
-    let source = ["metrics.rs", "metrics/dhcp.rs", "metrics/leasing.rs"]
-        .map(|file| read(&format!("src/{file}")))
-        .concat();
+    let parts = ["", "/dhcp", "/leasing", "/rotation"];
+    let source = parts.map(|part| read(&format!("src/metrics{part}.rs"))).concat();
     let mut names = BTreeSet::new();
     for query in &asked {
         for (at, _) in query.match_indices("hgo_") {

@@ -35,8 +35,10 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
     let tools = runtime.block_on(Tools::locate())?;
     on_site(Kind::Dnsmasq, Scope::new([10, 77, 0, 1]), async move |site: Site| {
         let Site { cluster, host, .. } = &site;
+        crate::rotation::prepare(cluster).await?;
         let admission = Some("https://127.0.0.1:0".to_owned());
-        let operator = cluster.standby(Start { admission, ..Start::default() }).await?;
+        let start = Start { admission, ..crate::rotation::start() };
+        let operator = cluster.standby(start).await?;
         operator.leads().await?;
         let real = site.agent().await?;
         let targets = [("operator", operator.http), ("agent", real.http)];
@@ -73,6 +75,8 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
             cluster.grant("leased", ip).await?;
             cluster.publishes("leased", ip).await?;
         }
+
+        crate::rotation::watched(cluster).await?;
 
         // 500 come, some wait, all go.
         cluster
@@ -126,14 +130,11 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
         for (job, _) in targets {
             prometheus.bounded(job, &bounds).await?;
         }
-        for part in 0..5 {
-            for n in 0..100 {
-                cluster.delete(&format!("lb-{part}-{n}")).await?;
-            }
+        let singles = ["web", "leased", "really-leased"].map(str::to_owned);
+        let many = (0..500).map(|n| format!("lb-{}-{}", n / 100, n % 100));
+        for name in singles.into_iter().chain(many) {
+            cluster.delete(&name).await?;
         }
-        cluster.delete("web").await?;
-        cluster.delete("leased").await?;
-        cluster.delete("really-leased").await?;
         cluster.all_gone().await?;
         drop(agent);
         cluster.bed.kubectl(&["delete", "ippool", "small"]).await?;
@@ -151,7 +152,7 @@ fn documented() -> BTreeMap<String, usize> {
     rows.map(|row| {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let most = match cells[4] {
-            "a pool" => "1",
+            "a pool" | "a rotation" => "1",
             "a network" => "2",
             most => most,
         };

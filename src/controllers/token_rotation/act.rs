@@ -1,0 +1,171 @@
+//! The steps that reach beyond the record: making, trying out, publishing, telling, revoking.
+//!
+//! Invariants: what was made stays in hand until it is published or given up; a write of the target
+//! says which version it replaces, and is followed by a look at it.
+
+use kube::{Resource as _, ResourceExt as _};
+
+use super::InHand;
+use super::run::{BETWEEN_TRIES, Run, TRIES};
+use crate::api::{ANNOTATION_HASH, ServiceAccountToken};
+use crate::domain::rotation::token::Token;
+use crate::domain::rotation::{Act, Change, Hand, Made, Step, Target, decide, told};
+use crate::k8s::CallError;
+use crate::k8s::write::At;
+
+impl Run<'_> {
+    fn account(&self) -> (Option<ServiceAccountToken>, bool) {
+        let source = self.rotation.spec.source.clone().unwrap_or_default();
+        let stored = source.service_account_token_secret.is_some();
+        (source.service_account_token.or(source.service_account_token_secret), stored)
+    }
+
+    /// Makes a credential under the name, or reads it again where it can be read.
+    pub(super) async fn mint(&self, name: &str) -> Result<InHand, CallError> {
+        let (account, stored) = self.account();
+        let account = account.ok_or(CallError::NotFound)?.service_account_name;
+        let (namespace, uid) = (self.namespace(), self.uid());
+        let (writer, credentials) = (&self.keeper.ctx.writer, &self.keeper.ctx.credentials);
+        let owner = Some(account.as_str()).filter(|_| stored);
+        let bond = match writer.create_bond(&namespace, name, &uid, owner).await {
+            Err(CallError::Conflict) => credentials.bond(&namespace, name).await?,
+            other => other?,
+        };
+        let token = if stored {
+            self.stored(name).await?
+        } else {
+            let (who, until) = ((namespace.as_str(), account.as_str()), self.plan.lifetime);
+            writer.request_token(who, until, (name, &bond)).await?
+        };
+        let says = token.says();
+        let made = Made {
+            hash: token.hash(),
+            issued: says.issued.unwrap_or(self.clock.now()),
+            expires: says.expires,
+        };
+        let hand = Hand { name: name.to_owned(), made: Some(made), verified: false };
+        Ok(InHand { hand, token: Some(token) })
+    }
+
+    /// The token that the cluster puts into a Secret of an account, a moment after that is made.
+    async fn stored(&self, name: &str) -> Result<Token, CallError> {
+        for _ in 0..TRIES * 2 {
+            let namespace = self.namespace();
+            let read = self.keeper.ctx.credentials.secret(&namespace, name, "token").await?;
+            let token = read.0.and_then(|secret| secret.value);
+            if let Some(token) = token.filter(|token| !token.reveal().is_empty()) {
+                return Ok(token);
+            }
+            tokio::time::sleep(BETWEEN_TRIES).await;
+        }
+        Err(CallError::Timeout(BETWEEN_TRIES * TRIES * 2))
+    }
+
+    /// Tries out what is in hand, where it will be used.
+    pub(super) async fn verify(&mut self) -> Result<(), CallError> {
+        let Some(InHand { hand, token: Some(token) }) = self.in_hand() else {
+            self.take(None);
+            return Ok(());
+        };
+        let account = self.account().0.unwrap_or_default().service_account_name;
+        let expected = format!("system:serviceaccount:{}:{account}", self.namespace());
+        let mut why = String::new();
+        for attempt in 0..TRIES {
+            if attempt > 0 {
+                tokio::time::sleep(BETWEEN_TRIES).await;
+            }
+            let reach = self.read.reach.as_ref();
+            match self.keeper.ctx.credentials.whose(&token, reach).await {
+                Ok(who) if who == expected => {
+                    let hand = Hand { verified: true, ..hand };
+                    self.take(Some(InHand { hand, token: Some(token) }));
+                    return Ok(());
+                }
+                Ok(who) => why = format!("it speaks for {who:?} and not for {expected}"),
+                Err(error) => why = error,
+            }
+        }
+        self.failed(Step::Verify, &hand.name, &why).await
+    }
+
+    pub(super) async fn publish(&mut self, keep: bool) -> Result<(), CallError> {
+        let wants = self.rotation.spec.target.secret.clone();
+        let pending = self.record.pending.clone().unwrap_or_default();
+        let Some(InHand { token: Some(token), .. }) = self.in_hand() else {
+            self.take(None);
+            return Ok(());
+        };
+        let value = match self.read.with(&wants, &token, keep) {
+            Ok(value) => value,
+            Err(why) => return self.failed(Step::Publish, &pending.name, &why).await,
+        };
+        let version = pending.publishing.unwrap_or_default().replaces;
+        self.write_target(&pending.name, &version, &value).await
+    }
+
+    pub(super) async fn drop_old(&mut self) -> Result<(), CallError> {
+        let wants = self.rotation.spec.target.secret.clone();
+        let Ok(Some(value)) = self.read.without_previous(&wants) else { return Ok(()) };
+        let Target::There { version, .. } = self.read.target.clone() else { return Ok(()) };
+        self.write_target("", &version, &value).await
+    }
+
+    /// One write that is refused if the target is another by now; then it is looked at.
+    async fn write_target(
+        &mut self,
+        name: &str,
+        version: &str,
+        value: &Token,
+    ) -> Result<(), CallError> {
+        let (namespace, wants) = (self.namespace(), self.rotation.spec.target.secret.clone());
+        let at = At { namespace: &namespace, name: &wants.name, key: &wants.key, version };
+        match self.keeper.ctx.writer.write_target(at, value).await {
+            Ok(()) | Err(CallError::Conflict | CallError::NotFound) => {}
+            Err(error) => self.fail(Step::Publish, name, error).await?,
+        }
+        self.look_again().await
+    }
+
+    /// Has every workload read the target anew.
+    pub(super) async fn tell(&mut self) -> Result<(), CallError> {
+        let current = self.record.current.clone().unwrap_or_default();
+        let part = self.plan.prefix.rsplit('-').next().unwrap_or_default();
+        let key = format!("{ANNOTATION_HASH}-{part}");
+        let workloads = self.rotation.spec.tell.clone().unwrap_or_default().restart;
+        for workload in &workloads {
+            let (namespace, text) = (self.namespace(), (key.as_str(), current.hash.as_str()));
+            match self.keeper.ctx.writer.restart(&namespace, workload, text).await {
+                Ok(()) => {}
+                Err(CallError::NotFound) => {
+                    let note = format!("there is no {:?} {}", workload.kind, workload.name);
+                    let events = &self.keeper.ctx.events;
+                    events.warning(self.rotation.object_ref(&()), "NobodyToTell", note);
+                }
+                Err(error) => return self.fail(Step::Tell, &current.name, error).await,
+            }
+        }
+        self.look_again().await?;
+        let next = told(&self.plan, &self.record, self.clock.now());
+        self.write(Change::Told, next).await
+    }
+
+    /// Revokes it, if after another look that is still what is next.
+    pub(super) async fn revoke(&mut self, name: &str) -> Result<(), CallError> {
+        self.look_again().await?;
+        if decide(&self.plan, &self.record, &self.seen()) != Act::Revoke(name.to_owned()) {
+            return Ok(());
+        }
+        let namespace = self.namespace();
+        match self.keeper.ctx.writer.delete_bond(&namespace, name).await {
+            Ok(()) => {
+                self.existing.retain(|other| other != name);
+                self.keeper.ctx.metrics.rotation.revoked.inc();
+                let rotation = self.rotation.name_any();
+                tracing::info!(namespace, rotation, credential = name, "credential revoked");
+                self.say("Revoked", format!("credential {name} does not work any more"));
+                Ok(())
+            }
+            Err(error) => self.fail(Step::Revoke, name, error).await,
+        }
+    }
+}

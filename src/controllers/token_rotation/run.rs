@@ -1,0 +1,361 @@
+//! One TokenRotation, step by step, as far as it goes now.
+//!
+//! Invariants: the target is read before the record, and both before anything is done; after each
+//! write of the record the next step rests on what the server has made of it; nothing is revoked
+//! before the target was read once more.
+
+use std::time::Duration;
+
+use kube::{Resource as _, ResourceExt as _};
+use serde_json::{Value, json};
+
+use super::{InHand, Keeper, lock, pause};
+use crate::api::{ROTATION_FINALIZER, TokenRotation};
+use crate::domain::rotation::content::{self, Read};
+use crate::domain::rotation::status::{self, Standing};
+use crate::domain::rotation::{
+    Act, Change, Hand, Plan, Record, Requests, Seconds, Seen, Step, Target, decide, failed,
+};
+use crate::k8s::CallError;
+use crate::k8s::credentials::Clock;
+
+/// More steps than this in a row are a fault.
+const MOST_STEPS: usize = 64;
+/// How often a new credential is tried out: servers hear of it one after the other.
+pub(super) const TRIES: u32 = 10;
+pub(super) const BETWEEN_TRIES: Duration = Duration::from_millis(500);
+
+pub(super) struct Run<'a> {
+    pub(super) keeper: &'a Keeper,
+    pub(super) rotation: TokenRotation,
+    pub(super) plan: Plan,
+    pub(super) record: Record,
+    pub(super) read: Read,
+    pub(super) existing: Vec<String>,
+    pub(super) clock: Clock,
+    /// Why the target tells nothing.
+    blind: Option<String>,
+}
+
+/// Goes on until there is nothing to do, and says for how long.
+pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duration, CallError> {
+    let (namespace, name) = (seen.namespace().unwrap_or_default(), seen.name_any());
+    let credentials = &keeper.ctx.credentials;
+    let wants = &seen.spec.target.secret;
+    let allowed = keeper.is_allowed(&namespace);
+    let (read, clock, blind) = if allowed {
+        look(keeper, seen).await?
+    } else {
+        // Any read tells the time.
+        let nothing = content::read(wants, false, None);
+        (nothing, Clock::local(), Some(String::new()))
+    };
+    let Some(rotation) = credentials.rotation(&namespace, &name).await? else {
+        return Ok(super::LOOK_AGAIN);
+    };
+    if rotation.uid() != seen.uid() {
+        // Another one by now: the view will tell of it.
+        return Ok(BETWEEN_TRIES);
+    }
+    let existing = if allowed {
+        *lock(&keeper.clock) = Some(clock);
+        credentials.made_by(&namespace, &rotation.uid().unwrap_or_default()).await?
+    } else {
+        Vec::new()
+    };
+    let (plan, record) = (status::plan(&rotation), status::record(rotation.status.as_ref()));
+    let mut run = Run { keeper, rotation, plan, record, read, existing, clock, blind };
+    if !allowed {
+        return run.not_allowed().await;
+    }
+    run.hold().await?;
+    for _ in 0..MOST_STEPS {
+        if let Some(pause) = run.step().await? {
+            return Ok(pause);
+        }
+    }
+    tracing::warn!(namespace, rotation = name, "no end of steps: going on later");
+    Ok(BETWEEN_TRIES)
+}
+
+/// Reads the target, as the spec wants it.
+async fn look(
+    keeper: &Keeper,
+    rotation: &TokenRotation,
+) -> Result<(Read, Clock, Option<String>), CallError> {
+    let (namespace, wants) =
+        (rotation.namespace().unwrap_or_default(), &rotation.spec.target.secret);
+    let rotated = rotation.spec.source.is_some();
+    match keeper.ctx.credentials.secret(&namespace, &wants.name, &wants.key).await {
+        Ok((secret, clock)) => Ok((content::read(wants, rotated, secret.as_ref()), clock, None)),
+        Err(error) => match error.refusal() {
+            Some(why) => {
+                let read = content::read(wants, rotated, None);
+                Ok((read, Clock::local(), Some(why.to_owned())))
+            }
+            None => Err(error),
+        },
+    }
+}
+
+impl Run<'_> {
+    pub(super) fn namespace(&self) -> String {
+        self.rotation.namespace().unwrap_or_default()
+    }
+
+    pub(super) fn uid(&self) -> String {
+        self.rotation.uid().unwrap_or_default()
+    }
+
+    pub(super) fn in_hand(&self) -> Option<InHand> {
+        lock(&self.keeper.hands).get(&self.uid()).cloned()
+    }
+
+    pub(super) fn take(&self, hand: Option<InHand>) {
+        let mut hands = lock(&self.keeper.hands);
+        match hand {
+            Some(hand) => drop(hands.insert(self.uid(), hand)),
+            None => drop(hands.remove(&self.uid())),
+        }
+    }
+
+    pub(super) fn seen(&self) -> Seen {
+        let target = match &self.blind {
+            Some(_) => Target::Unknown,
+            None => self.read.target.clone(),
+        };
+        let existing = Some(self.existing.clone());
+        Seen { now: self.clock.now(), target, existing, hand: self.in_hand().map(|h| h.hand) }
+    }
+
+    pub(super) async fn look_again(&mut self) -> Result<(), CallError> {
+        let (read, clock, blind) = look(self.keeper, &self.rotation).await?;
+        (self.read, self.blind) = (read, blind);
+        if self.blind.is_none() {
+            self.clock = clock;
+        }
+        Ok(())
+    }
+
+    /// Nothing may be made before a deletion would wait for it to be revoked.
+    async fn hold(&mut self) -> Result<(), CallError> {
+        let held = self.rotation.finalizers().iter().any(|f| f == ROTATION_FINALIZER);
+        if held || self.plan.source.is_none() || self.plan.deleting {
+            return Ok(());
+        }
+        let mut finalizers = self.rotation.finalizers().to_vec();
+        finalizers.push(ROTATION_FINALIZER.to_owned());
+        self.patch_finalizers(&finalizers).await
+    }
+
+    async fn patch_finalizers(&mut self, finalizers: &[String]) -> Result<(), CallError> {
+        let version = self.rotation.resource_version();
+        let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
+        let (namespace, name) = (self.namespace(), self.rotation.name_any());
+        let writer = &self.keeper.ctx.writer;
+        self.rotation = writer.patch_rotation_meta(&namespace, &name, &patch).await?;
+        Ok(())
+    }
+
+    /// One step. Says for how long to rest, if that is what is next.
+    async fn step(&mut self) -> Result<Option<Duration>, CallError> {
+        let act = decide(&self.plan, &self.record, &self.seen());
+        match act {
+            Act::Write(change, next) => {
+                let is_asked =
+                    next.pending.as_ref().is_some_and(|p| p.requests != Requests::default());
+                if change == Change::Named && !is_asked {
+                    let turn = self.keeper.turn();
+                    if !turn.is_zero() {
+                        // What made it due may not be in the record.
+                        let name = kube_runtime::reflector::ObjectRef::from_obj(&self.rotation);
+                        lock(&self.keeper.touched).insert(name);
+                        return Ok(Some(turn));
+                    }
+                }
+                self.write(change, *next).await?;
+            }
+            Act::Mint(name) => match self.mint(&name).await {
+                Ok(hand) => {
+                    self.take(Some(hand));
+                    self.existing.push(name);
+                }
+                Err(error) => self.fail(Step::Mint, &name, error).await?,
+            },
+            Act::Verify => self.verify().await?,
+            Act::Publish { keep } => self.publish(keep).await?,
+            Act::Tell => self.tell().await?,
+            Act::DropOld => self.drop_old().await?,
+            Act::Revoke(name) => self.revoke(&name).await?,
+            Act::Finish => {
+                self.finish().await?;
+                return Ok(Some(super::LOOK_AGAIN));
+            }
+            Act::Wait(until) => return self.rest(until).await.map(Some),
+        }
+        Ok(None)
+    }
+
+    /// Writes the status, if it says anything new.
+    async fn record(&mut self, next: Record, standing: Option<&Standing>) -> Result<(), CallError> {
+        let now = self.clock.now();
+        let status = status::status(&self.rotation, &next, &self.read.watched, standing, now);
+        let old = self.rotation.status.clone().unwrap_or_default();
+        let text = |status| serde_json::to_value(status).unwrap_or(Value::Null);
+        if let Some(change) = status::diff(&text(old), &text(status)) {
+            let version = self.rotation.resource_version();
+            let patch = json!({"metadata": {"resourceVersion": version}, "status": change});
+            let (namespace, name) = (self.namespace(), self.rotation.name_any());
+            let writer = &self.keeper.ctx.writer;
+            self.rotation = writer.patch_rotation_status(&namespace, &name, &patch).await?;
+            self.plan = status::plan(&self.rotation);
+        }
+        self.record = next;
+        Ok(())
+    }
+
+    pub(super) async fn write(&mut self, change: Change, next: Record) -> Result<(), CallError> {
+        let standing = (change == Change::Published).then_some(Standing::Current);
+        let before = self.record.clone();
+        self.record(next, standing.as_ref()).await?;
+        let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
+        let metrics = &self.keeper.ctx.metrics.rotation;
+        let current = self.record.current.clone().unwrap_or_default().name;
+        match change {
+            Change::Named => {
+                let name = self.record.pending.clone().unwrap_or_default().name;
+                tracing::debug!(namespace, rotation, credential = name, "credential is being made");
+                self.take(Some(InHand { hand: Hand { name, ..Hand::default() }, token: None }));
+            }
+            Change::Published => {
+                self.take(None);
+                metrics.published.inc();
+                tracing::info!(namespace, rotation, credential = current, "credential published");
+                self.say("Published", format!("credential {current} is in the target"));
+            }
+            Change::Adopted => {
+                self.take(None);
+                tracing::info!(namespace, rotation, credential = current, "credential adopted");
+                if before.current.is_some() {
+                    let note = "somebody else has put a credential into the target: it is kept until its time";
+                    self.say("Adopted", note.to_owned());
+                }
+            }
+            Change::Abandoned => {
+                if self.record.pending.is_none() {
+                    self.take(None);
+                }
+            }
+            Change::Found => {
+                tracing::warn!(namespace, rotation, "credential found that no record knows of");
+            }
+            Change::Told | Change::Publishing | Change::Revoked => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn say(&self, reason: &str, note: String) {
+        self.keeper.ctx.events.normal(self.rotation.object_ref(&()), reason, note);
+    }
+
+    /// A step has failed: that is recorded, and told.
+    pub(super) async fn fail(
+        &mut self,
+        step: Step,
+        name: &str,
+        error: CallError,
+    ) -> Result<(), CallError> {
+        if matches!(error, CallError::NotLeader) {
+            return Err(error);
+        }
+        self.failed(step, name, &error.to_string()).await
+    }
+
+    pub(super) async fn failed(
+        &mut self,
+        step: Step,
+        name: &str,
+        why: &str,
+    ) -> Result<(), CallError> {
+        let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
+        tracing::warn!(
+            namespace,
+            rotation,
+            credential = name,
+            step = step.word(),
+            why,
+            "step failed"
+        );
+        self.keeper.ctx.metrics.rotation.failures.with_label_values(&[step.word()]).inc();
+        let next = failed(&self.plan, &self.record, step, name, self.clock.now());
+        if next.pending.is_none() {
+            self.take(None);
+        }
+        // What people are told is no longer than they can read.
+        let why: String = why.chars().take(400).collect();
+        let reason = format!("{}Failed", step.word());
+        let note = format!("credential {name}: {why}");
+        self.keeper.ctx.events.warning(self.rotation.object_ref(&()), &reason, note);
+        self.record(next, Some(&Standing::Failed(step, why))).await
+    }
+
+    /// Lets it go.
+    async fn finish(&mut self) -> Result<(), CallError> {
+        self.take(None);
+        let finalizers = self.rotation.finalizers().to_vec();
+        let rest: Vec<String> =
+            finalizers.iter().filter(|f| *f != ROTATION_FINALIZER).cloned().collect();
+        if rest.len() == finalizers.len() {
+            return Ok(());
+        }
+        match self.patch_finalizers(&rest).await {
+            Err(CallError::NotFound) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// In a namespace without rights nothing is done, but nobody is kept from deleting.
+    async fn not_allowed(&mut self) -> Result<Duration, CallError> {
+        if self.plan.deleting {
+            let left = self.record.current.is_some() || !self.record.previous.is_empty();
+            if left {
+                let note =
+                    "credentials were left behind: the operator has no rights in this namespace";
+                let events = &self.keeper.ctx.events;
+                events.warning(self.rotation.object_ref(&()), "LeftBehind", note.to_owned());
+            }
+            self.finish().await?;
+        } else {
+            self.record(self.record.clone(), Some(&Standing::NotAllowed)).await?;
+        }
+        Ok(super::LOOK_AGAIN)
+    }
+
+    /// Says how it stands, and for how long there is nothing to do.
+    async fn rest(&mut self, until: Option<Seconds>) -> Result<Duration, CallError> {
+        let standing = self.standing();
+        self.record(self.record.clone(), standing.as_ref()).await?;
+        let now = self.clock.now();
+        let end = self.rotation.status.as_ref().and_then(|status| status.expires_at.as_deref());
+        let end = end.and_then(status::seconds);
+        Ok(pause(&[until, status::alarm(&self.plan, &self.record, end), end], now))
+    }
+
+    /// `None`: as it was, until what failed has been done.
+    fn standing(&self) -> Option<Standing> {
+        let watches = self.plan.source.is_none();
+        Some(match &self.read.target {
+            _ if self.plan.deleting => Standing::Leaving,
+            _ if self.blind.is_some() => {
+                Standing::Unreadable(self.blind.clone().unwrap_or_default())
+            }
+            Target::Unfit(why) => Standing::Unfit(why.clone()),
+            _ if self.plan.schedule.paused => Standing::Paused,
+            _ if watches && self.read.watched.is_empty() => Standing::Missing,
+            _ if watches => Standing::Watched,
+            _ if self.record.has_failed() => return None,
+            _ if self.record.is_stuck() => Standing::NotRevoked,
+            _ => Standing::Current,
+        })
+    }
+}

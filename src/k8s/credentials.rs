@@ -1,0 +1,229 @@
+//! Credentials as they are now: where they are read, what they are bound to, and whether they work.
+//!
+//! Invariants: a Secret's value is read here and not by the library, which repeats in the log what it
+//! cannot read; a token is tried out on a connection of its own; time is the API server's.
+
+use std::time::Instant;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chrono::DateTime;
+use http::header::DATE;
+use http_body_util::BodyExt as _;
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{ListParams, PostParams};
+use kube::client::Body;
+use kube::config::AuthInfo;
+use kube::core::{PartialObjectMeta, Request, Status};
+use kube::{Api, Client, Config, Resource as _, ResourceExt as _};
+use kube_runtime::watcher;
+use kube_runtime::watcher::Event;
+use serde_json::Value;
+use zeroize::Zeroizing;
+
+use super::guard::Guard;
+use super::{CallError, call, informer};
+use crate::api::{LABEL_ROTATION, TokenRotation};
+use crate::domain::rotation::Seconds;
+use crate::domain::rotation::content::Content;
+use crate::domain::rotation::kubeconfig::Reach;
+use crate::domain::rotation::token::Token;
+use crate::metrics::Metrics;
+
+/// The API server's clock, as last heard.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    said: Seconds,
+    at: Instant,
+}
+
+impl Clock {
+    /// This machine's, where nothing was heard.
+    pub fn local() -> Self {
+        Self { said: chrono::Utc::now().timestamp(), at: Instant::now() }
+    }
+
+    /// The time there, now.
+    pub fn now(&self) -> Seconds {
+        let since = i64::try_from(self.at.elapsed().as_secs()).unwrap_or_default();
+        self.said + since
+    }
+}
+
+/// An answer as it came.
+pub(super) struct Raw {
+    code: u16,
+    date: Option<Seconds>,
+    body: Zeroizing<Vec<u8>>,
+}
+
+impl Raw {
+    /// The object, or why there is none.
+    pub(super) fn granted(self) -> Result<Value, CallError> {
+        if (200..300).contains(&self.code) {
+            // What it is, is not repeated: it may be secret.
+            return serde_json::from_slice(&self.body).map_err(|_| self.failed("no JSON"));
+        }
+        match serde_json::from_slice::<Status>(&self.body) {
+            Ok(status) => Err(kube::Error::Api(status.boxed()).into()),
+            Err(_) => Err(self.failed("refused")),
+        }
+    }
+
+    fn failed(&self, why: &str) -> CallError {
+        let status = Status::failure(why, "Unreadable").with_code(self.code);
+        CallError::from(kube::Error::Api(status.boxed()))
+    }
+
+    fn clock(&self) -> Clock {
+        self.date.map_or_else(Clock::local, |said| Clock { said, at: Instant::now() })
+    }
+}
+
+/// One call, answered with whatever came.
+pub(super) async fn raw(
+    client: &Client,
+    request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+) -> Result<Raw, CallError> {
+    let request = request.map_err(|e| CallError::Other(Box::new(kube::Error::BuildRequest(e))))?;
+    let answer = async {
+        let answer = client.send(request.map(Body::from)).await?;
+        let code = answer.status().as_u16();
+        let date = answer.headers().get(DATE).and_then(|date| date.to_str().ok());
+        let date = date.and_then(|date| DateTime::parse_from_rfc2822(date).ok());
+        let body = answer.into_body().collect().await?.to_bytes();
+        let (date, body) = (date.map(|date| date.timestamp()), Zeroizing::new(body.to_vec()));
+        Ok(Raw { code, date, body })
+    };
+    call(answer).await
+}
+
+/// Reads, each under the deadline of one call.
+#[derive(Clone)]
+pub struct Credentials {
+    client: Client,
+    config: Config,
+    metrics: Metrics,
+}
+
+impl Credentials {
+    /// Reads with this client's rights. `config` is the way that it goes.
+    pub fn new(client: Client, config: Config, metrics: Metrics) -> Self {
+        Self { client, config, metrics }
+    }
+
+    /// Watches TokenRotations everywhere until dropped.
+    pub async fn watch(&self, on_event: impl FnMut(Event<Guard<TokenRotation>>)) {
+        let api = Api::<Guard<TokenRotation>>::all(self.client.clone());
+        let config = watcher::Config::default();
+        informer::run_if_served(api, config, "TokenRotation", &self.metrics, on_event, || ()).await;
+    }
+
+    /// Watches what Secrets of a namespace are called, not what they hold, until dropped.
+    pub async fn watch_secrets(
+        &self,
+        namespace: &str,
+        on_event: impl FnMut(Event<PartialObjectMeta<Secret>>),
+    ) {
+        let api = Api::<PartialObjectMeta<Secret>>::namespaced(self.client.clone(), namespace);
+        let config = watcher::Config::default();
+        informer::run(api, config, "Secret", &self.metrics, on_event).await;
+    }
+
+    /// A TokenRotation as the server has it. `None`: there is none.
+    pub async fn rotation(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<TokenRotation>, CallError> {
+        let api = Api::<TokenRotation>::namespaced(self.client.clone(), namespace);
+        match Box::pin(call(api.get(name))).await {
+            Ok(rotation) => Ok(Some(rotation)),
+            Err(CallError::NotFound) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What a Secret has under a key, and the time.
+    pub async fn secret(
+        &self,
+        namespace: &str,
+        name: &str,
+        key: &str,
+    ) -> Result<(Option<Content>, Clock), CallError> {
+        let list = Secret::url_path(&(), Some(namespace));
+        let request = Request::new(list).get(name, &kube::api::GetParams::default());
+        let answer = raw(&self.client, request).await?;
+        let clock = answer.clock();
+        match answer.granted() {
+            Ok(secret) => Ok((Some(content(&secret, key)), clock)),
+            Err(CallError::NotFound) => Ok((None, clock)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// UID of the Secret that a credential is bound to.
+    pub async fn bond(&self, namespace: &str, name: &str) -> Result<String, CallError> {
+        let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
+        Ok(call(api.get_metadata(name)).await?.uid().unwrap_or_default())
+    }
+
+    /// The names of all that a rotation has made and that are there.
+    pub async fn made_by(&self, namespace: &str, rotation: &str) -> Result<Vec<String>, CallError> {
+        let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
+        let labelled = ListParams::default().labels(&format!("{LABEL_ROTATION}={rotation}"));
+        let list = call(api.list_metadata(&labelled)).await?;
+        Ok(list.items.iter().map(kube::ResourceExt::name_any).collect())
+    }
+
+    /// Who a token speaks for, on the way that its user goes; without one, on ours.
+    pub async fn whose(&self, token: &Token, reach: Option<&Reach>) -> Result<String, String> {
+        let mut config = match reach {
+            Some(reach) => config_of(reach)?,
+            None => self.config.clone(),
+        };
+        config.auth_info =
+            AuthInfo { token: Some(token.reveal().to_owned().into()), ..AuthInfo::default() };
+        config.default_retry = false;
+        config.connect_timeout = Some(std::time::Duration::from_secs(3));
+        let client = Client::try_from(config).map_err(|error| error.to_string())?;
+        let review = SelfSubjectReview::default();
+        let answer = call(Api::all(client).create(&PostParams::default(), &review)).await;
+        let review: SelfSubjectReview = answer.map_err(|error| error.to_string())?;
+        let user = review.status.and_then(|status| status.user_info);
+        Ok(user.and_then(|user| user.username).unwrap_or_default())
+    }
+}
+
+fn content(secret: &Value, key: &str) -> Content {
+    let value = secret["data"][key].as_str().and_then(|text| STANDARD.decode(text).ok());
+    let value = value.map(|bytes| {
+        // What is no text is no token; it is not told from an empty one.
+        Token::new(String::from_utf8(bytes).unwrap_or_default())
+    });
+    let version = secret["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
+    Content { version, value, immutable: secret["immutable"] == true }
+}
+
+fn config_of(reach: &Reach) -> Result<Config, String> {
+    let server = reach.server.parse().map_err(|_| "its cluster's server is no URL".to_owned())?;
+    let mut config = Config::new(server);
+    if let Some(authority) = &reach.authority {
+        let pem = STANDARD.decode(authority.split_whitespace().collect::<String>());
+        let unfit = || "its cluster's certificate-authority-data is no certificate".to_owned();
+        let certificates = pem.ok().and_then(|pem| certificates(&pem)).ok_or_else(unfit)?;
+        config.root_cert = Some(certificates);
+    }
+    config.accept_invalid_certs = reach.insecure;
+    config.tls_server_name.clone_from(&reach.server_name);
+    Ok(config)
+}
+
+/// The certificates of a PEM text. `None`: there is none.
+fn certificates(pem: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let all: Result<Vec<Vec<u8>>, _> = x509_parser::pem::Pem::iter_from_buffer(pem)
+        .map(|pem| pem.map(|pem| pem.contents))
+        .collect();
+    all.ok().filter(|all| !all.is_empty())
+}

@@ -1,0 +1,194 @@
+//! Guarded writes of credentials: what they are bound to, where they are read, and the record of it.
+//!
+//! Invariant: an answer that holds a credential is read here and not by the library, which repeats in
+//! the log what it cannot read.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
+use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
+use kube::api::{DeleteParams, PostParams};
+use kube::core::Request;
+use kube::{Api, Resource as _};
+use serde_json::{Value, json};
+
+use super::Writer;
+use crate::api::{ANNOTATION_HASH, LABEL_ROTATION, TokenRotation, Workload, WorkloadKind};
+use crate::domain::registration::{MANAGED_BY, MANAGER};
+use crate::domain::rotation::token::{Token, hash};
+use crate::k8s::credentials::{Raw, raw};
+use crate::k8s::{CallError, call};
+
+const ROTATION: &str = "TokenRotation";
+const SECRET: &str = "Secret";
+
+/// Where a value is written.
+#[derive(Clone, Copy, Debug)]
+pub struct At<'a> {
+    /// Namespace of the Secret.
+    pub namespace: &'a str,
+    /// Its name.
+    pub name: &'a str,
+    /// The key.
+    pub key: &'a str,
+    /// The version that is replaced; empty: there is no such Secret.
+    pub version: &'a str,
+}
+
+impl Writer {
+    /// Patches a TokenRotation's status. Returns what the server made of it.
+    pub async fn patch_rotation_status(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<TokenRotation, CallError> {
+        self.patch_rotation(namespace, name, patch, Some("status")).await
+    }
+
+    /// Patches a TokenRotation's metadata. Returns what the server made of it.
+    pub async fn patch_rotation_meta(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<TokenRotation, CallError> {
+        self.patch_rotation(namespace, name, patch, None).await
+    }
+
+    async fn patch_rotation(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+        part: Option<&str>,
+    ) -> Result<TokenRotation, CallError> {
+        self.check_leadership()?;
+        let params = kube::api::PatchParams::default();
+        let patch = kube::api::Patch::Merge(patch);
+        let api = Api::<TokenRotation>::namespaced(self.client.clone(), namespace);
+        let answer = match part {
+            None => call(api.patch(name, &params, &patch)).await,
+            Some(_) => call(api.patch_status(name, &params, &patch)).await,
+        };
+        self.count(ROTATION, answer)
+    }
+
+    /// Creates the Secret that a credential is bound to, or that it is made in for the account named.
+    /// It is there already: a conflict.
+    pub async fn create_bond(
+        &self,
+        namespace: &str,
+        name: &str,
+        rotation: &str,
+        account: Option<&str>,
+    ) -> Result<String, CallError> {
+        let mut bond = json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {
+                "name": name, "namespace": namespace,
+                "labels": {LABEL_ROTATION: rotation, MANAGED_BY: MANAGER},
+            },
+            "type": "credentials.harvesterhci.io/bond",
+        });
+        if let Some(account) = account {
+            bond["type"] = json!("kubernetes.io/service-account-token");
+            bond["metadata"]["annotations"] =
+                json!({"kubernetes.io/service-account.name": account});
+        }
+        let list = Secret::url_path(&(), Some(namespace));
+        let text = bond.to_string().into_bytes();
+        let request = Request::new(&list).create(&PostParams::default(), text);
+        let meta = self.send::<Secret>(SECRET, request).await?;
+        Ok(meta.uid.unwrap_or_default())
+    }
+
+    /// Has the API server sign a token that works as long as that Secret is there.
+    pub async fn request_token(
+        &self,
+        (namespace, account): (&str, &str),
+        seconds: i64,
+        (bond, uid): (&str, &str),
+    ) -> Result<Token, CallError> {
+        self.check_leadership()?;
+        let list = ServiceAccount::url_path(&(), Some(namespace));
+        let request = json!({
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+            "spec": {
+                "expirationSeconds": seconds,
+                "boundObjectRef":
+                    {"apiVersion": "v1", "kind": "Secret", "name": bond, "uid": uid},
+            },
+        });
+        let text = request.to_string().into_bytes();
+        let request =
+            Request::new(list).create_subresource("token", account, &PostParams::default(), text);
+        let answer = raw(&self.client, request).await.and_then(Raw::granted);
+        let answer = self.count("TokenRequest", answer)?;
+        let token = answer["status"]["token"].as_str().unwrap_or_default();
+        Ok(Token::new(token.to_owned()))
+    }
+
+    /// Writes a value into a Secret, which is made if there is none.
+    pub async fn write_target(&self, at: At<'_>, value: &Token) -> Result<(), CallError> {
+        let list = Secret::url_path(&(), Some(at.namespace));
+        let text = value.reveal().as_bytes();
+        let annotations = json!({ANNOTATION_HASH: hash(text)});
+        let data = BTreeMap::from([(at.key, k8s_openapi::ByteString(text.to_vec()))]);
+        if at.version.is_empty() {
+            let secret = json!({
+                "apiVersion": "v1", "kind": "Secret",
+                "metadata": {
+                    "name": at.name, "namespace": at.namespace,
+                    "labels": {MANAGED_BY: MANAGER}, "annotations": annotations,
+                },
+                "data": data,
+            });
+            let text = secret.to_string().into_bytes();
+            let request = Request::new(&list).create(&PostParams::default(), text);
+            return self.send::<Secret>(SECRET, request).await.map(drop);
+        }
+        let patch = json!({
+            "metadata": {"resourceVersion": at.version, "annotations": annotations},
+            "data": data,
+        });
+        self.patch::<Secret>(SECRET, &list, at.name, &patch, None).await.map(drop)
+    }
+
+    /// Deletes what a credential is bound to. One that is not there is deleted.
+    pub async fn delete_bond(&self, namespace: &str, name: &str) -> Result<(), CallError> {
+        let list = Secret::url_path(&(), Some(namespace));
+        let request = Request::new(&list).delete(name, &DeleteParams::default());
+        match self.send::<Secret>(SECRET, request).await {
+            Err(CallError::NotFound) => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
+    /// Has a workload's pods replaced, once for each value. It rests on nothing that was read: whoever
+    /// else writes the workload loses nothing.
+    pub async fn restart(
+        &self,
+        namespace: &str,
+        workload: &Workload,
+        (key, value): (&str, &str),
+    ) -> Result<(), CallError> {
+        let patch = json!({"spec": {"template": {"metadata": {"annotations": {key: value}}}}});
+        let name = &workload.name;
+        match workload.kind {
+            WorkloadKind::Deployment => {
+                let list = Deployment::url_path(&(), Some(namespace));
+                self.patch::<Deployment>("Deployment", &list, name, &patch, None).await
+            }
+            WorkloadKind::StatefulSet => {
+                let list = StatefulSet::url_path(&(), Some(namespace));
+                self.patch::<StatefulSet>("StatefulSet", &list, name, &patch, None).await
+            }
+            WorkloadKind::DaemonSet => {
+                let list = DaemonSet::url_path(&(), Some(namespace));
+                self.patch::<DaemonSet>("DaemonSet", &list, name, &patch, None).await
+            }
+        }
+        .map(drop)
+    }
+}

@@ -1,0 +1,178 @@
+//! The operator is killed after every single write of a rotation, and started again; its API server
+//! fails, conflicts and is slow; and two operators both believe to lead.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::Result;
+use k8s_openapi::api::rbac::v1::Role;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use testbed::{Proxy, Start, Verdict, eventually};
+
+use super::fixture::{Consumer, cluster, spec, start};
+use crate::crash::{Last, cut_after};
+use crate::support::{Cluster, LATER, SOON};
+
+const KINDS: [&str; 3] = ["tokenrotations", "secrets", "serviceaccounts"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rotation_survives_a_crash_after_each_write() -> Result<()> {
+    enumerate(Last::Answered).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rotation_survives_a_crash_after_each_write_whose_answer_is_lost() -> Result<()> {
+    enumerate(Last::Unanswered).await
+}
+
+async fn enumerate(last: Last) -> Result<()> {
+    let cluster = cluster().await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    cluster.rotation(spec(&[])).await?;
+    let mut operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    cluster.published(1).await?;
+    cluster.one_is_left().await?;
+    operator.process.terminate(SOON).await?;
+    let mut writes = 0;
+    while crashes_after(&cluster, &proxy, last, writes).await? {
+        writes += 1;
+    }
+    assert!(writes >= 7, "a rotation took only {writes} writes: were they seen?");
+    println!("{last:?}: crashed after each of {writes} writes");
+    Ok(())
+}
+
+/// One crash. Says whether the rotation was cut short by it.
+async fn crashes_after(
+    cluster: &Cluster,
+    proxy: &Proxy,
+    last: Last,
+    writes: usize,
+) -> Result<bool> {
+    proxy.clear_rule();
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let mut operator = cluster.standby(Start { via, ..start() }).await?;
+    operator.leads().await?;
+    let before = cluster.status().await?;
+    let old = cluster.token().await?;
+    let request = format!("{last:?}-{writes}");
+    let cut = cut_after(proxy, &KINDS, last, writes);
+    cluster.annotate("rotate", &request).await?;
+    let cut_short = eventually(SOON, "end or cut of the rotation", async || {
+        if cut.load(Ordering::SeqCst) > writes {
+            return anyhow::Ok(Some(true));
+        }
+        let status = cluster.status().await?;
+        let done = status.rotate_request.as_ref() == Some(&request) && status.previous.is_empty();
+        anyhow::Ok(done.then_some(false))
+    })
+    .await?;
+    // Whatever is written in the target at this moment works.
+    cluster.works(&cluster.token().await?).await?;
+    operator.process.kill9()?;
+    proxy.clear_rule();
+    let _ = cluster.free_lease().await;
+    let mut operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    cluster
+        .says(&format!("{request} carried out"), |status| {
+            status.rotate_request.as_ref() == Some(&request) && status.serial > before.serial
+        })
+        .await?;
+    cluster.one_is_left().await?;
+    assert_ne!(cluster.token().await?, old, "{request}");
+    operator.process.terminate(SOON).await?;
+    Ok(cut_short)
+}
+
+/// One call in nine is refused, cut or late.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_fails_costs_nothing_but_time() -> Result<()> {
+    let cluster = cluster().await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..start() }).await?;
+    operator.leads().await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    let overlap = Duration::from_secs(8);
+    cluster.rotation(spec(&[("overlapSeconds", json!(8))])).await?;
+    cluster.published(1).await?;
+    let count = AtomicU64::new(0);
+    proxy.set_rule(move |call| {
+        let ours = call.resource().is_some_and(|resource| KINDS.contains(&resource));
+        if call.is_watch() || !ours {
+            return Verdict::Pass;
+        }
+        let refuse = |code, reason| Verdict::Refuse { code, reason, message: "no".to_owned() };
+        match count.fetch_add(1, Ordering::Relaxed) % 53 {
+            1 => refuse(500, "InternalError"),
+            4 => refuse(409, "Conflict"),
+            11 => refuse(503, "ServiceUnavailable"),
+            17 => Verdict::CutAfter,
+            29 => Verdict::CutBefore,
+            41 => Verdict::Delay(Duration::from_millis(700)),
+            _ => Verdict::Pass,
+        }
+    });
+    let consumer = Consumer::default();
+    let rotate = async {
+        for number in 1..=4 {
+            let request = number.to_string();
+            cluster.annotate("rotate", &request).await?;
+            let is = |s: &harvester_guest_operator::api::TokenRotationStatus| {
+                s.rotate_request.as_ref() == Some(&request)
+            };
+            cluster.says("a rotation in spite of it", is).await?;
+        }
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        end = consumer.run(&cluster, overlap) => end?,
+        end = rotate => end?,
+    }
+    proxy.clear_rule();
+    cluster.one_is_left().await
+}
+
+/// Two operators that each lead by a Lease of their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_leaders_leave_one_credential() -> Result<()> {
+    let cluster = cluster().await?;
+    let first = cluster.standby(start()).await?;
+    first.leads().await?;
+    // The chart's role names one Lease: the second is the test's own doing.
+    cluster.robbed();
+    let role = json!({"rules": [{"apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"], "verbs": ["get", "create", "update"]}]});
+    let roles: Api<Role> = Api::namespaced(cluster.client.clone(), "kube-system");
+    let params = PatchParams::default();
+    roles.patch("harvester-guest-operator", &params, &Patch::Merge(role)).await?;
+    let lease = Some("kube-system/another".to_owned());
+    let second = cluster.standby(Start { lease, ..start() }).await?;
+    second.leads().await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    cluster.rotation(spec(&[("overlapSeconds", json!(8))])).await?;
+    cluster.published(1).await?;
+    let consumer = Consumer::default();
+    let rotate = async {
+        for number in 1..=5 {
+            let request = number.to_string();
+            cluster.annotate("rotate", &request).await?;
+            eventually(LATER, "a rotation", async || {
+                let status = cluster.status().await?;
+                anyhow::Ok(status.rotate_request.as_ref() == Some(&request))
+            })
+            .await?;
+        }
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        end = consumer.run(&cluster, Duration::from_secs(8)) => end?,
+        end = rotate => end?,
+    }
+    cluster.one_is_left().await
+}

@@ -1,0 +1,269 @@
+//! A guest's account, the Secret that its credential is read from, and whoever reads it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::api::{LABEL_ROTATION, TokenRotation, TokenRotationStatus};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use testbed::{Start, eventually};
+
+use crate::support::{Cluster, LATER, SOON};
+
+pub(super) const RIGHTS: &str = include_str!("rights.yaml");
+const GUEST: &str = include_str!("guest.yaml");
+/// What the rotation, its target and the kubeconfig's user are called.
+pub(super) const NAME: &str = "guest";
+pub(super) const KEY: &str = "kubeconfig";
+
+/// A cluster with a guest's account in it, in whose namespace credentials may be replaced.
+pub(super) async fn cluster() -> Result<Cluster> {
+    let cluster = Cluster::start().await?;
+    prepare(&cluster).await?;
+    Ok(cluster)
+}
+
+/// Makes the account, and lets credentials be replaced in its namespace.
+pub(crate) async fn prepare(cluster: &Cluster) -> Result<()> {
+    cluster.bed.apply_yaml(RIGHTS).await?;
+    cluster.bed.apply_yaml(GUEST).await?;
+    let operator = "system:serviceaccount:harvester-system:harvester-guest-operator";
+    let guest = "system:serviceaccount:default:guest";
+    for (user, resource, part, verb) in [
+        (operator, "secrets", "", "list"),
+        (operator, "serviceaccounts", "token", "create"),
+        (guest, "configmaps", "", "list"),
+    ] {
+        let review = json!({"metadata": {}, "spec": {"user": user, "resourceAttributes": {
+            "namespace": "default", "resource": resource, "subresource": part, "verb": verb,
+        }}});
+        eventually(SOON, &format!("right to {verb} {resource}"), async || {
+            let review: SubjectAccessReview = serde_json::from_value(review.clone())?;
+            let api = Api::all(cluster.client.clone());
+            let answer: SubjectAccessReview = api.create(&PostParams::default(), &review).await?;
+            anyhow::Ok(answer.status.is_some_and(|status| status.allowed))
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// An operator that may replace credentials in the guest's namespace.
+pub(crate) fn start() -> Start {
+    let options = ["--credential-namespaces", "default"].map(str::to_owned).to_vec();
+    Start { options, ..Start::default() }
+}
+
+/// Ten minutes is the least that an API server grants.
+pub(super) fn spec(parts: &[(&str, Value)]) -> Value {
+    let mut spec = json!({
+        "source": {"serviceAccountToken": {"serviceAccountName": NAME, "lifetimeSeconds": 600}},
+        "target": {"secret": {"name": NAME, "key": KEY, "kubeconfigUser": NAME}},
+        "schedule": {"jitterPercent": 0},
+        "overlapSeconds": 0,
+    });
+    for (field, value) in parts {
+        spec[*field] = value.clone();
+    }
+    spec
+}
+
+impl Cluster {
+    pub(super) fn rotations(&self) -> Api<TokenRotation> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    pub(super) fn guest_secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    /// A kubeconfig with the guest's way to the cluster and no token yet.
+    pub(super) fn kubeconfig(&self) -> String {
+        let authority = ByteString(self.bed.ca_pem().as_bytes().to_vec());
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "there",
+            "clusters": [{"name": "there", "cluster": {
+                "server": self.bed.url(), "certificate-authority-data": authority,
+            }}],
+            "contexts": [{"name": "there", "context": {
+                "cluster": "there", "user": NAME, "namespace": "default",
+            }}],
+            "users": [{"name": NAME, "user": {}}, {"name": "other", "user": {"token": "theirs"}}],
+        })
+        .to_string()
+    }
+
+    /// Writes the target as a person does.
+    pub(super) async fn put(&self, value: &str) -> Result<()> {
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": NAME, "namespace": "default"},
+            "stringData": {KEY: value},
+        });
+        let params = PatchParams::apply("somebody").force();
+        self.guest_secrets().patch(NAME, &params, &Patch::Apply(&secret)).await?;
+        Ok(())
+    }
+
+    pub(super) async fn rotation(&self, spec: Value) -> Result<TokenRotation> {
+        let rotation = TokenRotation::new(NAME, serde_json::from_value(spec)?);
+        Ok(self.rotations().create(&PostParams::default(), &rotation).await?)
+    }
+
+    pub(super) async fn annotate(&self, what: &str, value: &str) -> Result<()> {
+        let key = format!("credentials.harvesterhci.io/{what}");
+        let patch = Patch::Merge(json!({"metadata": {"annotations": {key: value}}}));
+        self.rotations().patch(NAME, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    pub(super) async fn status(&self) -> Result<TokenRotationStatus> {
+        Ok(self.rotations().get(NAME).await?.status.unwrap_or_default())
+    }
+
+    /// Waits until that many credentials were published, and nothing is under way.
+    pub(super) async fn published(&self, at_least: i64) -> Result<TokenRotationStatus> {
+        self.says(&format!("credential {at_least}"), |status| {
+            let ours = status.current.as_ref().is_some_and(|current| current.ours);
+            status.serial >= at_least && ours && status.pending.is_none()
+        })
+        .await
+    }
+
+    /// Waits until the status is as it must be.
+    pub(super) async fn says(
+        &self,
+        what: &str,
+        is: impl Fn(&TokenRotationStatus) -> bool,
+    ) -> Result<TokenRotationStatus> {
+        eventually(LATER, what, async || {
+            let status = self.status().await.map_err(|error| format!("{error:#}"))?;
+            if is(&status) { Ok(Some(status)) } else { Err(format!("{status:#?}")) }
+        })
+        .await
+    }
+
+    /// Waits for the reason of a condition, and returns its message.
+    pub(super) async fn reason(&self, type_: &str, reason: &str) -> Result<String> {
+        let of = |status: &TokenRotationStatus| {
+            let found = status.conditions.iter().find(|condition| condition.type_ == type_);
+            found.cloned().unwrap_or_default()
+        };
+        let is = |status: &TokenRotationStatus| of(status).reason.as_deref() == Some(reason);
+        let status = self.says(&format!("{type_} {reason}"), is).await?;
+        Ok(of(&status).message.unwrap_or_default())
+    }
+
+    /// What the target holds.
+    pub(super) async fn value(&self) -> Result<String> {
+        let secret = self.guest_secrets().get(NAME).await?;
+        let value = secret.data.and_then(|mut data| data.remove(KEY)).context("no key")?;
+        Ok(String::from_utf8(value.0)?)
+    }
+
+    /// The token that the target holds.
+    pub(super) async fn token(&self) -> Result<String> {
+        let value = self.value().await?;
+        if !value.contains("users") {
+            return Ok(value);
+        }
+        let config: Value = serde_saphyr::from_str(&value)?;
+        let users = config["users"].as_array().context("no users")?;
+        let user = users.iter().find(|user| user["name"] == NAME).context("no user")?;
+        Ok(user["user"]["token"].as_str().context("no token")?.to_owned())
+    }
+
+    /// The Secrets by which credentials can be revoked: one for each that works.
+    pub(super) async fn bonds(&self) -> Result<BTreeSet<String>> {
+        let params = ListParams::default().labels(LABEL_ROTATION);
+        let all = self.guest_secrets().list_metadata(&params).await?;
+        Ok(all.items.iter().map(kube::ResourceExt::name_any).collect())
+    }
+
+    /// Waits until the published credential works and is the only one.
+    pub(super) async fn one_is_left(&self) -> Result<()> {
+        eventually(LATER, "a single credential", async || {
+            let status = self.status().await?;
+            let current = status.current.context("none is current")?.name;
+            let bonds = self.bonds().await?;
+            ensure!(bonds == BTreeSet::from([current.clone()]), "{bonds:?}, not {current}");
+            ensure!(status.pending.is_none() && status.previous.is_empty(), "not at rest");
+            anyhow::Ok(true)
+        })
+        .await?;
+        self.works(&self.token().await?).await
+    }
+
+    /// The token works, as a guest uses it.
+    pub(super) async fn works(&self, token: &str) -> Result<()> {
+        used(&self.bed.client_for(token).await?).await.context("the published token")
+    }
+
+    /// Waits until the token is refused. The API server remembers for some seconds that it worked.
+    pub(super) async fn refused(&self, token: &str) -> Result<()> {
+        let client = self.bed.client_for(token).await?;
+        eventually(LATER, "refusal of an old token", async || match used(&client).await {
+            Ok(()) => Err("it works".to_owned()),
+            Err(kube::Error::Api(status)) if status.code == 401 => Ok(true),
+            Err(error) => Err(error.to_string()),
+        })
+        .await
+    }
+
+    pub(super) async fn gone(&self) -> Result<()> {
+        self.rotations().delete(NAME, &DeleteParams::default()).await?;
+        eventually(LATER, "end of the TokenRotation", async || {
+            self.rotations().get_opt(NAME).await.map(|rotation| rotation.is_none())
+        })
+        .await
+    }
+}
+
+async fn used(client: &Client) -> kube::Result<()> {
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
+    api.list(&ListParams::default()).await.map(drop)
+}
+
+/// Somebody who uses what the target holds, again and again.
+#[derive(Default)]
+pub(super) struct Consumer {
+    /// Every token that was read.
+    pub(super) tokens: RefCell<Vec<String>>,
+    /// Calls that were answered as they must be.
+    pub(super) calls: Cell<u32>,
+}
+
+impl Consumer {
+    /// Reads the target, and uses it for as long as it must work; then once more. Ends with the first
+    /// call that fails although it must not.
+    pub(super) async fn run(&self, cluster: &Cluster, overlap: Duration) -> Result<()> {
+        loop {
+            let read = Instant::now();
+            let token = cluster.token().await?;
+            let client = cluster.bed.client_for(&token).await?;
+            if self.tokens.borrow().last() != Some(&token) {
+                self.tokens.borrow_mut().push(token.clone());
+            }
+            // As one does that reads it anew only after a while.
+            while read.elapsed() < overlap * 3 / 4 {
+                let answer = used(&client).await;
+                let held = read.elapsed();
+                match answer {
+                    Ok(()) => self.calls.set(self.calls.get() + 1),
+                    // Where the machine stood still it may have been held for too long.
+                    Err(_) if held >= overlap => break,
+                    Err(error) => return Err(error).context(format!("held for {held:?}")),
+                }
+                if cluster.token().await? != token && read.elapsed() > overlap / 4 {
+                    break;
+                }
+            }
+        }
+    }
+}

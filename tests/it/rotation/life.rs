@@ -1,0 +1,111 @@
+//! Credentials that are replaced again and again, while somebody uses them without a pause.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::events::v1::Event;
+use kube::Api;
+use kube::api::ListParams;
+use serde_json::json;
+
+use super::fixture::{Consumer, cluster, spec, start};
+use crate::support::{Cluster, shows};
+
+const ROTATIONS: i64 = 20;
+const OVERLAP: Duration = Duration::from_secs(8);
+
+/// And nothing that ran, at its most talkative, has told a token.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_call_fails_through_twenty_rotations() -> Result<()> {
+    let cluster = cluster().await?;
+    let mut start = start();
+    start.log = Some("trace".into());
+    let operator = cluster.standby(start).await?;
+    operator.leads().await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    cluster.rotation(spec(&[("overlapSeconds", json!(OVERLAP.as_secs()))])).await?;
+    cluster.published(1).await?;
+    let consumer = Consumer::default();
+    let rotate = async {
+        for number in 2..=ROTATIONS + 1 {
+            cluster.annotate("rotate", &number.to_string()).await?;
+            cluster.published(number).await?;
+        }
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        end = consumer.run(&cluster, OVERLAP) => end?,
+        end = rotate => end?,
+    }
+    let calls = consumer.calls.get();
+    let mut tokens = consumer.tokens.take();
+    println!("{calls} calls through {ROTATIONS} rotations, {} tokens, none refused", tokens.len());
+    ensure!(calls > 20, "the consumer has hardly called");
+    cluster.one_is_left().await?;
+    let now = cluster.token().await?;
+    for old in tokens.iter().filter(|token| **token != now) {
+        cluster.refused(old).await?;
+    }
+    shows(&operator, "hgo_credential_publications_total", &[], |n| n >= f64::from(20)).await?;
+    tokens.push(now);
+    secret(&cluster, &operator, &tokens).await
+}
+
+/// Looks for every token, and for the parts that make it one, in all that was told.
+async fn secret(cluster: &Cluster, operator: &testbed::Operator, tokens: &[String]) -> Result<()> {
+    let events: Api<Event> = Api::namespaced(cluster.client.clone(), "default");
+    let events = serde_json::to_string(&events.list(&ListParams::default()).await?.items)?;
+    let rotations = cluster.rotations().list(&ListParams::default()).await?;
+    let rotations = serde_json::to_string(&rotations.items)?;
+    let (_, metrics) = operator.get("/metrics").await?;
+    let log = operator.process.log();
+    ensure!(log.contains("TRACE"), "the log is not at its most talkative");
+    for (place, text) in
+        [("events", &events), ("statuses", &rotations), ("metrics", &metrics), ("log", &log)]
+    {
+        ensure!(!text.is_empty(), "no {place}");
+        for token in tokens {
+            // Header and payload are the same for many; the signature is what makes it work.
+            for part in token.split('.').skip(1) {
+                ensure!(!text.contains(part), "a token is in the {place}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// By its schedule alone: as early as a schedule can be.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_replaces_them_by_itself() -> Result<()> {
+    let cluster = cluster().await?;
+    let operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    let early = json!({"renewWhenLeftPercent": 99, "jitterPercent": 0});
+    let target = json!({"secret": {"name": "guest", "key": "kubeconfig"}});
+    cluster.rotation(spec(&[("schedule", early), ("target", target)])).await?;
+    // There is no Secret, and a token alone may be put into a new one.
+    let first = cluster.published(1).await?;
+    cluster.published(3).await?;
+    let status = cluster.status().await?;
+    ensure!(status.last_rotation > first.last_rotation, "{status:?}");
+    cluster.works(&cluster.token().await?).await
+}
+
+/// A token Secret a generation: such tokens do not end by themselves.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_in_secrets_are_replaced_too() -> Result<()> {
+    let cluster = cluster().await?;
+    let operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    let source = json!({"serviceAccountTokenSecret": {"serviceAccountName": "guest"}});
+    cluster.rotation(spec(&[("source", source)])).await?;
+    let first = cluster.published(1).await?;
+    ensure!(first.expires_at.is_none() && first.next_rotation.is_some(), "{first:?}");
+    let old = cluster.token().await?;
+    cluster.works(&old).await?;
+    cluster.annotate("rotate", "1").await?;
+    cluster.published(2).await?;
+    cluster.one_is_left().await?;
+    cluster.refused(&old).await
+}

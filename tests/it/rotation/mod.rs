@@ -1,0 +1,22 @@
+//! Credentials that are replaced, by the operator's own process on a real API server.
+
+mod crash;
+mod fixture;
+mod input;
+mod life;
+mod people;
+
+use anyhow::Result;
+use serde_json::json;
+
+pub(crate) use fixture::{prepare, start};
+
+use crate::support::Cluster;
+
+/// A TokenRotation that only watches a token.
+pub(crate) async fn watched(cluster: &Cluster) -> Result<()> {
+    let token = cluster.bed.service_account_token("default", "default").await?;
+    cluster.put(&token).await?;
+    let target = json!({"secret": {"name": fixture::NAME, "key": fixture::KEY}});
+    cluster.rotation(json!({"target": target})).await.map(drop)
+}

@@ -1,0 +1,226 @@
+//! What people do to a target, to what a credential is bound to, and to the TokenRotation.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::Api;
+use kube::api::DeleteParams;
+use serde_json::{Value, json};
+use testbed::{Chart, eventually};
+
+use super::fixture::{NAME, RIGHTS, cluster, spec, start};
+use crate::support::{SOON, shows};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_else_puts_there_is_kept() -> Result<()> {
+    let cluster = cluster().await?;
+    let operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    cluster.rotation(spec(&[])).await?;
+    cluster.published(1).await?;
+    let ours = cluster.token().await?;
+    let config: Value = serde_saphyr::from_str(&cluster.value().await?)?;
+    ensure!(config["users"][1]["user"]["token"] == "theirs", "another user was changed");
+    ensure!(config["contexts"][0]["context"]["cluster"] == "there", "{:?}", config["contexts"]);
+    // A token of a day, by hand.
+    let theirs = cluster.bed.service_account_token("default", NAME).await?;
+    let value = cluster.value().await?;
+    cluster.put(&value.replace(&ours, &theirs)).await?;
+    cluster.says("adoption", |s| s.current.as_ref().is_some_and(|c| !c.ours)).await?;
+    // Ours is revoked, theirs stays and works until it is due.
+    eventually(SOON, "end of ours", async || cluster.bonds().await.map(|b| b.is_empty())).await?;
+    ensure!(cluster.token().await? == theirs, "theirs was overwritten");
+    cluster.works(&theirs).await?;
+    cluster.refused(&ours).await?;
+    // On request it is replaced; it is not ours to revoke.
+    cluster.annotate("rotate", "1").await?;
+    cluster.published(2).await?;
+    cluster.one_is_left().await?;
+    cluster.works(&theirs).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_deleted_is_made_again() -> Result<()> {
+    let cluster = cluster().await?;
+    let operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    let target = json!({"secret": {"name": NAME, "key": "kubeconfig"}});
+    cluster.rotation(spec(&[("target", target)])).await?;
+    cluster.published(1).await?;
+    cluster.guest_secrets().delete(NAME, &DeleteParams::default()).await?;
+    cluster.published(2).await?;
+    cluster.one_is_left().await?;
+    // What it is bound to: with that the token dies.
+    let bond = cluster.bonds().await?.into_iter().next().context("no Secret")?;
+    cluster.guest_secrets().delete(&bond, &DeleteParams::default()).await?;
+    cluster.published(3).await?;
+    cluster.one_is_left().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leaked_token_is_revoked_as_soon_as_there_is_another() -> Result<()> {
+    let cluster = cluster().await?;
+    let operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    cluster.rotation(spec(&[("overlapSeconds", json!(86_400))])).await?;
+    cluster.published(1).await?;
+    let first = cluster.token().await?;
+    cluster.annotate("rotate", "1").await?;
+    let status = cluster.published(2).await?;
+    ensure!(status.previous.len() == 1, "{status:?}");
+    cluster.works(&first).await?;
+    let second = cluster.token().await?;
+    cluster.annotate("leaked", "1").await?;
+    cluster.published(3).await?;
+    cluster.one_is_left().await?;
+    cluster.refused(&first).await?;
+    cluster.refused(&second).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_keeps_or_revokes_as_the_spec_says() -> Result<()> {
+    let cluster = cluster().await?;
+    let operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    cluster.rotation(spec(&[])).await?;
+    cluster.published(1).await?;
+    let kept = cluster.token().await?;
+    cluster.gone().await?;
+    ensure!(cluster.bonds().await?.len() == 1, "{:?}", cluster.bonds().await?);
+    cluster.works(&kept).await?;
+    cluster.rotation(spec(&[("onDelete", json!("Revoke"))])).await?;
+    cluster.annotate("rotate", "1").await?;
+    cluster.published(1).await?;
+    let revoked = cluster.token().await?;
+    ensure!(revoked != kept, "nothing was published");
+    cluster.gone().await?;
+    cluster.refused(&revoked).await?;
+    // The other rotation's was its own.
+    cluster.works(&kept).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_written_without_harm_is_left_alone() -> Result<()> {
+    let cluster = cluster().await?;
+    let operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    let exec = json!({"users": [{"name": NAME, "user": {"exec": {"command": "rancher"}}}]});
+    let exec = exec.to_string();
+    cluster.put(&exec).await?;
+    cluster.rotation(spec(&[])).await?;
+    let said = cluster.reason("Ready", "TargetUnfit").await?;
+    ensure!(said.contains("exec") && said.contains("\"guest\""), "{said}");
+    ensure!(cluster.bonds().await?.is_empty(), "a token was made for nothing");
+    ensure!(cluster.value().await? == exec, "it was written");
+    // A cluster that is not there: tried out before it is published, and given up.
+    let elsewhere = cluster.kubeconfig().replace(cluster.bed.url(), "https://127.0.0.1:9");
+    cluster.put(&elsewhere).await?;
+    cluster.reason("Ready", "VerifyFailed").await?;
+    ensure!(cluster.value().await? == elsewhere, "it was published untried");
+    shows(&operator, "hgo_credential_failures_total", &["Verify"], |n| n >= 1.0).await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    cluster.annotate("rotate", "now").await?;
+    cluster.published(2).await?;
+    cluster.one_is_left().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_only_watched_is_told_when_it_ends() -> Result<()> {
+    let cluster = cluster().await?;
+    let operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    let theirs = cluster.bed.service_account_token("default", NAME).await?;
+    let value = cluster.kubeconfig().replace("theirs", &theirs);
+    cluster.put(&value).await?;
+    cluster.rotation(json!({"target": {"secret": {"name": NAME, "key": "kubeconfig"}}})).await?;
+    let said = cluster.reason("Expiring", "NobodyRotates").await?;
+    ensure!(said.contains("nobody replaces it"), "{said}");
+    let status = cluster.status().await?;
+    let watched: Vec<_> =
+        status.watched.iter().map(|w| (w.user.as_str(), w.name.as_str())).collect();
+    ensure!(watched == [("other", "guest")], "{watched:?}");
+    let parts = ["rotation=\"guest\"", "rotated=\"false\""];
+    shows(&operator, "hgo_credential_overdue", &parts, |n| n == 1.0).await?;
+    shows(&operator, "hgo_credential_expiration_timestamp_seconds", &parts, |n| n > 0.0).await?;
+    ensure!(cluster.value().await? == value, "it was written");
+    cluster.gone().await?;
+    let none = async || operator.metric("hgo_credential_overdue", &parts).await.map(|n| n == 0.0);
+    eventually(SOON, "end of its series", none).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workloads_are_restarted_once_for_each_credential() -> Result<()> {
+    let cluster = cluster().await?;
+    let operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    let args = ["create", "deployment", "ccm", "--image=none", "--replicas=0"];
+    cluster.bed.kubectl(&args).await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    let restart =
+        json!([{"kind": "Deployment", "name": "ccm"}, {"kind": "DaemonSet", "name": "no"}]);
+    cluster.rotation(spec(&[("tell", json!({"restart": restart}))])).await?;
+    let told = async |at_least: i64| {
+        cluster
+            .says("word to workloads", |s| {
+                let current = s.current.as_ref().map(|current| current.name.clone());
+                s.serial >= at_least
+                    && s.pending.is_none()
+                    && current.is_some()
+                    && s.told == current
+            })
+            .await
+    };
+    told(1).await?;
+    let api: Api<Deployment> = Api::namespaced(cluster.client.clone(), "default");
+    let seen = async || {
+        let deployment = api.get("ccm").await?;
+        let template = deployment.spec.unwrap_or_default().template.metadata.unwrap_or_default();
+        let generation = deployment.metadata.generation.unwrap_or_default();
+        anyhow::Ok((generation, template.annotations.unwrap_or_default()))
+    };
+    let (first, annotations) = seen().await?;
+    ensure!(annotations.len() == 1, "{annotations:?}");
+    let hash = cluster.status().await?.current.context("none")?.hash;
+    ensure!(annotations.values().next() == Some(&hash), "{annotations:?}");
+    cluster.annotate("rotate", "1").await?;
+    told(2).await?;
+    let (second, annotations) = seen().await?;
+    ensure!(second == first + 1 && annotations.len() == 1, "{first} to {second}, {annotations:?}");
+    cluster.one_is_left().await
+}
+
+/// Nothing is read there, and nobody is kept from deleting.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_rights_in_a_namespace_nothing_is_tried() -> Result<()> {
+    let cluster = cluster().await?;
+    let operator = cluster.operator().await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    cluster.rotation(spec(&[])).await?;
+    let said = cluster.reason("Ready", "NamespaceNotAllowed").await?;
+    ensure!(said.contains("credentials.namespaces"), "{said}");
+    cluster.gone().await?;
+    ensure!(cluster.bonds().await?.is_empty());
+    drop(operator);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_rights_here_are_those_that_the_chart_renders() -> Result<()> {
+    let rules = |yaml: &str| -> Result<Vec<Value>> {
+        let parts = yaml.split("---\n").filter(|part| part.contains("kind:"));
+        let objects = parts.map(|part| Ok(serde_saphyr::from_str::<Value>(part)?));
+        let objects: Result<Vec<Value>> = objects.collect();
+        Ok(objects?.iter().map(|o| json!([o["kind"], o["rules"], o["subjects"]])).collect())
+    };
+    let set = "credentials.namespaces[0].name=default";
+    let chart = Chart::locate().await?.render(&["--set", set]).await?;
+    let rendered = chart.get("rbac/credentials.yaml").context("no rights in the chart")?;
+    let (rendered, ours) = (rules(rendered)?, rules(RIGHTS)?);
+    ensure!(rendered == ours, "{rendered:#?}, and here {ours:#?}");
+    ensure!(Path::new(env!("CARGO_MANIFEST_DIR")).join("crds/tokenrotations.yaml").exists());
+    Ok(())
+}
