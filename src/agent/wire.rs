@@ -78,8 +78,10 @@ impl Wire {
     /// Sends a whole frame, or fails at once.
     pub(super) fn send(&self, frame: &[u8]) -> io::Result<()> {
         let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
-        // A full queue of the interface is as good as a frame lost on the way.
-        match socket.try_send(frame) {
+        // Not by way of the runtime: it takes a socket that was opened a moment ago for one that is not
+        // ready. A full queue of the interface is as good as a frame lost on the way.
+        match SockRef::from(socket).send(frame) {
+            Ok(sent) if sent < frame.len() => Err(ErrorKind::WriteZero.into()),
             Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
             _ => Ok(()),
         }
@@ -151,4 +153,44 @@ fn filter(hearing: Hearing) -> Vec<SockFilter> {
     let rest = dhcp::filter(None, hearing == Hearing::DhcpAndArp);
     let rest = rest.iter().map(|op| SockFilter::new(op.code, op.jt, op.jf, op.k));
     incoming.into_iter().chain(rest).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// An Ethernet frame with an empty UDP datagram to a DHCP client.
+    fn frame() -> Vec<u8> {
+        let mut frame = vec![0; 12];
+        frame.extend([0x08, 0x00, 0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0]);
+        frame.extend([127, 0, 0, 1, 127, 0, 0, 1, 0, 67, 0, 68, 0, 8, 0, 0]);
+        frame
+    }
+
+    /// The first frame is the one that an idle agent sends for a new lease.
+    #[tokio::test]
+    async fn a_socket_sends_as_soon_as_it_is_open() {
+        if may_open("lo").is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {
+            eprintln!("skipped: no right to open packet sockets (CAP_NET_RAW)");
+            return;
+        }
+        let mut wire = Wire::new("lo");
+        for _ in 0..3 {
+            wire.listen(Hearing::Dhcp).unwrap();
+            wire.send(&frame()).unwrap();
+            let heard = async {
+                let mut buffer = [0; 64];
+                loop {
+                    wire.ready().await.unwrap();
+                    if wire.take(&mut buffer).unwrap().is_some_and(|heard| heard == frame()) {
+                        break;
+                    }
+                }
+            };
+            tokio::time::timeout(Duration::from_mins(1), heard).await.unwrap();
+            wire.listen(Hearing::Nothing).unwrap();
+        }
+    }
 }

@@ -48,7 +48,7 @@ pub(crate) struct Leases {
 pub(crate) fn measure() -> Result<Leases> {
     let (tell, told) = mpsc::channel();
     let scope = || Scope::new([10, 77, 0, 1]).prefix(22).range(10, 1000);
-    on_site(Kind::Dnsmasq, scope(), async move |site: Site| {
+    on_site(Kind::Kea, scope(), async move |site: Site| {
         let floor = floor(&site).await?;
         let mut agent = site.agent().await?;
         let acquired = acquire(&site).await?;
@@ -72,7 +72,7 @@ pub(crate) fn measure() -> Result<Leases> {
     })?;
     let mut measured = told.recv()?;
     let (tell, told) = mpsc::channel();
-    on_site(Kind::Dnsmasq, scope().seconds(SHORT), async move |site: Site| {
+    on_site(Kind::Kea, scope().seconds(SHORT), async move |site: Site| {
         let mut agent = site.agent().await?;
         acquire(&site).await?;
         println!("renewals of leases of {SHORT} s");
