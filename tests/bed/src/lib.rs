@@ -6,7 +6,8 @@
 //! owns it, however that process ends.
 //!
 //! What else of a cluster there is, a test asks for: [`kubevirt`] plays VMs, [`Announcer`] plays
-//! kube-vip, and [`net`] with [`KubeProxy`] makes Services carry packets, in networks of their own.
+//! kube-vip, [`net`] with [`KubeProxy`] makes Services carry packets, in networks of their own, and
+//! [`rancher`] stands in for a Rancher server.
 
 mod announcer;
 mod audit;
@@ -23,12 +24,14 @@ mod kubeconfig;
 mod kubectl;
 mod kubelet;
 pub mod kubevirt;
+mod listen;
 pub mod net;
 mod operator;
 mod pki;
 mod proc_fs;
 mod process;
 mod proxy;
+pub mod rancher;
 mod stalls;
 mod tools;
 mod wait;
@@ -48,6 +51,7 @@ pub use operator::{Operator, Start, http_get, install, repository};
 pub use pki::{Authority, Issued};
 pub use process::Managed;
 pub use proxy::{Call, Proxy, Record, Verdict};
+pub use rancher::Rancher;
 pub use stalls::Stalls;
 pub use tools::Tools;
 pub use wait::{Probe, eventually};

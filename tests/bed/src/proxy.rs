@@ -20,9 +20,11 @@ use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
 
 pub use call::Call;
+pub(crate) use journal::Journal;
 pub use journal::Record;
 
 use crate::bed::Bed;
+use crate::listen;
 use crate::pki::Authority;
 use connection::Shared;
 
@@ -66,10 +68,13 @@ impl Proxy {
     pub async fn start(bed: &Bed) -> Result<Self> {
         let authority = Authority::new("testbed-proxy")?;
         let shared = Arc::new(Shared::new(bed.url(), bed.ca_pem())?);
-        let acceptor = connection::acceptor(&authority.issue(&[])?)?;
+        let acceptor = listen::acceptor(&authority.issue(&[])?)?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("bind a port")?;
         let url = format!("https://{}", listener.local_addr()?);
-        let serve = connection::serve(listener, acceptor, shared.clone());
+        let of_all = shared.clone();
+        let serve = listen::accept(listener, move |stream| {
+            connection::client(stream, acceptor.clone(), of_all.clone())
+        });
         let accept = tokio::spawn(serve).abort_handle();
         Ok(Self { shared, accept, url, ca_pem: authority.pem() })
     }

@@ -27,7 +27,7 @@ struct Parts<'a> {
 }
 
 impl Call {
-    pub(super) fn of<B>(request: &Request<B>) -> Self {
+    pub(crate) fn of<B>(request: &Request<B>) -> Self {
         let agent = request.headers().get(USER_AGENT).and_then(|value| value.to_str().ok());
         Self {
             method: request.method().to_string(),

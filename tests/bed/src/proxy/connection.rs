@@ -13,18 +13,16 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::{Mutex, watch};
-use tokio::task::JoinSet;
 use tokio_rustls::rustls::crypto::aws_lc_rs::default_provider;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::journal::{Entry, Journal};
 use super::{Call, Verdict};
-use crate::pki::Issued;
 
 type Rule = Arc<dyn Fn(&Call) -> Verdict + Send + Sync>;
 type Body = Either<Incoming, Full<Bytes>>;
@@ -63,33 +61,8 @@ impl Shared {
     }
 }
 
-pub(super) fn acceptor(issued: &Issued) -> Result<TlsAcceptor> {
-    let cert = CertificateDer::from_pem_slice(issued.cert_pem.as_bytes())?;
-    let key = PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes())?;
-    let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
-        .with_safe_default_protocol_versions()?
-        .with_no_client_auth()
-        .with_single_cert(vec![cert], key)?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(config)))
-}
-
-/// Accepts connections until it is aborted, and aborts them with it.
-pub(super) async fn serve(listener: TcpListener, acceptor: TlsAcceptor, shared: Arc<Shared>) {
-    let mut connections = JoinSet::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => {
-                // An error here is the client's, who left before it was accepted.
-                let Ok((stream, _)) = accepted else { continue };
-                connections.spawn(client_connection(stream, acceptor.clone(), shared.clone()));
-            }
-            Some(_) = connections.join_next() => {}
-        }
-    }
-}
-
-async fn client_connection(stream: TcpStream, acceptor: TlsAcceptor, shared: Arc<Shared>) {
+/// Serves one client.
+pub(super) async fn client(stream: TcpStream, acceptor: TlsAcceptor, shared: Arc<Shared>) {
     let mut cut = shared.cut.subscribe();
     let _ = stream.set_nodelay(true);
     let serve = async {

@@ -21,13 +21,13 @@ pub struct Record {
 
 /// Names a record; stale once the journal was cleared.
 #[derive(Clone, Copy)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     era: u64,
     index: usize,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Journal {
+pub(crate) struct Journal {
     inner: Mutex<Inner>,
 }
 
@@ -38,29 +38,29 @@ struct Inner {
 }
 
 impl Journal {
-    pub(super) fn add(&self, call: Call) -> Entry {
+    pub(crate) fn add(&self, call: Call) -> Entry {
         let mut inner = self.lock();
         inner.records.push(Record { call, at: Instant::now(), forwarded: false, status: None });
         Entry { era: inner.era, index: inner.records.len() - 1 }
     }
 
-    pub(super) fn forwarded(&self, entry: Entry) {
+    pub(crate) fn forwarded(&self, entry: Entry) {
         self.update(entry, |record| record.forwarded = true);
     }
 
-    pub(super) fn answered(&self, entry: Entry, status: u16) {
+    pub(crate) fn answered(&self, entry: Entry, status: u16) {
         self.update(entry, |record| record.status = Some(status));
     }
 
-    pub(super) fn select(&self, wanted: impl Fn(&Call) -> bool) -> Vec<Record> {
+    pub(crate) fn select(&self, wanted: impl Fn(&Call) -> bool) -> Vec<Record> {
         self.lock().records.iter().filter(|record| wanted(&record.call)).cloned().collect()
     }
 
-    pub(super) fn count(&self, wanted: impl Fn(&Call) -> bool) -> usize {
+    pub(crate) fn count(&self, wanted: impl Fn(&Call) -> bool) -> usize {
         self.lock().records.iter().filter(|record| wanted(&record.call)).count()
     }
 
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         let mut inner = self.lock();
         inner.era += 1;
         inner.records.clear();

@@ -1,0 +1,399 @@
+//! A stand-in for a Rancher server, over real HTTPS on loopback: what Rancher's API does with tokens
+//! and with cloud credentials for Harvester.
+//!
+//! **It is no Rancher.** It keeps what was seen of one, or read of one, and nothing else; where Rancher
+//! does something that nobody has written down here, this does not. State is in memory. The clock runs
+//! with the machine's until a test moves it, so a year takes as long as its requests.
+//!
+//! # What it does, for which versions, and where that is known from
+//!
+//! *seen*: on a running server of Rancher's main branch, request by request. *read*: in Rancher's source or
+//! documents. *assumed*: neither, and so nothing may rest on it alone.
+//!
+//! | behaviour | versions | source |
+//! |---|---|---|
+//! | v3 tokens: 201 with `token` once, `ttl` in ms, `expiresAt` empty in that answer; `name:secret`; a name, PUT and `?current` do nothing | all | seen |
+//! | lifetime of a v3 token: 0 and negative become the maximum, more is clamped without an error | to 2.15 | read |
+//! | the same, 0 becoming the default; -1 is dead from birth; maximum 0 | main | seen |
+//! | a `ttl` that is no number: 422 | all | seen on main |
+//! | expiry: the whole second of creation + `ttl` has passed; 0 is never | all | seen on main |
+//! | purge of expired tokens at each start and hourly | all | seen (start), read (hourly) |
+//! | only one's own tokens, an administrator's too; others' are 404 | all | seen on main |
+//! | a dead, wrong, disabled or unknown token: 401 on /v3 (own form) and on `local`, 403 naming `system:unauthenticated` on every other cluster, be there one or not | all | seen on main |
+//! | no header: 200 for /version, 401 with text for the rest of the Kubernetes API | all | seen on main |
+//! | a token for one cluster: 401 on /v3/tokens and `local` | all | seen on main |
+//! | a cluster without agent 503, unknown 404, of others 403 | all | seen on main; an unknown one for whoever is no administrator: assumed |
+//! | SelfSubjectReview names the user, and the token in `requesttokenid` | all | seen on `local`; on another cluster: assumed |
+//! | generateKubeconfig: `kubeconfig-<user>xxxxx`, description "Kubeconfig token", lifetime by kubeconfig-default, clamped by auth-token-max | to 2.15 | read |
+//! | the same, clamped by kubeconfig-max; 0 and 0 give a dead token | main | seen |
+//! | `lastUsedAt` by the second | all | seen on main |
+//! | token-hashing: the secret of a new token is stored as `$3:1:…` | all | seen on main |
+//! | ext tokens: `ext/name:secret`, `value` once, `bearerToken` from 2.13 on; nobody may extend one; deletion ends it at once; not on /v3 | from 2.12 | seen on main; since when: read and, for the first, assumed |
+//! | ext kubeconfigs with a `ttl` in s; bound is kubeconfig-default to 2.15, kubeconfig-max on main | from 2.14 | seen on main, read |
+//! | what is in them, and in the UI's credentials: a v3 token before 2.15, an ext token since | | read, seen on main |
+//! | /v3/tokens is gone | none; [`Rancher::retire_v3_tokens`] | assumed: it has been announced; how it will answer is not known |
+//! | cloudCredentials: the Secret's form, white space stripped, 422 without a config, 403 for others' | all | seen on main |
+//! | the list shows one's own, an administrator all | all | assumed |
+//! | the API notes the first token's end in `rancher.io/expiration-timestamp` | 2.11 (from 2.9.3) | read |
+//! | the API refuses tokens that are unknown or in use (500), and takes expired ones | from 2.12 | seen on main |
+//! | the controller: finalizer, `ttl` 0 and owner for each `kubeconfig-u-`/`kubeconfig-user-` token of the content, end of those that it no longer names, checksum; 30 to 90 ms after a change | from 2.12 | seen on main; to 2.15: read |
+//! | other kinds of token in a content: not extended, not owned; the previous one ends all the same | from 2.12 | seen on main |
+//! | a content that names an unknown token: nothing is done, again and again | from 2.12 | seen on main |
+//! | two `users` entries: both tokens are kept | from 2.12 | seen on main |
+//! | a Secret with a content and no annotations: the server ends, at each start again | from 2.12 | seen on main |
+//! | annotations without a creator: the controller does nothing | from 2.12 | read |
+//! | a deleted credential's tokens end with it | from 2.12 | seen on main |
+//! | the Secret through /k8s/clusters/local: its creator may get, patch and delete it, and not list; a patch with another resourceVersion is refused | all | seen on main; before 2.12: read |
+//! | Date header: the server's time | all | assumed: HTTP asks for it, and Go writes it |
+
+mod answer;
+mod clusters;
+mod credentials;
+mod ext;
+mod serve;
+mod tokens;
+mod world;
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow};
+use k8s_openapi::ByteString;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::AbortHandle;
+
+use crate::listen;
+use crate::pki::Authority;
+use crate::proxy::{Call, Record, Verdict};
+use answer::{Answer, Body};
+use serve::Shared;
+use world::{Cluster, Kind, Token, User, World};
+
+/// Which Rancher it stands in for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    /// Lifetimes were bounded; nothing else was done.
+    V2_8,
+    /// A credential's end was noted (2.9.3 to 2.11).
+    V2_11,
+    /// A controller makes v3 tokens of kubeconfigs in credentials last for ever, and prunes.
+    V2_12,
+    /// The UI makes kubeconfigs by the ext API, with v3 tokens in them.
+    V2_14,
+    /// There are ext tokens in them, which the controller does not know.
+    V2_15,
+    /// The one that was watched.
+    Main,
+}
+
+impl Version {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::V2_8, Self::V2_11, Self::V2_12, Self::V2_14, Self::V2_15, Self::Main];
+}
+
+/// A token, as the test may see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenView {
+    /// Its name.
+    pub name: String,
+    /// Whose it is.
+    pub user: String,
+    /// What it is said to be for.
+    pub description: String,
+    /// When it was made, in seconds since the epoch.
+    pub created: i64,
+    /// Milliseconds. 0: for ever.
+    pub ttl: i64,
+    /// Whether it is accepted.
+    pub alive: bool,
+    /// Whether it is one of the ext API.
+    pub ext: bool,
+    /// What is stored of the secret.
+    pub stored: String,
+    /// The cloud credential that Rancher's controller counts it to.
+    pub owner: Option<String>,
+    /// When it was last used, in seconds since the epoch.
+    pub last_used: Option<i64>,
+}
+
+/// The stand-in. Dropping it closes its port and every connection.
+pub struct Rancher {
+    shared: Arc<Shared>,
+    tasks: [AbortHandle; 2],
+    url: String,
+    ca_pem: String,
+}
+
+impl std::fmt::Debug for Rancher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rancher").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Rancher {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl Rancher {
+    /// Starts one, with nobody in it.
+    pub async fn start(version: Version) -> Result<Self> {
+        let authority = Authority::new("testbed-rancher")?;
+        let acceptor = listen::acceptor(&authority.issue(&[])?)?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("bind a port")?;
+        let url = format!("https://{}", listener.local_addr()?);
+        let ca_pem = authority.pem();
+        let shared = Arc::new(Shared::new(World::new(version, url.clone(), ca_pem.clone())?));
+        let of_all = shared.clone();
+        let accept = listen::accept(listener, move |stream| {
+            serve::client(stream, acceptor.clone(), of_all.clone())
+        });
+        let tasks = [
+            tokio::spawn(accept).abort_handle(),
+            tokio::spawn(serve::controller(shared.clone())).abort_handle(),
+        ];
+        Ok(Self { shared, tasks, url, ca_pem })
+    }
+
+    /// Its URL.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The certificate of the authority that signed its own.
+    pub fn ca_pem(&self) -> &str {
+        &self.ca_pem
+    }
+
+    // ---- faults --------------------------------------------------------------------------
+
+    /// Sets the rule for every call from now on, as [`crate::Proxy::set_rule`] does.
+    pub fn set_rule(&self, rule: impl Fn(&Call) -> Verdict + Send + Sync + 'static) {
+        self.shared.rule.send_replace(Some(Arc::new(rule)));
+    }
+
+    /// Lets every call pass again.
+    pub fn clear_rule(&self) {
+        self.shared.rule.send_replace(None);
+    }
+
+    /// Every call, in the order received.
+    pub fn calls(&self) -> Vec<Record> {
+        self.shared.journal.select(|_| true)
+    }
+
+    /// Forgets the calls recorded so far.
+    pub fn reset(&self) {
+        self.shared.journal.clear();
+    }
+
+    /// Ends the server: connections are closed as they come. What is there stays.
+    pub fn stop(&self) {
+        self.shared.down.send_replace(true);
+    }
+
+    /// Starts it again: expired tokens are purged, and the controller looks at every credential.
+    pub fn restart(&self) {
+        self.shared.with(|world| {
+            self.shared.down.send_replace(false);
+            world.crashed = false;
+            world.purge();
+            world.changed = world.secrets.keys().cloned().collect();
+        });
+    }
+
+    /// Whether it is down.
+    pub fn is_down(&self) -> bool {
+        *self.shared.down.borrow()
+    }
+
+    // ---- time ----------------------------------------------------------------------------
+
+    /// Its time, in milliseconds since the epoch.
+    pub fn now(&self) -> i64 {
+        self.shared.with(|world| world.now())
+    }
+
+    /// Moves its clock forward.
+    pub fn advance(&self, by: Duration) {
+        let by = i64::try_from(by.as_millis()).unwrap_or(i64::MAX);
+        self.shared.with(|world| world.advance(by));
+    }
+
+    /// Puts its clock this far ahead of, or behind, where it is.
+    pub fn shift(&self, milliseconds: i64) {
+        self.shared.with(|world| world.advance(milliseconds));
+    }
+
+    /// Has its clock stand at this millisecond, until it is moved.
+    pub fn stand(&self, at: i64) {
+        self.shared.with(|world| world.stand(at));
+    }
+
+    // ---- who and what is there -----------------------------------------------------------
+
+    /// Adds a user: the first administrator's name is of another form than the others'.
+    pub fn user(&self, admin: bool) -> String {
+        self.shared.with(|world| {
+            let name = world.name(if admin { "user-" } else { "u-" });
+            world.users.insert(name.clone(), User { admin });
+            name
+        })
+    }
+
+    /// Adds a cluster that has an agent, and whose members these users are.
+    pub fn cluster(&self, id: &str, name: &str, members: &[&str]) {
+        let members = members.iter().map(|&member| member.to_owned()).collect();
+        let cluster = Cluster { name: name.to_owned(), members, agent: true };
+        self.shared.with(|world| world.clusters.insert(id.to_owned(), cluster));
+    }
+
+    /// Connects or disconnects a cluster's agent.
+    pub fn agent(&self, id: &str, connected: bool) {
+        self.shared.with(|world| {
+            if let Some(cluster) = world.clusters.get_mut(id) {
+                cluster.agent = connected;
+            }
+        });
+    }
+
+    /// Changes a setting; false if there is none of the name.
+    pub fn set(&self, name: &str, value: &str) -> bool {
+        self.shared.with(|world| world.set(name, value))
+    }
+
+    /// Has secrets of new tokens stored as hashes, or not.
+    pub fn hash_tokens(&self, on: bool) {
+        self.shared.with(|world| world.hashing = on);
+    }
+
+    /// Takes /v3/tokens away; tokens that are there stay good.
+    pub fn retire_v3_tokens(&self) {
+        self.shared.with(|world| world.retired = true);
+    }
+
+    /// A v3 token of a user, as it is presented. `ttl` in milliseconds is clamped as usual.
+    pub fn api_key(&self, user: &str, ttl: i64, description: &str) -> String {
+        self.shared.with(|world| {
+            let blank = world.blank(Kind::V3, user, world.token_ttl(ttl), description);
+            let name = world.name("token-");
+            world.mint(&name, blank)
+        })
+    }
+
+    /// The same, for one cluster only.
+    pub fn scoped_key(&self, user: &str, ttl: i64, cluster: &str) -> String {
+        self.shared.with(|world| {
+            let blank = world.blank(Kind::V3, user, world.token_ttl(ttl), "");
+            let name = world.name("token-");
+            world.mint(&name, Token { cluster: cluster.to_owned(), ..blank })
+        })
+    }
+
+    /// A token of the ext API, as it is presented.
+    pub fn ext_key(&self, user: &str, ttl: i64, description: &str) -> String {
+        self.shared.with(|world| world.mint_ext(user, world.token_ttl(ttl), description).1)
+    }
+
+    /// The kubeconfig that this version's UI makes for a cloud credential.
+    pub fn kubeconfig(&self, user: &str, cluster: &str) -> String {
+        self.shared.with(|world| world.ui_kubeconfig(user, cluster))
+    }
+
+    /// A kubeconfig in Rancher's layout, around a token.
+    pub fn kubeconfig_with(&self, cluster: &str, bearer: &str) -> String {
+        self.shared.with(|world| world.kubeconfig_text(cluster, bearer))
+    }
+
+    /// Makes a cloud credential as the API does; its Secret's name.
+    pub fn credential(
+        &self,
+        user: &str,
+        name: &str,
+        cluster: &str,
+        content: &str,
+    ) -> Result<String> {
+        let config = json!({
+            "kubeconfigContent": content, "clusterId": cluster, "clusterType": "imported",
+        });
+        self.shared.with(|world| world.create_credential(user, name, &config)).map_err(refused)
+    }
+
+    /// Replaces a credential's content as the UI does, through the API.
+    pub fn put_content(&self, cc: &str, content: &str) -> Result<()> {
+        let config = json!({"kubeconfigContent": content});
+        self.shared.with(|world| world.put_credential(cc, &config)).map_err(refused)
+    }
+
+    /// The Secret of a credential, as the Kubernetes API shows it.
+    pub fn secret(&self, cc: &str) -> Option<Value> {
+        self.shared.with(|world| world.secrets.get(cc).cloned())
+    }
+
+    /// What a credential's Secret holds as kubeconfig.
+    pub fn content(&self, cc: &str) -> String {
+        self.shared.with(|world| world.content(cc))
+    }
+
+    /// Edits a Secret past Rancher's API, and past every check; makes it if it is not there.
+    pub fn edit_secret(&self, cc: &str, edit: impl FnOnce(&mut Value)) {
+        self.shared.with(|world| {
+            let empty = json!({"kind": "Secret", "apiVersion": "v1", "metadata": {"name": cc}});
+            edit(world.secrets.entry(cc.to_owned()).or_insert(empty));
+            world.touch(cc);
+        });
+    }
+
+    /// Writes a content into a Secret, as `kubectl edit` would.
+    pub fn edit_content(&self, cc: &str, content: &str) {
+        let encoded = serde_json::to_value(ByteString(content.as_bytes().to_vec()));
+        let encoded = encoded.unwrap_or_default();
+        self.edit_secret(cc, |secret| secret["data"][credentials::CONTENT] = encoded);
+    }
+
+    /// Every token that is stored.
+    pub fn tokens(&self) -> Vec<TokenView> {
+        self.shared.with(|world| {
+            let now = world.now();
+            let view = |(name, token): (&String, &Token)| TokenView {
+                name: name.clone(),
+                user: token.user.clone(),
+                description: token.description.clone(),
+                created: token.created / 1000,
+                ttl: token.ttl,
+                alive: token.enabled && !token.expired(now),
+                ext: token.kind == Kind::Ext,
+                stored: token.stored.clone(),
+                owner: token.owner.clone(),
+                last_used: token.last_used.map(|at| at / 1000),
+            };
+            world.tokens.iter().map(view).collect()
+        })
+    }
+
+    /// The token of this name.
+    pub fn token(&self, name: &str) -> Option<TokenView> {
+        self.tokens().into_iter().find(|token| token.name == name)
+    }
+
+    /// Whether this is accepted as a token.
+    pub fn accepts(&self, bearer: &str) -> bool {
+        self.shared.with(|world| world.holder(bearer).is_some())
+    }
+
+    /// Deletes a token.
+    pub fn delete_token(&self, name: &str) {
+        self.shared.with(|world| world.tokens.remove(name));
+    }
+}
+
+fn refused(answer: Answer) -> anyhow::Error {
+    match answer.body {
+        Body::Json(body) => anyhow!("{}: {body}", answer.status),
+        _ => anyhow!("{}", answer.status),
+    }
+}

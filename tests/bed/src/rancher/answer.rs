@@ -1,0 +1,84 @@
+//! Owns the form of a request and of its answer, and the bodies of errors as Rancher writes them.
+
+use serde_json::{Value, json};
+
+/// One request, read whole.
+pub(super) struct Request {
+    pub(super) method: String,
+    /// The parts of the path, without empty ones.
+    pub(super) path: Vec<String>,
+    pub(super) query: String,
+    pub(super) authorization: Option<String>,
+    pub(super) content_type: String,
+    pub(super) body: Vec<u8>,
+}
+
+impl Request {
+    /// The body as JSON; an empty one is an empty object.
+    pub(super) fn json(&self) -> Result<Value, Answer> {
+        if self.body.is_empty() {
+            return Ok(json!({}));
+        }
+        serde_json::from_slice(&self.body)
+            .map_err(|e| norman(422, "InvalidBodyContent", &format!("Failed to parse body: {e}")))
+    }
+}
+
+pub(super) enum Body {
+    Empty,
+    Text(String),
+    Json(Value),
+}
+
+pub(super) struct Answer {
+    pub(super) status: u16,
+    pub(super) body: Body,
+    /// Whether the header is there by which /v3 says that it knows nobody.
+    pub(super) unauthenticated: bool,
+}
+
+pub(super) fn json_answer(status: u16, body: Value) -> Answer {
+    Answer { status, body: Body::Json(body), unauthenticated: false }
+}
+
+pub(super) fn empty(status: u16) -> Answer {
+    Answer { status, body: Body::Empty, unauthenticated: false }
+}
+
+/// An error of /v3.
+pub(super) fn norman(status: u16, code: &str, message: &str) -> Answer {
+    let body = json!({
+        "baseType": "error", "type": "error", "code": code, "status": status, "message": message,
+    });
+    json_answer(status, body)
+}
+
+/// What /v3 tells whoever it does not know. The status is a string there.
+pub(super) fn must_authenticate() -> Answer {
+    let body = json!({
+        "type": "error", "status": "401", "message": "Unauthorized 401: must authenticate",
+    });
+    Answer { unauthenticated: true, ..json_answer(401, body) }
+}
+
+/// An error of the Kubernetes API.
+pub(super) fn kubernetes(code: u16, reason: &str, message: &str) -> Answer {
+    let body = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": message, "reason": reason, "code": code,
+    });
+    json_answer(code, body)
+}
+
+/// What the Kubernetes API tells whoever it does not know.
+pub(super) fn unauthorized() -> Answer {
+    kubernetes(401, "Unauthorized", "Unauthorized")
+}
+
+/// An error of the way to another cluster.
+pub(super) fn tunnel(status: u16, code: &str, message: &str) -> Answer {
+    let body = json!({
+        "Code": {"Code": code, "Status": status}, "Message": message, "Cause": null, "FieldName": "",
+    });
+    json_answer(status, body)
+}

@@ -1,0 +1,190 @@
+//! Owns the way to the clusters, and which path leads to what: `/v3/clusters`, `/k8s/clusters/<id>`
+//! and the server's own Kubernetes API.
+
+use k8s_openapi::ByteString;
+use serde_json::{Value, json};
+
+use super::Version;
+use super::answer::{
+    Answer, Body, Request, json_answer, kubernetes, must_authenticate, norman, tunnel, unauthorized,
+};
+use super::world::{Kind, Token, Who, World, rfc3339};
+
+const REVIEW: [&str; 4] = ["apis", "authentication.k8s.io", "v1", "selfsubjectreviews"];
+const EXT: [&str; 3] = ["apis", "ext.cattle.io", "v1"];
+pub(super) const NAMESPACE: &str = "cattle-global-data";
+
+impl World {
+    /// Answers a request.
+    pub(super) fn answer(&mut self, request: &Request) -> Answer {
+        let who = self.who(request.authorization.as_deref());
+        let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
+        match path[..] {
+            ["v3", "tokens", ref rest @ ..] => self.v3_tokens(&who, request, rest),
+            ["v3", "settings", ref rest @ ..] => self.v3_settings(&who, request, rest),
+            ["v3", "clusters", id] => self.v3_cluster(&who, request, id),
+            ["v3", "cloudCredentials", ref rest @ ..] => self.v3_credentials(&who, request, rest),
+            ["v3", ..] if self.user_of(&who).is_none() => must_authenticate(),
+            ["v3", ..] => norman(404, "NotFound", "not found"),
+            ["k8s", "clusters", id, ref rest @ ..] if id != "local" => {
+                self.downstream(&who, request, id, rest)
+            }
+            ["k8s", "clusters", "local", ref rest @ ..] | ref rest => {
+                self.local(&who, request, rest)
+            }
+        }
+    }
+
+    /// The server's own Kubernetes API.
+    fn local(&mut self, who: &Who, request: &Request, path: &[&str]) -> Answer {
+        if *who == Who::Anonymous {
+            return match path {
+                ["version"] => version(),
+                _ => Answer {
+                    body: Body::Text("not authorized".to_owned()),
+                    ..json_answer(401, Value::Null)
+                },
+            };
+        }
+        let Some(user) = self.user_of(who) else { return unauthorized() };
+        match path {
+            ["version"] => version(),
+            _ if *path == REVIEW => self.review(who, request),
+            ["api", "v1", "namespaces", NAMESPACE, "secrets", rest @ ..] => {
+                self.secrets_api(&user, request, rest)
+            }
+            [a, b, c, rest @ ..] if [*a, *b, *c] == EXT => self.ext(&user, request, rest),
+            _ => kubernetes(404, "NotFound", "the server could not find the requested resource"),
+        }
+    }
+
+    /// Another cluster, through its agent.
+    fn downstream(&mut self, who: &Who, request: &Request, id: &str, path: &[&str]) -> Answer {
+        let user = match who {
+            Who::Token(name) => self.tokens.get(name).cloned(),
+            _ => None,
+        };
+        let user = user.filter(|token| token.cluster.is_empty() || token.cluster == id);
+        let forbidden = |user: &str| {
+            let message = format!(
+                "clusters.management.cattle.io \"{id}\" is forbidden: User \"{user}\" cannot get \
+                 resource \"clusters\" in API group \"management.cattle.io\" at the cluster scope"
+            );
+            tunnel(403, "Forbidden", &message)
+        };
+        // Whether there is such a cluster, a stranger does not learn.
+        let Some(Token { user, .. }) = user else { return forbidden("system:unauthenticated") };
+        let Some(cluster) = self.clusters.get(id) else {
+            let message = format!("clusters.management.cattle.io \"{id}\" not found");
+            return if self.is_admin(&user) {
+                tunnel(404, "NotFound", &message)
+            } else {
+                forbidden(&user)
+            };
+        };
+        if !self.may_enter(&user, cluster) {
+            return forbidden(&user);
+        }
+        if !cluster.agent {
+            return tunnel(503, "ClusterUnavailable", "cluster not provisioned");
+        }
+        match path {
+            ["version"] => version(),
+            _ if *path == REVIEW => self.review(who, request),
+            _ => kubernetes(404, "NotFound", "the server could not find the requested resource"),
+        }
+    }
+
+    /// Says who asks.
+    fn review(&self, who: &Who, request: &Request) -> Answer {
+        if request.method != "POST" {
+            return kubernetes(405, "MethodNotAllowed", "the server does not allow this method");
+        }
+        let Who::Token(name) = who else { return unauthorized() };
+        let user = self.tokens.get(name).map(|token| token.user.clone()).unwrap_or_default();
+        json_answer(
+            201,
+            json!({
+                "kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1",
+                "metadata": {"creationTimestamp": rfc3339(self.now())},
+                "status": {"userInfo": {
+                    "username": user,
+                    "groups": ["system:authenticated", "system:cattle:authenticated"],
+                    "extra": {
+                        "requesttokenid": [name],
+                        "principalid": [format!("local://{user}")],
+                        "username": [user],
+                    },
+                }},
+            }),
+        )
+    }
+
+    fn v3_cluster(&mut self, who: &Who, request: &Request, id: &str) -> Answer {
+        let token = match who {
+            Who::Token(name) => self.tokens.get(name).cloned(),
+            _ => None,
+        };
+        let token = token.filter(|token| token.cluster.is_empty() || token.cluster == id);
+        let Some(Token { user, .. }) = token else { return must_authenticate() };
+        let Some(cluster) = self.clusters.get(id) else {
+            return norman(404, "NotFound", &format!("cluster \"{id}\" not found"));
+        };
+        if !self.may_enter(&user, cluster) {
+            return norman(403, "Forbidden", &format!("clusters \"{id}\" is forbidden"));
+        }
+        match (request.method.as_str(), request.query.as_str()) {
+            ("GET", _) => {
+                json_answer(200, json!({"type": "cluster", "id": id, "name": cluster.name}))
+            }
+            ("POST", "action=generateKubeconfig") => {
+                let config = self.generate_kubeconfig(&user, id);
+                json_answer(200, json!({"type": "generateKubeConfigOutput", "config": config}))
+            }
+            ("POST", _) => norman(404, "NotFound", "no such action"),
+            _ => norman(405, "MethodNotAllowed", "Method not allowed"),
+        }
+    }
+
+    /// A kubeconfig with a token of its own.
+    pub(super) fn generate_kubeconfig(&mut self, user: &str, id: &str) -> String {
+        let blank = self.blank(Kind::V3, user, self.kubeconfig_ttl(), "Kubeconfig token");
+        let name = self.name(&format!("kubeconfig-{user}"));
+        let bearer = self.mint(&name, blank);
+        self.kubeconfig_text(id, &bearer)
+    }
+
+    /// A kubeconfig as Rancher lays it out.
+    pub(super) fn kubeconfig_text(&self, id: &str, bearer: &str) -> String {
+        let name = self.clusters.get(id).map_or(id, |cluster| cluster.name.as_str());
+        let authority = serde_json::to_value(ByteString(self.ca_pem.clone().into_bytes()));
+        let authority = authority.unwrap_or_default();
+        let authority = authority.as_str().unwrap_or_default();
+        let lines: Vec<&str> = (0..authority.len())
+            .step_by(76)
+            .map(|at| &authority[at..authority.len().min(at + 76)])
+            .collect();
+        let authority = lines.join("\\\n      ");
+        format!(
+            "apiVersion: v1\nkind: Config\nclusters:\n- name: \"{name}\"\n  cluster:\n    \
+             server: \"{url}/k8s/clusters/{id}\"\n    certificate-authority-data: \
+             \"{authority}\"\n\nusers:\n- name: \"{name}\"\n  user:\n    token: \"{bearer}\"\n\n\
+             \ncontexts:\n- name: \"{name}\"\n  context:\n    user: \"{name}\"\n    \
+             cluster: \"{name}\"\n\ncurrent-context: \"{name}\"\n",
+            url = self.url,
+        )
+    }
+
+    /// The kubeconfig that this version's UI puts into a cloud credential.
+    pub(super) fn ui_kubeconfig(&mut self, user: &str, id: &str) -> String {
+        if self.version < Version::V2_15 {
+            return self.generate_kubeconfig(user, id);
+        }
+        let (_, bearer) = self.mint_ext(user, self.kubeconfig_ttl(), "Kubeconfig token");
+        self.kubeconfig_text(id, &bearer)
+    }
+}
+
+fn version() -> Answer {
+    json_answer(200, json!({"major": "1", "minor": "36", "gitVersion": "v1.36.3"}))
+}

@@ -1,0 +1,42 @@
+//! The stand-in for Rancher answers as its table says.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
+
+mod client;
+mod credentials;
+mod faults;
+mod tokens;
+
+use std::time::Duration;
+
+use testbed::Rancher;
+use testbed::rancher::Version;
+
+/// For what comes by itself, on a machine that may stand still.
+const SOON: Duration = Duration::from_mins(1);
+const DAY: i64 = 86_400_000;
+
+/// A server with an administrator, a user who may enter `c-m-prod`, and one who may not.
+struct Site {
+    rancher: Rancher,
+    admin: String,
+    user: String,
+    other: String,
+}
+
+impl Site {
+    async fn new(version: Version) -> Self {
+        let rancher = Rancher::start(version).await.unwrap();
+        let [admin, user, other] = [true, false, false].map(|admin| rancher.user(admin));
+        rancher.cluster("c-m-prod", "prod", &[&user]);
+        Self { rancher, admin, user, other }
+    }
+
+    fn key(&self, user: &str) -> String {
+        self.rancher.api_key(user, 0, "for the test")
+    }
+}
+
+/// The name in what a token is presented as.
+fn name(bearer: &str) -> &str {
+    bearer.trim_start_matches("ext/").split(':').next().unwrap()
+}
