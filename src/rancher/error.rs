@@ -1,0 +1,138 @@
+//! What can go wrong with a call, in words that hold nothing secret.
+//!
+//! Invariant: no text of the server or of a library is passed on before [`safe`] has looked at it.
+
+use serde_json::Value;
+
+/// What a server's text is cut to.
+const LONGEST: usize = 200;
+/// A run of such characters that is longer than this may be a secret. Names are shorter.
+const LONGEST_WORD: usize = 40;
+
+/// Why a call came to nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Nobody answered, or not in time. Whether a write was done is not known.
+    #[error("no answer: {0}")]
+    Silent(String),
+    /// The token is expired, deleted, disabled or none at all: Rancher does not tell which.
+    #[error("the token is not accepted")]
+    Unauthorized,
+    /// The token's user may not.
+    #[error("not allowed: {0}")]
+    Forbidden(String),
+    /// There is no such thing, or the token's user may not know of it.
+    #[error("not found: {0}")]
+    NotFound(String),
+    /// Somebody else has written it since it was read.
+    #[error("somebody else has written it")]
+    Conflict,
+    /// Any other answer that is no success.
+    #[error("HTTP {status}: {message}")]
+    Refused {
+        /// The status.
+        status: u16,
+        /// What the server says.
+        message: String,
+    },
+    /// It is not what Rancher answers.
+    #[error("the answer is not understood: {0}")]
+    Unreadable(String),
+}
+
+impl Error {
+    /// Whether a write may have been done all the same.
+    pub fn may_be_done(&self) -> bool {
+        match self {
+            Self::Silent(_) | Self::Unreadable(_) => true,
+            Self::Refused { status, .. } => *status >= 500,
+            _ => false,
+        }
+    }
+
+    /// What an answer means that is no success.
+    pub(super) fn of(status: u16, body: &[u8]) -> Self {
+        let body: Value = serde_json::from_slice(body).unwrap_or_default();
+        let text = ["message", "Message"].into_iter().find_map(|field| body[field].as_str());
+        let message = safe(text.unwrap_or_default());
+        match status {
+            401 => Self::Unauthorized,
+            // On the way to another cluster a token that is not accepted makes its bearer nobody.
+            403 if message.contains("system:unauthenticated") => Self::Unauthorized,
+            403 => Self::Forbidden(message),
+            404 => Self::NotFound(message),
+            409 => Self::Conflict,
+            300..=399 => Self::Refused {
+                status,
+                message: "it leads elsewhere, which is not followed".into(),
+            },
+            _ => Self::Refused { status, message },
+        }
+    }
+}
+
+/// A text without what may be a secret, and not too long.
+pub(super) fn safe(text: &str) -> String {
+    let belongs = |c: char| c.is_ascii_alphanumeric() || "-_+/=".contains(c);
+    let mut out = String::new();
+    let mut rest = text;
+    while !rest.is_empty() && out.len() < LONGEST {
+        let word = rest.find(|c| !belongs(c)).unwrap_or(rest.len());
+        out.push_str(if word > LONGEST_WORD { "…" } else { &rest[..word] });
+        rest = &rest[word..];
+        let gap = rest.find(belongs).unwrap_or(rest.len());
+        out.extend(rest[..gap].chars().map(|c| if c.is_control() { ' ' } else { c }));
+        rest = &rest[gap..];
+    }
+    if !rest.is_empty() || out.len() > LONGEST {
+        let end = (0..=LONGEST).rev().find(|at| out.is_char_boundary(*at)).unwrap_or(0);
+        out.truncate(end.min(out.len()));
+        out.push('…');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_a_secret_is_not_passed_on() {
+        let secret = "x7".repeat(27);
+        for text in [
+            format!("bad token token-abcde:{secret}"),
+            format!("{secret} {secret}"),
+            format!("\"{secret}\""),
+            format!("eyJ{secret}.eyJ{secret}.{secret}"),
+            format!("é{secret}é"),
+        ] {
+            let said = safe(&text);
+            assert!(!said.contains("x7x7"), "{said}");
+        }
+        let plain = "tokens.management.cattle.io \"kubeconfig-u-hc8k5lksjd\" not found";
+        assert_eq!(safe(plain), plain);
+        assert_eq!(safe("a\nb"), "a b");
+        let long = safe(&"é ".repeat(400));
+        assert!(long.len() <= LONGEST + '…'.len_utf8() && long.ends_with('…'), "{long}");
+    }
+
+    #[test]
+    fn an_answer_is_told_by_its_status_and_words() {
+        let stranger = br#"{"Message":"User \"system:unauthenticated\" cannot get"}"#;
+        let known = br#"{"Message":"User \"u-abc\" cannot get"}"#;
+        for (status, body, expected) in [
+            (401, &b"not authorized"[..], Error::Unauthorized),
+            (403, &stranger[..], Error::Unauthorized),
+            (403, &known[..], Error::Forbidden("User \"u-abc\" cannot get".to_owned())),
+            (404, &br#"{"message":"x"}"#[..], Error::NotFound("x".to_owned())),
+            (409, &b""[..], Error::Conflict),
+            (500, &br#"{"message":"y"}"#[..], Error::Refused { status: 500, message: "y".into() }),
+        ] {
+            assert_eq!(Error::of(status, body), expected, "{status}");
+        }
+        assert!(Error::of(500, b"").may_be_done() && Error::Silent(String::new()).may_be_done());
+        assert!(!Error::of(422, b"").may_be_done() && !Error::of(401, b"").may_be_done());
+        let Error::Refused { message, .. } = Error::of(302, b"") else { panic!() };
+        assert!(message.contains("not followed"));
+    }
+}

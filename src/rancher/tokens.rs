@@ -1,0 +1,290 @@
+//! Tokens in Rancher's API: made, found again, read, revoked.
+//!
+//! There are two kinds: those of /v3, which every version has so far, and those of ext.cattle.io,
+//! whose names begin with `ext/` here, as what they are presented as does.
+//!
+//! Invariant: when a token ends is reckoned from its creation and its lifetime; `expiresAt` is empty
+//! at first, and wrong when the lifetime was changed.
+
+use chrono::DateTime;
+use http::Method;
+use serde::Deserialize;
+use serde_json::json;
+use zeroize::Zeroizing;
+
+use super::error::{Error, safe};
+use super::wire::Answer;
+use super::{Dated, Rancher, Secret, parsed, plain};
+
+const V3: &str = "/v3/tokens";
+const EXT: &str = "/apis/ext.cattle.io/v1/tokens";
+const EXT_PREFIX: &str = "ext/";
+
+/// A token, without what it is presented as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// Its name; of one of ext.cattle.io with `ext/` before it.
+    pub name: String,
+    /// Whose it is.
+    pub user: String,
+    /// What it is said to be for.
+    pub description: String,
+    /// When it was made, in seconds since the epoch.
+    pub created: i64,
+    /// When it ends. `None`: never.
+    pub ends: Option<i64>,
+    /// The only cluster that it is for, if it is for one.
+    pub cluster: Option<String>,
+    /// Whether it is accepted, as far as its time goes and an administrator has not disabled it.
+    pub enabled: bool,
+}
+
+/// A token that was just made.
+#[derive(Debug)]
+pub struct Minted {
+    /// What is known of it.
+    pub token: Token,
+    /// What it is presented as. It is told once.
+    pub secret: Secret,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Order<'a> {
+    /// For how long, in seconds. Rancher may grant less, and says so in [`Token::ends`] only.
+    pub lifetime: i64,
+    /// By what it is found again.
+    pub description: &'a str,
+    /// The only cluster that it is to be for.
+    pub cluster: Option<&'a str>,
+}
+
+#[derive(Deserialize)]
+struct OldForm {
+    id: String,
+    #[serde(default, rename = "userId")]
+    user: String,
+    #[serde(default)]
+    description: Option<String>,
+    created: String,
+    ttl: i64,
+    #[serde(default, rename = "clusterId")]
+    cluster: Option<String>,
+    #[serde(default)]
+    enabled: Option<bool>,
+    #[serde(default)]
+    token: Option<Zeroizing<String>>,
+}
+
+#[derive(Deserialize)]
+struct OldList {
+    /// Some versions put empty ones in.
+    data: Vec<Option<OldForm>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct NewForm {
+    metadata: Metadata,
+    spec: Spec,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    name: String,
+    creation_timestamp: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec {
+    #[serde(default, rename = "userID")]
+    user: String,
+    #[serde(default)]
+    description: String,
+    #[serde(default)]
+    ttl: i64,
+    #[serde(default)]
+    enabled: Option<bool>,
+    #[serde(default)]
+    cluster_name: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    #[serde(default)]
+    value: Option<Zeroizing<String>>,
+    #[serde(default)]
+    bearer_token: Option<Zeroizing<String>>,
+}
+
+#[derive(Deserialize)]
+struct NewList {
+    items: Vec<NewForm>,
+}
+
+impl Rancher {
+    /// Makes a token for the user of the key: one of /v3, or of ext.cattle.io where those are gone.
+    ///
+    /// If the answer is lost, there may be a token all the same: [`Self::find`] finds it by its
+    /// description. What it is presented as is lost then.
+    pub async fn mint(&self, key: &Secret, order: Order<'_>) -> Result<Dated<Minted>, Error> {
+        let body = json!({
+            "type": "token", "ttl": order.lifetime * 1000, "description": order.description,
+            "clusterId": order.cluster.unwrap_or_default(),
+        });
+        match self.send(key, Method::POST, V3, Some(plain(&body))).await {
+            Ok(answer) => minted_old(&answer),
+            Err(error) if is_gone(&error) => self.mint_new(key, order).await,
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn mint_new(&self, key: &Secret, order: Order<'_>) -> Result<Dated<Minted>, Error> {
+        let body = json!({
+            "apiVersion": "ext.cattle.io/v1", "kind": "Token", "metadata": {},
+            "spec": {
+                "ttl": order.lifetime * 1000, "description": order.description,
+                "clusterName": order.cluster.unwrap_or_default(),
+            },
+        });
+        let answer = self.send(key, Method::POST, EXT, Some(plain(&body))).await?;
+        let mut form: NewForm = parsed(&answer)?;
+        let value = form.status.value.take();
+        let secret = form.status.bearer_token.take().or_else(|| {
+            let value = value.filter(|value| !value.is_empty())?;
+            Some(Zeroizing::new(format!("{EXT_PREFIX}{}:{}", form.metadata.name, value.as_str())))
+        });
+        minted(&answer, form.token()?, secret)
+    }
+
+    /// Those tokens of the key's user that are described so, of either kind.
+    pub async fn find(&self, key: &Secret, description: &str) -> Result<Vec<Token>, Error> {
+        let mut found = Vec::new();
+        match self.send(key, Method::GET, V3, None).await {
+            Ok(answer) => {
+                let list: OldList = parsed(&answer)?;
+                let ours = list
+                    .data
+                    .into_iter()
+                    .flatten()
+                    .filter(|form| form.description.as_deref() == Some(description));
+                for form in ours {
+                    found.push(form.token()?);
+                }
+            }
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(error),
+        }
+        match self.send(key, Method::GET, EXT, None).await {
+            Ok(answer) => {
+                let list: NewList = parsed(&answer)?;
+                for form in list.items.into_iter().filter(|f| f.spec.description == description) {
+                    found.push(form.token()?);
+                }
+            }
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(found)
+    }
+
+    /// The token of this name, if the key's user may see it. Anybody may see themselves.
+    pub async fn token(&self, key: &Secret, name: &str) -> Result<Dated<Option<Token>>, Error> {
+        let answer = match self.send(key, Method::GET, &path(name)?, None).await {
+            Ok(answer) => answer,
+            Err(Error::NotFound(_)) => return Ok(Dated { value: None, date: None }),
+            Err(error) => return Err(error),
+        };
+        let token = if name.starts_with(EXT_PREFIX) {
+            parsed::<NewForm>(&answer)?.token()?
+        } else {
+            parsed::<OldForm>(&answer)?.token()?
+        };
+        Ok(Dated { value: Some(token), date: answer.date })
+    }
+
+    /// Ends a token. False: there is none of the name that the key's user may see.
+    pub async fn revoke(&self, key: &Secret, name: &str) -> Result<bool, Error> {
+        match self.send(key, Method::DELETE, &path(name)?, None).await {
+            Ok(_) => Ok(true),
+            Err(Error::NotFound(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl OldForm {
+    fn token(self) -> Result<Token, Error> {
+        let created = time(&self.created)?;
+        Ok(Token {
+            // 0 is for ever; less is dead from birth.
+            ends: (self.ttl != 0).then(|| created + self.ttl.max(0) / 1000),
+            name: self.id,
+            user: self.user,
+            description: self.description.unwrap_or_default(),
+            created,
+            cluster: self.cluster.filter(|cluster| !cluster.is_empty()),
+            enabled: self.enabled.unwrap_or(true),
+        })
+    }
+}
+
+impl NewForm {
+    fn token(self) -> Result<Token, Error> {
+        let created = time(&self.metadata.creation_timestamp)?;
+        Ok(Token {
+            // Less than 0 is for ever here; what 0 asks for is replaced before it is stored.
+            ends: (self.spec.ttl > 0).then(|| created + self.spec.ttl / 1000),
+            name: format!("{EXT_PREFIX}{}", self.metadata.name),
+            user: self.spec.user,
+            description: self.spec.description,
+            created,
+            cluster: self.spec.cluster_name.filter(|cluster| !cluster.is_empty()),
+            enabled: self.spec.enabled.unwrap_or(true),
+        })
+    }
+}
+
+fn minted_old(answer: &Answer) -> Result<Dated<Minted>, Error> {
+    let mut form: OldForm = parsed(answer)?;
+    let secret = form.token.take();
+    minted(answer, form.token()?, secret)
+}
+
+fn minted(
+    answer: &Answer,
+    token: Token,
+    secret: Option<Zeroizing<String>>,
+) -> Result<Dated<Minted>, Error> {
+    let secret = secret.filter(|secret| !secret.is_empty()).map(Secret);
+    let secret = secret.ok_or_else(|| Error::Unreadable("there is no token in it".to_owned()))?;
+    Ok(Dated { value: Minted { token, secret }, date: answer.date })
+}
+
+/// Whether the way itself is not there.
+fn is_gone(error: &Error) -> bool {
+    matches!(error, Error::NotFound(_) | Error::Refused { status: 405, .. })
+}
+
+fn path(name: &str) -> Result<String, Error> {
+    let (folder, name) = match name.strip_prefix(EXT_PREFIX) {
+        Some(name) => (EXT, name),
+        None => (V3, name),
+    };
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+    if name.is_empty() || name.starts_with('.') || !name.chars().all(fits) {
+        return Err(Error::NotFound(format!("{:?} is no name of a token", safe(name))));
+    }
+    Ok(format!("{folder}/{name}"))
+}
+
+fn time(text: &str) -> Result<i64, Error> {
+    DateTime::parse_from_rfc3339(text)
+        .map(|time| time.timestamp())
+        .map_err(|_| Error::Unreadable("it does not say when the token was made".to_owned()))
+}

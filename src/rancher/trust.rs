@@ -1,0 +1,52 @@
+//! Whose certificates a server may have.
+//!
+//! Invariants: exactly the authorities that were given, or exactly the system's; a certificate is
+//! always looked at, and sessions are not resumed, which would skip that.
+
+use std::sync::Arc;
+
+use rustls_platform_verifier::BuilderVerifierExt as _;
+use tokio_rustls::rustls;
+
+use rustls::client::Resumption;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::{ClientConfig, RootCertStore};
+
+/// Whose certificates a server may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trust<'a> {
+    /// Of these authorities, in PEM.
+    Pem(&'a str),
+    /// Of those that the system trusts.
+    System,
+}
+
+/// The settings of TLS for it; the fault, in words, if there are none.
+pub(super) fn settings(trust: Trust<'_>) -> Result<ClientConfig, String> {
+    // The provider is named, so that no other crate's choice of a default matters.
+    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|e| e.to_string())?;
+    let builder = match trust {
+        Trust::Pem(pem) => builder.with_root_certificates(roots(pem)?),
+        Trust::System => builder
+            .with_platform_verifier()
+            .map_err(|e| format!("no authorities are known here ({e}): give its own"))?,
+    };
+    let mut config = builder.with_no_client_auth();
+    config.resumption = Resumption::disabled();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+fn roots(pem: &str) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for (at, certificate) in CertificateDer::pem_slice_iter(pem.as_bytes()).enumerate() {
+        let unfit = |why: String| format!("certificate {}: {why}", at + 1);
+        let certificate = certificate.map_err(|e| unfit(e.to_string()))?;
+        roots.add(certificate).map_err(|e| unfit(e.to_string()))?;
+    }
+    if roots.is_empty() { Err("no certificate in PEM".to_owned()) } else { Ok(roots) }
+}

@@ -1,0 +1,252 @@
+//! One call: a connection of its own, a request, an answer, and the end of it.
+//!
+//! Invariants: HTTPS only; a redirect is an answer like any other; of an answer no more is read than
+//! [`LONGEST_BODY`]; connecting and the whole call have deadlines; a call is sent once and never
+//! again by itself. What may hold a token is wiped from memory, where the libraries leave that to
+//! their caller, and is in no error.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::DateTime;
+use futures::future::{Either, select};
+use http::header::{ACCEPT, AUTHORIZATION, CONNECTION, CONTENT_TYPE, DATE, HOST, USER_AGENT};
+use http::{HeaderValue, Method, Request, Uri};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
+use zeroize::Zeroizing;
+
+use super::error::{Error, safe};
+use super::trust::{Trust, settings};
+
+const CONNECT: Duration = Duration::from_secs(8);
+/// For a call, connecting included. Longer than a machine stands still.
+const WHOLE: Duration = Duration::from_secs(25);
+/// Thousands of tokens fit into it.
+const LONGEST_BODY: usize = 8 << 20;
+const LONGEST_HEAD: usize = 64 * 1024;
+const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION"));
+
+/// A server. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Endpoint {
+    host: String,
+    port: u16,
+    /// Before every path, without a slash at its end.
+    prefix: String,
+    authority: HeaderValue,
+    name: ServerName<'static>,
+    tls: Arc<ClientConfig>,
+}
+
+/// A request.
+pub(super) struct Ask<'a> {
+    pub(super) method: Method,
+    /// Path and query.
+    pub(super) path: &'a str,
+    pub(super) token: &'a str,
+    /// The body and its type.
+    pub(super) body: Option<(&'static str, Zeroizing<Vec<u8>>)>,
+}
+
+/// A success.
+pub(super) struct Answer {
+    /// What the server's clock says, in seconds since the epoch.
+    pub(super) date: Option<i64>,
+    pub(super) body: Zeroizing<Vec<u8>>,
+}
+
+impl Endpoint {
+    /// The fault, in words, if the URL or the authorities cannot be used.
+    pub(super) fn new(url: &str, trust: Trust<'_>, name: Option<&str>) -> Result<Self, String> {
+        let uri: Uri = url.parse().map_err(|e| format!("{e}"))?;
+        if uri.scheme_str() != Some("https") {
+            return Err("must begin with https://".to_owned());
+        }
+        let authority = uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
+        if authority.contains('@') || uri.query().is_some() {
+            return Err("must have neither a user nor a query".to_owned());
+        }
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+        let name = ServerName::try_from(name.unwrap_or(&host).to_owned())
+            .map_err(|_| format!("{host:?} is neither a name nor an address"))?;
+        Ok(Self {
+            port: uri.port_u16().unwrap_or(443),
+            prefix: uri.path().trim_end_matches('/').to_owned(),
+            authority: HeaderValue::try_from(authority).map_err(|e| e.to_string())?,
+            host,
+            name,
+            tls: Arc::new(settings(trust)?),
+        })
+    }
+
+    /// Whether both are the same port of the same host.
+    pub(super) fn is_at(&self, other: &Self) -> bool {
+        self.port == other.port && self.host.eq_ignore_ascii_case(&other.host)
+    }
+
+    /// What is before every path.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Sends a request and reads the answer.
+    pub(super) async fn call(&self, ask: Ask<'_>) -> Result<Answer, Error> {
+        // A header without a token would be answered as nobody's, and not as a bad token's.
+        if ask.token.is_empty() {
+            return Err(Error::Unauthorized);
+        }
+        timeout(WHOLE, self.attempt(ask))
+            .await
+            .unwrap_or_else(|_| Err(Error::Silent(format!("not within {} s", WHOLE.as_secs()))))
+    }
+
+    async fn attempt(&self, ask: Ask<'_>) -> Result<Answer, Error> {
+        let request = self.request(ask)?;
+        let connect = async {
+            let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+            stream.set_nodelay(true)?;
+            TlsConnector::from(Arc::clone(&self.tls)).connect(self.name.clone(), stream).await
+        };
+        let stream = timeout(CONNECT, connect)
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            .map_err(|e| Error::Silent(safe(&e.to_string())))?;
+        let mut builder = http1::Builder::new();
+        builder.max_buf_size(LONGEST_HEAD);
+        let (mut sender, connection) =
+            builder.handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        let exchange = async {
+            let response = sender.send_request(request).await.map_err(broken)?;
+            let (head, body) = response.into_parts();
+            let date = head.headers.get(DATE).and_then(seconds);
+            let body = read(body).await?;
+            if head.status.is_success() {
+                Ok(Answer { date, body })
+            } else {
+                Err(Error::of(head.status.as_u16(), &body))
+            }
+        };
+        match select(pin!(exchange), pin!(connection)).await {
+            Either::Left((answer, _)) => answer,
+            // What has arrived by then is still to be read.
+            Either::Right((_, exchange)) => exchange.await,
+        }
+    }
+
+    fn request(&self, ask: Ask<'_>) -> Result<Request<Full<Bytes>>, Error> {
+        let odd = |_| Error::Unauthorized;
+        let mut bearer =
+            HeaderValue::try_from(Zeroizing::new(format!("Bearer {}", ask.token)).as_str())
+                .map_err(odd)?;
+        bearer.set_sensitive(true);
+        let path = format!("{}{}", self.prefix, ask.path);
+        let uri: Uri = path
+            .parse()
+            .map_err(|_| Error::Refused { status: 0, message: "its path is no path".to_owned() })?;
+        let mut request = Request::new(Full::default());
+        *request.method_mut() = ask.method;
+        *request.uri_mut() = uri;
+        let headers = request.headers_mut();
+        headers.insert(HOST, self.authority.clone());
+        headers.insert(AUTHORIZATION, bearer);
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        if let Some((kind, body)) = ask.body {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+            *request.body_mut() = Full::new(Bytes::from_owner(body));
+        }
+        Ok(request)
+    }
+}
+
+async fn read(mut body: Incoming) -> Result<Zeroizing<Vec<u8>>, Error> {
+    // Room for most answers from the start: what grows leaves copies behind.
+    let mut all = Zeroizing::new(Vec::with_capacity(32 * 1024));
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(broken)?;
+        let Some(data) = frame.data_ref() else { continue };
+        if all.len() + data.len() > LONGEST_BODY {
+            return Err(Error::Unreadable(format!("it is longer than {LONGEST_BODY} bytes")));
+        }
+        all.extend_from_slice(data);
+    }
+    Ok(all)
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "an error is mapped by value")]
+fn broken(error: hyper::Error) -> Error {
+    Error::Silent(safe(&error.to_string()))
+}
+
+fn seconds(date: &HeaderValue) -> Option<i64> {
+    DateTime::parse_from_rfc2822(date.to_str().ok()?).ok().map(|date| date.timestamp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(url: &str) -> Result<Endpoint, String> {
+        let authority = rcgen::generate_simple_self_signed(["x".to_owned()]).unwrap();
+        Endpoint::new(url, Trust::Pem(&authority.cert.pem()), None)
+    }
+
+    #[test]
+    fn a_url_leads_to_one_server_over_https() {
+        for (url, host, port, prefix) in [
+            ("https://rancher.example.com", "rancher.example.com", 443, ""),
+            ("https://Rancher:8443/", "Rancher", 8443, ""),
+            (
+                "https://[2001:db8::1]:444/k8s/clusters/c-m-x/",
+                "2001:db8::1",
+                444,
+                "/k8s/clusters/c-m-x",
+            ),
+        ] {
+            let found = endpoint(url).unwrap();
+            assert_eq!((found.host.as_str(), found.port, found.prefix()), (host, port, prefix));
+        }
+        for url in [
+            "http://rancher",
+            "rancher",
+            "https://a:b@rancher",
+            "https://rancher?x=y",
+            "https://",
+            "https:///x",
+            "",
+            "https://a b",
+        ] {
+            assert!(endpoint(url).is_err(), "{url}");
+        }
+        assert!(endpoint("https://A:443/x").unwrap().is_at(&endpoint("https://a").unwrap()));
+        assert!(!endpoint("https://a:444").unwrap().is_at(&endpoint("https://a").unwrap()));
+        assert!(Endpoint::new("https://a", Trust::Pem("nothing"), None).is_err());
+    }
+
+    #[test]
+    fn the_servers_time_is_read() {
+        let date = HeaderValue::from_static("Fri, 15 Jan 2027 08:00:00 GMT");
+        assert_eq!(seconds(&date), Some(1_800_000_000));
+        assert_eq!(seconds(&HeaderValue::from_static("yesterday")), None);
+    }
+
+    #[tokio::test]
+    async fn without_a_token_nothing_is_sent() {
+        let nobody = endpoint("https://127.0.0.1:1").unwrap();
+        for token in ["", "a\nb"] {
+            let ask = Ask { method: Method::GET, path: "/", token, body: None };
+            assert_eq!(nobody.call(ask).await.err(), Some(Error::Unauthorized));
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! The operator's client for Rancher, against the stand-in: each call does what it says, and no
+//! answer, however odd, gives a token away.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::rancher::{Error, Order, Rancher, Secret, Trust};
+use serde_json::json;
+use testbed::rancher::Version;
+use testbed::{Verdict, eventually};
+
+use crate::support::SOON;
+
+const DAY: i64 = 86_400;
+
+/// A stand-in with a user whose key this is, and the client for it.
+struct Site {
+    there: testbed::Rancher,
+    client: Rancher,
+    user: String,
+    key: Secret,
+}
+
+impl Site {
+    async fn new(version: Version) -> Result<Self> {
+        let there = testbed::Rancher::start(version).await?;
+        let user = there.user(false);
+        there.cluster("c-m-prod", "prod", &[&user]);
+        let key = Secret::new(there.api_key(&user, 0, "key"));
+        let client =
+            Rancher::new(there.url(), Trust::Pem(there.ca_pem())).map_err(anyhow::Error::msg)?;
+        Ok(Self { there, client, user, key })
+    }
+
+    /// The way that the consumer of a credential goes.
+    fn cluster(&self, id: &str) -> Result<Rancher> {
+        let url = format!("{}/k8s/clusters/{id}", self.there.url());
+        let cluster = self.client.cluster(&url, Trust::Pem(self.there.ca_pem()), None);
+        cluster.map_err(anyhow::Error::msg)
+    }
+
+    fn credential(&self) -> Result<String> {
+        let content = self.there.kubeconfig(&self.user, "c-m-prod");
+        self.there.credential(&self.user, "prod", "c-m-prod", &content)
+    }
+}
+
+fn order(description: &str) -> Order<'_> {
+    Order { lifetime: 30 * DAY, description, cluster: None }
+}
+
+fn name(secret: &Secret) -> &str {
+    secret.reveal().split(':').next().unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_made_found_read_and_revoked() -> Result<()> {
+    for version in Version::ALL {
+        for retired in [false, true] {
+            if retired && version < Version::V2_12 {
+                continue;
+            }
+            let site = Site::new(version).await?;
+            if retired {
+                site.there.retire_v3_tokens();
+            }
+            let made = site.client.mint(&site.key, order("uid-1")).await?;
+            let (date, made) = (made.date.context("no date")?, made.value);
+            ensure!(site.there.accepts(made.secret.reveal()), "{version:?}");
+            assert_eq!(made.token.name.starts_with("ext/"), retired, "{version:?}");
+            assert_eq!(name(&made.secret), made.token.name);
+            assert_eq!(made.token.ends, Some(made.token.created + 30 * DAY));
+            assert!((date - made.token.created).abs() <= 60, "{date}");
+
+            site.client.mint(&site.key, order("uid-2")).await?;
+            let found = site.client.find(&site.key, "uid-1").await?;
+            assert_eq!(found, std::slice::from_ref(&made.token));
+            assert_eq!(site.client.find(&site.key, "uid-3").await?, []);
+
+            // By itself and by the key.
+            for key in [&site.key, &made.secret] {
+                let read = site.client.token(key, &made.token.name).await?;
+                assert_eq!(read.value, Some(made.token.clone()));
+            }
+            let bearer = site.cluster("c-m-prod")?.bearer(&made.secret).await?.value;
+            assert_eq!(bearer.user, site.user);
+
+            assert!(site.client.revoke(&site.key, &made.token.name).await?);
+            assert!(!site.client.revoke(&site.key, &made.token.name).await?, "it is gone");
+            assert_eq!(site.client.token(&site.key, &made.token.name).await?.value, None);
+            let dead = site.cluster("c-m-prod")?.bearer(&made.secret).await.err();
+            assert_eq!(dead, Some(Error::Unauthorized));
+            let dead = site.client.mint(&made.secret, order("x")).await.err();
+            assert_eq!(dead, Some(Error::Unauthorized));
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_granted_is_told_by_creation_and_lifetime() -> Result<()> {
+    let site = Site::new(Version::Main).await?;
+    let lives = |lifetime| Order { lifetime, description: "", cluster: Some("c-m-prod") };
+    for (max, asked, granted) in [
+        ("129600", 30 * DAY, Some(30 * DAY)),
+        ("129600", 365 * DAY, Some(90 * DAY)),
+        ("129600", 0, Some(90 * DAY)),
+        ("10", 30 * DAY, Some(600)),
+        // Dead from birth, as Rancher gives it.
+        ("0", -1, Some(-1)),
+    ] {
+        assert!(site.there.set("auth-token-max-ttl-minutes", max));
+        let made = site.client.mint(&site.key, lives(asked)).await?.value;
+        let expected = granted.map(|life: i64| made.token.created + life.max(0));
+        assert_eq!(made.token.ends, expected, "{max} {asked}");
+        assert_eq!(made.token.cluster.as_deref(), Some("c-m-prod"));
+        assert_eq!(site.there.accepts(made.secret.reveal()), asked >= 0);
+    }
+    // The ext API: less than nothing is for ever, where nothing bounds it.
+    site.there.retire_v3_tokens();
+    assert!(site.there.set("auth-token-default-ttl-minutes", "0"));
+    let made = site.client.mint(&site.key, lives(0)).await?.value;
+    assert_eq!(made.token.ends, None);
+    assert!(site.there.accepts(made.secret.reveal()));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_leaves_a_token_that_is_found() -> Result<()> {
+    let site = Site::new(Version::Main).await?;
+    site.there.set_rule(|call| match call.method.as_str() {
+        "POST" => Verdict::CutAfter,
+        _ => Verdict::Pass,
+    });
+    let lost = site.client.mint(&site.key, order("uid-1")).await.err().context("answered")?;
+    assert!(lost.may_be_done(), "{lost}");
+    let found = site.client.find(&site.key, "uid-1").await?;
+    assert_eq!(found.len(), 1, "sent once: {:?}", site.there.calls());
+    site.there.set_rule(|call| match call.method.as_str() {
+        "POST" => Verdict::Refuse { code: 500, reason: "ServerError", message: "no".to_owned() },
+        _ => Verdict::Pass,
+    });
+    let failed = site.client.mint(&site.key, order("uid-1")).await.err().context("answered")?;
+    assert_eq!(failed, Error::Refused { status: 500, message: "no".to_owned() });
+    assert!(failed.may_be_done());
+    assert_eq!(site.client.find(&site.key, "uid-1").await?.len(), 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_a_review_tells_a_dead_token_on_the_way_to_a_cluster() -> Result<()> {
+    let site = Site::new(Version::Main).await?;
+    let stranger = site.there.user(false);
+    let other = Secret::new(site.there.api_key(&stranger, 0, ""));
+    let dead = Secret::new(site.there.api_key(&site.user, 0, ""));
+    site.there.delete_token(name(&dead));
+    let ask = async |cluster: &str, token: &Secret| -> Result<_> {
+        Ok(site.cluster(cluster)?.bearer(token).await.map(|bearer| bearer.value))
+    };
+    let alive = ask("c-m-prod", &site.key).await??;
+    assert_eq!(alive.token.as_deref(), Some(name(&site.key)));
+    assert_eq!(ask("c-m-prod", &dead).await?, Err(Error::Unauthorized));
+    assert_eq!(ask("c-nope", &dead).await?, Err(Error::Unauthorized));
+    assert_eq!(ask("c-m-prod", &Secret::new(String::new())).await?, Err(Error::Unauthorized));
+    let refused = ask("c-m-prod", &other).await?;
+    assert!(
+        matches!(&refused, Err(Error::Forbidden(why)) if why.contains(&stranger)),
+        "{refused:?}"
+    );
+    site.there.agent("c-m-prod", false);
+    let away = ask("c-m-prod", &site.key).await?;
+    assert!(matches!(away, Err(Error::Refused { status: 503, .. })), "{away:?}");
+
+    let trust = Trust::Pem(site.there.ca_pem());
+    for url in ["https://127.0.0.1:1/k8s/clusters/c-m-prod", site.there.url(), "http://127.0.0.1"] {
+        assert!(site.client.cluster(url, trust, None).is_err(), "{url}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_credentials_content_is_written_as_it_was_read_or_not_at_all() -> Result<()> {
+    let site = Site::new(Version::Main).await?;
+    let cc = site.credential()?;
+    let owned = async || {
+        site.there.secret(&cc).is_some_and(|secret| {
+            secret["metadata"]["annotations"]["management.cattle.io/harvester-token-checksum"]
+                .is_string()
+        })
+    };
+    eventually(SOON, "controller's look", owned).await?;
+    let was = site.client.stored(&site.key, &cc).await?.value.context("not there")?;
+    let content = was.content.as_ref().context("no content")?;
+    assert_eq!(content.reveal(), site.there.content(&cc));
+    assert_eq!(was.annotations["field.cattle.io/creatorId"], site.user);
+
+    // With a final newline, which a patch keeps, and a letter that JSON would escape.
+    let next = Secret::new(format!("{}\n# \"ü\"\n", content.reveal()));
+    let now = site.client.write(&site.key, &cc, &was, &next).await?;
+    assert_ne!(now.version, was.version);
+    assert_eq!(now.content.as_ref().context("no content")?.reveal(), next.reveal());
+    assert_eq!(site.there.content(&cc), next.reveal());
+    assert_eq!(now.annotations["field.cattle.io/name"], "prod", "all else is kept");
+    let late = site.client.write(&site.key, &cc, &was, &next).await.err();
+    assert_eq!(late, Some(Error::Conflict));
+
+    assert!(site.client.stored(&site.key, "cc-nope").await.is_err(), "403: it may not ask");
+    let admin = Secret::new(site.there.api_key(&site.there.user(true), 0, ""));
+    assert!(site.client.stored(&admin, "cc-nope").await?.value.is_none());
+    assert!(site.client.stored(&admin, "../secrets").await.is_err());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_without_annotations_is_never_written() -> Result<()> {
+    // Before 2.12, so that it is not the server that ends first.
+    let site = Site::new(Version::V2_8).await?;
+    let cc = site.credential()?;
+    site.there.edit_secret(&cc, |secret| secret["metadata"]["annotations"] = json!({}));
+    let admin = Secret::new(site.there.api_key(&site.there.user(true), 0, ""));
+    let was = site.client.stored(&admin, &cc).await?.value.context("not there")?;
+    site.there.reset();
+    let refused = site.client.write(&admin, &cc, &was, &Secret::new("x".to_owned())).await;
+    assert!(refused.is_err_and(|error| error.to_string().contains("without annotations")));
+    assert!(site.there.calls().is_empty(), "nothing was sent");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_are_listed_as_the_user_may_see_them() -> Result<()> {
+    let site = Site::new(Version::Main).await?;
+    let cc = site.credential()?;
+    let other = site.there.user(false);
+    for (user, expected) in [(&site.user, 1), (&other, 0), (&site.there.user(true), 1)] {
+        let key = Secret::new(site.there.api_key(user, 0, ""));
+        let listed = site.client.credentials(&key).await?.value;
+        assert_eq!(listed.len(), expected);
+        for one in listed {
+            assert_eq!(
+                (one.name, one.title, one.creator),
+                (cc.clone(), "prod".into(), site.user.clone())
+            );
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_is_not_trusted_is_told_nothing() -> Result<()> {
+    let site = Site::new(Version::Main).await?;
+    let other = testbed::Authority::new("other")?;
+    let other = other.pem();
+    // In the system's authorities there is none of the test's.
+    for trust in [Trust::Pem(&other), Trust::System] {
+        let Ok(client) = Rancher::new(site.there.url(), trust) else { continue };
+        let error = client.mint(&site.key, order("x")).await.err().context("it was trusted")?;
+        assert!(matches!(&error, Error::Silent(why) if why.contains("certificate")), "{error}");
+    }
+    assert!(site.there.calls().is_empty());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn odd_answers_are_bounded_and_give_nothing_away() -> Result<()> {
+    let site = Site::new(Version::Main).await?;
+    let echo = format!("your token {} is bad", site.key.reveal());
+    let refuse = |code, message: String| {
+        site.there.set_rule(move |_| Verdict::Refuse {
+            code,
+            reason: "Odd",
+            message: message.clone(),
+        });
+    };
+    let mut said = Vec::new();
+    for code in [200, 201, 302, 307, 400, 403, 404, 409, 422, 500, 503] {
+        refuse(code, echo.clone());
+        let results = [
+            site.client.mint(&site.key, order("x")).await.map(drop),
+            site.client.find(&site.key, "x").await.map(drop),
+            site.client.token(&site.key, "token-abcde").await.map(drop),
+            site.client.stored(&site.key, "cc-abcde").await.map(drop),
+            site.client.credentials(&site.key).await.map(drop),
+            site.cluster("c-m-prod")?.bearer(&site.key).await.map(drop),
+        ];
+        said.extend(results.into_iter().filter_map(Result::err).map(|e| format!("{e} {e:?}")));
+    }
+    assert!(said.len() > 50, "{said:?}");
+    assert!(said.iter().any(|text| text.contains("not followed")));
+    assert!(said.iter().any(|text| text.contains("not understood")));
+    refuse(500, "x".repeat(9 << 20));
+    let long = site.client.mint(&site.key, order("x")).await.err().context("it was read")?;
+    assert!(matches!(long, Error::Unreadable(_)), "{long}");
+    site.there.clear_rule();
+
+    let made = site.client.mint(&site.key, order("x")).await?;
+    said.push(format!("{made:?} {:?} {:?}", site.key, site.client));
+    let stored = site.client.stored(&site.key, &site.credential()?).await?;
+    said.push(format!("{stored:?}"));
+    let secrets = [site.key.reveal(), made.value.secret.reveal()];
+    for text in &said {
+        for secret in secrets.iter().filter_map(|secret| secret.split(':').next_back()) {
+            assert!(!text.contains(&secret[..12]), "a token was given away");
+        }
+        assert!(!text.contains("apiVersion"), "a content was given away");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_says_nothing_is_not_waited_for_without_end() -> Result<()> {
+    let site = Site::new(Version::Main).await?;
+    site.there.stop();
+    let down = site.client.mint(&site.key, order("x")).await.err().context("it is down")?;
+    assert!(matches!(down, Error::Silent(_)), "{down}");
+    site.there.restart();
+    site.there.set_rule(|_| Verdict::Hang);
+    let hung = tokio::time::timeout(SOON, site.client.mint(&site.key, order("x"))).await?;
+    let hung = hung.err().context("it hangs")?;
+    assert!(matches!(&hung, Error::Silent(why) if why.contains("not within")), "{hung}");
+    site.there.set_rule(|_| Verdict::Delay(Duration::from_millis(500)));
+    site.client.mint(&site.key, order("x")).await?;
+    Ok(())
+}
