@@ -6,6 +6,7 @@
 
 mod condition;
 mod crds;
+mod credentials;
 mod dhcp_lease;
 mod ip_pool;
 pub mod kubevirt;
@@ -15,6 +16,10 @@ pub mod v1alpha1;
 
 pub use condition::{Condition, ConditionStatus, READY};
 pub use crds::{crds, to_yaml};
+pub use credentials::{
+    CloudCredentialTarget, Minter, RancherServer, RancherToken, SecretTarget, ServiceAccountToken,
+    Source, Target,
+};
 pub use dhcp_lease::{DHCPLease, DHCPLeaseSpec, DHCPLeaseStatus, LeaseState};
 pub use ip_pool::{IPPool, IPPoolSpec, IPPoolStatus, PoolState, Range, Scope, Selector};
 pub use load_balancer::{
@@ -23,8 +28,8 @@ pub use load_balancer::{
 };
 pub use token_rotation::{
     CurrentCredential, Day, OnDelete, PendingCredential, PendingStep, PreviousCredential, Schedule,
-    SecretTarget, ServiceAccountToken, Source, Target, Tell, TokenRotation, TokenRotationSpec,
-    TokenRotationStatus, WatchedCredential, Window, Workload, WorkloadKind,
+    Tell, TokenRotation, TokenRotationSpec, TokenRotationStatus, WatchedCredential, Window,
+    Workload, WorkloadKind,
 };
 
 /// The API group of `LoadBalancer`, `IPPool` and `DHCPLease`.

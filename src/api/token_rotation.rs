@@ -9,7 +9,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Condition;
+use super::{Condition, RancherServer, Source, Target};
 
 /// A credential that is replaced before it ends, without a moment in which neither works.
 #[derive(
@@ -32,6 +32,12 @@ use super::Condition;
         type_ = "string",
         json_path = ".spec.target.secret.name",
         description = "The Secret that holds the credential"
+    ),
+    printcolumn(
+        name = "Cloud credential",
+        type_ = "string",
+        json_path = ".spec.target.cloudCredential.name",
+        description = "The cloud credential in Rancher that holds it"
     ),
     printcolumn(
         name = "Expires",
@@ -74,6 +80,18 @@ use super::Condition;
         "spec.source.serviceAccountToken.serviceAccountName is immutable: make another TokenRotation"),
     validation = ("!has(self.source) || !has(oldSelf.source) || !has(self.source.serviceAccountTokenSecret) || !has(oldSelf.source.serviceAccountTokenSecret) || self.source.serviceAccountTokenSecret.serviceAccountName == oldSelf.source.serviceAccountTokenSecret.serviceAccountName",
         "spec.source.serviceAccountTokenSecret.serviceAccountName is immutable: make another TokenRotation"),
+    validation = ("has(self.rancher) || !(has(self.target.cloudCredential) || has(self.source) && has(self.source.rancherToken))",
+        "spec.rancher: must be there for spec.source.rancherToken and spec.target.cloudCredential"),
+    validation = ("!has(self.rancher) || !has(self.source) || has(self.source.rancherToken)",
+        "spec.rancher: it has nothing to do with this spec.source: remove it"),
+    validation = ("!has(self.target.cloudCredential) || !has(self.source) || has(self.source.rancherToken)",
+        "spec.target.cloudCredential: only tokens of spec.source.rancherToken can be put into it"),
+    validation = ("!has(self.source) || !has(oldSelf.source) || has(self.source.rancherToken) == has(oldSelf.source.rancherToken)",
+        "spec.source: its kind is immutable: make another TokenRotation"),
+    validation = ("has(self.rancher) == has(oldSelf.rancher) && (!has(self.rancher) || self.rancher.url == oldSelf.rancher.url)",
+        "spec.rancher.url is immutable: make another TokenRotation"),
+    validation = ("!has(self.source) || !has(self.source.rancherToken) || !has(self.source.rancherToken.cluster) || !has(self.target.secret) || self.target.secret.name != self.rancher.minter.secretName || self.target.secret.key != self.rancher.minter.key",
+        "spec.source.rancherToken.cluster: an API key that is good for one cluster cannot renew itself"),
     validation = ("has(self.source) || !has(self.tell)",
         "spec.tell: without spec.source nothing is replaced, and nobody is to be told: remove it"),
     validation = ("has(self.source) || !has(self.overlapSeconds)",
@@ -88,6 +106,9 @@ pub struct TokenRotationSpec {
     pub source: Option<Source>,
     /// Where the credential is read by those who use it.
     pub target: Target,
+    /// The Rancher that it is about, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rancher: Option<RancherServer>,
     /// When it is replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
@@ -102,74 +123,6 @@ pub struct TokenRotationSpec {
     /// What becomes of the published credential when the TokenRotation is deleted. Unset means Keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_delete: Option<OnDelete>,
-}
-
-/// Where new credentials come from: exactly one of these.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(
-    validation = ("[has(self.serviceAccountToken), has(self.serviceAccountTokenSecret)].filter(given, given).size() == 1",
-        "spec.source: exactly one of serviceAccountToken and serviceAccountTokenSecret"),
-)]
-pub struct Source {
-    /// Tokens that the API server signs on request and that end by themselves. Each is bound to a
-    /// Secret of its own, by whose deletion it is revoked.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub service_account_token: Option<ServiceAccountToken>,
-    /// Tokens in Secrets of type kubernetes.io/service-account-token, one Secret after the other.
-    /// They do not end by themselves.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub service_account_token_secret: Option<ServiceAccountToken>,
-}
-
-/// Tokens of a ServiceAccount of the same namespace.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(
-    validation = ("self.serviceAccountName.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
-        "serviceAccountName: must be the name of a ServiceAccount: lower-case letters, digits, dashes and dots"),
-)]
-pub struct ServiceAccountToken {
-    /// Whose.
-    #[schemars(length(min = 1, max = 253))]
-    pub service_account_name: String,
-    /// For how long a token is to work; the API server may grant less. One that does not end by itself
-    /// counts as ended after this time. Unset means 2592000, thirty days.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 600, max = 31_536_000))]
-    pub lifetime_seconds: Option<i64>,
-}
-
-/// Where a credential is read by those who use it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Target {
-    /// A key of a Secret of the same namespace.
-    pub secret: SecretTarget,
-}
-
-/// A key of a Secret.
-#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(
-    validation = ("self.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
-        "spec.target.secret.name: must be the name of a Secret: lower-case letters, digits, dashes and dots"),
-    validation = ("self.key.matches('^[-._a-zA-Z0-9]+$')",
-        "spec.target.secret.key: must be a key of a Secret: letters, digits, dashes, underscores and dots"),
-)]
-pub struct SecretTarget {
-    /// The Secret. If there is none, it is made, unless `kubeconfigUser` is set.
-    #[schemars(length(min = 1, max = 253))]
-    pub name: String,
-    /// The key in it.
-    #[schemars(length(min = 1, max = 253))]
-    pub key: String,
-    /// Set: the value is a kubeconfig, and the user by this name gets the token; clusters, contexts
-    /// and other users stay. Unset: the value is the token alone. A credential that is only watched
-    /// may be either without it: then every token of a kubeconfig is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 253))]
-    pub kubeconfig_user: Option<String>,
 }
 
 /// When a credential is replaced.

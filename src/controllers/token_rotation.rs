@@ -5,6 +5,7 @@
 //! carried out at a time, and few are begun in a second, however many are due.
 
 mod act;
+mod rancher;
 mod run;
 mod tell;
 
@@ -163,7 +164,12 @@ async fn watch_secrets(keeper: Arc<Keeper>, namespace: &str, wake: mpsc::Unbound
             rotation.namespace().as_deref() == Some(namespace)
                 && match &made_for {
                     Some(uid) => rotation.metadata.uid.as_ref() == Some(uid),
-                    None => rotation.spec.target.secret.name == name,
+                    None => {
+                        let spec = &rotation.spec;
+                        let key = spec.rancher.as_ref().map(|there| &there.minter.secret_name);
+                        let target = spec.target.secret.as_ref().map(|secret| &secret.name);
+                        [key, target].contains(&Some(&name))
+                    }
                 }
         };
         for rotation in keeper.store.state_filter(rests_on) {
@@ -197,6 +203,10 @@ impl Keeper {
 
     /// For how long there is nothing to do, as far as the record says and nobody has touched anything.
     fn quiet(&self, rotation: &TokenRotation) -> Option<Duration> {
+        // Nobody but a Rancher tells what is there, and what its time is.
+        if rotation.spec.rancher.is_some() {
+            return None;
+        }
         let now = (*lock(&self.clock))?.now();
         let status = rotation.status.as_ref()?;
         let is_followed = status.observed_generation == rotation.metadata.generation;

@@ -7,6 +7,7 @@ pub mod admission;
 pub mod book;
 pub mod certificates;
 pub mod cloud_config;
+pub mod cloud_credential;
 pub mod conflict;
 pub mod convert;
 pub mod dhcp;

@@ -44,6 +44,11 @@ impl Clock {
         Self { said: chrono::Utc::now().timestamp(), at: Instant::now() }
     }
 
+    /// Another server's, which was heard just now.
+    pub fn heard(said: Seconds) -> Self {
+        Self { said, at: Instant::now() }
+    }
+
     /// The time there, now.
     pub fn now(&self) -> Seconds {
         let since = i64::try_from(self.at.elapsed().as_secs()).unwrap_or_default();

@@ -28,9 +28,9 @@ pub enum Error {
     #[error("somebody else has written it")]
     Conflict,
     /// Any other answer that is no success.
-    #[error("HTTP {status}: {message}")]
+    #[error("{}{message}", if *status == 0 { String::new() } else { format!("HTTP {status}: ") })]
     Refused {
-        /// The status.
+        /// The status. 0: it was not even asked.
         status: u16,
         /// What the server says.
         message: String,

@@ -7,6 +7,8 @@
 
 mod credentials;
 mod error;
+mod issuer;
+mod target;
 mod tokens;
 mod trust;
 mod wire;
@@ -21,6 +23,8 @@ use zeroize::Zeroizing;
 
 pub use credentials::{Listed, Stored};
 pub use error::Error;
+pub use issuer::{Issued, Issuer, Life};
+pub use target::Sight;
 pub use tokens::{Minted, Order, Token};
 pub use trust::Trust;
 use wire::{Answer, Ask, Endpoint};
@@ -40,6 +44,12 @@ impl Secret {
     /// The text itself.
     pub fn reveal(&self) -> &str {
         &self.0
+    }
+}
+
+impl From<&crate::domain::rotation::token::Token> for Secret {
+    fn from(token: &crate::domain::rotation::token::Token) -> Self {
+        Self::new(token.reveal().to_owned())
     }
 }
 
@@ -94,6 +104,11 @@ impl Rancher {
             return Err("its server is no cluster behind Rancher".to_owned());
         }
         Ok(Self(there))
+    }
+
+    /// A cluster behind this server, by its id.
+    fn behind(&self, id: &str) -> Self {
+        Self(self.0.below(&format!("/k8s/clusters/{id}")))
     }
 
     /// Asks who the bearer of a token is. This proves that it is accepted on this very way: its

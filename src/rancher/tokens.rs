@@ -130,8 +130,8 @@ struct NewList {
 impl Rancher {
     /// Makes a token for the user of the key: one of /v3, or of ext.cattle.io where those are gone.
     ///
-    /// If the answer is lost, there may be a token all the same: [`Self::find`] finds it by its
-    /// description. What it is presented as is lost then.
+    /// If the answer is lost, there may be a token all the same: it is among [`Self::tokens`], told
+    /// by its description. What it is presented as is lost then.
     pub async fn mint(&self, key: &Secret, order: Order<'_>) -> Result<Dated<Minted>, Error> {
         let body = json!({
             "type": "token", "ttl": order.lifetime * 1000, "description": order.description,
@@ -162,33 +162,22 @@ impl Rancher {
         minted(&answer, form.token()?, secret)
     }
 
-    /// Those tokens of the key's user that are described so, of either kind.
-    pub async fn find(&self, key: &Secret, description: &str) -> Result<Vec<Token>, Error> {
-        let mut found = Vec::new();
-        match self.send(key, Method::GET, V3, None).await {
-            Ok(answer) => {
-                let list: OldList = parsed(&answer)?;
-                let ours = list
-                    .data
-                    .into_iter()
-                    .flatten()
-                    .filter(|form| form.description.as_deref() == Some(description));
-                for form in ours {
-                    found.push(form.token()?);
-                }
+    /// The tokens of the key's user, of either kind; an administrator's are all of the second.
+    pub async fn tokens(&self, key: &Secret) -> Result<Dated<Vec<Token>>, Error> {
+        let mut found = Dated { value: Vec::new(), date: None };
+        let old = self.send(key, Method::GET, V3, None).await;
+        if let Some(answer) = unless_gone(old)? {
+            found.date = answer.date;
+            for form in parsed::<OldList>(&answer)?.data.into_iter().flatten() {
+                found.value.push(form.token()?);
             }
-            Err(error) if is_gone(&error) => {}
-            Err(error) => return Err(error),
         }
-        match self.send(key, Method::GET, EXT, None).await {
-            Ok(answer) => {
-                let list: NewList = parsed(&answer)?;
-                for form in list.items.into_iter().filter(|f| f.spec.description == description) {
-                    found.push(form.token()?);
-                }
+        let new = self.send(key, Method::GET, EXT, None).await;
+        if let Some(answer) = unless_gone(new)? {
+            found.date = answer.date;
+            for form in parsed::<NewList>(&answer)?.items {
+                found.value.push(form.token()?);
             }
-            Err(error) if is_gone(&error) => {}
-            Err(error) => return Err(error),
         }
         Ok(found)
     }
@@ -264,6 +253,14 @@ fn minted(
     let secret = secret.filter(|secret| !secret.is_empty()).map(Secret);
     let secret = secret.ok_or_else(|| Error::Unreadable("there is no token in it".to_owned()))?;
     Ok(Dated { value: Minted { token, secret }, date: answer.date })
+}
+
+fn unless_gone(answer: Result<Answer, Error>) -> Result<Option<Answer>, Error> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether the way itself is not there.

@@ -94,6 +94,11 @@ impl Endpoint {
         self.port == other.port && self.host.eq_ignore_ascii_case(&other.host)
     }
 
+    /// The same server, with this before every path.
+    pub(super) fn below(&self, path: &str) -> Self {
+        Self { prefix: format!("{}{path}", self.prefix), ..self.clone() }
+    }
+
     /// What is before every path.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix

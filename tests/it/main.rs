@@ -23,7 +23,6 @@ mod ledger;
 mod pool_facts;
 mod pools;
 mod probes;
-mod rancher_client;
 mod rotation;
 mod support;
 mod versions;

@@ -89,7 +89,9 @@ impl Run<'_> {
     }
 
     pub(super) async fn publish(&mut self, keep: bool) -> Result<(), CallError> {
-        let wants = self.rotation.spec.target.secret.clone();
+        let Some(wants) = self.rotation.spec.target.secret.clone() else {
+            return self.publish_there(keep).await;
+        };
         let pending = self.record.pending.clone().unwrap_or_default();
         let Some(InHand { token: Some(token), .. }) = self.in_hand() else {
             self.take(None);
@@ -104,7 +106,9 @@ impl Run<'_> {
     }
 
     pub(super) async fn drop_old(&mut self) -> Result<(), CallError> {
-        let wants = self.rotation.spec.target.secret.clone();
+        let Some(wants) = self.rotation.spec.target.secret.clone() else {
+            return self.drop_there().await;
+        };
         let Ok(Some(value)) = self.read.without_previous(&wants) else { return Ok(()) };
         let Target::There { version, .. } = self.read.target.clone() else { return Ok(()) };
         self.write_target("", &version, &value).await
@@ -117,7 +121,8 @@ impl Run<'_> {
         version: &str,
         value: &Token,
     ) -> Result<(), CallError> {
-        let (namespace, wants) = (self.namespace(), self.rotation.spec.target.secret.clone());
+        let wants = self.rotation.spec.target.secret.clone().unwrap_or_default();
+        let namespace = self.namespace();
         let at = At { namespace: &namespace, name: &wants.name, key: &wants.key, version };
         match self.keeper.ctx.writer.write_target(at, value).await {
             Ok(()) | Err(CallError::Conflict | CallError::NotFound) => {}
@@ -156,7 +161,15 @@ impl Run<'_> {
             return Ok(());
         }
         let namespace = self.namespace();
-        match self.keeper.ctx.writer.delete_bond(&namespace, name).await {
+        let revoked = if self.rotation.spec.rancher.is_some() {
+            match self.revoke_there(name).await {
+                Ok(()) => Ok(()),
+                Err(why) => return self.failed(Step::Revoke, name, &why).await,
+            }
+        } else {
+            self.keeper.ctx.writer.delete_bond(&namespace, name).await
+        };
+        match revoked {
             Ok(()) => {
                 self.existing.retain(|other| other != name);
                 self.keeper.ctx.metrics.rotation.revoked.inc();

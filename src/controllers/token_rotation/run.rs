@@ -9,6 +9,7 @@ use std::time::Duration;
 use kube::{Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 
+use super::rancher::{self, Side};
 use super::{InHand, Keeper, lock, pause};
 use crate::api::{ROTATION_FINALIZER, TokenRotation};
 use crate::domain::rotation::content::{self, Read};
@@ -25,6 +26,9 @@ const MOST_STEPS: usize = 64;
 pub(super) const TRIES: u32 = 10;
 pub(super) const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
+/// How long at most nobody looks at a Rancher.
+pub(super) const LOOK_THERE: Duration = Duration::from_mins(5);
+
 pub(super) struct Run<'a> {
     pub(super) keeper: &'a Keeper,
     pub(super) rotation: TokenRotation,
@@ -35,20 +39,29 @@ pub(super) struct Run<'a> {
     pub(super) clock: Clock,
     /// Why the target tells nothing.
     blind: Option<String>,
+    /// What was heard of a Rancher, if it is about one.
+    pub(super) side: Option<Side>,
+}
+
+/// A target, when it was read, and why it may tell nothing.
+pub(super) struct Look {
+    pub(super) read: Read,
+    pub(super) clock: Clock,
+    pub(super) blind: Option<String>,
+    pub(super) side: Option<Side>,
 }
 
 /// Goes on until there is nothing to do, and says for how long.
 pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duration, CallError> {
     let (namespace, name) = (seen.namespace().unwrap_or_default(), seen.name_any());
     let credentials = &keeper.ctx.credentials;
-    let wants = &seen.spec.target.secret;
     let allowed = keeper.is_allowed(&namespace);
-    let (read, clock, blind) = if allowed {
+    let Look { read, clock, blind, side } = if allowed {
         look(keeper, seen).await?
     } else {
         // Any read tells the time.
-        let nothing = content::read(wants, false, None);
-        (nothing, Clock::local(), Some(String::new()))
+        let nothing = Read::elsewhere(Target::Unknown, Vec::new());
+        Look { read: nothing, clock: Clock::local(), blind: Some(String::new()), side: None }
     };
     let Some(rotation) = credentials.rotation(&namespace, &name).await? else {
         return Ok(super::LOOK_AGAIN);
@@ -57,14 +70,16 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
         // Another one by now: the view will tell of it.
         return Ok(BETWEEN_TRIES);
     }
-    let existing = if allowed {
+    let existing = if seen.spec.rancher.is_some() {
+        named(&rotation, side.as_ref())
+    } else if allowed {
         *lock(&keeper.clock) = Some(clock);
         credentials.made_by(&namespace, &rotation.uid().unwrap_or_default()).await?
     } else {
         Vec::new()
     };
     let (plan, record) = (status::plan(&rotation), status::record(rotation.status.as_ref()));
-    let mut run = Run { keeper, rotation, plan, record, read, existing, clock, blind };
+    let mut run = Run { keeper, rotation, plan, record, read, existing, clock, blind, side };
     if !allowed {
         return run.not_allowed().await;
     }
@@ -78,24 +93,32 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
     Ok(BETWEEN_TRIES)
 }
 
+/// The names of those that were made for it in Rancher.
+fn named(rotation: &TokenRotation, side: Option<&Side>) -> Vec<String> {
+    let prefix = status::plan(rotation).prefix;
+    side.map(|side| side.issued.named(&prefix)).unwrap_or_default()
+}
+
 /// Reads the target, as the spec wants it.
-async fn look(
-    keeper: &Keeper,
-    rotation: &TokenRotation,
-) -> Result<(Read, Clock, Option<String>), CallError> {
-    let (namespace, wants) =
-        (rotation.namespace().unwrap_or_default(), &rotation.spec.target.secret);
-    let rotated = rotation.spec.source.is_some();
-    match keeper.ctx.credentials.secret(&namespace, &wants.name, &wants.key).await {
-        Ok((secret, clock)) => Ok((content::read(wants, rotated, secret.as_ref()), clock, None)),
-        Err(error) => match error.refusal() {
-            Some(why) => {
-                let read = content::read(wants, rotated, None);
-                Ok((read, Clock::local(), Some(why.to_owned())))
-            }
-            None => Err(error),
-        },
+async fn look(keeper: &Keeper, rotation: &TokenRotation) -> Result<Look, CallError> {
+    let namespace = rotation.namespace().unwrap_or_default();
+    if let Some(server) = &rotation.spec.rancher {
+        return rancher::look(keeper, rotation, server).await;
     }
+    let Some(wants) = &rotation.spec.target.secret else { return Err(CallError::NotFound) };
+    let rotated = rotation.spec.source.is_some();
+    let (read, clock, blind) =
+        match keeper.ctx.credentials.secret(&namespace, &wants.name, &wants.key).await {
+            Ok((secret, clock)) => (content::read(wants, rotated, secret.as_ref()), clock, None),
+            Err(error) => match error.refusal() {
+                Some(why) => {
+                    let read = content::read(wants, rotated, None);
+                    (read, Clock::local(), Some(why.to_owned()))
+                }
+                None => return Err(error),
+            },
+        };
+    Ok(Look { read, clock, blind, side: None })
 }
 
 impl Run<'_> {
@@ -129,8 +152,11 @@ impl Run<'_> {
     }
 
     pub(super) async fn look_again(&mut self) -> Result<(), CallError> {
-        let (read, clock, blind) = look(self.keeper, &self.rotation).await?;
-        (self.read, self.blind) = (read, blind);
+        let Look { read, clock, blind, side } = look(self.keeper, &self.rotation).await?;
+        if self.rotation.spec.rancher.is_some() {
+            self.existing = named(&self.rotation, side.as_ref());
+        }
+        (self.read, self.blind, self.side) = (read, blind, side);
         if self.blind.is_none() {
             self.clock = clock;
         }
@@ -175,6 +201,7 @@ impl Run<'_> {
                 }
                 self.write(change, *next).await?;
             }
+            Act::Mint(name) if self.side.is_some() => self.mint_there(&name).await?,
             Act::Mint(name) => match self.mint(&name).await {
                 Ok(hand) => {
                     self.take(Some(hand));
@@ -182,6 +209,7 @@ impl Run<'_> {
                 }
                 Err(error) => self.fail(Step::Mint, &name, error).await?,
             },
+            Act::Verify if self.side.is_some() => self.verify_there().await?,
             Act::Verify => self.verify().await?,
             Act::Publish { keep } => self.publish(keep).await?,
             Act::Tell => self.tell().await?,
@@ -191,7 +219,14 @@ impl Run<'_> {
                 self.finish().await?;
                 return Ok(Some(super::LOOK_AGAIN));
             }
-            Act::Wait(until) => return self.rest(until).await.map(Some),
+            Act::Wait(until) => match self.kept_until() {
+                Some(at) if at <= self.clock.now() => self.drop_there().await?,
+                Some(at) => {
+                    let until = until.map_or(at, |until| until.min(at));
+                    return self.rest(Some(until)).await.map(Some);
+                }
+                None => return self.rest(until).await.map(Some),
+            },
         }
         Ok(None)
     }
@@ -338,7 +373,10 @@ impl Run<'_> {
         let now = self.clock.now();
         let end = self.rotation.status.as_ref().and_then(|status| status.expires_at.as_deref());
         let end = end.and_then(status::seconds);
-        Ok(pause(&[until, status::alarm(&self.plan, &self.record, end), end], now))
+        let pause = pause(&[until, status::alarm(&self.plan, &self.record, end), end], now);
+        // Nobody tells when a Rancher changes.
+        let most = if self.rotation.spec.rancher.is_some() { LOOK_THERE } else { pause };
+        Ok(pause.min(most))
     }
 
     /// `None`: as it was, until what failed has been done.

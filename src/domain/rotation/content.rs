@@ -4,7 +4,7 @@
 //! words that hold nothing secret.
 
 use super::kubeconfig::{Kubeconfig, Reach, Unfit};
-use super::token::Token;
+use super::token::{Says, Token};
 use super::{Held, Target, status};
 use crate::api::{SecretTarget, WatchedCredential};
 
@@ -32,6 +32,13 @@ pub struct Read {
     kubeconfig: Option<Kubeconfig>,
     /// Where the token is used; `None`: where everybody is.
     pub reach: Option<Reach>,
+}
+
+impl Read {
+    /// A target that is no Secret here.
+    pub fn elsewhere(target: Target, watched: Vec<WatchedCredential>) -> Self {
+        Self { target, watched, kubeconfig: None, reach: None }
+    }
 }
 
 /// Reads a target. `rotated`: it is to be written, too.
@@ -98,15 +105,28 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, U
 }
 
 fn watched(user: &str, token: &Token) -> WatchedCredential {
-    let says = token.says();
+    watched_as(user, token.says())
+}
+
+/// What is told of a token that is only watched.
+pub fn watched_as(user: &str, says: Says) -> WatchedCredential {
     WatchedCredential {
         user: user.chars().take(253).collect(),
-        name: says.name,
+        name: says.name.chars().take(253).collect(),
         expires_at: says.expires.map(status::time),
     }
 }
 
 impl Read {
+    /// The token that its user, or everybody, takes from it.
+    pub fn token(&self, wants: &SecretTarget, secret: Option<&Content>) -> Option<Token> {
+        match (&wants.kubeconfig_user, &self.kubeconfig) {
+            (Some(user), Some(config)) => config.token_of(user).ok().flatten(),
+            (None, None) => secret?.value.clone().filter(|token| !token.reveal().is_empty()),
+            _ => None,
+        }
+    }
+
     /// The value with another token in it. `keep`: with the one that it has beside it.
     pub fn with(&self, wants: &SecretTarget, token: &Token, keep: bool) -> Result<Token, Unfit> {
         match (&wants.kubeconfig_user, &self.kubeconfig) {

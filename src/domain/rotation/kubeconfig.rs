@@ -63,6 +63,22 @@ impl Kubeconfig {
             .collect()
     }
 
+    /// The user whose token is used when nothing else is asked for.
+    pub fn current_user(&self) -> Result<String, Unfit> {
+        let name = &self.0["current-context"];
+        let mut contexts = self.0["contexts"].as_array().into_iter().flatten();
+        let context = contexts.find(|context| context["name"] == *name && name.is_string());
+        let user = context.and_then(|context| context["context"]["user"].as_str());
+        user.map(str::to_owned)
+            .ok_or_else(|| "it has no current context, or that no user".to_owned())
+    }
+
+    /// The token that was kept beside the user's own.
+    pub fn previous(&self, user: &str) -> Option<Token> {
+        let name = format!("{user}{PREVIOUS}");
+        self.tokens().into_iter().find(|(user, _)| *user == name).map(|(_, token)| token)
+    }
+
     /// A user's token. `None`: it has none yet, and may be given one.
     pub fn token_of(&self, user: &str) -> Result<Option<Token>, Unfit> {
         let entry = self.entry(user)?;

@@ -67,7 +67,7 @@ impl Standing {
                 (False, "NamespaceNotAllowed", message.to_owned())
             }
             Self::Unreadable(why) => (False, "TargetUnreadable", why.clone()),
-            Self::Unfit(why) => (False, "TargetUnfit", format!("spec.target.secret: {why}")),
+            Self::Unfit(why) => (False, "TargetUnfit", format!("spec.target: {why}")),
             Self::Missing => {
                 let message = "spec.target.secret: there is no such Secret, or no token in it";
                 (False, "TargetMissing", message.to_owned())
@@ -99,10 +99,15 @@ pub fn plan(rotation: &TokenRotation) -> Plan {
     let readable = source.is_some_and(|source| source.service_account_token_secret.is_some());
     let annotations = rotation.metadata.annotations.as_ref();
     let request = |key: &str| annotations.and_then(|all| all.get(key)).map(|text| short(text));
+    let minted = source.and_then(|source| source.rancher_token.as_ref());
+    let lifetime = account.and_then(|account| account.lifetime_seconds);
+    let lifetime = lifetime.or(minted.and_then(|minted| minted.lifetime_seconds));
+    // Rancher ends what is no longer named in a cloud credential, and nothing else.
+    let prunes = spec.target.cloud_credential.is_some();
     Plan {
         prefix: prefix(rotation),
-        source: account.map(|_| Issuer { readable, prunes: false }),
-        lifetime: account.and_then(|account| account.lifetime_seconds).unwrap_or(LIFETIME),
+        source: source.map(|_| Issuer { readable, prunes }),
+        lifetime: lifetime.unwrap_or(LIFETIME),
         schedule: Schedule {
             left_percent: wants.renew_when_left_percent.unwrap_or(LEFT_PERCENT),
             minimum_left: wants.minimum_left_seconds.unwrap_or(MINIMUM_LEFT),

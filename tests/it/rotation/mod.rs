@@ -5,6 +5,7 @@ mod fixture;
 mod input;
 mod life;
 mod people;
+mod rancher;
 
 use anyhow::Result;
 use serde_json::json;

@@ -1,0 +1,158 @@
+//! Where the credentials of a TokenRotation come from and go to: ServiceAccounts and Secrets here, and a
+//! Rancher with its cloud credentials.
+
+use kube::KubeSchema;
+use serde::{Deserialize, Serialize};
+
+/// Where new credentials come from: exactly one of these.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("[has(self.serviceAccountToken), has(self.serviceAccountTokenSecret), has(self.rancherToken)].filter(given, given).size() == 1",
+        "spec.source: exactly one of serviceAccountToken, serviceAccountTokenSecret and rancherToken"),
+)]
+pub struct Source {
+    /// Tokens that the API server signs on request and that end by themselves. Each is bound to a
+    /// Secret of its own, by whose deletion it is revoked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_account_token: Option<ServiceAccountToken>,
+    /// Tokens in Secrets of type kubernetes.io/service-account-token, one Secret after the other.
+    /// They do not end by themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_account_token_secret: Option<ServiceAccountToken>,
+    /// Tokens that a Rancher makes for the user of the API key in spec.rancher.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rancher_token: Option<RancherToken>,
+}
+
+/// Tokens of a ServiceAccount of the same namespace.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("self.serviceAccountName.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
+        "serviceAccountName: must be the name of a ServiceAccount: lower-case letters, digits, dashes and dots"),
+)]
+pub struct ServiceAccountToken {
+    /// Whose.
+    #[schemars(length(min = 1, max = 253))]
+    pub service_account_name: String,
+    /// For how long a token is to work; the API server may grant less. One that does not end by itself
+    /// counts as ended after this time. Unset means 2592000, thirty days.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 600, max = 31_536_000))]
+    pub lifetime_seconds: Option<i64>,
+}
+
+/// Where a credential is read by those who use it: exactly one of these.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("has(self.secret) != has(self.cloudCredential)",
+        "spec.target: exactly one of secret and cloudCredential"),
+)]
+pub struct Target {
+    /// A key of a Secret of the same namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<SecretTarget>,
+    /// A cloud credential of the Rancher in spec.rancher: the kubeconfig in it, whose current user gets
+    /// the token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloud_credential: Option<CloudCredentialTarget>,
+}
+
+/// A key of a Secret.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("self.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
+        "spec.target.secret.name: must be the name of a Secret: lower-case letters, digits, dashes and dots"),
+    validation = ("self.key.matches('^[-._a-zA-Z0-9]+$')",
+        "spec.target.secret.key: must be a key of a Secret: letters, digits, dashes, underscores and dots"),
+)]
+pub struct SecretTarget {
+    /// The Secret. If there is none, it is made, unless `kubeconfigUser` is set.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// The key in it.
+    #[schemars(length(min = 1, max = 253))]
+    pub key: String,
+    /// Set: the value is a kubeconfig, and the user by this name gets the token; clusters, contexts
+    /// and other users stay. Unset: the value is the token alone. A credential that is only watched
+    /// may be either without it: then every token of a kubeconfig is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub kubeconfig_user: Option<String>,
+}
+
+/// Tokens that a Rancher makes for the user of the API key.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("!has(self.cluster) || self.cluster.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+        "spec.source.rancherToken.cluster: must be the id of a cluster in Rancher, such as c-m-abcdefgh"),
+)]
+pub struct RancherToken {
+    /// For how long a token is to work. Rancher grants at most its setting auth-token-max-ttl-minutes,
+    /// and says nothing when that is less. Unset means 2592000, thirty days.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 600, max = 31_536_000))]
+    pub lifetime_seconds: Option<i64>,
+    /// The only cluster that a token is good for. Unset: all that its user may enter, and Rancher.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub cluster: Option<String>,
+}
+
+/// A cloud credential for Harvester in a Rancher.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("self.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+        "spec.target.cloudCredential.name: must be the name of its Secret in Rancher's namespace cattle-global-data, such as cc-abcde"),
+)]
+pub struct CloudCredentialTarget {
+    /// The name of its Secret in Rancher's namespace cattle-global-data, such as `cc-abcde`. It must be
+    /// there: it is never made.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+}
+
+/// A Rancher, and the API key with which it is asked.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("self.url.matches('^https://[^/@?# ]+/?$')",
+        "spec.rancher.url: must be https:// and a host, perhaps with a port, and nothing behind it"),
+    validation = ("!has(self.certificateAuthority) || self.certificateAuthority.contains('-----BEGIN CERTIFICATE-----')",
+        "spec.rancher.certificateAuthority: must be certificates in PEM"),
+)]
+pub struct RancherServer {
+    /// Where it is, as its setting server-url says: `https://` and a host.
+    #[schemars(length(min = 9, max = 512))]
+    pub url: String,
+    /// Certificates of the authorities that sign its own, in PEM. Unset: those that the operator's image
+    /// trusts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 65_536))]
+    pub certificate_authority: Option<String>,
+    /// The API key.
+    pub minter: Minter,
+}
+
+/// An API key of a Rancher: whose it is, makes and revokes the tokens.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("self.secretName.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
+        "spec.rancher.minter.secretName: must be the name of a Secret: lower-case letters, digits, dashes and dots"),
+    validation = ("self.key.matches('^[-._a-zA-Z0-9]+$')",
+        "spec.rancher.minter.key: must be a key of a Secret: letters, digits, dashes, underscores and dots"),
+)]
+pub struct Minter {
+    /// The Secret of the same namespace that holds it.
+    #[schemars(length(min = 1, max = 253))]
+    pub secret_name: String,
+    /// The key in it, whose value is the API key alone. A TokenRotation whose target this is renews it.
+    #[schemars(length(min = 1, max = 253))]
+    pub key: String,
+}

@@ -1,0 +1,218 @@
+//! The steps of a rotation that go through a Rancher, with the API key that the spec names.
+//!
+//! Invariants: the key is read anew before each look, so that one that was renewed is used at once;
+//! time is Rancher's; a Rancher that cannot be asked tells nothing, and then nothing is decided.
+
+use super::run::{BETWEEN_TRIES, Look, Run, TRIES};
+use super::{InHand, Keeper};
+use crate::api::{RancherServer, TokenRotation};
+use crate::domain::rotation::content::{self, Read, watched_as};
+use crate::domain::rotation::{Hand, Step, Target, kept_until};
+use crate::k8s::CallError;
+use crate::k8s::credentials::Clock;
+use crate::rancher::{Error, Issued, Issuer, Secret, Sight};
+use kube::ResourceExt as _;
+
+/// What was heard of a Rancher.
+pub(super) struct Side {
+    issuer: Issuer,
+    pub(super) issued: Issued,
+    sight: Option<Sight>,
+}
+
+/// Reads the API key, what its user has in Rancher, and the target.
+pub(super) async fn look(
+    keeper: &Keeper,
+    rotation: &TokenRotation,
+    server: &RancherServer,
+) -> Result<Look, CallError> {
+    let namespace = rotation.namespace().unwrap_or_default();
+    let blind = |why: String| Look {
+        read: Read::elsewhere(Target::Unknown, Vec::new()),
+        clock: Clock::local(),
+        blind: Some(why),
+        side: None,
+    };
+    let (minter, credentials) = (&server.minter, &keeper.ctx.credentials);
+    let key = match credentials.secret(&namespace, &minter.secret_name, &minter.key).await {
+        Ok((secret, _)) => secret.and_then(|secret| secret.value),
+        Err(error) => match error.refusal() {
+            Some(why) => return Ok(blind(format!("spec.rancher.minter: {why}"))),
+            None => return Err(error),
+        },
+    };
+    let Some(key) = key.filter(|key| !key.reveal().is_empty()) else {
+        return Ok(blind(format!(
+            "spec.rancher.minter: there is no Secret {:?} with an API key under {:?}",
+            minter.secret_name, minter.key
+        )));
+    };
+    let authority = server.certificate_authority.as_deref();
+    let issuer = match Issuer::new(&server.url, authority, Secret::from(&key)) {
+        Ok(issuer) => issuer,
+        Err(why) => return Ok(blind(format!("spec.rancher: {why}"))),
+    };
+    match see(keeper, rotation, &namespace, issuer).await? {
+        Ok(look) => Ok(look),
+        Err(Error::Unauthorized) => Ok(blind(
+            "spec.rancher.minter: the API key is not accepted: it is expired, deleted, disabled or for one cluster only"
+                .to_owned(),
+        )),
+        Err(error) => Ok(blind(format!("Rancher: {error}"))),
+    }
+}
+
+async fn see(
+    keeper: &Keeper,
+    rotation: &TokenRotation,
+    namespace: &str,
+    issuer: Issuer,
+) -> Result<Result<Look, Error>, CallError> {
+    let issued = match issuer.issued().await {
+        Ok(issued) => issued,
+        Err(error) => return Ok(Err(error)),
+    };
+    let mut clock = issued.now.map_or_else(Clock::local, Clock::heard);
+    let spec = &rotation.spec;
+    if let Some(credential) = &spec.target.cloud_credential {
+        let sight = match issuer.look(&credential.name, &issued).await {
+            Ok(sight) => sight,
+            Err(error) => return Ok(Err(error)),
+        };
+        clock = sight.now.map_or(clock, Clock::heard);
+        let held = match &sight.target {
+            Target::There { holds: Some(held), .. } if spec.source.is_none() => Some(held),
+            _ => None,
+        };
+        let watched = held.map(|held| watched_as("", held.says.clone())).into_iter().collect();
+        let mut read = Read::elsewhere(sight.target.clone(), watched);
+        read.reach = sight.reach().cloned();
+        let side = Some(Side { issuer, issued, sight: Some(sight) });
+        return Ok(Ok(Look { read, clock, blind: None, side }));
+    }
+    let Some(wants) = &spec.target.secret else {
+        let message = "there is no target".to_owned();
+        return Ok(Err(Error::Refused { status: 0, message }));
+    };
+    let read = keeper.ctx.credentials.secret(namespace, &wants.name, &wants.key).await;
+    let secret = match read {
+        Ok((secret, _)) => secret,
+        Err(error) => match error.refusal() {
+            Some(why) => {
+                let message = format!("spec.target.secret: {why}");
+                return Ok(Err(Error::Refused { status: 0, message }));
+            }
+            None => return Err(error),
+        },
+    };
+    let mut read = content::read(wants, spec.source.is_some(), secret.as_ref());
+    let token = read.token(wants, secret.as_ref());
+    if let (Target::There { holds: Some(held), .. }, Some(token)) = (&mut read.target, token) {
+        match issuer.life(&token, &issued, read.reach.as_ref()).await {
+            Ok(life) => held.says = life.says,
+            Err(error) => return Ok(Err(error)),
+        }
+        if spec.source.is_none() {
+            let user = wants.kubeconfig_user.as_deref().unwrap_or_default();
+            read.watched = vec![watched_as(user, held.says.clone())];
+        }
+    }
+    Ok(Ok(Look { read, clock, blind: None, side: Some(Side { issuer, issued, sight: None }) }))
+}
+
+impl Run<'_> {
+    fn scope(&self) -> Option<String> {
+        self.rotation.spec.source.as_ref()?.rancher_token.as_ref()?.cluster.clone()
+    }
+
+    fn credential(&self) -> Option<String> {
+        Some(self.rotation.spec.target.cloud_credential.as_ref()?.name.clone())
+    }
+
+    /// Makes a token in Rancher.
+    pub(super) async fn mint_there(&mut self, name: &str) -> Result<(), CallError> {
+        let Some(side) = &self.side else { return Ok(()) };
+        let scope = self.scope();
+        match side.issuer.mint(name, self.plan.lifetime, scope.as_deref()).await {
+            Ok((token, made)) => {
+                let hand = Hand { name: name.to_owned(), made: Some(made), verified: false };
+                self.take(Some(InHand { hand, token: Some(token) }));
+                Ok(())
+            }
+            Err(error) => self.failed(Step::Mint, name, &error.to_string()).await,
+        }
+    }
+
+    /// Tries out what is in hand, in Rancher and where it will be used.
+    pub(super) async fn verify_there(&mut self) -> Result<(), CallError> {
+        let Some(InHand { hand, token: Some(token) }) = self.in_hand() else {
+            self.take(None);
+            return Ok(());
+        };
+        let mut why = String::new();
+        for attempt in 0..TRIES {
+            if attempt > 0 {
+                tokio::time::sleep(BETWEEN_TRIES).await;
+            }
+            let Some(side) = &self.side else { return Ok(()) };
+            let scope = self.scope();
+            let reach = self.read.reach.as_ref();
+            match side.issuer.verify(&token, reach, scope.as_deref()).await {
+                Ok(()) => {
+                    let hand = Hand { verified: true, ..hand };
+                    self.take(Some(InHand { hand, token: Some(token) }));
+                    return Ok(());
+                }
+                Err(error) => why = error,
+            }
+        }
+        self.failed(Step::Verify, &hand.name, &why).await
+    }
+
+    /// Publishes what is in hand in the cloud credential, by one write that is refused if that is
+    /// another by now; then it is looked at.
+    pub(super) async fn publish_there(&mut self, keep: bool) -> Result<(), CallError> {
+        let Some(InHand { hand, token: Some(token) }) = self.in_hand() else {
+            self.take(None);
+            return Ok(());
+        };
+        let Some((side, sight, name)) = self.there() else { return Ok(()) };
+        let written = side.issuer.publish(&name, sight, &token, keep).await;
+        self.written(&hand.name, written).await
+    }
+
+    /// Takes out of the cloud credential what was kept in it.
+    pub(super) async fn drop_there(&mut self) -> Result<(), CallError> {
+        let Some((side, sight, name)) = self.there() else { return Ok(()) };
+        let written = side.issuer.drop_old(&name, sight).await;
+        self.written("", written).await
+    }
+
+    async fn written(&mut self, name: &str, written: Result<(), Error>) -> Result<(), CallError> {
+        match written {
+            Ok(()) | Err(Error::Conflict) => {}
+            Err(error) => self.failed(Step::Publish, name, &error.to_string()).await?,
+        }
+        self.look_again().await
+    }
+
+    fn there(&self) -> Option<(&Side, &Sight, String)> {
+        let side = self.side.as_ref()?;
+        Some((side, side.sight.as_ref()?, self.credential()?))
+    }
+
+    /// Revokes the tokens by that name.
+    pub(super) async fn revoke_there(&mut self, name: &str) -> Result<(), String> {
+        let Some(side) = &self.side else { return Err("Rancher was not asked".to_owned()) };
+        side.issuer.revoke(name).await.map_err(|error| error.to_string())
+    }
+
+    /// When a token of somebody else's that was kept in the cloud credential is taken out of it.
+    pub(super) fn kept_until(&self) -> Option<i64> {
+        let (_, sight, _) = self.there()?;
+        let kept = sight.kept()?;
+        let ours = self.record.previous.iter().any(|old| old.hash.as_ref() == Some(&kept));
+        self.plan.source.filter(|_| !ours)?;
+        kept_until(&self.plan, &self.record)
+    }
+}

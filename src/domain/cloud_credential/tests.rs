@@ -1,0 +1,96 @@
+//! What is refused, by name, and what becomes of a content.
+
+use super::*;
+
+const CONTENT: &str = "apiVersion: v1
+kind: Config
+clusters:
+- name: \"prod\"
+  cluster:
+    server: \"https://rancher/k8s/clusters/c-m-x\"
+- {name: rancher, cluster: {server: \"https://rancher\"}}
+users:
+- name: \"prod\"
+  user:
+    token: \"kubeconfig-u-abcde12345:one\"
+
+contexts:
+- name: \"prod\"
+  context: {user: \"prod\", cluster: \"prod\"}
+- name: rancher
+  context: {user: prod, cluster: rancher}
+current-context: \"prod\"
+";
+
+fn read(content: &str) -> Result<CloudCredential, Unfit> {
+    let annotations = BTreeMap::from([(CREATOR.to_owned(), "u-abcde".to_owned())]);
+    CloudCredential::read(&annotations, false, Some(content))
+}
+
+fn token(text: &str) -> Token {
+    Token::new(text.to_owned())
+}
+
+#[test]
+fn what_rancher_would_not_take_is_refused_by_name() {
+    let with = |from: &str, to: &str| read(&CONTENT.replace(from, to)).unwrap_err();
+    let none = BTreeMap::new();
+    let other = BTreeMap::from([("field.cattle.io/name".to_owned(), "prod".to_owned())]);
+    let empty = BTreeMap::from([(CREATOR.to_owned(), String::new())]);
+    for annotations in [&none, &other, &empty] {
+        let why = CloudCredential::read(annotations, false, Some(CONTENT)).unwrap_err();
+        assert!(why.contains("field.cattle.io/creatorId"), "{why}");
+    }
+    let good = BTreeMap::from([(CREATOR.to_owned(), "u".to_owned())]);
+    let why = CloudCredential::read(&good, true, Some(CONTENT)).unwrap_err();
+    assert!(why.contains("deleted"), "{why}");
+    let why = CloudCredential::read(&good, false, None).unwrap_err();
+    assert!(why.contains("no credential for Harvester"), "{why}");
+    for (from, to, said) in [
+        ("    token: \"kubeconfig-u-abcde12345:one\"", "    exec: {command: rancher}", "exec"),
+        ("current-context: \"prod\"", "", "current context"),
+        ("current-context: \"prod\"", "current-context: other", "current context"),
+        ("server: \"https://rancher/k8s/clusters/c-m-x\"", "server: null", "no server"),
+        ("kind: Config", "kind: [", "not YAML"),
+        ("users:", "people:", "no users"),
+        (
+            "server: \"https://rancher/k8s/clusters/c-m-x\"",
+            "server: https://rancher/x\n    insecure-skip-tls-verify: true",
+            "insecure-skip-tls-verify",
+        ),
+    ] {
+        let why = with(from, to);
+        assert!(why.contains(said) && !why.contains("one"), "{said}: {why}");
+    }
+}
+
+#[test]
+fn a_token_is_exchanged_beside_the_old_one_or_without_it() {
+    let was = read(CONTENT).unwrap();
+    assert_eq!(was.reach.server, "https://rancher/k8s/clusters/c-m-x");
+    assert_eq!(was.token().unwrap().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
+    assert!(was.previous().is_none() && was.beside().is_empty());
+    assert!(was.without_previous().unwrap().is_none());
+
+    let both = read(&was.with(&token("token-bbbbb:two"), true).unwrap()).unwrap();
+    assert_eq!(both.token().unwrap().unwrap().reveal(), "token-bbbbb:two");
+    assert_eq!(both.previous().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
+    assert_eq!(both.beside(), [token("kubeconfig-u-abcde12345:one").hash()]);
+
+    let one = read(&both.without_previous().unwrap().unwrap()).unwrap();
+    assert!(one.previous().is_none());
+    let same = read(&was.with(&token("token-bbbbb:two"), false).unwrap()).unwrap();
+    for alone in [&one, &same] {
+        assert_eq!(alone.token().unwrap().unwrap().reveal(), "token-bbbbb:two");
+        assert!(alone.beside().is_empty());
+    }
+}
+
+#[test]
+fn white_space_around_a_content_or_a_token_is_no_other_credential() {
+    let hash = |content: &str| read(content).unwrap().token().unwrap().unwrap().hash();
+    let plain = hash(CONTENT);
+    assert_eq!(hash(CONTENT.trim()), plain);
+    assert_eq!(hash(&format!("\n{CONTENT}\n\n")), plain);
+    assert_eq!(hash(&CONTENT.replace(":one\"", ":one \"")), plain);
+}

@@ -1,0 +1,211 @@
+//! Tokens that are made by a plan: a name is its description in Rancher, by which it is found again.
+
+use super::{Dated, Error, Order, Rancher, Secret, Token, Trust};
+use crate::domain::rotation::kubeconfig::Reach;
+use crate::domain::rotation::token::{Says, Token as Value};
+use crate::domain::rotation::{Made, Seconds};
+
+/// A Rancher, and the API key with which it is asked.
+#[derive(Clone, Debug)]
+pub struct Issuer {
+    rancher: Rancher,
+    key: Secret,
+    /// Authorities that the spec gives, in PEM.
+    authority: Option<String>,
+}
+
+/// What Rancher says of the key's user's tokens.
+#[derive(Clone, Debug)]
+pub struct Issued {
+    /// All of them.
+    pub tokens: Vec<Token>,
+    /// The server's time.
+    pub now: Option<Seconds>,
+}
+
+/// Whether a token works, as far as anybody can tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// What is known of it.
+    pub says: Says,
+    /// Whether it is accepted.
+    pub alive: bool,
+}
+
+impl Issuer {
+    /// The fault, in words, if the URL or the authorities cannot be used.
+    pub fn new(url: &str, authority: Option<&str>, key: Secret) -> Result<Self, String> {
+        let trust = authority.map_or(Trust::System, Trust::Pem);
+        let rancher = Rancher::new(url, trust)?;
+        Ok(Self { rancher, key, authority: authority.map(str::to_owned) })
+    }
+
+    pub(super) fn rancher(&self) -> &Rancher {
+        &self.rancher
+    }
+
+    pub(super) fn key(&self) -> &Secret {
+        &self.key
+    }
+
+    /// Everything that the key's user has.
+    pub async fn issued(&self) -> Result<Issued, Error> {
+        let Dated { value, date } = self.rancher.tokens(&self.key).await?;
+        Ok(Issued { tokens: value, now: date })
+    }
+
+    /// Makes a token by this name.
+    pub async fn mint(
+        &self,
+        name: &str,
+        lifetime: Seconds,
+        cluster: Option<&str>,
+    ) -> Result<(Value, Made), Error> {
+        let order = Order { lifetime, description: name, cluster };
+        let minted = self.rancher.mint(&self.key, order).await?.value;
+        let value = Value::new(minted.secret.reveal().to_owned());
+        let token = minted.token;
+        let made = Made { hash: value.hash(), issued: token.created, expires: token.ends };
+        Ok((value, made))
+    }
+
+    /// Tries a token out: that it can be read, and that it is accepted where it will be used.
+    /// Without a place it is tried on Rancher itself.
+    pub async fn verify(
+        &self,
+        value: &Value,
+        reach: Option<&Reach>,
+        cluster: Option<&str>,
+    ) -> Result<(), String> {
+        let name = value.says().name;
+        let own = Secret::from(value);
+        // One for a single cluster may not ask about itself.
+        let key = if cluster.is_some() { &self.key } else { &own };
+        match self.rancher.token(key, &name).await {
+            Ok(Dated { value: Some(_), .. }) => {}
+            Ok(_) => return Err("Rancher does not know the new token yet".to_owned()),
+            Err(error) => return Err(format!("the new token cannot be read: {error}")),
+        }
+        let place = match (reach, cluster) {
+            (Some(reach), _) => self.place(reach)?,
+            (None, cluster) => self.rancher.behind(cluster.unwrap_or("local")),
+        };
+        let bearer = place.bearer(&own).await;
+        let bearer =
+            bearer.map_err(|e| format!("the new token, where it will be used: {e}"))?.value;
+        match bearer.token {
+            Some(named) if named != name.trim_start_matches("ext/") && named != name => {
+                Err("where the new token will be used, it counts as another".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What becomes of a token that is in use somewhere.
+    pub async fn life(
+        &self,
+        value: &Value,
+        issued: &Issued,
+        reach: Option<&Reach>,
+    ) -> Result<Life, Error> {
+        let says = value.says();
+        let now = issued.now;
+        if says.expires.is_some() || says.name.is_empty() {
+            let alive = now.is_none_or(|now| says.expires.is_none_or(|end| end > now));
+            return Ok(Life { says, alive });
+        }
+        if let Some(own) = issued.tokens.iter().find(|token| token.name == says.name) {
+            return Ok(life(own, now));
+        }
+        // Somebody else's: only it can ask about itself.
+        let secret = Secret::from(value);
+        match self.rancher.token(&secret, &says.name).await {
+            Ok(Dated { value: Some(token), date }) => return Ok(life(&token, date.or(now))),
+            Ok(_) | Err(Error::Unauthorized) => {}
+            Err(error) => return Err(error),
+        }
+        // It is dead, or for one cluster only.
+        let place = reach.and_then(|reach| self.place(reach).ok());
+        let accepted = match place {
+            None => Err(Error::Unauthorized),
+            Some(place) => place.bearer(&secret).await,
+        };
+        match accepted {
+            Ok(_) | Err(Error::Forbidden(_)) => Ok(Life { says, alive: true }),
+            Err(Error::Unauthorized) => {
+                // It ended no later than now, and nobody says when.
+                let says = Says { issued: now.map(|now| now - 1), expires: now, ..says };
+                Ok(Life { says, alive: false })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends every token by this name.
+    pub async fn revoke(&self, name: &str) -> Result<(), Error> {
+        let issued = self.issued().await?;
+        for token in issued.tokens.iter().filter(|token| token.description == name) {
+            self.rancher.revoke(&self.key, &token.name).await?;
+        }
+        Ok(())
+    }
+
+    /// The way that a kubeconfig goes. Its own authorities count, else those of the spec.
+    fn place(&self, reach: &Reach) -> Result<Rancher, String> {
+        let authority = match &reach.authority {
+            None => self.authority.clone(),
+            Some(encoded) => Some(pem(encoded)?),
+        };
+        let trust = authority.as_deref().map_or(Trust::System, Trust::Pem);
+        self.rancher.cluster(&reach.server, trust, reach.server_name.as_deref())
+    }
+}
+
+impl Issued {
+    /// The names of those that were made by a plan with this prefix.
+    pub fn named(&self, prefix: &str) -> Vec<String> {
+        let ours = |token: &&Token| number(&token.description, prefix).is_some();
+        let mut names: Vec<String> =
+            self.tokens.iter().filter(ours).map(|token| token.description.clone()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// When a token of the key's user ends. `None`: it is not among them.
+    pub fn end(&self, value: &str) -> Option<Option<Seconds>> {
+        let name = value.split(':').next().unwrap_or_default();
+        self.tokens.iter().find(|token| token.name == name).map(|token| token.ends)
+    }
+}
+
+fn life(token: &Token, now: Option<Seconds>) -> Life {
+    let over = token.ends.is_some_and(|end| now.is_some_and(|now| end <= now));
+    // What was made by a plan is called as the plan called it.
+    let name = if token.description.is_empty() { &token.name } else { &token.description };
+    let says = Says {
+        name: if is_name(name) { name.clone() } else { token.name.clone() },
+        issued: Some(token.created),
+        expires: if token.enabled { token.ends } else { now.or(token.ends) },
+    };
+    Life { says, alive: token.enabled && !over }
+}
+
+/// A description that a plan gave, and not a sentence.
+fn is_name(text: &str) -> bool {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
+    text.contains('-') && text.chars().all(fits)
+}
+
+fn number(name: &str, prefix: &str) -> Option<u64> {
+    name.strip_prefix(prefix)?.strip_prefix('-')?.parse().ok()
+}
+
+fn pem(encoded: &str) -> Result<String, String> {
+    use base64::Engine as _;
+    let plain: String = encoded.split_whitespace().collect();
+    let bytes = base64::engine::general_purpose::STANDARD.decode(plain).ok();
+    bytes
+        .and_then(|bytes| String::from_utf8(bytes).ok())
+        .ok_or_else(|| "its certificate-authority-data is no text in base64".to_owned())
+}

@@ -1,0 +1,97 @@
+//! A cloud credential as the target of a rotation: what it holds, and how that is replaced.
+
+use super::issuer::{Issued, Issuer, Life};
+use super::{Dated, Error, Secret, Stored};
+use crate::domain::cloud_credential::CloudCredential;
+use crate::domain::rotation::kubeconfig::Reach;
+use crate::domain::rotation::token::Token as Value;
+use crate::domain::rotation::{Held, Target};
+
+/// A cloud credential as it was read.
+#[derive(Debug)]
+pub struct Sight {
+    /// What decisions take it for.
+    pub target: Target,
+    /// The server's time.
+    pub now: Option<i64>,
+    there: Option<There>,
+}
+
+#[derive(Debug)]
+struct There {
+    stored: Stored,
+    credential: CloudCredential,
+    /// Whether what it holds is accepted.
+    alive: bool,
+}
+
+impl Sight {
+    /// The hash of the token that was kept beside the one in use.
+    pub fn kept(&self) -> Option<String> {
+        Some(self.there.as_ref()?.credential.previous()?.hash())
+    }
+
+    /// Where the credential is used.
+    pub fn reach(&self) -> Option<&Reach> {
+        self.there.as_ref().map(|there| &there.credential.reach)
+    }
+}
+
+impl Issuer {
+    /// Reads a cloud credential. An error: it tells nothing.
+    pub async fn look(&self, name: &str, issued: &Issued) -> Result<Sight, Error> {
+        let Dated { value, date } = self.rancher().stored(self.key(), name).await?;
+        let now = date.or(issued.now);
+        let unfit = |why: String| Sight { target: Target::Unfit(why), now, there: None };
+        let Some(stored) = value else { return Ok(unfit("there is none by that name".to_owned())) };
+        let content = stored.content.as_ref().map(Secret::reveal);
+        let read = CloudCredential::read(&stored.annotations, stored.going, content)
+            .and_then(|credential| credential.token().map(|token| (credential, token)));
+        let (credential, token) = match read {
+            Ok(read) => read,
+            Err(why) => return Ok(unfit(why)),
+        };
+        let life = match &token {
+            None => None,
+            Some(token) => Some(self.life(token, issued, Some(&credential.reach)).await?),
+        };
+        let alive = life.as_ref().is_some_and(|life| life.alive);
+        let held = |(token, Life { says, .. }): (Value, Life)| Held { hash: token.hash(), says };
+        let holds = token.zip(life).map(held);
+        let target =
+            Target::There { version: stored.version.clone(), holds, beside: credential.beside() };
+        Ok(Sight { target, now, there: Some(There { stored, credential, alive }) })
+    }
+
+    /// Puts a token into a credential that is still as it was seen. `keep`: beside the one that is
+    /// there, unless that is dead: Rancher stops looking at a content that names an unknown token.
+    pub async fn publish(
+        &self,
+        name: &str,
+        sight: &Sight,
+        token: &Value,
+        keep: bool,
+    ) -> Result<(), Error> {
+        let Some(there) = &sight.there else { return Ok(()) };
+        let content = there.credential.with(token, keep && there.alive).map_err(unfit)?;
+        self.store(name, &there.stored, content).await
+    }
+
+    /// Takes the kept token out again.
+    pub async fn drop_old(&self, name: &str, sight: &Sight) -> Result<(), Error> {
+        let Some(there) = &sight.there else { return Ok(()) };
+        match there.credential.without_previous().map_err(unfit)? {
+            None => Ok(()),
+            Some(content) => self.store(name, &there.stored, content).await,
+        }
+    }
+
+    async fn store(&self, name: &str, was: &Stored, content: String) -> Result<(), Error> {
+        let content = Secret::new(content);
+        self.rancher().write(self.key(), name, was, &content).await.map(drop)
+    }
+}
+
+fn unfit(why: String) -> Error {
+    Error::Refused { status: 0, message: why }
+}

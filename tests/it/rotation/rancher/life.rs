@@ -1,0 +1,123 @@
+//! How a cloud credential is replaced, and the API key by itself.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
+use testbed::eventually;
+use testbed::rancher::Version;
+
+use super::super::fixture::start;
+use super::{KEY, MINTER, Site};
+use crate::support::SOON;
+use harvester_guest_operator::api::TokenRotation;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_tokens_are_in_it_until_the_overlap_is_over() -> Result<()> {
+    for version in [Version::V2_11, Version::V2_14] {
+        let site = Site::new(version).await?;
+        let operator = site.cluster.standby(start()).await?;
+        operator.leads().await?;
+        let made_by_the_ui = site.published()?;
+        site.cluster.rotation(site.spec(&[])).await?;
+        site.cluster.says("adoption", |s| s.current.as_ref().is_some_and(|c| !c.ours)).await?;
+        ensure!(site.published()? == made_by_the_ui, "replaced before its time");
+
+        let mut uses = 0;
+        let rotate = async {
+            for request in ["1", "2"] {
+                site.cluster.annotate("rotate", request).await?;
+                site.rotated(request).await?;
+            }
+            site.one_is_left().await
+        };
+        tokio::select! {
+            end = site.consume(&mut uses) => end?,
+            end = rotate => end?,
+        }
+        ensure!(uses > 100, "{uses}");
+        // Rancher itself has ended the UI's since 2.12; before that it ends by itself.
+        ensure!(site.there.accepts(&made_by_the_ui) == (version < Version::V2_12));
+        let status = site.cluster.status().await?;
+        let current = status.current.context("none")?;
+        ensure!(current.expires_at.is_some() && status.expires_at == current.expires_at);
+        println!("{version:?}: {uses} uses");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_is_replaced_by_ranchers_time() -> Result<()> {
+    let site = Site::new(Version::Main).await?;
+    let operator = site.cluster.standby(start()).await?;
+    operator.leads().await?;
+    site.cluster.rotation(site.spec(&[])).await?;
+    site.cluster.says("adoption", |s| s.current.is_some()).await?;
+    for round in 1..=3 {
+        // The UI's lives for thirty days, those that follow for an hour.
+        let days = if round == 1 { 29 } else { 0 };
+        site.there.advance(Duration::from_secs(days * 86_400 + 2_700));
+        site.poke(&round.to_string()).await?;
+        site.cluster.published(round).await?;
+        // The overlap is Rancher's, too.
+        site.there.advance(Duration::from_secs(60));
+        site.poke(&format!("{round} over")).await?;
+        site.one_is_left().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_key_renews_itself() -> Result<()> {
+    let site = Site::new(Version::Main).await?;
+    let operator = site.cluster.standby(start()).await?;
+    operator.leads().await?;
+    site.cluster.rotation(site.spec(&[])).await?;
+    let mut own = site.spec(&[]);
+    own["target"] = json!({"secret": {"name": MINTER, "key": KEY}});
+    own["overlapSeconds"] = json!(0);
+    let own = TokenRotation::new("key", serde_json::from_value(own)?);
+    let rotations: Api<TokenRotation> = site.cluster.rotations();
+    rotations.create(&PostParams::default(), &own).await?;
+    let key = async || -> Result<String> {
+        let secret = site.cluster.guest_secrets().get(MINTER).await?;
+        let value = secret.data.and_then(|mut data| data.remove(KEY)).context("no key")?;
+        Ok(String::from_utf8(value.0)?)
+    };
+    let first = key().await?;
+    // The first lives for ninety days.
+    site.there.advance(Duration::from_secs(80 * 86_400));
+    site.poke("1").await?;
+    eventually(SOON, "another API key", async || anyhow::Ok(key().await? != first)).await?;
+    let second = key().await?;
+    ensure!(site.there.accepts(&second));
+    // It was somebody else's, and is left to end by itself; the next one is revoked.
+    ensure!(site.there.accepts(&first));
+    site.there.advance(Duration::from_secs(3_000));
+    site.poke("2").await?;
+    eventually(SOON, "a third", async || anyhow::Ok(key().await? != second)).await?;
+    eventually(SOON, "end of the second", async || !site.there.accepts(&second)).await?;
+    site.cluster.annotate("rotate", "with the new key").await?;
+    site.rotated("with the new key").await?;
+    site.one_is_left().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_ui_renews_is_adopted() -> Result<()> {
+    let site = Site::new(Version::V2_12).await?;
+    let operator = site.cluster.standby(start()).await?;
+    operator.leads().await?;
+    site.cluster.rotation(site.spec(&[])).await?;
+    site.cluster.annotate("rotate", "1").await?;
+    site.rotated("1").await?;
+    let ours = site.published()?;
+    let theirs = site.there.kubeconfig(&site.user, "c-m-prod");
+    site.there.put_content(&site.cc, &theirs)?;
+    site.poke("1").await?;
+    site.cluster.says("adoption", |s| s.current.as_ref().is_some_and(|c| !c.ours)).await?;
+    eventually(SOON, "end of ours", async || !site.there.accepts(&ours)).await?;
+    ensure!(site.there.content(&site.cc) == theirs.trim(), "it was overwritten");
+    site.uses(&site.published()?).await
+}

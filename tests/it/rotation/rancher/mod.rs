@@ -1,0 +1,142 @@
+//! Credentials of a Rancher: the stand-in's cloud credential, replaced by the operator's own process.
+
+mod client;
+mod life;
+mod trouble;
+mod year;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::rancher::{Rancher, Secret, Trust};
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+use testbed::eventually;
+use testbed::rancher::Version;
+
+use super::fixture::{NAME, cluster};
+use crate::support::{Cluster, LATER};
+
+/// For how long both work: longer than a machine stands still.
+const OVERLAP: u64 = 8;
+/// The Secret of the API key, and the key in it.
+const MINTER: &str = "rancher";
+const KEY: &str = "token";
+
+/// A cluster, a stand-in beside it, and a cloud credential in that as its UI makes them.
+struct Site {
+    cluster: Cluster,
+    there: testbed::Rancher,
+    user: String,
+    cc: String,
+}
+
+impl Site {
+    async fn new(version: Version) -> Result<Self> {
+        let cluster = cluster().await?;
+        let there = testbed::Rancher::start(version).await?;
+        let user = there.user(false);
+        there.cluster("c-m-prod", "prod", &[&user]);
+        let content = there.kubeconfig(&user, "c-m-prod");
+        let cc = there.credential(&user, "prod", "c-m-prod", &content)?;
+        let site = Self { cluster, there, user, cc };
+        site.give(&site.there.api_key(&site.user, 0, "the operator's")).await?;
+        Ok(site)
+    }
+
+    /// Writes the API key as a person does.
+    async fn give(&self, key: &str) -> Result<()> {
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": MINTER, "namespace": "default"}, "stringData": {KEY: key},
+        });
+        let params = PatchParams::apply("somebody").force();
+        self.cluster.guest_secrets().patch(MINTER, &params, &Patch::Apply(&secret)).await?;
+        Ok(())
+    }
+
+    /// Has the operator look, as it does by itself after some minutes.
+    async fn poke(&self, value: &str) -> Result<()> {
+        let patch = Patch::Merge(json!({"metadata": {"annotations": {"poke": value}}}));
+        let params = PatchParams::default();
+        self.cluster.guest_secrets().patch(MINTER, &params, &patch).await?;
+        Ok(())
+    }
+
+    fn spec(&self, parts: &[(&str, Value)]) -> Value {
+        let mut spec = json!({
+            "source": {"rancherToken": {"lifetimeSeconds": 3600}},
+            "target": {"cloudCredential": {"name": self.cc}},
+            "rancher": {
+                "url": self.there.url(), "certificateAuthority": self.there.ca_pem(),
+                "minter": {"secretName": MINTER, "key": KEY},
+            },
+            "schedule": {"jitterPercent": 0, "minimumLeftSeconds": 0},
+            "overlapSeconds": OVERLAP,
+        });
+        for (field, value) in parts {
+            spec[*field] = value.clone();
+        }
+        spec
+    }
+
+    /// The token that Rancher's driver would use.
+    fn published(&self) -> Result<String> {
+        let config: Value = serde_saphyr::from_str(&self.there.content(&self.cc))?;
+        Ok(config["users"][0]["user"]["token"].as_str().context("no token")?.to_owned())
+    }
+
+    /// What Rancher's driver does with it.
+    async fn uses(&self, token: &str) -> Result<()> {
+        let trust = Trust::Pem(self.there.ca_pem());
+        let client = Rancher::new(self.there.url(), trust).map_err(anyhow::Error::msg)?;
+        let url = format!("{}/k8s/clusters/c-m-prod", self.there.url());
+        let cluster = client.cluster(&url, trust, None).map_err(anyhow::Error::msg)?;
+        cluster.bearer(&Secret::new(token.to_owned())).await?;
+        Ok(())
+    }
+
+    /// Reads the credential and uses it for as long as it must work; then once more. Ends with the
+    /// first use that is refused although it must not.
+    async fn consume(&self, uses: &mut u32) -> Result<()> {
+        let overlap = Duration::from_secs(OVERLAP);
+        loop {
+            let read = Instant::now();
+            let token = self.published()?;
+            while read.elapsed() < overlap / 2 {
+                // What an injected fault or a stopped server does is not the token's doing.
+                let accepted = self.there.accepts(&token);
+                let held = read.elapsed();
+                ensure!(accepted || held >= overlap, "refused after {held:?}");
+                *uses += 1;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+
+    /// Waits until the request was carried out.
+    async fn rotated(&self, request: &str) -> Result<()> {
+        let done = |status: &harvester_guest_operator::api::TokenRotationStatus| {
+            status.rotate_request.as_deref() == Some(request)
+        };
+        self.cluster.says(&format!("request {request} carried out"), done).await.map(drop)
+    }
+
+    /// Waits until one token of the rotation's is there: the published one, alone in its credential.
+    async fn one_is_left(&self) -> Result<()> {
+        eventually(LATER, "a single token", async || {
+            let status = self.cluster.status().await?;
+            let current = status.current.context("none is current")?.name;
+            ensure!(status.pending.is_none() && status.previous.is_empty(), "not at rest");
+            let tokens = self.there.tokens();
+            let ours = tokens.iter().filter(|t| t.description.starts_with(&format!("{NAME}-")));
+            let ours: Vec<&str> = ours.map(|token| token.description.as_str()).collect();
+            ensure!(ours == [current.as_str()], "{ours:?}, not {current}");
+            let content = self.there.content(&self.cc);
+            ensure!(content.matches("token:").count() == 1, "another token beside it");
+            anyhow::Ok(true)
+        })
+        .await?;
+        self.uses(&self.published()?).await.context("the published token")
+    }
+}

@@ -1,0 +1,273 @@
+//! Crashes, faults, refusals by name, and what the operator lets slip of all that: nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+use testbed::rancher::Version;
+use testbed::{Call, Start, Verdict, eventually};
+
+use super::super::fixture::start;
+use super::Site;
+use crate::support::SOON;
+
+/// A call that changes something in Rancher.
+fn writes(call: &Call) -> bool {
+    call.is_write() && !call.path.ends_with("/selfsubjectreviews")
+}
+
+/// Lets so many writes through; the answer to the last one is lost, and from then on all is cut.
+fn cut_after(site: &Site, most: usize) -> Arc<AtomicUsize> {
+    let tried = Arc::new(AtomicUsize::new(0));
+    let counter = tried.clone();
+    site.there.set_rule(move |call| {
+        if !writes(call) {
+            let over = counter.load(Ordering::SeqCst) >= most;
+            return if over { Verdict::CutBefore } else { Verdict::Pass };
+        }
+        match counter.fetch_add(1, Ordering::SeqCst) + 1 {
+            number if number < most => Verdict::Pass,
+            number if number == most => Verdict::CutAfter,
+            _ => Verdict::CutBefore,
+        }
+    });
+    tried
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rotation_survives_a_crash_after_each_write() -> Result<()> {
+    let site = Site::new(Version::Main).await?;
+    let mut operator = site.cluster.standby(start()).await?;
+    operator.leads().await?;
+    site.cluster.rotation(site.spec(&[])).await?;
+    site.cluster.annotate("rotate", "0").await?;
+    site.rotated("0").await?;
+    site.one_is_left().await?;
+    let mut uses = 0;
+    let all = async {
+        let mut most = 1;
+        loop {
+            let request = most.to_string();
+            let tried = cut_after(&site, most);
+            site.cluster.annotate("rotate", &request).await?;
+            let cut = eventually(SOON, "end or cut of the rotation", async || {
+                if tried.load(Ordering::SeqCst) >= most {
+                    return anyhow::Ok(Some(true));
+                }
+                let status = site.cluster.status().await?;
+                let done =
+                    status.rotate_request.as_ref() == Some(&request) && status.previous.is_empty();
+                anyhow::Ok(done.then_some(false))
+            })
+            .await?;
+            operator.process.kill9()?;
+            site.there.clear_rule();
+            let _ = site.cluster.free_lease().await;
+            operator = site.cluster.standby(start()).await?;
+            operator.leads().await?;
+            site.rotated(&request).await?;
+            site.one_is_left().await?;
+            if !cut {
+                return anyhow::Ok(most - 1);
+            }
+            most += 1;
+        }
+    };
+    let crashes = tokio::select! {
+        end = site.consume(&mut uses) => return end,
+        crashes = all => crashes?,
+    };
+    println!("crashed after each of {crashes} writes; {uses} uses, none refused");
+    // Made, published, taken out, revoked.
+    ensure!(crashes >= 4, "a rotation took only {crashes} writes: were they seen?");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rancher_that_fails_costs_nothing_but_time() -> Result<()> {
+    let site = Site::new(Version::V2_15).await?;
+    let operator = site.cluster.standby(start()).await?;
+    operator.leads().await?;
+    site.cluster.rotation(site.spec(&[])).await?;
+    site.cluster.annotate("rotate", "0").await?;
+    site.rotated("0").await?;
+    let count = AtomicUsize::new(0);
+    site.there.set_rule(move |call| {
+        let refuse = |code, reason| Verdict::Refuse { code, reason, message: "no".to_owned() };
+        let write = writes(call);
+        match count.fetch_add(1, Ordering::Relaxed) % 23 {
+            3 => refuse(500, "ServerError"),
+            7 => refuse(503, "ServiceUnavailable"),
+            11 => Verdict::CutBefore,
+            15 if write => refuse(409, "Conflict"),
+            17 | 18 if write => Verdict::CutAfter,
+            20 => Verdict::Delay(Duration::from_millis(300)),
+            _ => Verdict::Pass,
+        }
+    });
+    let mut uses = 0;
+    let rotate = async {
+        for number in 1..=3 {
+            let request = number.to_string();
+            site.cluster.annotate("rotate", &request).await?;
+            site.rotated(&request).await?;
+        }
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        end = site.consume(&mut uses) => end?,
+        end = rotate => end?,
+    }
+    site.there.clear_rule();
+    site.one_is_left().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_replaced_is_refused_by_name() -> Result<()> {
+    let site = Site::new(Version::V2_8).await?;
+    let operator = site.cluster.standby(start()).await?;
+    operator.leads().await?;
+    site.cluster.rotation(site.spec(&[])).await?;
+    site.cluster.annotate("rotate", "1").await?;
+    site.rotated("1").await?;
+    site.one_is_left().await?;
+    let good = site.there.content(&site.cc);
+    let annotations =
+        site.there.secret(&site.cc).unwrap_or_default()["metadata"]["annotations"].clone();
+
+    let before = site.there.tokens().len();
+    let config: Value = serde_saphyr::from_str(&good)?;
+    let mut exec = config.clone();
+    exec["users"][0]["user"] = json!({"exec": {"command": "rancher"}});
+    let mut lost = config.clone();
+    lost["current-context"] = json!("nobody's");
+    for (content, said) in [
+        (exec.to_string(), "exec"),
+        (lost.to_string(), "current context"),
+        ("a: [".to_owned(), "not YAML"),
+    ] {
+        site.there.edit_content(&site.cc, &content);
+        site.poke(said).await?;
+        let says = async || -> Result<bool> {
+            Ok(site.cluster.reason("Ready", "TargetUnfit").await?.contains(said))
+        };
+        eventually(SOON, said, says).await?;
+    }
+    site.there.edit_content(&site.cc, &good);
+    site.there
+        .edit_secret(&site.cc, |secret| secret["metadata"]["annotations"] = json!({"a": "b"}));
+    site.poke("creator").await?;
+    let says = async || -> Result<bool> {
+        let message = site.cluster.reason("Ready", "TargetUnfit").await?;
+        Ok(message.contains("field.cattle.io/creatorId"))
+    };
+    // Only an administrator may see a Secret without creator: the user's key is refused.
+    let admin = site.there.user(true);
+    site.give(&site.there.api_key(&admin, 0, "")).await?;
+    eventually(SOON, "creator", says).await?;
+    site.there.edit_secret(&site.cc, |secret| secret["metadata"]["annotations"] = annotations);
+    site.poke("whole").await?;
+    site.cluster.reason("Ready", "Current").await?;
+
+    for (key, said) in [("token-abcde:nothing", "not accepted"), ("", "no Secret")] {
+        site.give(key).await?;
+        let says = async || -> Result<bool> {
+            let message = site.cluster.reason("Ready", "TargetUnreadable").await?;
+            Ok(message.contains("spec.rancher.minter") && message.contains(said))
+        };
+        eventually(SOON, said, says).await?;
+    }
+    ensure!(site.there.content(&site.cc) == good, "it was written");
+    ensure!(site.there.tokens().len() == before + 1, "a token was made");
+    site.give(&site.there.api_key(&site.user, 0, "")).await?;
+    site.cluster.reason("Ready", "Current").await?;
+    // A Rancher that is down is no reason to do anything.
+    site.there.stop();
+    site.poke("down").await?;
+    site.cluster.reason("Ready", "TargetUnreadable").await?;
+    site.there.restart();
+    site.poke("up").await?;
+    site.cluster.reason("Ready", "Current").await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn specs_that_make_no_sense_are_refused_naming_the_field() -> Result<()> {
+    let site = Site::new(Version::V2_8).await?;
+    let with = |path: &str, value: Value| {
+        let mut spec = site.spec(&[]);
+        if let Some(slot) = spec.pointer_mut(path) {
+            *slot = value;
+        }
+        spec
+    };
+    let mut without = site.spec(&[]);
+    without.as_object_mut().map(|spec| spec.remove("rancher"));
+    let mut both = site.spec(&[]);
+    both["target"]["secret"] = json!({"name": "a", "key": "b"});
+    let mut account = site.spec(&[]);
+    account["source"] = json!({"serviceAccountToken": {"serviceAccountName": "guest"}});
+    let mut itself = site.spec(&[]);
+    itself["target"] = json!({"secret": {"name": "rancher", "key": "token"}});
+    itself["source"]["rancherToken"]["cluster"] = json!("c-m-prod");
+    for (spec, field) in [
+        (without, "spec.rancher"),
+        (both, "spec.target"),
+        (account, "spec.target.cloudCredential"),
+        (itself, "spec.source.rancherToken.cluster"),
+        (with("/rancher/url", json!("http://rancher")), "spec.rancher.url"),
+        (with("/rancher/url", json!("https://a:b@rancher")), "spec.rancher.url"),
+        (with("/rancher/url", json!("https://rancher/v3")), "spec.rancher.url"),
+        (with("/rancher/certificateAuthority", json!("x")), "spec.rancher.certificateAuthority"),
+        (with("/rancher/minter/secretName", json!("A")), "spec.rancher.minter.secretName"),
+        (with("/rancher/minter/key", json!("a/b")), "spec.rancher.minter.key"),
+        (with("/target/cloudCredential/name", json!("../x")), "spec.target.cloudCredential.name"),
+        (with("/source/rancherToken/lifetimeSeconds", json!(1)), "lifetimeSeconds"),
+    ] {
+        let refused = site.cluster.rotation(spec).await.err().map(|error| format!("{error:#}"));
+        ensure!(refused.as_ref().is_some_and(|why| why.contains(field)), "{field}: {refused:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_token_is_told_to_anybody() -> Result<()> {
+    let site = Site::new(Version::Main).await?;
+    let log = Some("trace".to_owned());
+    let operator = site.cluster.standby(Start { log, ..start() }).await?;
+    operator.leads().await?;
+    let mut secrets = vec![site.published()?];
+    site.cluster.rotation(site.spec(&[("overlapSeconds", json!(0))])).await?;
+    for request in ["1", "2"] {
+        site.cluster.annotate("rotate", request).await?;
+        site.rotated(request).await?;
+        site.one_is_left().await?;
+        secrets.push(site.published()?);
+    }
+    // And what fails.
+    site.there.set_rule(|call| if writes(call) { Verdict::CutAfter } else { Verdict::Pass });
+    site.cluster.annotate("rotate", "3").await?;
+    site.cluster.reason("Ready", "MintFailed").await?;
+    secrets.extend(
+        site.there.tokens().into_iter().map(|token| token.stored).filter(|s| s.len() == 54),
+    );
+    let status = serde_json::to_string(&site.cluster.rotations().get("guest").await?)?;
+    let events: kube::Api<k8s_openapi::api::events::v1::Event> =
+        kube::Api::namespaced(site.cluster.client.clone(), "default");
+    let events =
+        serde_json::to_string(&events.list(&kube::api::ListParams::default()).await?.items)?;
+    let (_, metrics) = operator.get("/metrics").await?;
+    let log = operator.process.log();
+    ensure!(log.contains("TRACE") && events.contains("Published"), "nothing was told at all");
+    for (place, text) in
+        [("log", &log), ("status", &status), ("events", &events), ("metrics", &metrics)]
+    {
+        for secret in &secrets {
+            let half = secret.rsplit(':').next().unwrap_or_default();
+            ensure!(half.len() >= 54 && !text.contains(half), "a token is in the {place}");
+        }
+    }
+    Ok(())
+}

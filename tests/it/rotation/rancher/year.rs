@@ -1,0 +1,281 @@
+//! A year of Rancher in some seconds: what a rotation decides is carried out against the stand-in,
+//! whose clock the test moves, for each version; and whoever reads the credential, now or as long ago
+//! as the overlap promises, is never refused.
+//!
+//! Here the record is in memory and one hand does everything; what the operator's process makes of
+//! the same decisions is tested where it runs.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use futures::future::try_join_all;
+use harvester_guest_operator::domain::rotation::schedule::Schedule;
+use harvester_guest_operator::domain::rotation::token::Token as Value;
+use harvester_guest_operator::domain::rotation::{
+    self, Act, Change, Hand, Held, Plan, Record, Requests, Seen, Step, Target,
+};
+use harvester_guest_operator::rancher::{Issuer, Rancher, Secret, Trust};
+use testbed::eventually;
+use testbed::rancher::Version;
+
+use crate::support::SOON;
+
+const HOUR: i64 = 3_600;
+const DAY: i64 = 24 * HOUR;
+const OVERLAP: i64 = 5 * DAY;
+
+/// A stand-in, a user's API key in memory, and a cloud credential made by the UI.
+struct Site {
+    there: testbed::Rancher,
+    user: String,
+    key: Value,
+    cc: String,
+}
+
+impl Site {
+    async fn new(version: Version) -> Result<Self> {
+        let there = testbed::Rancher::start(version).await?;
+        let user = there.user(false);
+        there.cluster("c-m-prod", "prod", &[&user]);
+        let key = Value::new(there.api_key(&user, 0, "the operator's"));
+        let content = there.kubeconfig(&user, "c-m-prod");
+        let cc = there.credential(&user, "prod", "c-m-prod", &content)?;
+        let site = Self { there, user, key, cc };
+        site.looked(version).await?;
+        Ok(site)
+    }
+
+    /// Waits until Rancher's controller has looked at the present content, where there is one.
+    async fn looked(&self, version: Version) -> Result<()> {
+        if version < Version::V2_12 {
+            return Ok(());
+        }
+        use std::fmt::Write as _;
+        let content = self.there.content(&self.cc);
+        let digest = <sha2::Sha256 as sha2::Digest>::digest(content.as_bytes());
+        let sum = digest.iter().fold(String::new(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        });
+        eventually(SOON, "look of Rancher's controller", async || {
+            let secret = self.there.secret(&self.cc).unwrap_or_default();
+            secret["metadata"]["annotations"]["management.cattle.io/harvester-token-checksum"]
+                == *sum
+        })
+        .await
+    }
+
+    fn issuer(&self) -> Result<Issuer> {
+        Issuer::new(self.there.url(), Some(self.there.ca_pem()), Secret::from(&self.key))
+            .map_err(anyhow::Error::msg)
+    }
+
+    /// The token that Rancher's driver would use.
+    fn published(&self) -> Result<String> {
+        let config: serde_json::Value = serde_saphyr::from_str(&self.there.content(&self.cc))?;
+        let user = &config["users"][0]["user"]["token"];
+        Ok(user.as_str().context("no token")?.to_owned())
+    }
+
+    /// What Rancher's driver does with it.
+    async fn uses(&self, token: &str) -> Result<()> {
+        let trust = Trust::Pem(self.there.ca_pem());
+        let client = Rancher::new(self.there.url(), trust).map_err(anyhow::Error::msg)?;
+        let url = format!("{}/k8s/clusters/c-m-prod", self.there.url());
+        let cluster = client.cluster(&url, trust, None).map_err(anyhow::Error::msg)?;
+        cluster.bearer(&Secret::new(token.to_owned())).await?;
+        Ok(())
+    }
+}
+
+/// Where it is published.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Where {
+    Credential,
+    /// The API key itself.
+    Key,
+}
+
+/// One rotation.
+struct Rotation {
+    plan: Plan,
+    place: Where,
+    record: Record,
+    hand: Option<(Hand, Option<Value>)>,
+    acts: Vec<String>,
+}
+
+impl Rotation {
+    fn new(prefix: &str, place: Where, lifetime: i64) -> Self {
+        let plan = Plan {
+            prefix: prefix.to_owned(),
+            source: Some(rotation::Issuer { readable: false, prunes: place == Where::Credential }),
+            lifetime,
+            schedule: Schedule {
+                left_percent: 33,
+                minimum_left: 7 * DAY,
+                jitter_percent: 5,
+                window: None,
+                paused: false,
+            },
+            overlap: OVERLAP,
+            tells: false,
+            revokes: false,
+            deleting: false,
+            requests: Requests::default(),
+        };
+        Self { plan, place, record: Record::default(), hand: None, acts: Vec::new() }
+    }
+
+    /// Looks, decides, and does one thing. When to look again, if there is nothing to do.
+    async fn step(&mut self, site: &mut Site) -> Result<Option<Option<i64>>> {
+        let issuer = site.issuer()?;
+        let issued = issuer.issued().await?;
+        let now = issued.now.context("no date")?;
+        let sight = match self.place {
+            Where::Credential => Some(issuer.look(&site.cc, &issued).await?),
+            Where::Key => None,
+        };
+        let target = match &sight {
+            Some(sight) => sight.target.clone(),
+            None => {
+                let says = issuer.life(&site.key, &issued, None).await?.says;
+                let holds = Some(Held { hash: site.key.hash(), says });
+                Target::There { version: site.key.hash(), holds, beside: Vec::new() }
+            }
+        };
+        let existing = Some(issued.named(&self.plan.prefix));
+        let hand = self.hand.as_ref().map(|(hand, _)| hand.clone());
+        let seen = Seen { now, target, existing, hand };
+        let act = rotation::decide(&self.plan, &self.record, &seen);
+        if !matches!(act, Act::Wait(_)) {
+            self.acts.push(format!("{now} {}", told(&act)));
+        }
+        let done: Result<(), (Step, String, String)> = match act {
+            Act::Wait(until) => return Ok(Some(until)),
+            Act::Write(change, record) => {
+                self.record = *record;
+                if change == Change::Named {
+                    let name = self.record.pending.as_ref().context("nothing named")?.name.clone();
+                    self.hand = Some((Hand { name, ..Hand::default() }, None));
+                }
+                Ok(())
+            }
+            Act::Mint(name) => match issuer.mint(&name, self.plan.lifetime, None).await {
+                Ok((value, made)) => {
+                    let hand = Hand { name, made: Some(made), verified: false };
+                    self.hand = Some((hand, Some(value)));
+                    Ok(())
+                }
+                Err(error) => Err((Step::Mint, name, error.to_string())),
+            },
+            Act::Verify => {
+                let Some((hand, Some(value))) = &mut self.hand else { bail!("nothing in hand") };
+                let reach = sight.as_ref().and_then(|sight| sight.reach());
+                let tried = issuer.verify(value, reach, None).await;
+                hand.verified = tried.is_ok();
+                tried.map_err(|why| (Step::Verify, hand.name.clone(), why))
+            }
+            Act::Publish { keep } => {
+                let Some((hand, Some(value))) = &self.hand else { bail!("nothing in hand") };
+                match &sight {
+                    Some(sight) => issuer
+                        .publish(&site.cc, sight, value, keep)
+                        .await
+                        .map_err(|why| (Step::Publish, hand.name.clone(), why.to_string())),
+                    None => {
+                        site.key = value.clone();
+                        Ok(())
+                    }
+                }
+            }
+            Act::DropOld => {
+                let sight = sight.as_ref().context("nothing to drop it from")?;
+                let dropped = issuer.drop_old(&site.cc, sight).await;
+                dropped.map_err(|why| (Step::Publish, String::new(), why.to_string()))
+            }
+            Act::Revoke(name) => match issuer.revoke(&name).await {
+                Ok(()) => Ok(()),
+                Err(error) => Err((Step::Revoke, name, error.to_string())),
+            },
+            Act::Tell | Act::Finish => bail!("nobody asked for {act:?}"),
+        };
+        if let Err((step, name, why)) = done {
+            self.acts.push(format!("{now} failed {step:?}: {why}"));
+            self.record = rotation::failed(&self.plan, &self.record, step, &name, now);
+        }
+        Ok(None)
+    }
+
+    /// Until there is nothing to do.
+    async fn settle(&mut self, site: &mut Site) -> Result<Option<i64>> {
+        for _ in 0..100 {
+            if let Some(until) = self.step(site).await? {
+                return Ok(until);
+            }
+        }
+        bail!("no end of it: {:#?}", self.acts)
+    }
+}
+
+/// An act in few words.
+fn told(act: &Act) -> String {
+    match act {
+        Act::Write(change, record) => format!("records {change:?} {}", record.serial),
+        act => format!("{act:?}"),
+    }
+}
+
+async fn year(version: Version) -> Result<()> {
+    let mut site = Site::new(version).await?;
+    let mut credential = Rotation::new("prod-0a1b2c3d", Where::Credential, 30 * DAY);
+    let mut key = Rotation::new("key-0a1b2c3d", Where::Key, 90 * DAY);
+    let start = site.there.now() / 1000;
+    let (mut held, mut read_at) = (site.published()?, start);
+    let mut uses = 0;
+    loop {
+        let mut until = i64::MAX;
+        for rotation in [&mut key, &mut credential] {
+            until = until.min(rotation.settle(&mut site).await?.unwrap_or(i64::MAX));
+            site.looked(version).await?;
+        }
+        let now = site.there.now() / 1000;
+        let context =
+            || format!("{version:?}, day {}: {:#?}", (now - start) / DAY, credential.acts);
+        site.uses(&site.published()?).await.with_context(context)?;
+        // It read the credential up to an overlap ago, as a job does that runs since then.
+        site.uses(&held).await.with_context(context)?;
+        uses += 2;
+        if now - read_at >= OVERLAP - 2 * HOUR {
+            (held, read_at) = (site.published()?, now);
+        }
+        if now > start + 365 * DAY {
+            break;
+        }
+        // The clock goes on while all this is done, so an hour is left for that.
+        let next = until.min(read_at + OVERLAP - HOUR).clamp(now + 1, now + 3 * DAY);
+        site.there.advance(Duration::from_secs(u64::try_from(next - now)?));
+    }
+    // The last overlap ends.
+    site.there.advance(Duration::from_secs(u64::try_from(OVERLAP + 60)?));
+    for rotation in [&mut key, &mut credential] {
+        rotation.settle(&mut site).await?;
+        site.looked(version).await?;
+    }
+    let published = credential.acts.iter().filter(|act| act.contains("Publish {")).count();
+    let alive: Vec<String> =
+        site.there.tokens().into_iter().filter(|t| t.alive).map(|t| t.description).collect();
+    println!("{version:?}: {published} contents, {uses} uses, alive {alive:?}");
+    ensure!(published >= 12, "{version:?}: {:#?}", credential.acts);
+    ensure!(alive.len() == 2, "{version:?}: {alive:?}");
+    ensure!(!site.there.content(&site.cc).contains("-previous"), "{version:?}");
+    ensure!(credential.record.previous.is_empty() && key.record.previous.is_empty());
+    ensure!(site.user.starts_with("u-"));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_credential_lives_through_a_year_of_each_version() -> Result<()> {
+    try_join_all(Version::ALL.map(year)).await?;
+    Ok(())
+}
