@@ -7,7 +7,7 @@ use super::run::{BETWEEN_TRIES, Look, Run, TRIES};
 use super::{InHand, Keeper};
 use crate::api::{RancherServer, TokenRotation};
 use crate::domain::rotation::content::{self, Read, watched_as};
-use crate::domain::rotation::{Hand, Step, Target, kept_until};
+use crate::domain::rotation::{Hand, Record, Step, Target, kept_until};
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
 use crate::rancher::{Error, Issued, Issuer, Secret, Sight};
@@ -205,6 +205,21 @@ impl Run<'_> {
     pub(super) async fn revoke_there(&mut self, name: &str) -> Result<(), String> {
         let Some(side) = &self.side else { return Err("Rancher was not asked".to_owned()) };
         side.issuer.revoke(name).await.map_err(|error| error.to_string())
+    }
+
+    /// Until when another one cannot be put into the cloud credential, because the place beside it is
+    /// taken by one whose overlap is not over. A leak does not wait, nor what would end before that.
+    pub(super) fn occupied_until(&self, next: &Record) -> Option<i64> {
+        let (_, sight, _) = self.there()?;
+        let kept = sight.kept()?;
+        let leaked = next.pending.as_ref().is_some_and(|pending| pending.requests.leaked.is_some());
+        let ours = self.record.previous.iter().find(|old| old.hash.as_ref() == Some(&kept));
+        let at = match ours {
+            Some(old) => old.after,
+            None => kept_until(&self.plan, &self.record),
+        }?;
+        let ends = self.record.current.as_ref().and_then(|current| current.expires);
+        (!leaked && ends.is_none_or(|end| end > at)).then_some(at)
     }
 
     /// When a token of somebody else's that was kept in the cloud credential is taken out of it.

@@ -186,6 +186,15 @@ impl Run<'_> {
     /// One step. Says for how long to rest, if that is what is next.
     async fn step(&mut self) -> Result<Option<Duration>, CallError> {
         let act = decide(&self.plan, &self.record, &self.seen());
+        if let Act::Write(Change::Named, next) = &act
+            && let Some(at) = self.occupied_until(next)
+        {
+            if at > self.clock.now() {
+                return self.rest(Some(at)).await.map(Some);
+            }
+            self.drop_there().await?;
+            return Ok(None);
+        }
         match act {
             Act::Write(change, next) => {
                 let is_asked =
