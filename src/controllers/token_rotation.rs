@@ -162,14 +162,13 @@ async fn watch_secrets(keeper: Arc<Keeper>, namespace: &str, wake: mpsc::Unbound
         let (name, made_for) = (secret.name_any(), secret.labels().get(LABEL_ROTATION).cloned());
         let rests_on = |rotation: &TokenRotation| {
             rotation.namespace().as_deref() == Some(namespace)
-                && match &made_for {
-                    Some(uid) => rotation.metadata.uid.as_ref() == Some(uid),
-                    None => {
-                        let spec = &rotation.spec;
-                        let key = spec.rancher.as_ref().map(|there| &there.minter.secret_name);
-                        let target = spec.target.secret.as_ref().map(|secret| &secret.name);
-                        [key, target].contains(&Some(&name))
-                    }
+                && if let Some(uid) = &made_for {
+                    rotation.metadata.uid.as_ref() == Some(uid)
+                } else {
+                    let spec = &rotation.spec;
+                    let key = spec.rancher.as_ref().map(|there| &there.minter.secret_name);
+                    let target = spec.target.secret.as_ref().map(|secret| &secret.name);
+                    [key, target].contains(&Some(&name))
                 }
         };
         for rotation in keeper.store.state_filter(rests_on) {

@@ -68,14 +68,14 @@ async fn see(
     namespace: &str,
     issuer: Issuer,
 ) -> Result<Result<Look, Error>, CallError> {
-    let issued = match issuer.issued().await {
-        Ok(issued) => issued,
+    let known = match issuer.issued().await {
+        Ok(known) => known,
         Err(error) => return Ok(Err(error)),
     };
-    let mut clock = issued.now.map_or_else(Clock::local, Clock::heard);
+    let mut clock = known.now.map_or_else(Clock::local, Clock::heard);
     let spec = &rotation.spec;
     if let Some(credential) = &spec.target.cloud_credential {
-        let sight = match issuer.look(&credential.name, &issued).await {
+        let sight = match issuer.look(&credential.name, &known).await {
             Ok(sight) => sight,
             Err(error) => return Ok(Err(error)),
         };
@@ -84,10 +84,10 @@ async fn see(
             Target::There { holds: Some(held), .. } if spec.source.is_none() => Some(held),
             _ => None,
         };
-        let watched = held.map(|held| watched_as("", held.says.clone())).into_iter().collect();
+        let watched = held.map(|held| watched_as("", &held.says)).into_iter().collect();
         let mut read = Read::elsewhere(sight.target.clone(), watched);
         read.reach = sight.reach().cloned();
-        let side = Some(Side { issuer, issued, sight: Some(sight) });
+        let side = Some(Side { issuer, issued: known, sight: Some(sight) });
         return Ok(Ok(Look { read, clock, blind: None, side }));
     }
     let Some(wants) = &spec.target.secret else {
@@ -108,16 +108,21 @@ async fn see(
     let mut read = content::read(wants, spec.source.is_some(), secret.as_ref());
     let token = read.token(wants, secret.as_ref());
     if let (Target::There { holds: Some(held), .. }, Some(token)) = (&mut read.target, token) {
-        match issuer.life(&token, &issued, read.reach.as_ref()).await {
+        match issuer.life(&token, &known, read.reach.as_ref()).await {
             Ok(life) => held.says = life.says,
             Err(error) => return Ok(Err(error)),
         }
         if spec.source.is_none() {
             let user = wants.kubeconfig_user.as_deref().unwrap_or_default();
-            read.watched = vec![watched_as(user, held.says.clone())];
+            read.watched = vec![watched_as(user, &held.says)];
         }
     }
-    Ok(Ok(Look { read, clock, blind: None, side: Some(Side { issuer, issued, sight: None }) }))
+    Ok(Ok(Look {
+        read,
+        clock,
+        blind: None,
+        side: Some(Side { issuer, issued: known, sight: None }),
+    }))
 }
 
 impl Run<'_> {

@@ -105,11 +105,11 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, U
 }
 
 fn watched(user: &str, token: &Token) -> WatchedCredential {
-    watched_as(user, token.says())
+    watched_as(user, &token.says())
 }
 
 /// What is told of a token that is only watched.
-pub fn watched_as(user: &str, says: Says) -> WatchedCredential {
+pub fn watched_as(user: &str, says: &Says) -> WatchedCredential {
     WatchedCredential {
         user: user.chars().take(253).collect(),
         name: says.name.chars().take(253).collect(),

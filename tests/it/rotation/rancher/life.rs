@@ -62,7 +62,7 @@ async fn it_is_replaced_by_ranchers_time() -> Result<()> {
         site.poke(&round.to_string()).await?;
         site.cluster.published(round).await?;
         // The overlap is Rancher's, too.
-        site.there.advance(Duration::from_secs(60));
+        site.there.advance(Duration::from_mins(1));
         site.poke(&format!("{round} over")).await?;
         site.one_is_left().await?;
     }
@@ -88,14 +88,14 @@ async fn an_api_key_renews_itself() -> Result<()> {
     };
     let first = key().await?;
     // The first lives for ninety days.
-    site.there.advance(Duration::from_secs(80 * 86_400));
+    site.there.advance(Duration::from_hours(80 * 24));
     site.poke("1").await?;
     eventually(SOON, "another API key", async || anyhow::Ok(key().await? != first)).await?;
     let second = key().await?;
     ensure!(site.there.accepts(&second));
     // It was somebody else's, and is left to end by itself; the next one is revoked.
     ensure!(site.there.accepts(&first));
-    site.there.advance(Duration::from_secs(3_000));
+    site.there.advance(Duration::from_mins(50));
     site.poke("2").await?;
     eventually(SOON, "a third", async || anyhow::Ok(key().await? != second)).await?;
     eventually(SOON, "end of the second", async || !site.there.accepts(&second)).await?;

@@ -5,6 +5,7 @@
 //! Here the record is in memory and one hand does everything; what the operator's process makes of
 //! the same decisions is tested where it runs.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -50,7 +51,6 @@ impl Site {
         if version < Version::V2_12 {
             return Ok(());
         }
-        use std::fmt::Write as _;
         let content = self.there.content(&self.cc);
         let digest = <sha2::Sha256 as sha2::Digest>::digest(content.as_bytes());
         let sum = digest.iter().fold(String::new(), |mut text, byte| {
@@ -130,21 +130,20 @@ impl Rotation {
     /// Looks, decides, and does one thing. When to look again, if there is nothing to do.
     async fn step(&mut self, site: &mut Site) -> Result<Option<Option<i64>>> {
         let issuer = site.issuer()?;
-        let issued = issuer.issued().await?;
-        let now = issued.now.context("no date")?;
+        let known = issuer.issued().await?;
+        let now = known.now.context("no date")?;
         let sight = match self.place {
-            Where::Credential => Some(issuer.look(&site.cc, &issued).await?),
+            Where::Credential => Some(issuer.look(&site.cc, &known).await?),
             Where::Key => None,
         };
-        let target = match &sight {
-            Some(sight) => sight.target.clone(),
-            None => {
-                let says = issuer.life(&site.key, &issued, None).await?.says;
-                let holds = Some(Held { hash: site.key.hash(), says });
-                Target::There { version: site.key.hash(), holds, beside: Vec::new() }
-            }
+        let target = if let Some(sight) = &sight {
+            sight.target.clone()
+        } else {
+            let says = issuer.life(&site.key, &known, None).await?.says;
+            let holds = Some(Held { hash: site.key.hash(), says });
+            Target::There { version: site.key.hash(), holds, beside: Vec::new() }
         };
-        let existing = Some(issued.named(&self.plan.prefix));
+        let existing = Some(known.named(&self.plan.prefix));
         let hand = self.hand.as_ref().map(|(hand, _)| hand.clone());
         let seen = Seen { now, target, existing, hand };
         let act = rotation::decide(&self.plan, &self.record, &seen);
@@ -178,15 +177,12 @@ impl Rotation {
             }
             Act::Publish { keep } => {
                 let Some((hand, Some(value))) = &self.hand else { bail!("nothing in hand") };
-                match &sight {
-                    Some(sight) => issuer
-                        .publish(&site.cc, sight, value, keep)
-                        .await
-                        .map_err(|why| (Step::Publish, hand.name.clone(), why.to_string())),
-                    None => {
-                        site.key = value.clone();
-                        Ok(())
-                    }
+                if let Some(sight) = &sight {
+                    let written = issuer.publish(&site.cc, sight, value, keep).await;
+                    written.map_err(|why| (Step::Publish, hand.name.clone(), why.to_string()))
+                } else {
+                    site.key = value.clone();
+                    Ok(())
                 }
             }
             Act::DropOld => {
