@@ -171,12 +171,6 @@ impl Issued {
         names.dedup();
         names
     }
-
-    /// When a token of the key's user ends. `None`: it is not among them.
-    pub fn end(&self, value: &str) -> Option<Option<Seconds>> {
-        let name = value.split(':').next().unwrap_or_default();
-        self.tokens.iter().find(|token| token.name == name).map(|token| token.ends)
-    }
 }
 
 fn life(token: &Token, now: Option<Seconds>) -> Life {
