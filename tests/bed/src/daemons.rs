@@ -77,7 +77,7 @@ pub(crate) fn api_server_args(ports: Ports, options: &Options) -> Vec<String> {
         "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
         "--service-account-key-file=tokens.pub".to_owned(),
         "--service-account-signing-key-file=tokens.key".to_owned(),
-        "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
+        "--service-cluster-ip-range=10.96.0.0/16,fd96::/112".to_owned(),
         "--authorization-mode=RBAC".to_owned(),
         "--token-auth-file=tokens.csv".to_owned(),
         "--allow-privileged".to_owned(),

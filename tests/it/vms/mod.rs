@@ -3,6 +3,7 @@
 mod announcing;
 mod crash;
 mod endpoints;
+mod families;
 pub(crate) mod input;
 mod leaving;
 mod matrix;
