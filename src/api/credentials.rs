@@ -47,8 +47,8 @@ pub struct ServiceAccountToken {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = ("has(self.secret) != has(self.cloudCredential)",
-        "spec.target: exactly one of secret and cloudCredential"),
+    validation = ("[has(self.secret), has(self.cloudCredential), has(self.allCloudCredentials)].filter(given, given).size() == 1",
+        "spec.target: exactly one of secret, cloudCredential and allCloudCredentials"),
 )]
 pub struct Target {
     /// A key of a Secret of the same namespace.
@@ -58,7 +58,16 @@ pub struct Target {
     /// the token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_credential: Option<CloudCredentialTarget>,
+    /// Every cloud credential for Harvester that the API key's user may see in the Rancher in
+    /// spec.rancher. They are only watched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub all_cloud_credentials: Option<AllCloudCredentials>,
 }
+
+/// All of them: there is nothing to choose.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AllCloudCredentials {}
 
 /// A key of a Secret.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -125,6 +134,8 @@ pub struct CloudCredentialTarget {
         "spec.rancher.url: must be https:// and a host, perhaps with a port, and nothing behind it"),
     validation = ("!has(self.certificateAuthority) || self.certificateAuthority.contains('-----BEGIN CERTIFICATE-----')",
         "spec.rancher.certificateAuthority: must be certificates in PEM"),
+    validation = ("!has(self.certificateAuthority) || !has(self.certificateAuthoritySecret)",
+        "spec.rancher.certificateAuthoritySecret: there is certificateAuthority as well: remove one of the two"),
 )]
 pub struct RancherServer {
     /// Where it is, as its setting server-url says: `https://` and a host.
@@ -135,8 +146,29 @@ pub struct RancherServer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]
     pub certificate_authority: Option<String>,
+    /// The Secret of the same namespace that holds them instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate_authority_secret: Option<AuthoritySecret>,
     /// The API key.
     pub minter: Minter,
+}
+
+/// A Secret with certificates. What else it holds, such as a private key, is not looked at.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = ("self.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
+        "spec.rancher.certificateAuthoritySecret.name: must be the name of a Secret: lower-case letters, digits, dashes and dots"),
+    validation = ("self.key.matches('^[-._a-zA-Z0-9]+$')",
+        "spec.rancher.certificateAuthoritySecret.key: must be a key of a Secret: letters, digits, dashes, underscores and dots"),
+)]
+pub struct AuthoritySecret {
+    /// Its name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// The key in it, whose value is certificates in PEM.
+    #[schemars(length(min = 1, max = 253))]
+    pub key: String,
 }
 
 /// An API key of a Rancher: whose it is, makes and revokes the tokens.

@@ -13,12 +13,13 @@ pub mod kubevirt;
 mod load_balancer;
 mod token_rotation;
 pub mod v1alpha1;
+mod watched;
 
 pub use condition::{Condition, ConditionStatus, READY};
 pub use crds::{crds, to_yaml};
 pub use credentials::{
-    CloudCredentialTarget, Minter, RancherServer, RancherToken, SecretTarget, ServiceAccountToken,
-    Source, Target,
+    AllCloudCredentials, AuthoritySecret, CloudCredentialTarget, Minter, RancherServer,
+    RancherToken, SecretTarget, ServiceAccountToken, Source, Target,
 };
 pub use dhcp_lease::{DHCPLease, DHCPLeaseSpec, DHCPLeaseStatus, LeaseState};
 pub use ip_pool::{IPPool, IPPoolSpec, IPPoolStatus, PoolState, Range, Scope, Selector};
@@ -28,9 +29,9 @@ pub use load_balancer::{
 };
 pub use token_rotation::{
     CurrentCredential, Day, OnDelete, PendingCredential, PendingStep, PreviousCredential, Schedule,
-    Tell, TokenRotation, TokenRotationSpec, TokenRotationStatus, WatchedCredential, Window,
-    Workload, WorkloadKind,
+    Tell, TokenRotation, TokenRotationSpec, TokenRotationStatus, Window, Workload, WorkloadKind,
 };
+pub use watched::{ApiKey, WatchedCredential};
 
 /// The API group of `LoadBalancer`, `IPPool` and `DHCPLease`.
 pub const GROUP: &str = "loadbalancer.harvesterhci.io";

@@ -9,7 +9,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Condition, RancherServer, Source, Target};
+use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential};
 
 /// A credential that is replaced before it ends, without a moment in which neither works.
 #[derive(
@@ -80,8 +80,10 @@ use super::{Condition, RancherServer, Source, Target};
         "spec.source.serviceAccountToken.serviceAccountName is immutable: make another TokenRotation"),
     validation = ("!has(self.source) || !has(oldSelf.source) || !has(self.source.serviceAccountTokenSecret) || !has(oldSelf.source.serviceAccountTokenSecret) || self.source.serviceAccountTokenSecret.serviceAccountName == oldSelf.source.serviceAccountTokenSecret.serviceAccountName",
         "spec.source.serviceAccountTokenSecret.serviceAccountName is immutable: make another TokenRotation"),
-    validation = ("has(self.rancher) || !(has(self.target.cloudCredential) || has(self.source) && has(self.source.rancherToken))",
-        "spec.rancher: must be there for spec.source.rancherToken and spec.target.cloudCredential"),
+    validation = ("has(self.rancher) || !(has(self.target.cloudCredential) || has(self.target.allCloudCredentials) || has(self.source) && has(self.source.rancherToken))",
+        "spec.rancher: must be there for spec.source.rancherToken, spec.target.cloudCredential and spec.target.allCloudCredentials"),
+    validation = ("!has(self.target.allCloudCredentials) || !has(self.source)",
+        "spec.target.allCloudCredentials: they are only watched: remove spec.source"),
     validation = ("!has(self.rancher) || !has(self.source) || has(self.source.rancherToken)",
         "spec.rancher: it has nothing to do with this spec.source: remove it"),
     validation = ("!has(self.target.cloudCredential) || !has(self.source) || has(self.source.rancherToken)",
@@ -248,11 +250,20 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub previous: Vec<PreviousCredential>,
-    /// What is known of the tokens in a target that is only watched.
+    /// What is known of the credentials in a target that is only watched: first those that end soonest
+    /// and that nobody replaces.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub watched: Vec<WatchedCredential>,
-    /// When the first of the target's credentials ends. Unset: none does, or none says so.
+    /// How many more there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub watched_beyond: Option<i64>,
+    /// The API key in spec.rancher, as it was last seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key: Option<ApiKey>,
+    /// When the first of the target's credentials ends; of all cloud credentials, of those that nobody
+    /// replaces. Unset: none does, or none says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
@@ -289,7 +300,7 @@ pub struct TokenRotationStatus {
     #[schemars(length(max = 253))]
     pub leak_report: Option<String>,
     /// `Ready`: the credential is there and is looked after. `Expiring`: it ends soon, and should have
-    /// been replaced, or is only watched.
+    /// been replaced, or is only watched. `MinterExpiring`: the API key ends soon, and nobody renews it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub conditions: Vec<Condition>,
@@ -384,20 +395,4 @@ pub struct PreviousCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,
-}
-
-/// A token in a target that is only watched.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct WatchedCredential {
-    /// The kubeconfig's user that has it; empty where the value is the token alone.
-    #[schemars(length(max = 253))]
-    pub user: String,
-    /// What it is called, as far as it says.
-    #[schemars(length(max = 253))]
-    pub name: String,
-    /// When it ends. Unset: never, or it does not say.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("format" = "date-time"))]
-    pub expires_at: Option<String>,
 }

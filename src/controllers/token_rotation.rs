@@ -5,6 +5,7 @@
 //! carried out at a time, and few are begun in a second, however many are due.
 
 mod act;
+mod census;
 mod rancher;
 mod run;
 mod tell;
@@ -28,7 +29,10 @@ use tokio::sync::mpsc;
 use super::Context;
 use crate::api::{LABEL_ROTATION, ROTATION_FINALIZER, TokenRotation};
 use crate::domain::pacing::backoff;
-use crate::domain::rotation::{Act, Hand, Held, Seconds, Seen, Target, decide, status, token};
+use crate::domain::rotation::census::Census;
+use crate::domain::rotation::{
+    Act, Hand, Held, Seconds, Seen, Target, decide, ends, status, token,
+};
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
 use crate::k8s::guard::Guard;
@@ -60,6 +64,8 @@ struct Keeper {
     store: Store<TokenRotation>,
     /// By the rotation's UID.
     hands: Mutex<HashMap<String, InHand>>,
+    /// What is known of all cloud credentials, by the UID of the rotation that watches them.
+    censuses: Mutex<HashMap<String, Census>>,
     /// Those whose Secrets somebody has touched.
     touched: Mutex<HashSet<Name>>,
     clock: Mutex<Option<Clock>>,
@@ -81,6 +87,7 @@ pub(super) async fn run(ctx: Context) {
         ctx: ctx.clone(),
         store: store.clone(),
         hands: Mutex::default(),
+        censuses: Mutex::default(),
         touched: Mutex::default(),
         clock: Mutex::default(),
         next: Mutex::new(Instant::now()),
@@ -123,34 +130,50 @@ async fn watch(
             None
         }
     };
-    let on_event = |event: Event<Guard<TokenRotation>>| match event {
-        Event::Init => writer.apply_watcher_event(&Event::Init),
-        Event::InitApply(rotation) => {
-            if let Some(rotation) = readable(rotation) {
-                writer.apply_watcher_event(&Event::InitApply(rotation));
+    let on_event = |event: Event<Guard<TokenRotation>>| {
+        let mut others = Vec::new();
+        match event {
+            Event::Init => writer.apply_watcher_event(&Event::Init),
+            Event::InitApply(rotation) => {
+                if let Some(rotation) = readable(rotation) {
+                    writer.apply_watcher_event(&Event::InitApply(rotation));
+                }
+            }
+            Event::InitDone => {
+                writer.apply_watcher_event(&Event::InitDone);
+                for rotation in keeper.store.state() {
+                    let name = ObjectRef::from_obj(rotation.as_ref());
+                    lock(&keeper.touched).insert(name.clone());
+                    let _ = wake.send(name);
+                }
+            }
+            Event::Apply(rotation) => {
+                if let Some(rotation) = readable(rotation) {
+                    let name = ObjectRef::from_obj(&rotation);
+                    let before = keeper.store.get(&name);
+                    let worked = before.is_some_and(|before| census::works(&keeper, &before));
+                    if worked != census::works(&keeper, &rotation) {
+                        others = census::who_tells_of(&keeper, &rotation);
+                    }
+                    writer.apply_watcher_event(&Event::Apply(rotation));
+                    let _ = wake.send(name);
+                }
+            }
+            Event::Delete(rotation) => {
+                if let Ok(rotation) = rotation.0 {
+                    let uid = rotation.uid().unwrap_or_default();
+                    lock(&keeper.hands).remove(&uid);
+                    lock(&keeper.censuses).remove(&uid);
+                    keeper.forget(&ObjectRef::from_obj(&rotation));
+                    others = census::who_tells_of(&keeper, &rotation);
+                    writer.apply_watcher_event(&Event::Delete(rotation));
+                }
             }
         }
-        Event::InitDone => {
-            writer.apply_watcher_event(&Event::InitDone);
-            for rotation in keeper.store.state() {
-                let name = ObjectRef::from_obj(rotation.as_ref());
-                lock(&keeper.touched).insert(name.clone());
-                let _ = wake.send(name);
-            }
-        }
-        Event::Apply(rotation) => {
-            if let Some(rotation) = readable(rotation) {
-                let name = ObjectRef::from_obj(&rotation);
-                writer.apply_watcher_event(&Event::Apply(rotation));
-                let _ = wake.send(name);
-            }
-        }
-        Event::Delete(rotation) => {
-            if let Ok(rotation) = rotation.0 {
-                lock(&keeper.hands).remove(&rotation.uid().unwrap_or_default());
-                keeper.forget(&ObjectRef::from_obj(&rotation));
-                writer.apply_watcher_event(&Event::Delete(rotation));
-            }
+        for other in others {
+            let name = ObjectRef::from_obj(other.as_ref());
+            lock(&keeper.touched).insert(name.clone());
+            let _ = wake.send(name);
         }
     };
     keeper.ctx.credentials.watch(on_event).await;
@@ -166,9 +189,11 @@ async fn watch_secrets(keeper: Arc<Keeper>, namespace: &str, wake: mpsc::Unbound
                     rotation.metadata.uid.as_ref() == Some(uid)
                 } else {
                     let spec = &rotation.spec;
-                    let key = spec.rancher.as_ref().map(|there| &there.minter.secret_name);
+                    let there = spec.rancher.as_ref();
+                    let key = there.map(|there| &there.minter.secret_name);
+                    let authority = there.and_then(|t| t.certificate_authority_secret.as_ref());
                     let target = spec.target.secret.as_ref().map(|secret| &secret.name);
-                    [key, target].contains(&Some(&name))
+                    [key, authority.map(|secret| &secret.name), target].contains(&Some(&name))
                 }
         };
         for rotation in keeper.store.state_filter(rests_on) {
@@ -223,8 +248,8 @@ impl Keeper {
         let seen = Seen { now, target, existing: None, hand: None };
         match decide(&plan, &record, &seen) {
             Act::Wait(until) => {
-                let ends = status.expires_at.as_deref().and_then(status::seconds);
-                Some(pause(&[until, status::alarm(&plan, &record, ends), ends], now))
+                let end = status.expires_at.as_deref().and_then(status::seconds);
+                Some(pause(&[until, ends::alarm(&plan, &record, end), end], now))
             }
             _ => None,
         }

@@ -9,14 +9,17 @@
 //! write whose outcome is not known; nothing is made without a recorded name; what somebody else has
 //! put into the target is adopted and not overwritten before its time.
 
+pub mod census;
+mod certificate;
 pub mod content;
 mod decide;
+pub mod ends;
 pub mod kubeconfig;
 mod leave;
 pub mod schedule;
 pub mod status;
-
 pub mod token;
+pub mod watched;
 
 pub use decide::{decide, told};
 

@@ -1,6 +1,6 @@
 //! Tokens that are made by a plan: a name is its description in Rancher, by which it is found again.
 
-use super::{Dated, Error, Order, Rancher, Secret, Token, Trust};
+use super::{Dated, Error, Listed, Order, Rancher, Secret, Token, Trust};
 use crate::domain::rotation::kubeconfig::Reach;
 use crate::domain::rotation::token::{Says, Token as Value};
 use crate::domain::rotation::{Made, Seconds};
@@ -52,6 +52,11 @@ impl Issuer {
     pub async fn issued(&self) -> Result<Issued, Error> {
         let Dated { value, date } = self.rancher.tokens(&self.key).await?;
         Ok(Issued { tokens: value, now: date })
+    }
+
+    /// The cloud credentials for Harvester that the key's user may see.
+    pub async fn credentials(&self) -> Result<Vec<Listed>, Error> {
+        Ok(self.rancher.credentials(&self.key).await?.value)
     }
 
     /// Makes a token by this name.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const LONGEST_FILE: usize = 450;
 
 /// Crates that a decision may use.
-const DOMAIN_CRATES: [&str; 11] = [
+const DOMAIN_CRATES: [&str; 12] = [
     "std",
     "core",
     "serde",
@@ -24,6 +24,7 @@ const DOMAIN_CRATES: [&str; 11] = [
     "chrono",
     "thiserror",
     "base64",
+    "x509_parser",
     "zeroize",
 ];
 /// Rooms that a decision may look into.

@@ -4,10 +4,12 @@
 //! time is Rancher's; a Rancher that cannot be asked tells nothing, and then nothing is decided.
 
 use super::run::{BETWEEN_TRIES, Look, Run, TRIES};
-use super::{InHand, Keeper};
-use crate::api::{RancherServer, TokenRotation};
-use crate::domain::rotation::content::{self, Read, watched_as};
-use crate::domain::rotation::{Hand, Record, Step, Target, kept_until};
+use super::{InHand, Keeper, census};
+use crate::api::{ApiKey, RancherServer, TokenRotation, WatchedCredential};
+use crate::domain::rotation::content::{self, Read};
+use crate::domain::rotation::token::Token;
+use crate::domain::rotation::watched::{self, Watched};
+use crate::domain::rotation::{Hand, Record, Step, Target, kept_until, status};
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
 use crate::rancher::{Error, Issued, Issuer, Secret, Sight};
@@ -18,6 +20,10 @@ pub(super) struct Side {
     issuer: Issuer,
     pub(super) issued: Issued,
     sight: Option<Sight>,
+    /// The API key.
+    pub(super) key: Option<ApiKey>,
+    /// How many cloud credentials were not read yet.
+    pub(super) unread: usize,
 }
 
 /// Reads the API key, what its user has in Rancher, and the target.
@@ -28,9 +34,10 @@ pub(super) async fn look(
 ) -> Result<Look, CallError> {
     let namespace = rotation.namespace().unwrap_or_default();
     let blind = |why: String| Look {
-        read: Read::elsewhere(Target::Unknown, Vec::new()),
+        read: Read::elsewhere(Target::Unknown, Watched::default()),
         clock: Clock::local(),
         blind: Some(why),
+        refused: false,
         side: None,
     };
     let (minter, credentials) = (&server.minter, &keeper.ctx.credentials);
@@ -47,19 +54,58 @@ pub(super) async fn look(
             minter.secret_name, minter.key
         )));
     };
-    let authority = server.certificate_authority.as_deref();
-    let issuer = match Issuer::new(&server.url, authority, Secret::from(&key)) {
+    let authority = match authority(keeper, &namespace, server).await? {
+        Ok(authority) => authority,
+        Err(why) => return Ok(blind(why)),
+    };
+    let issuer = match Issuer::new(&server.url, authority.as_deref(), Secret::from(&key)) {
         Ok(issuer) => issuer,
         Err(why) => return Ok(blind(format!("spec.rancher: {why}"))),
     };
-    match see(keeper, rotation, &namespace, issuer).await? {
-        Ok(look) => Ok(look),
-        Err(Error::Unauthorized) => Ok(blind(
-            "spec.rancher.minter: the API key is not accepted: it is expired, deleted, disabled or for one cluster only"
-                .to_owned(),
-        )),
+    let seen = see(keeper, rotation, &namespace, issuer).await?;
+    match seen {
+        Ok(mut look) => {
+            if let Some(side) = &mut look.side {
+                let found = side.issuer.life(&key, &side.issued, None).await.ok();
+                side.key = found.map(|life| ApiKey {
+                    name: life.says.name,
+                    issued_at: life.says.issued.map(status::time),
+                    expires_at: life.says.expires.map(status::time),
+                    renewed: census::is_renewed(keeper, rotation, server),
+                });
+            }
+            Ok(look)
+        }
+        Err(Error::Unauthorized) => {
+            let why = "spec.rancher.minter: the API key is not accepted: it is expired, deleted, disabled or for one cluster only";
+            Ok(Look { refused: true, ..blind(why.to_owned()) })
+        }
         Err(error) => Ok(blind(format!("Rancher: {error}"))),
     }
+}
+
+/// The authorities that the spec gives or names; or why they cannot be had.
+async fn authority(
+    keeper: &Keeper,
+    namespace: &str,
+    server: &RancherServer,
+) -> Result<Result<Option<String>, String>, CallError> {
+    let Some(wants) = &server.certificate_authority_secret else {
+        return Ok(Ok(server.certificate_authority.clone()));
+    };
+    let field = "spec.rancher.certificateAuthoritySecret";
+    let read = keeper.ctx.credentials.secret(namespace, &wants.name, &wants.key).await;
+    let value = match read {
+        Ok((secret, _)) => secret.and_then(|secret| secret.value),
+        Err(error) => match error.refusal() {
+            Some(why) => return Ok(Err(format!("{field}: {why}"))),
+            None => return Err(error),
+        },
+    };
+    let pem = value.filter(|value| !value.reveal().is_empty());
+    Ok(pem.map(|pem| Some(pem.reveal().to_owned())).ok_or_else(|| {
+        format!("{field}: there is no Secret {:?} with anything under {:?}", wants.name, wants.key)
+    }))
 }
 
 async fn see(
@@ -73,56 +119,95 @@ async fn see(
         Err(error) => return Ok(Err(error)),
     };
     let mut clock = known.now.map_or_else(Clock::local, Clock::heard);
-    let spec = &rotation.spec;
-    if let Some(credential) = &spec.target.cloud_credential {
-        let sight = match issuer.look(&credential.name, &known).await {
-            Ok(sight) => sight,
+    let (target, mut sight, mut unread) = (&rotation.spec.target, None, 0);
+    let read = if let Some(credential) = &target.cloud_credential {
+        let seen = match issuer.look(&credential.name, &known).await {
+            Ok(seen) => seen,
             Err(error) => return Ok(Err(error)),
         };
-        clock = sight.now.map_or(clock, Clock::heard);
-        let held = match &sight.target {
-            Target::There { holds: Some(held), .. } if spec.source.is_none() => Some(held),
-            _ => None,
+        clock = seen.now.map_or(clock, Clock::heard);
+        let read = read_there(rotation, &credential.name, &seen, clock.now());
+        sight = Some(seen);
+        read
+    } else if let Some(wants) = &target.secret {
+        let read = keeper.ctx.credentials.secret(namespace, &wants.name, &wants.key).await;
+        let secret = match read {
+            Ok((secret, _)) => secret,
+            Err(error) => match error.refusal() {
+                Some(why) => {
+                    let message = format!("spec.target.secret: {why}");
+                    return Ok(Err(Error::Refused { status: 0, message }));
+                }
+                None => return Err(error),
+            },
         };
-        let watched = held.map(|held| watched_as("", &held.says)).into_iter().collect();
-        let mut read = Read::elsewhere(sight.target.clone(), watched);
-        read.reach = sight.reach().cloned();
-        let side = Some(Side { issuer, issued: known, sight: Some(sight) });
-        return Ok(Ok(Look { read, clock, blind: None, side }));
-    }
-    let Some(wants) = &spec.target.secret else {
-        let message = "there is no target".to_owned();
-        return Ok(Err(Error::Refused { status: 0, message }));
-    };
-    let read = keeper.ctx.credentials.secret(namespace, &wants.name, &wants.key).await;
-    let secret = match read {
-        Ok((secret, _)) => secret,
-        Err(error) => match error.refusal() {
-            Some(why) => {
-                let message = format!("spec.target.secret: {why}");
-                return Ok(Err(Error::Refused { status: 0, message }));
+        let mut read = content::read(wants, rotation.spec.source.is_some(), secret.as_ref());
+        let token = read.token(wants, secret.as_ref());
+        if let Err(error) = ask(&issuer, &known, &mut read, token).await {
+            return Ok(Err(error));
+        }
+        watched::steady(&mut read.watched, before(rotation), clock.now());
+        read
+    } else {
+        match census::all(keeper, rotation, &issuer, &known, clock.now()).await {
+            Ok(all) => {
+                unread = all.unread;
+                let nothing =
+                    Target::There { version: String::new(), holds: None, beside: Vec::new() };
+                Read::elsewhere(nothing, all.watched)
             }
-            None => return Err(error),
-        },
-    };
-    let mut read = content::read(wants, spec.source.is_some(), secret.as_ref());
-    let token = read.token(wants, secret.as_ref());
-    if let (Target::There { holds: Some(held), .. }, Some(token)) = (&mut read.target, token) {
-        match issuer.life(&token, &known, read.reach.as_ref()).await {
-            Ok(life) => held.says = life.says,
             Err(error) => return Ok(Err(error)),
         }
-        if spec.source.is_none() {
-            let user = wants.kubeconfig_user.as_deref().unwrap_or_default();
-            read.watched = vec![watched_as(user, &held.says)];
+    };
+    let side = Some(Side { issuer, issued: known, sight, key: None, unread });
+    Ok(Ok(Look { read, clock, blind: None, refused: false, side }))
+}
+
+fn before(rotation: &TokenRotation) -> &[WatchedCredential] {
+    rotation.status.as_ref().map_or(&[], |status| &status.watched)
+}
+
+/// A cloud credential, as what it was seen to be.
+fn read_there(rotation: &TokenRotation, name: &str, sight: &Sight, now: i64) -> Read {
+    let held = match &sight.target {
+        Target::There { holds: Some(held), .. } if rotation.spec.source.is_none() => Some(held),
+        _ => None,
+    };
+    let told = held.map(|held| WatchedCredential {
+        credential: Some(name.to_owned()),
+        ..watched::token("", &held.says)
+    });
+    let mut watched = Watched::of(told.into_iter().collect());
+    watched::steady(&mut watched, before(rotation), now);
+    let mut read = Read::elsewhere(sight.target.clone(), watched);
+    read.reach = sight.reach().cloned();
+    read
+}
+
+/// Has Rancher say what a Secret's tokens do not say of themselves.
+async fn ask(
+    issuer: &Issuer,
+    known: &Issued,
+    read: &mut Read,
+    token: Option<Token>,
+) -> Result<(), Error> {
+    let named = |name: &str| known.tokens.iter().find(|token| token.name == name);
+    for one in &mut read.watched.listed {
+        if let Some(token) = named(&one.name) {
+            one.expires_at = token.ends.map(status::time);
         }
     }
-    Ok(Ok(Look {
-        read,
-        clock,
-        blind: None,
-        side: Some(Side { issuer, issued: known, sight: None }),
-    }))
+    if let (Target::There { holds: Some(held), .. }, Some(token)) = (&mut read.target, token) {
+        let life = issuer.life(&token, known, read.reach.as_ref()).await?;
+        let said = std::mem::replace(&mut held.says, life.says.clone());
+        let same = |one: &&mut WatchedCredential| one.name == said.name && !said.name.is_empty();
+        for one in read.watched.listed.iter_mut().filter(same) {
+            one.expires_at = life.says.expires.map(status::time);
+        }
+    }
+    let listed = std::mem::take(&mut read.watched.listed);
+    read.watched.listed = Watched::of(listed).listed;
+    Ok(())
 }
 
 impl Run<'_> {

@@ -13,9 +13,10 @@ use super::rancher::{self, Side};
 use super::{InHand, Keeper, lock, pause};
 use crate::api::{ROTATION_FINALIZER, TokenRotation};
 use crate::domain::rotation::content::{self, Read};
-use crate::domain::rotation::status::{self, Standing};
+use crate::domain::rotation::status::{self, Beside, Standing};
+use crate::domain::rotation::watched::Watched;
 use crate::domain::rotation::{
-    Act, Change, Hand, Plan, Record, Requests, Seconds, Seen, Step, Target, decide, failed,
+    Act, Change, Hand, Plan, Record, Requests, Seconds, Seen, Step, Target, decide, ends, failed,
 };
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
@@ -28,6 +29,8 @@ pub(super) const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
 /// How long at most nobody looks at a Rancher.
 pub(super) const LOOK_THERE: Duration = Duration::from_mins(5);
+/// How long nobody reads on where not all was read yet.
+const READ_ON: Duration = Duration::from_secs(5);
 
 pub(super) struct Run<'a> {
     pub(super) keeper: &'a Keeper,
@@ -39,6 +42,8 @@ pub(super) struct Run<'a> {
     pub(super) clock: Clock,
     /// Why the target tells nothing.
     blind: Option<String>,
+    /// Whether a Rancher does not accept the API key.
+    refused: bool,
     /// What was heard of a Rancher, if it is about one.
     pub(super) side: Option<Side>,
 }
@@ -48,6 +53,8 @@ pub(super) struct Look {
     pub(super) read: Read,
     pub(super) clock: Clock,
     pub(super) blind: Option<String>,
+    /// Whether a Rancher does not accept the API key.
+    pub(super) refused: bool,
     pub(super) side: Option<Side>,
 }
 
@@ -56,12 +63,13 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
     let (namespace, name) = (seen.namespace().unwrap_or_default(), seen.name_any());
     let credentials = &keeper.ctx.credentials;
     let allowed = keeper.is_allowed(&namespace);
-    let Look { read, clock, blind, side } = if allowed {
+    let Look { read, clock, blind, refused, side } = if allowed {
         look(keeper, seen).await?
     } else {
         // Any read tells the time.
-        let nothing = Read::elsewhere(Target::Unknown, Vec::new());
-        Look { read: nothing, clock: Clock::local(), blind: Some(String::new()), side: None }
+        let nothing = Read::elsewhere(Target::Unknown, Watched::default());
+        let (clock, blind) = (Clock::local(), Some(String::new()));
+        Look { read: nothing, clock, blind, refused: false, side: None }
     };
     let Some(rotation) = credentials.rotation(&namespace, &name).await? else {
         return Ok(super::LOOK_AGAIN);
@@ -79,7 +87,8 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
         Vec::new()
     };
     let (plan, record) = (status::plan(&rotation), status::record(rotation.status.as_ref()));
-    let mut run = Run { keeper, rotation, plan, record, read, existing, clock, blind, side };
+    let mut run =
+        Run { keeper, rotation, plan, record, read, existing, clock, blind, refused, side };
     if !allowed {
         return run.not_allowed().await;
     }
@@ -118,7 +127,7 @@ async fn look(keeper: &Keeper, rotation: &TokenRotation) -> Result<Look, CallErr
                 None => return Err(error),
             },
         };
-    Ok(Look { read, clock, blind, side: None })
+    Ok(Look { read, clock, blind, refused: false, side: None })
 }
 
 impl Run<'_> {
@@ -152,11 +161,11 @@ impl Run<'_> {
     }
 
     pub(super) async fn look_again(&mut self) -> Result<(), CallError> {
-        let Look { read, clock, blind, side } = look(self.keeper, &self.rotation).await?;
+        let Look { read, clock, blind, refused, side } = look(self.keeper, &self.rotation).await?;
         if self.rotation.spec.rancher.is_some() {
             self.existing = named(&self.rotation, side.as_ref());
         }
-        (self.read, self.blind, self.side) = (read, blind, side);
+        (self.read, self.blind, self.refused, self.side) = (read, blind, refused, side);
         if self.blind.is_none() {
             self.clock = clock;
         }
@@ -243,7 +252,12 @@ impl Run<'_> {
     /// Writes the status, if it says anything new.
     async fn record(&mut self, next: Record, standing: Option<&Standing>) -> Result<(), CallError> {
         let now = self.clock.now();
-        let status = status::status(&self.rotation, &next, &self.read.watched, standing, now);
+        let beside = Beside {
+            watched: self.blind.is_none().then(|| self.read.watched.clone()),
+            key: self.side.as_ref().and_then(|side| side.key.clone()),
+            refused: self.refused,
+        };
+        let status = status::status(&self.rotation, &next, &beside, standing, now);
         let old = self.rotation.status.clone().unwrap_or_default();
         let text = |status| serde_json::to_value(status).unwrap_or(Value::Null);
         if let Some(change) = status::diff(&text(old), &text(status)) {
@@ -382,9 +396,13 @@ impl Run<'_> {
         let now = self.clock.now();
         let end = self.rotation.status.as_ref().and_then(|status| status.expires_at.as_deref());
         let end = end.and_then(status::seconds);
-        let pause = pause(&[until, status::alarm(&self.plan, &self.record, end), end], now);
+        let pause = pause(&[until, ends::alarm(&self.plan, &self.record, end), end], now);
         // Nobody tells when a Rancher changes.
-        let most = if self.rotation.spec.rancher.is_some() { LOOK_THERE } else { pause };
+        let most = match &self.side {
+            Some(side) if side.unread > 0 => READ_ON,
+            _ if self.rotation.spec.rancher.is_some() => LOOK_THERE,
+            _ => pause,
+        };
         Ok(pause.min(most))
     }
 
@@ -398,8 +416,7 @@ impl Run<'_> {
             }
             Target::Unfit(why) => Standing::Unfit(why.clone()),
             _ if self.plan.schedule.paused => Standing::Paused,
-            _ if watches && self.read.watched.is_empty() => Standing::Missing,
-            _ if watches => Standing::Watched,
+            _ if watches => self.watches(),
             _ if self.record.has_failed() => return None,
             _ if self.record.is_stuck() => Standing::NotRevoked,
             _ => Standing::Current,

@@ -1,71 +1,118 @@
 //! What is told of TokenRotations by metrics, from what was last seen of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::Utc;
 use kube::ResourceExt as _;
 use kube_runtime::reflector::Store;
+use prometheus::IntGaugeVec;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Context;
-use crate::api::{READY, TokenRotation};
-use crate::domain::rotation::{self, Seconds, status};
+use crate::api::{ConditionStatus, READY, TokenRotation};
+use crate::domain::rotation::{Seconds, due, ends, status, watched};
 
 /// How often. That time passes is no event.
 const EVERY: Duration = Duration::from_secs(5);
 
-type Labels = [String; 3];
+/// What a gauge shows, by its labels.
+type Rows = BTreeMap<Vec<String>, i64>;
+
+/// What all gauges show.
+#[derive(Default)]
+struct Sheet {
+    ends: Rows,
+    overdue: Rows,
+    watched_ends: Rows,
+    watched_overdue: Rows,
+    key_ends: Rows,
+    key_overdue: Rows,
+    reasons: Rows,
+}
 
 /// Tells until dropped.
 pub(super) async fn tell(ctx: Context, store: Store<TokenRotation>) {
     // The series end with the term.
     let _series = Series(&ctx);
-    let mut known: [BTreeSet<Labels>; 2] = Default::default();
+    let told = &ctx.metrics.rotation;
+    let mut known = Sheet::default();
     let mut tick = interval(EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        let told = &ctx.metrics.rotation;
-        let (mut ends, mut overdue) = (BTreeSet::new(), BTreeSet::new());
-        let mut reasons: BTreeMap<String, i64> = BTreeMap::new();
         let now = Utc::now().timestamp();
-        for rotation in store.state() {
-            let (labels, end, late) = seen(&rotation, now);
-            let text = labels.each_ref().map(String::as_str);
-            told.overdue.with_label_values(&text).set(late.into());
-            if let Some(end) = end {
-                told.ends.with_label_values(&text).set(end);
-                ends.insert(labels.clone());
-            }
-            overdue.insert(labels);
-            *reasons.entry(reason(&rotation)).or_default() += 1;
+        let mut sheet = Sheet::default();
+        store.state().iter().for_each(|rotation| note(&mut sheet, rotation, now));
+        for (gauge, before, rows) in [
+            (&told.ends, &known.ends, &sheet.ends),
+            (&told.overdue, &known.overdue, &sheet.overdue),
+            (&told.watched_ends, &known.watched_ends, &sheet.watched_ends),
+            (&told.watched_overdue, &known.watched_overdue, &sheet.watched_overdue),
+            (&told.key_ends, &known.key_ends, &sheet.key_ends),
+            (&told.key_overdue, &known.key_overdue, &sheet.key_overdue),
+            (&told.rotations, &known.reasons, &sheet.reasons),
+        ] {
+            show(gauge, before, rows);
         }
-        for (gauge, before, now) in
-            [(&told.ends, &known[0], &ends), (&told.overdue, &known[1], &overdue)]
-        {
-            for labels in before.difference(now) {
-                let _ = gauge.remove_label_values(&labels.each_ref().map(String::as_str));
-            }
-        }
-        known = [ends, overdue];
-        told.rotations.reset();
-        for (reason, count) in &reasons {
-            told.rotations.with_label_values(&[reason]).set(*count);
-        }
+        known = sheet;
     }
 }
 
-/// Which it is, when its credential ends, and whether that is near.
-fn seen(rotation: &TokenRotation, now: Seconds) -> (Labels, Option<Seconds>, bool) {
+fn show(gauge: &IntGaugeVec, before: &Rows, rows: &Rows) {
+    for (labels, value) in rows {
+        gauge.with_label_values(&texts(labels)).set(*value);
+    }
+    for labels in before.keys().filter(|labels| !rows.contains_key(*labels)) {
+        let _ = gauge.remove_label_values(&texts(labels));
+    }
+}
+
+fn texts(labels: &[String]) -> Vec<&str> {
+    labels.iter().map(String::as_str).collect()
+}
+
+/// What is known of one.
+fn note(sheet: &mut Sheet, rotation: &TokenRotation, now: Seconds) {
     let plan = status::plan(rotation);
-    let said = rotation.status.as_ref();
-    let record = status::record(said);
-    let end = said.and_then(|said| said.expires_at.as_deref()).and_then(status::seconds);
-    let late = status::alarm(&plan, &record, end).is_some_and(|at| at <= now);
-    let namespace = rotation.namespace().unwrap_or_default();
-    let rotated = rotation::due(&plan, &record).is_some();
-    ([namespace, rotation.name_any(), rotated.to_string()], end, late)
+    let said = rotation.status.clone().unwrap_or_default();
+    let record = status::record(rotation.status.as_ref());
+    let end = said.expires_at.as_deref().and_then(status::seconds);
+    let (namespace, name) = (rotation.namespace().unwrap_or_default(), rotation.name_any());
+    let rotated = due(&plan, &record).is_some();
+    let labels = vec![namespace.clone(), name.clone(), rotated.to_string()];
+    let late = ends::alarm(&plan, &record, end).is_some_and(|at| at <= now);
+    sheet.overdue.insert(labels.clone(), late.into());
+    if let Some(end) = end {
+        sheet.ends.insert(labels, end);
+    }
+    *sheet.reasons.entry(vec![reason(rotation)]).or_default() += 1;
+    for one in &said.watched {
+        let Some(end) = watched::end(one) else { continue };
+        let which = one.credential.clone().unwrap_or_else(|| one.user.clone());
+        let near = watched::is_near(one, now + plan.schedule.minimum_left);
+        let labels = vec![namespace.clone(), name.clone(), which];
+        let overdue = sheet.watched_overdue.entry(labels.clone()).or_default();
+        *overdue = i64::from(near).max(*overdue);
+        let labels = [labels, vec![one.rotated.to_string()]].concat();
+        let first = sheet.watched_ends.entry(labels).or_insert(end);
+        *first = end.min(*first);
+    }
+    let key = said.api_key.as_ref().zip(rotation.spec.rancher.as_ref());
+    if let Some((key, there)) = key
+        && let Some(end) = key.expires_at.as_deref().and_then(status::seconds)
+    {
+        let minter = &there.minter;
+        let labels = vec![namespace, minter.secret_name.clone(), minter.key.clone()];
+        let refused = said.conditions.iter().any(|condition| {
+            condition.type_ == ends::MINTER_EXPIRING && condition.status == ConditionStatus::True
+        });
+        let near = refused || ends::key_alarm(&plan, key).is_some_and(|at| at <= now);
+        let overdue = sheet.key_overdue.entry(labels.clone()).or_default();
+        *overdue = i64::from(near).max(*overdue);
+        let first = sheet.key_ends.entry(labels).or_insert(end);
+        *first = end.min(*first);
+    }
 }
 
 fn reason(rotation: &TokenRotation) -> String {

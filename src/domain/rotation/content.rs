@@ -3,13 +3,11 @@
 //! Invariant: a Secret that cannot be changed without harm to what else it is for is refused, with
 //! words that hold nothing secret.
 
-use super::kubeconfig::{Kubeconfig, Reach, Unfit};
-use super::token::{Says, Token};
-use super::{Held, Target, status};
+use super::kubeconfig::{Kubeconfig, Reach, Unfit, Way};
+use super::token::Token;
+use super::watched::{self, Watched};
+use super::{Held, Target};
 use crate::api::{SecretTarget, WatchedCredential};
-
-/// Tokens of a kubeconfig that are told.
-const MOST_WATCHED: usize = 32;
 
 /// A Secret, as far as it matters here.
 #[derive(Clone, Debug, Default)]
@@ -26,8 +24,8 @@ pub struct Content {
 pub struct Read {
     /// For decisions.
     pub target: Target,
-    /// Every token in it, if it is only watched.
-    pub watched: Vec<WatchedCredential>,
+    /// What is in it, if it is only watched.
+    pub watched: Watched,
     /// What is written back, but for the token.
     kubeconfig: Option<Kubeconfig>,
     /// Where the token is used; `None`: where everybody is.
@@ -36,14 +34,14 @@ pub struct Read {
 
 impl Read {
     /// A target that is no Secret here.
-    pub fn elsewhere(target: Target, watched: Vec<WatchedCredential>) -> Self {
+    pub fn elsewhere(target: Target, watched: Watched) -> Self {
         Self { target, watched, kubeconfig: None, reach: None }
     }
 }
 
 /// Reads a target. `rotated`: it is to be written, too.
 pub fn read(wants: &SecretTarget, rotated: bool, secret: Option<&Content>) -> Read {
-    let none = |target| Read { target, watched: Vec::new(), kubeconfig: None, reach: None };
+    let none = |target| Read::elsewhere(target, Watched::default());
     let Some(secret) = secret else {
         return none(match &wants.kubeconfig_user {
             None if rotated => Target::Absent,
@@ -75,45 +73,41 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, U
     };
     let Some(config) = config else {
         let token = secret.value.clone().filter(|token| !token.reveal().is_empty());
-        let watched = token.iter().map(|token| watched("", token)).collect();
-        return Ok(Read {
-            target: there(token, Vec::new()),
-            watched,
-            kubeconfig: None,
-            reach: None,
-        });
+        let told = token.iter().map(|token| watched::token("", &token.says())).collect();
+        return Ok(Read::elsewhere(there(token, Vec::new()), Watched::of(told)));
     };
     let all = config.tokens();
-    let told = all.iter().take(MOST_WATCHED).map(|(user, token)| watched(user, token)).collect();
-    let Some(user) = user else {
-        if rotated {
-            return Err(
-                "it holds a kubeconfig: spec.target.secret.kubeconfigUser must name the user"
-                    .to_owned(),
-            );
+    if !rotated {
+        // Whatever its users authenticate by is told.
+        if let Some(user) = user.filter(|user| !config.has_user(user)) {
+            return Err(format!("it has no user {user:?}"));
         }
-        let first = all.first().map(|(_, token)| token.clone());
-        let target = there(first, Vec::new());
-        return Ok(Read { target, watched: told, kubeconfig: Some(config), reach: None });
+        let held = all.iter().find(|(other, _)| user.is_none_or(|user| user == other));
+        let target = there(held.map(|(_, token)| token.clone()), Vec::new());
+        let told = config.ways().iter().map(|(user, way)| told(user, way)).collect();
+        return Ok(Read {
+            target,
+            watched: Watched::of(told),
+            kubeconfig: Some(config),
+            reach: None,
+        });
+    }
+    let Some(user) = user else {
+        return Err("it holds a kubeconfig: spec.target.secret.kubeconfigUser must name the user"
+            .to_owned());
     };
     let holds = config.token_of(user)?;
-    let reach = if rotated { Some(config.reach(user)?) } else { None };
+    let reach = Some(config.reach(user)?);
     let beside = all.iter().filter(|(other, _)| other != user).map(|(_, token)| token.hash());
     let target = there(holds, beside.collect());
-    let told = if rotated { Vec::new() } else { told };
-    Ok(Read { target, watched: told, kubeconfig: Some(config), reach })
+    Ok(Read { target, watched: Watched::default(), kubeconfig: Some(config), reach })
 }
 
-fn watched(user: &str, token: &Token) -> WatchedCredential {
-    watched_as(user, &token.says())
-}
-
-/// What is told of a token that is only watched.
-pub fn watched_as(user: &str, says: &Says) -> WatchedCredential {
-    WatchedCredential {
-        user: user.chars().take(253).collect(),
-        name: says.name.chars().take(253).collect(),
-        expires_at: says.expires.map(status::time),
+fn told(user: &str, way: &Way) -> WatchedCredential {
+    match way {
+        Way::Token(token) => watched::token(user, &token.says()),
+        Way::Certificate(says) => watched::token(user, says),
+        Way::Unknown(why) => watched::unknown(user, why),
     }
 }
 

@@ -6,7 +6,8 @@
 
 use serde_json::{Value, json};
 
-use super::token::Token;
+use super::certificate;
+use super::token::{Says, Token};
 
 /// What a user entry may not have: each would be used instead of its token, or beside it.
 const OTHER_WAYS: [&str; 8] = [
@@ -19,6 +20,9 @@ const OTHER_WAYS: [&str; 8] = [
     "client-certificate-data",
     "client-key",
 ];
+/// Ways to authenticate whose end is not in the file.
+const ELSEWHERE: [&str; 6] =
+    ["exec", "auth-provider", "tokenFile", "username", "password", "client-certificate"];
 /// What the entry that keeps an old token for a while is called, after the user's name.
 const PREVIOUS: &str = "-previous";
 
@@ -27,6 +31,16 @@ pub type Unfit = String;
 
 /// A kubeconfig.
 pub struct Kubeconfig(Value);
+
+/// A way by which a user authenticates.
+pub enum Way {
+    /// A token in the file.
+    Token(Token),
+    /// A certificate in the file, by what it says.
+    Certificate(Says),
+    /// Something else: why its end is not known.
+    Unknown(String),
+}
 
 /// Where a user's token is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +75,23 @@ impl Kubeconfig {
                 Some((user.to_owned(), Token::new(token.to_owned())))
             })
             .collect()
+    }
+
+    /// Every way to authenticate in it, by its user.
+    pub fn ways(&self) -> Vec<(String, Way)> {
+        let users = self.0["users"].as_array().into_iter().flatten();
+        users
+            .flat_map(|entry| {
+                let user = entry["name"].as_str().unwrap_or_default();
+                ways(&entry["user"]).into_iter().map(|way| (user.to_owned(), way))
+            })
+            .collect()
+    }
+
+    /// Whether it has a user of that name.
+    pub fn has_user(&self, user: &str) -> bool {
+        let mut users = self.0["users"].as_array().into_iter().flatten();
+        users.any(|entry| entry["name"] == user)
     }
 
     /// The user whose token is used when nothing else is asked for.
@@ -167,6 +198,29 @@ impl Kubeconfig {
             None => Ok(entry),
         }
     }
+}
+
+fn ways(user: &Value) -> Vec<Way> {
+    let text = |field: &str| user[field].as_str().filter(|text| !text.is_empty());
+    let mut ways = Vec::new();
+    // A file takes precedence over the token beside it.
+    if let Some(token) = text("token").filter(|_| text("tokenFile").is_none()) {
+        ways.push(Way::Token(Token::new(token.to_owned())));
+    }
+    if let Some(data) = text("client-certificate-data") {
+        ways.push(certificate::says(data).map_or_else(
+            || Way::Unknown("its client-certificate-data is no certificate".to_owned()),
+            Way::Certificate,
+        ));
+    }
+    let is_there = |way: &&&str| !user[**way].is_null() && user[**way] != "";
+    // In the file a certificate takes precedence over that of the path.
+    let path =
+        |way: &&&str| **way == "client-certificate" && text("client-certificate-data").is_some();
+    if let Some(way) = ELSEWHERE.iter().find(|way| is_there(way) && !path(way)) {
+        ways.push(Way::Unknown(format!("it authenticates by {way}: its end cannot be seen here")));
+    }
+    ways
 }
 
 fn render(config: &Value) -> Result<String, Unfit> {

@@ -5,21 +5,21 @@
 use chrono::{DateTime, SecondsFormat};
 use serde_json::{Map, Value};
 
+use super::ends::{EXPIRING, MINTER_EXPIRING, expiring, minter};
 use super::schedule::{Schedule, Window};
 use super::token::hash;
+use super::watched::Watched;
 use super::{
     Current, Issuer, Made, Old, Pending, Plan, Publishing, Record, Requests, Seconds, Step, due,
 };
 use crate::api::ConditionStatus::{False, True};
 use crate::api::{
-    ANNOTATION_LEAKED, ANNOTATION_ROTATE, Condition, ConditionStatus, CurrentCredential, OnDelete,
-    PendingCredential, PendingStep, PreviousCredential, READY, TokenRotation, TokenRotationStatus,
-    WatchedCredential,
+    ANNOTATION_LEAKED, ANNOTATION_ROTATE, ApiKey, Condition, ConditionStatus, CurrentCredential,
+    OnDelete, PendingCredential, PendingStep, PreviousCredential, READY, TokenRotation,
+    TokenRotationStatus,
 };
 use crate::domain::plan::with_condition;
 
-/// The condition that says that a credential is about to end.
-pub const EXPIRING: &str = "Expiring";
 const LIFETIME: Seconds = 2_592_000;
 const OVERLAP: Seconds = 3_600;
 const LEFT_PERCENT: Seconds = 33;
@@ -43,8 +43,10 @@ pub enum Standing {
     Unreadable(String),
     /// The target cannot be written without harm.
     Unfit(String),
-    /// There is nothing to watch.
-    Missing,
+    /// It is there and only watched, and of a part of it nothing is known, as the text says.
+    WatchedInPart(String),
+    /// There is nothing to watch, as the text says.
+    Missing(String),
     /// A step has failed, and will be tried again.
     Failed(Step, String),
     /// Too many old ones could not be revoked.
@@ -68,10 +70,8 @@ impl Standing {
             }
             Self::Unreadable(why) => (False, "TargetUnreadable", why.clone()),
             Self::Unfit(why) => (False, "TargetUnfit", format!("spec.target: {why}")),
-            Self::Missing => {
-                let message = "spec.target.secret: there is no such Secret, or no token in it";
-                (False, "TargetMissing", message.to_owned())
-            }
+            Self::WatchedInPart(why) => (True, "WatchedInPart", why.clone()),
+            Self::Missing(why) => (False, "TargetMissing", why.clone()),
             Self::Failed(step, why) => {
                 return (False, format!("{}Failed", step.word()), why.clone());
             }
@@ -213,25 +213,44 @@ pub fn record(status: Option<&TokenRotationStatus>) -> Record {
     }
 }
 
+/// What is seen beside the record. `None`: nothing now, and what was told before stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Beside {
+    /// What a target holds that is only watched.
+    pub watched: Option<Watched>,
+    /// The API key with which a Rancher is asked.
+    pub key: Option<ApiKey>,
+    /// Whether the Rancher does not accept it.
+    pub refused: bool,
+}
+
+/// What was watched, as a status has it.
+pub fn watched(status: &TokenRotationStatus) -> Watched {
+    let beyond = usize::try_from(status.watched_beyond.unwrap_or_default()).unwrap_or_default();
+    Watched { listed: status.watched.clone(), beyond }
+}
+
 /// What a status says. Without a standing, conditions stay as they are.
 pub fn status(
     rotation: &TokenRotation,
     record: &Record,
-    watched: &[WatchedCredential],
+    beside: &Beside,
     standing: Option<&Standing>,
     now: Seconds,
 ) -> TokenRotationStatus {
     let plan = plan(rotation);
-    let ends = [record.current.as_ref().and_then(|current| current.expires)]
-        .into_iter()
-        .chain(watched.iter().map(|w| w.expires_at.as_deref().and_then(seconds)))
-        .flatten()
-        .min();
-    let due = due(&plan, record);
     let old = rotation.status.clone().unwrap_or_default();
+    let watched = beside.watched.clone().unwrap_or_else(|| watched(&old));
+    let api_key = beside.key.clone().or(old.api_key);
+    let held = record.current.as_ref().and_then(|current| current.expires);
+    let ends = held.into_iter().chain(watched.first_end()).min();
+    let due = due(&plan, record);
+    let beyond = i64::try_from(watched.beyond).ok().filter(|beyond| *beyond > 0);
     let mut status = TokenRotationStatus {
         observed_generation: rotation.metadata.generation,
-        watched: watched.to_vec(),
+        watched: watched.listed.clone(),
+        watched_beyond: beyond,
+        api_key,
         expires_at: ends.map(time),
         next_rotation: due.filter(|_| !plan.schedule.paused).map(|due| time(due.at)),
         conditions: old.conditions,
@@ -241,42 +260,13 @@ pub fn status(
         let (holds, reason, message) = standing.says(&plan);
         set(&mut status.conditions, READY, (holds, &reason, message), now);
     }
-    set(&mut status.conditions, EXPIRING, expiring(&plan, record, ends, now), now);
+    let said = expiring(&plan, record, &watched, ends, now);
+    set(&mut status.conditions, EXPIRING, said, now);
+    if let Some(key) = &status.api_key {
+        let said = minter(&plan, key, beside.refused, now);
+        set(&mut status.conditions, MINTER_EXPIRING, said, now);
+    }
     status
-}
-
-/// When its end is told as near. `None`: it has none.
-pub fn alarm(plan: &Plan, record: &Record, ends: Option<Seconds>) -> Option<Seconds> {
-    match due(plan, record) {
-        Some(due) => Some(due.latest),
-        None => ends.map(|end| end - plan.schedule.minimum_left),
-    }
-}
-
-fn expiring(
-    plan: &Plan,
-    record: &Record,
-    ends: Option<Seconds>,
-    now: Seconds,
-) -> (ConditionStatus, &'static str, String) {
-    let is_near = alarm(plan, record, ends).is_some_and(|at| at <= now);
-    match (is_near, ends) {
-        (true, Some(end)) if end <= now => (True, "Expired", format!("it ended at {}", time(end))),
-        (true, end) if plan.source.is_none() => {
-            let end = end.map(time).unwrap_or_default();
-            (
-                ConditionStatus::True,
-                "NobodyRotates",
-                format!("it ends at {end}, and nobody replaces it"),
-            )
-        }
-        (true, _) => {
-            let message = "it should have been replaced by now: see the condition Ready";
-            (True, "Overdue", message.to_owned())
-        }
-        (false, Some(_)) => (False, "TimeLeft", String::new()),
-        (false, None) => (False, "NoEnd", String::new()),
-    }
 }
 
 fn set(

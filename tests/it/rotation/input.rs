@@ -58,7 +58,7 @@ fn bad() -> Vec<(Value, [&'static str; 2])> {
     let no_user = json!({"secret": {"name": "guest", "key": "k", "kubeconfigUser": ""}});
     vec![
         (json!({}), ["spec.target", "Required"]),
-        (spec(&[("target", json!({}))]), ["spec.target.secret", "Required"]),
+        (spec(&[("target", json!({}))]), ["spec.target", "exactly one of secret"]),
         (spec(&[("target", no_key)]), ["spec.target.secret.key", "Required"]),
         (spec(&[("target", no_user)]), ["spec.target.secret.kubeconfigUser", "at least 1"]),
         (secret("Guest", "k"), ["spec.target.secret.name", "lower-case letters"]),

@@ -72,8 +72,58 @@ fn what_would_do_harm_is_refused_and_not_repeated() {
 fn of_what_is_only_watched_every_token_is_told() {
     for user in [None, Some("b")] {
         let seen = read(&wants(user), false, Some(&content(CONFIG)));
-        let users: Vec<&str> = seen.watched.iter().map(|w| w.user.as_str()).collect();
+        let users: Vec<&str> = seen.watched.listed.iter().map(|w| w.user.as_str()).collect();
         assert_eq!(users, ["a", "b"]);
     }
-    assert_eq!(read(&wants(None), false, Some(&content("alone"))).watched.len(), 1);
+    assert_eq!(read(&wants(None), false, Some(&content("alone"))).watched.listed.len(), 1);
+}
+
+#[test]
+fn of_other_ways_what_can_be_known_is_told_by_user() {
+    let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    params.distinguished_name.push(rcgen::DnType::CommonName, "system:admin");
+    params.not_after = rcgen::date_time_ymd(2031, 5, 6);
+    let pair = rcgen::KeyPair::generate().unwrap();
+    let pem = params.self_signed(&pair).unwrap().pem();
+    let data = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, pem);
+    let config = serde_json::json!({"users": [
+        {"name": "certificate", "user": {"client-certificate-data": data, "client-key-data": "x"}},
+        {"name": "both", "user": {"client-certificate-data": data, "token": "one"}},
+        {"name": "exec", "user": {"exec": {"command": "rancher"}}},
+        {"name": "file", "user": {"tokenFile": "/a", "token": "old"}},
+        {"name": "path", "user": {"client-certificate": "/a", "client-key": "/b"}},
+        {"name": "basic", "user": {"username": "a", "password": "secret"}},
+        {"name": "odd", "user": {"client-certificate-data": "bm90IG9uZQ=="}},
+        {"name": "nothing", "user": {}},
+    ]});
+    let seen = read(&wants(None), false, Some(&content(&config.to_string())));
+    let told = |user: &str| -> Vec<String> {
+        let of = seen.watched.listed.iter().filter(|one| one.user == user);
+        of.map(|one| {
+            let end = one.expires_at.as_deref().unwrap_or_default();
+            format!("{}|{end}|{}", one.name, one.unknown.as_deref().unwrap_or_default())
+        })
+        .collect()
+    };
+    let end = "system:admin|2031-05-06T00:00:00Z|".to_owned();
+    assert_eq!(told("certificate"), std::slice::from_ref(&end));
+    assert_eq!(told("both"), [end, "||".into()]);
+    for (user, way) in [
+        ("exec", "exec"),
+        ("file", "tokenFile"),
+        ("path", "client-certificate:"),
+        ("basic", "username"),
+    ] {
+        let said = told(user);
+        assert!(said.len() == 1 && said[0].contains(way), "{user}: {said:?}");
+    }
+    assert!(told("odd")[0].contains("no certificate"));
+    assert!(told("nothing").is_empty());
+    assert_eq!(seen.watched.unknown(), 5);
+    assert!(matches!(seen.target, Target::There { holds: Some(_), .. }), "{:?}", seen.target);
+    assert!(!format!("{:?}", seen.watched).contains("secret"));
+    // By name, too, and one that is not there is said to be so.
+    let seen = read(&wants(Some("exec")), false, Some(&content(&config.to_string())));
+    assert!(matches!(seen.target, Target::There { holds: None, .. }), "{:?}", seen.target);
+    assert!(why(&wants(Some("x")), false, Some(&content(CONFIG))).contains("no user \"x\""));
 }

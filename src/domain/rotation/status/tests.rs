@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::api::TokenRotationSpec;
+use crate::api::{TokenRotationSpec, WatchedCredential};
 
 fn rotation(spec: Value) -> TokenRotation {
     let spec: TokenRotationSpec = serde_json::from_value(spec).unwrap();
@@ -59,7 +59,8 @@ fn full() -> Record {
 #[test]
 fn what_is_recorded_is_read_again() {
     for kept in [full(), Record::default()] {
-        let written = status(&rotation(account()), &kept, &[], Some(&Standing::Current), 100);
+        let written =
+            status(&rotation(account()), &kept, &Beside::default(), Some(&Standing::Current), 100);
         assert_eq!(record(Some(&written)), kept);
         let text = serde_json::to_string(&written).unwrap();
         assert_eq!(record(serde_json::from_str(&text).ok().as_ref()), kept);
@@ -95,7 +96,9 @@ fn a_window_is_read_as_minutes_and_days() {
 #[test]
 fn what_ends_soon_is_told_whoever_replaces_it() {
     let says = |rotation: &TokenRotation, record: &Record, watched: &[WatchedCredential], now| {
-        let status = status(rotation, record, watched, Some(&Standing::Current), now);
+        let watched = Some(Watched::of(watched.to_vec()));
+        let beside = Beside { watched, ..Beside::default() };
+        let status = status(rotation, record, &beside, Some(&Standing::Current), now);
         let found = status.conditions.into_iter().find(|c| c.type_ == EXPIRING).unwrap();
         found.reason.unwrap()
     };
@@ -115,11 +118,46 @@ fn what_ends_soon_is_told_whoever_replaces_it() {
 }
 
 #[test]
+fn what_is_watched_and_cannot_be_seen_now_stays_told() {
+    let mut rotation = rotation(json!({
+        "target": {"allCloudCredentials": {}},
+        "rancher": {"url": "https://rancher", "minter": {"secretName": "rancher", "key": "token"}},
+    }));
+    let one = |name: &str, end| WatchedCredential {
+        credential: Some(name.into()),
+        expires_at: Some(time(end)),
+        ..WatchedCredential::default()
+    };
+    let rotated = WatchedCredential { rotated: true, ..one("cc-a", 100) };
+    let all = (0..40).map(|n| one(&format!("cc-{n}"), 9_000_000 + n)).chain([rotated]);
+    let beside = Beside {
+        watched: Some(Watched::of(all.collect())),
+        key: Some(ApiKey { name: "token-a".into(), ..ApiKey::default() }),
+        refused: false,
+    };
+    let first = status(&rotation, &Record::default(), &beside, Some(&Standing::Watched), 50);
+    assert_eq!(first.expires_at, Some(time(9_000_000)), "somebody replaces the other");
+    assert_eq!((first.watched.len(), first.watched_beyond), (32, Some(9)));
+    rotation.status = Some(first.clone());
+    let blind = Standing::Unreadable("Rancher: no answer".into());
+    let later = status(&rotation, &Record::default(), &Beside::default(), Some(&blind), 9_000_001);
+    assert_eq!((&later.watched, later.watched_beyond), (&first.watched, Some(9)));
+    assert_eq!((&later.api_key, &later.expires_at), (&first.api_key, &first.expires_at));
+    let said: Vec<_> = later.conditions.iter().filter_map(|c| c.reason.as_deref()).collect();
+    assert_eq!(said, ["TargetUnreadable", "Expired", "NoEnd"]);
+    let refused = Beside { refused: true, ..Beside::default() };
+    let refused = status(&rotation, &Record::default(), &refused, Some(&blind), 60);
+    assert_eq!(refused.conditions[2].reason.as_deref(), Some("NotAccepted"));
+    let message = later.conditions[1].message.clone().unwrap_or_default();
+    assert!(message.contains("cc-0 ended at") && message.contains("others"), "{message}");
+}
+
+#[test]
 fn without_a_standing_people_are_told_what_they_were() {
     let mut rotation = rotation(account());
     let failed = Standing::Failed(Step::Verify, "401".into());
-    rotation.status = Some(status(&rotation, &full(), &[], Some(&failed), 1));
-    let later = status(&rotation, &full(), &[], None, 2);
+    rotation.status = Some(status(&rotation, &full(), &Beside::default(), Some(&failed), 1));
+    let later = status(&rotation, &full(), &Beside::default(), None, 2);
     assert_eq!(later.conditions, rotation.status.unwrap().conditions);
     assert_eq!(later.conditions[0].reason.as_deref(), Some("VerifyFailed"));
 }

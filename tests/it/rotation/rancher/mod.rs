@@ -3,6 +3,7 @@
 mod client;
 mod life;
 mod trouble;
+mod watch;
 mod year;
 
 use std::time::{Duration, Instant};

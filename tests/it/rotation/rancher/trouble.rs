@@ -214,6 +214,19 @@ async fn specs_that_make_no_sense_are_refused_naming_the_field() -> Result<()> {
     both["target"]["secret"] = json!({"name": "a", "key": "b"});
     let mut account = site.spec(&[]);
     account["source"] = json!({"serviceAccountToken": {"serviceAccountName": "guest"}});
+    let mut all = site.spec(&[]);
+    all["target"] = json!({"allCloudCredentials": {}});
+    let mut alone = all.clone();
+    alone.as_object_mut().map(|spec| (spec.remove("rancher"), spec.remove("source")));
+    alone.as_object_mut().map(|spec| spec.remove("overlapSeconds"));
+    let mut authorities = site.spec(&[]);
+    authorities["rancher"]["certificateAuthoritySecret"] = json!({"name": "a", "key": "b"});
+    let named = |name: &str, key: &str| {
+        let mut spec = authorities.clone();
+        spec["rancher"].as_object_mut().map(|there| there.remove("certificateAuthority"));
+        spec["rancher"]["certificateAuthoritySecret"] = json!({"name": name, "key": key});
+        spec
+    };
     let mut itself = site.spec(&[]);
     itself["target"] = json!({"secret": {"name": "rancher", "key": "token"}});
     itself["source"]["rancherToken"]["cluster"] = json!("c-m-prod");
@@ -222,6 +235,11 @@ async fn specs_that_make_no_sense_are_refused_naming_the_field() -> Result<()> {
         (both, "spec.target"),
         (account, "spec.target.cloudCredential"),
         (itself, "spec.source.rancherToken.cluster"),
+        (all, "spec.target.allCloudCredentials"),
+        (alone, "spec.rancher"),
+        (named("A", "b"), "spec.rancher.certificateAuthoritySecret.name"),
+        (named("a", "b/c"), "spec.rancher.certificateAuthoritySecret.key"),
+        (authorities, "spec.rancher.certificateAuthoritySecret"),
         (with("/rancher/url", json!("http://rancher")), "spec.rancher.url"),
         (with("/rancher/url", json!("https://a:b@rancher")), "spec.rancher.url"),
         (with("/rancher/url", json!("https://rancher/v3")), "spec.rancher.url"),

@@ -1,0 +1,165 @@
+//! What TokenRotations know of each other, and all cloud credentials that an API key may see.
+//!
+//! Invariants: a few contents are read in a look, however many there are; one counts as replaced
+//! only if whoever replaces it has seen it, and so tells by itself when it fails.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kube::ResourceExt as _;
+
+use super::run::Run;
+use super::{Keeper, lock};
+use crate::api::{RancherServer, SecretTarget, TokenRotation};
+use crate::domain::rotation::census::{Census, Found};
+use crate::domain::rotation::status::Standing;
+use crate::domain::rotation::watched::Watched;
+use crate::domain::rotation::{Seconds, Target, due, status};
+use crate::rancher::{Error, Issued, Issuer};
+
+/// How many contents are read in a look; each takes up to three calls.
+const MOST: usize = 16;
+/// No other one is begun after that.
+const LONG_ENOUGH: Duration = Duration::from_secs(30);
+
+/// What is known of all of them.
+pub(super) struct All {
+    pub(super) watched: Watched,
+    /// How many were not read yet.
+    pub(super) unread: usize,
+}
+
+/// Lists them, and reads those that were read longest ago.
+pub(super) async fn all(
+    keeper: &Keeper,
+    rotation: &TokenRotation,
+    issuer: &Issuer,
+    known: &Issued,
+    now: Seconds,
+) -> Result<All, Error> {
+    let listed = issuer.credentials().await?;
+    let uid = rotation.uid().unwrap_or_default();
+    let before = || {
+        let recorded = rotation.status.as_ref().map(|status| status.watched.clone());
+        Census::recorded(&recorded.unwrap_or_default())
+    };
+    let next = {
+        let mut censuses = lock(&keeper.censuses);
+        let census = censuses.entry(uid.clone()).or_insert_with(before);
+        census.listed(listed.into_iter().map(|one| (one.name, one.title)));
+        census.next(MOST)
+    };
+    let began = Instant::now();
+    for name in next {
+        if began.elapsed() > LONG_ENOUGH {
+            break;
+        }
+        let found = match issuer.look(&name, known).await {
+            Ok(sight) => match sight.target {
+                Target::There { holds: Some(held), .. } => Found::Says(held.says),
+                Target::Unfit(why) => Found::Nothing(why),
+                _ => Found::Nothing("its current user has no token".to_owned()),
+            },
+            Err(Error::Unauthorized) => return Err(Error::Unauthorized),
+            Err(error) => Found::Nothing(error.to_string()),
+        };
+        if let Some(census) = lock(&keeper.censuses).get_mut(&uid) {
+            census.read(&name, found, now);
+        }
+    }
+    let replaced = rotation.spec.rancher.as_ref().map(|server| replaced(keeper, server));
+    let replaced = replaced.unwrap_or_default();
+    let census = lock(&keeper.censuses).get(&uid).cloned().unwrap_or_default();
+    let (_, unread) = census.count();
+    Ok(All { watched: census.told(|name| replaced.contains(name)), unread })
+}
+
+impl Run<'_> {
+    /// How it stands with what is only watched.
+    pub(super) fn watches(&self) -> Standing {
+        let unread = self.side.as_ref().map_or(0, |side| side.unread);
+        let watched = &self.read.watched;
+        if watched.listed.is_empty() {
+            let target = &self.rotation.spec.target;
+            let why = if target.secret.is_some() {
+                "spec.target.secret: there is no such Secret, or no credential in it"
+            } else if target.cloud_credential.is_some() {
+                "spec.target.cloudCredential: there is no token in it"
+            } else {
+                "there is no cloud credential for Harvester that the API key's user may see"
+            };
+            return Standing::Missing(why.to_owned());
+        }
+        let mut parts = Vec::new();
+        if unread > 0 {
+            parts.push(format!("{unread} were not read yet"));
+        }
+        if watched.unknown() > 0 {
+            let unknown = watched.unknown();
+            parts.push(format!("of {unknown} the end is not known: status.watched says why"));
+        }
+        if parts.is_empty() { Standing::Watched } else { Standing::WatchedInPart(parts.join("; ")) }
+    }
+}
+
+/// The cloud credentials of a Rancher that TokenRotations replace.
+fn replaced(keeper: &Keeper, server: &RancherServer) -> HashSet<String> {
+    let all = keeper.store.state();
+    let theirs = all.iter().filter(|other| {
+        other.spec.rancher.as_ref().is_some_and(|there| is_same(there, server))
+            && works(keeper, other)
+    });
+    theirs
+        .filter_map(|other| Some(other.spec.target.cloud_credential.as_ref()?.name.clone()))
+        .collect()
+}
+
+/// Whether a TokenRotation renews the API key that this one uses.
+pub(super) fn is_renewed(
+    keeper: &Keeper,
+    rotation: &TokenRotation,
+    server: &RancherServer,
+) -> bool {
+    let renews = |other: &TokenRotation| {
+        other.namespace() == rotation.namespace()
+            && other.spec.target.secret.as_ref().is_some_and(|target| is_key(target, server))
+            && other.spec.source.as_ref().is_some_and(|source| source.rancher_token.is_some())
+            && (other.uid() == rotation.uid() || works(keeper, other))
+    };
+    renews(rotation) || keeper.store.state().iter().any(|other| renews(other))
+}
+
+/// Those that tell whether another one replaces something: who watches all of its Rancher's cloud
+/// credentials, or uses the API key that is its target.
+pub(super) fn who_tells_of(keeper: &Keeper, other: &TokenRotation) -> Vec<Arc<TokenRotation>> {
+    let Some(there) = &other.spec.rancher else { return Vec::new() };
+    keeper.store.state_filter(|one| {
+        let Some(server) = &one.spec.rancher else { return false };
+        let watches = one.spec.target.all_cloud_credentials.is_some()
+            && other.spec.target.cloud_credential.is_some()
+            && is_same(server, there);
+        let uses = one.namespace() == other.namespace()
+            && other.spec.target.secret.as_ref().is_some_and(|target| is_key(target, server));
+        one.uid() != other.uid() && (watches || uses)
+    })
+}
+
+/// Whether it replaces what it has seen.
+pub(super) fn works(keeper: &Keeper, rotation: &TokenRotation) -> bool {
+    let record = status::record(rotation.status.as_ref());
+    keeper.is_allowed(&rotation.namespace().unwrap_or_default())
+        && rotation.metadata.deletion_timestamp.is_none()
+        && due(&status::plan(rotation), &record).is_some()
+}
+
+fn is_same(one: &RancherServer, other: &RancherServer) -> bool {
+    let url = |server: &RancherServer| server.url.trim_end_matches('/').to_ascii_lowercase();
+    url(one) == url(other)
+}
+
+/// Whether that is where the API key is.
+fn is_key(target: &SecretTarget, server: &RancherServer) -> bool {
+    let minter = &server.minter;
+    target.name == minter.secret_name && target.key == minter.key
+}
