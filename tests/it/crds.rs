@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::Path;
 
-use harvester_guest_operator::api::{self, IPPool, LoadBalancer};
+use harvester_guest_operator::api::{self, IPPool, LoadBalancer, TokenRotation};
 use harvester_guest_operator::domain::ranges::Ranges;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Service, ServiceAccount};
@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 const IP_POOL: &str = "ippools.loadbalancer.harvesterhci.io";
 const LOAD_BALANCER: &str = "loadbalancers.loadbalancer.harvesterhci.io";
+const TOKEN_ROTATION: &str = "tokenrotations.credentials.harvesterhci.io";
 
 #[test]
 fn the_files_are_what_the_types_say() {
@@ -60,7 +61,8 @@ fn the_names_are_those_that_are_served_today() {
         assert_eq!(names["plural"], plural);
         assert_eq!(names["singular"], singular);
         assert_eq!(names["shortNames"], short);
-        let version = v1beta1(&crd);
+        let version = stored(&crd);
+        assert_eq!(version["name"], "v1beta1");
         assert_eq!((&version["served"], &version["storage"]), (&json!(true), &json!(true)));
     }
 }
@@ -70,10 +72,10 @@ fn the_names_are_those_that_are_served_today() {
 #[test]
 fn only_pools_have_a_status_subresource() {
     let load_balancer = crd(LOAD_BALANCER);
-    let subresources = &v1beta1(&load_balancer)["subresources"];
+    let subresources = &stored(&load_balancer)["subresources"];
     assert!(subresources.is_null() || *subresources == json!({}), "{subresources}");
     let pool = crd(IP_POOL);
-    assert_eq!(v1beta1(&pool)["subresources"], json!({"status": {}}));
+    assert_eq!(stored(&pool)["subresources"], json!({"status": {}}));
 }
 
 #[test]
@@ -191,6 +193,10 @@ fn the_samples_fit_the_types() {
                     serde_json::from_value::<LoadBalancer>(value.clone()).unwrap();
                     crd(LOAD_BALANCER)
                 }
+                "TokenRotation" => {
+                    serde_json::from_value::<TokenRotation>(value.clone()).unwrap();
+                    crd(TOKEN_ROTATION)
+                }
                 other => panic!("{}: no sample of {other} is expected", path.display()),
             };
             let unknown = unknown_fields(field(&crd, "spec"), &value["spec"], "spec");
@@ -198,8 +204,9 @@ fn the_samples_fit_the_types() {
             kinds.push(kind);
         }
     }
-    assert!(kinds.iter().any(|kind| kind == "IPPool"));
-    assert!(kinds.iter().any(|kind| kind == "LoadBalancer"));
+    for expected in ["IPPool", "LoadBalancer", "TokenRotation"] {
+        assert!(kinds.iter().any(|kind| kind == expected), "no sample of {expected}");
+    }
 }
 
 /// Read as their types and written again, they must be the same: nothing misspelt, nothing the
@@ -257,14 +264,14 @@ fn crd(name: &str) -> Value {
     serde_saphyr::from_str(&api::to_yaml(crd).unwrap()).unwrap()
 }
 
-fn v1beta1(crd: &Value) -> &Value {
+fn stored(crd: &Value) -> &Value {
     let versions = crd["spec"]["versions"].as_array().unwrap();
-    versions.iter().find(|version| version["name"] == "v1beta1").unwrap()
+    versions.iter().find(|version| version["storage"] == true).unwrap()
 }
 
 /// The schema of a field. `[]` stands for the items of a list, `{}` for the values of a map.
 fn field<'a>(crd: &'a Value, path: &str) -> &'a Value {
-    path.split('.').fold(&v1beta1(crd)["schema"]["openAPIV3Schema"], |schema, part| {
+    path.split('.').fold(&stored(crd)["schema"]["openAPIV3Schema"], |schema, part| {
         let name = part.trim_end_matches(['[', ']', '{', '}']);
         let mut schema = &schema["properties"][name];
         let mut rest = &part[name.len()..];
