@@ -45,7 +45,8 @@ fn roots(pem: &str) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for (at, certificate) in CertificateDer::pem_slice_iter(pem.as_bytes()).enumerate() {
         let unfit = |why: String| format!("certificate {}: {why}", at + 1);
-        let certificate = certificate.map_err(|e| unfit(e.to_string()))?;
+        // The library would repeat the line that it cannot read; it may be from a Secret.
+        let certificate = certificate.map_err(|_| unfit("it is not PEM".to_owned()))?;
         roots.add(certificate).map_err(|e| unfit(e.to_string()))?;
     }
     if roots.is_empty() { Err("no certificate in PEM".to_owned()) } else { Ok(roots) }

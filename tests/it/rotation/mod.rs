@@ -6,6 +6,7 @@ mod input;
 mod life;
 mod people;
 mod rancher;
+mod watched;
 
 use anyhow::Result;
 use serde_json::json;
