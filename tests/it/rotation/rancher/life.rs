@@ -121,3 +121,37 @@ async fn what_the_ui_renews_is_adopted() -> Result<()> {
     ensure!(site.there.content(&site.cc) == theirs.trim(), "it was overwritten");
     site.uses(&site.published()?).await
 }
+
+/// Rancher stops looking at a content that names a token which it does not know.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_token_is_not_kept_beside_the_new_one() -> Result<()> {
+    let site = Site::new(Version::V2_12).await?;
+    let operator = site.cluster.standby(start()).await?;
+    operator.leads().await?;
+    let dead = site.published()?;
+    site.there.delete_token(dead.split(':').next().unwrap_or_default());
+    site.cluster.rotation(site.spec(&[("overlapSeconds", json!(86_400))])).await?;
+    site.cluster.published(1).await?;
+    let content = site.there.content(&site.cc);
+    ensure!(!content.contains(&dead), "Rancher would not look at it any more");
+    ensure!(content.matches("token:").count() == 1);
+    site.uses(&site.published()?).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_work_where_it_is_used_is_not_published() -> Result<()> {
+    let site = Site::new(Version::V2_14).await?;
+    let operator = site.cluster.standby(start()).await?;
+    operator.leads().await?;
+    site.cluster.rotation(site.spec(&[])).await?;
+    site.cluster.says("adoption", |s| s.current.is_some()).await?;
+    let before = site.there.content(&site.cc);
+    site.there.agent("c-m-prod", false);
+    site.cluster.annotate("rotate", "1").await?;
+    let message = site.cluster.reason("Ready", "VerifyFailed").await?;
+    ensure!(message.contains("where it will be used"), "{message}");
+    ensure!(site.there.content(&site.cc) == before, "it was published");
+    site.there.agent("c-m-prod", true);
+    site.rotated("1").await?;
+    site.one_is_left().await
+}
