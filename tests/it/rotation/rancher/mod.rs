@@ -124,11 +124,19 @@ impl Site {
     }
 
     /// Waits until one token of the rotation's is there: the published one, alone in its credential.
+    /// One that could not be revoked is tried again after ten minutes, of Rancher's time.
     async fn one_is_left(&self) -> Result<()> {
+        let mut is_later = false;
         eventually(LATER, "a single token", async || {
             let status = self.cluster.status().await?;
+            if !is_later && status.last_result.as_deref() == Some("Failed Revoke") {
+                is_later = true;
+                self.there.advance(Duration::from_secs(700));
+                self.poke("ten minutes later").await?;
+            }
+            let is_at_rest = status.pending.is_none() && status.previous.is_empty();
+            ensure!(is_at_rest, "not at rest: {status:?}");
             let current = status.current.context("none is current")?.name;
-            ensure!(status.pending.is_none() && status.previous.is_empty(), "not at rest");
             let tokens = self.there.tokens();
             let ours = tokens.iter().filter(|t| t.description.starts_with(&format!("{NAME}-")));
             let ours: Vec<&str> = ours.map(|token| token.description.as_str()).collect();

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::{
     ConditionStatus, TokenRotation, TokenRotationStatus, WatchedCredential,
 };
-use kube::api::PostParams;
+use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
 use testbed::rancher::Version;
 use testbed::{Record, eventually};
@@ -212,13 +212,22 @@ async fn an_api_key_that_ends_and_nobody_renews_is_told() -> Result<()> {
     site.tells("key", "itself", key("Renewed")).await?;
     site.tells("guest", "the other", key("Renewed")).await?;
 
+    // It goes: from now on nobody puts another one in the place of what somebody puts there.
+    site.cluster.rotations().delete("key", &DeleteParams::default()).await?;
+    eventually(LATER, "end of the one that renews it", async || {
+        site.cluster.rotations().get_opt("key").await.map(|rotation| rotation.is_none())
+    })
+    .await?;
+    let alone = |status: &TokenRotationStatus| said(status, "MinterExpiring").0 != "Renewed";
+    site.tells("guest", "that nobody renews it", alone).await?;
+
     // What is not accepted is told, whatever its time.
     let name = "hgo_credential_api_key_overdue";
     site.give("token-abcde:nothing").await?;
     site.tells("guest", "refusal", key("NotAccepted")).await?;
     shows(&operator, name, &[MINTER], |value| value == 1.0).await?;
     site.give(&site.there.api_key(&site.user, 0, "")).await?;
-    site.tells("guest", "another key", key("Renewed")).await.map(drop)
+    site.tells("guest", "another key", key("TimeLeft")).await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]
