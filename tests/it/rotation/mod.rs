@@ -1,5 +1,6 @@
 //! Credentials that are replaced, by the operator's own process on a real API server.
 
+mod clock;
 mod crash;
 mod fixture;
 mod input;

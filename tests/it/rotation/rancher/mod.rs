@@ -1,6 +1,7 @@
 //! Credentials of a Rancher: the stand-in's cloud credential, replaced by the operator's own process.
 
 mod client;
+mod clock;
 mod life;
 mod trouble;
 mod watch;
