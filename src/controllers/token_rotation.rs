@@ -27,9 +27,10 @@ use kube_runtime::watcher::Event;
 use tokio::sync::mpsc;
 
 use super::Context;
-use crate::api::{LABEL_ROTATION, ROTATION_FINALIZER, TokenRotation};
+use crate::api::{LABEL_ROTATION, READY, ROTATION_FINALIZER, TokenRotation};
 use crate::domain::pacing::backoff;
 use crate::domain::rotation::census::Census;
+use crate::domain::rotation::status::UNREADABLE;
 use crate::domain::rotation::{
     Act, Hand, Held, Seconds, Seen, Target, decide, ends, status, token,
 };
@@ -237,7 +238,12 @@ impl Keeper {
         let plan = status::plan(rotation);
         let held =
             plan.source.is_none() || rotation.finalizers().iter().any(|f| f == ROTATION_FINALIZER);
-        if !is_followed || !held || plan.deleting {
+        // What could not be read before can perhaps be read now: nobody tells when a right is given.
+        let blind = status
+            .conditions
+            .iter()
+            .any(|c| c.type_ == READY && c.reason.as_deref() == Some(UNREADABLE));
+        if !is_followed || !held || plan.deleting || blind {
             return None;
         }
         let record = status::record(Some(status));

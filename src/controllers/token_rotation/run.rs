@@ -27,6 +27,9 @@ const MOST_STEPS: usize = 64;
 pub(super) const TRIES: u32 = 10;
 pub(super) const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
+/// How long until it is looked whether a right has been given.
+const LOOK_AT_RIGHTS: Duration = Duration::from_secs(30);
+
 /// How long at most nobody looks at a Rancher.
 pub(super) const LOOK_THERE: Duration = Duration::from_mins(5);
 /// How long nobody reads on where not all was read yet.
@@ -78,19 +81,26 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
         // Another one by now: the view will tell of it.
         return Ok(BETWEEN_TRIES);
     }
-    let existing = if seen.spec.rancher.is_some() {
-        named(&rotation, side.as_ref())
+    let (mut existing, mut unlisted) = (Vec::new(), None);
+    if seen.spec.rancher.is_some() {
+        existing = named(&rotation, side.as_ref());
     } else if allowed {
         *lock(&keeper.clock) = Some(clock);
-        credentials.made_by(&namespace, &rotation.uid().unwrap_or_default()).await?
-    } else {
-        Vec::new()
-    };
+        match credentials.made_by(&namespace, &rotation.uid().unwrap_or_default()).await {
+            Ok(made) => existing = made,
+            Err(error) => unlisted = Some(error.refusal().map(str::to_owned).ok_or(error)?),
+        }
+    }
     let (plan, record) = (status::plan(&rotation), status::record(rotation.status.as_ref()));
     let mut run =
         Run { keeper, rotation, plan, record, read, existing, clock, blind, refused, side };
     if !allowed {
         return run.not_allowed().await;
+    }
+    if let Some(why) = unlisted {
+        // Nothing is decided while nobody knows what there is.
+        run.record(run.record.clone(), Some(&Standing::Unreadable(why))).await?;
+        return Ok(LOOK_AT_RIGHTS);
     }
     run.hold().await?;
     for _ in 0..MOST_STEPS {

@@ -20,6 +20,8 @@ use crate::api::{
 };
 use crate::domain::plan::with_condition;
 
+/// The reason of Ready when the target, or what was made for it, cannot be read.
+pub const UNREADABLE: &str = "TargetUnreadable";
 const LIFETIME: Seconds = 2_592_000;
 const OVERLAP: Seconds = 3_600;
 const LEFT_PERCENT: Seconds = 33;
@@ -68,7 +70,7 @@ impl Standing {
                 let message = "the operator was given no rights in this namespace: name it in the chart's value credentials.namespaces";
                 (False, "NamespaceNotAllowed", message.to_owned())
             }
-            Self::Unreadable(why) => (False, "TargetUnreadable", why.clone()),
+            Self::Unreadable(why) => (False, UNREADABLE, why.clone()),
             Self::Unfit(why) => (False, "TargetUnfit", format!("spec.target: {why}")),
             Self::WatchedInPart(why) => (True, "WatchedInPart", why.clone()),
             Self::Missing(why) => (False, "TargetMissing", why.clone()),

@@ -6,7 +6,7 @@ mod duties;
 mod install;
 mod monitoring;
 mod render;
-mod rights;
+pub(crate) mod rights;
 mod scrape;
 mod telling;
 mod values;

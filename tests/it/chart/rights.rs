@@ -85,7 +85,7 @@ async fn without_any_one_right_something_is_refused() -> Result<()> {
 }
 
 /// Rules of one verb on one resource.
-fn single(rules: &[PolicyRule]) -> Vec<PolicyRule> {
+pub(crate) fn single(rules: &[PolicyRule]) -> Vec<PolicyRule> {
     let mut single = Vec::new();
     for rule in rules {
         for group in rule.api_groups.iter().flatten() {
@@ -103,7 +103,7 @@ fn single(rules: &[PolicyRule]) -> Vec<PolicyRule> {
 }
 
 /// In the words of the record.
-fn said(rule: &PolicyRule) -> String {
+pub(crate) fn said(rule: &PolicyRule) -> String {
     let words = [rule.api_groups.as_ref(), rule.resources.as_ref(), Some(&rule.verbs)];
     let words: Vec<&str> = words.into_iter().flatten().map(|w| w[0].as_str()).collect();
     assert!(!words.contains(&"*"), "{rule:?}");

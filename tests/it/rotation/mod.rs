@@ -7,6 +7,7 @@ mod input;
 mod life;
 mod people;
 mod rancher;
+mod rights;
 mod watched;
 
 use anyhow::Result;

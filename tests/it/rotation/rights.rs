@@ -1,0 +1,170 @@
+//! Each right that the chart gives where credentials are replaced, taken away: what is missing is named,
+//! and when it is given back, it goes on.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::api::TokenRotationStatus;
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use k8s_openapi::api::rbac::v1::{PolicyRule, Role};
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::json;
+use testbed::{Chart, Operator, eventually};
+
+use super::fixture::{NAME, cluster, spec, start};
+use crate::chart::rights::{said, single};
+use crate::support::{Cluster, LATER, SOON};
+
+const ROLE: &str = "harvester-guest-operator-credentials";
+const WORKLOADS: [&str; 3] = ["Deployment", "StatefulSet", "DaemonSet"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_any_one_right_it_says_which_and_goes_on_with_it() -> Result<()> {
+    let cluster = cluster().await?;
+    let rules = given(&cluster).await?;
+    for kind in WORKLOADS {
+        workload(&cluster, kind).await?;
+    }
+    cluster.put(&cluster.kubeconfig()).await?;
+    let restart: Vec<_> =
+        WORKLOADS.iter().map(|kind| json!({"kind": kind, "name": "ccm"})).collect();
+    cluster.rotation(spec(&[("tell", json!({"restart": restart}))])).await?;
+    let mut operator = leader(&cluster).await?;
+    cluster.published(1).await?;
+    cluster.one_is_left().await?;
+    stop(&cluster, &mut operator).await?;
+
+    cluster.robbed();
+    let mut taken = BTreeSet::new();
+    for right in single(&rules) {
+        let said = said(&right);
+        let rest: Vec<_> = single(&rules).into_iter().filter(|rule| *rule != right).collect();
+        write(&cluster, &rest).await?;
+        granted(&cluster, &right, false).await?;
+        // Before that nobody was refused it: every right has its own turn.
+        ensure!(!cluster.bed.asked()?.forbidden.contains_key(&said), "{said}: already refused");
+        // What reads is missed at once, what writes only when something is to be done.
+        let request = said.replace(' ', "-");
+        let reads = ["get", "list"].contains(&right.verbs[0].as_str());
+        let mut operator = leader(&cluster).await?;
+        if !reads {
+            cluster.annotate("rotate", &request).await?;
+        }
+        missed(&cluster, &operator, &right).await?;
+        write(&cluster, &rules).await?;
+        granted(&cluster, &right, true).await?;
+        if right.verbs == ["delete"] {
+            // It would be tried again, but only after ten minutes.
+            cluster.annotate("leaked", &request).await?;
+        }
+        if reads {
+            cluster.reason("Ready", "Current").await?;
+            cluster.annotate("rotate", &request).await?;
+        }
+        let done = |s: &TokenRotationStatus| s.rotate_request.as_ref() == Some(&request);
+        cluster.says(&format!("rotation with {said:?}"), done).await?;
+        cluster.one_is_left().await?;
+        cluster.reason("Ready", "Current").await?;
+        stop(&cluster, &mut operator).await?;
+        println!("{said}: missed, named, and gone on with");
+        ensure!(taken.insert(said.clone()), "{said} is granted twice");
+    }
+    ensure!(taken.len() == 10, "{taken:?}");
+    Ok(())
+}
+
+/// The chart's role for one account by name, put in place of the one for all.
+async fn given(cluster: &Cluster) -> Result<Vec<PolicyRule>> {
+    let namespace = "credentials.namespaces[0].name=default";
+    let account = format!("credentials.namespaces[0].serviceAccounts={{{NAME}}}");
+    let chart = Chart::locate().await?.render(&["--set", namespace, "--set", &account]).await?;
+    let rendered = chart.get("rbac/credentials.yaml").context("no rights in the chart")?;
+    let role = rendered.split("---\n").find(|part| part.contains("kind: Role\n"));
+    let role: Role = serde_saphyr::from_str(role.context("no role")?)?;
+    let rules = role.rules.unwrap_or_default();
+    let named = rules.iter().filter(|rule| rule.resource_names.is_some()).count();
+    ensure!(named == 1, "{rules:?}");
+    write(cluster, &rules).await?;
+    Ok(rules)
+}
+
+async fn write(cluster: &Cluster, rules: &[PolicyRule]) -> Result<()> {
+    let roles: Api<Role> = Api::namespaced(cluster.client.clone(), "default");
+    let patch = Patch::Merge(json!({"rules": rules}));
+    roles.patch(ROLE, &PatchParams::default(), &patch).await?;
+    Ok(())
+}
+
+/// Waits until the API server knows by its own copy of the role.
+async fn granted(cluster: &Cluster, right: &PolicyRule, wanted: bool) -> Result<()> {
+    let one = |of: &Option<Vec<String>>| of.iter().flatten().next().cloned().unwrap_or_default();
+    let resource = one(&right.resources);
+    let (resource, part) = resource.split_once('/').unwrap_or((&resource, ""));
+    let review = json!({"metadata": {}, "spec": {
+        "user": "system:serviceaccount:harvester-system:harvester-guest-operator",
+        "resourceAttributes": {"namespace": "default", "group": one(&right.api_groups),
+            "resource": resource, "subresource": part, "name": one(&right.resource_names),
+            "verb": right.verbs[0]},
+    }});
+    let review: SubjectAccessReview = serde_json::from_value(review)?;
+    eventually(SOON, &format!("change of the right {right:?}"), async || {
+        let api = Api::all(cluster.client.clone());
+        let answer: SubjectAccessReview = api.create(&PostParams::default(), &review).await?;
+        anyhow::Ok(answer.status.is_some_and(|status| status.allowed) == wanted)
+    })
+    .await
+}
+
+/// The API server refuses it, and the operator says what: in the condition, or where nothing but the
+/// watch of Secrets is refused, in the log.
+async fn missed(cluster: &Cluster, operator: &Operator, right: &PolicyRule) -> Result<()> {
+    let words = said(right);
+    let resource = right.resources.iter().flatten().next().context("no resource")?;
+    let named = format!("cannot {} resource \"{resource}\"", right.verbs[0]);
+    eventually(LATER, &format!("word that it {named}"), async || {
+        if !cluster.bed.asked()?.forbidden.contains_key(&words) {
+            return Ok(false);
+        }
+        if right.verbs == ["watch"] {
+            return Ok(operator.process.log().contains(&named));
+        }
+        let conditions = cluster.status().await?.conditions;
+        let ready = conditions.iter().find(|condition| condition.type_ == "Ready");
+        let message = ready.and_then(|ready| ready.message.clone()).unwrap_or_default();
+        ensure!(message.contains(&named), "{conditions:?}");
+        anyhow::Ok(true)
+    })
+    .await
+}
+
+async fn leader(cluster: &Cluster) -> Result<Operator> {
+    let operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    Ok(operator)
+}
+
+async fn stop(cluster: &Cluster, operator: &mut Operator) -> Result<()> {
+    operator.process.terminate(SOON).await?;
+    // It was given back: the next one need not wait.
+    let _ = cluster.free_lease().await;
+    Ok(())
+}
+
+async fn workload(cluster: &Cluster, kind: &str) -> Result<()> {
+    let labels = json!({"app": "ccm"});
+    let mut spec = json!({
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels},
+            "spec": {"containers": [{"name": "ccm", "image": "none"}]}},
+    });
+    if kind != "DaemonSet" {
+        spec["replicas"] = json!(0);
+    }
+    if kind == "StatefulSet" {
+        spec["serviceName"] = json!("ccm");
+    }
+    let object = json!({"apiVersion": "apps/v1", "kind": kind,
+        "metadata": {"name": "ccm", "namespace": "default"}, "spec": spec});
+    cluster.bed.apply_yaml(&object.to_string()).await
+}
