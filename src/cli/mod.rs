@@ -3,6 +3,7 @@
 mod admission;
 mod cloud_config;
 mod controller;
+mod core_dumps;
 mod lease_agent;
 mod support;
 
@@ -111,13 +112,21 @@ struct ControllerArgs {
 
 /// Runs what the command line says.
 pub async fn run(cli: Cli) -> anyhow::Result<()> {
+    let undumped = core_dumps::forbid();
+    let logs = || {
+        logs(cli.log_format, &cli.log)?;
+        if let Err(why) = &undumped {
+            tracing::warn!(why, "a core dump of this process may be made, with credentials in it");
+        }
+        anyhow::Ok(())
+    };
     match cli.command {
         Command::Controller(args) => {
-            logs(cli.log_format, &cli.log)?;
+            logs()?;
             Box::pin(controller::run(*args)).await
         }
         Command::LeaseAgent(args) => {
-            logs(cli.log_format, &cli.log)?;
+            logs()?;
             Box::pin(lease_agent::run(*args)).await
         }
         Command::CloudConfig(args) => Box::pin(cloud_config::run(*args)).await,

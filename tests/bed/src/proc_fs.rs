@@ -23,6 +23,14 @@ pub(crate) fn cpu_time(pid: u32) -> Option<Duration> {
     Some(Duration::from_millis((ticks(11)? + ticks(12)?) * 10))
 }
 
+/// Soft and hard limit of a core dump, as the kernel writes them.
+pub(crate) fn core_limit(pid: u32) -> Option<(String, String)> {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max core file size"))?;
+    let mut words = line.split_whitespace().map(str::to_owned);
+    Some((words.next()?, words.next()?))
+}
+
 /// The fields of `/proc/PID/stat` from the state on. The name before them may hold blanks and
 /// brackets, so the last closing bracket is what ends it.
 fn stat_fields(pid: u32) -> Option<Vec<String>> {

@@ -101,6 +101,12 @@ impl Managed {
         proc_fs::peak_rss_kib(self.pid())
     }
 
+    /// Soft and hard limit of a core dump of the program, in bytes, as the kernel writes them; nothing once
+    /// it has ended.
+    pub fn core_limit(&self) -> Option<(String, String)> {
+        proc_fs::core_limit(self.pid())
+    }
+
     /// The processor time the program has used so far; nothing once it has ended.
     pub fn cpu_time(&self) -> Option<Duration> {
         proc_fs::cpu_time(self.pid())

@@ -5,8 +5,9 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use testbed::Chart;
+use testbed::net::dhcp::{Kind, Scope};
 
-use super::fixture::{NETWORK, RIGHTS};
+use super::fixture::{NETWORK, RIGHTS, Site, on_site};
 
 /// Everything but who made it.
 fn rules(yaml: &str) -> Result<Vec<(String, Value, Value)>> {
@@ -35,6 +36,18 @@ fn a_capability_that_is_missing_is_named() -> Result<()> {
         ensure!(!said.contains(&others.to_uppercase()), "{said}");
     }
     Ok(())
+}
+
+/// What it holds in memory is written nowhere when it crashes: not even by a program that the kernel
+/// hands dumps to, as it still does at a limit of 0.
+#[test]
+fn no_core_dump_is_made_of_an_agent() -> Result<()> {
+    on_site(Kind::Dnsmasq, Scope::new([10, 77, 0, 1]), async |site: Site| {
+        let agent = site.agent().await?;
+        let limit = agent.process.core_limit().context("no limits")?;
+        ensure!(limit == ("1".to_owned(), "1".to_owned()), "a core dump may have {limit:?}");
+        Ok(())
+    })
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
@@ -60,6 +60,8 @@ async fn secret(cluster: &Cluster, operator: &testbed::Operator, tokens: &[Strin
     let (_, metrics) = operator.get("/metrics").await?;
     let log = operator.process.log();
     ensure!(log.contains("TRACE"), "the log is not at its most talkative");
+    let limit = operator.process.core_limit().context("no limits")?;
+    ensure!(limit == ("1".to_owned(), "1".to_owned()), "a core dump may have {limit:?}");
     for (place, text) in
         [("events", &events), ("statuses", &rotations), ("metrics", &metrics), ("log", &log)]
     {
