@@ -70,8 +70,8 @@ struct Keeper {
     /// Those whose Secrets somebody has touched.
     touched: Mutex<HashSet<Name>>,
     clock: Mutex<Option<Clock>>,
-    /// When the next one may be begun.
-    next: Mutex<Instant>,
+    /// When those that wait for their turn have it, and when the next one may be begun.
+    turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: Mutex<HashMap<Name, u32>>,
 }
 
@@ -91,7 +91,7 @@ pub(super) async fn run(ctx: Context) {
         censuses: Mutex::default(),
         touched: Mutex::default(),
         clock: Mutex::default(),
-        next: Mutex::new(Instant::now()),
+        turns: Mutex::new((HashMap::new(), Instant::now())),
         failures: Mutex::default(),
     });
     let woken = futures::stream::unfold(woken, |mut woken| async move {
@@ -261,18 +261,25 @@ impl Keeper {
         }
     }
 
-    /// For how long one that is due has to wait, so that many are not begun at once.
-    fn turn(&self) -> Duration {
-        let mut next = lock(&self.next);
+    /// For how long one that is due has to wait, so that many are not begun at once. Each is told its
+    /// turn once, and not looked at again before that.
+    fn turn(&self, name: &Name) -> Duration {
+        let mut turns = lock(&self.turns);
+        let (turns, next) = &mut *turns;
         let now = Instant::now();
-        if *next > now {
-            return *next - now;
+        let at = *turns.entry(name.clone()).or_insert_with(|| {
+            let at = now.max(*next);
+            *next = at + BETWEEN;
+            at
+        });
+        if at <= now {
+            turns.remove(name);
         }
-        *next = now + BETWEEN;
-        Duration::ZERO
+        at.saturating_duration_since(now)
     }
 
     fn forget(&self, name: &Name) {
+        lock(&self.turns).0.remove(name);
         lock(&self.failures).remove(name);
         lock(&self.touched).remove(name);
     }

@@ -4,7 +4,7 @@
 //! writes it once, and writes the pool once for every 500. What is quoted is the ratio.
 //!
 //! `cargo bench --bench bench -- PART...` measures only the parts named: probes, allocator,
-//! leases, addresses, endpoints, admission.
+//! leases, addresses, endpoints, admission, rotations. `rotations=200` measures fewer of them.
 #![allow(clippy::print_stdout, clippy::cast_precision_loss)] // A report is printed, and rounded.
 
 mod admission;
@@ -19,6 +19,7 @@ mod leases;
 #[path = "../it/probes/namespace.rs"]
 mod namespace;
 mod probes;
+mod rotations;
 #[path = "../it/support.rs"]
 #[allow(dead_code, reason = "tests use the rest of it")]
 mod support;
@@ -49,7 +50,10 @@ fn main() -> Result<()> {
         return role.play();
     }
     let named: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let wanted = |part: &str| named.is_empty() || named.iter().any(|name| name == part);
+    let part_of = |name: &str| name.split('=').next().unwrap_or_default().to_owned();
+    let wanted = |part: &str| named.is_empty() || named.iter().any(|name| part_of(name) == part);
+    let counted = named.iter().find_map(|name| name.strip_prefix("rotations="));
+    let rotations = counted.map_or(Ok(rotations::ROTATIONS), str::parse)?;
     // First, while nothing else runs.
     let mut report = serde_json::Map::new();
     if wanted("probes") {
@@ -66,7 +70,7 @@ fn main() -> Result<()> {
     let parts = PARTS.into_iter().filter(|part| wanted(part)).collect::<Vec<_>>();
     if !parts.is_empty() {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        report.extend(runtime.block_on(on_a_bed(&parts))?);
+        report.extend(runtime.block_on(on_a_bed(&parts, rotations))?);
     }
     let path = testbed::repository().join("target/bench.json");
     std::fs::write(&path, serde_json::to_string_pretty(&report)?)?;
@@ -75,9 +79,9 @@ fn main() -> Result<()> {
 }
 
 /// What needs a control plane.
-const PARTS: [&str; 3] = ["addresses", "endpoints", "admission"];
+const PARTS: [&str; 4] = ["addresses", "endpoints", "admission", "rotations"];
 
-async fn on_a_bed(parts: &[&str]) -> Result<serde_json::Map<String, Value>> {
+async fn on_a_bed(parts: &[&str], rotations: usize) -> Result<serde_json::Map<String, Value>> {
     println!("starting a control plane (built first if it is not cached: about 5 minutes)");
     let bed = Bed::start(Options { load: true, ..Options::default() }).await?;
     install(&bed).await?;
@@ -87,6 +91,7 @@ async fn on_a_bed(parts: &[&str]) -> Result<serde_json::Map<String, Value>> {
         let value = match *part {
             "addresses" => addresses(&bed, binary).await?,
             "endpoints" => table::endpoints(&endpoints::measure(&bed, binary).await?),
+            "rotations" => table::rotations(&rotations::measure(&bed, binary, rotations).await?),
             _ => table::admission(&admission::measure(&bed, binary).await?),
         };
         report.insert((*part).to_owned(), value);

@@ -8,6 +8,7 @@ use crate::admission::Calls;
 use crate::allocator::Row;
 use crate::endpoints::Endpoints;
 use crate::floor::Floor;
+use crate::rotations::Rotations;
 use crate::{Ours, quantiles};
 
 /// One burst, measured both ways.
@@ -107,6 +108,39 @@ pub(crate) fn admission(measured: &Calls) -> Value {
     report.insert("creation_with".to_owned(), with);
     report.insert("peak_rss_mib".to_owned(), json!(measured.peak_rss_mib));
     Value::Object(report)
+}
+
+/// Prints what replacing credentials takes, and returns it.
+pub(crate) fn rotations(measured: &Rotations) -> Value {
+    let seconds = |time: Duration| time.as_secs_f64();
+    let count = measured.count as f64;
+    let fullest = |each: &[f64]| each.iter().copied().fold(0.0, f64::max);
+    let calls = measured.calls.iter().sum::<f64>() / count;
+    let cpu_ms = seconds(measured.cpu) * 1e3 / count;
+    println!("\n{} TokenRotations that are due at once", measured.count);
+    println!(
+        "all are replaced          {:>8.1} s, floor {:.1} s",
+        seconds(measured.took),
+        seconds(measured.floor)
+    );
+    println!("in the fullest second     {:>8}", fullest(&measured.published));
+    println!("calls for each            {calls:>8.1}, floor 4");
+    println!("calls, the fullest second {:>8}", fullest(&measured.calls));
+    println!("CPU for each              {cpu_ms:>8.1} ms");
+    println!("peak RSS                  {:>8.1} MiB", measured.peak_rss_mib);
+    println!("steps that failed {}, tokens that work {}", measured.failed, measured.alive);
+    json!({
+        "rotations": measured.count,
+        "seconds": seconds(measured.took),
+        "floor_seconds": seconds(measured.floor),
+        "fullest_second": fullest(&measured.published),
+        "calls_each": calls,
+        "calls_in_fullest_second": fullest(&measured.calls),
+        "cpu_ms_each": cpu_ms,
+        "peak_rss_mib": measured.peak_rss_mib,
+        "failed": measured.failed,
+        "alive": measured.alive,
+    })
 }
 
 fn at_once(row: &AtOnce) -> Value {

@@ -219,10 +219,10 @@ impl Run<'_> {
                 let is_asked =
                     next.pending.as_ref().is_some_and(|p| p.requests != Requests::default());
                 if change == Change::Named && !is_asked {
-                    let turn = self.keeper.turn();
+                    let name = kube_runtime::reflector::ObjectRef::from_obj(&self.rotation);
+                    let turn = self.keeper.turn(&name);
                     if !turn.is_zero() {
                         // What made it due may not be in the record.
-                        let name = kube_runtime::reflector::ObjectRef::from_obj(&self.rotation);
                         lock(&self.keeper.touched).insert(name);
                         return Ok(Some(turn));
                     }

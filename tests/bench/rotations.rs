@@ -1,0 +1,184 @@
+//! TokenRotations that are all due at once, beside a bare client that makes, publishes and revokes as many
+//! tokens and records nothing.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _};
+use harvester_guest_operator::api::{LABEL_ROTATION, TokenRotation};
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use testbed::{Bed, Operator, Start, eventually};
+
+/// What the operator may do, and whose tokens.
+const PREPARED: [&str; 2] =
+    [include_str!("../it/rotation/rights.yaml"), include_str!("../it/rotation/guest.yaml")];
+const ACCOUNT: &str = "guest";
+const KEY: &str = "token";
+/// How many, unless the command line says it.
+pub(crate) const ROTATIONS: usize = 2_000;
+/// What the floor does at a time: as many as the operator.
+const AT_ONCE: usize = 4;
+/// What whoever prepares does at a time.
+const PREPARE: usize = 24;
+const PATIENCE: Duration = Duration::from_mins(45);
+
+/// What was measured.
+pub(crate) struct Rotations {
+    pub(crate) count: usize,
+    /// A bare client's four calls for each.
+    pub(crate) floor: Duration,
+    /// From the moment at which all are due to the last that is replaced.
+    pub(crate) took: Duration,
+    /// How many were published in each second.
+    pub(crate) published: Vec<f64>,
+    /// Calls of the API server in each second.
+    pub(crate) calls: Vec<f64>,
+    pub(crate) failed: f64,
+    pub(crate) cpu: Duration,
+    pub(crate) peak_rss_mib: f64,
+    /// Tokens that work afterwards.
+    pub(crate) alive: usize,
+}
+
+pub(crate) async fn measure(bed: &Bed, binary: &Path, count: usize) -> Result<Rotations> {
+    let client = bed.admin();
+    for yaml in PREPARED {
+        bed.apply_yaml(yaml).await?;
+    }
+    println!("{count} tokens, by a bare client");
+    each(count, PREPARE, async |n| renew(&client, n, 1).await).await?;
+    let began = Instant::now();
+    each(count, AT_ONCE, async |n| renew(&client, n, 2).await).await?;
+    let floor = began.elapsed();
+
+    // Paused: what is there is adopted, and nothing is made.
+    let rotations: Api<TokenRotation> = Api::namespaced(client.clone(), "default");
+    each(count, PREPARE, async |n| {
+        let rotation = TokenRotation::new(&name(n), serde_json::from_value(spec(n, true))?);
+        Ok(drop(rotations.create(&PostParams::default(), &rotation).await?))
+    })
+    .await?;
+    let options = ["--credential-namespaces", "default"].map(str::to_owned).to_vec();
+    let mut operator = Operator::start(bed, binary, Start { options, ..Start::default() }).await?;
+    operator.leads().await?;
+    eventually(PATIENCE, "adoption of all", async || {
+        let paused = operator.metric("hgo_credential_rotations", &["Paused"]).await?;
+        anyhow::Ok(paused >= count as f64)
+    })
+    .await?;
+    tokio::time::sleep((floor + DUE_AFTER).saturating_sub(began.elapsed())).await;
+
+    println!("{count} that are due at once");
+    let cpu = operator.process.cpu_time().unwrap_or_default();
+    let began = Instant::now();
+    let due = each(count, PREPARE, async |n| {
+        let patch = Patch::Merge(json!({"spec": spec(n, false)}));
+        Ok(drop(rotations.patch(&name(n), &PatchParams::default(), &patch).await?))
+    });
+    let (published, calls) = tokio::try_join!(seconds(&operator, count), due)?.0;
+    let took = began.elapsed();
+    // The last ones are revoked after their second of overlap.
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), "default");
+    let made = ListParams::default().labels(LABEL_ROTATION);
+    let measured = Rotations {
+        count,
+        floor,
+        took,
+        published,
+        calls,
+        failed: operator.metric("hgo_credential_failures_total", &[]).await?,
+        cpu: operator.process.cpu_time().unwrap_or_default().saturating_sub(cpu),
+        peak_rss_mib: operator.process.peak_rss_kib().unwrap_or(0) as f64 / 1024.0,
+        alive: eventually(PATIENCE, "end of all that were replaced", async || {
+            let alive = secrets.list_metadata(&made).await?.items.len();
+            anyhow::Ok((alive <= count).then_some(alive))
+        })
+        .await?,
+    };
+    each(count, PREPARE, async |n| {
+        Ok(drop(rotations.delete(&name(n), &DeleteParams::default()).await?))
+    })
+    .await?;
+    eventually(PATIENCE, "end of all TokenRotations", async || {
+        rotations.list_metadata(&ListParams::default()).await.map(|list| list.items.is_empty())
+    })
+    .await?;
+    operator.process.terminate(Duration::from_secs(30)).await?;
+    for secret in secrets.list_metadata(&ListParams::default()).await? {
+        secrets.delete(&secret.name_any(), &DeleteParams::default()).await?;
+    }
+    Ok(measured)
+}
+
+/// Seconds for which the bare client's tokens work. They are due when a hundredth of that is over.
+const LIFE: i64 = 3_600;
+const DUE_AFTER: Duration = Duration::from_secs(40);
+
+fn name(n: usize) -> String {
+    format!("due-{n}")
+}
+
+/// What is made here is not due again for hours.
+fn spec(n: usize, paused: bool) -> Value {
+    json!({
+        "source": {"serviceAccountToken":
+            {"serviceAccountName": ACCOUNT, "lifetimeSeconds": 30 * 86_400}},
+        "target": {"secret": {"name": name(n), "key": KEY}},
+        "schedule": {"renewWhenLeftPercent": 99, "jitterPercent": 0, "paused": paused},
+        "overlapSeconds": 0,
+    })
+}
+
+/// The least that a replacement takes: what the token is bound to, the token, its publication, and the
+/// revocation of the one before.
+async fn renew(client: &Client, n: usize, round: usize) -> Result<()> {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), "default");
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
+    let bond = |round: usize| format!("bond-{n}-{round}");
+    let object = serde_json::from_value(json!({"metadata": {"name": bond(round)}}))?;
+    let made = secrets.create(&PostParams::default(), &object).await?;
+    let request: TokenRequest = serde_json::from_value(json!({"spec": {
+        "audiences": [], "expirationSeconds": LIFE,
+        "boundObjectRef": {"apiVersion": "v1", "kind": "Secret", "name": bond(round), "uid": made.uid()},
+    }}))?;
+    let answer = accounts.create_token_request(ACCOUNT, &PostParams::default(), &request).await?;
+    let token = answer
+        .status
+        .and_then(|status| Value::from(json!(status))["token"].as_str().map(str::to_owned));
+    let content =
+        json!({"metadata": {"name": name(n)}, "stringData": {KEY: token.context("no token")?}});
+    if round == 1 {
+        secrets.create(&PostParams::default(), &serde_json::from_value(content)?).await?;
+        return Ok(());
+    }
+    secrets.patch(&name(n), &PatchParams::default(), &Patch::Merge(content)).await?;
+    secrets.delete(&bond(round - 1), &DeleteParams::default()).await?;
+    Ok(())
+}
+
+async fn each(count: usize, at_once: usize, act: impl AsyncFn(usize) -> Result<()>) -> Result<()> {
+    futures::stream::iter(0..count).map(Ok).try_for_each_concurrent(at_once, |n| act(n)).await
+}
+
+/// Publications and calls in each second until all are replaced.
+async fn seconds(operator: &Operator, count: usize) -> Result<(Vec<f64>, Vec<f64>)> {
+    let published = async || operator.metric("hgo_credential_publications_total", &[]).await;
+    let called = async || operator.metric("hgo_api_requests_total", &[]).await;
+    let mut clock = tokio::time::interval(Duration::from_secs(1));
+    let (mut last, mut each) = ((published().await?, called().await?), (Vec::new(), Vec::new()));
+    let began = Instant::now();
+    while last.0 < count as f64 {
+        ensure!(began.elapsed() < PATIENCE, "{} of {count} after {PATIENCE:?}", last.0);
+        clock.tick().await;
+        let now = (published().await?, called().await?);
+        each.0.push(now.0 - last.0);
+        each.1.push(now.1 - last.1);
+        last = now;
+    }
+    Ok(each)
+}
