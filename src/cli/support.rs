@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::Reach;
-use crate::api::{IPPool, LoadBalancer};
+use crate::api::{IPPool, LoadBalancer, TokenRotation};
 use crate::domain::registration::{CONFIGURATION, CRD};
 use crate::domain::support;
 use crate::k8s::guard::Guard;
@@ -38,7 +38,8 @@ async fn report(client: &Client, namespace: &str, name: &str) -> Value {
     let lease = leases.get(name);
     let (pools, misfit_pools) = list::<IPPool>(client).await;
     let (lbs, misfit_lbs) = list::<LoadBalancer>(client).await;
-    let not_read = [misfit_pools, misfit_lbs].concat();
+    let (rotations, misfit_rotations) = list::<TokenRotation>(client).await;
+    let not_read = [misfit_pools, misfit_lbs, misfit_rotations].concat();
     let version = client.apiserver_version();
     json!({
         "time": Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true),
@@ -52,6 +53,7 @@ async fn report(client: &Client, namespace: &str, name: &str) -> Value {
         "pools": pools.iter().map(support::pool).collect::<Vec<_>>(),
         "loadBalancers": support::counts(&lbs),
         "waiters": support::waiters(&lbs),
+        "credentials": support::credentials(&rotations),
         "lastDecisions": support::decisions(&pools, &lbs),
     })
 }

@@ -10,6 +10,7 @@ use kube::Api;
 use serde_json::{Value, json};
 use testbed::{Operator, Start, eventually};
 
+use crate::rotation;
 use crate::support::{Cluster, SOON, shows};
 
 const NAMESPACE: &str = "harvester-system";
@@ -54,9 +55,12 @@ async fn the_report_says_what_is_asked_first_and_no_secret() -> Result<()> {
     let cluster = Cluster::start().await?;
     let admission = Some("https://127.0.0.1:0".to_owned());
     let identity = Some("the-leader".to_owned());
-    let operator = cluster.standby(Start { admission, identity, ..Start::default() }).await?;
+    rotation::prepare(&cluster).await?;
+    let operator = cluster.standby(Start { admission, identity, ..rotation::start() }).await?;
     operator.leads().await?;
     cluster.registered().await?;
+    rotation::watched(&cluster).await?;
+    shows(&operator, "hgo_credential_rotations", &["Watched"], |found| found == 1.0).await?;
     cluster.pool("small", json!({"subnet": "10.1.0.0/30", "gateway": "10.1.0.1"})).await?;
     cluster.lb("held").await?;
     let address = cluster.address("held").await?;
@@ -80,6 +84,8 @@ async fn the_report_says_what_is_asked_first_and_no_secret() -> Result<()> {
     ensure!(report["loadBalancers"]["True Allocated"] == 1, "{text}");
     ensure!(report["waiters"][0]["name"] == "default/late", "{text}");
     ensure!(report["waiters"][0]["reason"] == "NoAvailableIP", "{text}");
+    ensure!(report["credentials"]["counts"]["True Watched"] == 1, "{text}");
+    ensure!(report["credentials"]["soonestEnds"][0]["name"] == "default/guest", "{text}");
     let decisions = report["lastDecisions"].as_array().map_or(&[][..], Vec::as_slice);
     ensure!(decisions.iter().any(|d| d["allocatedAddress"]["ip"] == address.as_str()), "{text}");
     ensure!(report["validation"]["webhooks"][0]["clientConfig"]["caBundle"] == true, "{text}");
@@ -98,6 +104,10 @@ async fn the_report_says_what_is_asked_first_and_no_secret() -> Result<()> {
     for (key, value) in &data {
         ensure!(!shown(&value.0), "{key} is in the report");
     }
+    let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), "default");
+    for (key, value) in secrets.get("guest").await?.data.unwrap_or_default() {
+        ensure!(!shown(&value.0), "{key} of the watched credential is in the report");
+    }
     ensure!(token.len() > 100 && !text.contains(token.trim_matches('"')), "the token is in it");
     // What cannot be read is said, and the rest is there.
     let nobody = cluster.bed.service_account_kubeconfig(NAMESPACE, "default", None).await?;
@@ -109,6 +119,6 @@ async fn the_report_says_what_is_asked_first_and_no_secret() -> Result<()> {
     let report: Value = serde_saphyr::from_str(&String::from_utf8(output.stdout)?)?;
     ensure!(output.status.success() && report["apiServer"].is_string(), "{report}");
     ensure!(report["lease"]["error"].as_str().is_some_and(|e| e.contains("forbidden")), "{report}");
-    ensure!(report["notRead"].as_array().is_some_and(|list| list.len() == 2), "{report}");
+    ensure!(report["notRead"].as_array().is_some_and(|list| list.len() == 3), "{report}");
     Ok(())
 }
