@@ -19,9 +19,10 @@ use clap::ValueEnum;
 
 use self::request::{Make, Request, Work};
 use crate::domain::cloud_config::list::{Credential, table};
+use crate::domain::cloud_config::rotation::rotation;
 use crate::domain::cloud_config::text::{self, Form, Material};
 use crate::domain::cloud_config::{
-    self, Csi, Found, Guest, Refused, Removal, StandIn, What, plan, revoke, wanted_token,
+    self, Csi, Found, Guest, Refused, Removal, StandIn, Step, What, plan, revoke, wanted_token,
 };
 use crate::k8s::CallError;
 use crate::k8s::client;
@@ -32,6 +33,8 @@ use crate::metrics::Metrics;
 const ROUNDS: usize = 30;
 /// How long Kubernetes may take to fill a token Secret.
 const FILLED: Duration = Duration::from_mins(1);
+/// For how many days a token of a TokenRotation works, unless it is said.
+const ROTATION_DAYS: u16 = 30;
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Options of `cloud-config`. Switches, as users write them: which go together, `request` says.
@@ -68,6 +71,13 @@ pub(super) struct CloudConfigArgs {
     /// Makes a further token and prints that. Those before stay valid until they are revoked.
     #[arg(long)]
     rotate: bool,
+    /// Also makes a TokenRotation: the operator then keeps a cloud config with a token that ends in Secret
+    /// CLUSTER-cloud-config, in the same namespace.
+    #[arg(long)]
+    rotation: bool,
+    /// With --rotation: days for which such a token works.
+    #[arg(long, default_value_t = ROTATION_DAYS, value_parser = clap::value_parser!(u16).range(1..=365))]
+    rotation_days: u16,
     /// What to revoke: old (all tokens but the newest), all (tokens, rights and account), gone (the
     /// same, of guests that are gone), or the name of a token Secret. With --rotate, the new token is
     /// printed first.
@@ -165,25 +175,40 @@ impl Hand {
         let names = [guest.token(), wanted_token(guest, &Found::default(), &stamp, true)];
         let found = self.api.found(guest, &names).await?;
         let token = wanted_token(guest, &found, &stamp, make.rotate);
+        if let Some(days) = make.rotation {
+            rotation(guest, days, &found, &self.api.ground(guest).await?, "")?;
+        }
         let found = self.complete(guest, make.csi, &token, &names, found).await?;
         for note in cloud_config::too_much(guest, &found) {
             say(&note)?;
         }
-        if self.dry_run {
-            print(&format!("would print the cloud config with the token of Secret {token}\n"))?;
-        } else {
-            let mut material = self.filled(guest, &token).await?;
+        let mut material = None;
+        if !self.dry_run {
+            let mut filled = self.filled(guest, &token).await?;
             if let Some(authority) = &make.authority {
-                material.authority.clone_from(authority);
+                filled.authority.clone_from(authority);
             }
-            let text = text::text(make.form, guest, &server, &material);
-            match &make.out {
-                Some(path) => {
-                    file::write(path, &text)
-                        .with_context(|| format!("--out {}", path.display()))?;
-                    say(&format!("wrote {}", path.display()))?;
+            material = Some(filled);
+        }
+        if let Some(days) = make.rotation {
+            let authority = material.as_ref().map(|m| m.authority.as_slice()).unwrap_or_default();
+            let config = text::without_token(guest, &server, authority);
+            self.replaced(guest, days, &found, &config).await?;
+        }
+        match &material {
+            None => {
+                print(&format!("would print the cloud config with the token of Secret {token}\n"))?;
+            }
+            Some(material) => {
+                let text = text::text(make.form, guest, &server, material);
+                match &make.out {
+                    Some(path) => {
+                        file::write(path, &text)
+                            .with_context(|| format!("--out {}", path.display()))?;
+                        say(&format!("wrote {}", path.display()))?;
+                    }
+                    None => print(&text)?,
                 }
-                None => print(&text)?,
             }
         }
         match &make.revoke {
@@ -204,25 +229,45 @@ impl Hand {
         for _ in 0..ROUNDS {
             let steps = plan(guest, csi, token, &found)?;
             if self.dry_run {
-                for step in steps {
-                    print(&format!("would create {}\n", step.object))?;
-                }
+                would(&steps)?;
                 return Ok(found);
             }
             let Some(step) = steps.first() else { return Ok(found) };
-            match self.api.create(&step.object, &step.body).await {
-                Ok(()) => say(&format!("created {}", step.object))?,
-                // Somebody else was faster: what is there now is looked at like anything else.
-                Err(CallError::Conflict) => {}
-                Err(error) => {
-                    return Err(error).with_context(|| {
-                        format!("create {}; run it again: it goes on from there", step.object)
-                    });
-                }
-            }
+            self.create(step).await?;
             found = self.api.found(guest, names).await?;
         }
         bail!("others change the same objects all the time: try again later")
+    }
+
+    /// Creates the TokenRotation and its Secret, where they are missing.
+    async fn replaced(
+        &self,
+        guest: &Guest,
+        days: u16,
+        found: &Found,
+        config: &str,
+    ) -> anyhow::Result<()> {
+        for _ in 0..ROUNDS {
+            let ground = self.api.ground(guest).await?;
+            let steps = rotation(guest, days, found, &ground, config)?;
+            if self.dry_run {
+                return would(&steps);
+            }
+            let Some(step) = steps.first() else { return Ok(()) };
+            self.create(step).await?;
+        }
+        bail!("others change the same objects all the time: try again later")
+    }
+
+    async fn create(&self, step: &Step) -> anyhow::Result<()> {
+        match self.api.create(&step.object, &step.body).await {
+            Ok(()) => say(&format!("created {}", step.object)),
+            // Somebody else was faster: what is there now is looked at like anything else.
+            Err(CallError::Conflict) => Ok(()),
+            Err(error) => Err(error).with_context(|| {
+                format!("create {}; run it again: it goes on from there", step.object)
+            }),
+        }
     }
 
     /// What the token Secret holds, once Kubernetes has filled it.
@@ -356,6 +401,10 @@ impl Hand {
 
 fn refused(why: String) -> Refused {
     Refused(vec![why])
+}
+
+fn would(steps: &[Step]) -> anyhow::Result<()> {
+    steps.iter().try_for_each(|step| print(&format!("would create {}\n", step.object)))
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

@@ -9,6 +9,7 @@
 
 pub mod list;
 mod rights;
+pub mod rotation;
 mod stand_in;
 pub mod text;
 
@@ -138,6 +139,7 @@ pub enum Kind {
     ClusterRole,
     RoleBinding,
     ClusterRoleBinding,
+    TokenRotation,
 }
 
 /// An object by name.

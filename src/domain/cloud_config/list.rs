@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use chrono::NaiveDate;
 
 use super::rights::{CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED};
+use super::rotation::Rotation;
 use super::{Account, Binding, Found, Guest, Token, too_much};
 
 const DAY: i64 = 24 * 60 * 60;
@@ -24,6 +25,8 @@ pub struct Survey {
     pub tokens: Vec<(String, Token)>,
     /// VMs. `None`: they could not be listed.
     pub machines: Option<Vec<Machine>>,
+    /// TokenRotations.
+    pub rotations: Vec<Rotation>,
 }
 
 /// A VM.
@@ -62,6 +65,8 @@ pub struct Credential {
     pub found: Found,
     /// How many VMs the guest has. `None`: nobody knows.
     pub machines: Option<usize>,
+    /// The TokenRotation that makes tokens of its account. Of their use nobody keeps a note.
+    pub rotation: Option<String>,
 }
 
 impl Survey {
@@ -79,6 +84,15 @@ impl Survey {
             tokens: in_namespace.map(|(_, token)| token.clone()).collect(),
             ..Found::default()
         }
+    }
+
+    /// The TokenRotation that makes tokens of the guest's account.
+    fn rotation(&self, guest: &Guest) -> Option<String> {
+        let is_of = |rotation: &&Rotation| {
+            rotation.namespace == guest.namespace
+                && rotation.account.as_ref() == Some(&guest.cluster)
+        };
+        self.rotations.iter().find(is_of).map(|rotation| rotation.name.clone())
     }
 
     /// How many VMs are nodes of the guest.
@@ -109,6 +123,7 @@ impl Survey {
             .map(|guest| Credential {
                 found: self.found(&guest),
                 machines: self.machines(&guest),
+                rotation: self.rotation(&guest),
                 guest,
             })
             .collect()
@@ -154,6 +169,8 @@ pub fn table(credentials: &[Credential], now: i64, unused_days: i64) -> String {
         if credential.found.account.is_none() {
             general.push("left over: its ServiceAccount is gone".to_owned());
         }
+        let replaced = |name| format!("TokenRotation {name} makes others");
+        general.extend(credential.rotation.as_ref().map(replaced));
         let current = credential.found.valid(&credential.guest).last().map(|t| t.name.clone());
         let mut own = credential.found.own(&credential.guest);
         own.sort_by_key(|token| (token.created, token.name.clone()));

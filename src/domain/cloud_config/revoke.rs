@@ -171,6 +171,11 @@ impl Credential {
             None => return Some("its VMs cannot be listed".to_owned()),
         }
         let quiet = self.quiet_days(now)?;
+        if let Some(rotation) = &self.rotation {
+            return Some(format!(
+                "TokenRotation {rotation} makes tokens of its account, and of their use there is no note"
+            ));
+        }
         (quiet < unused_days).then(|| {
             format!("its credential was made or used {quiet} days ago, less than --unused-days {unused_days}")
         })

@@ -288,7 +288,7 @@ fn a_stand_in_holds_the_name_of_a_first_token_that_is_gone() {
 }
 
 fn credential(machines: Option<usize>, found: Found) -> Credential {
-    Credential { guest: guest(), found, machines }
+    Credential { guest: guest(), found, machines, rotation: None }
 }
 
 #[test]
@@ -321,6 +321,12 @@ fn a_guest_is_gone_without_vms_and_without_use() {
         gone(Some(0), Found { account: None, ..aged(NOW, None) }, 7),
         "nobody can use what is left"
     );
+    // Of the use of what a TokenRotation makes there is no note.
+    let mut rotated = credential(Some(0), aged(0, None));
+    rotated.rotation = Some("keeper".to_owned());
+    assert!(rotated.lives(NOW, 7).is_some_and(|why| why.contains("keeper")));
+    rotated.found.account = None;
+    assert!(rotated.lives(NOW, 7).is_none());
     // One renewed token is use enough.
     let mut found = aged(0, None);
     found.tokens.push(token("blue-token-2", NOW));
@@ -340,6 +346,15 @@ fn guests_are_known_by_their_vms() {
         machines: Some(machines),
         ..Survey::default()
     };
+    let rotation = |namespace: &str, account: Option<&str>| {
+        let namespace = namespace.to_owned();
+        let name = "keeper".to_owned();
+        let account = account.map(str::to_owned);
+        let rotations = vec![rotation::Rotation { namespace, name, account, secret: None }];
+        Survey { rotations, ..survey(Vec::new()) }.credentials(None)[0].rotation.clone()
+    };
+    assert_eq!(rotation("guests", Some("blue")).as_deref(), Some("keeper"));
+    assert_eq!(rotation("other", Some("blue")).or(rotation("guests", Some("red"))), None);
     let count = |machine: Machine| survey(vec![machine]).credentials(None)[0].machines;
     assert_eq!(count(vm("x", "guests", Some("blue"), false)), Some(1));
     assert_eq!(count(vm("blue-pool-1", "guests", None, true)), Some(1));

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::json;
+use zeroize::Zeroizing;
 
 use super::{Guest, safe_name};
 
@@ -38,62 +38,83 @@ pub enum Form {
 /// What a token Secret holds.
 pub struct Material {
     /// The token.
-    pub token: String,
+    pub token: Zeroizing<String>,
     /// The authority of the API server's certificate, in PEM.
     pub authority: Vec<u8>,
 }
 
-/// The text in its form.
-pub fn text(form: Form, guest: &Guest, server: &str, material: &Material) -> String {
-    let config = kubeconfig(guest, server, material);
-    let encoded = STANDARD.encode(&config);
+/// The text in its form. It is wiped from memory when it is dropped.
+pub fn text(form: Form, guest: &Guest, server: &str, material: &Material) -> Zeroizing<String> {
+    let token = Zeroizing::new(quoted(&material.token));
+    let user = joined(&["\n    token: ", &token, "\n"]);
+    let config = kubeconfig(guest, server, &material.authority, &user);
+    if form == Form::Kubeconfig {
+        return config;
+    }
+    let encoded = Zeroizing::new(STANDARD.encode(config.as_bytes()));
     match form {
         Form::Kubeconfig => config,
-        Form::Secret => format!(
+        Form::Secret => joined(&[
             "apiVersion: v1\nkind: Secret\nmetadata:\n  name: harvester-csi-config\n  namespace: kube-system\n\
-             type: Opaque\ndata:\n  cloud-provider-config: {encoded}\n"
-        ),
-        Form::RancherSecret => format!(
-            "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {}\n  namespace: fleet-default\n  annotations:\n    \
-             v2prov-secret-authorized-for-cluster: {}\n    \
-             v2prov-authorized-secret-deletes-on-cluster-removal: \"true\"\n\
-             type: Opaque\ndata:\n  credential: {encoded}\n",
-            quoted(&safe_name(&["harvesterconfig", &guest.cluster])),
-            quoted(&guest.cluster),
-        ),
-        Form::CloudInitRke2 => cloud_init(&encoded, &[RKE2_PATH, PATH]),
-        Form::CloudInitK3s => cloud_init(&encoded, &[PATH, RKE2_PATH]),
+             type: Opaque\ndata:\n  cloud-provider-config: ",
+            &encoded,
+            "\n",
+        ]),
+        Form::RancherSecret => joined(&[
+            "apiVersion: v1\nkind: Secret\nmetadata:\n  name: ",
+            &quoted(&safe_name(&["harvesterconfig", &guest.cluster])),
+            "\n  namespace: fleet-default\n  annotations:\n    v2prov-secret-authorized-for-cluster: ",
+            &quoted(&guest.cluster),
+            "\n    v2prov-authorized-secret-deletes-on-cluster-removal: \"true\"\n\
+             type: Opaque\ndata:\n  credential: ",
+            &encoded,
+            "\n",
+        ]),
+        Form::CloudInitRke2 => cloud_init(&encoded, [RKE2_PATH, PATH]),
+        Form::CloudInitK3s => cloud_init(&encoded, [PATH, RKE2_PATH]),
     }
 }
 
+/// A kubeconfig whose user has no token yet.
+pub fn without_token(guest: &Guest, server: &str, authority: &[u8]) -> Zeroizing<String> {
+    kubeconfig(guest, server, authority, " {}\n")
+}
+
 /// As Harvester's own: one of each, called `default`.
-fn kubeconfig(guest: &Guest, server: &str, material: &Material) -> String {
-    format!(
-        "apiVersion: v1\nkind: Config\nclusters:\n- name: default\n  cluster:\n    server: {}\n    \
-         certificate-authority-data: {}\ncontexts:\n- name: default\n  context:\n    cluster: default\n    \
-         namespace: {}\n    user: default\ncurrent-context: default\nusers:\n- name: default\n  user:\n    \
-         token: {}\n",
-        quoted(server),
-        STANDARD.encode(&material.authority),
-        quoted(&guest.namespace),
-        quoted(&material.token),
-    )
+fn kubeconfig(guest: &Guest, server: &str, authority: &[u8], user: &str) -> Zeroizing<String> {
+    joined(&[
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: default\n  cluster:\n    server: ",
+        &quoted(server),
+        "\n    certificate-authority-data: ",
+        &STANDARD.encode(authority),
+        "\ncontexts:\n- name: default\n  context:\n    cluster: default\n    namespace: ",
+        &quoted(&guest.namespace),
+        "\n    user: default\ncurrent-context: default\nusers:\n- name: default\n  user:",
+        user,
+    ])
 }
 
 /// The token is for root, as which both charts run.
-fn cloud_init(encoded: &str, paths: &[&str]) -> String {
-    let file = |path: &&str| {
-        format!(
-            "- encoding: b64\n  content: {encoded}\n  owner: root:root\n  path: {path}\n  permissions: '0600'\n"
-        )
-    };
-    let files: Vec<String> = paths.iter().map(file).collect();
-    format!("#cloud-config\nwrite_files:\n{}", files.concat())
+fn cloud_init(encoded: &str, [first, second]: [&str; 2]) -> Zeroizing<String> {
+    let (file, path) = ("- encoding: b64\n  content: ", "\n  owner: root:root\n  path: ");
+    let end = "\n  permissions: '0600'\n";
+    let head = "#cloud-config\nwrite_files:\n";
+    joined(&[head, file, encoded, path, first, end, file, encoded, path, second, end])
+}
+
+/// In one piece of memory: a text that grows would leave its former pieces behind.
+fn joined(parts: &[&str]) -> Zeroizing<String> {
+    let length = parts.iter().map(|part| part.len()).sum();
+    let mut text = Zeroizing::new(String::with_capacity(length));
+    for part in parts {
+        text.push_str(part);
+    }
+    text
 }
 
 /// A text in double quotes: what JSON quotes, YAML reads.
 fn quoted(text: &str) -> String {
-    json!(text).to_string()
+    serde_json::to_string(text).unwrap_or_default()
 }
 
 /// Checks the URL of `--server`.

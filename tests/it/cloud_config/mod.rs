@@ -9,6 +9,7 @@ mod objects;
 mod rights;
 mod roles;
 mod rotate;
+mod rotation;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::*;
 
 fn material() -> Material {
-    Material { token: "eyJ.a.b\"\n".to_owned(), authority: b"PEM".to_vec() }
+    Material { token: "eyJ.a.b\"\n".to_owned().into(), authority: b"PEM".to_vec() }
 }
 
 const CONFIG: &str = r#"apiVersion: v1
@@ -33,7 +33,11 @@ fn texts_are_what_clients_read() {
     let of = |form| {
         text(form, &Guest::new("blue", "guests").unwrap(), "https://192.168.7.10:6443", &material())
     };
-    assert_eq!(of(Form::Kubeconfig), CONFIG);
+    assert_eq!(*of(Form::Kubeconfig), CONFIG);
+    let empty =
+        without_token(&Guest::new("blue", "guests").unwrap(), "https://192.168.7.10:6443", b"PEM");
+    let (head, _) = CONFIG.split_once("  user:\n    token").unwrap();
+    assert_eq!(*empty, format!("{head}  user: {{}}\n"));
     let read = |text: &str| serde_saphyr::from_str::<Value>(text).unwrap();
     assert_eq!(read(CONFIG)["users"][0]["user"]["token"], "eyJ.a.b\"\n");
     let decoded = |value: &Value| {
@@ -51,9 +55,9 @@ fn texts_are_what_clients_read() {
         "/etc/kubernetes/cloud-config",
     );
     let golden = format!("#cloud-config\nwrite_files:\n{}{}", file(rke2), file(old));
-    assert_eq!(of(Form::CloudInitRke2), golden);
+    assert_eq!(*of(Form::CloudInitRke2), golden);
     let golden = format!("#cloud-config\nwrite_files:\n{}{}", file(old), file(rke2));
-    assert_eq!(of(Form::CloudInitK3s), golden);
+    assert_eq!(*of(Form::CloudInitK3s), golden);
     assert_eq!(decoded(&read(&golden)["write_files"][1]["content"]), CONFIG);
     // A name that YAML would take for something else.
     let odd = Guest::new("true", "123").unwrap();
