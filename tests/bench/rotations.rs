@@ -60,7 +60,8 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path, count: usize) -> Result<Ro
     let rotations: Api<TokenRotation> = Api::namespaced(client.clone(), "default");
     each(count, PREPARE, async |n| {
         let rotation = TokenRotation::new(&name(n), serde_json::from_value(spec(n, true))?);
-        Ok(drop(rotations.create(&PostParams::default(), &rotation).await?))
+        rotations.create(&PostParams::default(), &rotation).await?;
+        Ok(())
     })
     .await?;
     let options = ["--credential-namespaces", "default"].map(str::to_owned).to_vec();
@@ -78,7 +79,8 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path, count: usize) -> Result<Ro
     let began = Instant::now();
     let due = each(count, PREPARE, async |n| {
         let patch = Patch::Merge(json!({"spec": spec(n, false)}));
-        Ok(drop(rotations.patch(&name(n), &PatchParams::default(), &patch).await?))
+        rotations.patch(&name(n), &PatchParams::default(), &patch).await?;
+        Ok(())
     });
     let (published, calls) = tokio::try_join!(seconds(&operator, count), due)?.0;
     let took = began.elapsed();
@@ -101,7 +103,8 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path, count: usize) -> Result<Ro
         .await?,
     };
     each(count, PREPARE, async |n| {
-        Ok(drop(rotations.delete(&name(n), &DeleteParams::default()).await?))
+        rotations.delete(&name(n), &DeleteParams::default()).await?;
+        Ok(())
     })
     .await?;
     eventually(PATIENCE, "end of all TokenRotations", async || {
@@ -147,9 +150,7 @@ async fn renew(client: &Client, n: usize, round: usize) -> Result<()> {
         "boundObjectRef": {"apiVersion": "v1", "kind": "Secret", "name": bond(round), "uid": made.uid()},
     }}))?;
     let answer = accounts.create_token_request(ACCOUNT, &PostParams::default(), &request).await?;
-    let token = answer
-        .status
-        .and_then(|status| Value::from(json!(status))["token"].as_str().map(str::to_owned));
+    let token = answer.status.and_then(|status| json!(status)["token"].as_str().map(str::to_owned));
     let content =
         json!({"metadata": {"name": name(n)}, "stringData": {KEY: token.context("no token")?}});
     if round == 1 {

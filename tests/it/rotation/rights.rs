@@ -90,9 +90,9 @@ async fn given(cluster: &Cluster) -> Result<Vec<PolicyRule>> {
 }
 
 async fn write(cluster: &Cluster, rules: &[PolicyRule]) -> Result<()> {
-    let roles: Api<Role> = Api::namespaced(cluster.client.clone(), "default");
+    let api: Api<Role> = Api::namespaced(cluster.client.clone(), "default");
     let patch = Patch::Merge(json!({"rules": rules}));
-    roles.patch(ROLE, &PatchParams::default(), &patch).await?;
+    api.patch(ROLE, &PatchParams::default(), &patch).await?;
     Ok(())
 }
 
