@@ -93,19 +93,25 @@ async fn a_rancher_that_fails_costs_nothing_but_time() -> Result<()> {
     site.cluster.rotation(site.spec(&[])).await?;
     site.cluster.annotate("rotate", "0").await?;
     site.rotated("0").await?;
-    let count = AtomicUsize::new(0);
+    let (quiet, kind) = (AtomicUsize::new(0), AtomicUsize::new(0));
     site.there.set_rule(move |call| {
         let refuse = |code, reason| Verdict::Refuse { code, reason, message: "no".to_owned() };
-        let write = writes(call);
-        match count.fetch_add(1, Ordering::Relaxed) % 23 {
-            3 => refuse(500, "ServerError"),
-            7 => refuse(503, "ServiceUnavailable"),
-            11 => Verdict::CutBefore,
-            15 if write => refuse(409, "Conflict"),
-            17 | 18 if write => Verdict::CutAfter,
-            20 => Verdict::Delay(Duration::from_millis(300)),
-            _ => Verdict::Pass,
+        // Between two faults is room for a whole try: what fails again and again waits ever longer.
+        if quiet.fetch_add(1, Ordering::Relaxed) < 16 {
+            return Verdict::Pass;
         }
+        let verdict = match (kind.load(Ordering::Relaxed) % 6, writes(call)) {
+            (0, _) => refuse(500, "ServerError"),
+            (1, true) => Verdict::CutAfter,
+            (2, _) => Verdict::CutBefore,
+            (3, true) => refuse(409, "Conflict"),
+            (4, _) => refuse(503, "ServiceUnavailable"),
+            (5, _) => Verdict::Delay(Duration::from_millis(300)),
+            _ => return Verdict::Pass,
+        };
+        quiet.store(0, Ordering::Relaxed);
+        kind.fetch_add(1, Ordering::Relaxed);
+        verdict
     });
     let mut uses = 0;
     let rotate = async {
