@@ -32,7 +32,7 @@ use crate::domain::pacing::backoff;
 use crate::domain::rotation::census::Census;
 use crate::domain::rotation::status::UNREADABLE;
 use crate::domain::rotation::{
-    Act, Hand, Held, Seconds, Seen, Target, decide, ends, status, token,
+    Act, Change, Hand, Held, Seconds, Seen, Target, decide, ends, status, token,
 };
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
@@ -110,7 +110,7 @@ pub(super) async fn run(ctx: Context) {
         .collect();
     let secrets = async { while secrets.next().await.is_some() {} };
     // Where no namespace is named, nothing is watched and the others go on.
-    tokio::join!(control, watch, secrets, tell::tell(ctx, store));
+    tokio::join!(control, watch, secrets, tell::tell(&keeper));
 }
 
 async fn watch(
@@ -257,12 +257,16 @@ impl Keeper {
                 let end = status.expires_at.as_deref().and_then(status::seconds);
                 Some(pause(&[until, ends::alarm(&plan, &record, end), end], now))
             }
+            // Nothing is asked for those that only wait for their turn.
+            Act::Write(Change::Named, next) if !next.is_asked() => {
+                Some(self.turn(&ObjectRef::from_obj(rotation))).filter(|turn| !turn.is_zero())
+            }
             _ => None,
         }
     }
 
     /// For how long one that is due has to wait, so that many are not begun at once. Each is told its
-    /// turn once, and not looked at again before that.
+    /// turn once, has it until it is begun, and is not looked at before it comes.
     fn turn(&self, name: &Name) -> Duration {
         let mut turns = lock(&self.turns);
         let (turns, next) = &mut *turns;
@@ -272,14 +276,15 @@ impl Keeper {
             *next = at + BETWEEN;
             at
         });
-        if at <= now {
-            turns.remove(name);
-        }
         at.saturating_duration_since(now)
     }
 
-    fn forget(&self, name: &Name) {
+    fn begun(&self, name: &Name) {
         lock(&self.turns).0.remove(name);
+    }
+
+    fn forget(&self, name: &Name) {
+        self.begun(name);
         lock(&self.failures).remove(name);
         lock(&self.touched).remove(name);
     }

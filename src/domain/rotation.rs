@@ -318,6 +318,11 @@ impl Record {
         self.last_result.as_ref().is_some_and(|result| result.starts_with("Failed"))
     }
 
+    /// Whether what is on its way was asked for, and not only due.
+    pub fn is_asked(&self) -> bool {
+        self.pending.as_ref().is_some_and(|pending| !pending.requests.is_none())
+    }
+
     /// Whether so many wait to be revoked that no other is made.
     pub fn is_stuck(&self) -> bool {
         self.previous.len() >= MOST_PREVIOUS

@@ -16,7 +16,7 @@ use crate::domain::rotation::content::{self, Read};
 use crate::domain::rotation::status::{self, Beside, Standing};
 use crate::domain::rotation::watched::Watched;
 use crate::domain::rotation::{
-    Act, Change, Hand, Plan, Record, Requests, Seconds, Seen, Step, Target, decide, ends, failed,
+    Act, Change, Hand, Plan, Record, Seconds, Seen, Step, Target, decide, ends, failed,
 };
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
@@ -216,9 +216,7 @@ impl Run<'_> {
         }
         match act {
             Act::Write(change, next) => {
-                let is_asked =
-                    next.pending.as_ref().is_some_and(|p| p.requests != Requests::default());
-                if change == Change::Named && !is_asked {
+                if change == Change::Named && !next.is_asked() {
                     let name = kube_runtime::reflector::ObjectRef::from_obj(&self.rotation);
                     let turn = self.keeper.turn(&name);
                     if !turn.is_zero() {
@@ -226,6 +224,7 @@ impl Run<'_> {
                         lock(&self.keeper.touched).insert(name);
                         return Ok(Some(turn));
                     }
+                    self.keeper.begun(&name);
                 }
                 self.write(change, *next).await?;
             }

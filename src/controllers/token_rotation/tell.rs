@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use chrono::Utc;
 use kube::ResourceExt as _;
-use kube_runtime::reflector::Store;
 use prometheus::IntGaugeVec;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::Context;
+use super::{Context, Keeper, lock};
 use crate::api::{ConditionStatus, READY, TokenRotation};
 use crate::domain::rotation::{Seconds, due, ends, status, watched};
+use crate::k8s::credentials::Clock;
 
 /// How often. That time passes is no event.
 const EVERY: Duration = Duration::from_secs(5);
@@ -32,18 +31,19 @@ struct Sheet {
 }
 
 /// Tells until dropped.
-pub(super) async fn tell(ctx: Context, store: Store<TokenRotation>) {
+pub(super) async fn tell(keeper: &Keeper) {
     // The series end with the term.
-    let _series = Series(&ctx);
-    let told = &ctx.metrics.rotation;
+    let _series = Series(&keeper.ctx);
+    let told = &keeper.ctx.metrics.rotation;
     let mut known = Sheet::default();
     let mut tick = interval(EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        let now = Utc::now().timestamp();
+        // The API server's time, once it has been heard.
+        let now = lock(&keeper.clock).unwrap_or_else(Clock::local).now();
         let mut sheet = Sheet::default();
-        store.state().iter().for_each(|rotation| note(&mut sheet, rotation, now));
+        keeper.store.state().iter().for_each(|rotation| note(&mut sheet, rotation, now));
         for (gauge, before, rows) in [
             (&told.ends, &known.ends, &sheet.ends),
             (&told.overdue, &known.overdue, &sheet.overdue),
