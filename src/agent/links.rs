@@ -2,7 +2,8 @@
 //!
 //! Invariants: a link's alias says whose it is, and only links with this network's alias are ever
 //! touched; its name says its hardware address, so a lease finds the one that it had. What a crash
-//! leaves behind is told by the alias and removed.
+//! leaves behind is told by the alias and removed. What the kernel tells by itself comes through a
+//! socket of its own: it drops what it cannot deliver, and an answer may not be among that.
 
 use std::io;
 
@@ -15,7 +16,10 @@ use rtnetlink::packet_route::link::{
     LinkInfo, LinkMessage, MacVlanMode,
 };
 use rtnetlink::sys::SocketAddr;
-use rtnetlink::{Error, Handle, LinkMacVlan, LinkUnspec, MulticastGroup, new_multicast_connection};
+use rtnetlink::{
+    Error, Handle, LinkMacVlan, LinkUnspec, MulticastGroup, new_connection,
+    new_multicast_connection,
+};
 
 use crate::domain::dhcp::{Mac, agent_name};
 
@@ -34,7 +38,12 @@ pub(super) struct Links {
 }
 
 /// What the kernel tells by itself.
-pub(super) struct Changes(Messages);
+pub(super) struct Changes {
+    messages: Messages,
+    links: Links,
+    /// Whether something was not told, because there was no room for it.
+    missed: bool,
+}
 
 /// What is known of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,14 +68,19 @@ pub(super) enum Change {
     Is(Link),
     /// It is no more.
     Gone(Link),
+    /// Nobody knows what happened, but these are all there are.
+    All(Vec<Link>),
 }
 
 impl Links {
     /// Opens the way. What happens from now on is told.
     pub(super) fn connect(network: &str) -> io::Result<(Self, Changes)> {
-        let (connection, handle, messages) = new_multicast_connection(&[MulticastGroup::Link])?;
+        let (connection, _, messages) = new_multicast_connection(&[MulticastGroup::Link])?;
         tokio::spawn(connection);
-        Ok((Self { handle, mark: agent_name(network) }, Changes(messages)))
+        let (connection, handle, _) = new_connection()?;
+        tokio::spawn(connection);
+        let links = Self { handle, mark: agent_name(network) };
+        Ok((links.clone(), Changes { messages, links, missed: false }))
     }
 
     /// All links there are.
@@ -159,14 +173,29 @@ impl Links {
 }
 
 impl Changes {
-    /// The next change, or nothing if the kernel does not tell any more.
+    /// The next change, or nothing if the kernel does not tell any more. May be dropped while it
+    /// waits.
     pub(super) async fn next(&mut self) -> Option<Change> {
         loop {
-            let (message, _) = self.0.next().await?;
-            let NetlinkPayload::InnerMessage(message) = message.payload else { continue };
-            match message {
-                RouteNetlinkMessage::NewLink(link) => return Some(Change::Is(read(link))),
-                RouteNetlinkMessage::DelLink(link) => return Some(Change::Gone(read(link))),
+            if self.missed {
+                let all = self.links.all().await;
+                self.missed = false;
+                match all {
+                    Ok(all) => return Some(Change::All(all)),
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot look at links");
+                        return None;
+                    }
+                }
+            }
+            match self.messages.next().await?.0.payload {
+                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
+                    return Some(Change::Is(read(link)));
+                }
+                NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) => {
+                    return Some(Change::Gone(read(link)));
+                }
+                NetlinkPayload::Overrun(_) => self.missed = true,
                 _ => {}
             }
         }

@@ -210,24 +210,54 @@ impl<'a> Term<'a> {
                 }
             }
             Change::Gone(link) if self.parent.as_ref().is_some_and(|p| p.index == link.index) => {
-                tracing::warn!(interface, "the interface is gone, and all links with it");
-                self.parent = None;
-                self.wire.close();
-                self.carry(false);
+                self.orphaned();
             }
             Change::Gone(link) => {
                 let Some(mac) = link.mac.filter(|mac| link.name == name(*mac)) else { return };
-                if let Some(lease) = self.leases.get_mut(&mac)
-                    && lease.link == LinkState::There
-                    && let Some(parent) = &self.parent
-                {
-                    tracing::warn!(record = lease.title(), "its link is gone, and is made again");
-                    lease.link = LinkState::Making;
-                    let job = Job::Make { parent: parent.index, mac, lease: lease.title() };
-                    self.hands.ask(job);
+                self.unlinked(mac);
+            }
+            Change::All(links) => {
+                tracing::warn!(
+                    interface,
+                    links = links.len(),
+                    "the kernel told too much at once: looked again"
+                );
+                let there: HashSet<Mac> = links
+                    .iter()
+                    .filter_map(|link| link.mac.filter(|mac| link.name == name(*mac)))
+                    .collect();
+                match links.into_iter().find(|link| link.name == *interface) {
+                    Some(parent) => self.changed(Change::Is(parent)),
+                    None if self.parent.is_some() => self.orphaned(),
+                    None => {}
+                }
+                let gone = self.leases.keys().filter(|mac| !there.contains(mac)).copied();
+                for mac in gone.collect::<Vec<_>>() {
+                    self.unlinked(mac);
                 }
             }
             Change::Is(_) => {}
+        }
+    }
+
+    /// The interface is gone.
+    fn orphaned(&mut self) {
+        let interface = &self.agent.settings.interface;
+        tracing::warn!(interface, "the interface is gone, and all links with it");
+        self.parent = None;
+        self.wire.close();
+        self.carry(false);
+    }
+
+    /// Somebody else has removed a lease's link.
+    fn unlinked(&mut self, mac: Mac) {
+        if let Some(lease) = self.leases.get_mut(&mac)
+            && lease.link == LinkState::There
+            && let Some(parent) = &self.parent
+        {
+            tracing::warn!(record = lease.title(), "its link is gone, and is made again");
+            lease.link = LinkState::Making;
+            self.hands.ask(Job::Make { parent: parent.index, mac, lease: lease.title() });
         }
     }
 

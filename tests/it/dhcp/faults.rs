@@ -1,6 +1,9 @@
 //! What goes wrong on the wire: cables, servers that are gone, servers that lie.
 
+use std::io::Write as _;
+
 use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use testbed::eventually;
 use testbed::net::dhcp::{DhcpServer, Kind, Scope};
 
@@ -115,4 +118,48 @@ fn an_interface_that_comes_back_gets_its_links_again() -> Result<()> {
         ensure!(again.address == first.address, "{again:?}");
         Ok(())
     })
+}
+
+/// More happens to links than the kernel keeps for an agent that has no CPU, and a link goes among it.
+#[test]
+fn what_the_kernel_could_not_tell_is_looked_for() -> Result<()> {
+    on_site(Kind::Kea, Scope::new([10, 77, 0, 1]), async |site: Site| {
+        let agent = site.agent().await?;
+        let web = site.lease("web").await?;
+        site.bound("web", "address", |_| true).await?;
+        let mut changes = tempfile::NamedTempFile::new()?;
+        for n in 0..3_000 {
+            writeln!(changes, "link set dev net1 alias number-{n}")?;
+        }
+        writeln!(changes, "link delete {}", super::fixture::link(&web))?;
+        let stopped = Stopped::new(agent.process.pid())?;
+        site.host.ip(&format!("-batch {}", changes.path().display())).await?;
+        drop(stopped);
+        eventually(LATER, "word of what was not told", async || {
+            agent.process.log().contains("told too much at once")
+        })
+        .await?;
+        site.linked(&[&web]).await?;
+        // And it goes on.
+        let other = site.lease("other").await?;
+        site.bound("other", "address", |_| true).await?;
+        site.linked(&[&web, &other]).await
+    })
+}
+
+/// A process that stands still until this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(process: u32) -> Result<Self> {
+        let pid = Pid::from_raw(process.try_into()?).context("no process")?;
+        kill_process(pid, Signal::Stop)?;
+        Ok(Self(pid))
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::Cont);
+    }
 }
