@@ -124,6 +124,11 @@ impl Segment {
             None => Self::Unlisted,
         }
     }
+
+    /// Whether an address here may be seen there.
+    pub fn meets(&self, other: &Self) -> bool {
+        self == other || [self, other].contains(&&Self::Unlisted)
+    }
 }
 
 impl PoolFacts {
@@ -179,12 +184,10 @@ impl Contender<'_> {
     pub fn meets(&self, other: &Self) -> bool {
         // As above, without making a text of it.
         let (a, b) = (self.selector, other.selector);
-        let unlisted = [self.segment, other.segment].contains(&&Segment::Unlisted);
         a.is_global()
             || b.is_global()
-            || unlisted
             || a.network() == b.network()
-            || self.segment == other.segment
+            || self.segment.meets(other.segment)
     }
 
     /// Everything that the two both want, the weightiest first. Blind to age.

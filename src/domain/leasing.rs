@@ -203,7 +203,7 @@ fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
 }
 
 /// The address that a record says may be used now.
-fn usable(record: &DHCPLease, now: DateTime<FixedOffset>) -> Option<Lease> {
+pub fn usable(record: &DHCPLease, now: DateTime<FixedOffset>) -> Option<Lease> {
     let status = record.status.as_ref()?;
     let over = matches!(status.state, Some(LeaseState::Lost | LeaseState::Released));
     let ip: Ipv4Addr = status.address.as_ref()?.parse().ok()?;

@@ -6,9 +6,11 @@
 //! * only a change is judged: an object that breaks a rule made after it can still be labelled,
 //!   annotated, finalized and corrected;
 //! * the operator, and whoever finishes a deletion, is never in the way of a rule about the spec;
-//! * a leaked claim, whose LoadBalancer is gone, blocks nothing.
+//! * a leaked claim, whose LoadBalancer is gone, blocks nothing;
+//! * an address that the host leased by DHCP is in no ledger: no range may be made over it.
 
 mod form;
+mod leased;
 mod surprise;
 
 use std::collections::BTreeMap;
@@ -19,6 +21,7 @@ use chrono::DateTime;
 use serde_json::{Map, Value};
 
 pub use form::{mutate, network};
+pub use leased::Leased;
 
 use super::{Answer, Operation, Request};
 use crate::api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, LABEL_GLOBAL_POOL};
@@ -85,6 +88,8 @@ pub struct Known {
     pub missing: Vec<String>,
     /// Addresses of nodes.
     pub nodes: Vec<IpAddr>,
+    /// Addresses that the host leased by DHCP.
+    pub leased: Vec<Leased>,
 }
 
 /// Decides what can be decided from the request alone; what is as it was, passes.
@@ -201,6 +206,7 @@ impl Question {
             }
         }
         if self.changed {
+            leased::judge(self, known, &mut answer);
             let new = self.conflicts(known).into_iter();
             let (worse, old): (Vec<_>, Vec<_>) =
                 new.partition(|conflict| self.is_news(conflict, known));

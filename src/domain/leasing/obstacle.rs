@@ -51,7 +51,7 @@ pub struct World {
 pub fn obstacle(lease: &Lease, world: &World) -> Option<String> {
     let ip: Ipv4Addr = lease.ip;
     let held = |other: &&Other| {
-        let meets = other.segment.as_ref().is_none_or(|segment| meets(segment, &world.segment));
+        let meets = other.segment.as_ref().is_none_or(|segment| segment.meets(&world.segment));
         let first = match (other.by_pool, other.publishes, world.published) {
             (true, _, _) => true,
             (false, theirs, ours) if theirs != ours => theirs,
@@ -81,7 +81,7 @@ pub fn obstacle(lease: &Lease, world: &World) -> Option<String> {
 
 fn in_pool(ip: Ipv4Addr, pool: &Pool, segment: &Segment) -> Option<String> {
     let Pool { facts, segment: theirs } = pool;
-    if !facts.selector.is_global() && !meets(theirs, segment) {
+    if !facts.selector.is_global() && !theirs.meets(segment) {
         return None;
     }
     let ranges = facts.ranges.as_ref()?;
@@ -94,8 +94,4 @@ fn in_pool(ip: Ipv4Addr, pool: &Pool, segment: &Segment) -> Option<String> {
         ));
     }
     is_gateway(ranges).then(|| format!("{ip} is the gateway of IPPool {}", facts.name))
-}
-
-fn meets(a: &Segment, b: &Segment) -> bool {
-    a == b || [a, b].contains(&&Segment::Unlisted)
 }

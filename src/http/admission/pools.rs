@@ -7,11 +7,16 @@
 
 use std::time::Duration;
 
+use chrono::Utc;
 use futures::future::join_all;
+use kube::ResourceExt as _;
 
 use super::{Admission, Stage};
-use crate::domain::admission::pool::{Holder, Known, Look, Question, look, mutate, network};
+use crate::domain::admission::pool::{
+    Holder, Known, Leased, Look, Question, look, mutate, network,
+};
 use crate::domain::admission::{Answer, Request};
+use crate::domain::leasing;
 use crate::k8s::CallError;
 
 /// LoadBalancers that are asked about at the API server for one request.
@@ -52,7 +57,22 @@ async fn known(at: &Admission, question: &Question) -> Known {
         },
         missing: missing.map(str::to_owned).collect(),
         nodes: views.node_addresses(),
+        leased: leased(at),
     }
+}
+
+/// What the host leases now, by what its records say.
+fn leased(at: &Admission) -> Vec<Leased> {
+    let views = &at.views;
+    let now = Utc::now().fixed_offset();
+    let records = views.records.state();
+    let leased = records.iter().filter_map(|record| {
+        let lease = leasing::usable(record, now)?;
+        let namespace = record.namespace().unwrap_or_default();
+        let name = format!("{namespace}/{}", record.name_any());
+        Some(Leased { ip: lease.ip, name, segment: views.segment(&lease.network) })
+    });
+    leased.collect()
 }
 
 /// Those holders that exist. One that is not in the view may be newer than that: it is asked

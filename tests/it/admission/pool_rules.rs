@@ -82,6 +82,7 @@ fn answer(row: &Row) -> Result<(Answer, Value)> {
                         .map(Into::into)
                         .collect(),
                     nodes: Vec::new(),
+                    leased: Vec::new(),
                 })
             }
         };

@@ -138,5 +138,17 @@ async fn admission_guards_status_and_annotation() -> Result<()> {
     // The operator is no tenant: it moves the address.
     cluster.grant("web", "10.7.0.21").await?;
     cluster.publishes("web", "10.7.0.21").await?;
+    // No pool is made over it, unless it leaves it out.
+    let range = |exclude: &[&str]| {
+        json!({"subnet": "10.7.0.0/24", "rangeStart": "10.7.0.10", "rangeEnd": "10.7.0.30",
+            "gateway": "10.7.0.254", "exclude": exclude})
+    };
+    let here = json!({"network": NETWORK});
+    let refused = cluster.pool_for("over", range(&[]), here.clone()).await;
+    let refused = refused.expect_err("a pool over a leased address").to_string();
+    for part in ["spec.ranges[0]", "10.7.0.21 (default/web)", "exclude"] {
+        ensure!(refused.contains(part), "{part}: {refused}");
+    }
+    cluster.pool_for("beside", range(&["10.7.0.21"]), here).await?;
     Ok(())
 }
