@@ -33,8 +33,9 @@ use probe::Probing;
 /// How long an address that was lost counts as one that we may still be announcing ourselves. Until
 /// then nobody is asked about it: the answer would be our own.
 const STILL_OURS: Duration = Duration::from_mins(5);
-/// How long the second RELEASE waits. Nobody answers a RELEASE.
-const RELEASE_AGAIN: Duration = Duration::from_millis(200);
+/// How long the second RELEASE waits. Nobody answers a RELEASE, and whoever was too busy for the first
+/// has had time since.
+const RELEASE_AGAIN: Duration = Duration::from_secs(1);
 
 /// What must hear before a client speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

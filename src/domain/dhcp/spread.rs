@@ -44,9 +44,10 @@ impl Bucket {
         Self { most, every, full: Duration::ZERO }
     }
 
-    /// For RELEASEs, which nobody answers: 50 at once, then one each 2 ms.
+    /// For RELEASEs, which nobody answers and nobody waits for: 10 at once, then one each 20 ms. So a
+    /// server may stand still for a second and has room for what comes.
     pub const fn for_releases() -> Self {
-        Self::new(50, Duration::from_millis(2))
+        Self::new(10, Duration::from_millis(20))
     }
 
     /// Takes one. `Err`: none is left, and when there will be one.

@@ -9,7 +9,7 @@ pub fn a_release_names_the_lease_and_nothing_else() {
     let mut sent = bed.release();
     assert!(!bed.done && bed.address().is_none());
     sent.extend(bed.speaks_all());
-    assert_eq!((sent.len(), bed.now), (2, ms(200)));
+    assert_eq!((sent.len(), bed.now), (2, secs(1)));
     for release in &sent {
         assert_eq!((release.kind(), release.ciaddr, release.from), (RELEASE, ADDRESS, ADDRESS));
         assert_eq!((release.destination, release.to), (SERVER_MAC, SERVER));
