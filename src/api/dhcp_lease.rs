@@ -117,6 +117,10 @@ pub struct DHCPLeaseStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 15))]
     pub gateway: Option<String>,
+    /// The subnet's name servers (option 6), the first three. Nothing here asks them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 3), inner(length(max = 15)))]
+    pub name_servers: Vec<String>,
     /// The server that granted the address (option 54).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 15))]

@@ -28,6 +28,8 @@ pub struct Lease {
     pub prefix: Option<u8>,
     /// The subnet's router.
     pub gateway: Option<Ipv4Addr>,
+    /// The subnet's name servers.
+    pub name_servers: Vec<Ipv4Addr>,
     /// The server that granted it.
     pub server: Ipv4Addr,
     /// The station that its answer came from: the server, or the router on the way to it.
@@ -56,6 +58,7 @@ impl Lease {
             address: reply.address,
             prefix: reply.prefix,
             gateway: reply.gateway,
+            name_servers: reply.name_servers.clone(),
             server: reply.server,
             server_mac: mac,
             seconds: (seconds != FOR_EVER).then_some(seconds),

@@ -21,6 +21,8 @@ const ETHERNET: [u8; 2] = [1, 6];
 const BROADCAST_FLAG: u16 = 0x8000;
 /// The largest message that is accepted, with its headers: one frame.
 const LARGEST: u16 = 1500;
+/// Name servers that are kept: as many as a resolver asks.
+const MOST_NAME_SERVERS: usize = 3;
 /// Who made the client, in option 60.
 const VENDOR: &[u8] = b"harvester-guest-operator";
 /// What a client wants to know.
@@ -161,6 +163,8 @@ pub struct Reply {
     pub prefix: Option<u8>,
     /// The first router of option 3.
     pub gateway: Option<Ipv4Addr>,
+    /// The first of the name servers of option 6.
+    pub name_servers: Vec<Ipv4Addr>,
 }
 
 /// Whose a message is, in either direction.
@@ -227,8 +231,16 @@ fn reply(message: &[u8], options: &Reader<'_>) -> Option<Reply> {
         t2: seconds(options::T2),
         prefix: options.fixed(options::SUBNET_MASK).and_then(prefix),
         gateway: router.map(Ipv4Addr::from).filter(|gateway| is_host(*gateway)),
+        name_servers: hosts(&options.get(options::NAME_SERVER).unwrap_or_default()),
     };
     is_host(server).then_some(reply)
+}
+
+/// The first hosts of a list of addresses. What is left at its end is none.
+fn hosts(list: &[u8]) -> Vec<Ipv4Addr> {
+    let (addresses, _) = list.as_chunks::<4>();
+    let hosts = addresses.iter().copied().map(Ipv4Addr::from).filter(|host| is_host(*host));
+    hosts.take(MOST_NAME_SERVERS).collect()
 }
 
 /// The length that a mask stands for, if its ones are in a row.

@@ -48,6 +48,7 @@ pub fn report(
         status.address = Some(lease.address.to_string());
         status.prefix_length = lease.prefix.map(i32::from);
         status.gateway = lease.gateway.map(|gateway| gateway.to_string());
+        status.name_servers = lease.name_servers.iter().map(ToString::to_string).collect();
         status.server = Some(lease.server.to_string());
         status.server_mac = Some(lease.server_mac.to_string());
         status.lease_seconds = lease.seconds.map(i64::from);
@@ -152,6 +153,7 @@ pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<Hel
         address: status.address.as_deref()?.parse().ok()?,
         prefix: status.prefix_length.and_then(|prefix| u8::try_from(prefix).ok()),
         gateway: status.gateway.as_deref().and_then(|gateway| gateway.parse().ok()),
+        name_servers: status.name_servers.iter().filter_map(|server| server.parse().ok()).collect(),
         server: status.server.as_deref()?.parse().ok()?,
         server_mac: status.server_mac.as_deref().and_then(|mac| mac.parse().ok()),
         seconds,

@@ -39,6 +39,7 @@ async fn life(mut site: Site) -> Result<()> {
     ensure!(first.server == Some(site.scope.server.to_string()), "{first:?}");
     ensure!(first.prefix_length == Some(24), "{first:?}");
     ensure!(first.gateway == Some(site.scope.at(254).to_string()), "{first:?}");
+    ensure!(first.name_servers == [site.scope.at(253).to_string()], "{first:?}");
 
     // A macvlan of its own, in private mode, without an address, and deaf to ARP.
     site.linked(&[&web]).await?;
@@ -58,6 +59,7 @@ async fn life(mut site: Site) -> Result<()> {
     agent.process.kill9()?;
     let agent = site.agent().await?;
     let resumed = site.renewed("web", &renewed).await?;
+    ensure!(resumed.name_servers == first.name_servers, "{resumed:?}");
     ensure!(resumed.address == first.address, "{resumed:?}");
     site.linked(&[&web]).await?;
 

@@ -15,6 +15,8 @@ pub struct Held {
     pub prefix: Option<u8>,
     /// The subnet's router.
     pub gateway: Option<Ipv4Addr>,
+    /// The subnet's name servers.
+    pub name_servers: Vec<Ipv4Addr>,
     /// The server that granted it.
     pub server: Ipv4Addr,
     /// The station that its answer came from.
@@ -42,6 +44,7 @@ impl Held {
             address: self.address,
             prefix: self.prefix,
             gateway: self.gateway,
+            name_servers: self.name_servers,
             server: self.server,
             // Without it, all stations hear what is for one.
             server_mac: self.server_mac.unwrap_or(Mac::BROADCAST),

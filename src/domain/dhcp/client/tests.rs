@@ -191,6 +191,7 @@ fn held(left: u64) -> Held {
         address: ADDRESS,
         prefix: Some(24),
         gateway: None,
+        name_servers: vec![OTHER],
         server: SERVER,
         server_mac: Some(SERVER_MAC),
         seconds: Some(120),

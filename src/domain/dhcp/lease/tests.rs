@@ -23,6 +23,7 @@ fn reply(seconds: u32, t1: Option<u32>, t2: Option<u32>) -> Reply {
         t2,
         prefix: Some(24),
         gateway: None,
+        name_servers: Vec::new(),
     }
 }
 

@@ -22,6 +22,7 @@ fn lease(seconds: Option<u32>) -> Lease {
         address: [10, 0, 0, 9].into(),
         prefix: Some(24),
         gateway: Some([10, 0, 0, 254].into()),
+        name_servers: vec![[10, 0, 0, 253].into()],
         server: [10, 0, 0, 1].into(),
         server_mac: Mac([2, 0, 0, 0, 0, 1]),
         seconds,
@@ -66,7 +67,7 @@ fn a_record_without_an_address_holds_nothing() {
     let status = report(&lost, moment(400), "me", &bound);
     assert_eq!(held(&status, moment(400).wall), None);
     let patch = status_patch(&status, &bound);
-    for field in ["address", "server", "expiresAt", "gateway", "leaseSeconds"] {
+    for field in ["address", "server", "expiresAt", "gateway", "nameServers", "leaseSeconds"] {
         assert_eq!(patch[field], json!(null), "{field}");
         assert!(patch.as_object().unwrap().contains_key(field), "{field}");
     }

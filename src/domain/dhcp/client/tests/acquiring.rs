@@ -65,6 +65,8 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     assert_eq!((record.state, lease.address, lease.prefix), (State::Bound, ADDRESS, Some(24)));
     assert_eq!((lease.server, lease.server_mac), (SERVER, SERVER_MAC));
     assert_eq!(lease.gateway, Some(Ipv4Addr::new(10, 0, 0, 254)));
+    // Of those that can be one, the first three, and no odd end.
+    assert_eq!(lease.name_servers, [53, 54, 55].map(|host| Ipv4Addr::new(10, 0, 0, host)));
     assert_eq!((bed.client.state(), bed.address()), (State::Probing, None));
     bed.client.recorded(record.serial - 1, bed.now);
     assert_eq!(bed.address(), None);

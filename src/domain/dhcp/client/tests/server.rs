@@ -146,7 +146,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// A sound one, for a /24 with a gateway at .254.
+    /// A sound one, for a /24 with a gateway at .254 and, among others, a name server at .53.
     pub fn new(to: &Seen, kind: u8, yiaddr: Ipv4Addr, server: Ipv4Addr, seconds: u32) -> Self {
         let mut answer = Self {
             kind,
@@ -163,6 +163,8 @@ impl Answer {
             answer = answer.with(51, &seconds.to_be_bytes()).with(1, &[255, 255, 255, 0]);
             let [a, b, c, _] = yiaddr.octets();
             answer = answer.with(3, &[a, b, c, 254]);
+            let servers = [[a, b, c, 53], [0; 4], [a, b, c, 54], [a, b, c, 55], [a, b, c, 56]];
+            answer = answer.with(6, &[servers.as_flattened(), &[a, b]].concat());
         }
         answer
     }

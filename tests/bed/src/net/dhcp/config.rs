@@ -56,6 +56,7 @@ fn dnsmasq(interface: &str, scope: &Scope, leases: &str) -> Vec<String> {
         format!("--dhcp-leasefile={leases}"),
         format!("--dhcp-range={first},{last},{},{}s", scope.netmask(), scope.seconds),
         format!("--dhcp-option=option:router,{}", scope.at(254)),
+        format!("--dhcp-option=option:dns-server,{}", scope.at(253)),
         // Else it refuses to serve more at a time.
         "--dhcp-lease-max=2000".to_owned(),
     ];
@@ -74,7 +75,10 @@ fn kea(interface: &str, scope: &Scope, leases: &str) -> serde_json::Value {
         "id": 1,
         "subnet": format!("{}/{}", scope.at(0), scope.prefix),
         "pools": [{"pool": format!("{} - {}", scope.at(scope.range.0), scope.at(scope.range.1))}],
-        "option-data": [{"name": "routers", "data": scope.at(254)}],
+        "option-data": [
+            {"name": "routers", "data": scope.at(254)},
+            {"name": "domain-name-servers", "data": scope.at(253)},
+        ],
         "valid-lifetime": scope.seconds,
         "min-valid-lifetime": scope.seconds,
         "max-valid-lifetime": scope.seconds,
@@ -112,6 +116,7 @@ fn isc(scope: &Scope) -> String {
          subnet {subnet} netmask {netmask} {{\n\
            range {first} {last};\n\
            option routers {router};\n\
+           option domain-name-servers {name_server};\n\
          }}\n",
         seconds = scope.seconds,
         subnet = scope.at(0),
@@ -119,6 +124,7 @@ fn isc(scope: &Scope) -> String {
         first = scope.at(scope.range.0),
         last = scope.at(scope.range.1),
         router = scope.at(254),
+        name_server = scope.at(253),
     )
 }
 
@@ -130,10 +136,12 @@ fn udhcpd(interface: &str, scope: &Scope, leases: &str) -> String {
     format!(
         "start {first}\nend {last}\ninterface {interface}\nlease_file {leases}\n\
          pidfile {leases}.pid\nmax_leases 254\nauto_time 0\ndecline_time 600\nconflict_time 600\n\
-         opt subnet {netmask}\nopt router {router}\nopt lease {seconds}\n{timers}",
+         opt subnet {netmask}\nopt router {router}\nopt dns {name_server}\n\
+         opt lease {seconds}\n{timers}",
         first = scope.at(scope.range.0),
         last = scope.at(scope.range.1),
         router = scope.at(254),
+        name_server = scope.at(253),
         netmask = scope.netmask(),
         seconds = scope.seconds,
     )
