@@ -106,8 +106,9 @@ test: setup nets ## Run everything: format, lints, all tests (cold: 20 to 40 min
 	@status=0; cargo test --locked --workspace --no-fail-fast 2>&1 | tee $(TEST_LOG) || status=$$?; \
 	echo; $(SUM) $(TEST_LOG); exit $$status
 
-bench: setup ## Measure against a bare client in the same run
-	@echo "bench: optimized build, a few minutes when cold, then some minutes of measuring"
+bench: setup nets ## Measure against a bare client in the same run
+	@echo "bench: optimized builds, some minutes when cold, then half an hour of measuring"
+	cargo build --locked --profile agent --bin lease-agent
 	cargo bench --locked --bench bench
 
 fuzz: rust ## Feed the parsers what nobody meant, FUZZ_SECONDS (600) each; findings end it
@@ -130,14 +131,17 @@ crds: ## Write crds/ from src/api, and the chart's copy
 config: ## Write config/ from the chart
 	cargo run --locked -p testbed --bin chart -- config
 
-image: rust ## Write the image, target/image.tar, without a container engine (cold: 3 to 6 minutes)
-	@echo "image: the operator without this machine's paths, a few minutes when cold, seconds later"
+image: rust ## Write the image, target/image.tar, without a container engine (cold: 6 to 12 minutes)
+	@echo "image: the programs without this machine's paths, some minutes when cold, seconds later"
 	@cargo=$${CARGO_HOME:-$$HOME/.cargo}; \
-	RUSTFLAGS="--remap-path-prefix=$$cargo=/cargo --remap-path-prefix=$$PWD=/src" \
-	CFLAGS="-ffile-prefix-map=$$PWD=/src -ffile-prefix-map=$$cargo=/cargo" \
-		cargo build --locked --release --bin harvester-guest-operator --target-dir $(IMAGE_BUILD)
+	RUSTFLAGS="--remap-path-prefix=$$cargo=/cargo --remap-path-prefix=$$PWD=/src"; \
+	CFLAGS="-ffile-prefix-map=$$PWD=/src -ffile-prefix-map=$$cargo=/cargo"; \
+	export RUSTFLAGS CFLAGS; \
+	cargo build --locked --release --bin harvester-guest-operator --target-dir $(IMAGE_BUILD); \
+	cargo build --locked --profile agent --bin lease-agent --target-dir $(IMAGE_BUILD)
 	cargo run --locked -p testbed --bin image -- \
-		--binary $(IMAGE_BUILD)/release/harvester-guest-operator --out target/image.tar
+		--program $(IMAGE_BUILD)/release/harvester-guest-operator \
+		--program $(IMAGE_BUILD)/agent/lease-agent --out target/image.tar
 
 fmt: ## Format the sources
 	cargo fmt --all

@@ -1,4 +1,4 @@
-//! The operator's one binary.
+//! The operator.
 
 use clap::Parser;
 use harvester_guest_operator::cli;

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use clap::ValueEnum;
+use clap::{Parser, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::controller::identity;
+use super::logs::Logs;
 use crate::agent::{self, Agent, Settings, Standing};
 use crate::domain::dhcp::{Probe, agent_name};
 use crate::domain::leadership::Pace;
@@ -28,9 +29,12 @@ const CLAIM_SECONDS: u8 = 10;
 /// How long links may take to be removed when the agent ends.
 const CLEARING: Duration = Duration::from_secs(15);
 
-/// Options of `lease-agent`.
-#[derive(Clone, Debug, clap::Args)]
-pub(super) struct LeaseAgentArgs {
+/// Leases addresses from the DHCP server of one network. One a network; a second one stands by.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "lease-agent", version)]
+pub struct LeaseAgent {
+    #[command(flatten)]
+    pub(super) logs: Logs,
     /// The network: namespace/name of its NetworkAttachmentDefinition.
     #[arg(long, env = "HGO_NETWORK")]
     network: String,
@@ -63,7 +67,7 @@ enum ArpProbe {
 }
 
 /// Runs until SIGTERM or SIGINT, or until something that must not end ends.
-pub(super) async fn run(args: LeaseAgentArgs) -> anyhow::Result<()> {
+pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     agent::drop_privileges()?;
     let network = args.network.split_once('/');
     ensure!(

@@ -1,10 +1,11 @@
-//! The command line. Every option of what runs for long is also an environment variable, `HGO_…`.
+//! The command lines. Every option of what runs for long is also an environment variable, `HGO_…`.
 
 mod admission;
 mod cloud_config;
 mod controller;
 mod core_dumps;
 mod lease_agent;
+mod logs;
 mod support;
 
 use std::io::Write;
@@ -12,37 +13,26 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 
+pub use self::lease_agent::LeaseAgent;
+use self::logs::Logs;
 use crate::domain::leadership::{DEFAULT_LEASE_SECONDS, LEASE_SECONDS};
 
 /// Load-balancer addresses for guests of Harvester.
 #[derive(Debug, Parser)]
 #[command(version)]
 pub struct Cli {
-    /// How logs are written.
-    #[arg(long, env = "HGO_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text, global = true)]
-    log_format: LogFormat,
-    /// What is logged: error, warn, info, debug or trace, or directives such as
-    /// `info,harvester_guest_operator=debug`.
-    #[arg(long, env = "HGO_LOG", default_value = "info", global = true)]
-    log: String,
+    #[command(flatten)]
+    logs: Logs,
     #[command(subcommand)]
     command: Command,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum LogFormat {
-    Text,
-    Json,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Gives LoadBalancers their addresses. Run two or more: one leads, the others stand by.
     Controller(Box<ControllerArgs>),
-    /// Leases addresses from the DHCP server of one network. One a network; a second one stands by.
-    LeaseAgent(Box<lease_agent::LeaseAgentArgs>),
     /// Makes, prints, renews and revokes a guest cluster's way into Harvester: the cloud config of its
     /// cloud provider and CSI driver.
     CloudConfig(Box<cloud_config::CloudConfigArgs>),
@@ -113,26 +103,21 @@ struct ControllerArgs {
 /// Runs what the command line says.
 pub async fn run(cli: Cli) -> anyhow::Result<()> {
     let undumped = core_dumps::forbid();
-    let logs = || {
-        logs(cli.log_format, &cli.log)?;
-        if let Err(why) = &undumped {
-            tracing::warn!(why, "a core dump of this process may be made, with credentials in it");
-        }
-        anyhow::Ok(())
-    };
     match cli.command {
         Command::Controller(args) => {
-            logs()?;
+            cli.logs.start(&undumped)?;
             Box::pin(controller::run(*args)).await
-        }
-        Command::LeaseAgent(args) => {
-            logs()?;
-            Box::pin(lease_agent::run(*args)).await
         }
         Command::CloudConfig(args) => Box::pin(cloud_config::run(*args)).await,
         Command::Support(reach) => support::run(&reach).await,
         Command::Crds { out } => crds(out.as_deref()),
     }
+}
+
+/// Runs the agent of a network.
+pub async fn run_agent(cli: LeaseAgent) -> anyhow::Result<()> {
+    cli.logs.start(&core_dumps::forbid())?;
+    Box::pin(lease_agent::run(cli)).await
 }
 
 fn crds(out: Option<&Path>) -> anyhow::Result<()> {
@@ -145,18 +130,6 @@ fn crds(out: Option<&Path>) -> anyhow::Result<()> {
             }
             None => write!(std::io::stdout(), "---\n{text}")?,
         }
-    }
-    Ok(())
-}
-
-fn logs(format: LogFormat, filter: &str) -> anyhow::Result<()> {
-    // The library gives every reconcile a span, which costs more than it says: a line about a
-    // LoadBalancer names it itself. Whoever asks for the library's own words gets them.
-    let filter = tracing_subscriber::EnvFilter::try_new(format!("kube_runtime=warn,{filter}"))?;
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => logs.with_ansi(false).init(),
-        LogFormat::Json => logs.json().flatten_event(true).init(),
     }
     Ok(())
 }

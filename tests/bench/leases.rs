@@ -2,6 +2,7 @@
 //! many records; and load balancers one by one, through operator, agent and server.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -48,7 +49,8 @@ pub(crate) struct Leases {
 pub(crate) fn measure() -> Result<Leases> {
     let (tell, told) = mpsc::channel();
     let scope = || Scope::new([10, 77, 0, 1]).prefix(22).range(10, 1000);
-    on_site(Kind::Kea, scope(), async move |site: Site| {
+    on_site(Kind::Kea, scope(), async move |mut site: Site| {
+        site.program = shipped()?;
         let floor = floor(&site).await?;
         let mut agent = site.agent().await?;
         let acquired = acquire(&site).await?;
@@ -72,7 +74,8 @@ pub(crate) fn measure() -> Result<Leases> {
     })?;
     let mut measured = told.recv()?;
     let (tell, told) = mpsc::channel();
-    on_site(Kind::Kea, scope().seconds(SHORT), async move |site: Site| {
+    on_site(Kind::Kea, scope().seconds(SHORT), async move |mut site: Site| {
+        site.program = shipped()?;
         let mut agent = site.agent().await?;
         acquire(&site).await?;
         println!("renewals of leases of {SHORT} s");
@@ -81,6 +84,15 @@ pub(crate) fn measure() -> Result<Leases> {
     })?;
     measured.renewals = told.recv()?;
     Ok(measured)
+}
+
+/// The agent as it is shipped, which is made smaller than cargo's own profile for benchmarks does.
+fn shipped() -> Result<PathBuf> {
+    let release = Path::new(env!("CARGO_BIN_EXE_lease-agent")).parent();
+    let target = release.and_then(Path::parent).context("no folder of builds")?;
+    let agent = target.join("agent/lease-agent");
+    ensure!(agent.exists(), "{} is missing: `make bench` builds it", agent.display());
+    Ok(agent)
 }
 
 /// Writes what a record's life begins with, for a network that has no agent.

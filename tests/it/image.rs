@@ -37,11 +37,14 @@ fn output(command: &mut Command) -> Result<String> {
 #[test]
 fn the_image_is_reproducible_complete_and_runs_with_nothing_else_in_its_root() -> Result<()> {
     testbed::net::isolated(async |_| {
-        let binary = Path::new(env!("CARGO_BIN_EXE_harvester-guest-operator"));
+        let programs = [
+            Path::new(env!("CARGO_BIN_EXE_harvester-guest-operator")),
+            Path::new(env!("CARGO_BIN_EXE_lease-agent")),
+        ];
         let dir = TempDir::new()?;
         let archives = ["first.tar", "second.tar"].map(|name| dir.path().join(name));
-        let first = write_image(binary, "1.2.3", &archives[0])?;
-        let second = write_image(binary, "1.2.3", &archives[1])?;
+        let first = write_image(&programs, "1.2.3", &archives[0])?;
+        let second = write_image(&programs, "1.2.3", &archives[1])?;
         ensure!(first.digest == second.digest, "two builds, two digests");
         ensure!(fs::read(&archives[0])? == fs::read(&archives[1])?);
 
@@ -52,6 +55,10 @@ fn the_image_is_reproducible_complete_and_runs_with_nothing_else_in_its_root() -
         ensure!(config["config"]["User"] == "65532:65532");
         materials(&root)?;
         let version = output(inside(&root, &config)?.arg("--version"))?;
+        ensure!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
+        let mut agent = config.clone();
+        agent["config"]["Entrypoint"] = json!(["/lease-agent"]);
+        let version = output(inside(&root, &agent)?.arg("--version"))?;
         ensure!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
         let crds = output(inside(&root, &config)?.arg("crds"))?;
         ensure!(crds.contains("kind: CustomResourceDefinition"), "{crds}");
@@ -101,7 +108,7 @@ fn materials(root: &Path) -> Result<()> {
         top.push(entry?.file_name().to_string_lossy().into_owned());
     }
     top.sort();
-    let expected = ["etc", PROGRAM, "lib", "lib64", "licenses", "sbom.cdx.json"];
+    let expected = ["etc", PROGRAM, "lease-agent", "lib", "lib64", "licenses", "sbom.cdx.json"];
     ensure!(top == expected, "{top:?}");
     Ok(())
 }

@@ -10,7 +10,7 @@ use crate::domain::dhcp::{Mac, link_failed, report, status_patch};
 use crate::k8s::CallError;
 
 /// Writes under way at the same time. More do not make an API server faster.
-const MOST: usize = 16;
+const MOST: usize = 8;
 /// How long a write that failed waits for the next try.
 const PAUSE: Duration = Duration::from_secs(1);
 

@@ -1,6 +1,6 @@
 //! Owns the image: an OCI archive, written without a container engine.
 //!
-//! Its root holds the binary, exactly the libraries that it is linked to, an account, the licences
+//! Its root holds the programs, exactly the libraries that they are linked to, an account, the licences
 //! of what is linked in, and a bill of materials. Everything in it is a function of the sources and
 //! of the machine's libraries: two builds have one digest.
 
@@ -34,19 +34,24 @@ pub struct Written {
     pub root: BTreeMap<String, usize>,
 }
 
-/// Writes the image of a binary of this machine's architecture.
-pub fn write_image(binary: &Path, version: &str, out: &Path) -> Result<Written> {
-    let materials = Materials::read(binary)?;
+/// Writes the image of programs of this machine's architecture. Each is in the root by its file's name;
+/// the operator's own is where the image begins.
+pub fn write_image(programs: &[&Path], version: &str, out: &Path) -> Result<Written> {
+    let materials = Materials::read(programs)?;
     let revision = git(&["rev-parse", "HEAD"])?;
     let created = git(&["show", "-s", "--format=%cd", "--date=format-local:%Y-%m-%dT%H:%M:%SZ"])?;
     let mut files = BTreeMap::from([
-        (PROGRAM.to_owned(), Entry::program(fs::read(binary)?)),
         ("etc/passwd".to_owned(), Entry::file(format!("nonroot:x:{USER}:{USER}::/:/none\n"))),
         ("etc/group".to_owned(), Entry::file(format!("nonroot:x:{USER}:\n"))),
         ("licenses/LICENSE".to_owned(), Entry::file(fs::read(repository().join("LICENSE"))?)),
         ("licenses/THIRD-PARTY.txt".to_owned(), Entry::file(materials.licences()?)),
         ("sbom.cdx.json".to_owned(), Entry::file(materials.bill(version)?)),
     ]);
+    for program in programs {
+        let name = program.file_name().and_then(|name| name.to_str()).context("no name")?;
+        let content = fs::read(program).with_context(|| program.display().to_string())?;
+        files.insert(name.to_owned(), Entry::program(content));
+    }
     for library in &materials.libraries {
         let path = library.path.to_str().context("a path that is not UTF-8")?;
         let content = fs::read(&library.path).with_context(|| path.to_owned())?;

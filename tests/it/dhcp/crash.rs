@@ -45,8 +45,9 @@ fn a_crash_between_any_two_steps_leaves_one_owner_and_no_link() -> Result<()> {
     let scope = Scope::new([10, 77, 0, 1]).seconds(120).timers(30, 100);
     on_site(Kind::Kea, scope, async |mut site: Site| {
         let (_proxy, held, kubeconfig) = gate(&site).await?;
+        let program = site.program.clone();
         let start = async || {
-            let agent = Agent::start(&kubeconfig, INTERFACE).await?;
+            let agent = Agent::start(&program, &kubeconfig, INTERFACE).await?;
             agent.speaks().await?;
             anyhow::Ok(agent)
         };

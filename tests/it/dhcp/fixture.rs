@@ -36,6 +36,8 @@ pub(crate) struct Site {
     pub(crate) port: String,
     pub(crate) server: DhcpServer,
     pub(crate) scope: Scope,
+    /// The agent's.
+    pub(crate) program: PathBuf,
     kubeconfig: PathBuf,
 }
 
@@ -76,12 +78,13 @@ impl Site {
         let cluster = Cluster::start().await?;
         cluster.bed.apply_yaml(RIGHTS).await?;
         let kubeconfig = cluster.bed.service_account_kubeconfig(ACCOUNT.0, ACCOUNT.1, None).await?;
-        Ok(Self { cluster, host, segment, port, server, scope, kubeconfig })
+        let program = env!("CARGO_BIN_EXE_lease-agent").into();
+        Ok(Self { cluster, host, segment, port, server, scope, program, kubeconfig })
     }
 
     /// An agent, whether it speaks or not.
     pub(crate) async fn standby(&self, interface: &str) -> Result<Agent> {
-        Agent::start(&self.kubeconfig, interface).await
+        Agent::start(&self.program, &self.kubeconfig, interface).await
     }
 
     /// An agent that speaks.
@@ -245,17 +248,17 @@ pub(crate) struct Agent {
 
 impl Agent {
     /// Starts it and waits until it listens.
-    pub(crate) async fn start(kubeconfig: &Path, interface: &str) -> Result<Self> {
+    pub(crate) async fn start(program: &Path, kubeconfig: &Path, interface: &str) -> Result<Self> {
         let log = tempfile::Builder::new().prefix("agent-").suffix(".log").tempfile()?;
         let (_, log) = log.keep()?;
-        let mut command = Command::new(env!("CARGO_BIN_EXE_harvester-guest-operator"));
+        let mut command = Command::new(program);
         for (name, _) in std::env::vars_os()
             .filter(|(name, _)| name.to_str().is_some_and(|name| name.starts_with("HGO_")))
         {
             command.env_remove(name);
         }
         command
-            .args(["--log", "info,harvester_guest_operator=debug", "lease-agent"])
+            .args(["--log", "info,harvester_guest_operator=debug"])
             .args(["--network", NETWORK, "--interface", interface])
             .args(["--http-addr", "127.0.0.1:0", "--kubeconfig"])
             .arg(kubeconfig);

@@ -26,8 +26,8 @@ fn a_capability_that_is_missing_is_named() -> Result<()> {
     for (missing, others) in [("net_admin", "net_raw"), ("net_raw", "net_admin")] {
         let output = Command::new("setpriv")
             .arg(format!("--bounding-set=-{missing}"))
-            .arg(env!("CARGO_BIN_EXE_harvester-guest-operator"))
-            .args(["lease-agent", "--network", NETWORK, "--interface", "lo"])
+            .arg(env!("CARGO_BIN_EXE_lease-agent"))
+            .args(["--network", NETWORK, "--interface", "lo"])
             .output()
             .context("start setpriv, which is in the Debian package util-linux")?;
         let said = String::from_utf8_lossy(&output.stderr).to_uppercase();

@@ -1,7 +1,7 @@
 //! Writes the operator's image.
 #![allow(clippy::print_stdout, reason = "what it prints is what it is for")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
@@ -13,9 +13,9 @@ const LARGEST: u64 = 25 * 1024 * 1024;
 /// Writes an OCI archive, without a container engine.
 #[derive(Parser)]
 struct Cli {
-    /// The operator's binary
-    #[arg(long)]
-    binary: PathBuf,
+    /// A program that is in it; once for each
+    #[arg(long = "program", required = true)]
+    programs: Vec<PathBuf>,
     /// Where to write
     #[arg(long)]
     out: PathBuf,
@@ -23,7 +23,8 @@ struct Cli {
 
 fn main() -> Result<()> {
     let cli = Cli::parse();
-    let written = write_image(&cli.binary, env!("CARGO_PKG_VERSION"), &cli.out)?;
+    let programs: Vec<&Path> = cli.programs.iter().map(PathBuf::as_path).collect();
+    let written = write_image(&programs, env!("CARGO_PKG_VERSION"), &cli.out)?;
     for (path, size) in &written.root {
         println!("{size:>12}  /{path}");
     }

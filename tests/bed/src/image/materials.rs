@@ -35,8 +35,8 @@ pub(super) struct Library {
 }
 
 impl Materials {
-    pub(super) fn read(binary: &Path) -> Result<Self> {
-        Ok(Self { crates: crates()?, libraries: libraries(binary)? })
+    pub(super) fn read(programs: &[&Path]) -> Result<Self> {
+        Ok(Self { crates: crates()?, libraries: libraries(programs)? })
     }
 
     /// The bill of materials, as CycloneDX writes it.
@@ -129,12 +129,17 @@ fn crates() -> Result<Vec<Crate>> {
 }
 
 /// What the loader would look for, and the loader.
-fn libraries(binary: &Path) -> Result<Vec<Library>> {
-    let mut libraries = Vec::new();
-    for line in run(Command::new("ldd").arg(binary))?.lines() {
-        let Some(path) = line.split_whitespace().find(|word| word.starts_with('/')) else {
-            continue;
+fn libraries(programs: &[&Path]) -> Result<Vec<Library>> {
+    let mut paths = BTreeSet::new();
+    for program in programs {
+        let linked = run(Command::new("ldd").arg(program))?;
+        let named = |line: &str| {
+            line.split_whitespace().find(|word| word.starts_with('/')).map(str::to_owned)
         };
+        paths.extend(linked.lines().filter_map(named));
+    }
+    let mut libraries = Vec::new();
+    for path in &paths {
         // Packages know a file by its name with or without /usr, whatever has been merged since.
         let real = fs::canonicalize(path)?;
         let names = [Path::new(path), &real, Path::new(path.trim_start_matches("/usr"))];
