@@ -20,7 +20,7 @@ const MINUTES: i64 = 5;
 const OVERLAP: u64 = 8;
 const ROTATIONS: u32 = 4;
 /// A token of ten minutes is due so long after it was made: sooner than the clock is off.
-const DUE: u64 = 240;
+pub(super) const DUE: u64 = 240;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_five_minutes_ahead_harms_nobody() -> Result<()> {
@@ -105,7 +105,7 @@ async fn reschedule(cluster: &Cluster, left: u32) -> Result<()> {
 }
 
 /// What is told of the last rotation is of the clock that signed the credential.
-fn is_timed(status: &TokenRotationStatus, elapsed: Duration) -> Result<()> {
+pub(super) fn is_timed(status: &TokenRotationStatus, elapsed: Duration) -> Result<()> {
     let seconds = |text: &str| DateTime::parse_from_rfc3339(text).map(|at| at.timestamp());
     let issued = &status.current.as_ref().context("none is current")?.issued_at;
     let published = status.last_rotation.as_ref().context("none was published")?;

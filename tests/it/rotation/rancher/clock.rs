@@ -1,16 +1,25 @@
 //! The same with a Rancher: its clock counts, and not the operator's, which is five minutes off.
+//!
+//! A token is due four minutes after it was made: by a clock that is ahead at once and again and again, by
+//! one that is behind only when it has ended.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::api::TokenRotationStatus;
+use harvester_guest_operator::domain::rotation::status::seconds;
 use serde_json::json;
 use testbed::rancher::Version;
+use testbed::{Call, eventually};
 
 use super::Site;
-use crate::rotation::clock::{is_no_loop, operator, schedule};
+use crate::rotation::clock::{DUE, is_no_loop, is_timed, operator, schedule};
+use crate::support::SOON;
 
 const MINUTES: i64 = 5;
 const ROTATIONS: u32 = 3;
+/// So often it comes due by Rancher's clock: longer in all than a token lives.
+const TURNS: u32 = 3;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_five_minutes_ahead_of_ranchers_harms_nobody() -> Result<()> {
@@ -36,6 +45,7 @@ async fn off(minutes: i64) -> Result<()> {
             let request = number.to_string();
             site.cluster.annotate("rotate", &request).await?;
             site.rotated(&request).await?;
+            is_timed(&site.cluster.status().await?, began.elapsed())?;
             is_no_loop(&operator, number, began.elapsed()).await?;
         }
         anyhow::Ok(())
@@ -45,5 +55,38 @@ async fn off(minutes: i64) -> Result<()> {
         end = rotate => end?,
     }
     println!("{minutes} minutes: {uses} uses, none refused");
+    site.one_is_left().await?;
+    is_calm(&site).await?;
+    for turn in 1..=TURNS {
+        let serial = site.cluster.status().await?.serial;
+        site.there.advance(Duration::from_secs(DUE + 1));
+        site.poke(&format!("turn {turn}")).await?;
+        site.cluster.published(serial + 1).await?;
+        site.uses(&site.published()?).await?;
+    }
     site.one_is_left().await
+}
+
+/// What each look at Rancher begins with.
+fn is_list(call: &Call) -> bool {
+    call.method == "GET" && call.path == "/v3/tokens"
+}
+
+/// Whoever looks while nothing is due makes nothing.
+async fn is_calm(site: &Site) -> Result<()> {
+    let lists = || site.there.calls().iter().filter(|r| is_list(&r.call)).count();
+    let (before, first) = (site.cluster.status().await?, lists());
+    let mut number = 0;
+    // The one that is under way may have begun before, and the last one is not over.
+    eventually(SOON, "another look", async || {
+        number += 1;
+        site.poke(&format!("look {number}")).await?;
+        anyhow::Ok(lists() >= first + 3)
+    })
+    .await?;
+    let after = site.cluster.status().await?;
+    let due = |status: &TokenRotationStatus| seconds(status.next_rotation.as_deref()?);
+    let is_due = due(&before).context("it is never due")? <= site.there.now() / 1000;
+    ensure!(is_due || after.serial == before.serial, "made anew: {before:#?}, {after:#?}");
+    Ok(())
 }
