@@ -30,14 +30,8 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
     printcolumn(
         name = "Target",
         type_ = "string",
-        json_path = ".spec.target.secret.name",
-        description = "The Secret that holds the credential"
-    ),
-    printcolumn(
-        name = "Cloud credential",
-        type_ = "string",
-        json_path = ".spec.target.cloudCredential.name",
-        description = "The cloud credential in Rancher that holds it"
+        json_path = ".status.target",
+        description = "The Secret, or the cloud credential in Rancher, that holds the credential"
     ),
     printcolumn(
         name = "Expires",
@@ -236,6 +230,10 @@ pub struct TokenRotationStatus {
     /// The generation of the spec that this follows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// The kind of the target and its name, in one word; all cloud credentials: `cloudcredential/*`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 270))]
+    pub target: Option<String>,
     /// The number of the last credential that was named. No number is used twice.
     #[serde(default)]
     #[schemars(range(min = 0))]
@@ -395,4 +393,8 @@ pub struct PreviousCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,
+    /// How often revoking it has failed.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub failures: i64,
 }

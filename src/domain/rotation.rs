@@ -31,6 +31,8 @@ const MOST_PREVIOUS: usize = 16;
 /// First and longest pause after a failure.
 const FIRST_RETRY: Seconds = 5;
 const LAST_RETRY: Seconds = 600;
+/// The longest pause after one of revoking: it may have leaked, and nobody tells when a right is given.
+const LAST_REVOKE: Seconds = 120;
 /// When a target that tells nothing is looked at again.
 const LOOK_AGAIN: Seconds = 30;
 /// For so long a credential is left to whoever may have it in hand.
@@ -177,6 +179,8 @@ pub struct Old {
     pub after: Option<Seconds>,
     /// The version of the target that it may still replace.
     pub replaces: Option<String>,
+    /// How often that has failed.
+    pub failures: u32,
 }
 
 /// What is seen now.
@@ -337,17 +341,22 @@ pub fn failed(plan: &Plan, record: &Record, step: Step, name: &str, now: Seconds
     if step == Step::Revoke {
         // The others go on meanwhile.
         for old in next.previous.iter_mut().filter(|old| old.name == name) {
-            old.after = Some(now + LAST_RETRY);
+            old.failures = old.failures.saturating_add(1);
+            old.after = Some(now + pause(old.failures).min(LAST_REVOKE));
         }
         return next;
     }
     next.failures = next.failures.saturating_add(1);
-    let doubled = FIRST_RETRY << (next.failures - 1).min(10);
-    next.retry_after = Some(now + doubled.min(LAST_RETRY));
+    next.retry_after = Some(now + pause(next.failures).min(LAST_RETRY));
     if matches!(step, Step::Mint | Step::Verify) {
         decide::abandon(plan, &mut next, now);
     }
     next
+}
+
+/// The pause after so many failures in a row, before it is cut off.
+fn pause(failures: u32) -> Seconds {
+    FIRST_RETRY << failures.saturating_sub(1).min(10)
 }
 
 /// When the credential is replaced. `None`: there is none, or it is only watched.

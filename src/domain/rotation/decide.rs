@@ -58,9 +58,8 @@ pub(super) fn find(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
     // Whoever made it may have published it, and lost the record.
     next.previous.push(Old {
         name: found.clone(),
-        hash: None,
         after: Some(seen.now + plan.overlap + 1),
-        replaces: None,
+        ..Old::default()
     });
     let number = found.rsplit('-').next().and_then(|number| number.parse().ok());
     next.serial = next.serial.max(number.unwrap_or_default());
@@ -120,7 +119,8 @@ fn published(plan: &Plan, record: &Record, now: Seconds) -> Record {
 /// What was in the target is to be revoked, if it was made here.
 fn retire(next: &mut Record, after: Option<Seconds>) {
     if let Some(old) = next.current.take().filter(|current| current.ours) {
-        next.previous.push(Old { name: old.name, hash: Some(old.hash), after, replaces: None });
+        let (name, hash) = (old.name, Some(old.hash));
+        next.previous.push(Old { name, hash, after, ..Old::default() });
     }
 }
 
@@ -156,12 +156,13 @@ fn adopted(plan: &Plan, record: &Record, seen: &Seen, held: &Held) -> Record {
 pub(super) fn abandon(plan: &Plan, next: &mut Record, now: Seconds) {
     let Some(Pending { name, publishing, .. }) = next.pending.take() else { return };
     next.previous.push(match publishing {
-        None => Old { name, hash: None, after: Some(now), replaces: None },
+        None => Old { name, after: Some(now), ..Old::default() },
         Some(Publishing { made, replaces }) => Old {
             name,
             hash: Some(made.hash),
             after: Some(now + plan.overlap + 1),
             replaces: Some(replaces),
+            ..Old::default()
         },
     });
 }

@@ -28,7 +28,7 @@ pub(super) fn leave(plan: &Plan, record: &Record, seen: &Seen) -> Act {
     {
         let mut next = record.clone();
         let (name, hash) = (current.name.clone(), Some(current.hash.clone()));
-        next.previous.push(Old { name, hash, after: Some(seen.now), replaces: None });
+        next.previous.push(Old { name, hash, after: Some(seen.now), ..Old::default() });
         next.current = None;
         return write(Change::Abandoned, next);
     }

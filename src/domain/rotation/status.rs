@@ -15,7 +15,7 @@ use super::{
 use crate::api::ConditionStatus::{False, True};
 use crate::api::{
     ANNOTATION_LEAKED, ANNOTATION_ROTATE, ApiKey, Condition, ConditionStatus, CurrentCredential,
-    OnDelete, PendingCredential, PendingStep, PreviousCredential, READY, TokenRotation,
+    OnDelete, PendingCredential, PendingStep, PreviousCredential, READY, Target, TokenRotation,
     TokenRotationStatus,
 };
 use crate::domain::plan::with_condition;
@@ -201,6 +201,7 @@ pub fn record(status: Option<&TokenRotationStatus>) -> Record {
                 hash: old.hash.clone(),
                 after: maybe(&old.revoke_after),
                 replaces: old.replaces.clone(),
+                failures: u32::try_from(old.failures).unwrap_or_default(),
             })
             .collect(),
         told: status.told.clone(),
@@ -250,6 +251,7 @@ pub fn status(
     let beyond = i64::try_from(watched.beyond).ok().filter(|beyond| *beyond > 0);
     let mut status = TokenRotationStatus {
         observed_generation: rotation.metadata.generation,
+        target: Some(target(&rotation.spec.target)),
         watched: watched.listed.clone(),
         watched_beyond: beyond,
         api_key,
@@ -269,6 +271,15 @@ pub fn status(
         set(&mut status.conditions, MINTER_EXPIRING, said, now);
     }
     status
+}
+
+/// A target in one word.
+fn target(target: &Target) -> String {
+    match (&target.secret, &target.cloud_credential) {
+        (Some(secret), _) => format!("secret/{}", secret.name),
+        (_, Some(credential)) => format!("cloudcredential/{}", credential.name),
+        (None, None) => "cloudcredential/*".to_owned(),
+    }
 }
 
 fn set(
@@ -309,6 +320,7 @@ fn recorded(record: &Record) -> TokenRotationStatus {
                 hash: old.hash.clone(),
                 revoke_after: old.after.map(time),
                 replaces: old.replaces.clone(),
+                failures: old.failures.into(),
             })
             .collect(),
         last_rotation: record.last_rotation.map(time),

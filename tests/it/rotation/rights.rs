@@ -54,10 +54,6 @@ async fn without_any_one_right_it_says_which_and_goes_on_with_it() -> Result<()>
         missed(&cluster, &operator, &right).await?;
         write(&cluster, &rules).await?;
         granted(&cluster, &right, true).await?;
-        if right.verbs == ["delete"] {
-            // It would be tried again, but only after ten minutes.
-            cluster.annotate("leaked", &request).await?;
-        }
         if reads {
             cluster.reason("Ready", "Current").await?;
             cluster.annotate("rotate", &request).await?;

@@ -39,12 +39,13 @@ fn full() -> Record {
             publishing: Some(Publishing { made, replaces: String::new() }),
         }),
         previous: vec![
-            Old { name: "a-7".into(), hash: None, after: None, replaces: None },
+            Old { name: "a-7".into(), failures: 4, ..Old::default() },
             Old {
                 name: "a-6".into(),
                 hash: Some("f".into()),
                 after: Some(70),
                 replaces: Some("12".into()),
+                failures: 0,
             },
         ],
         told: Some("a-8".into()),
@@ -81,6 +82,18 @@ fn what_is_left_out_has_a_default_and_each_rotation_names_of_its_own() {
     assert!(super::plan(&first).prefix.len() < 230, "a number must fit behind it");
     let watched = rotation(json!({"target": {"secret": {"name": "guest", "key": "token"}}}));
     assert_eq!(super::plan(&watched).source, None);
+}
+
+#[test]
+fn every_target_is_told_in_one_word() {
+    let told = |target| {
+        let rotation = rotation(json!({"target": target}));
+        status(&rotation, &Record::default(), &Beside::default(), None, 0).target.unwrap()
+    };
+    assert_eq!(told(json!({"secret": {"name": "guest", "key": "k"}})), "secret/guest");
+    let credential = json!({"cloudCredential": {"name": "cc-abcde"}});
+    assert_eq!(told(credential), "cloudcredential/cc-abcde");
+    assert_eq!(told(json!({"allCloudCredentials": {}})), "cloudcredential/*");
 }
 
 #[test]

@@ -125,16 +125,10 @@ impl Site {
     }
 
     /// Waits until one token of the rotation's is there: the published one, alone in its credential.
-    /// One that could not be revoked is tried again after ten minutes, of Rancher's time.
+    /// One that could not be revoked is tried again after two minutes at most.
     async fn one_is_left(&self) -> Result<()> {
-        let mut is_later = false;
         eventually(LATER, "a single token", async || {
             let status = self.cluster.status().await?;
-            if !is_later && status.last_result.as_deref() == Some("Failed Revoke") {
-                is_later = true;
-                self.there.advance(Duration::from_secs(700));
-                self.poke("ten minutes later").await?;
-            }
             let is_at_rest = status.pending.is_none() && status.previous.is_empty();
             ensure!(is_at_rest, "not at rest: {status:?}");
             let current = status.current.context("none is current")?.name;

@@ -127,9 +127,6 @@ async fn a_rancher_that_fails_costs_nothing_but_time() -> Result<()> {
         end = rotate => end?,
     }
     site.there.clear_rule();
-    // What could not be revoked is tried again after ten minutes, of Rancher's time.
-    site.there.advance(Duration::from_secs(700));
-    site.poke("later").await?;
     site.one_is_left().await
 }
 
