@@ -3,22 +3,27 @@
 //! Invariants: nothing is ever changed, only created or deleted, and deleted only as it was seen; of
 //! Secrets the content is read of one at a time, and only of the one that is asked for.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{
     ClusterRole, ClusterRoleBinding, RoleBinding, RoleRef, Subject as FullSubject,
 };
-use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, GetParams, ListParams, PostParams, Preconditions};
 use kube::core::{ObjectMeta, PartialObjectMeta, Request};
 use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
+use super::credentials::raw_within;
 use super::{CallError, call_within};
 use crate::api::TokenRotation;
 use crate::api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine};
@@ -239,23 +244,30 @@ impl Credentials {
 
     /// Creates an object.
     pub async fn create(&self, object: &Object, body: &Value) -> Result<(), CallError> {
-        let (url, version) = place(object);
-        let mut body = body.clone();
-        body["apiVersion"] = json!(version);
-        body["kind"] = json!(format!("{:?}", object.kind));
-        body["metadata"]["name"] = json!(object.name);
-        let bytes = serde_json::to_vec(&body).map_err(kube::Error::SerdeError)?;
-        let request = Request::new(url).create(&PostParams::default(), bytes);
+        let bytes = named(object, body).to_string().into_bytes();
+        let request = Request::new(place(object).0).create(&PostParams::default(), bytes);
         self.send(request).await
+    }
+
+    /// A Secret's values, each in Base64. `None`: there is no such Secret.
+    async fn values(&self, namespace: &str, name: &str) -> Result<Option<Values>, CallError> {
+        let list = Secret::url_path(&(), Some(namespace));
+        let request = Request::new(list).get(name, &GetParams::default());
+        let answer = raw_within(PATIENCE, &self.client, request).await?;
+        match answer.granted::<Holds>() {
+            Ok(secret) => Ok(Some(secret.data.unwrap_or_default())),
+            Err(CallError::NotFound) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Creates a Secret with the content of another in its namespace.
     pub async fn copy(&self, object: &Object, body: &Value, from: &str) -> Result<(), CallError> {
         let namespace = object.namespace.as_deref().unwrap_or_default();
-        let secrets = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        let mut body = body.clone();
-        body["data"] = json!(call(secrets.get(from)).await?.data);
-        self.create(object, &body).await
+        let values = self.values(namespace, from).await?.ok_or(CallError::NotFound)?;
+        let text = With { body: &named(object, body), data: &values }.text()?;
+        let request = Request::new(place(object).0).create(&PostParams::default(), text);
+        self.send(request).await
     }
 
     /// Deletes an object, if it is as it was seen.
@@ -273,25 +285,62 @@ impl Credentials {
         &self,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Result<(), CallError> {
-        let request = request.map_err(kube::Error::BuildRequest)?;
-        // The answer is not looked at: a Secret's would hold its content.
-        call(self.client.request_text(request)).await.map(drop)
+        // The answer is not looked at, and wiped: a Secret's holds its content.
+        raw_within(PATIENCE, &self.client, request).await?.accepted().map(drop)
     }
 
     /// What a token Secret holds. `None`: not yet, or not any more.
     pub async fn material(&self, namespace: &str, name: &str) -> anyhow::Result<Option<Material>> {
-        let secrets = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        let secret = call(secrets.get_opt(name)).await;
-        let secret = secret.with_context(|| format!("read Secret {namespace}/{name}"))?;
-        let mut data = secret.and_then(|s| s.data).unwrap_or_default();
-        let (Some(token), Some(authority)) = (data.remove("token"), data.remove("ca.crt")) else {
+        let values = self.values(namespace, name).await;
+        let values = values.with_context(|| format!("read Secret {namespace}/{name}"))?;
+        let value = |key: &str| values.as_ref().and_then(|values| values.get(key));
+        let (Some(token), Some(authority)) = (value("token"), value("ca.crt")) else {
             return Ok(None);
         };
-        let token = String::from_utf8(token.0)
+        let token = Zeroizing::new(STANDARD.decode(token.as_bytes()).unwrap_or_default());
+        let token = std::str::from_utf8(&token)
             .map_err(|_| anyhow::anyhow!("Secret {namespace}/{name}: the token is no text"))?;
-        let token = Zeroizing::new(token);
-        Ok(Some(Material { token, authority: authority.0 }))
+        let token = Zeroizing::new(token.to_owned());
+        let authority = STANDARD.decode(authority.as_bytes()).unwrap_or_default();
+        Ok(Some(Material { token, authority }))
     }
+}
+
+/// A Secret's values by their keys, as they are sent: wiped from memory when they are dropped.
+type Values = BTreeMap<String, Zeroizing<String>>;
+
+/// What is wanted of a Secret.
+#[derive(Deserialize)]
+struct Holds {
+    #[serde(default)]
+    data: Option<Values>,
+}
+
+/// An object with values in it.
+#[derive(Serialize)]
+struct With<'a> {
+    #[serde(flatten)]
+    body: &'a Value,
+    data: &'a Values,
+}
+
+impl With<'_> {
+    /// In one piece of memory: a text that grows would leave its former pieces behind.
+    fn text(&self) -> Result<Vec<u8>, CallError> {
+        let values = self.data.iter().map(|(key, value)| key.len() + value.len() + 16);
+        let mut text = Vec::with_capacity(4096 + values.sum::<usize>());
+        serde_json::to_writer(&mut text, self).map_err(kube::Error::SerdeError)?;
+        Ok(text)
+    }
+}
+
+/// The body with what every object says of itself.
+fn named(object: &Object, body: &Value) -> Value {
+    let mut body = body.clone();
+    body["apiVersion"] = json!(place(object).1);
+    body["kind"] = json!(format!("{:?}", object.kind));
+    body["metadata"]["name"] = json!(object.name);
+    body
 }
 
 /// Where a kind's objects are, and the version of that.

@@ -3,7 +3,7 @@
 //! Invariants: a Secret's value is read here and not by the library, which repeats in the log what it
 //! cannot read; a token is tried out on a connection of its own; time is the API server's.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -19,11 +19,12 @@ use kube::core::{PartialObjectMeta, Request, Status};
 use kube::{Api, Client, Config, Resource as _, ResourceExt as _};
 use kube_runtime::watcher;
 use kube_runtime::watcher::Event;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use zeroize::Zeroizing;
 
 use super::guard::Guard;
-use super::{CallError, call, informer};
+use super::{CALL_DEADLINE, CallError, call, call_within, informer};
 use crate::api::{LABEL_ROTATION, TokenRotation};
 use crate::domain::rotation::Seconds;
 use crate::domain::rotation::content::Content;
@@ -64,11 +65,17 @@ pub(super) struct Raw {
 }
 
 impl Raw {
-    /// The object, or why there is none.
-    pub(super) fn granted(self) -> Result<Value, CallError> {
+    /// What is wanted of the object, or why there is none.
+    pub(super) fn granted<T: DeserializeOwned>(self) -> Result<T, CallError> {
+        let answer = self.accepted()?;
+        // What it is, is not repeated: it may be secret.
+        serde_json::from_slice(&answer.body).map_err(|_| answer.failed("no JSON"))
+    }
+
+    /// Itself, or why the request was refused.
+    pub(super) fn accepted(self) -> Result<Self, CallError> {
         if (200..300).contains(&self.code) {
-            // What it is, is not repeated: it may be secret.
-            return serde_json::from_slice(&self.body).map_err(|_| self.failed("no JSON"));
+            return Ok(self);
         }
         match serde_json::from_slice::<Status>(&self.body) {
             Ok(status) => Err(kube::Error::Api(status.boxed()).into()),
@@ -91,6 +98,15 @@ pub(super) async fn raw(
     client: &Client,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
 ) -> Result<Raw, CallError> {
+    raw_within(CALL_DEADLINE, client, request).await
+}
+
+/// The same, under a deadline of its own.
+pub(super) async fn raw_within(
+    deadline: Duration,
+    client: &Client,
+    request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+) -> Result<Raw, CallError> {
     let request = request.map_err(|e| CallError::Other(Box::new(kube::Error::BuildRequest(e))))?;
     let answer = async {
         let answer = client.send(request.map(Body::from)).await?;
@@ -101,7 +117,7 @@ pub(super) async fn raw(
         let (date, body) = (date.map(|date| date.timestamp()), Zeroizing::new(body.to_vec()));
         Ok(Raw { code, date, body })
     };
-    call(answer).await
+    call_within(deadline, answer).await
 }
 
 /// Reads, each under the deadline of one call.
@@ -161,7 +177,7 @@ impl Credentials {
         let request = Request::new(list).get(name, &kube::api::GetParams::default());
         let answer = raw(&self.client, request).await?;
         let clock = answer.clock();
-        match answer.granted() {
+        match answer.granted::<Value>() {
             Ok(secret) => Ok((Some(content(&secret, key)), clock)),
             Err(CallError::NotFound) => Ok((None, clock)),
             Err(error) => Err(error),
@@ -191,7 +207,7 @@ impl Credentials {
         config.auth_info =
             AuthInfo { token: Some(token.reveal().to_owned().into()), ..AuthInfo::default() };
         config.default_retry = false;
-        config.connect_timeout = Some(std::time::Duration::from_secs(3));
+        config.connect_timeout = Some(Duration::from_secs(3));
         let client = Client::try_from(config).map_err(|error| error.to_string())?;
         let review = SelfSubjectReview::default();
         let answer = call(Api::all(client).create(&PostParams::default(), &review)).await;

@@ -123,7 +123,7 @@ impl Writer {
         let text = request.to_string().into_bytes();
         let request =
             Request::new(list).create_subresource("token", account, &PostParams::default(), text);
-        let answer = raw(&self.client, request).await.and_then(Raw::granted);
+        let answer = raw(&self.client, request).await.and_then(Raw::granted::<Value>);
         let answer = self.count("TokenRequest", answer)?;
         let token = answer["status"]["token"].as_str().unwrap_or_default();
         Ok(Token::new(token.to_owned()))
