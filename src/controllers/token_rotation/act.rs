@@ -3,6 +3,7 @@
 //! Invariants: what was made stays in hand until it is published or given up; a write of the target
 //! says which version it replaces, and is followed by a look at it.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 
 use super::InHand;
@@ -26,8 +27,14 @@ impl Run<'_> {
         let account = account.ok_or(CallError::NotFound)?.service_account_name;
         let (namespace, uid) = (self.namespace(), self.uid());
         let (writer, credentials) = (&self.keeper.ctx.writer, &self.keeper.ctx.credentials);
-        let owner = Some(account.as_str()).filter(|_| stored);
-        let bond = match writer.create_bond(&namespace, name, &uid, owner).await {
+        let filled_for = Some(account.as_str()).filter(|_| stored);
+        // One that belongs to the account goes with it, and what its tokens are bound to as well.
+        let owns = |owner: &&OwnerReference| {
+            (owner.api_version.as_str(), owner.kind.as_str(), &owner.name)
+                == ("v1", "ServiceAccount", &account)
+        };
+        let owner = self.rotation.owner_references().iter().find(owns);
+        let bond = match writer.create_bond((&namespace, name), &uid, filled_for, owner).await {
             Err(CallError::Conflict) => credentials.bond(&namespace, name).await?,
             other => other?,
         };

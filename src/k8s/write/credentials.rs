@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, PostParams};
 use kube::core::Request;
 use kube::{Api, Resource as _};
@@ -75,13 +76,13 @@ impl Writer {
     }
 
     /// Creates the Secret that a credential is bound to, or that it is made in for the account named.
-    /// It is there already: a conflict.
+    /// It goes with the owner, if there is one. It is there already: a conflict.
     pub async fn create_bond(
         &self,
-        namespace: &str,
-        name: &str,
+        (namespace, name): (&str, &str),
         rotation: &str,
         account: Option<&str>,
+        owner: Option<&OwnerReference>,
     ) -> Result<String, CallError> {
         let mut bond = json!({
             "apiVersion": "v1", "kind": "Secret",
@@ -95,6 +96,10 @@ impl Writer {
             bond["type"] = json!("kubernetes.io/service-account-token");
             bond["metadata"]["annotations"] =
                 json!({"kubernetes.io/service-account.name": account});
+        }
+        if let Some(OwnerReference { api_version, kind, name, uid, .. }) = owner {
+            bond["metadata"]["ownerReferences"] =
+                json!([{"apiVersion": api_version, "kind": kind, "name": name, "uid": uid}]);
         }
         let list = Secret::url_path(&(), Some(namespace));
         let text = bond.to_string().into_bytes();

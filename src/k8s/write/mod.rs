@@ -255,7 +255,7 @@ mod tests {
             writer.patch_crd_status("crd", &json!({})).await.err(),
             writer.patch_rotation_status("ns", "r", &json!({})).await.err(),
             writer.patch_rotation_meta("ns", "r", &json!({})).await.err(),
-            writer.create_bond("ns", "b", "uid", None).await.err(),
+            writer.create_bond(("ns", "b"), "uid", None, None).await.err(),
             writer.request_token(("ns", "sa"), 600, ("b", "uid")).await.err(),
             writer.write_target(at, &Token::new(String::new())).await.err(),
             writer.delete_bond("ns", "b").await.err(),

@@ -2,10 +2,11 @@
 //! operator where somebody does, and gone with the account.
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::api::TokenRotation;
+use harvester_guest_operator::api::{LABEL_ROTATION, TokenRotation};
 use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::rbac::v1::{PolicyRule, Role};
 use kube::Api;
-use kube::api::ListParams;
+use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
 use testbed::{Chart, Operator, Start, eventually, repository};
 
@@ -101,7 +102,8 @@ async fn a_rotation_is_made_where_somebody_carries_it_out() -> Result<()> {
     eventually(LATER, "end of what the account owned", async || {
         let rotation = harvester.rotations().get_opt("blue").await?;
         let secret = secrets.get_opt("blue-cloud-config").await?;
-        anyhow::Ok(rotation.is_none() && secret.is_none())
+        let bound = secrets.list_metadata(&ListParams::default().labels(LABEL_ROTATION)).await?;
+        anyhow::Ok(rotation.is_none() && secret.is_none() && bound.items.is_empty())
     })
     .await?;
     drop(operator);
