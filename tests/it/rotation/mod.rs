@@ -17,10 +17,11 @@ pub(crate) use fixture::{prepare, start};
 
 use crate::support::Cluster;
 
-/// A TokenRotation that only watches a token.
-pub(crate) async fn watched(cluster: &Cluster) -> Result<()> {
+/// Two TokenRotations that only watch: a token, and what is in a Rancher.
+pub(crate) async fn watched(cluster: &Cluster) -> Result<testbed::Rancher> {
     let token = cluster.bed.service_account_token("default", "default").await?;
     cluster.put(&token).await?;
     let target = json!({"secret": {"name": fixture::NAME, "key": fixture::KEY}});
-    cluster.rotation(json!({"target": target})).await.map(drop)
+    cluster.rotation(json!({"target": target})).await?;
+    rancher::watched(cluster).await
 }

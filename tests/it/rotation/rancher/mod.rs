@@ -10,8 +10,9 @@ mod year;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::api::TokenRotation;
 use harvester_guest_operator::rancher::{Rancher, Secret, Trust};
-use kube::api::{Patch, PatchParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::eventually;
 use testbed::rancher::Version;
@@ -33,6 +34,36 @@ struct Site {
     cc: String,
 }
 
+/// A TokenRotation that only watches what is in a Rancher, by an API key that ends.
+pub(super) async fn watched(cluster: &Cluster) -> Result<testbed::Rancher> {
+    let there = testbed::Rancher::start(Version::V2_14).await?;
+    let user = there.user(false);
+    write(cluster, &there.api_key(&user, 0, "the operator's")).await?;
+    let spec = json!({"target": {"allCloudCredentials": {}}, "rancher": server(&there)});
+    let rotation = TokenRotation::new("all", serde_json::from_value(spec)?);
+    cluster.rotations().create(&PostParams::default(), &rotation).await?;
+    Ok(there)
+}
+
+/// Writes the API key as a person does.
+async fn write(cluster: &Cluster, key: &str) -> Result<()> {
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": MINTER, "namespace": "default"}, "stringData": {KEY: key},
+    });
+    let params = PatchParams::apply("somebody").force();
+    cluster.guest_secrets().patch(MINTER, &params, &Patch::Apply(&secret)).await?;
+    Ok(())
+}
+
+/// `spec.rancher`.
+fn server(there: &testbed::Rancher) -> Value {
+    json!({
+        "url": there.url(), "certificateAuthority": there.ca_pem(),
+        "minter": {"secretName": MINTER, "key": KEY},
+    })
+}
+
 impl Site {
     async fn new(version: Version) -> Result<Self> {
         let cluster = cluster().await?;
@@ -46,15 +77,8 @@ impl Site {
         Ok(site)
     }
 
-    /// Writes the API key as a person does.
     async fn give(&self, key: &str) -> Result<()> {
-        let secret = json!({
-            "apiVersion": "v1", "kind": "Secret",
-            "metadata": {"name": MINTER, "namespace": "default"}, "stringData": {KEY: key},
-        });
-        let params = PatchParams::apply("somebody").force();
-        self.cluster.guest_secrets().patch(MINTER, &params, &Patch::Apply(&secret)).await?;
-        Ok(())
+        write(&self.cluster, key).await
     }
 
     /// Has the operator look, as it does by itself after some minutes.
@@ -69,10 +93,7 @@ impl Site {
         let mut spec = json!({
             "source": {"rancherToken": {"lifetimeSeconds": 3600}},
             "target": {"cloudCredential": {"name": self.cc}},
-            "rancher": {
-                "url": self.there.url(), "certificateAuthority": self.there.ca_pem(),
-                "minter": {"secretName": MINTER, "key": KEY},
-            },
+            "rancher": server(&self.there),
             "schedule": {"jitterPercent": 0, "minimumLeftSeconds": 0},
             "overlapSeconds": OVERLAP,
         });
