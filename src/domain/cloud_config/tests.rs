@@ -362,6 +362,13 @@ fn guests_are_known_by_their_vms() {
     assert_eq!(count(vm("blue-pool-1", "guests", None, false)), Some(0));
     assert_eq!(count(vm("bluer", "guests", None, true)), Some(0));
     assert_eq!(count(vm("x", "other", Some("blue"), true)), Some(0));
+    // An account that was made and bound to nothing yet is there too; one that is nobody's is not.
+    let marked = |made_for: Option<&str>| {
+        let account = Account { made_for: made_for.map(str::to_owned), ..Account::default() };
+        let accounts = vec![(("guests".to_owned(), "blue".to_owned()), account)];
+        Survey { accounts, ..Survey::default() }.credentials(None).len()
+    };
+    assert_eq!((marked(Some("blue")), marked(Some("red")), marked(None)), (1, 0, 0));
     let survey = Survey { machines: None, ..survey(Vec::new()) };
     assert_eq!(survey.credentials(Some("guests"))[0].machines, None);
     assert_eq!(survey.credentials(Some("other")), []);

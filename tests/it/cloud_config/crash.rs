@@ -4,8 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Result, ensure};
-use kube::ResourceExt as _;
+use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::domain::cloud_config::{Kind, Object, Removal};
+use harvester_guest_operator::k8s::CallError;
+use harvester_guest_operator::k8s::cloud_config::Credentials;
+use k8s_openapi::api::core::v1::ServiceAccount;
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
 use testbed::{Proxy, Verdict};
 
 use super::{Harvester, Ran, run, who};
@@ -97,6 +102,80 @@ async fn each_deletion_may_fail() -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// Whose object was changed a moment ago, looks at it once more.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_has_just_changed_is_looked_at_again() -> Result<()> {
+    let harvester = Harvester::start().await?;
+    let proxy = Proxy::start(&harvester.cluster.bed).await?;
+    let message = "changed".to_owned();
+    let conflict = Verdict::Refuse { code: 409, reason: "Conflict", message };
+    let mut rounds = 0;
+    loop {
+        let cluster = format!("c{rounds}");
+        let make = ["--cluster", &cluster];
+        let (ran, creations) = failing(&harvester, &proxy, rounds, conflict.clone(), &make).await?;
+        ensure!(ran.ok && who(&ran.out).await?.is_some(), "{rounds}: {ran:?}");
+        let revoke = ["--cluster", &cluster, "--revoke", "all"];
+        let (ran, deletions) =
+            failing(&harvester, &proxy, rounds, conflict.clone(), &revoke).await?;
+        ensure!(ran.ok, "{rounds}: {ran:?}");
+        let list = harvester.done(&["--list"]).await?;
+        ensure!(!list.contains(&format!(" {cluster} ")), "{rounds}: {list}");
+        if creations.max(deletions) <= rounds {
+            ensure!(rounds >= 4, "only {rounds} writes were refused");
+            return Ok(());
+        }
+        rounds += 1;
+    }
+}
+
+/// What is another one by now, or the same one changed, stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_was_seen_is_deleted() -> Result<()> {
+    let harvester = Harvester::start().await?;
+    harvester.done(&["--cluster", "blue"]).await?;
+    let accounts: Api<ServiceAccount> = Api::namespaced(harvester.client(), "guests");
+    let account = accounts.get("blue").await?;
+    let (namespace, name) = (Some("guests".to_owned()), "blue".to_owned());
+    let seen = Removal {
+        object: Object { kind: Kind::ServiceAccount, namespace, name },
+        uid: account.uid().unwrap_or_default(),
+        version: account.resource_version().unwrap_or_default(),
+    };
+    let hand = Credentials::new(harvester.client());
+    let another =
+        Removal { uid: "00000000-0000-4000-8000-000000000000".to_owned(), ..seen.clone() };
+    for removal in [another, Removal { version: "1".to_owned(), ..seen.clone() }] {
+        let answer = hand.remove(&removal).await;
+        ensure!(matches!(answer, Err(CallError::Conflict)), "{removal:?}: {answer:?}");
+        ensure!(accounts.get_opt("blue").await?.is_some(), "{removal:?}");
+    }
+    hand.remove(&seen).await?;
+    ensure!(accounts.get_opt("blue").await?.is_none());
+    Ok(())
+}
+
+/// Kubernetes fills a token's Secret a moment after it was made.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_filled_yet_has_no_token() -> Result<()> {
+    let harvester = Harvester::start().await?;
+    let hand = Credentials::new(harvester.client());
+    let put = async |data: Value| {
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "stringData": data,
+            "metadata": {"name": "slow", "namespace": "guests"}});
+        harvester.cluster.bed.apply_yaml(&secret.to_string()).await
+    };
+    ensure!(hand.material("guests", "slow").await?.is_none(), "there is no Secret");
+    for data in [json!({}), json!({"ca.crt": "authority"})] {
+        put(data.clone()).await?;
+        ensure!(hand.material("guests", "slow").await?.is_none(), "{data}");
+    }
+    put(json!({"ca.crt": "authority", "token": "t"})).await?;
+    let material = hand.material("guests", "slow").await?.context("it is filled")?;
+    ensure!(material.token.as_str() == "t" && material.authority == b"authority");
     Ok(())
 }
 

@@ -52,6 +52,7 @@ async fn the_objects_are_those_of_harvesters_own_call() -> Result<()> {
     forms(&harvester, &config).await?;
     ensure!(harvester.everything().await? == made, "a second run changed something");
     file(&harvester, &config).await?;
+    authority(&harvester, &config).await?;
     server(&harvester).await
 }
 
@@ -93,7 +94,14 @@ async fn forms(harvester: &Harvester, config: &str) -> Result<()> {
     harvester.cluster.bed.dry_run(&secret.to_string()).await?;
     let rancher = yaml(&form("rancher-secret").await?)?;
     ensure!(decoded(&rancher["data"]["credential"])? == config, "{rancher}");
-    ensure!(rancher["metadata"]["annotations"]["v2prov-secret-authorized-for-cluster"] == "blue");
+    ensure!(
+        rancher["metadata"]["annotations"]
+            == json!({
+                "v2prov-secret-authorized-for-cluster": "blue",
+                "v2prov-authorized-secret-deletes-on-cluster-removal": "true",
+            }),
+        "{rancher}"
+    );
     for (name, first) in [
         ("cloud-init-rke2", "/var/lib/rancher/rke2/etc/config-files/cloud-provider-config"),
         ("cloud-init-k3s", "/etc/kubernetes/cloud-config"),
@@ -128,6 +136,24 @@ async fn file(harvester: &Harvester, config: &str) -> Result<()> {
     ensure!(std::fs::symlink_metadata(&path)?.permissions().mode() & 0o7777 == 0o600);
     ensure!(std::fs::read_to_string(&elsewhere)? == "before", "a link was followed");
     ensure!(std::fs::read_dir(folder.path())?.count() == 2, "something was left behind");
+    Ok(())
+}
+
+/// The authority is the cluster's own, or the one that is given; nothing else changes with it.
+async fn authority(harvester: &Harvester, config: &str) -> Result<()> {
+    let of = |config: &str| -> Result<String> {
+        decoded(&yaml(config)?["clusters"][0]["cluster"]["certificate-authority-data"])
+    };
+    ensure!(of(config)? == harvester.cluster.bed.ca_pem(), "{config}");
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("other.pem");
+    let other = testbed::Authority::new("other")?.pem();
+    std::fs::write(&path, &other)?;
+    let path = path.to_str().unwrap_or_default();
+    let with = ["--cluster", "blue", "--certificate-authority", path];
+    let printed = harvester.done(&with).await?;
+    ensure!(of(&printed)? == other, "{printed}");
+    ensure!(yaml(&printed)?["users"] == yaml(config)?["users"], "{printed}");
     Ok(())
 }
 

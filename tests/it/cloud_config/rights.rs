@@ -79,7 +79,9 @@ const NEVER: &[Row] = &[
     ("rbac.authorization.k8s.io", "roles", &["get", "create", "bind", "escalate"]),
     ("rbac.authorization.k8s.io", "rolebindings", &["get", "create"]),
     ("rbac.authorization.k8s.io", "clusterrolebindings", &["get", "create"]),
-    ("storage.k8s.io", "storageclasses", &["create", "update", "delete"]),
+    ("storage.k8s.io", "storageclasses", &["create", "update", "patch", "delete"]),
+    ("storage.k8s.io", "volumeattachments", &["create", "update", "patch", "delete"]),
+    ("longhorn.io", "volumes", &["create", "update", "patch", "delete"]),
     ("harvesterhci.io", "settings", &["list", "update", "create"]),
     ("k8s.cni.cncf.io", "network-attachment-definitions", &["create", "delete"]),
 ];
@@ -154,7 +156,7 @@ async fn soon_suffices(client: &Client) -> Result<()> {
 
 /// Nothing of that elsewhere but `wide`, and nothing of the rest anywhere.
 async fn is_all(client: &Client, wide: &[Row]) -> Result<()> {
-    for place in ["guests", "other", "harvester-system", "kube-system"] {
+    for place in ["guests", "other", "harvester-system", "longhorn-system", "kube-system"] {
         may(client, Some(place), NEVER, false).await?;
     }
     may(client, None, NEVER, false).await?;

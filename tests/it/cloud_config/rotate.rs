@@ -1,11 +1,14 @@
 //! New tokens, the end of old ones, and a revoked one that stays revoked.
 
+use std::process::Stdio;
+
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use testbed::eventually;
+use tokio::process::Command;
 
 use super::{Harvester, who, yaml};
 use crate::support::SOON;
@@ -65,7 +68,52 @@ async fn a_new_token_is_printed_before_the_old_one_goes() -> Result<()> {
     for (old, which) in [(&first, "first"), (&second, "second"), (&third, "third")] {
         ensure!(who(old).await?.is_none(), "the {which} token works again");
     }
-    stays_dead(&harvester, &first, &fourth).await
+    stays_dead(&harvester, &first, &fourth).await?;
+
+    // What stands in the first one's place goes with the rest.
+    harvester.done(&["--cluster", "blue", "--revoke", "all"]).await?;
+    let secrets: Api<Secret> = Api::namespaced(harvester.client(), "guests");
+    eventually(SOON, "end of the stand-in", async || {
+        secrets.get_opt("blue-token").await.map(|secret| secret.is_none())
+    })
+    .await
+}
+
+/// A new token that nobody has got to see replaces none.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_printed_revokes_nothing() -> Result<()> {
+    let harvester = Harvester::start().await?;
+    let first = harvester.done(&["--cluster", "blue"]).await?;
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full")?;
+    let output = Command::new(env!("CARGO_BIN_EXE_harvester-guest-operator"))
+        .args(["cloud-config", "--namespace", "guests", "--server", harvester.cluster.bed.url()])
+        .args(["--cluster", "blue", "--rotate", "--revoke", "old"])
+        .env("HGO_KUBECONFIG", &harvester.kubeconfig)
+        .stdout(full)
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?
+        .wait_with_output()
+        .await?;
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(!output.status.success() && said.contains("standard output"), "{said}");
+    ensure!(!said.contains("deleted"), "{said}");
+    let names: Vec<_> = harvester.tokens("blue").await?.iter().map(Secret::name_any).collect();
+    ensure!(names.len() == 2 && names[0] == "blue-token", "{names:?}");
+    ensure!(who(&first).await?.as_deref() == Some(USER));
+    // By its name the first one goes although nobody uses the other, and stays dead as well.
+    let would =
+        harvester.done(&["--cluster", "blue", "--revoke", "blue-token", "--dry-run"]).await?;
+    ensure!(would.contains("would delete Secret guests/blue-token\n"), "{would}");
+    ensure!(harvester.tokens("blue").await?.len() == 2, "the dry run changed something");
+    harvester.done(&["--cluster", "blue", "--revoke", "blue-token"]).await?;
+    harvester.dead(&first).await?;
+    stays_dead(&harvester, &first, &harvester.done(&["--cluster", "blue"]).await?).await?;
+    let before = harvester.everything().await?;
+    let would = harvester.done(&["--cluster", "blue", "--rotate", "--dry-run"]).await?;
+    ensure!(would.contains("into Secret guests/blue-token\n"), "{would}");
+    ensure!(harvester.everything().await? == before, "the dry run changed something");
+    Ok(())
 }
 
 /// Plays Harvester's UI: it hands out the Secret `blue-token`, and makes it where it is missing.

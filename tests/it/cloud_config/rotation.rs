@@ -78,6 +78,7 @@ async fn a_rotation_is_made_where_somebody_carries_it_out() -> Result<()> {
     };
     ensure!(strip(&config)? == strip(&printed)?, "another way: {:?}", strip(&config)?);
     let rotation = harvester.rotations().get("blue").await?;
+    ensure!(rotation.spec.overlap_seconds == Some(86_400), "{:?}", rotation.spec);
     let source = rotation.spec.source.unwrap_or_default().service_account_token;
     let lifetime = source.context("another source")?.lifetime_seconds;
     ensure!(lifetime == Some(2 * 86_400), "{lifetime:?}");
@@ -117,6 +118,37 @@ async fn operator(harvester: &Harvester) -> Result<Operator> {
     Ok(operator)
 }
 
+/// A role that somebody has cut down: each right that is missing is named.
+async fn lacking(harvester: &Harvester) -> Result<()> {
+    let roles: Api<Role> = Api::namespaced(harvester.client(), "guests");
+    let name = "harvester-guest-operator-credentials";
+    let whole = roles.get(name).await?.rules.unwrap_or_default();
+    let write = async |rules: &[PolicyRule]| {
+        let patch = Patch::Merge(json!({"rules": rules}));
+        roles.patch(name, &PatchParams::default(), &patch).await.map(drop)
+    };
+    let mut less = whole.clone();
+    let is_of = |rule: &&mut PolicyRule| {
+        rule.resources.as_ref().is_some_and(|resources| resources[..] == ["secrets"])
+    };
+    let secrets = less.iter_mut().find(is_of).context("no rule for Secrets")?;
+    secrets.verbs = vec!["get".to_owned(), "list".to_owned(), "create".to_owned()];
+    write(&less).await?;
+    let said = eventually(SOON, "word of what is missing", async || {
+        let said = harvester.refused(&ASKED).await?;
+        anyhow::Ok(said.contains("delete Secrets in guests").then_some(said))
+    })
+    .await?;
+    for verb in ["watch", "patch"] {
+        ensure!(said.contains(&format!("{verb} Secrets in guests")), "{verb}: {said}");
+    }
+    for rest in ["create Secrets", "ServiceAccount guests/blue"] {
+        ensure!(!said.contains(rest), "{rest}: {said}");
+    }
+    write(&whole).await?;
+    Ok(())
+}
+
 /// Each is named, and nothing is written.
 async fn refusals(harvester: &Harvester) -> Result<()> {
     let bed = &harvester.cluster.bed;
@@ -148,6 +180,7 @@ async fn refusals(harvester: &Harvester) -> Result<()> {
     .await?;
     ensure!(said.contains("ServiceAccount guests/blue"), "{said}");
     harvester.give_rights("blue").await?;
+    lacking(harvester).await?;
 
     // What is there by these names and is not the guest's.
     let theirs = json!({"apiVersion": "v1", "kind": "Secret",
