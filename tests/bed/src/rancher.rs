@@ -33,7 +33,7 @@
 //! | what is in them, and in the UI's credentials: a v3 token before 2.15, an ext token since | | read, seen on main |
 //! | /v3/tokens is gone | none; [`Rancher::retire_v3_tokens`] | assumed: it has been announced; how it will answer is not known |
 //! | cloudCredentials: the Secret's form, white space stripped, 422 without a config, 403 for others' | all | seen on main |
-//! | the list shows one's own, an administrator all | all | assumed |
+//! | the list shows one's own, an administrator all, of each driver; 3,000 at most, and says whether that is all | all | assumed, but for the bound: read |
 //! | the API notes the first token's end in `rancher.io/expiration-timestamp` | 2.11 (from 2.9.3) | read |
 //! | the API refuses tokens that are unknown or in use (500), and takes expired ones | from 2.12 | seen on main |
 //! | the controller: finalizer, `ttl` 0 and owner for each `kubeconfig-u-`/`kubeconfig-user-` token of the content, end of those that it no longer names, checksum; 30 to 90 ms after a change | from 2.12 | seen on main; to 2.15: read |
@@ -346,6 +346,11 @@ impl Rancher {
             edit(world.secrets.entry(cc.to_owned()).or_insert(empty));
             world.touch(cc);
         });
+    }
+
+    /// How many cloud credentials it lists at once.
+    pub fn list_at_most(&self, number: usize) {
+        self.shared.with(|world| world.longest_list = number);
     }
 
     /// Writes a content into a Secret, as `kubectl edit` would.

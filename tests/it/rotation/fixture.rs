@@ -2,15 +2,19 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use futures::StreamExt as _;
 use harvester_guest_operator::api::{LABEL_ROTATION, TokenRotation, TokenRotationStatus};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
+use kube_runtime::watcher::{self, Event, watcher};
 use serde_json::{Value, json};
 use testbed::{Start, eventually};
 
@@ -220,6 +224,38 @@ impl Cluster {
         self.rotations().delete(NAME, &DeleteParams::default()).await?;
         eventually(LATER, "end of the TokenRotation", async || {
             self.rotations().get_opt(NAME).await.map(|rotation| rotation.is_none())
+        })
+        .await
+    }
+}
+
+/// What every version of every TokenRotation has said, to whoever watches them.
+pub(super) struct Versions(Arc<Mutex<String>>);
+
+impl Versions {
+    /// From now on.
+    pub(super) fn of(cluster: &Cluster) -> Self {
+        let text = Arc::new(Mutex::new(String::new()));
+        let (all, heard) = (cluster.rotations(), text.clone());
+        tokio::spawn(async move {
+            let mut events = pin!(watcher(all, watcher::Config::default()));
+            while let Some(event) = events.next().await {
+                if let Ok(Event::Apply(rotation)) = event
+                    && let (Ok(said), Ok(mut text)) =
+                        (serde_json::to_string(&rotation), heard.lock())
+                {
+                    text.push_str(&said);
+                }
+            }
+        });
+        Self(text)
+    }
+
+    /// All of it, once something was heard of a publication that was under way.
+    pub(super) async fn text(&self) -> Result<String> {
+        eventually(SOON, "word of a step", async || {
+            let text = self.0.lock().map_err(|error| error.to_string())?.clone();
+            Ok::<_, String>(text.contains("\"Publishing\"").then_some(text))
         })
         .await
     }

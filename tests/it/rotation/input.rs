@@ -113,6 +113,63 @@ fn bad() -> Vec<(Value, [&'static str; 2])> {
     ]
 }
 
+/// What lacks a part that it cannot be without, or goes beyond a bound.
+fn lacking() -> Vec<(Value, [&'static str; 2])> {
+    let rancher = |part: &str, value: Value| {
+        let minter = json!({"secretName": "rancher", "key": "token"});
+        let mut rancher = json!({"url": "https://rancher", "minter": minter});
+        rancher[part] = value;
+        watched("rancher", &rancher)
+    };
+    let authority = |value: Value| rancher("certificateAuthoritySecret", value);
+    let tell = |value: Value| spec(&[("tell", value)]);
+    let stored = |seconds: i64| {
+        let token = json!({"serviceAccountName": "guest", "lifetimeSeconds": seconds});
+        source(&json!({"serviceAccountTokenSecret": token}))
+    };
+    let minted = |seconds: i64| source(&json!({"rancherToken": {"lifetimeSeconds": seconds}}));
+    let window_of = |value: Value| schedule(&json!({"maintenanceWindow": value}));
+    vec![
+        (
+            watched("rancher", &json!({"minter": {"secretName": "a", "key": "b"}})),
+            ["spec.rancher.url", "Required"],
+        ),
+        (
+            watched("rancher", &json!({"url": "https://rancher"})),
+            ["spec.rancher.minter", "Required"],
+        ),
+        (rancher("minter", json!({"secretName": "a"})), ["spec.rancher.minter.key", "Required"]),
+        (rancher("minter", json!({"key": "b"})), ["spec.rancher.minter.secretName", "Required"]),
+        (authority(json!({"name": "a"})), ["certificateAuthoritySecret.key", "Required"]),
+        (authority(json!({"key": "b"})), ["certificateAuthoritySecret.name", "Required"]),
+        (
+            spec(&[("target", json!({"cloudCredential": {}}))]),
+            ["spec.target.cloudCredential.name", "Required"],
+        ),
+        (
+            source(&json!({"serviceAccountTokenSecret": {}})),
+            ["spec.source.serviceAccountTokenSecret.serviceAccountName", "Required"],
+        ),
+        (tell(json!({})), ["spec.tell.restart", "Required"]),
+        (
+            tell(json!({"restart": [{"kind": "Deployment"}]})),
+            ["spec.tell.restart[0].name", "Required"],
+        ),
+        (window_of(json!({"start": "02:30"})), ["maintenanceWindow.durationMinutes", "Required"]),
+        (window_of(json!({"durationMinutes": 60})), ["maintenanceWindow.start", "Required"]),
+        (window("02:30", 1441, &[]), ["maintenanceWindow.durationMinutes", "1440"]),
+        (
+            schedule(&json!({"minimumLeftSeconds": 31_536_001})),
+            ["spec.schedule.minimumLeftSeconds", "31536000"],
+        ),
+        (schedule(&json!({"jitterPercent": -1})), ["spec.schedule.jitterPercent", "0"]),
+        (stored(599), ["spec.source.serviceAccountTokenSecret.lifetimeSeconds", "600"]),
+        (stored(31_536_001), ["spec.source.serviceAccountTokenSecret.lifetimeSeconds", "31536000"]),
+        (minted(599), ["spec.source.rancherToken.lifetimeSeconds", "600"]),
+        (minted(31_536_001), ["spec.source.rancherToken.lifetimeSeconds", "31536000"]),
+    ]
+}
+
 fn check(answer: kube::Result<DynamicObject>, input: &Value, parts: [&str; 2]) -> Result<()> {
     let message = match answer {
         Err(kube::Error::Api(status)) if status.code == 422 => status.message.clone(),
@@ -134,7 +191,7 @@ async fn what_makes_no_sense_is_refused_by_its_field() -> Result<()> {
     };
     let table = bad();
     assert!(table.len() >= 25, "{}", table.len());
-    for (spec, parts) in table {
+    for (spec, parts) in table.into_iter().chain(lacking()) {
         check(create(&spec).await, &spec, parts)?;
         ensure!(api.get_opt("one").await?.is_none(), "{spec} was stored");
     }

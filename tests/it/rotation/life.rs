@@ -8,7 +8,7 @@ use kube::Api;
 use kube::api::ListParams;
 use serde_json::json;
 
-use super::fixture::{Consumer, cluster, spec, start};
+use super::fixture::{Consumer, Versions, cluster, spec, start};
 use crate::support::{Cluster, shows};
 
 const ROTATIONS: i64 = 20;
@@ -22,6 +22,7 @@ async fn no_call_fails_through_twenty_rotations() -> Result<()> {
     start.log = Some("trace".into());
     let operator = cluster.standby(start).await?;
     operator.leads().await?;
+    let versions = Versions::of(&cluster);
     cluster.put(&cluster.kubeconfig()).await?;
     cluster.rotation(spec(&[("overlapSeconds", json!(OVERLAP.as_secs()))])).await?;
     cluster.published(1).await?;
@@ -48,22 +49,25 @@ async fn no_call_fails_through_twenty_rotations() -> Result<()> {
     }
     shows(&operator, "hgo_credential_publications_total", &[], |n| n >= f64::from(20)).await?;
     tokens.push(now);
-    secret(&cluster, &operator, &tokens).await
+    secret(&cluster, &operator, &versions.text().await?, &tokens).await
 }
 
 /// Looks for every token, and for the parts that make it one, in all that was told.
-async fn secret(cluster: &Cluster, operator: &testbed::Operator, tokens: &[String]) -> Result<()> {
+async fn secret(
+    cluster: &Cluster,
+    operator: &testbed::Operator,
+    rotations: &str,
+    tokens: &[String],
+) -> Result<()> {
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), "default");
     let events = serde_json::to_string(&events.list(&ListParams::default()).await?.items)?;
-    let rotations = cluster.rotations().list(&ListParams::default()).await?;
-    let rotations = serde_json::to_string(&rotations.items)?;
     let (_, metrics) = operator.get("/metrics").await?;
     let log = operator.process.log();
     ensure!(log.contains("TRACE"), "the log is not at its most talkative");
     let limit = operator.process.core_limit().context("no limits")?;
     ensure!(limit == ("1".to_owned(), "1".to_owned()), "a core dump may have {limit:?}");
     for (place, text) in
-        [("events", &events), ("statuses", &rotations), ("metrics", &metrics), ("log", &log)]
+        [("events", events.as_str()), ("statuses", rotations), ("metrics", &metrics), ("log", &log)]
     {
         ensure!(!text.is_empty(), "no {place}");
         for token in tokens {

@@ -40,9 +40,13 @@ impl World {
         match (request.method.as_str(), rest) {
             ("GET", []) => {
                 let names = self.secrets.keys().filter(|name| self.may_have(&user, name));
-                let data: Vec<Value> =
+                let mut data: Vec<Value> =
                     names.filter_map(|name| self.credential_view(name)).collect();
-                json_answer(200, collection("cloudCredential", &data))
+                let partial = data.len() > self.longest_list;
+                data.truncate(self.longest_list);
+                let mut list = collection("cloudCredential", &data);
+                list["pagination"]["partial"] = partial.into();
+                json_answer(200, list)
             }
             ("POST", []) => match request.json() {
                 Err(refusal) => refusal,
@@ -178,7 +182,9 @@ impl World {
 
     fn credential_view(&self, cc: &str) -> Option<Value> {
         let secret = self.secrets.get(cc)?;
-        secret["data"].get(CONTENT)?;
+        let key = secret["data"].as_object()?.keys().next()?;
+        // Each driver's is told by a field of its own.
+        let driver = key.split('-').next().unwrap_or_default();
         let metadata = &secret["metadata"];
         let annotations = &metadata["annotations"];
         let text = |field: &str| decoded(&secret["data"][format!("{CONFIG}-{field}")]);
@@ -187,7 +193,7 @@ impl World {
             "id": format!("{NAMESPACE}:{cc}"), "name": annotations["field.cattle.io/name"],
             "creatorId": annotations[CREATOR], "annotations": annotations,
             "labels": metadata["labels"], "created": metadata["creationTimestamp"],
-            CONFIG: {"clusterId": text("clusterId"), "clusterType": text("clusterType")},
+            driver: {"clusterId": text("clusterId"), "clusterType": text("clusterType")},
         }))
     }
 

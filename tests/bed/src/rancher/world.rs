@@ -33,6 +33,8 @@ pub(super) struct World {
     pub(super) tokens: BTreeMap<String, Token>,
     pub(super) kubeconfigs: BTreeMap<String, Value>,
     pub(super) secrets: BTreeMap<String, Value>,
+    /// How many cloud credentials are listed at once.
+    pub(super) longest_list: usize,
     /// Cloud credentials that the controller has to look at.
     pub(super) changed: BTreeSet<String>,
     pub(super) crashed: bool,
@@ -126,6 +128,7 @@ impl World {
             tokens: BTreeMap::new(),
             kubeconfigs: BTreeMap::new(),
             secrets: BTreeMap::new(),
+            longest_list: 3_000,
             changed: BTreeSet::new(),
             crashed: false,
             url,

@@ -236,6 +236,13 @@ async fn a_secret_without_annotations_is_never_written() -> Result<()> {
 async fn credentials_are_listed_as_the_user_may_see_them() -> Result<()> {
     let site = Site::new(Version::Main).await?;
     let cc = site.credential()?;
+    // One of another driver is none for Harvester.
+    let annotations =
+        json!({"field.cattle.io/creatorId": site.user, "field.cattle.io/name": "aws"});
+    site.there.edit_secret("cc-other", |secret| {
+        secret["metadata"]["annotations"] = annotations;
+        secret["data"] = json!({"amazonec2credentialConfig-accessKey": "a2V5"});
+    });
     let other = site.there.user(false);
     for (user, expected) in [(&site.user, 1), (&other, 0), (&site.there.user(true), 1)] {
         let key = Secret::new(site.there.api_key(user, 0, ""));
@@ -248,6 +255,10 @@ async fn credentials_are_listed_as_the_user_may_see_them() -> Result<()> {
             );
         }
     }
+    // A list that was cut off would hide some.
+    site.there.list_at_most(1);
+    let cut = site.client.credentials(&site.key).await.err().context("it is cut off")?;
+    assert!(matches!(&cut, Error::Unreadable(why) if why.contains("lists at once")), "{cut}");
     Ok(())
 }
 

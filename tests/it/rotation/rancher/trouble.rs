@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use testbed::rancher::Version;
 use testbed::{Call, Start, Verdict, eventually};
 
-use super::super::fixture::start;
+use super::super::fixture::{Versions, start};
 use super::Site;
 use crate::support::SOON;
 
@@ -265,6 +265,7 @@ async fn no_token_is_told_to_anybody() -> Result<()> {
     let operator = site.cluster.standby(Start { log, ..start() }).await?;
     operator.leads().await?;
     let mut secrets = vec![site.published()?];
+    let versions = Versions::of(&site.cluster);
     site.cluster.rotation(site.spec(&[("overlapSeconds", json!(0))])).await?;
     for request in ["1", "2"] {
         site.cluster.annotate("rotate", request).await?;
@@ -279,7 +280,7 @@ async fn no_token_is_told_to_anybody() -> Result<()> {
     secrets.extend(
         site.there.tokens().into_iter().map(|token| token.stored).filter(|s| s.len() == 54),
     );
-    let status = serde_json::to_string(&site.cluster.rotations().get("guest").await?)?;
+    let status = versions.text().await?;
     let events: kube::Api<k8s_openapi::api::events::v1::Event> =
         kube::Api::namespaced(site.cluster.client.clone(), "default");
     let events =
