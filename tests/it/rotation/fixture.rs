@@ -14,6 +14,7 @@ use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
+use kube_runtime::WatchStreamExt as _;
 use kube_runtime::watcher::{self, Event, watcher};
 use serde_json::{Value, json};
 use testbed::{Start, eventually};
@@ -238,7 +239,9 @@ impl Versions {
         let text = Arc::new(Mutex::new(String::new()));
         let (all, heard) = (cluster.rotations(), text.clone());
         tokio::spawn(async move {
-            let mut events = pin!(watcher(all, watcher::Config::default()));
+            // Without a pause one whose server is gone would never let the test end.
+            let events = watcher(all, watcher::Config::default()).default_backoff();
+            let mut events = pin!(events);
             while let Some(event) = events.next().await {
                 if let Ok(Event::Apply(rotation)) = event
                     && let (Ok(said), Ok(mut text)) =

@@ -121,6 +121,7 @@ fn lacking() -> Vec<(Value, [&'static str; 2])> {
         rancher[part] = value;
         watched("rancher", &rancher)
     };
+    let server = rancher("url", json!("https://rancher"))["rancher"].clone();
     let authority = |value: Value| rancher("certificateAuthoritySecret", value);
     let tell = |value: Value| spec(&[("tell", value)]);
     let stored = |seconds: i64| {
@@ -130,6 +131,7 @@ fn lacking() -> Vec<(Value, [&'static str; 2])> {
     let minted = |seconds: i64| source(&json!({"rancherToken": {"lifetimeSeconds": seconds}}));
     let window_of = |value: Value| schedule(&json!({"maintenanceWindow": value}));
     vec![
+        (spec(&[("rancher", server)]), ["spec.rancher: it has nothing to do with", "remove it"]),
         (
             watched("rancher", &json!({"minter": {"secretName": "a", "key": "b"}})),
             ["spec.rancher.url", "Required"],
@@ -165,6 +167,10 @@ fn lacking() -> Vec<(Value, [&'static str; 2])> {
         (schedule(&json!({"jitterPercent": -1})), ["spec.schedule.jitterPercent", "0"]),
         (stored(599), ["spec.source.serviceAccountTokenSecret.lifetimeSeconds", "600"]),
         (stored(31_536_001), ["spec.source.serviceAccountTokenSecret.lifetimeSeconds", "31536000"]),
+        (
+            source(&json!({"rancherToken": {"cluster": "C/1"}})),
+            ["spec.source.rancherToken.cluster: must be", "the id of a cluster"],
+        ),
         (minted(599), ["spec.source.rancherToken.lifetimeSeconds", "600"]),
         (minted(31_536_001), ["spec.source.rancherToken.lifetimeSeconds", "31536000"]),
     ]
@@ -200,23 +206,55 @@ async fn what_makes_no_sense_is_refused_by_its_field() -> Result<()> {
         create(&good).await?;
         api.delete("one", &DeleteParams::default()).await?;
     }
+    for (from, change, said) in changes() {
+        create(&from).await?;
+        let patch = Patch::Merge(json!({"spec": change}));
+        let answer = api.patch("one", &PatchParams::default(), &patch).await;
+        check(answer, &change, [said, "make another TokenRotation"])?;
+        api.delete("one", &DeleteParams::default()).await?;
+    }
+    Ok(())
+}
+
+/// What a spec may not become, and what is said of that.
+fn changes() -> Vec<(Value, Value, &'static str)> {
     let other = json!({"serviceAccountName": "other"});
-    let changes = [
-        (json!({"target": {"secret": {"name": "other"}}}), "spec.target is immutable"),
+    let account = spec(&[]);
+    let stored = source(&json!({"serviceAccountTokenSecret": {"serviceAccountName": "guest"}}));
+    let minter = json!({"secretName": "rancher", "key": "token"});
+    let rancher = json!({"url": "https://rancher", "minter": minter});
+    let mut tokens = source(&json!({"rancherToken": {}}));
+    tokens["rancher"] = rancher.clone();
+    let kind = "spec.source: its kind is immutable";
+    let url = "spec.rancher.url is immutable";
+    vec![
         (
+            account.clone(),
+            json!({"target": {"secret": {"name": "other"}}}),
+            "spec.target is immutable",
+        ),
+        (
+            account.clone(),
             json!({"source": {"serviceAccountToken": other}}),
             "spec.source.serviceAccountToken.serviceAccountName is immutable",
         ),
         (
+            account,
             json!({"source": {"serviceAccountToken": null, "serviceAccountTokenSecret": other}}),
-            "spec.source: its kind is immutable",
+            kind,
         ),
-    ];
-    create(&spec(&[])).await?;
-    for (change, said) in changes {
-        let patch = Patch::Merge(json!({"spec": change}));
-        let answer = api.patch("one", &PatchParams::default(), &patch).await;
-        check(answer, &change, [said, "make another TokenRotation"])?;
-    }
-    Ok(())
+        (
+            stored.clone(),
+            json!({"source": {"serviceAccountTokenSecret": other}}),
+            "spec.source.serviceAccountTokenSecret.serviceAccountName is immutable",
+        ),
+        (
+            stored,
+            json!({"rancher": rancher,
+                "source": {"serviceAccountTokenSecret": null, "rancherToken": {}}}),
+            kind,
+        ),
+        (tokens.clone(), json!({"rancher": {"url": "https://other"}}), url),
+        (tokens, json!({"rancher": null, "source": null}), url),
+    ]
 }

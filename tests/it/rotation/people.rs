@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use testbed::{Chart, eventually};
 
@@ -150,6 +150,45 @@ async fn what_is_only_watched_is_told_when_it_ends() -> Result<()> {
     cluster.gone().await?;
     let none = async || operator.metric("hgo_credential_overdue", &parts).await.map(|n| n == 0.0);
     eventually(SOON, "end of its series", none).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_it_is_paused_nothing_is_made_or_published() -> Result<()> {
+    let cluster = cluster().await?;
+    let operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    let paused = json!({"jitterPercent": 0, "paused": true});
+    cluster.rotation(spec(&[("schedule", paused)])).await?;
+    // Each change of the spec is followed by a look.
+    let change = async |paused: bool, overlap: u32| -> Result<()> {
+        let patch = json!({"spec": {"schedule": {"paused": paused}, "overlapSeconds": overlap}});
+        let params = PatchParams::default();
+        let changed = cluster.rotations().patch(NAME, &params, &Patch::Merge(patch)).await?;
+        let wanted = changed.metadata.generation;
+        cluster.says("a look", |status| status.observed_generation == wanted).await.map(drop)
+    };
+    let said = cluster.reason("Ready", "Paused").await?;
+    ensure!(said.contains("spec.schedule.paused"), "{said}");
+    ensure!(cluster.bonds().await?.is_empty(), "{:?}", cluster.bonds().await?);
+    ensure!(cluster.value().await? == cluster.kubeconfig(), "it was written");
+
+    change(false, 0).await?;
+    cluster.published(1).await?;
+    cluster.one_is_left().await?;
+    change(true, 0).await?;
+    let before = cluster.value().await?;
+    cluster.annotate("rotate", "1").await?;
+    change(true, 1).await?;
+    cluster.reason("Ready", "Paused").await?;
+    let status = cluster.status().await?;
+    ensure!(status.pending.is_none() && status.next_rotation.is_none(), "{status:#?}");
+    ensure!(status.rotate_request.is_none(), "{status:#?}");
+    ensure!(cluster.value().await? == before, "it was replaced");
+    // The request has waited.
+    change(false, 0).await?;
+    cluster.says("the rotation", |s| s.rotate_request.as_deref() == Some("1")).await?;
+    cluster.one_is_left().await
 }
 
 #[tokio::test(flavor = "multi_thread")]
