@@ -1,0 +1,29 @@
+//! The lock file of the fuzz targets, a workspace of its own.
+
+use std::collections::BTreeSet;
+
+use super::read;
+
+/// The names that an array of a lock file has, without versions.
+fn names(list: &toml::Value) -> BTreeSet<String> {
+    let entries = list.as_array().into_iter().flatten().filter_map(toml::Value::as_str);
+    entries.filter_map(|entry| entry.split(' ').next()).map(str::to_owned).collect()
+}
+
+/// `make fuzz` refuses one that is behind what the operator is made of.
+#[test]
+fn the_fuzz_targets_are_locked_to_what_the_operator_is_made_of() {
+    let parse = |file| read(file).parse::<toml::Table>().unwrap();
+    let lock = parse("tests/fuzz/Cargo.lock");
+    let packages = lock["package"].as_array().unwrap();
+    let name = toml::Value::from(env!("CARGO_PKG_NAME"));
+    let operator = packages.iter().find(|package| package["name"] == name).unwrap();
+    let manifest = parse("Cargo.toml");
+    let wanted: BTreeSet<String> =
+        manifest["dependencies"].as_table().unwrap().keys().cloned().collect();
+    assert_eq!(
+        names(&operator["dependencies"]),
+        wanted,
+        "run `cargo metadata --manifest-path tests/fuzz/Cargo.toml` and commit the lock file"
+    );
+}
