@@ -8,7 +8,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::{ControllerArgs, admission};
 use crate::controllers::{self, Context};
 use crate::domain::leadership::Pace;
-use crate::http::probes::{self, Probes};
+use crate::http::operator::Operator;
+use crate::http::probes;
 use crate::k8s::client;
 use crate::k8s::credentials::Credentials;
 use crate::k8s::events::Events;
@@ -31,14 +32,14 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let leadership = Arc::new(Leadership::default());
     let views = Views::start(&client, &args.admission.namespace, &metrics);
     let mut admission = admission::start(&args.admission, &client, &views, &metrics).await?;
-    let probes = Probes {
+    let shown = Operator {
         metrics: metrics.clone(),
         leadership: leadership.clone(),
         views: views.clone(),
         admission: admission.ready.clone(),
         ending: admission.ending.soon.clone(),
     };
-    let (address, server) = probes::serve(args.http_addr, probes).await?;
+    let (address, server) = probes::serve(args.http_addr, shown).await?;
     // It says until the end that this replica is about to go.
     let mut server = tokio::spawn(server);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, lease = args.reach.lease, "started");

@@ -15,7 +15,7 @@ use super::logs::Logs;
 use crate::agent::{self, Agent, Settings, Standing};
 use crate::domain::dhcp::{Probe, agent_name};
 use crate::domain::leadership::Pace;
-use crate::http::agent::{self as http, Shown};
+use crate::http::{agent as http, probes};
 use crate::k8s::client;
 use crate::k8s::events::Events;
 use crate::k8s::lease::{Keeper, Leadership};
@@ -84,13 +84,13 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     let client = client::connect(args.kubeconfig.as_deref(), &metrics).await?;
     let leadership = Arc::new(Leadership::default());
     let standing = Arc::new(Standing::default());
-    let shown = {
-        let (standing, dhcp, claim) = (standing.clone(), dhcp.clone(), leadership.clone());
-        let refresh = move || standing.show(&dhcp, claim.is_current());
-        let leadership = leadership.clone();
-        Shown { metrics: metrics.clone(), leadership, refresh: Arc::new(refresh) }
+    let shown = http::Agent {
+        metrics: metrics.clone(),
+        dhcp: dhcp.clone(),
+        standing: standing.clone(),
+        leadership: leadership.clone(),
     };
-    let (address, server) = http::serve(args.http_addr, shown).await?;
+    let (address, server) = probes::serve(args.http_addr, shown).await?;
     let mut server = tokio::spawn(server);
     let lease = agent_name(&args.network);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, network = args.network, lease, "started");

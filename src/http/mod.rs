@@ -8,6 +8,7 @@ pub mod authority;
 pub mod conversion;
 pub mod keeper;
 pub mod listener;
+pub mod operator;
 pub mod probes;
 pub mod review;
 pub mod tls;

@@ -1,0 +1,97 @@
+//! What the operator shows of itself, as [`super::probes`] asks for it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::probes::Process;
+use crate::api::{LoadBalancer, READY};
+use crate::domain::endpoints::Endpoint;
+use crate::k8s::lease::Leadership;
+use crate::k8s::views::Views;
+use crate::metrics::Metrics;
+
+/// What the answers are made of.
+#[derive(Clone)]
+pub struct Operator {
+    /// The process's metrics.
+    pub metrics: Metrics,
+    /// Its claim to lead.
+    pub leadership: Arc<Leadership>,
+    /// Its view of the cluster.
+    pub views: Views,
+    /// Whether admission can answer, or need not.
+    pub admission: watch::Receiver<bool>,
+    /// Whether the process is about to end.
+    pub ending: CancellationToken,
+}
+
+impl Process for Operator {
+    fn metrics(&self) -> &Metrics {
+        let leads = self.leadership.is_current();
+        self.metrics.leader.set(i64::from(leads));
+        self.metrics.load_balancers.reset();
+        self.metrics.endpoints.reset();
+        if leads {
+            self.count();
+        }
+        &self.metrics
+    }
+
+    fn leadership(&self) -> &Leadership {
+        &self.leadership
+    }
+
+    fn readiness(&self) -> Result<(), &'static str> {
+        // Whoever waits for conversion is the one to give it: not ready, it would never be asked.
+        if !self.views.is_synced() && !self.views.await_conversion() {
+            return Err(
+                "the first lists of LoadBalancers, IPPools and Namespaces are not complete",
+            );
+        }
+        if !*self.admission.borrow() {
+            return Err("admission cannot answer yet");
+        }
+        if self.ending.is_cancelled() {
+            return Err("ending");
+        }
+        Ok(())
+    }
+}
+
+impl Operator {
+    fn count(&self) {
+        let mut counts: HashMap<(String, String), i64> = HashMap::new();
+        for lb in self.views.load_balancers.state() {
+            *counts.entry(state(&lb)).or_default() += 1;
+        }
+        for ((ready, reason), count) in counts {
+            self.metrics.load_balancers.with_label_values(&[ready, reason]).set(count);
+        }
+        let endpoints = &self.metrics.endpoints;
+        self.views.slices.for_each(|slice| {
+            for endpoint in slice.slice.endpoints.iter().filter(|endpoint| !endpoint.is_sink()) {
+                endpoints.with_label_values(&[endpoint_state(endpoint)]).inc();
+            }
+        });
+    }
+}
+
+fn endpoint_state(endpoint: &Endpoint) -> &'static str {
+    match (endpoint.ready(), endpoint.terminating) {
+        (true, _) => "ready",
+        (false, true) => "terminating",
+        (false, false) => "not_ready",
+    }
+}
+
+/// Ready status and reason. Reasons that other software wrote count as one, so that the
+/// label's values stay a closed set.
+fn state(lb: &LoadBalancer) -> (String, String) {
+    let ready = lb.status.as_ref().and_then(|s| s.conditions.iter().find(|c| c.type_ == READY));
+    let reason = ready.and_then(|c| c.reason.clone()).unwrap_or_default();
+    let reason = if crate::domain::reason::is_ours(&reason) { reason } else { "Other".to_owned() };
+    (ready.map_or_else(|| "Unknown".to_owned(), |c| format!("{:?}", c.status)), reason)
+}
