@@ -1,8 +1,9 @@
-//! Addresses that the host leases: the record by which an agent does, made, kept and left, and
-//! what it says read once more before a new address is published.
+//! Addresses that the host leases: the record by which an agent does, made and kept, and what it
+//! says read once more before a new address is published.
 //!
 //! The record exists before anybody asks the DHCP server, and an address is in it before it is
-//! published here. When a LoadBalancer goes, its Service is gone before its record is left.
+//! published here. What becomes of it when its LoadBalancer goes is [`super::super::dhcp_lease`]'s:
+//! there is no Service by then.
 
 use std::time::Duration;
 
@@ -164,32 +165,6 @@ fn world(lb: &LoadBalancer, lease: &Lease, ctx: &Context) -> World {
 
 fn record_name(record: &DHCPLease) -> String {
     format!("{}/{}", record.namespace().unwrap_or_default(), record.name_any())
-}
-
-/// The LoadBalancer is being deleted and nothing asks for its address any more: the record is to
-/// be given back unless it comes again.
-pub(super) async fn leave(lb: &LoadBalancer, ctx: &Context) -> Result<(), Error> {
-    if facts::wants_pool(lb) {
-        return Ok(());
-    }
-    let mut record = ctx.shared.views.record(&facts::name(lb)).map(|r| r.as_ref().clone());
-    for _ in 0..REPETITIONS {
-        let Some(left) = record.filter(|r| r.spec.release_after.is_none()) else { return Ok(()) };
-        if left.metadata.deletion_timestamp.is_some() {
-            return Ok(());
-        }
-        let patch = leasing::release_after(
-            &left,
-            Some(Utc::now().fixed_offset() + ctx.shared.release_grace),
-        );
-        match Box::pin(ctx.shared.writer.patch_record(&left, &patch)).await {
-            Ok(_) => return Ok(()),
-            Err(CallError::Conflict | CallError::NotFound) => {}
-            Err(error) => return Err(error.into()),
-        }
-        record = current(lb, ctx).await?;
-    }
-    Err(CallError::Conflict.into())
 }
 
 /// For how long the published address is good unless it is renewed. An agent that has fallen

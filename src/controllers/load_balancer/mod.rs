@@ -133,7 +133,6 @@ async fn reconcile(lb: Arc<LoadBalancer>, ctx: Arc<Context>) -> Result<Action, E
             return Ok(Action::await_change());
         }
         ctx.ledger.release(facts::owner(&lb)).await?;
-        Box::pin(leasing::leave(&lb, &ctx)).await?;
         Box::pin(act::finalize(&lb, &ctx)).await?;
     } else {
         let found = gather::finding(lb.clone(), false, &ctx).await?;

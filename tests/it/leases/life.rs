@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use chrono::TimeDelta;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
-use testbed::{Start, eventually};
+use testbed::{Call, Proxy, Start, Verdict, eventually};
 
 use super::{Agent, NETWORK, grace, uid};
 use crate::support::{Cluster, SOON, address, ready};
@@ -67,6 +67,46 @@ async fn after_the_grace_the_address_is_given_back_and_the_next_one_is_asked_ane
     assert_eq!(after.spec, before.spec);
     cluster.grant("web", "10.7.0.20").await?;
     cluster.publishes("web", "10.7.0.20").await?;
+    Ok(())
+}
+
+/// The operator's view is behind: it does not show yet that the LoadBalancer is there again.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_came_back_unseen_keeps_its_record() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..grace(86_400) }).await?;
+    operator.leads().await?;
+    cluster.dhcp_lb("web", &[]).await?;
+    cluster.grant("web", "10.7.0.20").await?;
+    cluster.publishes("web", "10.7.0.20").await?;
+    let before = cluster.record("web").await?;
+    cluster.deleted("web").await?;
+    cluster.is_left("web", true).await?;
+
+    let of_lbs = |call: &Call| call.resource() == Some("loadbalancers");
+    proxy.reset();
+    proxy.set_rule(move |call| {
+        if of_lbs(call) && call.name().is_none() { Verdict::Hang } else { Verdict::Pass }
+    });
+    proxy.cut_all();
+    eventually(SOON, "view that is behind", async || {
+        proxy.watches().iter().chain(&proxy.calls()).any(|record| of_lbs(&record.call))
+    })
+    .await?;
+    cluster.dhcp_lb("web", &[]).await?;
+    let over = Patch::Merge(json!({"spec": {"releaseAfter": "2026-01-01T00:00:00Z"}}));
+    cluster.records().patch("web", &PatchParams::default(), &over).await?;
+    eventually(SOON, "question for the LoadBalancer itself", async || {
+        proxy.calls().iter().any(|record| of_lbs(&record.call) && record.call.name().is_some())
+    })
+    .await?;
+    proxy.clear_rule();
+    cluster.publishes("web", "10.7.0.20").await?;
+    let kept = cluster.is_left("web", false).await?;
+    assert_eq!((uid(&kept), &kept.metadata.deletion_timestamp), (uid(&before), &None));
     Ok(())
 }
 
