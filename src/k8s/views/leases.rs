@@ -14,16 +14,13 @@ use kube::{Api, Resource, ResourceExt};
 use kube_runtime::reflector::{ObjectRef, store::Writer};
 use kube_runtime::watcher::{Config, Event};
 
-use super::{Informer, Part, Signal, Views, lock};
+use super::{Informer, LEASING, Part, Signal, Views, lock};
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::dhcp::{AGENT_PREFIX, agent_name};
 use crate::domain::facts;
 use crate::domain::leasing::{self, Holding};
 use crate::k8s::guard::Guard;
 use crate::k8s::informer;
-
-/// What records and agents are known by.
-const LEASING: u16 = Part::Records as u16 | Part::Agents as u16;
 
 /// An agent's Lease, as last seen.
 pub(super) struct Agent {
@@ -39,7 +36,7 @@ impl Agent {
 }
 
 impl Views {
-    /// Whether records and agents were listed once, or cannot be.
+    /// Whether everything that leased addresses depend on was listed once, or cannot be.
     pub fn leasing_synced(&self) -> bool {
         *self.synced.borrow() & LEASING == LEASING
     }
@@ -86,7 +83,7 @@ impl Views {
     }
 
     /// Whoever may be leased for must be looked at.
-    fn tell_leased(&self) {
+    pub(super) fn tell_leased(&self) {
         for lb in self.load_balancers.state_filter(|lb| !facts::wants_pool(lb)) {
             self.tell(Signal::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
         }
@@ -121,7 +118,6 @@ pub(super) async fn watch_records(at: Informer, mut writer: Writer<DHCPLease>) {
             views.tell_lbs(gone.filter(|name| !listed.contains(name)));
             views.tell_lbs(listed.drain());
             at.done(Part::Records);
-            views.tell_leased();
         }
         Event::Apply(record) => {
             let name = key(&record);
@@ -139,8 +135,8 @@ pub(super) async fn watch_records(at: Informer, mut writer: Writer<DHCPLease>) {
         }
     };
     let refused = |status: &Status| {
-        if is_out_of_reach(status) && at.done(Part::Records) {
-            views.tell_leased();
+        if is_out_of_reach(status) {
+            at.done(Part::Records);
         }
     };
     informer::run_or_tell(api, Config::default(), "DHCPLease", &metrics, on_event, refused).await;
@@ -159,14 +155,13 @@ pub(super) async fn watch_agents(at: Informer, namespace: String) {
         Event::InitDone => {
             lock(&views.agents).retain(|name, _| listed.contains(name));
             at.done(Part::Agents);
-            views.tell_leased();
         }
         Event::Apply(lease) => see(&views, &lease),
         Event::Delete(lease) => drop(lock(&views.agents).remove(&lease.name_any())),
     };
     let refused = |status: &Status| {
-        if is_out_of_reach(status) && at.done(Part::Agents) {
-            views.tell_leased();
+        if is_out_of_reach(status) {
+            at.done(Part::Agents);
         }
     };
     informer::run_or_tell(api, Config::default(), "Lease", &metrics, on_event, refused).await;

@@ -84,6 +84,9 @@ const ENDPOINTS: u16 = Part::Vms as u16
     | Part::Services as u16
     | Part::Slices as u16
     | Part::Networks as u16;
+/// What leased addresses depend on, and what is in the way of one.
+const LEASING: u16 =
+    Part::Records as u16 | Part::Agents as u16 | Part::Networks as u16 | Part::Nodes as u16;
 
 /// The views, and the ear of whoever leads.
 #[derive(Clone)]
@@ -140,13 +143,15 @@ struct Informer {
 
 impl Informer {
     /// The first list of the kind is complete.
-    /// Returns whether that is news.
-    fn done(&self, part: Part) -> bool {
-        self.synced.send_if_modified(|parts| {
+    fn done(&self, part: Part) {
+        let is_news = self.synced.send_if_modified(|parts| {
             let before = *parts;
             *parts |= part as u16;
             *parts != before
-        })
+        });
+        if is_news && LEASING & part as u16 != 0 {
+            self.views.tell_leased();
+        }
     }
 }
 

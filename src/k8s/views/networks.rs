@@ -52,9 +52,7 @@ pub(super) async fn watch(at: Informer) {
         }
     };
     // Without Multus there are no networks to name.
-    let not_served = || {
-        at.done(Part::Networks);
-    };
+    let not_served = || at.done(Part::Networks);
     let api = Api::<NetworkAttachmentDefinition>::all(client);
     let kind = "NetworkAttachmentDefinition";
     informer::run_if_served(api, Config::default(), kind, &at.metrics, on_event, not_served).await;

@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
+use testbed::kubevirt::create_node;
 use testbed::{Start, eventually};
 
 use super::{Agent, NETWORK};
@@ -26,6 +27,7 @@ async fn an_address_that_is_somebody_elses_is_not_published() -> Result<()> {
     for (name, vlan) in [("vlan7", 7), ("other-name", 7), ("vlan8", 8)] {
         cluster.bed.apply_yaml(&network(name, vlan)).await?;
     }
+    create_node(&cluster.client, "node-1", &[], "10.7.0.61").await?;
     let _agent = Agent::start(&cluster, NETWORK).await?;
     let _operator = cluster.operator().await?;
     // On the same bridge and VLAN, by another name; and on another VLAN.
@@ -45,6 +47,7 @@ async fn an_address_that_is_somebody_elses_is_not_published() -> Result<()> {
         ("10.7.0.150", "IPPool here"),
         ("10.7.0.254", "gateway of IPPool here"),
         ("10.7.0.1", "gateway of its own subnet"),
+        ("10.7.0.61", "a node's own"),
     ] {
         cluster.grant("web", ip).await?;
         eventually(SOON, &format!("refusal of {ip}"), async || {
@@ -71,9 +74,9 @@ async fn an_address_that_is_somebody_elses_is_not_published() -> Result<()> {
         )
         .await?;
     // Until the pool is seen, what it will have is published, and stays.
-    let mut last = 60;
+    let mut last = 61;
     eventually(SOON, "refusal for IPPool later", async || {
-        last = if last < 70 { last + 1 } else { 61 };
+        last = if last < 70 { last + 1 } else { 62 };
         let ip = format!("10.7.0.{last}");
         cluster.grant("second", &ip).await?;
         eventually(SOON, &format!("word of {ip}"), async || {
