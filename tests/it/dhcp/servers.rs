@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use testbed::eventually;
 use testbed::net::dhcp::{Kind, Message, Scope};
 
-use super::fixture::{Site, link, on_site};
+use super::fixture::{Agent, Site, link, on_site};
 use crate::support::LATER;
 
 /// In which a server that deals out one address after the other comes round to each.
@@ -54,6 +54,8 @@ async fn life(mut site: Site) -> Result<()> {
     // Renewed.
     let renewed = site.renewed("web", &first).await?;
     ensure!(renewed.address == first.address, "{renewed:?}");
+    let acquired = async |agent: &Agent| agent.metric("hgo_dhcp_acquire_seconds_count").await;
+    ensure!(acquired(&agent).await? == 1.0, "not counted as acquired");
 
     // The agent ends without warning, and another one goes on where it was.
     agent.process.kill9()?;
@@ -61,6 +63,7 @@ async fn life(mut site: Site) -> Result<()> {
     let resumed = site.renewed("web", &renewed).await?;
     ensure!(resumed.name_servers == first.name_servers, "{resumed:?}");
     ensure!(resumed.address == first.address, "{resumed:?}");
+    ensure!(acquired(&agent).await? == 0.0, "acquired anew");
     site.linked(&[&web]).await?;
 
     // The server restarts.

@@ -27,7 +27,7 @@ use tokio::task::JoinHandle;
 
 use crate::support::{Cluster, SOON, address, lb, ready};
 
-const NETWORK: &str = "default/vlan7";
+pub(crate) const NETWORK: &str = "default/vlan7";
 const FINALIZER: &str = "loadbalancer.harvesterhci.io/dhcp-release";
 
 /// Holds an agent's Lease until it is dropped: whoever looks thinks that an agent is there. The

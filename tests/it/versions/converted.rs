@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use testbed::eventually;
 
 use super::{Converter, asks, converts, crd, create, lb, lbs, replace};
+use crate::leases::{Agent, NETWORK};
 use crate::support::{Cluster, SOON};
 
 const TRAVELS: &str = "loadbalancer.harvesterhci.io/v1beta1-fields";
@@ -140,6 +141,22 @@ async fn addresses_are_given_and_shown_in_v1alpha1_and_outlive_its_writes() -> R
         json!({"ipam": "pool", "backendServers": ["vm-1"],
         "listeners": [{"name": "a", "port": 80, "protocol": "TCP"}]})
     );
+
+    // One whose address the host leases.
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    cluster.dhcp_lb("leased", &[]).await?;
+    cluster.grant("leased", "10.7.0.20").await?;
+    cluster.publishes("leased", "10.7.0.20").await?;
+    let mut object = old.get("leased").await?;
+    assert_eq!(object.data["spec"]["ipam"], json!("dhcp"));
+    assert_eq!(object.data["status"]["address"], json!("10.7.0.20"));
+    object.data["spec"]["description"] = json!("touched");
+    old.replace("leased", &PostParams::default(), &object).await?;
+    let lb = cluster.publishes("leased", "10.7.0.20").await?;
+    assert_eq!(lb.spec.description.as_deref(), Some("touched"));
+    cluster.grant("leased", "10.7.0.21").await?;
+    cluster.publishes("leased", "10.7.0.21").await?;
+    assert_eq!(json!(old.get("leased").await?)["status"]["address"], json!("10.7.0.21"));
     println!("{} conversion reviews", converter.asked.load(std::sync::atomic::Ordering::Relaxed));
     Ok(())
 }

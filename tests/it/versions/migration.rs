@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use testbed::{Start, eventually};
 
 use super::{CRD, Converter, asks, crd, crds, create, lb, lbs, replace, stored_versions};
+use crate::leases::{Agent, NETWORK};
 use crate::support::{Cluster, LATER, SOON};
 
 const OBJECTS: usize = 30;
@@ -131,7 +132,10 @@ async fn under_harvesters_own_crd_addresses_are_what_they_were() -> Result<()> {
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let mut operator = cluster.operator().await?;
     cluster.lbs_at_once((0..10).map(|n| format!("lb-{n}"))).await?;
-    cluster.addressed(10).await?;
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    cluster.dhcp_lb("leased", &[]).await?;
+    cluster.grant("leased", "10.7.0.20").await?;
+    cluster.addressed(11).await?;
     let before = cluster.addresses().await?;
     operator.process.terminate(SOON).await?;
     let mut theirs = json!(crd(asks(&converter))?);
