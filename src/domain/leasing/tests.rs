@@ -222,6 +222,10 @@ fn a_load_balancer_that_does_without_leaves_its_record_at_once() {
     for lb in [chosen("guest"), pool] {
         assert_eq!(kept(&record, Some(&lb), true), Keeping::Delete);
     }
+    let mut leaving = chosen("guest");
+    leaving.metadata.deletion_timestamp = deletion();
+    leaving.metadata.finalizers = Some(vec![LB_FINALIZER.to_owned()]);
+    assert_eq!(kept(&record, Some(&leaving), true), Keeping::Nothing, "its Service goes first");
     let mut left = record.clone();
     left.spec.release_after = Some(at(60).to_rfc3339());
     for record in [&record, &left] {

@@ -3,6 +3,8 @@
 use std::io::Write as _;
 
 use anyhow::{Context as _, Result, ensure};
+use chrono::{DateTime, FixedOffset, TimeDelta};
+use harvester_guest_operator::api::DHCPLeaseStatus;
 use rustix::process::{Pid, Signal, kill_process};
 use testbed::eventually;
 use testbed::net::dhcp::{DhcpServer, Kind, Scope};
@@ -64,7 +66,7 @@ fn udhcpd_is_gone_and_another_one_takes_over() -> Result<()> {
 /// The cable is out for less than a lease, then for longer.
 #[test]
 fn a_cable_is_pulled_for_less_and_for_longer_than_a_lease() -> Result<()> {
-    let scope = Scope::new([10, 77, 0, 1]).seconds(40).timers(20, 30);
+    let scope = Scope::new([10, 77, 0, 1]).seconds(40).timers(35, 38);
     on_site(Kind::Isc, scope, async |site: Site| {
         let agent = site.agent().await?;
         let web = site.lease("web").await?;
@@ -79,6 +81,7 @@ fn a_cable_is_pulled_for_less_and_for_longer_than_a_lease() -> Result<()> {
         site.segment.cable(&site.port, true).await?;
         let again = site.renewed("web", &first).await?;
         ensure!(again.address == first.address, "{again:?}");
+        ensure!(end(&again)? - end(&first)? < TimeDelta::seconds(20), "{again:?} after {first:?}");
 
         site.segment.cable(&site.port, false).await?;
         eventually(LATER, "loss of the address", async || {
@@ -93,6 +96,11 @@ fn a_cable_is_pulled_for_less_and_for_longer_than_a_lease() -> Result<()> {
         ensure!(back.address == first.address, "{back:?}, not {first:?}");
         site.linked(&[&web]).await
     })
+}
+
+fn end(status: &DHCPLeaseStatus) -> Result<DateTime<FixedOffset>> {
+    let end = status.expires_at.as_deref().context("no end")?;
+    Ok(DateTime::parse_from_rfc3339(end)?)
 }
 
 /// The interface itself goes away and comes back, as with a bridge that is made anew.

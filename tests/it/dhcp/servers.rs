@@ -57,13 +57,16 @@ async fn life(mut site: Site) -> Result<()> {
     let acquired = async |agent: &Agent| agent.metric("hgo_dhcp_acquire_seconds_count").await;
     ensure!(acquired(&agent).await? == 1.0, "not counted as acquired");
 
-    // The agent ends without warning, and another one goes on where it was.
+    // The agent ends without warning, somebody changes its link, and another one goes on where it was.
     agent.process.kill9()?;
+    site.host.ip(&format!("link set dev {} arp on", link(&web))).await?;
     let agent = site.agent().await?;
     let resumed = site.renewed("web", &renewed).await?;
     ensure!(resumed.name_servers == first.name_servers, "{resumed:?}");
     ensure!(resumed.address == first.address, "{resumed:?}");
     ensure!(acquired(&agent).await? == 0.0, "acquired anew");
+    let shown = site.host.ip(&format!("address show {}", link(&web))).await?;
+    ensure!(shown.contains("NOARP"), "not put right: {shown}");
     site.linked(&[&web]).await?;
 
     // The server restarts.

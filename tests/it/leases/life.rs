@@ -4,9 +4,9 @@ use anyhow::{Result, ensure};
 use chrono::TimeDelta;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
-use testbed::{Call, Proxy, Start, Verdict, eventually};
+use testbed::{Call, Proxy, Start, eventually};
 
-use super::{Agent, NETWORK, grace, uid};
+use super::{Agent, NETWORK, blind, grace, uid};
 use crate::support::{Cluster, SOON, address, ready};
 
 const DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
@@ -86,21 +86,13 @@ async fn one_that_came_back_unseen_keeps_its_record() -> Result<()> {
     cluster.deleted("web").await?;
     cluster.is_left("web", true).await?;
 
-    let of_lbs = |call: &Call| call.resource() == Some("loadbalancers");
-    proxy.reset();
-    proxy.set_rule(move |call| {
-        if of_lbs(call) && call.name().is_none() { Verdict::Hang } else { Verdict::Pass }
-    });
-    proxy.cut_all();
-    eventually(SOON, "view that is behind", async || {
-        proxy.watches().iter().chain(&proxy.calls()).any(|record| of_lbs(&record.call))
-    })
-    .await?;
+    blind(&proxy, "loadbalancers").await?;
     cluster.dhcp_lb("web", &[]).await?;
     let over = Patch::Merge(json!({"spec": {"releaseAfter": "2026-01-01T00:00:00Z"}}));
     cluster.records().patch("web", &PatchParams::default(), &over).await?;
     eventually(SOON, "question for the LoadBalancer itself", async || {
-        proxy.calls().iter().any(|record| of_lbs(&record.call) && record.call.name().is_some())
+        let asked = |call: &Call| call.resource() == Some("loadbalancers") && call.name().is_some();
+        proxy.calls().iter().any(|record| asked(&record.call))
     })
     .await?;
     proxy.clear_rule();

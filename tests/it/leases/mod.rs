@@ -22,7 +22,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
-use testbed::{Start, eventually};
+use testbed::{Call, Proxy, Start, Verdict, eventually};
 use tokio::task::JoinHandle;
 
 use crate::support::{Cluster, SOON, address, lb, ready};
@@ -206,6 +206,18 @@ impl Cluster {
         self.records().delete(name, &DeleteParams::default()).await?;
         Ok(())
     }
+}
+
+/// What happens to a kind from now on is not seen through the proxy, until its rule is cleared.
+async fn blind(proxy: &Proxy, resource: &'static str) -> Result<()> {
+    let looks = move |call: &Call| call.resource() == Some(resource) && call.name().is_none();
+    proxy.reset();
+    proxy.set_rule(move |call| if looks(call) { Verdict::Hang } else { Verdict::Pass });
+    proxy.cut_all();
+    eventually(SOON, "view that is behind", async || {
+        proxy.watches().iter().chain(&proxy.calls()).any(|record| looks(&record.call))
+    })
+    .await
 }
 
 /// An operator that keeps a leased address for so many seconds.

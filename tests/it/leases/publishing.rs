@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 use serde_json::json;
 use testbed::kubevirt::{Guest, Nic, Vm, create_node};
-use testbed::{Start, eventually};
+use testbed::{Proxy, Start, eventually};
 
-use super::{Agent, FINALIZER, NETWORK};
+use super::{Agent, FINALIZER, NETWORK, blind};
 use crate::support::{Cluster, SOON, address, ready};
 
 const LB_FINALIZER: &str = "wrangler.cattle.io/harvester-lb-controller";
@@ -186,4 +186,25 @@ async fn a_status_that_somebody_else_writes_is_put_right() -> Result<()> {
         .await?;
     cluster.withdrawn("forged", "DHCPLeaseLost").await?;
     Ok(())
+}
+
+/// The operator's view is behind: it does not show yet that the address is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_that_was_lost_unseen_is_not_published_again() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..Start::default() }).await?;
+    operator.leads().await?;
+    cluster.dhcp_lb("web", &[]).await?;
+    cluster.grant("web", "10.7.0.20").await?;
+    cluster.publishes("web", "10.7.0.20").await?;
+    blind(&proxy, "dhcpleases").await?;
+    cluster.take_away("web", "Lost").await?;
+    cluster.patch_lb("web", json!({"status": null})).await?;
+    cluster.withdrawn("web", "DHCPLeaseLost").await?;
+    proxy.clear_rule();
+    cluster.grant("web", "10.7.0.21").await?;
+    cluster.publishes("web", "10.7.0.21").await.map(drop)
 }
