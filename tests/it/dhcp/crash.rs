@@ -9,10 +9,8 @@ use serde_json::json;
 use testbed::net::dhcp::{Kind, Scope};
 use testbed::{Proxy, Verdict, eventually};
 
-use super::fixture::{Agent, INTERFACE, Site, link, on_site};
+use super::fixture::{ACCOUNT, Agent, INTERFACE, Site, link, on_site};
 use crate::support::{LATER, SOON};
-
-const ACCOUNT: (&str, &str) = ("harvester-system", "harvester-guest-operator-lease-agent");
 
 /// A way to the API server on which the agent's writes of records hang from the moment on that
 /// `held` is set.

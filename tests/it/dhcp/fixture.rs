@@ -25,7 +25,9 @@ pub(crate) const NETWORK: &str = "default/lan";
 pub(crate) const INTERFACE: &str = "net1";
 /// What the agent may do, as the chart renders it.
 pub(crate) const RIGHTS: &str = include_str!("rights.yaml");
-const ACCOUNT: (&str, &str) = ("harvester-system", "harvester-guest-operator-lease-agent");
+/// The agent's ServiceAccount: namespace and name.
+pub(crate) const ACCOUNT: (&str, &str) =
+    ("harvester-system", "harvester-guest-operator-lease-agent");
 
 /// A control plane, a segment, and a DHCP server on it.
 pub(crate) struct Site {

@@ -1,0 +1,168 @@
+//! What an agent does with records that are not as usual, and with links that are not its own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+use testbed::net::dhcp::{Kind, Scope};
+use testbed::{Proxy, Verdict, eventually};
+
+use super::fixture::{ACCOUNT, Agent, INTERFACE, Site, identity, link, on_site, record};
+use crate::support::{LATER, SOON};
+
+/// Removes a record as somebody does who will not wait for its agent.
+async fn force(site: &Site, name: &str) -> Result<()> {
+    let bare = json!({"metadata": {"finalizers": []}});
+    site.records().patch(name, &PatchParams::default(), &Patch::Merge(&bare)).await?;
+    site.records().delete(name, &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// Waits until a server has nothing granted to a hardware address.
+async fn given_back(site: &mut Site, mac: &str) -> Result<()> {
+    eventually(LATER, "address that is given back", async || {
+        site.server.granted_to(mac).await.map(|granted| granted.is_none())
+    })
+    .await
+}
+
+/// Makes a link with the name and the hardware address that a lease's would have; returns the name.
+async fn macvlan(site: &Site, lease: &str, mode: &str) -> Result<String> {
+    let identity = identity(lease);
+    let (name, mac) = (link(&identity), identity.mac);
+    let add = format!("link add link {INTERFACE} name {name} address {mac}");
+    site.host.ip(&format!("{add} type macvlan mode {mode}")).await?;
+    Ok(name)
+}
+
+#[test]
+fn records_and_links_of_others_are_left_alone() -> Result<()> {
+    on_site(Kind::Kea, Scope::new([10, 77, 0, 1]), async |site: Site| {
+        // What an agent leaves that crashed before it had written on a link whose it is; the link of
+        // another network's agent; and one that was never a lease's.
+        macvlan(&site, "crashed", "private").await?;
+        let others = macvlan(&site, "others", "private").await?;
+        let mark = format!("link set dev {others} alias");
+        site.host.ip(&format!("{mark} hgo-lease-agent-default-wan-0badcafe")).await?;
+        let strange = macvlan(&site, "strange", "bridge").await?;
+
+        // One record of another network is there before the agent is, and one comes later.
+        let elsewhere = |name: &str| {
+            let mut record = record(name, &identity(name))?;
+            "default/wan".clone_into(&mut record.spec.network);
+            anyhow::Ok(record)
+        };
+        site.records().create(&PostParams::default(), &elsewhere("early")?).await?;
+        let agent = site.agent().await?;
+        site.records().create(&PostParams::default(), &elsewhere("late")?).await?;
+        let web = site.lease("web").await?;
+        site.bound("web", "address", |_| true).await?;
+        let mut wanted = [others, strange, link(&web)];
+        wanted.sort();
+        eventually(SOON, "links of others, and one of a lease", async || {
+            let mut links = site.links().await.map_err(|error| error.to_string())?;
+            links.sort();
+            if links == wanted { Ok(true) } else { Err(format!("{links:?}, not {wanted:?}")) }
+        })
+        .await?;
+        for name in ["early", "late"] {
+            let status = site.records().get(name).await?.status;
+            ensure!(status.is_none(), "{name} of another network: {status:?}");
+        }
+        let left = agent.metric("hgo_dhcp_first_expiry_seconds").await?;
+        ensure!((1.0..=3600.0).contains(&left), "{left} s of an hour left");
+        Ok(())
+    })
+}
+
+/// Whoever takes a record's finalizer away and deletes it takes the lease away too, and one of the
+/// same name that comes at once waits until the former is over.
+#[test]
+fn a_record_that_is_removed_by_force_leaves_nothing_behind() -> Result<()> {
+    on_site(Kind::Dnsmasq, Scope::new([10, 77, 0, 1]), async |mut site: Site| {
+        let _agent = site.agent().await?;
+        let web = site.lease("web").await?;
+        site.bound("web", "address", |_| true).await?;
+        force(&site, "web").await?;
+        given_back(&mut site, &web.mac.to_string()).await?;
+        site.linked(&[]).await?;
+
+        site.lease("web").await?;
+        site.bound("web", "address", |_| true).await?;
+        force(&site, "web").await?;
+        site.lease("web").await?;
+        let again = site.address("web").await?;
+        let granted = site.server.granted_to(&web.mac.to_string()).await?.context("no grant")?;
+        ensure!(granted.address.to_string() == again, "{granted:?}, and the record says {again}");
+        site.linked(&[&web]).await
+    })
+}
+
+/// A call that fails, one that comes too late, a link that cannot be made, a server that is silent:
+/// what it is is told, and all goes on by itself when it is over.
+#[test]
+fn what_failed_is_tried_again() -> Result<()> {
+    on_site(Kind::Kea, Scope::new([10, 77, 0, 1]), async |mut site: Site| {
+        let bed = &site.cluster.bed;
+        let proxy = Proxy::start(bed).await?;
+        let writes = Arc::new(AtomicU32::new(0));
+        let seen = writes.clone();
+        proxy.set_rule(move |call| {
+            if !call.is_write() || call.resource() != Some("dhcpleases") {
+                return Verdict::Pass;
+            }
+            let refuse = |code, reason| Verdict::Refuse { code, reason, message: reason.into() };
+            match seen.fetch_add(1, Ordering::Relaxed) {
+                0 => refuse(500, "InternalError"),
+                1 => refuse(409, "Conflict"),
+                _ => Verdict::Pass,
+            }
+        });
+        let kubeconfig = proxy.kubeconfig_for_service_account(bed, ACCOUNT.0, ACCOUNT.1).await?;
+        let agent = Agent::start(&site.program, &kubeconfig, INTERFACE).await?;
+        agent.speaks().await?;
+        let web = site.lease("web").await?;
+        site.bound("web", "address", |_| true).await?;
+        ensure!(writes.load(Ordering::Relaxed) >= 3, "the two refusals met nobody");
+
+        // Somebody has a link of the name.
+        let taken = macvlan(&site, "late", "bridge").await?;
+        let late = site.lease("late").await?;
+        told(&site, "late", "LinkFailed").await?;
+        site.host.ip(&format!("link delete {taken}")).await?;
+        site.bound("late", "address", |_| true).await?;
+
+        // The server stands still.
+        site.server.process.signal("STOP")?;
+        let last = site.lease("last").await?;
+        told(&site, "last", "NoOffer").await?;
+        site.server.process.signal("CONT")?;
+        site.bound("last", "address", |_| true).await?;
+        site.linked(&[&web, &late, &last]).await
+    })
+}
+
+/// Waits until the record's condition and an Event give a reason why there is no address.
+async fn told(site: &Site, name: &str, reason: &str) -> Result<()> {
+    eventually(LATER, &format!("{reason} in the status of {name}"), async || {
+        let status = site.status(name).await.map_err(|error| error.to_string())?;
+        let ready = status.conditions.first().and_then(|ready| ready.reason.as_deref());
+        if ready == Some(reason) { Ok(true) } else { Err(format!("{status:?}")) }
+    })
+    .await?;
+    let uid = site.records().get(name).await?.uid();
+    let events: Api<Event> = Api::namespaced(site.cluster.client.clone(), "default");
+    eventually(LATER, &format!("Event {reason} of {name}"), async || {
+        events.list(&ListParams::default()).await.map(|events| {
+            events.iter().any(|event| {
+                let about = event.regarding.as_ref().and_then(|about| about.uid.clone());
+                about == uid && event.reason.as_deref() == Some(reason)
+            })
+        })
+    })
+    .await
+}
