@@ -26,6 +26,9 @@ FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares
 
+# Tests wait for something half of their time.
+export RUST_TEST_THREADS ?= $(shell echo $$(( $$(nproc) + 1 )))
+
 .PHONY: help setup rust nets build bed demo test bench fuzz crds config image fmt lint check
 
 help: ## This list

@@ -30,8 +30,8 @@ const QUIET: (u32, Duration) = (15, Duration::from_millis(200));
 /// about the end of a term by itself ask for shorter ones.
 const LEASE: [&str; 2] = ["--lease-duration", "10"];
 
-/// Control planes at the same time: each takes half a gigabyte.
-static BEDS: Semaphore = Semaphore::const_new(2);
+/// Control planes at the same time: each takes half a gigabyte, with a thousand objects a whole one.
+static BEDS: Semaphore = Semaphore::const_new(3);
 
 /// A control plane with the operator installed, not yet running. What is installed is what the
 /// chart renders, so the operator has the chart's rights, and at the end it is asked whether the

@@ -17,6 +17,9 @@ use anyhow::{Context, Result, bail};
 use crate::proc_fs;
 
 const SCRIPT: &str = include_str!("guardian.sh");
+/// How much garbage the daemons let lie, in percent of what is in use. Memory is cheaper here than
+/// time: at Go's own 100, an API server takes a sixth more of it from its start to its end.
+const GARBAGE: (&str, &str) = ("GOGC", "400");
 
 #[derive(Debug)]
 pub(crate) struct Guardian {
@@ -33,6 +36,7 @@ impl Guardian {
         let mut child = Command::new("/bin/sh")
             .args(["-c", SCRIPT, "testbed-guardian"])
             .arg(dir.path())
+            .env(GARBAGE.0, GARBAGE.1)
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
