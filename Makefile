@@ -9,14 +9,10 @@ MAKEFLAGS += --no-print-directory
 # A toolchain that was installed a moment ago is not on this shell's PATH yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
 
-OPERATOR := target/release/harvester-guest-operator
+OPERATOR := target/debug/harvester-guest-operator
 # Apart, because its flags would have the other build begin anew each time.
 IMAGE_BUILD := target/image
-TEST_LOG := target/test.log
-
-# Sums up cargo's `test result:` lines.
-SUM := awk '/^test result:/ { passed += $$4; failed += $$6 } \
-	END { printf "%d passed, %d failed\n", passed, failed }'
+XTASK := cargo run --locked --quiet --package xtask --
 
 # How long each fuzz target runs, which there are, and what has the compiler count branches: on the
 # stable toolchain, without cargo-fuzz.
@@ -26,10 +22,10 @@ FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares
 
-# Tests wait for something half of their time.
-export RUST_TEST_THREADS ?= $(shell echo $$(( $$(nproc) + 1 )))
+# Tests wait for something most of their time.
+export RUST_TEST_THREADS ?= $(shell echo $$(( 4 * $$(nproc) )))
 
-.PHONY: help setup rust nets build bed demo test bench fuzz crds config image fmt lint check
+.PHONY: help setup rust nets build bed demo test slowest bench fuzz crds config image fmt lint check
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,33 +82,26 @@ nets:
 		"$${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$${missing[@]}"; \
 	fi
 
-build: rust ## Build the operator, optimized (cold: 3 to 6 minutes)
-	@echo "build: $(OPERATOR), a few minutes when cold, seconds later"
-	cargo build --locked --release --bin harvester-guest-operator
+build: rust ## Build the operator as demo and tests run it; `make image` optimizes
+	cargo build --locked --workspace --bin harvester-guest-operator
 
 bed: setup ## Start a control plane of one's own and print its KUBECONFIG
-	@echo "bed: the first start builds the control plane, about 5 minutes; later ones take seconds"
-	cargo run --locked -p testbed --bin bed -- up
+	cargo run --locked --workspace --bin bed -- up
 
-demo: setup build ## Show the operator at work on a control plane of its own
-	@echo "demo: the first one builds the control plane, about 5 minutes; later ones take seconds"
-	cargo run --locked -p testbed --bin demo -- --operator $(OPERATOR)
+demo: setup ## Show the operator at work on a control plane of its own (cold: 9 minutes)
+	@$(XTASK) demo
+	@target/debug/demo --operator $(OPERATOR)
 
-test: setup nets ## Run everything: format, lints, all tests (cold: 20 to 40 minutes)
-	@rm -f $(TEST_LOG); mkdir -p $(dir $(TEST_LOG))
-	@echo "test 1/3: format, a second"
-	cargo fmt --all --check
-	@echo "test 2/3: lints, some minutes when cold"
-	cargo clippy --locked --workspace --all-targets -- -D warnings
-	@echo "test 3/3: tests; the first run builds the control plane, about 5 minutes"
-	@echo "cargo test --locked --workspace --no-fail-fast"
-	@status=0; cargo test --locked --workspace --no-fail-fast 2>&1 | tee $(TEST_LOG) || status=$$?; \
-	echo; $(SUM) $(TEST_LOG); exit $$status
+test: setup nets ## Run everything: format, lints, all tests (cold: 30 minutes, later 12)
+	@$(XTASK) test
+
+slowest: ## The slowest 30 tests of the last run, and what they waited for
+	@$(XTASK) slowest
 
 bench: setup nets ## Measure against a bare client in the same run
 	@echo "bench: optimized builds, some minutes when cold, then half an hour of measuring"
-	cargo build --locked --profile agent --bin lease-agent
-	cargo bench --locked --bench bench
+	cargo build --locked --features jemalloc --profile agent --bin lease-agent
+	cargo bench --locked --features jemalloc --bench bench
 
 fuzz: rust ## Feed the parsers what nobody meant, FUZZ_SECONDS (600) each; findings end it
 	@command -v c++ >/dev/null || { echo "fuzz: c++ is missing; it builds libFuzzer" >&2; exit 1; }
@@ -128,11 +117,11 @@ fuzz: rust ## Feed the parsers what nobody meant, FUZZ_SECONDS (600) each; findi
 	done
 
 crds: ## Write crds/ from src/api, and the chart's copy
-	cargo run --locked --bin harvester-guest-operator -- crds --out crds
+	cargo run --locked --workspace --bin harvester-guest-operator -- crds --out crds
 	cp crds/*.yaml charts/harvester-guest-operator/files/crds/
 
 config: ## Write config/ from the chart
-	cargo run --locked -p testbed --bin chart -- config
+	cargo run --locked --workspace --bin chart -- config
 
 image: rust ## Write the image, target/image.tar, without a container engine (cold: 6 to 12 minutes)
 	@echo "image: the programs without this machine's paths, some minutes when cold, seconds later"
@@ -140,9 +129,9 @@ image: rust ## Write the image, target/image.tar, without a container engine (co
 	RUSTFLAGS="--remap-path-prefix=$$cargo=/cargo --remap-path-prefix=$$PWD=/src"; \
 	CFLAGS="-ffile-prefix-map=$$PWD=/src -ffile-prefix-map=$$cargo=/cargo"; \
 	export RUSTFLAGS CFLAGS; \
-	cargo build --locked --release --bin harvester-guest-operator --target-dir $(IMAGE_BUILD); \
-	cargo build --locked --profile agent --bin lease-agent --target-dir $(IMAGE_BUILD)
-	cargo run --locked -p testbed --bin image -- \
+	cargo build --locked --features jemalloc --release --bin harvester-guest-operator --target-dir $(IMAGE_BUILD); \
+	cargo build --locked --features jemalloc --profile agent --bin lease-agent --target-dir $(IMAGE_BUILD)
+	cargo run --locked --workspace --bin image -- \
 		--program $(IMAGE_BUILD)/release/harvester-guest-operator \
 		--program $(IMAGE_BUILD)/agent/lease-agent --out target/image.tar
 
@@ -154,4 +143,4 @@ lint: ## Format check and lints
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 
 check: lint ## What needs no control plane: lints and unit tests
-	cargo test --locked --lib --bins
+	cargo test --locked --workspace --lib --bins

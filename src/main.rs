@@ -5,6 +5,7 @@ use harvester_guest_operator::cli;
 
 /// A third of the work is JSON, in many small pieces between a few large ones. The system's
 /// allocator searched for room for longer than the pieces were used.
+#[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

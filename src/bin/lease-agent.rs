@@ -5,6 +5,7 @@ use clap::Parser;
 use harvester_guest_operator::cli::{LeaseAgent, run_agent};
 
 // Its leases come and go in hundreds; what they took is given back.
+#[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

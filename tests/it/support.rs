@@ -16,9 +16,7 @@ use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
-use testbed::kubevirt::install_kubevirt;
-use testbed::{Bed, Operator, Options, Start, eventually, install};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use testbed::{Operator, Shared, Start, eventually};
 
 /// For conditions that come in milliseconds, on a machine that may be busy.
 pub(crate) const SOON: Duration = Duration::from_mins(2);
@@ -30,27 +28,26 @@ const QUIET: (u32, Duration) = (15, Duration::from_millis(200));
 /// about the end of a term by itself ask for shorter ones.
 const LEASE: [&str; 2] = ["--lease-duration", "10"];
 
-/// Control planes at the same time: each takes half a gigabyte, with a thousand objects a whole one.
-static BEDS: Semaphore = Semaphore::const_new(3);
-
 /// A control plane with the operator installed, not yet running. What is installed is what the
 /// chart renders, so the operator has the chart's rights, and at the end it is asked whether the
 /// operator ever wanted more.
 pub(crate) struct Cluster {
-    pub(crate) bed: Bed,
+    pub(crate) bed: Shared,
     pub(crate) client: Client,
     /// Whether rights were taken away on purpose.
     robbed: AtomicBool,
-    _place: SemaphorePermit<'static>,
 }
 
 impl Cluster {
     pub(crate) async fn start() -> Result<Self> {
-        let place = BEDS.acquire().await?;
-        let bed = Bed::start(Options { load: true, record: true, ..Options::default() }).await?;
-        install(&bed).await?;
-        install_kubevirt(&bed).await?;
-        Ok(Self { client: bed.admin(), bed, robbed: AtomicBool::new(false), _place: place })
+        let bed = Shared::take().await?;
+        Ok(Self { client: bed.admin(), bed, robbed: AtomicBool::new(false) })
+    }
+
+    /// A control plane that can call webhooks in the network of the test, for this test alone.
+    pub(crate) async fn start_here() -> Result<Self> {
+        let bed = Shared::start_here().await?;
+        Ok(Self { client: bed.admin(), bed, robbed: AtomicBool::new(false) })
     }
 
     /// The test takes rights away, so that refusals are no fault.

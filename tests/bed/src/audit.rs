@@ -3,8 +3,8 @@
 //! The server writes a line before it answers, so what a process has been told is in the record.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io::ErrorKind;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
 use anyhow::{Result, ensure};
@@ -33,26 +33,47 @@ pub(crate) fn api_server_args(dir: &Path, namespace: &str) -> Result<[String; 2]
     Ok([format!("--audit-policy-file={POLICY}"), format!("--audit-log-path={LOG}")])
 }
 
-/// Reads the record in a bed's directory.
-pub(crate) fn read(dir: &Path) -> Result<Asked> {
-    ensure!(dir.join(POLICY).is_file(), "the bed keeps no record");
-    // It begins with the first line.
-    let log = fs::read_to_string(dir.join(LOG)).or_else(|error| match error.kind() {
-        ErrorKind::NotFound => Ok(String::new()),
-        _ => Err(error),
-    })?;
-    let mut asked = Asked::default();
-    // The last line may be half written.
-    for event in log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
-        let Some(right) = right(&event) else { continue };
-        // A refusal of another kind, such as admission's, says that it was allowed.
-        if event["annotations"]["authorization.k8s.io/decision"] == "forbid" {
-            let said = event["responseStatus"]["message"].to_string();
-            asked.forbidden.insert(right.clone(), said);
-        }
-        asked.rights.insert(right);
+/// The audit log of a bed, and what has been read of it.
+#[derive(Debug, Default)]
+pub(crate) struct AuditLog {
+    /// Where the next line begins.
+    offset: u64,
+    asked: Asked,
+}
+
+impl AuditLog {
+    /// Forgets what was asked for until now.
+    pub(crate) fn begin(&mut self, dir: &Path) {
+        let offset = fs::metadata(dir.join(LOG)).map_or(0, |log| log.len());
+        *self = Self { offset, asked: Asked::default() };
     }
-    Ok(asked)
+
+    /// Reads what was added to the log in a bed's directory, and returns all that was asked for.
+    pub(crate) fn read(&mut self, dir: &Path) -> Result<Asked> {
+        ensure!(dir.join(POLICY).is_file(), "the bed keeps no audit log");
+        let mut file = match File::open(dir.join(LOG)) {
+            // The server creates it with the first line.
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(self.asked.clone()),
+            opened => opened?,
+        };
+        file.seek(SeekFrom::Start(self.offset))?;
+        let mut log = String::new();
+        file.read_to_string(&mut log)?;
+        // The last line may be half written.
+        let complete = log.rfind('\n').map_or("", |end| &log[..=end]);
+        self.offset += u64::try_from(complete.len())?;
+        for line in complete.lines() {
+            let event: Value = serde_json::from_str(line)?;
+            let Some(right) = right(&event) else { continue };
+            // A refusal of another kind, such as admission's, says that it was allowed.
+            if event["annotations"]["authorization.k8s.io/decision"] == "forbid" {
+                let said = event["responseStatus"]["message"].to_string();
+                self.asked.forbidden.insert(right.clone(), said);
+            }
+            self.asked.rights.insert(right);
+        }
+        Ok(self.asked.clone())
+    }
 }
 
 fn right(event: &Value) -> Option<String> {

@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::fs;
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -16,12 +18,16 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 
-use crate::audit::{self, Asked};
-use crate::binaries::Binaries;
+use crate::Programs;
+use crate::audit::{self, Asked, AuditLog};
 use crate::daemons::{self, API_SERVER, CONTROLLER_MANAGER, ETCD, Ports};
 use crate::guardian::Guardian;
 use crate::kubeconfig::{self, client_from};
+use crate::kubectl::KUBECTL_CACHE;
 use crate::pki::Authority;
+use crate::programs::control_plane;
+use crate::store::Store;
+use crate::wait::waited;
 
 const START_ATTEMPTS: u32 = 4;
 const DAEMON_DEADLINE: Duration = Duration::from_mins(4);
@@ -47,11 +53,14 @@ pub struct Options {
 /// A control plane of one's own. Dropping it stops it, which takes a moment and blocks.
 pub struct Bed {
     guardian: Guardian,
-    binaries: Binaries,
+    programs: Programs,
     url: String,
     ca_pem: String,
     kubeconfig: PathBuf,
-    admin: Client,
+    etcd: u16,
+    /// Client on the runtime of the test that uses the bed.
+    admin: RwLock<Client>,
+    audit: Mutex<AuditLog>,
     written: AtomicU32,
 }
 
@@ -65,18 +74,22 @@ impl Bed {
     /// Starts a control plane and waits until it is of use: the API server is ready and the
     /// controller manager has done its first work in the namespace `default`.
     pub async fn start(options: Options) -> Result<Self> {
-        let binaries = Binaries::locate().await?;
+        let programs = control_plane().await?;
+        let begin = Instant::now();
         let _turn = STARTS.acquire().await?;
         for _ in 1..START_ATTEMPTS {
-            match Self::try_start(&binaries, &options).await {
+            match Self::try_start(&programs, &options).await {
                 Err(e) if format!("{e:#}").contains("address already in use") => {}
-                settled => return settled,
+                settled => {
+                    waited("start of a control plane", begin.elapsed());
+                    return settled;
+                }
             }
         }
-        Self::try_start(&binaries, &options).await
+        Self::try_start(&programs, &options).await
     }
 
-    async fn try_start(binaries: &Binaries, options: &Options) -> Result<Self> {
+    async fn try_start(programs: &Programs, options: &Options) -> Result<Self> {
         let ports = Ports::free()?;
         let guardian = Guardian::start()?;
         let authority = Authority::new("testbed")?;
@@ -90,8 +103,18 @@ impl Bed {
         fs::write(&kubeconfig, &text)?;
         let admin = client_from(&text).await?;
         let written = AtomicU32::new(0);
-        let binaries = binaries.clone();
-        let mut bed = Self { guardian, binaries, url, ca_pem, kubeconfig, admin, written };
+        let programs = programs.clone();
+        let mut bed = Self {
+            guardian,
+            programs,
+            url,
+            ca_pem,
+            kubeconfig,
+            etcd: ports.etcd,
+            admin: RwLock::new(admin),
+            audit: Mutex::default(),
+            written,
+        };
 
         bed.run(ETCD, &daemons::etcd_args(ports))?;
         let etcd = ("127.0.0.1", ports.etcd);
@@ -113,14 +136,14 @@ impl Bed {
     }
 
     fn run(&mut self, name: &str, args: &[String]) -> Result<()> {
-        self.guardian.run(name, &self.binaries.program(name), args)
+        self.guardian.run(name, self.programs.path(name), args)
     }
 
     async fn until(&mut self, name: &str, ready: impl AsyncFn(&Client) -> bool) -> Result<()> {
         let deadline = Instant::now() + DAEMON_DEADLINE;
         loop {
             self.guardian.check(name)?;
-            if ready(&self.admin).await {
+            if ready(&self.admin()).await {
                 return self.guardian.check(name);
             }
             if Instant::now() > deadline {
@@ -154,7 +177,30 @@ impl Bed {
     /// What the operator's accounts have asked for so far, and what of it they may not have. Only if
     /// [`Options::record`] says so.
     pub fn asked(&self) -> Result<Asked> {
-        audit::read(self.dir())
+        self.audit.lock().unwrap_or_else(PoisonError::into_inner).read(self.dir())
+    }
+
+    /// Content of its etcd.
+    pub(crate) fn store(&self) -> Store {
+        Store::new(self.etcd)
+    }
+
+    /// Prepares a bed that other tests have used for the calling test: a client on its runtime, and an
+    /// audit log that begins now.
+    pub(crate) async fn begin(&self) -> Result<()> {
+        let admin = client_from(&fs::read_to_string(&self.kubeconfig)?).await?;
+        *self.admin.write().unwrap_or_else(PoisonError::into_inner) = admin;
+        self.audit.lock().unwrap_or_else(PoisonError::into_inner).begin(self.dir());
+        // kubectl keeps the list of kinds there.
+        match fs::remove_dir_all(self.dir().join(KUBECTL_CACHE)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Address of the API server.
+    pub(crate) fn address(&self) -> Result<SocketAddr> {
+        Ok(self.url.trim_start_matches("https://").parse()?)
     }
 
     /// The administrator's kubeconfig.
@@ -163,8 +209,8 @@ impl Bed {
     }
 
     /// The programs the bed runs.
-    pub fn binaries(&self) -> &Binaries {
-        &self.binaries
+    pub fn programs(&self) -> &Programs {
+        &self.programs
     }
 
     /// The process ids of etcd, the API server and the controller manager.
@@ -175,7 +221,7 @@ impl Bed {
 
     /// A client that may do everything. See [`client_from`] for how it treats time and retries.
     pub fn admin(&self) -> Client {
-        self.admin.clone()
+        self.admin.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// A client that speaks for a token.

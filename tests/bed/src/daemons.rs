@@ -8,6 +8,7 @@ use anyhow::Result;
 
 use crate::bed::Options;
 use crate::pki::{self, Authority};
+use crate::store;
 
 pub(crate) const ETCD: &str = "etcd";
 pub(crate) const API_SERVER: &str = "kube-apiserver";
@@ -62,6 +63,9 @@ pub(crate) fn etcd_args(ports: Ports) -> Vec<String> {
         format!("--initial-cluster=default={peer}"),
         // The data is thrown away at the end, so nothing is gained by waiting for the disk.
         "--unsafe-no-fsync".to_owned(),
+        // What a test has left goes in one.
+        format!("--max-txn-ops={}", store::MOST),
+        "--max-request-bytes=33554432".to_owned(),
     ]
 }
 

@@ -2,14 +2,15 @@
 
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::{Bed, Tools};
+use crate::wait::waited;
+use crate::{Bed, tools};
 
 const DEADLINE: Duration = Duration::from_mins(8);
 
@@ -37,7 +38,7 @@ impl Helm {
             Version::Three => "helm3",
             Version::Four => "helm4",
         };
-        let program = Tools::locate().await?.program(name);
+        let program = tools().await?.path(name).to_owned();
         Ok(Self { program, home: TempDir::new()?, kubeconfig: None })
     }
 
@@ -62,10 +63,12 @@ impl Helm {
         if let Some(kubeconfig) = &self.kubeconfig {
             command.env("KUBECONFIG", kubeconfig);
         }
+        let begin = Instant::now();
         let output = timeout(DEADLINE, command.output())
             .await
             .with_context(|| format!("{called}: no end after {} s", DEADLINE.as_secs()))?
             .context("start helm")?;
+        waited("helm", begin.elapsed());
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "{called}: {}: {}", output.status, said.trim());
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())

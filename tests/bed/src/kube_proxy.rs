@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::json;
 
 use crate::net::{Netns, program, search_path};
-use crate::{Bed, Managed, eventually};
+use crate::{Bed, Managed, eventually, tools};
 
 /// It looks for its node and builds its first rules.
 const START: Duration = Duration::from_mins(4);
@@ -24,7 +24,7 @@ impl KubeProxy {
     /// Starts it for a node, which must exist and have an `InternalIP`, and waits for its first
     /// rules. The bed must be in the same namespace, see [`isolated`](crate::net::isolated).
     pub async fn start(bed: &Bed, host: &Netns, node: &str) -> Result<Self> {
-        let kube_proxy = bed.binaries().optional("kube-proxy")?;
+        let kube_proxy = tools().await?.path("kube-proxy").to_owned();
         if let Err(e) = program("nft").arg("--version").output() {
             bail!("kube-proxy needs the program `nft`, Debian package nftables: {e}");
         }

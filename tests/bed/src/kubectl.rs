@@ -2,16 +2,24 @@
 
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::{Scope, pinned_kind};
+use kube::{Api, ResourceExt as _};
+use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::bed::Bed;
+use crate::wait::waited;
 
 const DEADLINE: Duration = Duration::from_mins(4);
+/// What it keeps from one call to the next, in the bed's directory.
+pub(crate) const KUBECTL_CACHE: &str = "kubectl.cache";
 /// Applied by the server, so that no size limit of an annotation gets in the way of large kinds.
 const APPLY: [&str; 4] = ["apply", "--server-side", "--force-conflicts", "-f"];
 
@@ -29,9 +37,22 @@ impl Bed {
         Ok(())
     }
 
-    /// Applies manifests given as text.
+    /// Applies manifests given as text, as `kubectl apply --server-side --force-conflicts` does, but
+    /// without a process for it.
     pub async fn apply_yaml(&self, yaml: &str) -> Result<()> {
-        self.kubectl_with_input(&[&APPLY[..], &["-"]].concat(), yaml).await?;
+        let params = PatchParams::apply("kubectl").force().validation_strict();
+        for object in serde_saphyr::from_multiple::<Value>(yaml)? {
+            let object: DynamicObject = serde_json::from_value(object)?;
+            let types = object.types.clone().context("an object without a kind")?;
+            let (kind, capabilities) =
+                pinned_kind(&self.admin(), &GroupVersionKind::try_from(&types)?).await?;
+            let namespace = object.namespace().unwrap_or_else(|| "default".to_owned());
+            let api: Api<DynamicObject> = match capabilities.scope {
+                Scope::Cluster => Api::all_with(self.admin(), &kind),
+                Scope::Namespaced => Api::namespaced_with(self.admin(), &namespace, &kind),
+            };
+            api.patch(&object.name_any(), &params, &Patch::Apply(&object)).await?;
+        }
         Ok(())
     }
 
@@ -52,12 +73,13 @@ impl Bed {
     /// The same, with something to read on standard input.
     pub async fn kubectl_with_input(&self, args: &[&str], input: &str) -> Result<String> {
         let called = format!("kubectl {}", args.join(" "));
-        let mut child = Command::new(self.binaries().program("kubectl"))
+        let begin = Instant::now();
+        let mut child = Command::new(self.programs().path("kubectl"))
             .args(args)
             .env("KUBECONFIG", self.kubeconfig())
             // Neither the user's preferences nor their cache belong in a test.
             .env("KUBECTL_KUBERC", "false")
-            .env("KUBECACHEDIR", self.dir().join("kubectl.cache"))
+            .env("KUBECACHEDIR", self.dir().join(KUBECTL_CACHE))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -74,6 +96,7 @@ impl Bed {
         let output = timeout(DEADLINE, both)
             .await
             .with_context(|| format!("{called}: no end after {} s", DEADLINE.as_secs()))??;
+        waited("kubectl", begin.elapsed());
         ensure!(
             output.status.success(),
             "{called}: {}: {}",

@@ -23,7 +23,7 @@ use tokio::time::sleep;
 
 use crate::net::Netns;
 use crate::operator::http_get;
-use crate::{Bed, Managed, Tools};
+use crate::{Bed, Managed, tools};
 
 const ROUND: Duration = Duration::from_millis(100);
 /// Makes the pod's mounts, in a mount namespace of its own, then gives up everything else: binary,
@@ -63,7 +63,7 @@ struct Running {
 impl<'a> Kubelet<'a> {
     /// Starts the scheduler. The binary stands for the image.
     pub async fn new(bed: &'a Bed, host: &Netns, binary: &Path) -> Result<Self> {
-        let program = Tools::locate().await?.program("kube-scheduler");
+        let program = tools().await?.path("kube-scheduler").to_owned();
         let mut command = Command::new(program);
         command
             .arg("--kubeconfig")

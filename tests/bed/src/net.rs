@@ -23,12 +23,13 @@ use std::thread;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 pub use self::lan::Lan;
 pub use self::segment::Segment;
 pub use self::talk::{Answer, Answers, Protocol, Responder, ask};
-use crate::Binaries;
+use crate::programs::control_plane_blocking;
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
@@ -138,7 +139,7 @@ where
     F: Future<Output = Result<T>>,
 {
     // Building them needs a network.
-    Binaries::locate_blocking()?;
+    control_plane_blocking()?;
     let host = Netns::make("host")?;
     let inside = move || {
         host.enter()?;
@@ -146,10 +147,32 @@ where
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(body(host))
     };
-    match thread::Builder::new().name("isolated".to_owned()).spawn(inside)?.join() {
+    // The test's name, by which its times are noted.
+    let name = thread::current().name().unwrap_or("isolated").to_owned();
+    match thread::Builder::new().name(name).spawn(inside)?.join() {
         Ok(result) => result,
         Err(panic) => resume_unwind(panic),
     }
+}
+
+/// Whether this thread is in another network than the process.
+pub(crate) fn is_elsewhere() -> Result<bool> {
+    let of = |task: &str| fs::read_link(format!("/proc/{task}/ns/net"));
+    Ok(of("thread-self")? != of("self")?)
+}
+
+/// A runtime whose threads are in the network of the process, wherever the caller is.
+pub(crate) fn of_the_process(threads: usize) -> Result<Runtime> {
+    // The first thread of the process never leaves it.
+    let home = is_elsewhere()?.then(|| File::open("/proc/self/ns/net")).transpose()?;
+    let enter = move || {
+        if let Some(home) = home {
+            move_into_link_name_space(home.as_fd(), Some(LinkNameSpaceType::Network))?;
+        }
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        Ok(builder.worker_threads(threads).enable_all().build()?)
+    };
+    thread::spawn(enter).join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// A program of the system. Those of an administrator are not on everybody's PATH.

@@ -191,9 +191,24 @@ impl Operator {
 
 /// One plain HTTP request: status code and body.
 pub async fn http_get(address: SocketAddr, path: &str) -> Result<(u16, String)> {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: operator\r\nConnection: close\r\n\r\n");
+    http(address, &request).await
+}
+
+/// One plain HTTP request that brings something: status code and body. Its version is one whose
+/// answers come in one piece.
+pub(crate) async fn http_post(
+    address: SocketAddr,
+    path: &str,
+    body: &str,
+) -> Result<(u16, String)> {
+    let length = body.len();
+    http(address, &format!("POST {path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}")).await
+}
+
+async fn http(address: SocketAddr, request: &str) -> Result<(u16, String)> {
     let exchange = async {
         let mut stream = TcpStream::connect(address).await?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: operator\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;

@@ -1,12 +1,17 @@
 //! Owns waiting: a condition, a deadline and a name for what did not come.
 
+use std::env;
 use std::fmt::Display;
+use std::fs::File;
+use std::io::Write as _;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use tokio::time::{Instant, sleep, timeout};
 
-const POLL: Duration = Duration::from_millis(20);
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// What a look at the world can find: the value waited for, or why it is not there yet.
 pub trait Probe {
@@ -42,19 +47,44 @@ impl<P: Probe, E: Display> Probe for Result<P, E> {
     }
 }
 
-/// Looks every 20 ms until there is a value. After the deadline the error names `what` and tells
-/// what the last look found; a look that hangs does not hold the deadline up.
+/// Appends a line to the file that `HGO_TEST_WAITS` names, if it is set: test, seconds, what the test
+/// waited for. `xtask` reads it.
+pub(crate) fn waited(what: &str, time: Duration) {
+    let Some(file) = env::var_os("HGO_TEST_WAITS").filter(|file| !file.is_empty()) else { return };
+    let thread = thread::current();
+    let line = format!("{}\t{:.3}\t{what}\n", thread.name().unwrap_or("-"), time.as_secs_f64());
+    // A test must not fail because its time cannot be noted.
+    let _ = File::options()
+        .create(true)
+        .append(true)
+        .open(file)
+        .and_then(|mut file| file.write_all(line.as_bytes()));
+}
+
+/// Pause before the next look: a tenth of the time that has passed, so that a short wait is exact and
+/// a long one costs little.
+fn pause(waited: Duration) -> Duration {
+    (waited / 10).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
+}
+
+/// Looks until there is a value, every 10 ms at first, every 200 ms after two seconds. After the
+/// deadline the error names `what` and what the last look found. A look that hangs does not extend
+/// the deadline.
 pub async fn eventually<P: Probe>(
     deadline: Duration,
     what: &str,
     mut probe: impl AsyncFnMut() -> P,
 ) -> Result<P::Value> {
-    let end = Instant::now() + deadline;
+    let begin = Instant::now();
+    let end = begin + deadline;
     let mut last = "no look was finished".to_owned();
     loop {
         let left = end.saturating_duration_since(Instant::now());
         match timeout(left, probe()).await.map(Probe::settle) {
-            Ok(Ok(value)) => return Ok(value),
+            Ok(Ok(value)) => {
+                waited(what, begin.elapsed());
+                return Ok(value);
+            }
             Ok(Err(why)) => last = why,
             Err(_) => {}
         }
@@ -62,7 +92,7 @@ pub async fn eventually<P: Probe>(
         if Instant::now() >= end {
             bail!("no {what} within {deadline:?}; last look: {last}");
         }
-        sleep(POLL).await;
+        sleep(pause(begin.elapsed())).await;
     }
 }
 

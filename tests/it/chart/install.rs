@@ -20,7 +20,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use testbed::kubevirt::install_kubevirt;
 use testbed::net::{Netns, isolated};
-use testbed::{Bed, Chart, Helm, Kubelet, Options, Tools, Version, eventually, repository};
+use testbed::{Bed, Chart, Helm, Kubelet, Options, Version, eventually, repository};
 
 use crate::support::{LATER, SOON, address, lb, pool};
 
@@ -57,7 +57,7 @@ fn life(version: Version) -> Result<()> {
 /// Building them needs a network.
 fn tools() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(Tools::locate()).map(drop)
+    runtime.block_on(testbed::tools()).map(drop)
 }
 
 fn binary() -> &'static Path {

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 use serde_json::Value;
-use testbed::{Chart, Tools, repository};
+use testbed::{Chart, repository, tools};
 
 use super::{read, yaml};
 
 const RULES: &str = "charts/harvester-guest-operator/files/rules.yaml";
 const DASHBOARD: &str = "charts/harvester-guest-operator/files/dashboard.json";
-const TESTS: &str = "tests/it/chart/rules.test.yaml";
+const TESTS: [&str; 2] =
+    ["tests/it/chart/rules.test.yaml", "tests/it/chart/rules-of-hours.test.yaml"];
 
 fn rules() -> Vec<Value> {
     let rules = yaml(RULES);
@@ -24,8 +25,8 @@ fn alerts() -> BTreeSet<String> {
 
 #[tokio::test]
 async fn every_alert_fires_when_it_should_and_only_then() {
-    let promtool = Tools::locate().await.unwrap().program("promtool");
-    for (command, file) in [("check", RULES), ("test", TESTS)] {
+    let promtool = tools().await.unwrap().path("promtool").to_owned();
+    for (command, file) in [("check", RULES), ("test", TESTS[0]), ("test", TESTS[1])] {
         let output =
             Command::new(&promtool).args([command, "rules"]).arg(repository().join(file)).output();
         let output = output.unwrap();
@@ -34,9 +35,9 @@ async fn every_alert_fires_when_it_should_and_only_then() {
         assert!(output.status.success(), "promtool {command} rules {file}:\n{said}");
     }
     // Each is seen to fire and to be silent.
-    let tests = yaml(TESTS);
-    let cases = tests["tests"].as_array().unwrap();
-    let cases = cases.iter().flat_map(|test| test["alert_rule_test"].as_array().unwrap());
+    let tests = TESTS.map(yaml);
+    let cases = tests.iter().flat_map(|file| file["tests"].as_array().unwrap());
+    let cases = cases.flat_map(|test| test["alert_rule_test"].as_array().unwrap());
     let (mut fired, mut silent) = (BTreeSet::new(), BTreeSet::new());
     for case in cases {
         let name = case["alertname"].as_str().unwrap().to_owned();

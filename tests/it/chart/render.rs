@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::domain::dhcp::agent_name;
 use serde_json::{Value, json};
-use testbed::{Bed, Chart, Options, Tools, Version, repository};
+use testbed::{Bed, Chart, Options, Version, repository, tools};
 
 use super::{all_on, default_objects, object, objects, read};
 
@@ -230,7 +230,7 @@ impl Schemas {
                 }
             }
         }
-        Ok(Self { dir, program: Tools::locate().await?.program("kubeconform") })
+        Ok(Self { dir, program: tools().await?.path("kubeconform").to_owned() })
     }
 
     async fn check(&self, text: &str) -> Result<()> {

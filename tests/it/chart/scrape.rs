@@ -12,11 +12,11 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use testbed::kubevirt::{Guest, Nic, Vm, create_node};
 use testbed::net::dhcp::{Kind, Scope};
-use testbed::{Managed, Start, Tools, eventually, repository};
+use testbed::{Managed, Programs, Start, eventually, repository, tools};
 use tokio::net::TcpListener;
 
 use super::{monitoring, read};
-use crate::dhcp::fixture::{Site, on_site};
+use crate::dhcp::fixture::{Site, on_site_with_webhooks};
 use crate::leases::Agent;
 use crate::support::{Cluster, LATER, SOON};
 
@@ -32,8 +32,8 @@ const RARE: [&str; 4] = [
 #[test]
 fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let tools = runtime.block_on(Tools::locate())?;
-    on_site(Kind::Dnsmasq, Scope::new([10, 77, 0, 1]), async move |site: Site| {
+    let tools = runtime.block_on(tools())?;
+    on_site_with_webhooks(Kind::Dnsmasq, Scope::new([10, 77, 0, 1]), async move |site: Site| {
         let Site { cluster, host, .. } = &site;
         crate::rotation::prepare(cluster).await?;
         let admission = Some("https://127.0.0.1:0".to_owned());
@@ -168,7 +168,7 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    fn start(cluster: &Cluster, tools: &Tools, targets: &[(&str, SocketAddr)]) -> Result<Self> {
+    fn start(cluster: &Cluster, tools: &Programs, targets: &[(&str, SocketAddr)]) -> Result<Self> {
         let dir = cluster.bed.dir();
         let rules = repository().join("charts/harvester-guest-operator/files/rules.yaml");
         let jobs = targets.iter().map(|(job, target)| (*job, target.to_string()));
@@ -183,7 +183,7 @@ impl Prometheus {
         });
         let file = dir.join("prometheus.yaml");
         fs::write(&file, config.to_string())?;
-        let mut command = Command::new(tools.program("prometheus"));
+        let mut command = Command::new(tools.path("prometheus"));
         command
             .arg("--config.file")
             .arg(file)
@@ -191,7 +191,7 @@ impl Prometheus {
             .arg(dir.join("prometheus"))
             .args(["--web.listen-address", AT]);
         let process = Managed::spawn(&mut command, dir.join("prometheus.log"))?;
-        Ok(Self { _process: process, promtool: tools.program("promtool") })
+        Ok(Self { _process: process, promtool: tools.path("promtool").to_owned() })
     }
 
     async fn ask(&self, args: &[&str]) -> Result<String> {

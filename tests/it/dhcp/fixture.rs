@@ -52,11 +52,37 @@ pub(crate) fn on_site<F>(
 where
     F: Future<Output = Result<()>>,
 {
+    on_site_with(false, kind, scope, body)
+}
+
+/// The same, where the API server can call webhooks in that network.
+pub(crate) fn on_site_with_webhooks<F>(
+    kind: Kind,
+    scope: Scope,
+    body: impl FnOnce(Site) -> F + Send + 'static,
+) -> Result<()>
+where
+    F: Future<Output = Result<()>>,
+{
+    on_site_with(true, kind, scope, body)
+}
+
+fn on_site_with<F>(
+    webhooks: bool,
+    kind: Kind,
+    scope: Scope,
+    body: impl FnOnce(Site) -> F + Send + 'static,
+) -> Result<()>
+where
+    F: Future<Output = Result<()>>,
+{
     isolated(async move |host: Netns| {
         // Another network of the same machine, where nobody has anything to say.
         let elsewhere = Segment::new("elsewhere").await?;
         let port = elsewhere.plug(&host, "net9").await?;
-        body(Site::start(host, kind, scope).await?).await?;
+        let cluster =
+            if webhooks { Cluster::start_here().await? } else { Cluster::start().await? };
+        body(Site::start(cluster, host, kind, scope).await?).await?;
         let said = frames(&elsewhere, &port).await?;
         ensure!(said == 0, "{said} frames on an interface that is not the agent's");
         Ok(())
@@ -72,12 +98,11 @@ async fn frames(segment: &Segment, port: &str) -> Result<u64> {
 
 impl Site {
     /// Everything but the agent.
-    async fn start(host: Netns, kind: Kind, scope: Scope) -> Result<Self> {
+    async fn start(cluster: Cluster, host: Netns, kind: Kind, scope: Scope) -> Result<Self> {
         let segment = Segment::new("switch").await?;
         let port = segment.plug(&host, INTERFACE).await?;
         let there = segment.attach("dhcp", &scope.interface()).await?;
         let server = DhcpServer::start(kind, &there, "eth0", &scope).await?;
-        let cluster = Cluster::start().await?;
         cluster.bed.apply_yaml(RIGHTS).await?;
         let kubeconfig = cluster.bed.service_account_kubeconfig(ACCOUNT.0, ACCOUNT.1, None).await?;
         let program = env!("CARGO_BIN_EXE_lease-agent").into();

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use testbed::{Bed, Binaries, Options};
+use testbed::{Bed, Options, control_plane};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// A real control plane on loopback.
@@ -35,7 +35,7 @@ async fn main() -> Result<()> {
             up(Options { load, api_server_args, ..Options::default() }).await
         }
         Command::Build => {
-            println!("{}", Binaries::locate().await?.dir().display());
+            println!("{}", control_plane().await?.path("kubectl").display());
             Ok(())
         }
     }
@@ -43,7 +43,7 @@ async fn main() -> Result<()> {
 
 async fn up(options: Options) -> Result<()> {
     // A signal during the build has its usual effect; go would not heed ours.
-    Binaries::locate().await?;
+    control_plane().await?;
     // Listening from the start on means that a Ctrl-C during it is a clean stop, too.
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -60,7 +60,7 @@ async fn up(options: Options) -> Result<()> {
         () = &mut asked_to_stop => return Ok(()),
     };
     println!("# {}", bed.url());
-    println!("# kubectl is in {}", bed.binaries().dir().display());
+    println!("# {}", bed.programs().path("kubectl").display());
     println!("export KUBECONFIG={}", bed.kubeconfig().display());
     asked_to_stop.await;
     bed.stop().await

@@ -224,7 +224,13 @@ impl DhcpServer {
                 fs::remove_file(&file)?;
             }
             self.process.signal("USR1")?;
-            eventually(PATIENCE, "udhcpd's leases", async || file.exists()).await?;
+            // It is complete when it is closed again.
+            let fds = format!("/proc/{}/fd", self.process.pid());
+            eventually(PATIENCE, "udhcpd's leases", async || {
+                let open = fs::read_dir(&fds)?.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+                anyhow::Ok(file.exists() && !open.into_iter().any(|path| path == file))
+            })
+            .await?;
         }
         if !file.exists() {
             return Ok(Vec::new());

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use kube::config::Kubeconfig;
-use testbed::Binaries;
+use testbed::control_plane;
 
 use crate::folder;
 
@@ -132,7 +132,7 @@ impl Kubectl {
         let mut candidates = env::split_paths(&path).map(|dir| dir.join("kubectl"));
         let program = match candidates.find(|candidate| candidate.is_file()) {
             Some(program) => program,
-            None => Binaries::locate().await?.program("kubectl"),
+            None => control_plane().await?.path("kubectl").to_owned(),
         };
         Ok(Self { program })
     }

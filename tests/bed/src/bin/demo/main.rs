@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
-use testbed::{Bed, Binaries, Options, repository};
+use testbed::{Bed, Options, control_plane, repository};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::steps::Stage;
@@ -29,7 +29,7 @@ use crate::steps::Stage;
 #[derive(Parser)]
 struct Cli {
     /// The operator's binary
-    #[arg(long, value_name = "PATH", default_value = "target/release/harvester-guest-operator")]
+    #[arg(long, value_name = "PATH", default_value = "target/debug/harvester-guest-operator")]
     operator: PathBuf,
 }
 
@@ -59,7 +59,7 @@ async fn run(cli: Cli) -> Result<()> {
 async fn on_a_bed(operator: &std::path::Path, once: bool) -> Result<()> {
     steps::announce(1, "a control plane of its own", "seconds; the first time about 5 minutes");
     // A signal during the build has its usual effect; go would not heed ours.
-    Binaries::locate().await?;
+    control_plane().await?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let asked_to_stop = async {

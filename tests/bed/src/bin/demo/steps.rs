@@ -304,10 +304,9 @@ fn owned(scene: &Scene) -> BTreeMap<String, String> {
 fn say_what_next(bed: &Bed, operator: &Operator, scene: &Scene) -> Result<()> {
     let samples = folder("config/samples")?;
     println!("      export KUBECONFIG={}", bed.kubeconfig().display());
-    println!(
-        "      export PATH=\"{}:$PATH\"    # kubectl is there",
-        bed.binaries().dir().display()
-    );
+    let kubectl = bed.programs().path("kubectl");
+    let dir = kubectl.parent().unwrap_or(kubectl).display();
+    println!("      export PATH=\"{dir}:$PATH\"    # kubectl is there");
     println!("      kubectl get lb,pool -A");
     println!("      kubectl describe pool tiny");
     println!("      kubectl -n demo get vmi,svc,endpointslices");

@@ -6,8 +6,8 @@ use serde_json::json;
 use testbed::Verdict;
 use testbed::rancher::Version;
 
-use crate::Site;
-use crate::client::{ask, send};
+use super::Site;
+use super::client::{ask, send};
 
 const MINT: &str = "POST /v3/tokens";
 

@@ -1,5 +1,4 @@
 //! The announcer keeps kube-vip's rule.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
 //! KubeVirt as it is played: VMIs and virt-launcher pods through a VM's life.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
 //! Packets take the way that Services say, through namespaces of the test's own.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,7 +1,6 @@
 //! The proxy passes everything on, and each fault does what it says.
 //!
 //! One bed serves all cases, which have a proxy each.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 
 use std::fs;
 use std::future::Future;

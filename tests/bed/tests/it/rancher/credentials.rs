@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use testbed::eventually;
 use testbed::rancher::Version;
 
-use crate::client::{Answer, ask};
-use crate::{DAY, SOON, Site, name};
+use super::client::{Answer, ask};
+use super::{DAY, SOON, Site, name};
 
 const CHECKSUM: &str = "management.cattle.io/harvester-token-checksum";
 const EXPIRATION: &str = "rancher.io/expiration-timestamp";
@@ -227,7 +227,7 @@ async fn a_secret_without_annotations_ends_the_server() {
     site.rancher.edit_content("cc-bare", &content);
     eventually(SOON, "crash", async || site.rancher.is_down()).await.unwrap();
     let line = "GET /v3/tokens";
-    assert!(crate::client::send(&site.rancher, Some(&key), line, "").await.is_err());
+    assert!(super::client::send(&site.rancher, Some(&key), line, "").await.is_err());
     site.rancher.restart();
     eventually(SOON, "crash at the start", async || site.rancher.is_down()).await.unwrap();
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::json;
 use testbed::rancher::Version;
 
-use crate::client::{ask, send};
-use crate::{DAY, Site, name};
+use super::client::{ask, send};
+use super::{DAY, Site, name};
 
 const REVIEW: &str = "apis/authentication.k8s.io/v1/selfsubjectreviews";
 const NINETY: i64 = 90 * DAY;

@@ -1,5 +1,4 @@
 //! A bed works, and nothing of it outlives its owner.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, its helpers too")]
 
 use std::fs;
 use std::path::Path;

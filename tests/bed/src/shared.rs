@@ -1,0 +1,372 @@
+//! Control planes that tests use one after the other.
+//!
+//! To start a control plane and install everything takes seconds of both processors. To restore one
+//! takes a tenth of a second: etcd holds again what it held before the first test, UIDs included, and
+//! the API server has caught up. So a test that needs no flags of its own takes a control plane that
+//! another test has used, and cannot see that. No two tests use one at the same time.
+//!
+//! The control planes are in the network of the process. A test in a network of its own reaches one
+//! through a relay that listens at the same address, on the loopback of that network.
+
+use std::collections::BTreeSet;
+use std::net::TcpListener as StdListener;
+use std::ops::Deref;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, ClusterResourceScope, NamespaceResourceScope, Resource};
+use kube::discovery::{ApiGroup, Discovery, verbs};
+use kube::{Api, Client};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Handle, Runtime};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::task::{AbortHandle, spawn_blocking};
+
+use crate::kubevirt::install_kubevirt;
+use crate::net::{is_elsewhere, of_the_process};
+use crate::store::Snapshot;
+use crate::wait::waited;
+use crate::{Bed, Options, eventually, install};
+
+/// Control planes in use at the same time. Each takes half a gigabyte, with a thousand objects one.
+static PLACES: Semaphore = Semaphore::const_new(8);
+/// Control planes that no test uses now.
+static IDLE: Mutex<Vec<Arc<Plane>>> = Mutex::new(Vec::new());
+/// Runtime that starts and restores them. Its threads are in the network of the process, and outlive
+/// those of each test.
+static KEEPER: LazyLock<Result<Runtime, String>> =
+    LazyLock::new(|| of_the_process(2).map_err(|error| format!("{error:#}")));
+
+const SOON: Duration = Duration::from_secs(20);
+const CRDS: &str = "/registry/apiextensions.k8s.io/customresourcedefinitions/";
+const WEBHOOKS: [&str; 2] =
+    ["/registry/validatingwebhookconfigurations/", "/registry/mutatingwebhookconfigurations/"];
+const RIGHTS: [&str; 4] = [
+    "/registry/roles/",
+    "/registry/rolebindings/",
+    "/registry/clusterroles/",
+    "/registry/clusterrolebindings/",
+];
+const MARKER: &str = "testbed-marker";
+
+/// A control plane, and what it stored before the first test.
+struct Plane {
+    bed: Bed,
+    /// Lives on the keeper's runtime.
+    client: Client,
+    /// Every kind that can be listed.
+    kinds: Vec<ApiResource>,
+    snapshot: tokio::sync::Mutex<Snapshot>,
+}
+
+/// A control plane for one test, with the operator's and KubeVirt's kinds and the operator's rights
+/// installed. After the drop the next test may take it.
+pub struct Shared {
+    plane: Arc<Plane>,
+    relay: Option<AbortHandle>,
+    /// Whether the next test may take it.
+    reusable: bool,
+    _permit: SemaphorePermit<'static>,
+}
+
+impl Deref for Shared {
+    type Target = Bed;
+
+    fn deref(&self) -> &Bed {
+        &self.plane.bed
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(relay) = &self.relay {
+            relay.abort();
+        }
+        if self.reusable {
+            idle().push(self.plane.clone());
+        }
+    }
+}
+
+impl Shared {
+    /// Takes a control plane in which nothing has happened yet, and waits for a free place if necessary.
+    pub async fn take() -> Result<Self> {
+        let asked = Instant::now();
+        let permit = PLACES.acquire().await?;
+        let permitted = Instant::now();
+        let keeper = KEEPER.as_ref().map_err(|error| anyhow::anyhow!("{error}"))?;
+        // A thread is in the network of the thread that starts it, so one of the keeper's starts these.
+        let work = || Handle::current().block_on(unused());
+        let plane = keeper.spawn(async move { spawn_blocking(work).await }).await???;
+        plane.bed.begin().await?;
+        let relay = if is_elsewhere()? {
+            // The socket belongs to this thread's network, whichever thread accepts on it.
+            let listener = StdListener::bind(plane.bed.address()?)?;
+            listener.set_nonblocking(true)?;
+            Some(keeper.spawn(relay(listener)).abort_handle())
+        } else {
+            None
+        };
+        waited("place for a control plane", permitted.duration_since(asked));
+        waited("control plane", permitted.elapsed());
+        Ok(Self { plane, relay, reusable: true, _permit: permit })
+    }
+
+    /// Starts a control plane in the network of the calling test, for this test alone: its API server
+    /// reaches webhooks there.
+    pub async fn start_here() -> Result<Self> {
+        let permit = PLACES.acquire().await?;
+        let plane = Arc::new(Plane::start().await?);
+        Ok(Self { plane, relay: None, reusable: false, _permit: permit })
+    }
+}
+
+/// Restores a control plane that no test uses, or starts one.
+async fn unused() -> Result<Arc<Plane>> {
+    while let Some(plane) = take_idle() {
+        match plane.restore().await {
+            Ok(()) => return Ok(plane),
+            Err(error) => eprintln!("testbed: a control plane is replaced: {error:#}"),
+        }
+    }
+    Ok(Arc::new(Plane::start().await?))
+}
+
+fn take_idle() -> Option<Arc<Plane>> {
+    idle().pop()
+}
+
+fn idle() -> MutexGuard<'static, Vec<Arc<Plane>>> {
+    IDLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Forwards connections to the same address in the network of the process.
+async fn relay(listener: StdListener) -> Result<()> {
+    let address = listener.local_addr()?;
+    let listener = TcpListener::from_std(listener)?;
+    let mut open = tokio::task::JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let (mut here, _) = accepted?;
+                open.spawn(async move {
+                    let mut there = TcpStream::connect(address).await?;
+                    copy_bidirectional(&mut here, &mut there).await
+                });
+            }
+            Some(_) = open.join_next() => {}
+        }
+    }
+}
+
+impl Plane {
+    async fn start() -> Result<Self> {
+        let bed = Bed::start(Options { load: true, record: true, ..Options::default() }).await?;
+        install(&bed).await?;
+        install_kubevirt(&bed).await?;
+        let client = bed.admin();
+        let discovery = Discovery::new(client.clone()).run().await?;
+        let kinds = discovery
+            .groups()
+            .flat_map(ApiGroup::resources_by_stability)
+            .filter(|(_, capabilities)| capabilities.supports_operation(verbs::LIST))
+            .map(|(kind, _)| kind)
+            .collect();
+        let snapshot = tokio::sync::Mutex::new(bed.store().snapshot().await?);
+        Ok(Self { bed, client, kinds, snapshot })
+    }
+
+    /// Restores what was stored before the first test, and waits until the API server has caught up.
+    async fn restore(&self) -> Result<()> {
+        let mut snapshot = self.snapshot.lock().await;
+        self.check_kinds(&snapshot).await?;
+        let store = self.bed.store();
+        let changed = store.restore(&mut snapshot).await?;
+        self.caught_up(&changed).await?;
+        // Removes the markers.
+        store.restore(&mut snapshot).await?;
+        Ok(())
+    }
+
+    /// Refuses a control plane in which a test has changed a schema: to serve another schema takes the
+    /// API server longer than a start. The conversion webhook is not part of the schema.
+    async fn check_kinds(&self, snapshot: &Snapshot) -> Result<()> {
+        let now = self.bed.store().values(CRDS).await?;
+        let schema = |value: &[u8]| -> Result<Value> {
+            let mut crd: Value = serde_json::from_slice(value)?;
+            let mut spec = crd["spec"].take();
+            spec["conversion"].take();
+            Ok(spec)
+        };
+        for key in snapshot.keys(CRDS).chain(now.keys()) {
+            let (Some(was), Some(is)) = (snapshot.value(key), now.get(key)) else {
+                bail!("{key} was made or deleted");
+            };
+            if was != is && schema(was)? != schema(is)? {
+                bail!("{key} has another schema");
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the API server's caches hold what is stored. A list that names no version is as new
+    /// as the store. For rights and webhooks there is no such question: once a marker that was written
+    /// last has its effect, everything that was written before it has.
+    async fn caught_up(&self, changed: &BTreeSet<String>) -> Result<()> {
+        let is_changed = |prefix: &str| changed.iter().any(|key| key.starts_with(prefix));
+        for kind in
+            self.kinds.iter().filter(|kind| places(kind).iter().any(|place| is_changed(place)))
+        {
+            let api: Api<DynamicObject> = Api::all_with(self.client.clone(), kind);
+            api.list_metadata(&ListParams::default().limit(1)).await?;
+        }
+        if RIGHTS.into_iter().any(is_changed) {
+            self.rights_known().await?;
+        }
+        let webhooks = WEBHOOKS.into_iter().any(is_changed);
+        if webhooks {
+            self.webhooks_known().await?;
+        }
+        if webhooks || is_changed(CRDS) {
+            self.conversion_known().await?;
+        }
+        Ok(())
+    }
+
+    async fn rights_known(&self) -> Result<()> {
+        let rule = json!([{"apiGroups": [MARKER], "resources": ["markers"], "verbs": ["get"]}]);
+        let subject = |user: &str| json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}]);
+        let granted =
+            |kind| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": MARKER});
+        let (here, everywhere) = ("testbed-here", "testbed-everywhere");
+        self.mark::<ClusterRole>(json!({"rules": rule})).await?;
+        self.mark_in::<Role>(json!({"rules": rule})).await?;
+        let to = json!({"subjects": subject(everywhere), "roleRef": granted("ClusterRole")});
+        self.mark::<ClusterRoleBinding>(to).await?;
+        let to = json!({"subjects": subject(here), "roleRef": granted("Role")});
+        self.mark_in::<RoleBinding>(to).await?;
+        for user in [here, everywhere] {
+            let review: SubjectAccessReview = serde_json::from_value(json!({
+                "metadata": {}, "spec": {"user": user, "resourceAttributes": {
+                    "namespace": "default", "group": MARKER, "resource": "markers", "verb": "get",
+                }},
+            }))?;
+            let api: Api<SubjectAccessReview> = Api::all(self.client.clone());
+            eventually(SOON, "marker's right", async || {
+                let answer = api.create(&PostParams::default(), &review).await?;
+                anyhow::Ok(answer.status.is_some_and(|status| status.allowed))
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    async fn webhooks_known(&self) -> Result<()> {
+        let (validating, mutating) = ("validating.testbed.local", "mutating.testbed.local");
+        self.mark::<ValidatingWebhookConfiguration>(webhook(validating)).await?;
+        self.mark::<MutatingWebhookConfiguration>(webhook(mutating)).await?;
+        for name in [validating, mutating] {
+            let map: ConfigMap = serde_json::from_value(json!({
+                "metadata": {"name": MARKER, "labels": {MARKER: name}},
+            }))?;
+            let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), "default");
+            let dry = PostParams { dry_run: true, ..PostParams::default() };
+            eventually(SOON, "marker's refusal", async || match api.create(&dry, &map).await {
+                Err(kube::Error::Api(status)) => status.message.contains(name),
+                _ => false,
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the server asks a Service that does not exist for conversions, as at the beginning.
+    async fn conversion_known(&self) -> Result<()> {
+        let kind = ApiResource {
+            group: "loadbalancer.harvesterhci.io".to_owned(),
+            version: "v1alpha1".to_owned(),
+            api_version: "loadbalancer.harvesterhci.io/v1alpha1".to_owned(),
+            kind: "LoadBalancer".to_owned(),
+            plural: "loadbalancers".to_owned(),
+        };
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), "default", &kind);
+        let object: DynamicObject = serde_json::from_value(json!({
+            "apiVersion": kind.api_version, "kind": kind.kind,
+            "metadata": {"name": MARKER},
+            "spec": {"ipam": "pool", "workloadType": "cluster"},
+        }))?;
+        let dry = PostParams { dry_run: true, ..PostParams::default() };
+        eventually(SOON, "conversion webhook without a Service", async || {
+            match api.create(&dry, &object).await {
+                Err(kube::Error::Api(status)) if status.message.contains("not found") => Ok(true),
+                Err(error) => Err(error.to_string()),
+                Ok(_) => Err("a LoadBalancer that needs no conversion".to_owned()),
+            }
+        })
+        .await
+    }
+
+    async fn mark<K>(&self, fields: Value) -> Result<()>
+    where
+        K: Resource<DynamicType = (), Scope = ClusterResourceScope>,
+        K: Clone + std::fmt::Debug + DeserializeOwned,
+    {
+        apply(&Api::<K>::all(self.client.clone()), fields).await
+    }
+
+    async fn mark_in<K>(&self, fields: Value) -> Result<()>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+        K: Clone + std::fmt::Debug + DeserializeOwned,
+    {
+        apply(&Api::<K>::namespaced(self.client.clone(), "default"), fields).await
+    }
+}
+
+/// Prefixes of the keys of a kind's objects: kinds of the API server itself are stored by their plural
+/// (nodes as `minions`), others by group and plural.
+fn places(kind: &ApiResource) -> [String; 2] {
+    let own = if kind.plural == "nodes" { "minions" } else { &kind.plural };
+    [format!("/registry/{own}/"), format!("/registry/{}/{}/", kind.group, kind.plural)]
+}
+
+/// A webhook that cannot be reached, and so refuses each ConfigMap that has the marker as its label.
+fn webhook(name: &str) -> Value {
+    json!({"webhooks": [{
+        "name": name,
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [{
+            "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
+            "resources": ["configmaps"],
+        }],
+        "objectSelector": {"matchLabels": {MARKER: name}},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "timeoutSeconds": 1,
+    }]})
+}
+
+async fn apply<K>(api: &Api<K>, fields: Value) -> Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let mut object = fields;
+    object["apiVersion"] = K::api_version(&()).into();
+    object["kind"] = K::kind(&()).into();
+    object["metadata"] = json!({"name": MARKER});
+    let params = PatchParams::apply(MARKER).force();
+    api.patch(MARKER, &params, &Patch::Apply(&object)).await.context("put a marker")?;
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! Reads what the tests printed: how many passed, how long each took, and what it waited for.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+/// Waits of a test that are named.
+const NAMED_WAITS: usize = 3;
+/// Waits that are shorter explain nothing.
+const LONG_WAIT: Duration = Duration::from_millis(500);
+
+/// Results of a run of `cargo test`.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Results {
+    pub(crate) passed: u32,
+    pub(crate) failed: u32,
+    /// Duration of each test.
+    pub(crate) tests: Vec<(String, Duration)>,
+}
+
+impl Results {
+    /// Reads the lines of `test result:` and, where the harness was asked for them, the times.
+    pub(crate) fn read(log: &str) -> Self {
+        let mut results = Self::default();
+        for line in log.lines() {
+            if let Some(sum) = line.strip_prefix("test result: ") {
+                results.passed += count(sum, "passed");
+                results.failed += count(sum, "failed");
+            } else if let Some(test) = timed(line) {
+                results.tests.push(test);
+            }
+        }
+        results.tests.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        results
+    }
+
+    /// The slowest tests, a line each with what they waited for.
+    pub(crate) fn slowest(&self, most: usize, waits: &str) -> String {
+        let waits = by_test(waits);
+        let mut text = String::new();
+        for (name, took) in self.tests.iter().take(most) {
+            let _ = write!(text, "{:>7.1} s  {name}", took.as_secs_f64());
+            let mut separator = ": waited ";
+            for (what, time) in waits.get(name.as_str()).into_iter().flatten().take(NAMED_WAITS) {
+                let _ = write!(text, "{separator}{:.1} s for {what}", time.as_secs_f64());
+                separator = ", ";
+            }
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// The number before a word: `ok. 12 passed; 0 failed`.
+fn count(sum: &str, word: &str) -> u32 {
+    let mut words = sum.split([' ', ';', '.']).filter(|word| !word.is_empty());
+    let mut before = "";
+    words
+        .find_map(|next| {
+            if next == word {
+                Some(before)
+            } else {
+                before = next;
+                None
+            }
+        })
+        .and_then(|number| number.parse().ok())
+        .unwrap_or_default()
+}
+
+/// Name and duration: `test pools::grows ... ok <1.234s>`.
+fn timed(line: &str) -> Option<(String, Duration)> {
+    let (name, _) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let seconds = line.strip_suffix("s>")?.rsplit_once('<')?.1.parse().ok()?;
+    Some((name.to_owned(), Duration::try_from_secs_f64(seconds).ok()?))
+}
+
+/// Long waits of each test, the longest first: those for the same thing are added up. A line of the
+/// file is test, seconds, what for, with tabs between them.
+fn by_test(waits: &str) -> HashMap<&str, Vec<(&str, Duration)>> {
+    let mut sums: BTreeMap<(&str, &str), Duration> = BTreeMap::new();
+    for line in waits.lines() {
+        let mut fields = line.splitn(3, '\t');
+        let (Some(test), Some(seconds), Some(what)) = (fields.next(), fields.next(), fields.next())
+        else {
+            continue;
+        };
+        let seconds = seconds.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
+        *sums.entry((test, what)).or_default() += seconds.unwrap_or_default();
+    }
+    let mut by_test: HashMap<&str, Vec<(&str, Duration)>> = HashMap::new();
+    for ((test, what), time) in sums.into_iter().filter(|(_, time)| *time >= LONG_WAIT) {
+        by_test.entry(test).or_default().push((what, time));
+    }
+    for waits in by_test.values_mut() {
+        waits.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
+    }
+    by_test
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "\
+running 3 tests
+test fast ... ok <0.001s>
+test slow::one ... ok <12.5s>
+test broken ... FAILED <2s>
+test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 12.51s
+test plain ... ok
+test result: ok. 40 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 1.00s
+";
+
+    #[test]
+    fn results_are_added_up_over_all_test_programs() {
+        let results = Results::read(LOG);
+        assert_eq!((results.passed, results.failed), (42, 1));
+        let names: Vec<_> = results.tests.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["slow::one", "broken", "fast"]);
+    }
+
+    #[test]
+    fn the_slowest_tests_say_what_they_waited_for() {
+        let waits = "slow::one\t3.0\tan address\nslow::one\t4.5\tan address\nslow::one\t0.1\tx\n\
+                     fast\t9\ty\nslow::one\t1\tready operator\n";
+        let text = Results::read(LOG).slowest(2, waits);
+        assert_eq!(
+            text,
+            "   12.5 s  slow::one: waited 7.5 s for an address, 1.0 s for ready operator\n    \
+             2.0 s  broken\n"
+        );
+    }
+}
