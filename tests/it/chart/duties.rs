@@ -8,8 +8,9 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
-use kube::core::NamespaceResourceScope;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::core::{ApiResource, ClusterResourceScope, GroupVersionKind, NamespaceResourceScope};
 use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -49,14 +50,20 @@ pub(super) async fn begin(cluster: &Cluster) -> Result<()> {
     }
     // Objects may be stored in an old version, and kube-vip was told addresses.
     let stored = json!({"status": {"storedVersions": ["v1alpha1", "v1beta1"]}});
-    kubectl(cluster, &["patch", "crd", CRD, "--subresource=status", "--type=merge", "-p"], stored)
-        .await?;
+    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+    crds.patch_status(CRD, &PatchParams::default(), &Patch::Merge(stored)).await?;
     let told = json!({"apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"name": "kubevip", "namespace": "kube-system"},
         "data": {"cidr-other": "10.7.0.0/24"}});
     cluster.bed.apply_yaml(&told.to_string()).await?;
     let told = json!({"metadata": {"annotations": {"topology.kubernetes.io/zone": null}}});
-    kubectl(cluster, &["patch", "vmi", "vm", "--type=merge", "-p"], told).await?;
+    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(
+        "kubevirt.io",
+        "v1",
+        "VirtualMachineInstance",
+    ));
+    let vmis: Api<DynamicObject> = Api::namespaced_with(cluster.client.clone(), "default", &kind);
+    vmis.patch("vm", &PatchParams::default(), &Patch::Merge(told)).await?;
     patiently(async || Ok(cluster.lbs().list(&ListParams::default()).await.map(drop)?)).await
 }
 
@@ -109,8 +116,17 @@ where
     }
 }
 
-async fn kubectl(cluster: &Cluster, args: &[&str], patch: Value) -> Result<()> {
-    cluster.bed.kubectl(&[args, &[&patch.to_string()]].concat()).await.map(drop)
+/// Changes the webhook configuration of a kind, as a person does.
+async fn change<K>(cluster: &Cluster, patch: &Value) -> Result<()>
+where
+    K: Resource<DynamicType = (), Scope = ClusterResourceScope>
+        + Clone
+        + DeserializeOwned
+        + std::fmt::Debug,
+{
+    let api: Api<K> = Api::all(cluster.client.clone());
+    api.patch(WEBHOOK, &PatchParams::default(), &Patch::Merge(patch)).await?;
+    Ok(())
 }
 
 /// From the first start to the last address that is given back.
@@ -143,9 +159,8 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     credentials(cluster).await?;
     // What leads to admission is changed by somebody else, and its Secret.
     let unlabelled = json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": null}}});
-    for kind in ["validatingwebhookconfiguration", "mutatingwebhookconfiguration"] {
-        kubectl(cluster, &["patch", kind, WEBHOOK, "-p"], unlabelled.clone()).await?;
-    }
+    change::<ValidatingWebhookConfiguration>(cluster, &unlabelled).await?;
+    change::<MutatingWebhookConfiguration>(cluster, &unlabelled).await?;
     let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), "harvester-system");
     let spoil = Patch::Merge(json!({"data": {"ca.key": null}}));
     let spoilt = secrets.patch(SECRET, &PatchParams::default(), &spoil).await?;
@@ -162,8 +177,11 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     // Off: what leads to admission is removed, and what it would refuse is done, twice.
     let operator = cluster.standby(Start::default()).await?;
     operator.leads().await?;
-    let all = ["wait", "--for=delete", "validatingwebhookconfiguration", "--all", "--timeout=120s"];
-    cluster.bed.kubectl(&all).await?;
+    let validating: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    eventually(LATER, "end of the webhook configuration", async || {
+        validating.list(&ListParams::default()).await.map(|list| list.items.is_empty())
+    })
+    .await?;
     for owner in ["default/other", "default/another"] {
         cluster.patch_pool("p", release(owner)).await?;
         eventually(SOON, &format!("refusal of {owner}"), async || {
@@ -174,9 +192,9 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     }
     deleted(cluster, "cluster").await?;
     eventually(LATER, "the end of the old version", async || {
-        let at = "jsonpath={.status.storedVersions}";
-        let stored = cluster.bed.kubectl(&["get", "crd", CRD, "-o", at]).await?;
-        anyhow::Ok(!stored.contains("v1alpha1"))
+        let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+        let stored = crds.get(CRD).await?.status.and_then(|status| status.stored_versions);
+        anyhow::Ok(!stored.unwrap_or_default().iter().any(|version| version == "v1alpha1"))
     })
     .await
 }
@@ -221,7 +239,9 @@ async fn credentials(cluster: &Cluster) -> Result<()> {
 
 /// A Service and an EndpointSlice that are not the operator's are looked at.
 async fn not_ours(cluster: &Cluster) -> Result<()> {
-    cluster.bed.kubectl(&["create", "service", "clusterip", "theirs", "--tcp=80:80"]).await?;
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "theirs"},
+        "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]}});
+    cluster.bed.apply_yaml(&service.to_string()).await?;
     let slice = json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {"name": "sliced", "namespace": "default"},

@@ -59,6 +59,7 @@ fn a_crash_between_any_two_steps_leaves_one_owner_and_no_link() -> Result<()> {
             site.frames_from(&site.port).await.map(|frames| frames > 0)
         })
         .await?;
+        // This once the next agent waits until the term of the dead one is over.
         agent.process.kill9()?;
         site.server.process.signal("CONT")?;
 
@@ -70,19 +71,19 @@ fn a_crash_between_any_two_steps_leaves_one_owner_and_no_link() -> Result<()> {
         })
         .await?;
         ensure!(site.status("web").await?.address.is_none(), "recorded in spite of the gate");
-        agent.process.kill9()?;
+        site.kill(&mut agent).await?;
         held.store(false, Ordering::Relaxed);
 
         // Between the record and anything after it.
         let mut agent = start().await?;
         let address = agreed(&mut site, "web", &mac).await?;
-        agent.process.kill9()?;
+        site.kill(&mut agent).await?;
         let mut agent = start().await?;
         ensure!(agreed(&mut site, "web", &mac).await? == address, "another address");
         site.linked(&[&web]).await?;
 
         // Between the deletion and what follows from it.
-        agent.process.kill9()?;
+        site.kill(&mut agent).await?;
         site.records().delete("web", &DeleteParams::default()).await?;
         held.store(true, Ordering::Relaxed);
         let mut agent = start().await?;
@@ -91,7 +92,7 @@ fn a_crash_between_any_two_steps_leaves_one_owner_and_no_link() -> Result<()> {
         })
         .await?;
         // Between the RELEASE and the record's end.
-        agent.process.kill9()?;
+        site.kill(&mut agent).await?;
         held.store(false, Ordering::Relaxed);
         let mut agent = start().await?;
         eventually(LATER, "end of the record", async || {
@@ -104,7 +105,7 @@ fn a_crash_between_any_two_steps_leaves_one_owner_and_no_link() -> Result<()> {
         let left = site.lease("left").await?;
         site.address("left").await?;
         site.linked(&[&left]).await?;
-        agent.process.kill9()?;
+        site.kill(&mut agent).await?;
         let bare = json!({"metadata": {"finalizers": []}});
         site.records().patch("left", &PatchParams::default(), &Patch::Merge(&bare)).await?;
         site.records().delete("left", &DeleteParams::default()).await?;

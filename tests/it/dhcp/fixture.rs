@@ -9,7 +9,8 @@ use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::{
     ANNOTATION_NETWORK, DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus,
 };
-use harvester_guest_operator::domain::dhcp::Identity;
+use harvester_guest_operator::domain::dhcp::{Identity, agent_name};
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
@@ -119,6 +120,14 @@ impl Site {
         let agent = self.standby(INTERFACE).await?;
         agent.speaks().await?;
         Ok(agent)
+    }
+
+    /// Kills an agent, and ends its term, so that the next one need not wait for that.
+    pub(crate) async fn kill(&self, agent: &mut Agent) -> Result<()> {
+        agent.process.kill9()?;
+        let leases: Api<Lease> = Api::namespaced(self.cluster.client.clone(), ACCOUNT.0);
+        leases.delete(&agent_name(NETWORK), &DeleteParams::default()).await?;
+        Ok(())
     }
 
     /// An operator that leads, and keeps what nobody wants for so many seconds.

@@ -36,7 +36,7 @@ fn many_leases_get_an_address_each_and_give_it_back() -> Result<()> {
             agent.memory()?
         );
         ensure!(site.links().await?.len() == MANY, "{:?}", site.links().await?);
-        agent.process.kill9()?;
+        site.kill(&mut agent).await?;
         let agent = site.agent().await?;
         eventually(LATER, "renewals of all", async || {
             agent.metric("hgo_dhcp_leases{state=\"Bound\"}").await.map(|bound| {

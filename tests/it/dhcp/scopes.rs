@@ -71,7 +71,7 @@ async fn endless(mut site: Site) -> Result<()> {
     let first = site.bound("web", "address", |_| true).await?;
     ensure!(first.lease_seconds.is_none() && first.expires_at.is_none(), "{first:?}");
     ensure!(site.server.granted_to(&mac).await?.is_some(), "not in the server's file");
-    agent.process.kill9()?;
+    site.kill(&mut agent).await?;
     let agent = site.agent().await?;
     eventually(LATER, "word from the server", async || {
         agent.metric("hgo_dhcp_renew_seconds_count").await.map(|renewed| renewed >= 1.0)

@@ -10,13 +10,14 @@ use crate::support::LATER;
 /// In which a server that deals out one address after the other comes round to each.
 const ROUNDS: usize = 6;
 
-/// A renewal comes within seconds, and the lease outlives a machine that stands still for long.
+/// A renewal comes within seconds (a T1 before a quarter of the lease would be ignored), and the lease
+/// outlives a machine that stands still for long.
 fn short(kind: Kind) -> Scope {
     let scope = Scope::new([10, 77, 0, 1]);
     match kind {
         // It has none that are shorter.
-        Kind::Dnsmasq => scope.seconds(120).timers(30, 100),
-        _ => scope.seconds(60).timers(15, 50),
+        Kind::Dnsmasq => scope.seconds(120).timers(30, 50),
+        _ => scope.seconds(40).timers(10, 25),
     }
 }
 
@@ -58,7 +59,7 @@ async fn life(mut site: Site) -> Result<()> {
     ensure!(acquired(&agent).await? == 1.0, "not counted as acquired");
 
     // The agent ends without warning, somebody changes its link, and another one goes on where it was.
-    agent.process.kill9()?;
+    site.kill(&mut agent).await?;
     site.host.ip(&format!("link set dev {} arp on", link(&web))).await?;
     let agent = site.agent().await?;
     let resumed = site.renewed("web", &renewed).await?;
