@@ -143,4 +143,4 @@ lint: ## Format check and lints
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 
 check: lint ## What needs no control plane: lints and unit tests
-	cargo test --locked --workspace --lib --bins
+	cargo test --locked --workspace --lib
