@@ -9,6 +9,7 @@
 //! through a relay that listens at the same address, on the loopback of that network.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::net::TcpListener as StdListener;
 use std::ops::Deref;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -39,8 +40,10 @@ use crate::store::Snapshot;
 use crate::wait::waited;
 use crate::{Bed, Options, eventually, install};
 
-/// Control planes in use at the same time. Each takes half a gigabyte, with a thousand objects one.
-static PLACES: Semaphore = Semaphore::const_new(8);
+/// Control planes in use at the same time: at most eight, and no more than there is memory for. One
+/// takes up to a gigabyte.
+static PLACES: LazyLock<Semaphore> =
+    LazyLock::new(|| Semaphore::new(available_gigabytes().clamp(2, 8)));
 /// Control planes that no test uses now.
 static IDLE: Mutex<Vec<Arc<Plane>>> = Mutex::new(Vec::new());
 /// Runtime that starts and restores them. Its threads are in the network of the process, and outlive
@@ -130,6 +133,14 @@ impl Shared {
         let plane = Arc::new(Plane::start().await?);
         Ok(Self { plane, relay: None, reusable: false, _permit: permit })
     }
+}
+
+/// Memory that programs can still take, from `/proc/meminfo`; 0 if it cannot be read.
+fn available_gigabytes() -> usize {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<usize>().ok());
+    kilobytes.unwrap_or(0) / 1_000_000
 }
 
 /// Restores a control plane that no test uses, or starts one.
