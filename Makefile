@@ -128,7 +128,8 @@ image: rust ## Write the image, target/image.tar, without a container engine (co
 	@cargo=$${CARGO_HOME:-$$HOME/.cargo}; \
 	RUSTFLAGS="--remap-path-prefix=$$cargo=/cargo --remap-path-prefix=$$PWD=/src"; \
 	CFLAGS="-ffile-prefix-map=$$PWD=/src -ffile-prefix-map=$$cargo=/cargo"; \
-	export RUSTFLAGS CFLAGS; \
+	AWS_LC_SYS_NO_JITTER_ENTROPY=0; \
+	export RUSTFLAGS CFLAGS AWS_LC_SYS_NO_JITTER_ENTROPY; \
 	cargo build --locked --features jemalloc --release --bin harvester-guest-operator --target-dir $(IMAGE_BUILD); \
 	cargo build --locked --features jemalloc --profile agent --bin lease-agent --target-dir $(IMAGE_BUILD)
 	cargo run --locked --workspace --bin image -- \
