@@ -57,7 +57,7 @@ async fn run(cli: Cli) -> Result<()> {
 
 /// Everything that was started is gone when this returns, whatever it returns.
 async fn on_a_bed(operator: &std::path::Path, once: bool) -> Result<()> {
-    steps::announce(1, "a control plane of its own", "seconds; the first time about 5 minutes");
+    steps::announce(1, "a control plane of its own", "seconds");
     // A signal during the build has its usual effect; go would not heed ours.
     control_plane().await?;
     let mut interrupt = signal(SignalKind::interrupt())?;
