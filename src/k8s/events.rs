@@ -14,6 +14,8 @@ use crate::metrics::Metrics;
 const QUEUE: usize = 128;
 /// Events written in a row after a rest.
 const BURST: u32 = 20;
+/// Bytes of a note at most: the API server refuses an Event with more.
+const LONGEST_NOTE: usize = 1024;
 /// Time that earns one more Event.
 const EARN: Duration = Duration::from_millis(500);
 
@@ -47,10 +49,7 @@ impl Events {
     }
 
     fn send(&self, type_: EventType, object: ObjectReference, reason: &str, mut note: String) {
-        // The API refuses notes of a kilobyte and more.
-        if let Some((cut, _)) = note.char_indices().nth(900) {
-            note.truncate(cut);
-        }
+        note.truncate(note.floor_char_boundary(LONGEST_NOTE));
         let event = Event {
             type_,
             reason: reason.to_owned(),
@@ -91,5 +90,28 @@ async fn write(
             metrics.events_dropped.inc();
             tracing::debug!(%error, reason = event.reason, "event not written");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The API server counts bytes, not characters.
+    #[test]
+    fn a_long_note_is_cut_and_what_finds_no_room_is_counted() {
+        let (queue, mut queued) = mpsc::channel(1);
+        let events = Events { queue, metrics: Metrics::new().unwrap() };
+        for letter in ["x", "€"] {
+            events.warning(ObjectReference::default(), "Reason", letter.repeat(5_000));
+            let (event, _) = queued.try_recv().unwrap();
+            let length = event.note.unwrap().len();
+            assert!((1022..=1024).contains(&length), "{length} bytes of {letter}");
+        }
+        assert_eq!(events.metrics.events_dropped.get(), 0);
+        for _ in 0..3 {
+            events.normal(ObjectReference::default(), "Reason", String::new());
+        }
+        assert_eq!(events.metrics.events_dropped.get(), 2);
     }
 }
