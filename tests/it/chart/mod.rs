@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod duties;
+mod fit;
 mod install;
 mod monitoring;
 mod render;

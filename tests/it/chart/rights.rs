@@ -10,9 +10,10 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use testbed::eventually;
+use testbed::{Chart, eventually};
 
-use super::{default_objects, duties, object};
+use super::{all_on, default_objects, duties, object, objects};
+use crate::cloud_config::roles::HARVESTERS;
 use crate::support::{Cluster, LATER};
 
 const NAME: &str = "harvester-guest-operator";
@@ -169,6 +170,23 @@ async fn the_account_has_no_other_role() {
     }
     let known = ROLES.map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
     assert_eq!(bound, BTreeSet::from(known));
+}
+
+/// The chart's role for guest clusters grants what Harvester's own does, and nothing else.
+#[tokio::test]
+async fn guests_get_harvesters_own_rights() {
+    const ROLE: &str = "harvesterhci.io:cloudprovider";
+    let all_on = Chart::locate().await.unwrap().render(&["--values", &all_on()]).await.unwrap();
+    let harvesters = HARVESTERS.split("---\n").map(|text| serde_saphyr::from_str(text).unwrap());
+    let harvesters: Vec<Value> = harvesters.collect();
+    let rights = |role: &Value| {
+        let rules: Vec<PolicyRule> = serde_json::from_value(role["rules"].clone()).unwrap();
+        let all: BTreeSet<String> = single(&rules).iter().map(|rule| format!("{rule:?}")).collect();
+        assert!(all.len() > 20, "{all:?}");
+        all
+    };
+    let ours = rights(object(&objects(&all_on), "ClusterRole", ROLE));
+    assert_eq!(ours, rights(object(&harvesters, "ClusterRole", ROLE)), "the chart's (left)");
 }
 
 /// Secrets are read by name only, and only in the operator's own namespace.

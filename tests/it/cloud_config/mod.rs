@@ -7,7 +7,7 @@ mod input;
 mod not_ours;
 mod objects;
 mod rights;
-mod roles;
+pub(crate) mod roles;
 mod rotate;
 mod rotation;
 

@@ -3,7 +3,7 @@
 //! upgrade to 1.4 writes (package/upgrade/upgrade_manifests.sh) with what its proposals on online
 //! expansion and on snapshots add, and VolumeAttachments, which the driver asks for since.
 
-pub(super) const HARVESTERS: &str = r#"
+pub(crate) const HARVESTERS: &str = r#"
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {name: "harvesterhci.io:cloudprovider"}
