@@ -1,6 +1,7 @@
 //! How endpoints are packed, case by case; `model` does it at random and watches every write.
 
 use super::*;
+use crate::domain::service::Identity;
 
 pub(super) const WEB: &str = "web";
 
@@ -303,4 +304,14 @@ fn what_is_stored_is_remembered_by_uid() {
 
 mod model {
     mod tests;
+}
+
+/// What somebody else has written meanwhile is refused to be written over.
+#[test]
+fn a_patch_says_which_version_it_rests_on() {
+    let lb = Identity { namespace: "default", name: WEB, uid: "lb-uid" };
+    let endpoints = [ready(1), unready(2)];
+    let sent = serde_json::to_value(patch(lb, "17", &ports(), &endpoints, "now")).unwrap();
+    assert_eq!(sent["metadata"]["resourceVersion"], "17");
+    assert_eq!(sent["endpoints"].as_array().map(Vec::len), Some(2));
 }

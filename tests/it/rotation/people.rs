@@ -1,13 +1,16 @@
 //! What people do to a target, to what a credential is bound to, and to the TokenRotation.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
-use testbed::{Chart, eventually};
+use testbed::{Chart, Proxy, Start, Verdict, eventually};
 
 use super::fixture::{NAME, RIGHTS, cluster, spec, start};
 use crate::support::{SOON, shows};
@@ -39,6 +42,39 @@ async fn what_somebody_else_puts_there_is_kept() -> Result<()> {
     cluster.published(2).await?;
     cluster.one_is_left().await?;
     cluster.works(&theirs).await
+}
+
+/// The write that is to replace it is on its way already.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_puts_there_at_the_last_moment_is_kept() -> Result<()> {
+    let cluster = cluster().await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..start() }).await?;
+    operator.leads().await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    cluster.rotation(spec(&[])).await?;
+    cluster.published(1).await?;
+    let (value, ours) = (cluster.value().await?, cluster.token().await?);
+    let theirs = cluster.bed.service_account_token("default", NAME).await?;
+    let writes = Arc::new(AtomicU32::new(0));
+    let seen = writes.clone();
+    proxy.set_rule(move |call| {
+        if call.method != "PATCH" || !call.path.ends_with("/secrets/guest") {
+            return Verdict::Pass;
+        }
+        match seen.fetch_add(1, Ordering::Relaxed) {
+            0 => Verdict::Delay(Duration::from_secs(2)),
+            _ => Verdict::Hang,
+        }
+    });
+    cluster.annotate("rotate", "1").await?;
+    let on_its_way = async || writes.load(Ordering::Relaxed) > 0;
+    eventually(SOON, "write of the target", on_its_way).await?;
+    cluster.put(&value.replace(&ours, &theirs)).await?;
+    cluster.says("adoption", |s| s.current.as_ref().is_some_and(|c| !c.ours)).await?;
+    ensure!(cluster.token().await? == theirs, "theirs was overwritten");
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

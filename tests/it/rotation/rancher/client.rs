@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::rancher::{Error, Order, Rancher, Secret, Token, Trust};
+use harvester_guest_operator::rancher::{Error, Issuer, Order, Rancher, Secret, Token, Trust};
 use serde_json::json;
 use testbed::rancher::Version;
 use testbed::{Verdict, eventually};
@@ -99,6 +99,22 @@ async fn a_token_is_made_found_read_and_revoked() -> Result<()> {
             let dead = site.client.mint(&made.secret, order("x")).await.err();
             assert_eq!(dead, Some(Error::Unauthorized));
         }
+    }
+    Ok(())
+}
+
+/// A name is the whole description: another credential's may begin or end with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_token_by_that_name_is_revoked() -> Result<()> {
+    let site = Site::new(Version::Main).await?;
+    let issuer = Issuer::new(site.there.url(), Some(site.there.ca_pem()), site.key.clone());
+    let issuer = issuer.map_err(anyhow::Error::msg)?;
+    for name in ["guest-1", "guest-10", "a-guest-1"] {
+        issuer.mint(name, 30 * DAY, None).await?;
+    }
+    issuer.revoke("guest-1").await?;
+    for (name, left) in [("guest-1", 0), ("guest-10", 1), ("a-guest-1", 1)] {
+        assert_eq!(site.find(name).await?.len(), left, "{name}");
     }
     Ok(())
 }
