@@ -208,3 +208,33 @@ fn pem(encoded: &str) -> Result<String, String> {
         .and_then(|bytes| String::from_utf8(bytes).ok())
         .ok_or_else(|| "its certificate-authority-data is no text in base64".to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One that an administrator has disabled is dead from now on, whatever its time.
+    #[test]
+    fn a_token_lives_until_its_end_unless_it_is_disabled() {
+        let token = Token {
+            name: "token-abcde".to_owned(),
+            user: "u-1".to_owned(),
+            description: String::new(),
+            created: 100,
+            ends: Some(900),
+            cluster: None,
+            enabled: true,
+        };
+        let disabled = Token { enabled: false, ..token.clone() };
+        for (token, now, end, alive) in [
+            (&token, Some(500), 900, true),
+            (&token, Some(900), 900, false),
+            (&token, None, 900, true),
+            (&disabled, Some(500), 500, false),
+            (&disabled, None, 900, false),
+        ] {
+            let found = life(token, now);
+            assert_eq!((found.says.expires, found.alive), (Some(end), alive), "{now:?}");
+        }
+    }
+}

@@ -7,8 +7,8 @@ use futures::future::try_join_all;
 use kube::Client;
 use kube::api::PostParams;
 use serde_json::json;
-use testbed::eventually;
 use testbed::kubevirt::{Launcher, Nic, Phase, Ready, Vm};
+use testbed::{Proxy, Start, eventually};
 
 use super::raw;
 use crate::support::{Cluster, LATER, lb};
@@ -180,6 +180,26 @@ fn stories() -> Vec<Lane> {
     let other = vm.clone().label("app", "other");
     tell(&vm, vec![Write::Change(other)], vec![]);
     lanes
+}
+
+/// kube-vip 1.2 announces nothing for a Service without endpoints.
+#[tokio::test(flavor = "multi_thread")]
+async fn slices_are_made_before_the_service() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..Start::default() }).await?;
+    operator.leads().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    cluster.lb_with("web", json!({})).await?;
+    cluster.waits("web", "NoRunningBackends").await?;
+    let made = proxy.calls().into_iter().filter(|record| record.call.method == "POST");
+    let made: Vec<String> = made
+        .filter_map(|record| record.call.resource().map(str::to_owned))
+        .filter(|resource| ["endpointslices", "services"].contains(&resource.as_str()))
+        .collect();
+    assert_eq!(made, ["endpointslices", "services"]);
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
