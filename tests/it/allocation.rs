@@ -97,20 +97,6 @@ async fn waiters_say_so_and_are_served_oldest_first_without_polling() -> Result<
     cluster.consistent().await
 }
 
-/// More Warnings at once than are written in a row: the others wait for their turn.
-#[tokio::test(flavor = "multi_thread")]
-async fn each_of_many_that_wait_gets_its_warning() -> Result<()> {
-    let cluster = Cluster::start().await?;
-    let operator = cluster.operator().await?;
-    let names: Vec<String> = (0..30).map(|i| format!("lb-{i}")).collect();
-    cluster.lbs_at_once(names.iter().cloned()).await?;
-    for name in &names {
-        cluster.warned(name, "NoMatchedIPPool").await?;
-    }
-    assert_eq!(operator.metric("hgo_events_dropped_total", &[]).await?, 0.0);
-    Ok(())
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn restarts_move_nobody_and_write_nothing() -> Result<()> {
     let cluster = Cluster::start().await?;
