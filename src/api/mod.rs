@@ -39,6 +39,9 @@ pub const GROUP: &str = "loadbalancer.harvesterhci.io";
 /// Annotation of a LoadBalancer: the network (`namespace/name` of a
 /// NetworkAttachmentDefinition) that its address must belong to.
 pub const ANNOTATION_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
+/// Annotation of a LoadBalancer: the claim that it has or had, `POOL/ADDRESS`. The operator writes
+/// it; a backup without status brings it back, and the address with it while that is free.
+pub const ANNOTATION_ALLOCATED: &str = "loadbalancer.harvesterhci.io/allocated-address";
 /// Annotation of a LoadBalancer: its namespace.
 pub const ANNOTATION_NAMESPACE: &str = "loadbalancer.harvesterhci.io/namespace";
 /// Annotation of a LoadBalancer: the Rancher project it belongs to, as `cluster/project`. For

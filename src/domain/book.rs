@@ -10,12 +10,14 @@
 //!   new address is claimed first, and the old one freed only when the API server itself says
 //!   that the new one is published;
 //! * waiters are served oldest first, and before anybody who asks later;
-//! * no pool gives out an address that another pool holds on the same network ([`standing`]).
+//! * no pool gives out an address that another pool holds on the same network ([`standing`]), or
+//!   that a LoadBalancer publishes there without a ledger that says so ([`reserved`]);
+//! * names survive restores: a LoadBalancer that is made again under its name gets the address that
+//!   the name had, from its pool's ledger, from history, or as it asks for it itself.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
 
-use super::conflict::{Conflict, Segment};
+use super::conflict::{Conflict, Segment, network_mismatch};
 use super::ledger::{Ledger, NoAddress};
 use super::pool_choice::{Requirement, Selector};
 use super::ranges::{RangeError, Subnet};
@@ -23,9 +25,12 @@ use super::reason::Wait;
 use super::{Claim, LbFacts, Owner};
 
 mod merge;
+mod recover;
+mod reserved;
 pub mod standing;
 
 pub use merge::{PoolSeen, Repair, World, WorldEntry};
+pub use reserved::Reservation;
 
 /// A pool as the book keeps it.
 #[derive(Clone, Debug)]
@@ -55,7 +60,10 @@ pub enum Verdict {
         claim: Claim,
         /// Its subnet; `None` if the pool's ranges no longer include it.
         subnet: Option<Subnet>,
-        /// Why it is not in the pool that `spec.ipPool` names.
+        /// The network of its pool, blank for the nodes' own; `None` if the pool is gone or serves
+        /// every network.
+        network: Option<String>,
+        /// Why it is not what the LoadBalancer asks for.
         instead: Option<Wait>,
     },
     /// None yet. The book remembers the request and serves it when it can.
@@ -68,12 +76,15 @@ pub struct Book {
     pools: BTreeMap<String, Pool>,
     /// Owner's UID to its claims; two for as long as it changes pools.
     holders: HashMap<String, Vec<Claim>>,
+    /// Owner's name to the claims under it, whatever the UID.
+    names: HashMap<String, BTreeSet<Claim>>,
     waiters: BTreeMap<Age, (LbFacts, Wait)>,
     ages: HashMap<String, Age>,
     touched: BTreeSet<String>,
     /// Something changed that waiters may have waited for.
     stirred: bool,
     standing: standing::Standing,
+    reserved: reserved::Reserved,
 }
 
 /// Sorts by age, then name, so that the order of service never depends on arrival.
@@ -83,31 +94,33 @@ impl Book {
     /// Gives the LoadBalancer its address, or remembers that it waits.
     pub fn claim(&mut self, facts: &LbFacts) -> Verdict {
         self.judge();
+        self.observe(facts);
         if let Some(verdict) = self.keep_homeless(facts) {
             return verdict;
         }
         self.restore_published(facts);
+        self.inherit(facts);
         let current = self.current(facts);
-        let verdict = match self.settle(facts, current.as_ref()) {
-            Ok(claim) => self.held(claim, None),
+        let (claim, wait) = match self.settle(facts, current.as_ref()) {
+            Ok(claim) => (claim, None),
             Err(wait) => match self.homeless(facts).cloned().or(current) {
-                Some(claim) => {
+                Some(claim) => (claim, Some(wait)),
+                None => {
                     self.wait(facts, wait.clone());
-                    return self.held(claim, Some(wait));
+                    return Verdict::Waiting(wait);
                 }
-                None => Verdict::Waiting(wait),
             },
         };
-        match &verdict {
-            Verdict::Waiting(wait) => self.wait(facts, wait.clone()),
-            Verdict::Held { claim, .. } => {
-                self.stop_waiting(&facts.owner.uid);
-                if facts.fresh && facts.published.as_ref() == Some(claim) {
-                    self.release_all_but(&facts.owner.uid, Some(claim));
-                }
-            }
+        match &wait {
+            Some(wait) => self.wait(facts, wait.clone()),
+            None => self.stop_waiting(&facts.owner.uid),
         }
-        verdict
+        self.reserve(facts, &claim);
+        if facts.fresh && wait.is_none() && facts.published.as_ref() == Some(&claim) {
+            self.release_all_but(&facts.owner.uid, Some(&claim));
+            self.unreserve_all_but(&facts.owner.uid, Some(&claim));
+        }
+        self.held(facts, claim, wait)
     }
 
     /// The answer to [`Self::claim`] if it changes nothing, so that no write is needed.
@@ -117,27 +130,36 @@ impl Book {
         let in_place = facts.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
         let published_here = facts.published.as_ref().is_none_or(|p| p == claim);
         let written = !self.touched.contains(&claim.pool);
-        (in_place && published_here && written && !self.ages.contains_key(&facts.owner.uid))
-            .then(|| self.held(claim.clone(), None))
+        let settled = written && !self.ages.contains_key(&facts.owner.uid);
+        (in_place && published_here && settled && self.is_reserved(facts, claim))
+            .then(|| self.held(facts, claim.clone(), None))
     }
 
     /// Whether the LoadBalancer must be read again before [`Self::claim`]: it holds more than
     /// it publishes, so that an address may have to be freed, or publishes what it does not
-    /// hold. An old view must not decide on either.
+    /// hold, or another LoadBalancer had its name. An old view must not decide on any of these.
     pub fn needs_fresh(&self, facts: &LbFacts) -> bool {
         let claims = self.claims_of(&facts.owner.uid);
         let unknown = facts.published.as_ref().is_some_and(|p| !claims.contains(p));
-        !facts.fresh && (claims.len() > 1 || (!claims.is_empty() && unknown))
+        let surplus = claims.len() > 1 || self.reserves_more_than(&facts.owner.uid, claims);
+        !facts.fresh
+            && (surplus
+                || (!claims.is_empty() && unknown)
+                || self.inheritance(facts).next().is_some())
     }
 
     /// Whether [`Self::release`] would change nothing, in memory or in a stored ledger.
     pub fn has_nothing_to_release(&self, uid: &str) -> bool {
-        self.claims_of(uid).is_empty() && !self.ages.contains_key(uid) && self.touched.is_empty()
+        self.claims_of(uid).is_empty()
+            && !self.ages.contains_key(uid)
+            && !self.is_remembered(uid)
+            && self.touched.is_empty()
     }
 
     /// Frees everything the owner holds, and forgets that it waits.
     pub fn release(&mut self, uid: &str) -> Vec<Claim> {
         self.stop_waiting(uid);
+        self.forget(uid);
         self.release_all_but(uid, None)
     }
 
@@ -148,12 +170,7 @@ impl Book {
             return false;
         }
         pool.ledger.release(claim.ip);
-        if let Some(claims) = self.holders.get_mut(&owner.uid) {
-            claims.retain(|c| c != claim);
-            if claims.is_empty() {
-                self.holders.remove(&owner.uid);
-            }
-        }
+        self.unhold(owner, claim);
         self.touch(&claim.pool);
         self.freed(claim);
         true
@@ -177,15 +194,23 @@ impl Book {
             .collect()
     }
 
-    /// Forgets a pool. Whoever held an address there keeps publishing it.
+    /// Forgets a pool. LoadBalancers that held an address there keep publishing it, and no other
+    /// pool gives it out.
     pub fn remove_pool(&mut self, name: &str) {
-        let Some(pool) = self.pools.remove(name) else { return };
+        if let Some(pool) = self.take_out(name) {
+            self.reserve_claims_of(name, &pool);
+        }
+    }
+
+    fn take_out(&mut self, name: &str) -> Option<Pool> {
+        let pool = self.pools.remove(name)?;
         for (ip, owner) in pool.ledger.claims() {
-            self.unhold(&owner.uid, name, *ip);
+            self.unhold(owner, &Claim { pool: name.to_owned(), ip: *ip });
         }
         self.touched.remove(name);
         self.stirred = true;
-        self.standing.changed();
+        self.standing.moved();
+        Some(pool)
     }
 
     /// The pools, by name.
@@ -249,7 +274,10 @@ impl Book {
         if let Some(why) = pool.idle() {
             return Err(Wait::NotReady { pool: named.clone(), why });
         }
-        self.claim_from(named, &facts.owner).map_err(|refusal| match refusal {
+        if let Some(wait) = pool.mismatch(named, facts) {
+            return Err(wait);
+        }
+        self.claim_from(named, facts).map_err(|refusal| match refusal {
             NoAddress::Full => Wait::Full { pools: vec![named.clone()] },
             NoAddress::LedgerFull => Wait::LedgerFull { pool: named.clone() },
         })
@@ -269,15 +297,17 @@ impl Book {
     }
 
     fn claim_from_best(&mut self, facts: &LbFacts) -> Result<Claim, Wait> {
-        let names: Vec<String> =
+        let mut names: Vec<String> =
             self.candidates(&facts.requirement).into_iter().map(str::to_owned).collect();
+        // The pool that it had its address from comes first, if it still serves it.
+        names.sort_by_key(|name| facts.former.as_ref().is_none_or(|former| former.pool != *name));
         let mut refusal = None;
         for name in &names {
             if let Some(why) = self.pools.get(name).and_then(Pool::idle) {
                 refusal.get_or_insert(Wait::NotReady { pool: name.clone(), why });
                 continue;
             }
-            match self.claim_from(name, &facts.owner) {
+            match self.claim_from(name, facts) {
                 Ok(claim) => return Ok(claim),
                 Err(NoAddress::Full) => {}
                 Err(NoAddress::LedgerFull) => {
@@ -294,73 +324,31 @@ impl Book {
         }))
     }
 
-    fn claim_from(&mut self, name: &str, owner: &Owner) -> Result<Claim, NoAddress> {
-        let pool = self.pools.get_mut(name).ok_or(NoAddress::Full)?;
-        let ip = pool.ledger.claim(owner)?;
-        let claim = Claim { pool: name.to_owned(), ip };
-        self.hold(owner, claim.clone());
+    fn claim_from(&mut self, name: &str, facts: &LbFacts) -> Result<Claim, NoAddress> {
+        // Taken out, so that the other pools can be looked at meanwhile.
+        let mut pool = self.pools.remove(name).ok_or(NoAddress::Full)?;
+        let former = facts.former.as_ref().map(|former| former.ip);
+        let fitness = self.fitness(facts, name, &pool);
+        let ip = pool.ledger.claim_where(&facts.owner, former, fitness);
+        self.pools.insert(name.to_owned(), pool);
+        let claim = Claim { pool: name.to_owned(), ip: ip? };
+        self.hold(&facts.owner, claim.clone());
         self.touched.insert(name.to_owned());
         self.given(&claim);
         Ok(claim)
     }
 
-    /// A published address whose pool is gone stays in use: the pool may come back, and a live
-    /// address is never changed by anything but its owner's wish.
-    fn keep_homeless(&mut self, facts: &LbFacts) -> Option<Verdict> {
-        let claim = self.homeless(facts)?;
-        if facts.named_pool.as_ref().is_some_and(|named| *named != claim.pool) {
-            return None;
-        }
-        // Left from a switch that was taken back.
-        self.release_all_but(&facts.owner.uid, None);
-        let wait = Wait::PoolGone { pool: claim.pool.clone() };
-        self.wait(facts, wait.clone());
-        Some(Verdict::Held { claim: claim.clone(), subnet: None, instead: Some(wait) })
-    }
-
-    /// Where nothing guards the status, a tenant can write any address and the name of a pool that
-    /// never was: one that is another's, or a pool's that does not admit it, is not kept.
-    fn homeless<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
-        let claim = facts.published.as_ref()?;
-        let keeps_off = |pool: &Pool| {
-            let ranges = pool.ledger.ranges();
-            let owner = pool.ledger.owner_of(claim.ip);
-            owner.is_some_and(|owner| owner.uid != facts.owner.uid)
-                || ranges.gateways().any(|gateway| gateway == claim.ip)
-                || ranges.find(claim.ip).is_some()
-                    && !pool.selector.may_be_named_by(&facts.requirement)
-        };
-        let is_gone = !self.pools.contains_key(&claim.pool);
-        (is_gone && !self.pools.values().any(keeps_off)).then_some(claim)
-    }
-
-    /// Reads back a claim that the LoadBalancer publishes while no ledger names it, if the pool
-    /// admits it and the address is nobody else's.
-    fn restore_published(&mut self, facts: &LbFacts) {
-        let Some(claim) = &facts.published else { return };
-        if !self.claims_of(&facts.owner.uid).is_empty() {
-            return;
-        }
-        let Some(pool) = self.pools.get_mut(&claim.pool) else { return };
-        if !pool.selector.may_be_named_by(&facts.requirement)
-            || pool.ledger.ranges().find(claim.ip).is_none()
-            || pool.ledger.held_back().contains(&claim.ip)
-            || !pool.ledger.restore(claim.ip, &facts.owner)
-        {
-            return;
-        }
-        self.hold(&facts.owner, claim.clone());
-        self.touched.insert(claim.pool.clone());
-        self.given(claim);
-    }
-
-    fn held(&self, claim: Claim, instead: Option<Wait>) -> Verdict {
+    fn held(&self, facts: &LbFacts, claim: Claim, instead: Option<Wait>) -> Verdict {
         let pool = self.pools.get(&claim.pool);
         let subnet = pool.and_then(|p| p.ledger.ranges().subnet_of(claim.ip)).cloned();
-        Verdict::Held { claim, subnet, instead }
+        let instead = instead.or_else(|| pool?.mismatch(&claim.pool, facts));
+        let network = pool.filter(|pool| !pool.selector.is_global());
+        let network = network.map(|pool| pool.selector.network().to_owned());
+        Verdict::Held { claim, subnet, network, instead }
     }
 
     fn hold(&mut self, owner: &Owner, claim: Claim) {
+        self.names.entry(owner.name.clone()).or_default().insert(claim.clone());
         if owner.uid.is_empty() {
             return;
         }
@@ -370,11 +358,17 @@ impl Book {
         }
     }
 
-    fn unhold(&mut self, uid: &str, pool: &str, ip: IpAddr) {
-        if let Some(claims) = self.holders.get_mut(uid) {
-            claims.retain(|c| c.pool != pool || c.ip != ip);
+    fn unhold(&mut self, owner: &Owner, claim: &Claim) {
+        if let Some(claims) = self.holders.get_mut(&owner.uid) {
+            claims.retain(|held| held != claim);
             if claims.is_empty() {
-                self.holders.remove(uid);
+                self.holders.remove(&owner.uid);
+            }
+        }
+        if let Some(claims) = self.names.get_mut(&owner.name) {
+            claims.remove(claim);
+            if claims.is_empty() {
+                self.names.remove(&owner.name);
             }
         }
     }
@@ -383,10 +377,10 @@ impl Book {
         let surplus: Vec<Claim> =
             self.claims_of(uid).iter().filter(|c| Some(*c) != keep).cloned().collect();
         for claim in &surplus {
-            if let Some(pool) = self.pools.get_mut(&claim.pool) {
-                pool.ledger.release(claim.ip);
+            let pool = self.pools.get_mut(&claim.pool);
+            if let Some(owner) = pool.and_then(|pool| pool.ledger.release(claim.ip)) {
+                self.unhold(&owner, claim);
             }
-            self.unhold(uid, &claim.pool, claim.ip);
             self.touch(&claim.pool);
             self.freed(claim);
         }
@@ -399,6 +393,17 @@ impl Book {
         self.ages.insert(facts.owner.uid.clone(), age.clone());
         // By the time a waiter is served its facts are old.
         self.waiters.insert(age, (LbFacts { fresh: false, ..facts.clone() }, wait));
+    }
+
+    /// Where networks lead, and what the LoadBalancer wants, may have changed since it asked.
+    fn update_waiter(&mut self, facts: &LbFacts) {
+        let age = self.ages.get(&facts.owner.uid);
+        let Some((known, _)) = age.and_then(|age| self.waiters.get_mut(age)) else { return };
+        let now = LbFacts { fresh: false, ..facts.clone() };
+        if *known != now {
+            *known = now;
+            self.stirred = true;
+        }
     }
 
     fn stop_waiting(&mut self, uid: &str) {
@@ -416,6 +421,11 @@ impl Pool {
         }
         let fault = || self.fault.as_ref().map(ToString::to_string);
         fault().or_else(|| self.conflict.as_ref().map(Conflict::standing_back))
+    }
+
+    /// Why the pool's addresses are not for the LoadBalancer's network.
+    fn mismatch(&self, name: &str, facts: &LbFacts) -> Option<Wait> {
+        network_mismatch(name, &self.selector, &self.segment, facts)
     }
 }
 

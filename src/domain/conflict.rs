@@ -19,8 +19,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use super::LbFacts;
 use super::pool_choice::Selector;
 use super::ranges::{Ranges, Stretch};
+use super::reason::Wait;
 use super::service::Attachment;
 use crate::api::IPPoolSpec;
 
@@ -125,6 +127,16 @@ impl Segment {
         }
     }
 
+    /// Where an announcer on the nodes announces an address of this segment: nodes have a bridge for
+    /// an untagged network. Others have no link, and their addresses are announced on the default
+    /// interface, in the nodes' own network.
+    pub fn of_announcer(&self) -> Self {
+        match self {
+            Self::Management | Self::Unlisted | Self::Vlan(_, 0) => self.clone(),
+            Self::Vlan(..) | Self::Named(_) => Self::Management,
+        }
+    }
+
     /// Whether an address here may be seen there.
     pub fn meets(&self, other: &Self) -> bool {
         self == other || [self, other].contains(&&Self::Unlisted)
@@ -132,13 +144,13 @@ impl Segment {
 }
 
 impl PoolFacts {
-    /// Reads a pool's spec. `global_label` is whether it carries the label of the global pool.
-    pub fn new(name: &str, created: i64, spec: &IPPoolSpec, global_label: bool) -> Self {
+    /// Reads a pool's spec. `created` is in seconds since the epoch.
+    pub fn new(name: &str, created: i64, spec: &IPPoolSpec) -> Self {
         Self {
             name: name.to_owned(),
             created,
             deleting: false,
-            selector: Selector::new(spec.selector.as_ref(), global_label),
+            selector: Selector::new(spec.selector.as_ref()),
             ranges: Ranges::parse(&spec.ranges).ok(),
         }
     }
@@ -249,6 +261,24 @@ pub fn against(candidate: &Contender<'_>, others: &[Contender<'_>]) -> Vec<Confl
     conflicts
 }
 
+/// Why a pool's addresses are not for a LoadBalancer: it names a network, and the pool, on `segment`,
+/// is for another one. A global pool serves every network. A pool without network may serve guests
+/// on any, since its admin named none and a guest's network is that of its VMs.
+pub fn network_mismatch(
+    pool: &str,
+    selector: &Selector,
+    segment: &Segment,
+    facts: &LbFacts,
+) -> Option<Wait> {
+    let named = facts.segment.as_ref()?;
+    let any = selector.is_global() || (facts.guest && selector.network().is_empty());
+    (!any && !named.meets(segment)).then(|| Wait::NetworkMismatch {
+        pool: pool.to_owned(),
+        pool_network: selector.network().to_owned(),
+        network: facts.requirement.network.clone(),
+    })
+}
+
 /// The first stretch that both have, as indices of the two ranges and the two ends, and how many
 /// addresses they share.
 pub fn overlap(a: &Ranges, b: &Ranges) -> Option<(usize, usize, IpAddr, IpAddr, u128)> {
@@ -337,7 +367,7 @@ impl Conflict {
                 )
             }
             Over::Global => format!(
-                "there is already a global IP pool: {with}; add the ranges there, or narrow the scope of one of the two and remove the label of global pools"
+                "there is already a global IP pool: {with}; add the ranges there, or narrow the scope of one of the two"
             ),
             Over::Priority(priority) => format!(
                 "the priority can't be the same as the pool {with}: {priority} is taken on this network; choose another one"

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use super::book::WorldEntry;
+use super::conflict::Segment;
 use super::pool_choice::Requirement;
 use super::{Claim, LbFacts, Owner};
 use crate::api::{
-    ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NETWORK, DHCP_ADDRESS, Ipam,
-    LABEL_CLUSTER, LoadBalancer, NAMELESS_CLUSTER, WorkloadType,
+    ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NETWORK,
+    DHCP_ADDRESS, Ipam, LABEL_CLUSTER, LoadBalancer, NAMELESS_CLUSTER, WorkloadType,
 };
 
 /// Which Rancher project a namespace is in, as its Namespace object says.
@@ -32,16 +33,45 @@ pub struct Surroundings {
     pub vm_network: Option<String>,
 }
 
-/// What the ledger must know. `fresh` is whether the object was just read from the API server.
-pub fn facts(lb: &LoadBalancer, around: &Surroundings, fresh: bool) -> LbFacts {
+/// What the ledger must know. `segment` says where a network is; `fresh` is whether the object was
+/// just read from the API server.
+pub fn facts(
+    lb: &LoadBalancer,
+    around: &Surroundings,
+    segment: impl FnOnce(&str) -> Segment,
+    fresh: bool,
+) -> LbFacts {
+    let requirement = requirement(lb, around);
+    let network = Some(requirement.network.as_str()).filter(|network| !network.is_empty());
     LbFacts {
         owner: owner(lb),
         created: created(lb),
-        requirement: requirement(lb, around),
-        named_pool: lb.spec.ip_pool.clone().filter(|pool| !pool.is_empty()),
+        segment: network.map(segment),
+        guest: is_guest(lb),
+        requirement,
+        named_pool: named_pool(lb),
         published: published(lb),
+        former: former(lb),
         fresh,
     }
+}
+
+/// The pool that `spec.ipPool` names.
+pub fn named_pool(lb: &LoadBalancer) -> Option<String> {
+    lb.spec.ip_pool.clone().filter(|pool| !pool.is_empty())
+}
+
+/// The claim that the annotation says the LoadBalancer has or had: `POOL/ADDRESS`. Its tenant may
+/// have written it: it is a wish, and the pool's rules decide.
+pub fn former(lb: &LoadBalancer) -> Option<Claim> {
+    let text = given(lb.metadata.annotations.as_ref(), ANNOTATION_ALLOCATED)?;
+    let (pool, ip) = text.split_once('/')?;
+    Some(Claim { pool: pool.to_owned(), ip: ip.parse().ok()? })
+}
+
+/// A claim as the annotation has it.
+pub fn written(claim: &Claim) -> String {
+    format!("{}/{}", claim.pool, claim.ip)
 }
 
 /// What a ledger is rebuilt from. `None`: not a LoadBalancer that takes from pools.
@@ -82,18 +112,19 @@ pub fn requirement(lb: &LoadBalancer, around: &Surroundings) -> Requirement {
         cluster: annotation(ANNOTATION_CLUSTER)
             .or_else(|| given(lb.metadata.labels.as_ref(), LABEL_CLUSTER))
             .unwrap_or_default(),
-        guest: is_guest(lb),
     }
 }
 
-/// The guest cluster whose VMs say on which network it is, if nothing else does.
+/// The guest cluster whose VMs say on which network it is, if nothing else does. Named by
+/// annotation, as Harvester's webhook looks it up, else by label.
 pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
     let annotations = lb.metadata.annotations.as_ref();
     let says = |key: &str| given(annotations, key).is_some();
     if !is_guest(lb) || says(ANNOTATION_NETWORK) || says(ANNOTATION_MANAGEMENT_NETWORK) {
         return None;
     }
-    guest_cluster(lb)
+    let annotated = given(annotations, ANNOTATION_CLUSTER).filter(|name| name != NAMELESS_CLUSTER);
+    annotated.or_else(|| guest_cluster(lb))
 }
 
 /// The guest cluster that its cloud provider names. `kubernetes` is what one says that was not

@@ -21,7 +21,7 @@ use serde::Deserialize;
 
 use super::conflict::{self, PoolFacts, Segment};
 use super::ranges::Ranges;
-use crate::api::{DHCP_ADDRESS, IPPool, IPPoolSpec, LABEL_GLOBAL_POOL, Range, Scope, Selector};
+use crate::api::{DHCP_ADDRESS, IPPool, IPPoolSpec, Range, Scope, Selector};
 
 /// The name that stands for all namespaces, and that pool's.
 const GLOBAL: &str = "global";
@@ -177,13 +177,10 @@ impl Import {
     /// What stands between a new pool and the others: those that are there, and those planned.
     fn conflict(&self, name: &str, spec: &IPPoolSpec, known: &Known) -> Option<String> {
         let there = known.pools.iter().map(|pool| {
-            let labels = pool.metadata.labels.as_ref();
-            let label = labels.and_then(|labels| labels.get(LABEL_GLOBAL_POOL));
             let name = pool.metadata.name.as_deref().unwrap_or_default();
-            PoolFacts::new(name, 0, &pool.spec, label.is_some_and(|label| label == "true"))
+            PoolFacts::new(name, 0, &pool.spec)
         });
-        let planned =
-            self.pools.iter().map(|pool| PoolFacts::new(&pool.name, 0, &pool.spec, false));
+        let planned = self.pools.iter().map(|pool| PoolFacts::new(&pool.name, 0, &pool.spec));
         let others: Vec<(PoolFacts, Segment)> = there
             .chain(planned)
             .map(|pool| {
@@ -192,7 +189,7 @@ impl Import {
             })
             .collect();
         let others: Vec<_> = others.iter().map(|(pool, segment)| pool.contender(segment)).collect();
-        let candidate = PoolFacts::new(name, i64::MAX, spec, false);
+        let candidate = PoolFacts::new(name, i64::MAX, spec);
         // Imported pools have no network, so their addresses are on the nodes' own.
         let conflicts = conflict::against(&candidate.contender(&Segment::Management), &others);
         conflicts.first().map(conflict::Conflict::message)

@@ -9,7 +9,8 @@
 //!   and does not count as free afterwards;
 //! * history is a hint: it never refuses an address and never makes one unavailable.
 //!
-//! Called by [`super::book`] alone. Every operation is O(log n) in the number of claims.
+//! Called by [`super::book`] alone. Every operation is O(log n) in the number of claims, but where
+//! [`Ledger::claim_where`] says otherwise.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -32,6 +33,17 @@ pub enum NoAddress {
     Full,
     /// The ledger would outgrow its object.
     LedgerFull,
+}
+
+/// Whether a free address may be given to a LoadBalancer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fitness {
+    /// Yes.
+    Good,
+    /// Only when no other is left: it was another LoadBalancer's, which waits to have it back.
+    Expected,
+    /// No: on the network where it would be announced, it is another LoadBalancer's.
+    Taken,
 }
 
 /// Who holds which address of a pool.
@@ -65,6 +77,17 @@ impl Ledger {
     /// Gives the owner an address: the one it holds, else the one its name had, else the next
     /// free one.
     pub fn claim(&mut self, owner: &Owner) -> Result<IpAddr, NoAddress> {
+        self.claim_where(owner, None, |_| Fitness::Good)
+    }
+
+    /// The same, but the `former` address comes before the one that the name had, and `fitness`
+    /// says of a free address whether it may be given.
+    pub fn claim_where(
+        &mut self,
+        owner: &Owner,
+        former: Option<IpAddr>,
+        fitness: impl Fn(IpAddr) -> Fitness,
+    ) -> Result<IpAddr, NoAddress> {
         if let Some(ip) = self.held.get(key(owner)) {
             return Ok(*ip);
         }
@@ -74,16 +97,55 @@ impl Ledger {
         if self.bytes + claim_bytes(self.widest(), owner) > LEDGER_BYTES {
             return Err(NoAddress::LedgerFull);
         }
-        let former = self.history.former_address(&owner.name).filter(|ip| self.free.take(*ip));
-        let ip = if let Some(ip) = former {
-            ip
-        } else {
-            let ip = self.free.take_after(self.cursor).ok_or(NoAddress::Full)?;
-            self.cursor = Some(ip);
-            ip
+        let known = [former, self.history.former_address(&owner.name)];
+        let mut known = known.into_iter().flatten().filter(|ip| self.free.contains(*ip));
+        let ip = match known.find(|ip| fitness(*ip) == Fitness::Good) {
+            Some(ip) => ip,
+            None => self.next_free(&fitness)?,
         };
+        self.free.take(ip);
         self.record(ip, owner.clone());
         Ok(ip)
+    }
+
+    /// The next free address after the cursor that is good, else the next that is only expected by
+    /// another LoadBalancer. Moves the cursor to it. O(k log n) where k addresses are not good.
+    fn next_free(&mut self, fitness: impl Fn(IpAddr) -> Fitness) -> Result<IpAddr, NoAddress> {
+        let (mut aside, mut expected, mut found) = (Vec::new(), None, None);
+        let mut cursor = self.cursor;
+        while let Some(ip) = self.free.take_after(cursor) {
+            cursor = Some(ip);
+            match fitness(ip) {
+                Fitness::Good => {
+                    found = Some(ip);
+                    break;
+                }
+                Fitness::Expected => expected = expected.or(Some(ip)),
+                Fitness::Taken => {}
+            }
+            aside.push(ip);
+        }
+        for ip in aside {
+            self.free.put(ip);
+        }
+        let ip = found.or(expected).ok_or(NoAddress::Full)?;
+        self.cursor = Some(ip);
+        Ok(ip)
+    }
+
+    /// Makes `heir` the owner of an address. `false`: the address has no owner, or `heir` holds
+    /// another one here.
+    pub fn hand_over(&mut self, ip: IpAddr, heir: &Owner) -> bool {
+        if self.held.contains_key(key(heir)) {
+            return false;
+        }
+        let Some(owner) = self.claims.remove(&ip) else { return false };
+        self.bytes -= claim_bytes(ip, &owner);
+        if self.held.get(key(&owner)) == Some(&ip) {
+            self.held.remove(key(&owner));
+        }
+        self.record(ip, heir.clone());
+        true
     }
 
     /// Records a claim that exists already. `false` if the address is another owner's.

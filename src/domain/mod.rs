@@ -38,7 +38,7 @@ pub mod vm_lb;
 use std::net::IpAddr;
 
 /// A LoadBalancer as decisions see it. Cheap to clone into a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbFacts {
     /// Which object.
     pub owner: Owner,
@@ -46,17 +46,36 @@ pub struct LbFacts {
     pub created: i64,
     /// What the address must fit.
     pub requirement: pool_choice::Requirement,
+    /// Where the network is that the LoadBalancer, or its guest cluster's VMs, name.
+    /// `None`: they name none.
+    pub segment: Option<conflict::Segment>,
+    /// Whether a guest cluster announces the address, not the nodes.
+    pub guest: bool,
     /// The pool that `spec.ipPool` names.
     pub named_pool: Option<String>,
     /// The claim that `status.allocatedAddress` publishes.
     pub published: Option<Claim>,
+    /// The claim that an annotation says it had: a LoadBalancer restored from a backup has that.
+    pub former: Option<Claim>,
     /// Read from the API server for this very decision, not from a view that may be old.
     pub fresh: bool,
 }
 
+impl LbFacts {
+    /// Segments on which an address of a pool on `pool` is announced for this LoadBalancer. The
+    /// annotation of a vm LoadBalancer counts as well: an earlier Service may be announced there.
+    pub fn announced_at(&self, pool: &conflict::Segment) -> Vec<conflict::Segment> {
+        match (&self.segment, self.guest) {
+            (Some(own), true) => vec![own.clone()],
+            (None, true) => vec![pool.clone()],
+            (own, false) => std::iter::once(pool.of_announcer()).chain(own.clone()).collect(),
+        }
+    }
+}
+
 /// A LoadBalancer's identity. The UID is what owns an address; the name is for people, for
 /// stickiness and for ledgers that older software wrote.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner {
     /// `namespace/name`.
     pub name: String,

@@ -8,10 +8,10 @@ use super::conflict::Conflict;
 use super::leasing::Lease;
 use super::reason::NoLease;
 use super::vm_lb::{self, Backends, Report};
-use super::{Claim, reason};
+use super::{Claim, facts, reason};
 use crate::api::{
-    AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS, EndpointCounts, IPPoolStatus,
-    LB_FINALIZER, LoadBalancer, LoadBalancerStatus, READY,
+    ANNOTATION_ALLOCATED, AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS,
+    EndpointCounts, IPPoolStatus, LB_FINALIZER, LoadBalancer, LoadBalancerStatus, READY,
 };
 
 /// What a reconcile found out about a LoadBalancer that is not being deleted.
@@ -68,7 +68,8 @@ pub fn patch(
     };
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
     let finalizer_missing = holds && !finalizers.iter().any(|f| f == LB_FINALIZER);
-    if changes.is_empty() && !finalizer_missing {
+    let annotation = allocated_annotation(lb, finding);
+    if changes.is_empty() && !finalizer_missing && annotation.is_none() {
         return None;
     }
     let mut metadata = Map::new();
@@ -78,11 +79,21 @@ pub fn patch(
         let all: Vec<&str> = finalizers.iter().map(String::as_str).chain([LB_FINALIZER]).collect();
         metadata.insert("finalizers".to_owned(), json!(all));
     }
+    if let Some(annotation) = annotation {
+        metadata.insert("annotations".to_owned(), json!({ANNOTATION_ALLOCATED: annotation}));
+    }
     let mut patch = Map::from_iter([("metadata".to_owned(), Value::Object(metadata))]);
     if !changes.is_empty() {
         patch.insert("status".to_owned(), Value::Object(changes));
     }
     Some(Value::Object(patch))
+}
+
+/// The annotation by which a LoadBalancer that is restored without its status asks for its address.
+/// One that waits for an address keeps what it says. `None`: it says so already.
+fn allocated_annotation(lb: &LoadBalancer, finding: &Finding) -> Option<String> {
+    let Finding::Pool(Verdict::Held { claim, .. }) = finding else { return None };
+    (facts::former(lb).as_ref() != Some(claim)).then(|| facts::written(claim))
 }
 
 /// Whether a patch says more than how many VMs there are: where the address is, or that it serves
@@ -99,7 +110,8 @@ pub fn is_urgent(lb: &LoadBalancer, patch: &Value) -> bool {
             serde_json::from_value(status["conditions"].clone()).unwrap_or_default();
         lb.status.as_ref().is_some_and(|old| ready(&old.conditions) == ready(&new))
     };
-    patch["metadata"].get("finalizers").is_some()
+    let metadata = ["finalizers", "annotations"];
+    metadata.iter().any(|field| patch["metadata"].get(field).is_some())
         || !status.keys().all(|key| count(key) || (key == "conditions" && same_ready()))
 }
 
@@ -115,7 +127,7 @@ pub fn may_serve(lb: &LoadBalancer) -> bool {
 pub fn staying_at(finding: Finding, old: Claim) -> Finding {
     match finding {
         Finding::Pool(Verdict::Held { claim, .. }) if claim != old => {
-            Finding::Pool(Verdict::Held { claim: old, subnet: None, instead: None })
+            Finding::Pool(Verdict::Held { claim: old, subnet: None, network: None, instead: None })
         }
         other => other,
     }
@@ -256,8 +268,9 @@ fn allocated_patch(new: &AllocatedAddress) -> Value {
     json!({"ipPool": new.ip_pool, "ip": new.ip, "mask": new.mask, "gateway": new.gateway})
 }
 
-/// `status.address` is the guest's to write. It is filled with the claim so that a guest
-/// whose first pass ended early still sees the LoadBalancer, and deletes it in the end.
+/// `status.address` is the guest's to write. It is filled with the claim, `0.0.0.0` included, so
+/// that a guest whose first pass ended early still sees the LoadBalancer, and deletes it in the end:
+/// the guest cloud provider takes an empty address for a LoadBalancer that does not exist.
 fn address_patch(
     address: Option<&str>,
     old: &AllocatedAddress,
@@ -266,10 +279,9 @@ fn address_patch(
 ) -> Option<Value> {
     let address = address.unwrap_or_default();
     let ours = address.is_empty() || Some(address) == old.ip.as_deref();
-    let target = new.ip.as_deref().filter(|ip| *ip != DHCP_ADDRESS);
-    match target {
+    match new.ip.as_deref() {
         Some(ip) if !vm && ours && address != ip => Some(json!(ip)),
-        None if ours && !address.is_empty() && new.ip.is_none() => Some(Value::Null),
+        None if ours && !address.is_empty() => Some(Value::Null),
         _ => None,
     }
 }

@@ -1,9 +1,13 @@
 //! Which pools may serve a LoadBalancer, and in which order.
 //!
 //! One total order: pools whose network is exactly the required one and whose scope matches
-//! strictly; then, for guest clusters, those whose blank project or guest cluster may stand
+//! strictly; then those that match because a blank project or guest cluster of a scope stands
 //! for any; then the global pool. Within each group the higher priority wins, then the name.
-//! A `*` counts in a pool's scope only: whoever writes a LoadBalancer cannot widen its reach.
+//! A `*` counts in a pool's scope only: a LoadBalancer cannot widen its own reach.
+//!
+//! Harvester's own UI writes scopes that name a namespace alone, and Harvester's webhook leaves the
+//! project of a vm LoadBalancer blank, so that both match there. Here the project is known for both
+//! workload types, and a blank one in the scope admits any.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -21,8 +25,6 @@ pub struct Requirement {
     pub namespace: String,
     /// The guest cluster.
     pub cluster: String,
-    /// Whether a guest cluster asks: only then blank scope fields may stand for any.
-    pub guest: bool,
 }
 
 impl fmt::Display for Requirement {
@@ -65,9 +67,9 @@ pub enum Fit {
 const ANY: &str = "*";
 
 impl Selector {
-    /// Reads a pool's selector. `global_label` is whether the pool carries the label of the
-    /// global pool.
-    pub fn new(selector: Option<&api::Selector>, global_label: bool) -> Self {
+    /// Reads a pool's selector. The pool is global if its scope is one entry of three `*`, as
+    /// Harvester's webhook decides it; the label of global pools says so and does not make it so.
+    pub fn new(selector: Option<&api::Selector>) -> Self {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         let scope: Vec<Scope> = selector
             .and_then(|s| s.scope.as_deref())
@@ -79,12 +81,12 @@ impl Selector {
                 cluster: text(&s.guest_cluster),
             })
             .collect();
-        let all = matches!(scope.as_slice(), [one]
+        let global = matches!(scope.as_slice(), [one]
             if one.project == ANY && one.namespace == ANY && one.cluster == ANY);
         Self {
             network: selector.map(|s| text(&s.network)).unwrap_or_default(),
             priority: selector.and_then(|s| s.priority).unwrap_or_default(),
-            global: global_label || all,
+            global,
             scope,
         }
     }
@@ -95,7 +97,7 @@ impl Selector {
             if self.scope.iter().any(|s| s.admits(requirement, false)) {
                 return Some(Fit::Strict);
             }
-            if requirement.guest && self.scope.iter().any(|s| s.admits(requirement, true)) {
+            if self.scope.iter().any(|s| s.admits(requirement, true)) {
                 return Some(Fit::Loose);
             }
         }
@@ -134,7 +136,7 @@ impl Selector {
     pub fn may_be_named_by(&self, requirement: &Requirement) -> bool {
         self.global
             || self.scope.is_empty()
-            || self.scope.iter().any(|s| s.admits(requirement, requirement.guest))
+            || self.scope.iter().any(|s| s.admits(requirement, true))
     }
 
     /// Whom the scope admits, in words: its first entries, and how many more there are.

@@ -7,7 +7,8 @@
 //! Defaults are those of Harvester (host-local of the CNI plugins): start is the first host,
 //! end the last one, the gateway is the address after the network's own and is never given
 //! out. A single address (/32, /128) has no gateway. /31 and /127 have two hosts (RFC 3021,
-//! RFC 6164). IPv6 has no broadcast address.
+//! RFC 6164). IPv6 has no broadcast address. Reversed bounds are read the other way round, as
+//! Harvester's allocator reads them; [`reversed`] finds them, for admission to refuse new ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -214,10 +215,13 @@ fn parse_bounds(path: &str, range: &api::Range) -> Result<(Subnet, IpAddr, IpAdd
     let first =
         bound("rangeStart", &range.range_start, if single { to_u128(host) } else { first_host })?;
     let last = bound("rangeEnd", &range.range_end, if single { to_u128(host) } else { last_host })?;
-    if first > last {
+    let (first, last) = (first.min(last), first.max(last));
+    if let Some((block, kind)) = not_unicast(first, last) {
         return Err(error(
-            &format!("{path}.rangeStart"),
-            format!("{first} is above rangeEnd {last}: exchange the two"),
+            &format!("{path}.subnet"),
+            format!(
+                "{first} to {last} includes {kind} addresses ({block}): a load balancer needs unicast addresses"
+            ),
         ));
     }
     let gateway = match set(range.gateway.as_ref()) {
@@ -268,6 +272,39 @@ fn parse_excludes(
             Ok((to_u128(first), to_u128(last)))
         })
         .collect()
+}
+
+/// The first block within `first..=last` that no host can have as an address, and its kind
+/// (IANA special-purpose registries; RFC 6890, RFC 5771, RFC 4291).
+fn not_unicast(first: IpAddr, last: IpAddr) -> Option<(&'static str, &'static str)> {
+    const BLOCKS: [(&str, &str); 7] = [
+        ("0.0.0.0/8", "\"this network\""),
+        ("127.0.0.0/8", "loopback"),
+        ("224.0.0.0/4", "multicast"),
+        ("255.255.255.255/32", "broadcast"),
+        ("::/127", "unspecified and loopback"),
+        ("::ffff:0:0/96", "IPv4-mapped"),
+        ("ff00::/8", "multicast"),
+    ];
+    BLOCKS.into_iter().find(|(block, _)| {
+        block.parse().is_ok_and(|net: IpNet| {
+            net.addr().is_ipv4() == first.is_ipv4()
+                && first <= net.broadcast()
+                && net.network() <= last
+        })
+    })
+}
+
+/// The fault of a range whose start is above its end, at its index in `spec.ranges`.
+pub fn reversed(index: usize, range: &api::Range) -> Option<RangeError> {
+    let bound = |text: &Option<String>| set(text.as_ref())?.parse::<IpAddr>().ok();
+    let (first, last) = (bound(&range.range_start)?, bound(&range.range_end)?);
+    (first > last).then(|| {
+        error(
+            &format!("spec.ranges[{index}].rangeStart"),
+            format!("{first} is above rangeEnd {last}: exchange the two"),
+        )
+    })
 }
 
 /// `low..=high` without the holes.

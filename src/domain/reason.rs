@@ -31,6 +31,15 @@ pub enum Wait {
         /// The requirement, in words.
         requirement: String,
     },
+    /// The LoadBalancer names another network than its pool.
+    NetworkMismatch {
+        /// The pool.
+        pool: String,
+        /// Its network; blank for the nodes' own.
+        pool_network: String,
+        /// The network that the LoadBalancer names.
+        network: String,
+    },
     /// The published address's pool no longer exists.
     PoolGone {
         /// The name.
@@ -61,6 +70,7 @@ impl Wait {
             Self::LedgerFull { .. } => "IPPoolLedgerFull",
             Self::NotFound { .. } | Self::PoolGone { .. } => "IPPoolNotFound",
             Self::Forbidden { .. } => "IPPoolForbidden",
+            Self::NetworkMismatch { .. } => "NetworkMismatch",
             Self::NotReady { .. } => "IPPoolNotReady",
             Self::ClusterRemoved { .. } => "GuestClusterRemoved",
         }
@@ -90,6 +100,15 @@ impl Wait {
             Self::Forbidden { pool, requirement } => format!(
                 "no matched IPPool: spec.ipPool names {pool:?}, whose scope does not admit {requirement}"
             ),
+            Self::NetworkMismatch { pool, pool_network, network } => {
+                let of_pool = match pool_network.as_str() {
+                    "" => "has no network, and so is on the nodes' own".to_owned(),
+                    of_pool => format!("is on network {of_pool:?}"),
+                };
+                format!(
+                    "no matched IPPool: annotation network is {network:?}, but IPPool {pool:?} {of_pool}: remove the annotation, or name a pool of that network"
+                )
+            }
             Self::NotReady { pool, why } => {
                 format!("no available IP: IPPool {pool} gives out no addresses: {why}")
             }
@@ -235,12 +254,13 @@ pub const DELETING: &str = "Deleting";
 
 /// Whether a condition's reason is one of this operator's.
 pub fn is_ours(reason: &str) -> bool {
-    const WAITS: [&str; 7] = [
+    const WAITS: [&str; 8] = [
         "NoMatchedIPPool",
         "NoAvailableIP",
         "IPPoolLedgerFull",
         "IPPoolNotFound",
         "IPPoolForbidden",
+        "NetworkMismatch",
         "IPPoolNotReady",
         "GuestClusterRemoved",
     ];

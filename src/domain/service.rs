@@ -18,7 +18,9 @@ use crate::api::{ANNOTATION_NETWORK, DHCP_ADDRESS, GROUP, LABEL_SERVICE_LB};
 pub const ASKED_ADDRESS: &str = "kube-vip.io/loadbalancerIPs";
 /// The interface that kube-vip is asked to use.
 pub const ASKED_INTERFACE: &str = "kube-vip.io/serviceInterface";
-/// `parent.tag`: the VLAN interface that kube-vip is asked to make and use.
+/// `parent.tag`: the VLAN interface that kube-vip is asked to make and use. Never written: kube-vip
+/// 1.2.0 to 1.2.3 ends in a panic where that interface exists (`ValidateVLANInterface` with the nil
+/// parent of `addVLAN`, pkg/instance/instance.go), and Harvester's management address goes with it.
 pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
 
 /// A reference to an owner.
@@ -94,7 +96,7 @@ pub struct Wanted<'a> {
     pub address: Option<IpAddr>,
     /// Ports, at least one.
     pub listeners: &'a [Listener],
-    /// The network that the LoadBalancer names; empty for none.
+    /// The network of the address; empty for the nodes' own.
     pub network: &'a str,
     /// How that is reached, if known.
     pub attachment: Option<&'a Attachment>,
@@ -141,6 +143,19 @@ impl Stored {
 impl Wanted<'_> {
     fn asked(&self) -> String {
         self.address.map_or_else(|| DHCP_ADDRESS.to_owned(), |ip| ip.to_string())
+    }
+
+    /// Why the address is announced on the announcer's default interface and not on its network.
+    /// `None`: it is announced where it belongs.
+    pub fn on_default_interface(&self) -> Option<String> {
+        let network = Some(self.network).filter(|network| !network.is_empty())?;
+        match self.attachment {
+            Some(Attachment { vlan: 0, .. }) => None,
+            Some(Attachment { bridge, vlan }) => {
+                Some(format!("nodes have no link for VLAN {vlan} of {bridge}, network {network}"))
+            }
+            None => Some(format!("nodes have no bridge for network {network}")),
+        }
     }
 
     /// The Service's family.
@@ -273,27 +288,30 @@ fn port(listener: &Listener, node_port: Option<i32>) -> Value {
     port
 }
 
-/// Where kube-vip should announce, and the network that this was made from.
+/// Where kube-vip should announce, and the network that this was made from: the bridge of an
+/// untagged network. Of a VLAN there is no link on the nodes.
 fn hints(wanted: &Wanted<'_>) -> Map<String, Value> {
-    let Some(attachment) = wanted.attachment.filter(|_| !wanted.network.is_empty()) else {
-        return Map::new();
-    };
-    let bridge = &attachment.bridge;
-    let hint = match attachment.vlan {
-        0 => (ASKED_INTERFACE.to_owned(), json!(bridge)),
-        vlan => (ASKED_VLAN.to_owned(), json!(format!("{bridge}.{vlan}"))),
-    };
-    Map::from_iter([hint, (ANNOTATION_NETWORK.to_owned(), json!(wanted.network))])
+    let untagged = |attachment: &&Attachment| attachment.vlan == 0 && !wanted.network.is_empty();
+    let Some(attachment) = wanted.attachment.filter(untagged) else { return Map::new() };
+    Map::from_iter([
+        (ASKED_INTERFACE.to_owned(), json!(attachment.bridge)),
+        (ANNOTATION_NETWORK.to_owned(), json!(wanted.network)),
+    ])
 }
 
-/// An address that is announced stays where it is. Hints that somebody else gave stay too: only
-/// those that were made from a network are taken back with it.
+/// An address that is announced stays where it is. Hints that a user gave stay too: only those that
+/// were made from a network are taken back with it. A VLAN that an earlier version asked for is taken
+/// back at once, since the next start of kube-vip would fail on it.
 fn changed_hints(stored: &Stored, wanted: &Wanted<'_>) -> Map<String, Value> {
     let made_from = stored.annotations.get(ANNOTATION_NETWORK).map_or("", String::as_str);
-    if !stored.ingress.is_empty() || made_from == wanted.network {
-        return Map::new();
-    }
     let mut changes = Map::new();
+    if !made_from.is_empty() && stored.annotations.contains_key(ASKED_VLAN) {
+        changes.insert(ASKED_VLAN.to_owned(), Value::Null);
+        changes.insert(ANNOTATION_NETWORK.to_owned(), Value::Null);
+    }
+    if !stored.ingress.is_empty() || made_from == wanted.network {
+        return changes;
+    }
     if made_from.is_empty() {
         if [ASKED_INTERFACE, ASKED_VLAN].iter().any(|key| stored.annotations.contains_key(*key)) {
             return changes;

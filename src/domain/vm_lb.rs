@@ -211,6 +211,8 @@ pub struct Report {
     pub address_for_name: Option<String>,
     /// What is wrong with the health check, if so: it is not done.
     pub health_fault: Option<String>,
+    /// Why the address is announced on the announcer's default interface, not on its network.
+    pub default_interface: Option<String>,
 }
 
 impl Report {
@@ -274,7 +276,13 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
         let message = format!("guest agent silent, last known address kept: {names}");
         return (ConditionStatus::True, reason::LAST_KNOWN_ADDRESS, message);
     }
-    (ConditionStatus::True, reason::ANNOUNCED, format!("announced at {announced}"))
+    let message = match &report.default_interface {
+        Some(why) => {
+            format!("announced at {announced}, on the announcer's default interface: {why}")
+        }
+        None => format!("announced at {announced}"),
+    };
+    (ConditionStatus::True, reason::ANNOUNCED, message)
 }
 
 /// The first names, and how many more there are.

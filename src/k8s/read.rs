@@ -1,11 +1,19 @@
-//! Single objects as the API server has them now, for those who may not talk to it themselves.
+//! Objects as the API server has them now, for rooms that may not talk to it themselves.
 
+use std::sync::Arc;
+
+use futures::{StreamExt, future, stream};
+use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, ResourceExt};
 
+use super::views::Views;
 use super::{CallError, call};
-use crate::api::{IPPool, LABEL_GLOBAL_POOL, LoadBalancer};
+use crate::api::{IPPool, LoadBalancer};
 use crate::domain::conflict::PoolFacts;
+
+/// Pools that are read at a time.
+const READS: usize = 16;
 
 /// Reads, each under the deadline of one call.
 #[derive(Clone)]
@@ -41,14 +49,25 @@ impl Reader {
         }
     }
 
+    /// What all pools want, as the API server has them now: their metadata is listed, and those are
+    /// read whose spec changed since the views last saw it. One that cannot be read is left out.
+    pub async fn pools(&self, views: &Views) -> Result<Vec<Arc<PoolFacts>>, CallError> {
+        let api = Api::<PartialObjectMeta<IPPool>>::all(self.0.clone());
+        let listed = Box::pin(call(api.list(&ListParams::default()))).await?;
+        let facts = listed.items.into_iter().map(async |pool| match views.pool_as_of(&pool) {
+            Some(facts) => Some(facts),
+            None => self.pool(&pool.name_any()).await.ok().flatten().map(Arc::new),
+        });
+        Ok(stream::iter(facts).buffered(READS).filter_map(future::ready).collect().await)
+    }
+
     /// What a pool wants. `None`: there is none by the name.
     pub async fn pool(&self, name: &str) -> Result<Option<PoolFacts>, CallError> {
         match Box::pin(call(Api::<IPPool>::all(self.0.clone()).get(name))).await {
             Ok(pool) => {
                 let created = pool.metadata.creation_timestamp.as_ref();
                 let created = created.map_or(0, |time| time.0.as_second());
-                let global = pool.labels().get(LABEL_GLOBAL_POOL).is_some_and(|v| v == "true");
-                let mut facts = PoolFacts::new(name, created, &pool.spec, global);
+                let mut facts = PoolFacts::new(name, created, &pool.spec);
                 facts.deleting = pool.metadata.deletion_timestamp.is_some();
                 Ok(Some(facts))
             }

@@ -177,9 +177,9 @@ async fn a_pool_with_a_fault_names_the_field_and_costs_others_nothing() -> Resul
             ["spec.ranges[1]:", "overlaps spec.ranges[0]"],
         ),
         (
-            "reversed",
-            json!([range(2, json!({"rangeStart": "10.2.0.20", "rangeEnd": "10.2.0.10"}))]),
-            ["spec.ranges[0].rangeStart:", "exchange the two"],
+            "multicast",
+            json!([{"subnet": "224.0.0.0/24"}]),
+            ["spec.ranges[0].subnet:", "multicast addresses"],
         ),
         (
             "network",
@@ -327,7 +327,7 @@ async fn pools_serve_in_their_order_and_the_next_one_when_one_is_full() -> Resul
         ("vlan", "10.1.0.2/32", json!({"network": "default/vlan", "scope": scope("*", "*")})),
         ("high", "10.2.0.2/32", json!({"priority": 7, "scope": scope("local/p", "guest")})),
         ("low", "10.3.0.2/32", json!({"priority": 1, "scope": scope("*", "*")})),
-        // Blank stands for any, for guests, and comes after what says so.
+        // Blank stands for any, and comes after what says so.
         ("blank", "10.4.0.2/32", json!({"priority": 99, "scope": scope("", "")})),
         (
             "global",
@@ -356,9 +356,9 @@ async fn pools_serve_in_their_order_and_the_next_one_when_one_is_full() -> Resul
         ("no-such-vlan", "cluster", "default/VLAN", "10.5.0.3"),
         ("priority", "cluster", "", "10.2.0.2"),
         ("high-is-full", "vm", "", "10.3.0.2"),
-        ("blank-is-for-guests", "vm", "", "10.5.0.4"),
-        ("guest", "cluster", "", "10.4.0.2"),
-        ("all-full-but-global", "cluster", "", "10.5.0.5"),
+        ("blank-is-for-all", "vm", "", "10.4.0.2"),
+        ("all-full-but-global", "vm", "", "10.5.0.4"),
+        ("another", "cluster", "", "10.5.0.5"),
         ("last", "cluster", "", "10.5.0.6"),
     ] {
         ask(name, type_, network).await?;

@@ -23,6 +23,7 @@ mod ledger;
 mod pool_facts;
 mod pools;
 mod probes;
+mod restore;
 mod rotation;
 mod support;
 mod versions;

@@ -14,9 +14,8 @@ use tokio::sync::mpsc;
 
 use super::mailbox::Handle;
 use super::{Context, LedgerTask};
-use crate::api::{
-    ANNOTATION_MANUAL_RELEASE, Condition, IPPool, IPPoolStatus, LABEL_GLOBAL_POOL, LoadBalancer,
-};
+use crate::api::{ANNOTATION_MANUAL_RELEASE, Condition, IPPool, IPPoolStatus, LoadBalancer};
+use crate::domain::LbFacts;
 use crate::domain::book::{Book, PoolSeen, World};
 use crate::domain::facts::{self, Project};
 use crate::domain::pacing::Pace;
@@ -108,6 +107,9 @@ impl LedgerTask {
         for pool in &pools {
             task.merge(pool, &world);
         }
+        // What is published or expected is known before the first address is given out.
+        task.each_facts(lbs.iter(), Book::adopt);
+        task.book.take_moved();
         let mut waiting: Vec<_> = lbs
             .iter()
             .filter(|lb| facts::wants_pool(lb) && !facts::is_leaving(lb))
@@ -116,7 +118,9 @@ impl LedgerTask {
             .filter(|lb| task.ctx.views.removal_of(lb).is_none())
             .map(|lb| (lb, task.ctx.views.around(lb)))
             .filter(|(_, around)| around.project != Project::Unknown)
-            .map(|(lb, around)| facts::facts(lb, &around, true))
+            .map(|(lb, around)| {
+                facts::facts(lb, &around, |network| task.ctx.views.segment(network), true)
+            })
             .collect();
         waiting.sort_by(|a, b| (a.created, &a.owner).cmp(&(b.created, &b.owner)));
         let count = waiting.len();
@@ -194,6 +198,25 @@ impl LedgerTask {
         Ok(())
     }
 
+    /// Shows the book each LoadBalancer that takes its address from pools.
+    fn each_facts<'a>(
+        &mut self,
+        lbs: impl Iterator<Item = &'a LoadBalancer>,
+        mut show: impl FnMut(&mut Book, &LbFacts),
+    ) {
+        let views = self.ctx.views.clone();
+        for lb in lbs.filter(|lb| facts::wants_pool(lb)) {
+            let segment = |network: &str| views.segment(network);
+            show(&mut self.book, &facts::facts(lb, &views.around(lb), segment, false));
+        }
+    }
+
+    /// Shows the book what is published, as this process sees it, after pools or networks moved.
+    pub(super) fn observe_all(&mut self) {
+        let all = self.ctx.views.load_balancers.state();
+        self.each_facts(all.iter().map(AsRef::as_ref), Book::observe);
+    }
+
     /// The LoadBalancers that exist, as this process sees them.
     pub(super) fn world(&self) -> World {
         World::new(
@@ -248,7 +271,6 @@ fn seen(pool: &IPPool, views: &Views) -> PoolSeen {
         created: created.map_or(0, |time| time.0.as_second()),
         segment: views.segment(network.unwrap_or_default()),
         deleting: pool.metadata.deletion_timestamp.is_some(),
-        global_label: pool.labels().get(LABEL_GLOBAL_POOL).is_some_and(|v| v == "true"),
         spec: pool.spec.clone(),
         status: pool.status.clone().unwrap_or_default(),
     }

@@ -135,6 +135,9 @@ impl LedgerTask {
             let views = self.ctx.views.clone();
             self.book.relocate(|network| views.segment(network));
         }
+        if self.book.take_moved() {
+            self.observe_all();
+        }
         // Oldest first, whatever the order of arrival.
         batch.claims.sort_by(|(a, _), (b, _)| (a.created, &a.owner).cmp(&(b.created, &b.owner)));
         let mut changed = Vec::new();

@@ -88,5 +88,6 @@ pub(super) async fn current(
 /// here again.
 fn facts_of(lb: &LoadBalancer, fresh: bool, ctx: &Context) -> Option<LbFacts> {
     let around = ctx.shared.views.around(lb);
-    (around.project != Project::Unknown).then(|| facts::facts(lb, &around, fresh))
+    let segment = |network: &str| ctx.shared.views.segment(network);
+    (around.project != Project::Unknown).then(|| facts::facts(lb, &around, segment, fresh))
 }

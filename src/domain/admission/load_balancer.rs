@@ -46,6 +46,8 @@ pub struct PoolSeen {
     pub idle: Option<String>,
     /// Whether every address is taken.
     pub full: bool,
+    /// Why its addresses are not for the LoadBalancer's network.
+    pub mismatch: Option<Wait>,
 }
 
 /// The pool that `spec.ipPool` names.
@@ -83,7 +85,7 @@ pub fn asks(request: &Request<'_>) -> Option<Asks> {
     let lb = read(request, request.object?)?;
     let old = request.old.and_then(|old| read(request, old));
     let judged = !facts::is_leaving(&lb) && rules::are_due(&lb, old.as_ref());
-    let named = facts::facts(&lb, &Surroundings::default(), true).named_pool;
+    let named = facts::named_pool(&lb);
     Some(Asks {
         pool: named.clone().filter(|_| judged && facts::wants_pool(&lb)),
         pools: judged && facts::wants_pool(&lb) && named.is_none() && !facts::has_address(&lb),
@@ -103,7 +105,10 @@ pub fn mutate(request: &Request<'_>, known: &Known) -> Answer {
     let mut new = object.clone();
     match request.old {
         Some(old) => status::keep(&mut new, old, known, &mut answer),
-        None => status::strip(&mut new, &mut answer),
+        None => {
+            fill::former(&mut new, request);
+            status::strip(&mut new, &mut answer);
+        }
     }
     if !is_leaving(object) {
         if request.old.is_none_or(|old| old.get("spec") != object.get("spec")) {

@@ -24,10 +24,10 @@ pub use form::{mutate, network};
 pub use leased::Leased;
 
 use super::{Answer, Operation, Request};
-use crate::api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, LABEL_GLOBAL_POOL};
+use crate::api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, Range};
 use crate::domain::conflict::{self, Conflict, Over, PoolFacts, Segment};
 use crate::domain::manual_release::ManualRelease;
-use crate::domain::ranges::Ranges;
+use crate::domain::ranges::{self, RangeError, Ranges};
 
 /// Holders that a refusal names; the others are counted.
 const NAMED: usize = 3;
@@ -52,10 +52,11 @@ pub struct Question {
     pool: PoolFacts,
     before: Option<PoolFacts>,
     spec: IPPoolSpec,
-    /// The pool's ranges, selector or label are new or changed.
+    /// The pool's ranges or selector are new or changed.
     changed: bool,
     ranges_changed: bool,
-    labelled_global: bool,
+    /// The fault of a new range whose bounds are reversed.
+    reversed: Option<RangeError>,
     release: Option<Result<ManualRelease, String>>,
     allocated: BTreeMap<String, String>,
     /// Who would lose an address. Whoever answers finds out which of them exist.
@@ -116,13 +117,12 @@ pub fn look(request: &Request<'_>) -> Look {
     let spec = |object: &Value| serde_json::from_value::<IPPoolSpec>(object["spec"].clone()).ok();
     // What does not fit its type is the schema's to refuse, or too old to be asked about.
     let (Some(spec), before) = (spec(object), old.and_then(spec)) else { return pass() };
-    let facts = |spec: &IPPoolSpec, object: &Value, created: i64| {
+    let made = old.map_or(i64::MAX, created);
+    let facts = |spec: &IPPoolSpec| {
         let name = if request.name.is_empty() { "(new)" } else { request.name };
-        PoolFacts::new(name, created, spec, is_labelled_global(object))
+        PoolFacts::new(name, made, spec)
     };
-    let created = old.map_or(i64::MAX, created);
-    let pool = facts(&spec, object, created);
-    let before = before.zip(old).map(|(spec, old)| facts(&spec, old, created));
+    let (pool, before) = (facts(&spec), before.as_ref().map(facts));
     let old_spec = old.map(|old| &old["spec"]);
     let ranges_changed = old_spec.is_none_or(|old| old["ranges"] != object["spec"]["ranges"]);
     let selector_changed = before.as_ref().is_none_or(|old| old.selector != pool.selector);
@@ -142,10 +142,10 @@ pub fn look(request: &Request<'_>) -> Look {
     }
     Look::Ask(Box::new(Question {
         operation: request.operation,
-        labelled_global: is_labelled_global(object),
         allocated: holders.into_iter().map(|holder| (holder.ip, holder.name)).collect(),
         release: asked.filter(|_| !ends).map(|asked| ManualRelease::parse(&asked)),
         ranges_changed: ranges_changed && !ends,
+        reversed: new_reversed(&spec, old_spec),
         pool,
         before,
         spec,
@@ -194,8 +194,9 @@ impl Question {
             return answer;
         }
         if self.ranges_changed {
-            if let Err(fault) = Ranges::parse(&self.spec.ranges) {
-                answer.refuse(fault.field, fault.message);
+            let fault = Ranges::parse(&self.spec.ranges).err().or_else(|| self.reversed.clone());
+            if let Some(RangeError { field, message }) = fault {
+                answer.refuse(field, message);
             }
             if !known.holders.is_empty() {
                 let who = name_some(&known.holders);
@@ -276,6 +277,15 @@ impl Question {
     }
 }
 
+/// The first range with reversed bounds that is not stored so already.
+fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeError> {
+    let stored: Vec<Range> = old_spec
+        .and_then(|old| serde_json::from_value(old["ranges"].clone()).ok())
+        .unwrap_or_default();
+    let new = spec.ranges.iter().enumerate().filter(|(_, range)| !stored.contains(range));
+    new.filter_map(|(index, range)| ranges::reversed(index, range)).next()
+}
+
 /// Only the operator writes what it keeps in the status. Where that has a subresource, a plain
 /// update shows the stored one here, whatever was sent.
 fn guard_status(request: &Request<'_>) -> Option<Answer> {
@@ -342,10 +352,6 @@ fn name_some(holders: &[Holder]) -> String {
         0 => named,
         more => format!("{named} and {more} more"),
     }
-}
-
-fn is_labelled_global(pool: &Value) -> bool {
-    text(pool, &["metadata", "labels", LABEL_GLOBAL_POOL]).is_some_and(|value| value == "true")
 }
 
 /// Whether the object is on its way out.

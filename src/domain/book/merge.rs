@@ -38,8 +38,6 @@ pub struct PoolSeen {
     pub segment: Segment,
     /// Whether it has a deletion timestamp.
     pub deleting: bool,
-    /// Whether it carries the label of the global pool.
-    pub global_label: bool,
     /// What the admin wants.
     pub spec: IPPoolSpec,
     /// The stored ledger.
@@ -196,8 +194,8 @@ impl Book {
             }
         }
         // Judged again before anything is given out; until then what was said last still holds.
-        let conflict = self.pools.get(&seen.name).and_then(|pool| pool.conflict.clone());
-        self.remove_pool(&seen.name);
+        let before = self.take_out(&seen.name);
+        let conflict = before.and_then(|pool| pool.conflict);
         for (ip, owner) in ledger.claims() {
             self.hold(owner, claim(&seen.name, *ip));
         }
@@ -205,22 +203,30 @@ impl Book {
             created: seen.created,
             segment: seen.segment.clone(),
             conflict,
-            selector: Selector::new(seen.spec.selector.as_ref(), seen.global_label),
+            selector: Selector::new(seen.spec.selector.as_ref()),
             fault,
             deleting: seen.deleting,
             ledger,
         };
         self.pools.insert(seen.name.clone(), pool);
-        self.standing.changed();
+        self.standing.moved();
         self.touch(&seen.name);
         repairs
     }
 
-    /// The LoadBalancers whose word would decide against a ledger.
+    /// The LoadBalancers whose word would decide against a ledger, and those that have the name of
+    /// an owner that is not known.
     pub fn disputes(&self, seen: &PoolSeen, world: &World) -> Vec<Owner> {
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
         let stored = read_claims(&seen.status, memory, world, &mut Vec::new());
         let mut disputes = Vec::new();
+        for (text, uid) in &seen.status.allocated_owners {
+            let name = seen.status.allocated.get(text);
+            let now = name.and_then(|name| Some((name, world.uid_of(name)?)));
+            if let Some((name, now)) = now.filter(|_| !world.entries.contains_key(uid)) {
+                disputes.push(Owner { name: name.clone(), uid: now.to_owned() });
+            }
+        }
         for (ip, entries) in world.publishers(&seen.name) {
             let ledgers = [stored.get(&ip), memory.and_then(|m| m.owner_of(ip))];
             let named: BTreeSet<&str> =
@@ -280,13 +286,14 @@ fn read_claims(
             let owner = Owner { name: name.clone(), uid: (*uid).to_owned() };
             memory.and_then(|m| m.held_by(&owner)).is_none_or(|held| held == ip)
         });
-        let uid = status
-            .allocated_owners
-            .get(text)
-            .map(String::as_str)
-            .or_else(|| remembered.map(|o| o.uid.as_str()))
-            .or(named)
-            .unwrap_or_default();
+        let remembered = remembered.map(|owner| owner.uid.as_str());
+        let recorded = status.allocated_owners.get(text).map(String::as_str);
+        // One name is one object: if that has another UID now, it was made again, and restored with
+        // its pool or before it.
+        let recorded = recorded.filter(|uid| {
+            named.is_none() || remembered == Some(*uid) || world.entries.contains_key(*uid)
+        });
+        let uid = recorded.or(remembered).or(named).unwrap_or_default();
         // A UID has one name for ever: an entry that says another one was edited.
         let known = world.entries.get(uid).map(|e| &e.owner);
         let known = known.or_else(|| memory.and_then(|m| m.owner_of(ip)));

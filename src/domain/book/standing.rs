@@ -3,22 +3,25 @@
 //!
 //! Invariants:
 //! * nothing is given out between a change of pools and the judgement of all of them;
-//! * an address of a pool's ranges that another pool of the network holds for somebody is held
-//!   back in that pool, whichever is the older, in use or not, and comes free when it is released;
+//! * an address of a pool's ranges that another pool of the network holds, or that is reserved
+//!   there ([`super::reserved`]), is held back in that pool, whichever is the older, in use or not,
+//!   and comes free when it is released;
 //! * nobody's address is changed by this: what two held before is told, and stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::{Book, Pool};
-use crate::domain::Claim;
 use crate::domain::conflict::{self, Conflict, Contender, Segment};
+use crate::domain::{Claim, Owner};
 
 /// What is known of how pools stand to each other.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Standing {
     /// Pools changed since they were last judged.
     unsettled: bool,
+    /// Pools came, went or moved: where addresses are announced may have changed.
+    moved: bool,
     /// Pools that share addresses of their ranges on one network, both ways.
     beside: BTreeMap<String, Vec<String>>,
     shared: BTreeSet<Shared>,
@@ -44,8 +47,15 @@ pub enum News {
 }
 
 impl Standing {
+    /// Addresses or pools changed otherwise than by claims: judged anew before the next claim.
     pub(super) fn changed(&mut self) {
         self.unsettled = true;
+    }
+
+    /// A pool came, went or changed its selector.
+    pub(super) fn moved(&mut self) {
+        self.unsettled = true;
+        self.moved = true;
     }
 }
 
@@ -57,8 +67,15 @@ impl Book {
             if pool.segment != now {
                 pool.segment = now;
                 self.standing.unsettled = true;
+                self.standing.moved = true;
             }
         }
+    }
+
+    /// Whether pools came, went or moved to another network since this was last asked: then every
+    /// LoadBalancer is to be observed anew ([`Book::observe`]).
+    pub fn take_moved(&mut self) -> bool {
+        std::mem::take(&mut self.standing.moved)
     }
 
     /// What there is to tell since this was last asked.
@@ -106,6 +123,15 @@ impl Book {
                 }
             }
         }
+        for (name, pool) in &self.pools {
+            for stretch in pool.ledger.ranges().stretches() {
+                let reserved = self.reserved.within(stretch.first, stretch.last);
+                for reservation in reserved.filter(|r| r.meets(pool)) {
+                    held_back.entry(name.clone()).or_default().insert(reservation.claim.ip);
+                }
+            }
+        }
+        self.share_reserved(&mut shared);
         for (name, pool) in &mut self.pools {
             let held_back = held_back.remove(name).unwrap_or_default();
             let conflict = conflicts.remove(name);
@@ -143,26 +169,53 @@ impl Book {
     pub(super) fn freed(&mut self, claim: &Claim) {
         let both = |s: &Shared| s.ip != claim.ip || s.holders.iter().all(|(p, _)| *p != claim.pool);
         self.standing.shared.retain(both);
-        let waiting: Vec<String> = self
-            .pools
-            .iter()
-            .filter(|(name, pool)| {
-                **name != claim.pool && pool.ledger.held_back().contains(&claim.ip)
-            })
-            .filter(|(name, pool)| {
-                let holds = |other: &Pool| other.ledger.owner_of(claim.ip).is_some();
-                let meets =
-                    |at: &str, other: &Pool| other.contender(at).meets(&pool.contender(name));
-                !self
-                    .pools
-                    .iter()
-                    .any(|(at, other)| at != *name && holds(other) && meets(at, other))
-            })
+        self.let_go(claim.ip);
+    }
+
+    /// Lets pools give out an address that they hold back, unless another still has it.
+    pub(super) fn let_go(&mut self, ip: IpAddr) {
+        let is_free = |name: &str, pool: &Pool| {
+            let holds = |other: &Pool| other.ledger.owner_of(ip).is_some();
+            let meets = |at: &str, other: &Pool| other.contender(at).meets(&pool.contender(name));
+            let mut others = self.pools.iter().filter(|(at, _)| *at != name);
+            !others.any(|(at, other)| holds(other) && meets(at, other))
+                && !self.reserved.at(ip).any(|reservation| reservation.meets(pool))
+        };
+        let holding_back =
+            self.pools.iter().filter(|(_, pool)| pool.ledger.held_back().contains(&ip));
+        let waiting: Vec<String> = holding_back
+            .filter(|(name, pool)| is_free(name, pool))
             .map(|(name, _)| name.clone())
             .collect();
         for name in waiting {
-            if self.pools.get_mut(&name).is_some_and(|pool| pool.ledger.let_go(claim.ip)) {
+            if self.pools.get_mut(&name).is_some_and(|pool| pool.ledger.let_go(ip)) {
                 self.touch(&name);
+            }
+        }
+    }
+
+    /// Adds the reserved addresses that a ledger, or another reservation, has for another
+    /// LoadBalancer on one segment.
+    fn share_reserved(&self, shared: &mut BTreeSet<Shared>) {
+        for mine in self.reserved.all() {
+            let ip = mine.claim.ip;
+            let mut share = |pool: &str, theirs: &Owner| {
+                let mut holders = [
+                    (mine.claim.pool.clone(), mine.owner.name.clone()),
+                    (pool.to_owned(), theirs.name.clone()),
+                ];
+                holders.sort();
+                shared.insert(Shared { ip, holders });
+            };
+            for (name, pool) in self.pools.iter().filter(|(_, pool)| mine.meets(pool)) {
+                if let Some(owner) = pool.ledger.owner_of(ip).filter(|o| o.uid != mine.owner.uid) {
+                    share(name, owner);
+                }
+            }
+            for theirs in self.reserved.at(ip) {
+                if theirs.owner.uid != mine.owner.uid && theirs.meets_reservation(mine) {
+                    share(&theirs.claim.pool, &theirs.owner);
+                }
             }
         }
     }

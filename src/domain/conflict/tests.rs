@@ -32,7 +32,7 @@ fn pool(
     };
     let spec =
         IPPoolSpec { ranges: vec![range], selector: Some(selector), ..IPPoolSpec::default() };
-    PoolFacts::new(name, created, &spec, false)
+    PoolFacts::new(name, created, &spec)
 }
 
 /// `mgmt-br` untagged, VLANs 7 and 8 of it, and VLAN 7 under a second name.

@@ -50,6 +50,10 @@ fn vms_are_asked_for_a_network_only_where_nothing_else_names_one() {
     let label = [(LABEL_CLUSTER, "guest")];
     assert_eq!(asked(&[], &label, true).as_deref(), Some("guest"));
     assert_eq!(asked(&[(ANNOTATION_NETWORK, "")], &label, true).as_deref(), Some("guest"));
+    let annotated = [(ANNOTATION_CLUSTER, "annotated")];
+    assert_eq!(asked(&annotated, &label, true).as_deref(), Some("annotated"));
+    assert_eq!(asked(&annotated, &[], true).as_deref(), Some("annotated"));
+    assert_eq!(asked(&[(ANNOTATION_CLUSTER, "kubernetes")], &[], true), None);
     for (annotations, labels, guest) in [
         (&[(ANNOTATION_NETWORK, "ns/own")][..], &label[..], true),
         (&[(ANNOTATION_MANAGEMENT_NETWORK, "ns/mgmt")], &label, true),

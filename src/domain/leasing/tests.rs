@@ -312,9 +312,14 @@ fn pool(network: &str, segment: Segment, global: bool) -> Pool {
         ..Range::default()
     };
     let mut spec = IPPoolSpec { ranges: vec![range], ..IPPoolSpec::default() };
-    spec.selector =
-        Some(crate::api::Selector { network: Some(network.into()), ..Default::default() });
-    Pool { facts: Arc::new(PoolFacts::new("p", 0, &spec, global)), segment }
+    let any = || Some("*".to_owned());
+    let all = crate::api::Scope { project: any(), namespace: any(), guest_cluster: any() };
+    spec.selector = Some(crate::api::Selector {
+        network: Some(network.into()),
+        scope: global.then(|| vec![all]),
+        ..Default::default()
+    });
+    Pool { facts: Arc::new(PoolFacts::new("p", 0, &spec)), segment }
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::super::book::{Book, Pool, PoolSeen, World};
-use super::super::pool_choice::Requirement;
 use super::super::ranges::Subnet;
 use super::super::reason::Wait;
 use super::super::{Claim, LbFacts, Owner};
@@ -41,6 +40,7 @@ fn holds(pool: &str, last: u8, instead: Option<Wait>) -> Finding {
     Finding::Pool(Verdict::Held {
         claim: Claim { pool: pool.into(), ip: octets.into() },
         subnet: Some(Subnet { net: net.parse().unwrap(), gateway }),
+        network: Some(String::new()),
         instead,
     })
 }
@@ -65,7 +65,11 @@ fn a_guest_gets_finalizer_claim_address_and_condition_in_one_patch() {
     let mut lb = lb(WorkloadType::Cluster);
     lb.metadata.finalizers = Some(vec!["others/one".into()]);
     let expected = json!({
-        "metadata": {"resourceVersion": "7", "finalizers": ["others/one", LB_FINALIZER]},
+        "metadata": {
+            "resourceVersion": "7",
+            "finalizers": ["others/one", LB_FINALIZER],
+            "annotations": {ANNOTATION_ALLOCATED: "a/10.0.0.5"},
+        },
         "status": {
             "address": "10.0.0.5",
             "allocatedAddress":
@@ -91,9 +95,12 @@ fn a_vm_load_balancer_holds_an_address_that_nothing_announces() {
 }
 
 #[test]
-fn an_announcer_that_leases_needs_no_finalizer_and_no_address() {
+fn an_announcer_that_leases_needs_no_finalizer_and_the_address_says_that_it_exists() {
     let lb = patched(&lb(WorkloadType::Cluster), &Finding::Guest(None));
-    assert_eq!(address(&lb), None, "0.0.0.0 is an address to nobody");
+    // To a guest cloud provider, an empty one means that there is no LoadBalancer to delete.
+    assert_eq!(address(&lb), Some("0.0.0.0"));
+    let vm = patched(&super::tests::lb(WorkloadType::Vm), &Finding::Guest(None));
+    assert_eq!(address(&vm), None, "it is announced by the Service");
     assert_eq!(lb.metadata.finalizers, None);
     let allocated = lb.status.clone().unwrap().allocated_address.unwrap();
     assert_eq!((allocated.ip.as_deref(), allocated.ip_pool), (Some("0.0.0.0"), None));
@@ -196,7 +203,8 @@ fn mask_and_gateway_outlive_the_ranges_they_came_from() {
     let Finding::Pool(Verdict::Held { claim, instead, .. }) = holds("a", 5, None) else {
         unreachable!("an address is held")
     };
-    let shrunk = Finding::Pool(Verdict::Held { claim, subnet: None, instead });
+    let shrunk =
+        Finding::Pool(Verdict::Held { claim, subnet: None, network: Some(String::new()), instead });
     assert_eq!(patch(&lb, &shrunk, None, NOW), None);
 }
 
@@ -282,6 +290,7 @@ proptest! {
         prop_assert_eq!(patch(&done, &finding, None, NOW), None);
         let status = done.status.as_ref().unwrap();
         let ip = status.allocated_address.as_ref().and_then(|a| a.ip.clone());
+        let has_address = ip.is_some();
         match &finding {
             Finding::Guest(_) => prop_assert_eq!(ip.as_deref(), Some(DHCP_ADDRESS)),
             Finding::Host(Ok(lease)) => {
@@ -301,7 +310,9 @@ proptest! {
         };
         prop_assert_eq!(kept(&done), kept(&lb));
         let (before, after) = (address(&lb), address(&done));
-        prop_assert!(after == before || after.is_none() || after != Some(DHCP_ADDRESS));
+        let guests = matches!(&finding, Finding::Guest(_)) && !vm_lb::is_vm(&lb);
+        prop_assert!(after == before || guests || after != Some(DHCP_ADDRESS));
+        prop_assert!(!has_address || vm_lb::is_vm(&lb) || after.is_some());
         prop_assert!(after == before || before != Some("192.168.9.9") || lb.status.as_ref().unwrap().allocated_address.as_ref().unwrap().ip.as_deref() == before);
     }
 }

@@ -17,14 +17,12 @@ fn scope(text: &str) -> api::Scope {
 #[derive(Clone, Debug)]
 struct TestPool {
     name: String,
-    label: bool,
     selector: api::Selector,
 }
 
 fn pool(name: &str, network: &str, priority: i64, scopes: &[&str]) -> TestPool {
     TestPool {
         name: name.into(),
-        label: false,
         selector: api::Selector {
             priority: Some(priority),
             network: Some(network.into()),
@@ -33,19 +31,18 @@ fn pool(name: &str, network: &str, priority: i64, scopes: &[&str]) -> TestPool {
     }
 }
 
-fn asks(network: &str, text: &str, guest: bool) -> Requirement {
+fn asks(network: &str, text: &str) -> Requirement {
     let scope = scope(text);
     Requirement {
         network: network.into(),
         project: scope.project.unwrap_or_default(),
         namespace: scope.namespace.unwrap_or_default(),
         cluster: scope.guest_cluster.unwrap_or_default(),
-        guest,
     }
 }
 
 fn select(pool: &TestPool) -> Selector {
-    Selector::new(Some(&pool.selector), pool.label)
+    Selector::new(Some(&pool.selector))
 }
 
 fn chosen(pools: &[TestPool], requirement: &Requirement) -> Vec<String> {
@@ -56,8 +53,8 @@ fn chosen(pools: &[TestPool], requirement: &Requirement) -> Vec<String> {
     ranked.into_iter().map(|(_, _, name)| name.to_owned()).collect()
 }
 
-/// What is shown, the pools, and their order for a LoadBalancer of a VM and of a guest.
-type Case = (&'static str, Vec<TestPool>, &'static [&'static str], &'static [&'static str]);
+/// What is shown, the pools, and their order for a LoadBalancer.
+type Case = (&'static str, Vec<TestPool>, &'static [&'static str]);
 
 /// The LoadBalancer is in project `c/p`, namespace `ns`, guest cluster `g`, on network `n`.
 #[test]
@@ -66,77 +63,62 @@ fn documented_cases() {
     let loose = || pool("loose", "n", 9, &["- ns -"]);
     let named = |name: &str, priority| pool(name, "n", priority, &["* ns *"]);
     let global = || pool("global", "elsewhere", 99, &["* * *"]);
-    let labelled = || TestPool { label: true, ..pool("labelled", "", 99, &["- other -"]) };
-    let cases: [Case; 11] = [
-        ("the network is exact", vec![pool("a", "m", 0, &["* ns *"])], &[], &[]),
-        ("no network is a network too", vec![pool("a", "", 0, &["* ns *"])], &[], &[]),
-        ("loose is for guests", vec![loose()], &[], &["loose"]),
-        ("strict first", vec![loose(), strict()], &["strict"], &["strict", "loose"]),
-        ("a blank namespace is never any", vec![pool("a", "n", 0, &["c/p - g"])], &[], &[]),
-        ("another's cluster", vec![pool("a", "n", 0, &["c/p ns h"])], &[], &[]),
-        ("one scope is enough", vec![pool("a", "n", 0, &["x y z", "* * g"])], &["a"], &["a"]),
+    let cases: [Case; 13] = [
+        ("the network is exact", vec![pool("a", "m", 0, &["* ns *"])], &[]),
+        ("no network is a network too", vec![pool("a", "", 0, &["* ns *"])], &[]),
+        ("a namespace alone admits any project and cluster", vec![loose()], &["loose"]),
+        ("strict first", vec![loose(), strict()], &["strict", "loose"]),
+        ("a blank namespace is never any", vec![pool("a", "n", 0, &["c/p - g"])], &[]),
+        ("another's cluster", vec![pool("a", "n", 0, &["c/p ns h"])], &[]),
+        ("another's project", vec![pool("a", "n", 0, &["c/q ns -"])], &[]),
+        ("its project", vec![pool("a", "n", 0, &["c/p ns -"])], &["a"]),
+        ("one scope is enough", vec![pool("a", "n", 0, &["x y z", "* * g"])], &["a"]),
+        ("its cluster in any project", vec![pool("a", "n", 0, &["- * g"])], &["a"]),
         (
             "priority, then name",
             vec![named("b", 1), named("c", 2), named("a", 1)],
             &["c", "a", "b"],
-            &["c", "a", "b"],
         ),
-        (
-            "global last",
-            vec![global(), strict(), loose()],
-            &["strict", "global"],
-            &["strict", "loose", "global"],
-        ),
-        (
-            "a label makes global",
-            vec![labelled(), named("a", 0)],
-            &["a", "labelled"],
-            &["a", "labelled"],
-        ),
-        ("without a scope for nobody", vec![pool("a", "n", 9, &[])], &[], &[]),
+        ("global last", vec![global(), strict(), loose()], &["strict", "loose", "global"]),
+        ("without a scope for no LoadBalancer", vec![pool("a", "n", 9, &[])], &[]),
     ];
-    for (case, pools, vm, guest) in cases {
-        assert_eq!(chosen(&pools, &asks("n", "c/p ns g", false)), vm, "vm: {case}");
-        assert_eq!(chosen(&pools, &asks("n", "c/p ns g", true)), guest, "guest: {case}");
+    for (case, pools, expected) in cases {
+        assert_eq!(chosen(&pools, &asks("n", "c/p ns g")), expected, "{case}");
     }
+    // Outside of all projects and clusters, as Harvester's webhook leaves a vm LoadBalancer.
+    assert_eq!(chosen(&[loose(), strict()], &asks("n", "- ns -")), ["loose"]);
     // Two entries that are `*` throughout are no global pool: its network counts.
     let twice = [pool("a", "elsewhere", 0, &["* * *", "* * *"])];
-    assert_eq!(chosen(&twice, &asks("n", "c/p ns g", true)), [""; 0]);
+    assert_eq!(chosen(&twice, &asks("n", "c/p ns g")), [""; 0]);
     let unset = [pool("a", "", 0, &["* ns *"])];
-    assert_eq!(chosen(&unset, &asks("", "- ns -", false)), ["a"]);
+    assert_eq!(chosen(&unset, &asks("", "- ns -")), ["a"]);
 }
 
 /// Whoever writes a LoadBalancer cannot widen its reach.
 #[test]
 fn a_star_in_a_load_balancer_is_only_a_star() {
     for text in ["* * *", "* ns g", "c/p * g", "c/p ns *"] {
-        for guest in [false, true] {
-            let asks = asks("n", text, guest);
-            assert!(chosen(&[pool("a", "n", 0, &["c/p ns g"])], &asks).is_empty(), "{text}");
-            assert!(!select(&pool("a", "n", 0, &["c/p ns g"])).may_be_named_by(&asks), "{text}");
-        }
+        let asks = asks("n", text);
+        assert!(chosen(&[pool("a", "n", 0, &["c/p ns g"])], &asks).is_empty(), "{text}");
+        assert!(!select(&pool("a", "n", 0, &["c/p ns g"])).may_be_named_by(&asks), "{text}");
     }
 }
 
 #[test]
 fn a_pool_may_be_named_by_anyone_unless_its_scope_says_whom_it_is_for() {
-    let who = asks("m", "c/p ns g", false);
-    let guest = Requirement { guest: true, ..who.clone() };
-    for (pool, by_vm, by_guest) in [
-        (pool("no scope", "n", 0, &[]), true, true),
-        (pool("admitted, whatever the network", "n", 0, &["* ns *"]), true, true),
-        (pool("blank fields", "n", 0, &["- ns -"]), false, true),
-        (pool("another namespace", "n", 0, &["* other *"]), false, false),
-        (pool("global", "n", 0, &["* * *"]), true, true),
-        (TestPool { label: true, ..pool("label", "n", 0, &["* other *"]) }, true, true),
+    let who = asks("m", "c/p ns g");
+    for (pool, may) in [
+        (pool("no scope", "n", 0, &[]), true),
+        (pool("admitted, whatever the network", "n", 0, &["* ns *"]), true),
+        (pool("blank fields", "n", 0, &["- ns -"]), true),
+        (pool("another project", "n", 0, &["c/q ns -"]), false),
+        (pool("another namespace", "n", 0, &["* other *"]), false),
+        (pool("global", "n", 0, &["* * *"]), true),
     ] {
-        let selector = select(&pool);
-        assert_eq!(selector.may_be_named_by(&who), by_vm, "{}", pool.name);
-        assert_eq!(selector.may_be_named_by(&guest), by_guest, "{}", pool.name);
+        assert_eq!(select(&pool).may_be_named_by(&who), may, "{}", pool.name);
     }
-    let bare = Selector::new(None, false);
+    let bare = Selector::new(None);
     assert!(bare.may_be_named_by(&who) && bare.fit(&who).is_none());
-    assert_eq!(Selector::new(None, true).fit(&who), Some(Fit::Global));
 }
 
 /// The documented selection, pass by pass.
@@ -167,7 +149,7 @@ fn scopes(pool: &TestPool) -> Vec<[String; 3]> {
 }
 
 fn is_global(pool: &TestPool) -> bool {
-    pool.label || scopes(pool) == [["*", "*", "*"].map(String::from)]
+    scopes(pool) == [["*", "*", "*"].map(String::from)]
 }
 
 fn is_strict([project, namespace, cluster]: &[String; 3], lb: &Requirement) -> bool {
@@ -177,8 +159,7 @@ fn is_strict([project, namespace, cluster]: &[String; 3], lb: &Requirement) -> b
 }
 
 fn is_loose([project, namespace, cluster]: &[String; 3], lb: &Requirement) -> bool {
-    lb.guest
-        && (project.is_empty() || project == "*" || *project == lb.project)
+    (project.is_empty() || project == "*" || *project == lb.project)
         && (namespace == "*" || *namespace == lb.namespace)
         && (cluster.is_empty() || cluster == "*" || *cluster == lb.cluster)
 }
@@ -187,7 +168,7 @@ fn word() -> impl Strategy<Value = String> {
     prop::sample::select(vec!["", "*", "a", "b"]).prop_map(str::to_owned)
 }
 
-fn any_selector() -> impl Strategy<Value = (bool, api::Selector)> {
+fn any_selector() -> impl Strategy<Value = api::Selector> {
     let blank_or = || prop::option::weighted(0.8, word());
     let scope =
         (blank_or(), blank_or(), blank_or()).prop_map(|(project, namespace, guest_cluster)| {
@@ -196,11 +177,11 @@ fn any_selector() -> impl Strategy<Value = (bool, api::Selector)> {
     let scopes = prop::option::weighted(0.9, prop::collection::vec(scope, 0..3));
     let network = prop::option::weighted(0.5, prop::sample::select(vec!["", "a"]));
     let priority = prop::option::of(0_i64..3);
-    (prop::bool::weighted(0.1), network, priority, scopes).prop_map(
-        |(label, network, priority, scope)| {
-            (label, api::Selector { priority, network: network.map(str::to_owned), scope })
-        },
-    )
+    (network, priority, scopes).prop_map(|(network, priority, scope)| api::Selector {
+        priority,
+        network: network.map(str::to_owned),
+        scope,
+    })
 }
 
 proptest! {
@@ -211,14 +192,13 @@ proptest! {
         drawn in prop::collection::vec(any_selector(), 0..8),
         network in prop::sample::select(vec!["", "a"]),
         fields in [word(), word(), word()],
-        guest: bool,
     ) {
         let [project, namespace, cluster] = fields;
-        let lb = Requirement { network: network.into(), project, namespace, cluster, guest };
+        let lb = Requirement { network: network.into(), project, namespace, cluster };
         let pools: Vec<TestPool> = drawn
             .into_iter()
             .zip(["d", "b", "h", "a", "c", "g", "f", "e"])
-            .map(|((label, selector), name)| TestPool { name: name.into(), label, selector })
+            .map(|(selector, name)| TestPool { name: name.into(), selector })
             .collect();
         let order = chosen(&pools, &lb);
         prop_assert_eq!(&order, &naive(&pools, &lb));

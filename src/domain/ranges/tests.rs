@@ -52,8 +52,8 @@ fn defaults_are_the_hosts_without_the_gateway() {
         ("fd00::/120", &["fd00::2-fd00::ff"], 254),
         ("fd00::/64", &["fd00::2-fd00::ffff:ffff:ffff:ffff"], i64::MAX),
         ("fd00::/66", &["fd00::2-fd00::3fff:ffff:ffff:ffff"], (1 << 62) - 2),
-        ("0.0.0.0/0", &["0.0.0.2-255.255.255.254"], (1 << 32) - 3),
-        ("::/0", &["::2-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"], i64::MAX),
+        ("64.0.0.0/3", &["64.0.0.2-95.255.255.254"], (1 << 29) - 3),
+        ("2000::/3", &["2000::2-3fff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"], i64::MAX),
     ] {
         assert_eq!(stretches(&[text]), expected, "{text}");
         assert_eq!(parse(&[text]).unwrap().total(), total, "{text}");
@@ -76,11 +76,25 @@ fn bounds_gateway_and_exclusions_cut_the_range() {
         ("10.0.0.0/29 exclude=0.0.0.0/0", &[]),
         ("10.0.0.0/29 exclude=10.0.0.0-10.0.0.6", &[]),
         ("fd00::/124 exclude=fd00::3-fd00::f", &["fd00::2-fd00::2"]),
-        ("ffff::/16 exclude=ffff::/16", &[]),
+        ("fdff::/16 exclude=fdff::/16", &[]),
+        // Reversed bounds are read the other way round.
+        ("10.0.0.0/24 start=10.0.0.9 end=10.0.0.5", &["10.0.0.5-10.0.0.9"]),
+        // A subnet of everything, and bounds within what hosts can have.
+        ("0.0.0.0/0 start=10.0.0.5 end=10.0.0.9", &["10.0.0.5-10.0.0.9"]),
     ] {
         assert_eq!(stretches(&[text]), expected, "{text}");
     }
     assert_eq!(parse(&["10.0.0.0/29 exclude=0.0.0.0/0"]).unwrap().total(), 0);
+}
+
+#[test]
+fn reversed_bounds_are_found_for_admission() {
+    let fault = reversed(2, &range("10.0.0.0/24 start=10.0.0.9 end=10.0.0.5")).unwrap();
+    assert_eq!(fault.field, "spec.ranges[2].rangeStart");
+    assert_eq!(fault.message, "10.0.0.9 is above rangeEnd 10.0.0.5: exchange the two");
+    for right in ["10.0.0.0/24", "10.0.0.0/24 start=10.0.0.5 end=10.0.0.5", "10.0.0.0/24 end=x"] {
+        assert_eq!(reversed(0, &range(right)), None, "{right}");
+    }
 }
 
 /// The message names the field, what is wrong with it, and what would be right.
@@ -90,7 +104,16 @@ fn faults_name_the_field_and_the_remedy() {
     for (text, field, words) in [
         ("10.0.0.0/24 start=10.0.0.0", "rangeStart", &["network address", hosts][..]),
         ("10.0.0.0/24 end=10.0.0.255", "rangeEnd", &["broadcast address", hosts]),
-        ("10.0.0.0/24 start=10.0.0.9 end=10.0.0.5", "rangeStart", &["above", "exchange"]),
+        ("127.0.0.0/24", "subnet", &["127.0.0.1 to 127.0.0.254", "loopback", "unicast"]),
+        ("224.0.0.0/24", "subnet", &["multicast"]),
+        ("0.0.0.0/24", "subnet", &["this network"]),
+        ("0.0.0.0/0", "subnet", &["this network"]),
+        ("120.0.0.0/5 start=126.0.0.1", "subnet", &["loopback"]),
+        ("255.255.255.255/32", "subnet", &["broadcast"]),
+        ("::/0", "subnet", &["unspecified"]),
+        ("::1/128", "subnet", &["loopback"]),
+        ("::ffff:10.0.0.0/120", "subnet", &["IPv4-mapped"]),
+        ("ff02::/64", "subnet", &["multicast"]),
         ("10.0.0.0/24 start=10.0.1.5", "rangeStart", &["10.0.1.5", "outside", "10.0.0.0/24"]),
         ("10.0.0.0/24 end=fd00::5", "rangeEnd", &["outside"]),
         ("10.0.0.0/24 start=10.0.0", "rangeStart", &["\"10.0.0\"", "not an IP address"]),
@@ -211,6 +234,7 @@ impl Drawn {
         let first = self.start.unwrap_or(if ends_are_hosts { low } else { low + 1 });
         let keeps_last = ends_are_hosts || !self.v4;
         let last = self.end.unwrap_or(if keeps_last { high } else { high - 1 });
+        let (first, last) = (first.min(last), first.max(last));
         let between: BTreeSet<u128> =
             all.into_iter().filter(|o| first <= *o && *o <= last).collect();
         (!between.is_empty()).then(|| self.split(between))

@@ -176,6 +176,7 @@ fn report((service, ingress): Told, list: &[Backend]) -> Report {
         backends: Some(backends(list)),
         address_for_name: None,
         health_fault: None,
+        default_interface: None,
     }
 }
 
@@ -286,6 +287,7 @@ fn the_first_obstacle_is_the_one_that_is_told() {
             backends: list.map(backends),
             address_for_name: None,
             health_fault: unchecked.then(|| "port".to_owned()),
+            default_interface: None,
         };
         let (told_status, told, message) = ready(&report, "10.0.0.100");
         assert_eq!((told_status, told), (status, reason), "{report:?}");

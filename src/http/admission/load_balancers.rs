@@ -11,9 +11,10 @@ use super::{Admission, Stage};
 use crate::api::LoadBalancer;
 use crate::domain::admission::load_balancer::{self, Asks, Known, Named, PoolSeen};
 use crate::domain::admission::{Answer, Request};
-use crate::domain::conflict::PoolFacts;
+use crate::domain::conflict::{PoolFacts, Segment, network_mismatch};
 use crate::domain::facts::{self, Surroundings};
 use crate::domain::ranges::Ranges;
+use crate::domain::reason::Wait;
 use crate::k8s::CallError;
 
 pub(super) async fn decide(
@@ -48,7 +49,7 @@ async fn gather(at: &Admission, stage: Stage, asks: &Asks) -> Result<Known, Call
     if stage == Stage::Validation {
         known.removal = views.removal_of(&asks.lb);
         if let Some(pool) = &asks.pool {
-            known.named = named(at, pool).await?;
+            known.named = named(at, pool, &asks.lb).await?;
         }
         // Before pools were read once, there are none to be seen.
         known.pools = Some(views.pools())
@@ -58,45 +59,67 @@ async fn gather(at: &Admission, stage: Stage, asks: &Asks) -> Result<Known, Call
     Ok(known)
 }
 
-/// Whose an address is, in words, unless it is the LoadBalancer's own or nobody's. Names of other
-/// tenants' objects are not told.
+/// Whether the LoadBalancer names another network than the pool's, by the rule of the ledger task.
+fn mismatch(at: &Admission, pool: &PoolFacts, lb: &LoadBalancer) -> Option<Wait> {
+    let segment = |network: &str| at.views.segment(network);
+    let facts = facts::facts(lb, &at.views.around(lb), segment, false);
+    network_mismatch(&pool.name, &pool.selector, &segment(pool.selector.network()), &facts)
+}
+
+/// Owner of an address that a guest says it was leased, in words, unless that is the LoadBalancer
+/// itself or none. What counts is what a pool or the host gave on the same segment: what other
+/// tenants' guests say of themselves stops none. Names of other tenants' objects are left out.
 fn taken_by(at: &Admission, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
-    if at.views.is_node_address(address) {
+    let views = &at.views;
+    if views.is_node_address(address) {
         return Some("a node's own address".to_owned());
     }
+    let network = facts::requirement(lb, &views.around(lb)).network;
+    let here = match network.as_str() {
+        // Not known, so it may be any.
+        "" => Segment::Unlisted,
+        network => views.segment(network),
+    };
+    let pools: Vec<Arc<PoolFacts>> = views.pools();
+    let serves_here = |pool: &PoolFacts| {
+        pool.selector.is_global() || views.segment(pool.selector.network()).meets(&here)
+    };
     let own = facts::name(lb);
     let holds = |other: &LoadBalancer| {
-        let told = other.status.as_ref().and_then(|status| status.address.as_ref());
-        let claimed = facts::published(other).is_some_and(|claim| claim.ip == address)
-            || facts::leased(other).is_some_and(|leased| address == leased);
-        claimed || told.is_some_and(|told| told.parse() == Ok(address))
+        let claimed = facts::published(other).filter(|claim| claim.ip == address);
+        let by_pool = claimed.is_some_and(|claim| {
+            let pool = pools.iter().find(|pool| pool.name == claim.pool);
+            pool.is_none_or(|pool| serves_here(pool))
+        });
+        let leased = || facts::leased(other).is_some_and(|leased| address == leased);
+        let record = || views.record(&facts::name(other));
+        by_pool || leased() && record().is_none_or(|r| views.segment(&r.spec.network).meets(&here))
     };
-    let held = at.views.load_balancers.find(|other| holds(other) && facts::name(other) != own);
+    let held = views.load_balancers.find(|other| holds(other) && facts::name(other) != own);
     if held.is_some() {
         return Some("the address of another LoadBalancer".to_owned());
     }
     let is_gateway = |pool: &&Arc<PoolFacts>| {
         let mut gateways = pool.ranges.iter().flat_map(Ranges::gateways);
-        gateways.any(|gateway| gateway == address)
+        gateways.any(|gateway| gateway == address) && serves_here(pool)
     };
-    let pools = at.views.pools();
     let gateway = pools.iter().find(is_gateway)?;
     Some(format!("the gateway of IPPool {}", gateway.name))
 }
 
 /// The pool that is named. One that was not seen may be new.
-async fn named(at: &Admission, name: &str) -> Result<Named, CallError> {
+async fn named(at: &Admission, name: &str, lb: &LoadBalancer) -> Result<Named, CallError> {
     let seen = at.views.pools().into_iter().find(|pool| pool.name == name);
     if let Some(pool) = seen {
-        return Ok(Named::There(pool_seen(at, &pool)));
+        return Ok(Named::There(pool_seen(at, &pool, lb)));
     }
     Ok(match at.reader.pool(name).await? {
-        Some(pool) => Named::There(pool_seen(at, &pool)),
+        Some(pool) => Named::There(pool_seen(at, &pool, lb)),
         None => Named::Missing,
     })
 }
 
-fn pool_seen(at: &Admission, pool: &PoolFacts) -> PoolSeen {
+fn pool_seen(at: &Admission, pool: &PoolFacts, lb: &LoadBalancer) -> PoolSeen {
     let store = &at.views.load_balancers;
     let taken = || {
         // By its name first: an address is dear to read, ten thousand times.
@@ -119,5 +142,6 @@ fn pool_seen(at: &Admission, pool: &PoolFacts) -> PoolSeen {
         idle: idle.map(str::to_owned),
         // Fewer than it has addresses cannot fill it.
         full: i64::try_from(store.len()).is_ok_and(|all| all >= total) && taken() >= total,
+        mismatch: mismatch(at, pool, lb),
     }
 }

@@ -1,9 +1,9 @@
 //! What the rules of IPPools must know.
 //!
-//! Other pools are known from a view. One that was made a moment ago, by way of another replica or
-//! at the same time, may be missing there: two that should exclude each other can both get in. The
-//! ledger's owner then reaches the verdict, with the same rule: the younger one stands back, and
-//! its condition says why. A fact that cannot be had in time blocks nobody.
+//! Other pools are listed from the API server, so that one that was made a moment ago by way of
+//! another replica counts. Two that are made at the same time can still both get in: the ledger's
+//! owner then decides by the same rule, the younger one stands back, and its condition says why. A
+//! fact that cannot be had in time stops no request; then the view counts.
 
 use std::time::Duration;
 
@@ -41,7 +41,9 @@ pub(super) async fn decide(
 
 async fn known(at: &Admission, question: &Question) -> Known {
     let views = &at.views;
-    let pools = views.pools().into_iter().map(|pool| {
+    let listed = tokio::time::timeout(PATIENCE, at.reader.pools(views)).await;
+    let pools = listed.ok().and_then(Result::ok).unwrap_or_else(|| views.pools());
+    let pools = pools.into_iter().map(|pool| {
         let segment = views.segment(pool.selector.network());
         (pool, segment)
     });

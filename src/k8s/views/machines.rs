@@ -102,7 +102,7 @@ impl Views {
 
 /// The cluster that goes with the VM, if that is so.
 fn shown_by(vm: &Machine) -> Option<String> {
-    vm.annotations().get(ANNOTATION_REMOVES_VOLUMES)?;
+    vm.annotations().get(ANNOTATION_REMOVES_VOLUMES).filter(|value| *value == "true")?;
     vm.labels().get(LABEL_GUEST_CLUSTER).filter(|cluster| !cluster.is_empty()).cloned()
 }
 

@@ -30,7 +30,7 @@ use self::echoes::Echoes;
 use self::machines::Removals;
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::Owner;
-use crate::domain::conflict::{PoolFacts, Segment};
+use crate::domain::conflict::Segment;
 use crate::domain::facts::{self, Project, Surroundings};
 use crate::domain::label_index::{LabelIndex, LbKey};
 use crate::domain::reason::Wait;
@@ -109,7 +109,7 @@ pub struct Views {
     nodes: Arc<Mutex<Nodes>>,
     networks: Arc<Mutex<HashMap<String, networks::Network>>>,
     /// What pools want, without their ledgers.
-    pools: Arc<Mutex<HashMap<String, Arc<PoolFacts>>>>,
+    pools: Arc<Mutex<HashMap<String, pools::KnownPool>>>,
     /// Since when a LoadBalancer's VMs are not what its slices say, as far as was seen.
     touched: Arc<Mutex<HashMap<LbKey, Instant>>>,
     /// LoadBalancers that this process writes, and wrote.

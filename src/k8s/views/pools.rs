@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::{Informer, Part, Signal, Views, lock};
-use crate::api::{IPPool, IPPoolSpec, LABEL_GLOBAL_POOL};
+use crate::api::{IPPool, IPPoolSpec};
 use crate::domain::conflict::PoolFacts;
 use crate::k8s::guard::Guard;
 use crate::k8s::{CallError, call, informer};
@@ -29,7 +29,8 @@ const LATER: Duration = Duration::from_secs(5);
 
 /// A pool without its ledger.
 type Wishes = Object<IPPoolSpec, NotUsed>;
-type Seen = PartialObjectMeta<IPPool>;
+/// A pool's metadata.
+pub type Seen = PartialObjectMeta<IPPool>;
 /// A pool by its name; `None`: it is gone.
 type Change = (String, Option<Seen>);
 
@@ -73,12 +74,29 @@ pub(super) async fn watch(at: Informer) {
     );
 }
 
+/// What a pool wants, and of which of its generations that is.
+pub(super) struct KnownPool {
+    facts: Arc<PoolFacts>,
+    generation: Generation,
+}
+
+/// Tells whether what a pool wants may have changed: its UID, generation, and whether it is being
+/// deleted.
+#[derive(PartialEq, Eq)]
+struct Generation(Option<String>, Option<i64>, bool);
+
+impl Generation {
+    fn of(pool: &impl ResourceExt) -> Self {
+        let meta = pool.meta();
+        Self(meta.uid.clone(), meta.generation, meta.deletion_timestamp.is_some())
+    }
+}
+
 /// What was last read of a pool, and what is to be read.
 #[derive(Default)]
 struct Reading {
     uid: Option<String>,
     generation: Option<i64>,
-    global: bool,
     deleting: bool,
     /// Not before that.
     next: Option<Instant>,
@@ -103,11 +121,9 @@ async fn read(client: Client, views: Views, mut changes: mpsc::UnboundedReceiver
                     continue;
                 };
                 let reading = readings.entry(name).or_default();
-                let global = is_global(&pool);
                 let deleting = pool.metadata.deletion_timestamp.is_some();
                 reading.due |= reading.uid != pool.uid()
                     || reading.generation != pool.metadata.generation
-                    || reading.global != global
                     || reading.deleting != deleting;
                 if reading.uid != pool.uid() {
                     reading.next = None;
@@ -115,7 +131,7 @@ async fn read(client: Client, views: Views, mut changes: mpsc::UnboundedReceiver
                 if let Some(generation) = pool.metadata.generation {
                     reading.generation = Some(generation);
                 }
-                (reading.uid, reading.global, reading.deleting) = (pool.uid(), global, deleting);
+                (reading.uid, reading.deleting) = (pool.uid(), deleting);
             }
             () = until(next.as_ref().map(|(at, _)| *at)) => {
                 let Some((_, name)) = next else { continue };
@@ -146,13 +162,13 @@ async fn take(
     views: &Views,
     name: &str,
 ) -> Result<Option<bool>, CallError> {
-    let facts = match call(api.get(name)).await {
+    let known = match call(api.get(name)).await {
         Ok(Guard(Ok(pool))) => {
             let created = pool.metadata.creation_timestamp.as_ref();
             let created = created.map_or(0, |time| time.0.as_second());
-            let mut facts = PoolFacts::new(name, created, &pool.spec, is_global(&pool));
+            let mut facts = PoolFacts::new(name, created, &pool.spec);
             facts.deleting = pool.metadata.deletion_timestamp.is_some();
-            Some(Arc::new(facts))
+            Some(KnownPool { facts: Arc::new(facts), generation: Generation::of(&pool) })
         }
         // The leader tells of it, and it gives out nothing.
         Ok(Guard(Err(_))) => None,
@@ -163,15 +179,12 @@ async fn take(
         Err(error) => return Err(error),
     };
     let mut pools = lock(&views.pools);
-    let old = match facts.clone() {
-        Some(facts) => pools.insert(name.to_owned(), facts),
+    let new = known.as_ref().map(|known| known.facts.clone());
+    let old = match known {
+        Some(known) => pools.insert(name.to_owned(), known),
         None => pools.remove(name),
     };
-    Ok(Some(old != facts))
-}
-
-fn is_global(pool: &impl ResourceExt) -> bool {
-    pool.labels().get(LABEL_GLOBAL_POOL).is_some_and(|value| value == "true")
+    Ok(Some(old.map(|old| old.facts) != new))
 }
 
 async fn until(at: Option<Instant>) {
@@ -185,6 +198,14 @@ impl Views {
     /// What all pools want, as far as is known here: one that was made a moment ago may be
     /// missing.
     pub fn pools(&self) -> Vec<Arc<PoolFacts>> {
-        lock(&self.pools).values().cloned().collect()
+        lock(&self.pools).values().map(|known| known.facts.clone()).collect()
+    }
+
+    /// What a pool wants, if that was read since its spec was changed. `pool` is its metadata as the
+    /// API server has it now.
+    pub fn pool_as_of(&self, pool: &Seen) -> Option<Arc<PoolFacts>> {
+        let pools = lock(&self.pools);
+        let known = pools.get(&pool.name_any())?;
+        (known.generation == Generation::of(pool)).then(|| known.facts.clone())
     }
 }

@@ -207,9 +207,9 @@ pub(crate) const ROWS: &[Row] = &[
     update("withdrawn", (GUEST, HAS), Merge("{status: {address: ''}}"), &[Silent, Has(IP, "10.1.0.2")], Accept, OURS),
     update("reached elsewhere", (GUEST, HAS), Merge("{status: {address: 10.2.0.2}}"), &[Warn("status.address stays \"10.1.0.2\": \"10.2.0.2\" is not its claim, 10.1.0.2"), Has("/status/address", "10.1.0.2")], Accept, OURS),
     update("leased somewhere", (LEASED, "DHCP"), Merge("{status: {address: 10.9.0.7}}"), &[Silent, Has("/status/address", "10.9.0.7")], Accept, ("DHCP", "")),
-    update("leased another's", (LEASED, "DHCP"), Merge("{status: {address: 10.2.0.2}}"), &[Warn("status.address stays unset: 10.2.0.2 is the address of another LoadBalancer"), Lacks("/status/address")], Accept, ("DHCP", "")),
-    update("leased a gateway", (LEASED, "DHCP"), Merge("{status: {address: 10.1.0.1}}"), &[Warn("10.1.0.1 is the gateway of IPPool ours"), Lacks("/status/address")], Accept, ("DHCP", "")),
-    update("leased a node's address", (LEASED, "DHCP"), Merge("{status: {address: 10.0.0.11}}"), &[Warn("10.0.0.11 is a node's own address"), Lacks("/status/address")], Accept, ("DHCP", "")),
+    update("leased another's", (LEASED, "DHCP"), Merge("{status: {address: 10.2.0.2}}"), &[Warn("status.address stays \"0.0.0.0\": 10.2.0.2 is the address of another LoadBalancer"), Has("/status/address", "0.0.0.0")], Accept, ("DHCP", "")),
+    update("leased a gateway", (LEASED, "DHCP"), Merge("{status: {address: 10.1.0.1}}"), &[Warn("10.1.0.1 is the gateway of IPPool ours"), Has("/status/address", "0.0.0.0")], Accept, ("DHCP", "")),
+    update("leased a node's address", (LEASED, "DHCP"), Merge("{status: {address: 10.0.0.11}}"), &[Warn("10.0.0.11 is a node's own address"), Has("/status/address", "0.0.0.0")], Accept, ("DHCP", "")),
     // The rest of the object.
     update("labelled", (GUEST, HAS), Merge("{metadata: {labels: {a: b}}}"), &[Silent, Has("/metadata/labels/a", "b")], Accept, OURS),
     update("without finalizer", (GUEST, HAS), Merge("{metadata: {finalizers: null}}"), &[Warn("metadata.finalizers: the address stays claimed")], Accept, OURS),

@@ -73,10 +73,9 @@ pub(crate) fn object(text: &str) -> anyhow::Result<Value> {
     Ok(whole)
 }
 
-const GLOBAL: &str = "loadbalancer.harvesterhci.io/global-ip-pool";
+pub(super) const GLOBAL: &str = "loadbalancer.harvesterhci.io/global-ip-pool";
 const VID: &str = "loadbalancer.harvesterhci.io/vid";
 const RELEASE: &str = "metadata.annotations[loadbalancer.harvesterhci.io/manuallyReleaseIP]";
-const FLAG: &str = "metadata.annotations[loadbalancer.harvesterhci.io/global-ip-pool]";
 
 /// `10.1.0.10` to `.19` for namespace `default` on network `default/x`, which is VLAN 100 by an
 /// object of that name; `default/y` is the same VLAN, `default/z` is VLAN 200.

@@ -66,7 +66,7 @@ fn answer(row: &Row) -> Result<(Answer, Value)> {
                 let facts = |pool: &Value| {
                     let name = pool["metadata"]["name"].as_str().unwrap_or_default();
                     let spec = serde_json::from_value(pool["spec"].clone())?;
-                    let facts = PoolFacts::new(name, 5, &spec, false);
+                    let facts = PoolFacts::new(name, 5, &spec);
                     let segment = segment(network(pool));
                     anyhow::Ok((Arc::new(facts), segment))
                 };

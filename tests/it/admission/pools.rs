@@ -8,7 +8,7 @@ use testbed::kubevirt::{networks, vlan};
 use testbed::{Operator, eventually};
 
 use super::itself;
-use super::pool_rows::{Expect, Operation, Row, object, rows};
+use super::pool_rows::{Expect, GLOBAL, Operation, Row, object, rows};
 use super::said::{Said, ask, send};
 use crate::support::{Cluster, SOON};
 
@@ -35,7 +35,8 @@ const ALONE: &[(&str, &str)] = &[
     ("exclude as text", "refused: spec.ranges[0].exclude"),
     ("subnet without a length", "refused: must be a network in CIDR form"),
     ("start outside the subnet", "refused: rangeStart must lie within subnet"),
-    ("reversed", "InvalidRange"),
+    ("loopback", "InvalidRange"),
+    ("multicast", "InvalidRange"),
     ("network address", "InvalidRange"),
     ("broadcast address", "InvalidRange"),
     ("exclusion that is none", "InvalidRange"),
@@ -46,7 +47,6 @@ const ALONE: &[(&str, &str)] = &[
     ("overlap with the global pool", "RangeConflict"),
     ("widened over another", "RangeConflict"),
     ("a second global pool", "SecondGlobalPool"),
-    ("a second global pool by its label", "SecondGlobalPool"),
     ("the same priority", "PriorityConflict"),
     ("the same scope without priority", "ScopeConflict"),
     ("deleted under an address", "Deleting"),
@@ -249,6 +249,69 @@ async fn play(admission: bool) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn with_admission_each_request_gets_its_answer() -> Result<()> {
     play(true).await
+}
+
+/// Two that exclude each other, one right after the other: the second is judged against what the
+/// API server has, not against what has been heard of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_was_made_a_moment_ago_counts() -> Result<()> {
+    let stage = Stage::set(true).await?;
+    for round in 0..20 {
+        let pool = |name: &str, third: usize| {
+            json!({
+                "apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
+                "kind": "IPPool",
+                "metadata": {"name": format!("{name}-{round}")},
+                "spec": {
+                    "ranges": [{"subnet": format!("10.{round}.{third}.0/24")}],
+                    "selector": {"priority": 7 + round, "scope": [{"namespace": name}]},
+                },
+            })
+        };
+        let first = stage.say("POST", POOLS, &pool("a", 1)).await?;
+        ensure!(first.accepted(), "{first:?}");
+        let second = stage.say("POST", POOLS, &pool("b", 2)).await?;
+        second.refused_by_webhook("spec.selector.priority", &format!("the pool a-{round}"))?;
+    }
+    Ok(())
+}
+
+/// As GitOps does: a manifest that was exported from the global pool, its scope narrowed, applied
+/// again and again.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exported_label_makes_no_pool_global_however_often_it_is_applied() -> Result<()> {
+    let stage = Stage::set(true).await?;
+    let manifest = |namespace: &str, clusters: &str| {
+        json!({
+            "apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
+            "kind": "IPPool",
+            "metadata": {
+                "name": "exported",
+                "labels": {"loadbalancer.harvesterhci.io/global-ip-pool": "true"},
+            },
+            "spec": {
+                "ranges": [{"subnet": "10.1.0.0/24"}],
+                "selector": {"scope": [
+                    {"project": "*", "namespace": namespace, "guestCluster": clusters}
+                ]},
+            },
+        })
+    };
+    let apply = async |manifest: &Value| {
+        stage.cluster.bed.apply_yaml(&serde_json::to_string(manifest)?).await
+    };
+    apply(&manifest("*", "*")).await?;
+    stage.cluster.lb("served").await?;
+    stage.cluster.address("served").await?;
+    let narrow = manifest("kube-system", "*");
+    for _ in 0..3 {
+        apply(&narrow).await?;
+        let labels = stage.cluster.pools().get("exported").await?.metadata.labels;
+        let label = labels.and_then(|labels| labels.get(GLOBAL).cloned());
+        ensure!(label.as_deref() == Some("false"), "{label:?}");
+    }
+    stage.cluster.lb("stranger").await?;
+    stage.cluster.waits("stranger", "NoMatchedIPPool").await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,10 +8,9 @@ use testbed::kubevirt::{Guest, Nic, Vm, networks, vlan};
 use testbed::{Announcer, Announcing};
 
 use super::{SINK, annotation, vm};
-use crate::support::{Cluster, address};
+use crate::support::{Cluster, address, listeners};
 
 const ASKED: &str = "kube-vip.io/loadbalancerIPs";
-const VLAN: &str = "kube-vip.io/serviceVLAN";
 const INTERFACE: &str = "kube-vip.io/serviceInterface";
 const NETWORK: &str = "loadbalancer.harvesterhci.io/network";
 
@@ -114,32 +113,37 @@ async fn a_network_decides_on_pool_hints_and_addresses() -> Result<()> {
     assert!(said.starts_with("running backend servers have no IP"), "{said}");
     let hints = |service: &k8s_openapi::api::core::v1::Service| {
         let says = |key| annotation(service, key).unwrap_or_default().to_owned();
-        [says(ASKED), says(VLAN), says(INTERFACE), says(NETWORK)]
+        [says(ASKED), says(INTERFACE), says(NETWORK)]
     };
-    let hinted = async |name: &str, expected: [&str; 4]| {
+    let hinted = async |name: &str, expected: [&str; 3]| {
         cluster
             .service_when(name, &format!("{expected:?}"), |service| hints(service) == expected)
             .await
     };
-    hinted("web", ["10.100.0.2", "mgmt-br.100", "", "default/vlan100"]).await?;
-    hinted("flat", ["10.0.0.2", "", "mgmt-br", "default/flat"]).await?;
+    // Nodes have no link for a VLAN, and a bridge for what is untagged.
+    hinted("web", ["10.100.0.2", "", ""]).await?;
+    hinted("flat", ["10.0.0.2", "mgmt-br", "default/flat"]).await?;
 
-    // Nothing is announced yet, so it may be announced elsewhere.
+    // The network of VMs may change. An address is announced where its pool's addresses are unique.
     let network = |network: Value| json!({"metadata": {"annotations": {NETWORK: network}}});
     cluster.patch_lb("web", network(json!("default/vlan200"))).await?;
-    hinted("web", ["10.100.0.2", "mgmt-br.200", "", "default/vlan200"]).await?;
     cluster.endpoints_are("web", &[("a", "192.168.200.7", "ready")]).await?;
+    hinted("web", ["10.100.0.2", "", ""]).await?;
+    cluster.patch_lb("web", network(json!("default/flat"))).await?;
     cluster.patch_lb("web", network(Value::Null)).await?;
-    hinted("web", ["10.100.0.2", "", "", ""]).await?;
     cluster.endpoints_are("web", &[("a", "10.52.0.7", "ready")]).await?;
+    hinted("web", ["10.100.0.2", "", ""]).await?;
     cluster.patch_lb("web", network(json!("default/vlan100"))).await?;
-    hinted("web", ["10.100.0.2", "mgmt-br.100", "", "default/vlan100"]).await?;
+    cluster.endpoints_are("web", &[("a", "192.168.100.7", "ready")]).await?;
 
     announcer.away(false);
-    cluster.serves("web", "Announced").await?;
+    let said = cluster.serves("web", "Announced").await?;
+    assert!(said.contains("nodes have no link for VLAN 100 of mgmt-br"), "{said}");
     cluster.patch_lb("web", network(json!("default/vlan200"))).await?;
     // The endpoints show that the change was seen.
     cluster.endpoints_are("web", &[("a", "192.168.200.7", "ready")]).await?;
+    let said = cluster.serves("web", "NetworkMismatch").await?;
+    assert!(said.starts_with("keeps 10.100.0.2: "), "{said}");
     cluster
         .patch_lb(
             "web",
@@ -154,6 +158,43 @@ async fn a_network_decides_on_pool_hints_and_addresses() -> Result<()> {
             service.spec.as_ref().and_then(|s| s.ports.as_ref()).is_some_and(|p| p.len() == 2)
         })
         .await?;
-    assert_eq!(hints(&service), ["10.100.0.2", "mgmt-br.100", "", "default/vlan100"]);
-    cluster.serves("web", "Announced").await.map(drop)
+    assert_eq!(hints(&service), ["10.100.0.2", "", ""]);
+    cluster.serves("web", "NetworkMismatch").await.map(drop)
+}
+
+/// Isolated networks may have one range. What their vm LoadBalancers get is announced on the nodes'
+/// one default interface, where each address must be one LoadBalancer's.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_is_unique_where_it_is_announced_whatever_pool_and_annotation_say() -> Result<()>
+{
+    let cluster = Cluster::start().await?;
+    for (name, id) in [("a", 100), ("b", 200)] {
+        let network = serde_json::from_value(vlan("default", name, id))?;
+        networks(&cluster.client, "default").create(&PostParams::default(), &network).await?;
+        let selector = json!({"network": format!("default/{name}")});
+        cluster.pool_for(name, json!({"subnet": "10.5.1.0/24"}), selector).await?;
+    }
+    let _operator = cluster.operator().await?;
+    let of = |pool: &str| json!({"workloadType": "vm", "ipPool": pool, "listeners": listeners()});
+    for (lb, pool, ip) in
+        [("one", "a", "10.5.1.2"), ("two", "b", "10.5.1.3"), ("three", "a", "10.5.1.4")]
+    {
+        cluster.lb_with(lb, of(pool)).await?;
+        assert_eq!(cluster.address(lb).await?, ip, "{lb}");
+    }
+    // Guests announce on the network of their VMs: each is a network of its own.
+    let guest = |pool: &str| json!({"workloadType": "cluster", "ipPool": pool});
+    for (lb, pool) in [("guest-a", "a"), ("guest-b", "b")] {
+        let network = json!({NETWORK: format!("default/{pool}")});
+        cluster.annotated(lb, network, guest(pool)).await?;
+    }
+    assert_eq!(cluster.address("guest-a").await?, "10.5.1.5");
+    assert_eq!(cluster.address("guest-b").await?, "10.5.1.4", "as three's, on another network");
+    // A new one that names another network than its pool's gets no address there.
+    cluster.annotated("stray", json!({NETWORK: "default/b"}), of("a")).await?;
+    let said = cluster.waits("stray", "NetworkMismatch").await?;
+    assert!(said.contains(r#"IPPool "a" is on network "default/a""#), "{said}");
+    cluster.patch_lb("stray", json!({"metadata": {"annotations": {NETWORK: null}}})).await?;
+    assert_eq!(cluster.address("stray").await?, "10.5.1.6");
+    Ok(())
 }

@@ -72,11 +72,17 @@ pub(super) async fn serve(
             backends: None,
             address_for_name: None,
             health_fault: None,
+            default_interface: None,
         });
         return Ok(report);
     }
     let listeners = vm_lb::name_fault(&at.name).map_or_else(|| vm_lb::listeners(&lb.spec), Err);
-    let network = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
+    let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
+    // Where its pool says that the address is unique. A global pool's is unique everywhere.
+    let network = match finding {
+        Finding::Pool(Verdict::Held { network: Some(network), .. }) => network,
+        _ => named,
+    };
     let attachment = ctx.shared.views.attachment(network);
     let wanted = Wanted {
         lb: at.identity(),
@@ -89,7 +95,7 @@ pub(super) async fn serve(
         Ok(check) => (check, None),
         Err(fault) => (None, Some(fault.to_string())),
     };
-    let backends = at.backends(&wanted, check.as_ref());
+    let backends = at.backends(&wanted, named, check.as_ref());
     let (backends, health_fault) = match backends {
         Ok(backends) => (backends, health_fault),
         Err((backends, fault)) => (backends, Some(fault)),
@@ -122,7 +128,15 @@ pub(super) async fn serve(
     let ingress = at.ingress();
     let address_for_name = vm_lb::address_for_name(&lb.spec).map(str::to_owned);
     let backends = Some(backends);
-    Ok(Some(Report { service, ingress, backends, address_for_name, health_fault }))
+    let default_interface = wanted.on_default_interface();
+    Ok(Some(Report {
+        service,
+        ingress,
+        backends,
+        address_for_name,
+        health_fault,
+        default_interface,
+    }))
 }
 
 /// Whether the address may lead to the LoadBalancer's Service, and so to nobody else's.
@@ -182,17 +196,19 @@ impl<'a> At<'a> {
         Identity { namespace: &self.namespace, name: &self.name, uid: &self.uid }
     }
 
-    /// The VMs behind it, and their health. An error: the check cannot be done, and is not.
+    /// The VMs behind it, at their addresses on the network that is `named`, and their health. An
+    /// error: the check cannot be done, and is not.
     fn backends(
         &self,
         wanted: &Wanted<'_>,
+        named: &str,
         check: Option<&Check>,
     ) -> Result<Backends, (Backends, String)> {
         let views = &self.ctx.shared.views;
         let slices = self.slices();
         // Few VMs need it.
         let known = LazyCell::new(|| remembered(&slices));
-        let wants = endpoints::Wanted { network: wanted.network, family: wanted.family() };
+        let wants = endpoints::Wanted { network: named, family: wanted.family() };
         let foreign = |ip: IpAddr| wanted.address == Some(ip) || views.is_node_address(ip);
         let found = views.of_members(&self.namespace, &self.name, |(name, vm, pods)| {
             let last = || known.get(&*vm.uid).map(|endpoint| endpoint.address);

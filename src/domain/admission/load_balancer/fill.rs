@@ -2,12 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Answer, Request, is_blank, is_guest, shown};
+use super::{Answer, Request, is_blank, is_guest, read, shown};
 use crate::api::{
-    ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NAMESPACE, ANNOTATION_NETWORK,
-    ANNOTATION_PROJECT, LABEL_CLUSTER,
+    ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NAMESPACE,
+    ANNOTATION_NETWORK, ANNOTATION_PROJECT, LABEL_CLUSTER,
 };
-use crate::domain::facts::{Project, Surroundings};
+use crate::domain::facts::{self, Project, Surroundings};
 
 /// What an unset field of a health check with a port means.
 const HEALTH_DEFAULTS: [(&str, i32); 4] =
@@ -57,6 +57,20 @@ pub(super) fn annotations(
         let network = management.filter(|network| !is_blank(network)).or_else(of_vms);
         if_silent(given, ANNOTATION_NETWORK, network);
         if_silent(given, ANNOTATION_CLUSTER, label);
+    }
+}
+
+/// What the status of a restored object publishes, as the annotation by which it asks for it.
+pub(super) fn former(object: &mut Value, request: &Request<'_>) {
+    let published = read(request, object).as_ref().and_then(facts::published);
+    let Some(claim) = published else { return };
+    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    let annotations = metadata.entry("annotations").or_insert(Value::Null);
+    if annotations.is_null() {
+        *annotations = json!({});
+    }
+    if let Some(given) = annotations.as_object_mut() {
+        if_silent(given, ANNOTATION_ALLOCATED, Some(json!(facts::written(&claim))));
     }
 }
 

@@ -2,7 +2,9 @@
 //! functions that the reconciler asks as well, so that both say the same.
 
 use super::{Answer, Known, Named, PoolSeen};
-use crate::api::{ANNOTATION_DHCP, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec};
+use crate::api::{
+    ANNOTATION_DHCP, ANNOTATION_NETWORK, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec,
+};
 use crate::domain::admission::Refusal;
 use crate::domain::facts::{self, Project};
 use crate::domain::health;
@@ -130,18 +132,18 @@ fn immutable(lb: &LoadBalancer, old: &LoadBalancer, answer: &mut Answer) {
 }
 
 fn pool(lb: &LoadBalancer, old: Option<&LoadBalancer>, known: &Known, answer: &mut Answer) {
-    let facts = facts::facts(lb, &known.around, true);
-    let Some(name) = facts.named_pool else {
+    let requirement = facts::requirement(lb, &known.around);
+    let Some(name) = facts::named_pool(lb) else {
         let served = |pools: &Vec<_>| {
             pools.iter().any(|selector: &crate::domain::pool_choice::Selector| {
-                selector.fit(&facts.requirement).is_some()
+                selector.fit(&requirement).is_some()
             })
         };
         if known.around.project != Project::Unknown
             && old.and_then(facts::published).is_none()
             && known.pools.as_ref().is_some_and(|pools| !served(pools))
         {
-            answer.warn(format!("no IPPool admits it now, it waits: {}", facts.requirement));
+            answer.warn(format!("no IPPool admits it now, it waits: {requirement}"));
         }
         return;
     };
@@ -154,18 +156,22 @@ fn pool(lb: &LoadBalancer, old: Option<&LoadBalancer>, known: &Known, answer: &m
         Named::Missing => {
             answer.warn(format!("spec.ipPool: there is no IPPool {name:?} yet; it waits for one"));
         }
-        Named::There(PoolSeen { selector, idle, full }) => {
-            if !selector.may_be_named_by(&facts.requirement) {
+        Named::There(PoolSeen { selector, idle, full, mismatch }) => {
+            if !selector.may_be_named_by(&requirement) {
                 if known.around.project != Project::Unknown {
                     answer.refuse(
                         "spec.ipPool",
                         format!(
-                            "it names {name:?}, whose scope does not admit {}; it admits {}",
-                            facts.requirement,
+                            "it names {name:?}, whose scope does not admit {requirement}; it admits {}",
                             selector.admitted()
                         ),
                     );
                 }
+            } else if let Some(mismatch) = mismatch {
+                answer.refuse(
+                    format!("metadata.annotations[{ANNOTATION_NETWORK}]"),
+                    mismatch.message(),
+                );
             } else if let Some(why) = idle {
                 answer.warn(format!("spec.ipPool: {name} gives out no addresses: {why}"));
             } else if *full {

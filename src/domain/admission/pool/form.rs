@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{is_labelled_global, leaves, text};
+use super::{leaves, text};
 use crate::api::{LABEL_GLOBAL_POOL, LABEL_VID};
 use crate::domain::admission::{Answer, Operation, Request};
 
@@ -41,11 +41,11 @@ pub fn mutate(request: &Request<'_>, vlan: Option<u16>) -> Answer {
         if old_spec != Some(&object["spec"]) {
             check(&object["spec"], &mut answer);
         }
-        check_flag(request, object, &mut answer);
         if !answer.refusals.is_empty() {
             return answer;
         }
-        label(&mut new, request.old, vlan);
+        label(&mut new, vlan);
+        warn_of_flag(request, object, &mut answer);
     }
     answer.object = (new != *object).then_some(new);
     answer
@@ -69,12 +69,10 @@ fn restore_status(new: &mut Value, old: &Value) {
     }
 }
 
-/// `global-ip-pool` follows the scope, unless it was set by hand; `vid` follows the network.
-fn label(new: &mut Value, old: Option<&Value>, vlan: Option<u16>) {
-    let all = serves_all(new);
-    let by_hand = is_labelled_global(new)
-        && !old.is_some_and(|old| is_labelled_global(old) && serves_all(old));
-    let global = if all || by_hand { "true" } else { "false" };
+/// Sets the two labels that Harvester's webhook derives from the spec: `global-ip-pool` from the
+/// scope, `vid` from the network.
+fn label(new: &mut Value, vlan: Option<u16>) {
+    let global = if serves_all(new) { "true" } else { "false" };
     let vid = match vlan {
         Some(vlan) => Some(vlan.to_string()),
         None if network(new).is_empty() => Some("0".to_owned()),
@@ -93,25 +91,22 @@ fn label(new: &mut Value, old: Option<&Value>, vlan: Option<u16>) {
 }
 
 /// Whether the scope is one entry of three `*`.
-pub(super) fn serves_all(pool: &Value) -> bool {
+fn serves_all(pool: &Value) -> bool {
     let scope = pool["spec"]["selector"]["scope"].as_array().map(Vec::as_slice);
     matches!(scope, Some([one]) if SCOPE.iter().all(|field| one[field] == "*"))
 }
 
-/// The documentation once called the label an annotation.
-fn check_flag(request: &Request<'_>, object: &Value, answer: &mut Answer) {
-    let flag = |of: &Value| text(of, &["metadata", "annotations", LABEL_GLOBAL_POOL]);
-    let new = flag(object).filter(|value| request.old.and_then(flag).as_ref() != Some(value));
-    if new.is_some_and(|value| value == "true")
-        && !serves_all(object)
-        && !is_labelled_global(object)
-    {
-        answer.refuse(
-            format!("metadata.annotations[{LABEL_GLOBAL_POOL}]"),
-            format!(
-                "is a label, not an annotation: metadata.labels: {{{LABEL_GLOBAL_POOL}: \"true\"}}"
-            ),
-        );
+/// Warns of a label or an annotation by hand that is meant to make the pool global: only the scope
+/// does. An exported global pool whose scope was narrowed carries the label, too.
+fn warn_of_flag(request: &Request<'_>, object: &Value, answer: &mut Answer) {
+    for place in ["labels", "annotations"] {
+        let flag = |of: &Value| text(of, &["metadata", place, LABEL_GLOBAL_POOL]);
+        let new = flag(object).filter(|value| request.old.and_then(flag).as_ref() != Some(value));
+        if new.is_some_and(|value| value == "true") && !serves_all(object) {
+            answer.warn(format!(
+                "metadata.{place}: global-ip-pool follows the scope: one entry of three \"*\" makes a pool global"
+            ));
+        }
     }
 }
 

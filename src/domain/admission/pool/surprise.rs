@@ -56,6 +56,9 @@ fn of_range(path: &str, range: &Range, warnings: &mut Vec<String>) {
             net.trunc()
         ));
     }
+    if net.addr() == net.trunc().addr() && is_link_local(&net) {
+        warnings.push(format!("{path}.subnet: {net} is link-local: routers do not forward it"));
+    }
     match (given(&range.gateway), first) {
         (Some(gateway), _) if !net.contains(&gateway) => {
             warnings.push(format!("{path}.gateway: {gateway} is outside subnet {}", net.trunc()));
@@ -72,6 +75,13 @@ fn of_range(path: &str, range: &Range, warnings: &mut Vec<String>) {
             }
         }
         _ => {}
+    }
+}
+
+fn is_link_local(net: &IpNet) -> bool {
+    match net {
+        IpNet::V4(net) => net.network().is_link_local(),
+        IpNet::V6(net) => net.network().is_unicast_link_local(),
     }
 }
 
@@ -97,22 +107,13 @@ fn of_selector(question: &Question, known: &Known, warnings: &mut Vec<String>) {
     }
     let selector = question.spec.selector.as_ref();
     let scope = selector.and_then(|selector| selector.scope.as_deref()).unwrap_or_default();
-    let all = scope.len() == 1
-        && [&scope[0].project, &scope[0].namespace, &scope[0].guest_cluster]
-            .iter()
-            .all(|field| field.as_deref() == Some("*"));
-    if question.labelled_global && !all {
-        warnings.push(
-            "the label global-ip-pool makes this the pool of all, though its scope does not".into(),
-        );
-    }
-    if scope.is_empty() && !question.labelled_global {
+    if scope.is_empty() {
         warnings.push(
             "spec.selector.scope is empty: only LoadBalancers that name this pool get addresses"
                 .into(),
         );
     }
-    for (index, entry) in scope.iter().enumerate().filter(|_| !question.labelled_global).take(64) {
+    for (index, entry) in scope.iter().enumerate().take(64) {
         let path = format!("spec.selector.scope[{index}]");
         match entry.namespace.as_deref().unwrap_or_default() {
             "" => warnings
@@ -121,6 +122,17 @@ fn of_selector(question: &Question, known: &Known, warnings: &mut Vec<String>) {
                 warnings.push(format!("{path}.namespace: {name:.60} does not exist"));
             }
             _ => {}
+        }
+        if let Some(first) = scope[..index].iter().position(|earlier| earlier == entry) {
+            warnings.push(format!("{path} repeats spec.selector.scope[{first}]"));
+        }
+        if is_any(entry.namespace.as_deref())
+            && is_any(entry.project.as_deref())
+            && !is_any(entry.guest_cluster.as_deref())
+        {
+            warnings.push(format!(
+                "{path}: any tenant may name that guestCluster: add its project or namespace"
+            ));
         }
         if entry.project.as_deref().unwrap_or_default().contains(':') {
             warnings.push(format!("{path}.project is written cluster/project, with a slash"));
@@ -133,6 +145,11 @@ fn of_selector(question: &Question, known: &Known, warnings: &mut Vec<String>) {
         warnings
             .push("a global pool serves every network: spec.selector.network limits nobody".into());
     }
+}
+
+/// Whether a field of a scope admits any value: `*`, or blank.
+fn is_any(field: Option<&str>) -> bool {
+    matches!(field, None | Some("" | "*"))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::api::LABEL_GLOBAL_POOL;
 use crate::domain::service::Attachment;
 
 pub(super) fn request<'a>(
@@ -65,7 +66,7 @@ fn other(
         "selector": {"network": network, "priority": priority, "scope": scope},
     });
     let spec: IPPoolSpec = serde_json::from_value(spec).unwrap();
-    (Arc::new(PoolFacts::new(name, 5, &spec, false)), segment(network))
+    (Arc::new(PoolFacts::new(name, 5, &spec)), segment(network))
 }
 
 /// VLAN 7 has two names.
@@ -204,11 +205,11 @@ fn a_pool_may_put_no_other_out_of_use() {
             text => assert!(refusals.len() == 1 && refusals[0].starts_with(text), "{refusals:?}"),
         }
     }
-    // Made a global one by its label alone.
+    // Its label alone makes none global.
     let old = new((80, 90), "", 0, ns("b"));
     let mut labelled = old.clone();
     labelled["metadata"]["labels"] = json!({LABEL_GLOBAL_POOL: "true"});
-    assert_eq!(judged(&labelled, Some(&old), &known("")).refusals.len(), 1);
+    assert_eq!(judged(&labelled, Some(&old), &known("")), Answer::default());
 }
 
 #[test]

@@ -112,16 +112,21 @@ fn an_entry_without_uid_adopts_it_later_too() {
     book.merge(&old_style, &world(&[(1, None)]));
     assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1")]);
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
-    // Unless it got another one before: that may be in use by now.
+    // Or is not seen, and asks.
     let mut book = Book::default();
     book.merge(&old_style, &World::default());
+    book.claim(&lb(1));
+    assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
+    // Unless it got another one before: that may be in use by now.
+    let mut book = Book::default();
+    book.merge(&storing(&[]), &World::default());
     book.claim(&lb(1));
     book.merge(&old_style, &world(&[(1, None)]));
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.10")]);
 }
 
 #[test]
-fn the_entry_of_an_old_object_is_an_orphan_that_its_namesake_does_not_get() {
+fn the_entry_of_an_old_object_is_its_namesakes_and_an_orphan_without_one() {
     let mut book = Book::default();
     let all = world(&[(1, None), (2, Some(14)), (3, None)]);
     let pool = storing(&[
@@ -131,12 +136,13 @@ fn the_entry_of_an_old_object_is_an_orphan_that_its_namesake_does_not_get() {
         ("10.0.0.15", "ns/lb3", ""),
     ]);
     book.merge(&pool, &all);
-    assert!(book.claims_of("u1").is_empty());
+    assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
     let Verdict::Held { claim, .. } = book.claim(&lb(1)) else { panic!("no address") };
-    assert_eq!(claim, at("a", "10.0.0.10"));
-    let old = Owner { uid: "before".into(), ..owner(1) };
+    assert_eq!(claim, at("a", "10.0.0.12"));
+    // Whether it is the same object is asked of the API server first.
+    assert_eq!(Book::default().disputes(&pool, &all), [owner(1)]);
     let gone = Owner { name: "ns/gone".into(), uid: String::new() };
-    let orphans = [(at("a", "10.0.0.12"), old), (at("a", "10.0.0.13"), gone)];
+    let orphans = [(at("a", "10.0.0.13"), gone)];
     assert_eq!(book.orphans(&all), orphans);
     for (claim, owner) in orphans {
         assert!(book.release_claim(&claim, &owner), "{claim:?}");
@@ -228,7 +234,9 @@ fn a_faulty_or_shrunk_pool_keeps_its_claims_and_heals() {
     for size in [0, 1] {
         let edited = PoolSeen { status: stored(&book), ..seen("a", "10.0.0", size) };
         book.merge(&edited, &world(&[(1, None)]));
-        let Verdict::Held { claim, subnet, instead } = book.claim(&lb(1)) else { panic!("lost") };
+        let Verdict::Held { claim, subnet, instead, .. } = book.claim(&lb(1)) else {
+            panic!("lost")
+        };
         assert_eq!((claim, subnet, instead), (at("a", "10.0.0.12"), None, None));
         assert_eq!(book.pools()["a"].fault.is_some(), size == 0);
     }

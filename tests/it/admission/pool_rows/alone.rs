@@ -2,7 +2,7 @@
 
 use super::Expect::{Accept, Label, Refuse, Schema};
 use super::Operation::{Create, Update};
-use super::{ALL, FLAG, GLOBAL, OLD, PLAIN, Row, VID, row};
+use super::{ALL, GLOBAL, OLD, PLAIN, Row, VID, row};
 
 pub(super) const ROWS: &[Row] = &[
     // What is accepted, and the labels it gets.
@@ -139,13 +139,34 @@ pub(super) const ROWS: &[Row] = &[
         Refuse("spec.ranges[0].exclude", "must be a list: [10.2.0.9]"),
     ),
     row(
-        "the flag as an annotation",
+        "the flag as an annotation has no effect",
         &[],
         Create,
         r#"{name: p, annotations: {loadbalancer.harvesterhci.io/global-ip-pool: "true"}, spec: {ranges: [{subnet: 10.2.0.0/24}]}}"#,
-        Refuse(FLAG, "is a label, not an annotation"),
+        Label(GLOBAL, "false"),
+    ),
+    row(
+        "an exported label has no effect",
+        &[],
+        Create,
+        r#"{name: p, labels: {loadbalancer.harvesterhci.io/global-ip-pool: "true"}, spec: {ranges: [{subnet: 10.2.0.0/24}]}}"#,
+        Label(GLOBAL, "false"),
     ),
     // Ranges.
+    row(
+        "loopback",
+        &[],
+        Create,
+        "{name: p, spec: {ranges: [{subnet: 127.0.0.0/24}]}}",
+        Refuse("spec.ranges[0].subnet", "loopback addresses"),
+    ),
+    row(
+        "multicast",
+        &[],
+        Create,
+        "{name: p, spec: {ranges: [{subnet: 224.0.0.0/24}]}}",
+        Refuse("spec.ranges[0].subnet", "multicast addresses"),
+    ),
     row(
         "subnet without a length",
         &[],

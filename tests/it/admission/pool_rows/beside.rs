@@ -1,8 +1,8 @@
 //! A pool beside others, with addresses that somebody holds, and changes with surprising ends.
 
-use super::Expect::{Accept, Refuse, Warn};
+use super::Expect::{Accept, Label, Refuse, Warn};
 use super::Operation::{Create, Delete, Update};
-use super::{ALL, HOLDER, NAMED, OLD, PLAIN, RELEASE, Row, row};
+use super::{ALL, GLOBAL, HOLDER, NAMED, OLD, PLAIN, RELEASE, Row, row};
 
 pub(super) const ROWS: &[Row] = &[
     // Other pools.
@@ -63,11 +63,11 @@ pub(super) const ROWS: &[Row] = &[
         Refuse("spec.selector.scope", "there is already a global IP pool: all"),
     ),
     row(
-        "a second global pool by its label",
+        "a label makes no second global pool",
         &[ALL, PLAIN],
         Update,
         r#"{name: plain, labels: {loadbalancer.harvesterhci.io/global-ip-pool: "true"}}"#,
-        Refuse("spec.selector.scope", "there is already a global IP pool: all"),
+        Label(GLOBAL, "false"),
     ),
     row(
         "the same priority",

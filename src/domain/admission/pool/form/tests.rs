@@ -124,27 +124,26 @@ fn labels_are_set_as_harvesters_own_webhook_does() {
     assert_eq!(labels(&all, None, None), pair("true", "0"));
     assert_eq!(labels(&few, None, Some(7)), pair("false", "7"));
     assert_eq!(labels(&few, None, None), pair("false", ""));
-    // By hand it stays; what the scope once made it does not.
-    let mut by_hand = few.clone();
-    by_hand["metadata"]["labels"] = json!({LABEL_GLOBAL_POOL: "true", "mine": "x"});
-    assert_eq!(labels(&by_hand, None, Some(7)), pair("true", "7"));
-    assert_eq!(labels(&by_hand, Some(&few), Some(7)), pair("true", "7"));
-    assert_eq!(labels(&by_hand, Some(&by_hand), Some(7)), pair("true", "7"));
-    let mut was_all = all.clone();
-    was_all["metadata"]["labels"] = json!({LABEL_GLOBAL_POOL: "true"});
-    assert_eq!(labels(&by_hand, Some(&was_all), Some(7)), pair("false", "7"));
+    // A manifest that was exported from a global pool still has its label.
+    let mut exported = few.clone();
+    exported["metadata"]["labels"] = json!({LABEL_GLOBAL_POOL: "true", "mine": "x"});
+    for old in [None, Some(&few), Some(&exported)] {
+        assert_eq!(labels(&exported, old, Some(7)), pair("false", "7"));
+    }
     // Twice changes nothing more.
     let new = mutated(&few, None, Some(7)).object.unwrap();
     assert_eq!(mutated(&new, None, Some(7)).object, None);
 }
 
 #[test]
-fn the_flag_is_a_label() {
-    let mut object = pool(&json!({"ranges": range(10, 20)}));
-    object["metadata"]["annotations"] = json!({LABEL_GLOBAL_POOL: "true"});
-    let refused = told(&mutated(&object, None, None));
-    assert!(refused[0].contains("is a label, not an annotation: metadata.labels"), "{refused:?}");
-    assert!(mutated(&object, Some(&object), None).refusals.is_empty());
-    object["metadata"]["labels"] = json!({LABEL_GLOBAL_POOL: "true"});
-    assert!(mutated(&object, None, None).refusals.is_empty());
+fn a_flag_by_hand_has_a_warning() {
+    for place in ["labels", "annotations"] {
+        let mut object = pool(&json!({"ranges": range(10, 20)}));
+        object["metadata"][place] = json!({LABEL_GLOBAL_POOL: "true"});
+        let answer = mutated(&object, None, None);
+        assert_eq!(told(&answer), Vec::<String>::new());
+        let warned = format!("metadata.{place}: global-ip-pool follows the scope");
+        assert!(answer.warnings.iter().any(|w| w.starts_with(&warned)), "{answer:?}");
+        assert!(mutated(&object, Some(&object), None).warnings.is_empty());
+    }
 }

@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use super::super::tests::{everybody, judged, pool};
 use super::*;
-use crate::api::LABEL_GLOBAL_POOL;
 
 #[test]
 fn what_will_surprise_is_said_in_a_line() {
@@ -75,11 +74,4 @@ fn what_will_surprise_is_said_in_a_line() {
         }
         assert!(warnings.iter().all(|w| w.chars().count() <= 120), "{warnings:?}");
     }
-    let mut labelled = of(calm, Value::Null);
-    labelled["metadata"]["labels"] = json!({LABEL_GLOBAL_POOL: "true"});
-    let warnings = judged(&labelled, None, &known).warnings;
-    assert!(
-        warnings[0].starts_with("the label global-ip-pool makes this the pool of all"),
-        "{warnings:?}"
-    );
 }

@@ -7,16 +7,21 @@ fn seen(size: usize) -> PoolSeen {
     let range = Range {
         subnet: "10.0.0.0/16".into(),
         range_start: Some("10.0.0.10".into()),
-        range_end: Some(format!("10.0.{}.{}", (9 + size) / 256, (9 + size) % 256)),
+        range_end: Some(match size {
+            0 => "none".to_owned(),
+            size => format!("10.0.{}.{}", (9 + size) / 256, (9 + size) % 256),
+        }),
         ..Range::default()
     };
+    let any = || Some("*".to_owned());
+    let all = crate::api::Scope { project: any(), namespace: any(), guest_cluster: any() };
+    let selector = crate::api::Selector { scope: Some(vec![all]), ..Default::default() };
     PoolSeen {
         name: "a".into(),
         created: 0,
         segment: crate::domain::conflict::Segment::Management,
         deleting: false,
-        global_label: true,
-        spec: IPPoolSpec { ranges: vec![range], ..IPPoolSpec::default() },
+        spec: IPPoolSpec { ranges: vec![range], selector: Some(selector), ..IPPoolSpec::default() },
         status: IPPoolStatus::default(),
     }
 }
@@ -27,11 +32,8 @@ fn book(seen: &PoolSeen, claims: usize) -> Book {
     for n in 0..claims {
         book.claim(&LbFacts {
             owner: Owner { name: format!("ns/lb{n}"), uid: format!("u{n}") },
-            created: 0,
-            requirement: Requirement::default(),
-            named_pool: None,
-            published: None,
             fresh: true,
+            ..LbFacts::default()
         });
     }
     book
@@ -100,7 +102,7 @@ fn ready_says_whether_the_pool_gives_out_addresses() {
     for deleting in [false, true] {
         let (status, reason, message) = ready(0, deleting);
         assert_eq!((status, reason.as_str()), (ConditionStatus::False, "InvalidRange"));
-        assert!(message.starts_with("spec.ranges[0].rangeStart: "), "{message}");
+        assert!(message.starts_with("spec.ranges[0].rangeEnd: "), "{message}");
     }
 }
 
@@ -131,14 +133,7 @@ fn the_largest_ledger_fits_the_object() {
         name: format!("namespace-{n:053}/{n:063}"),
         uid: format!("{n:08}-0000-0000-0000-000000000000"),
     };
-    let facts = |n| LbFacts {
-        owner: owner(n),
-        created: 0,
-        requirement: Requirement::default(),
-        named_pool: None,
-        published: None,
-        fresh: true,
-    };
+    let facts = |n| LbFacts { owner: owner(n), fresh: true, ..LbFacts::default() };
     let full = (0..60_000).find(|n| matches!(book.claim(&facts(*n)), Verdict::Waiting(_))).unwrap();
     assert!(full > 4_000, "{full} claims");
     let status = pool_status(pool(&book), &[], None, None, NOW);

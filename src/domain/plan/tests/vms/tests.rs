@@ -24,7 +24,14 @@ fn ours(ingress: &[&str]) -> (Service, Vec<String>) {
 
 fn report((service, ingress): (Service, Vec<String>), backends: &[Backend]) -> Report {
     let backends = Some(Backends::new(backends.iter().cloned(), |_| true));
-    Report { service, ingress, backends, address_for_name: None, health_fault: None }
+    Report {
+        service,
+        ingress,
+        backends,
+        address_for_name: None,
+        health_fault: None,
+        default_interface: None,
+    }
 }
 
 fn told_of(lb: &LoadBalancer, finding: &Finding, report: &Report) -> LoadBalancer {

@@ -14,31 +14,29 @@ fn texts(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn hints_name_the_interface_or_the_vlan_and_what_they_were_made_from() {
+fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
     let listeners = listeners();
     let plain = wanted("10.0.0.100", &listeners);
     let untagged = Attachment { bridge: "mgmt-br".into(), vlan: 0 };
     let tagged = Attachment { bridge: "prod-br".into(), vlan: 7 };
     let network = |name| (ANNOTATION_NETWORK, name);
     let by_interface = texts(&[(ASKED_INTERFACE, "mgmt-br"), network("apps/mgmt")]);
-    let by_vlan = texts(&[(ASKED_VLAN, "prod-br.7"), network("apps/vlan7")]);
     let (mgmt, vlan7) = (on("apps/mgmt", &untagged, &plain), on("apps/vlan7", &tagged, &plain));
     let unknown = Wanted { network: "apps/vlan7", ..plain.clone() };
     assert_eq!(annotations(&made(&mgmt)), by_interface);
-    assert_eq!(annotations(&made(&vlan7)), by_vlan);
+    assert_eq!(annotations(&made(&vlan7)), texts(&[]), "nodes have no link for a VLAN");
     assert_eq!(annotations(&made(&unknown)), texts(&[]), "not known how it is reached");
     assert_eq!(annotations(&made(&on("", &tagged, &plain))), texts(&[]), "no network is named");
     for (before, after, expected) in [
         // As soon as it is known.
-        (&unknown, &vlan7, &by_vlan),
-        (&plain, &vlan7, &by_vlan),
+        (&Wanted { network: "apps/mgmt", ..plain.clone() }, &mgmt, &by_interface),
+        (&plain, &mgmt, &by_interface),
         // Another network: nothing of the former stays.
-        (&mgmt, &vlan7, &by_vlan),
+        (&mgmt, &vlan7, &texts(&[])),
         (&vlan7, &mgmt, &by_interface),
         (&mgmt, &unknown, &texts(&[])),
         // Taken back with the network.
         (&mgmt, &plain, &texts(&[])),
-        (&vlan7, &plain, &texts(&[])),
     ] {
         let service = made(before);
         let (changed, _) = repaired(&service, after);
@@ -48,10 +46,44 @@ fn hints_name_the_interface_or_the_vlan_and_what_they_were_made_from() {
         assert_eq!(repaired(&announced, after), (announced, false), "what is announced stays");
     }
     // Which way the network is reached has changed, or is not known for a while: it stays.
-    let moved = on("apps/vlan7", &untagged, &plain);
+    let moved = on("apps/mgmt", &tagged, &plain);
+    let unknown = Wanted { network: "apps/mgmt", ..plain.clone() };
     for wanted in [&moved, &unknown] {
-        assert!(!repaired(&made(&vlan7), wanted).1);
+        assert!(!repaired(&made(&mgmt), wanted).1);
     }
+}
+
+/// kube-vip 1.2.0 to 1.2.3 does not survive a VLAN that exists.
+#[test]
+fn a_vlan_that_an_earlier_version_asked_for_is_taken_back_even_while_announced() {
+    let listeners = listeners();
+    let plain = wanted("10.0.0.100", &listeners);
+    let tagged = Attachment { bridge: "prod-br".into(), vlan: 7 };
+    let vlan7 = on("apps/vlan7", &tagged, &plain);
+    let mut service = made(&vlan7);
+    service["metadata"]["annotations"][ASKED_VLAN] = json!("prod-br.7");
+    service["metadata"]["annotations"][ANNOTATION_NETWORK] = json!("apps/vlan7");
+    for stored in [service.clone(), announced(service, "10.0.0.100")] {
+        for wanted in [&vlan7, &plain, &Wanted { network: "apps/vlan7", ..plain.clone() }] {
+            let (changed, wrote) = repaired(&stored, wanted);
+            assert_eq!((annotations(&changed), wrote), (texts(&[]), true), "{wanted:?}");
+            assert!(!repaired(&changed, wanted).1, "written once");
+        }
+    }
+}
+
+#[test]
+fn the_default_interface_is_explained_where_nodes_have_no_link() {
+    let listeners = listeners();
+    let plain = wanted("10.0.0.100", &listeners);
+    let of = |vlan| Attachment { bridge: "prod-br".into(), vlan };
+    let (tagged, untagged) = (of(7), of(0));
+    assert_eq!(plain.on_default_interface(), None);
+    assert_eq!(on("apps/flat", &untagged, &plain).on_default_interface(), None);
+    let said = on("apps/vlan7", &tagged, &plain).on_default_interface().unwrap();
+    assert_eq!(said, "nodes have no link for VLAN 7 of prod-br, network apps/vlan7");
+    let said = Wanted { network: "apps/x", ..plain.clone() }.on_default_interface().unwrap();
+    assert_eq!(said, "nodes have no bridge for network apps/x");
 }
 
 #[test]

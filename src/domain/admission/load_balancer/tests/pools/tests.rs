@@ -7,7 +7,7 @@ use crate::api;
 
 fn pool(scope: &Value) -> PoolSeen {
     let selector: api::Selector = serde_json::from_value(json!({"scope": scope})).unwrap();
-    PoolSeen { selector: Selector::new(Some(&selector), false), ..PoolSeen::default() }
+    PoolSeen { selector: Selector::new(Some(&selector)), ..PoolSeen::default() }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::*;
+use crate::api::ANNOTATION_ALLOCATED;
 
 fn stored_guest() -> Value {
     with(
@@ -263,6 +264,10 @@ fn a_new_object_brings_no_status() {
             None => assert_eq!(new["status"], json!({"conditions": foreign})),
         }
         assert!(validate(&request(None, &new), &outside()).refusals.is_empty());
+        let asks = &new["metadata"]["annotations"][ANNOTATION_ALLOCATED];
+        let claim = &backup["status"]["allocatedAddress"];
+        let (pool, ip) = (claim["ipPool"].as_str().unwrap(), claim["ip"].as_str().unwrap());
+        assert_eq!(*asks, json!(format!("{pool}/{ip}")), "it asks for the same address");
         // Where mutation was left out.
         assert!(!validate(&request(None, &backup), &outside()).refusals.is_empty());
     }

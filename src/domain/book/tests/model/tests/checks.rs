@@ -1,0 +1,128 @@
+//! What must hold in each world, after each step.
+
+use super::*;
+
+impl Cluster {
+    /// No address is two LoadBalancers' on one network, unless both had it before that was known.
+    pub(super) fn check_networks(&mut self) {
+        let mut shared = BTreeSet::new();
+        let pools: Vec<_> = self.book.pools().iter().collect();
+        for (place, (a, x)) in pools.iter().enumerate() {
+            for (b, y) in &pools[place + 1..] {
+                if !x.contender(a).meets(&y.contender(b)) {
+                    continue;
+                }
+                for (ip, mine) in x.ledger.claims() {
+                    let Some(theirs) = y.ledger.owner_of(*ip).filter(|o| *o != mine) else {
+                        continue;
+                    };
+                    let both = BTreeSet::from([mine.uid.clone(), theirs.uid.clone()]);
+                    let had = [(a, mine), (b, theirs)].into_iter().all(|(pool, owner)| {
+                        let claim = Claim { pool: (*pool).clone(), ip: *ip };
+                        self.before.contains(&(owner.uid.clone(), claim))
+                    });
+                    let old = self.excused.contains(&(*ip, both.clone()));
+                    assert!(had || old, "{ip} of {a} and {b} was given to {both:?}");
+                    shared.insert((*ip, both));
+                }
+            }
+        }
+        if !shared.is_empty() {
+            assert!(self.book.shared() > 0, "{shared:?} is not reported");
+        }
+        self.check_announced(&mut shared);
+        let taken_new = self.in_use();
+        for (uid, claim) in taken_new.difference(&self.before) {
+            let stands_back =
+                self.book.pools().get(&claim.pool).is_some_and(|pool| pool.conflict.is_some());
+            // One that was made again has what its name had.
+            let name = uid.split('-').next();
+            let inherited =
+                |(before, had): &(String, Claim)| before.split('-').next() == name && had == claim;
+            let stands_back = stands_back && !self.before.iter().any(inherited);
+            assert!(!stands_back, "{claim:?} of a pool that stands back was given to {uid}");
+        }
+        self.excused = shared;
+        self.before = taken_new;
+    }
+
+    /// The same for what is announced, on each segment, whatever the ledgers say.
+    fn check_announced(&mut self, shared: &mut BTreeSet<(IpAddr, BTreeSet<String>)>) {
+        self.announce();
+        let uid = |n: &usize| self.lbs[n].owner.uid.clone();
+        for (a, (ip, mine)) in &self.announced {
+            for (b, (other, theirs)) in self.announced.range(a + 1..) {
+                if ip != other || !meet(mine, theirs) {
+                    continue;
+                }
+                let both = BTreeSet::from([uid(a), uid(b)]);
+                let had = |uid: &String| {
+                    self.before.iter().any(|(holder, claim)| holder == uid && claim.ip == *ip)
+                };
+                let old = self.excused.contains(&(*ip, both.clone()));
+                assert!(old || both.iter().all(had), "{ip} is announced for {both:?}");
+                shared.insert((*ip, both));
+            }
+        }
+    }
+
+    pub(super) fn snapshot(&self) -> impl PartialEq + std::fmt::Debug + use<> {
+        let ledgers: Vec<_> = self
+            .book
+            .pools()
+            .values()
+            .map(|p| (p.ledger.claims().clone(), p.ledger.cursor()))
+            .collect();
+        let book = &self.book;
+        (
+            ledgers,
+            book.holders.clone(),
+            book.waiters.clone(),
+            book.ages.clone(),
+            book.touched.clone(),
+        )
+    }
+
+    pub(super) fn check(&self) {
+        let mut recorded: BTreeSet<(String, Claim)> = BTreeSet::new();
+        for (name, pool) in self.book.pools() {
+            pool.ledger.self_check();
+            for (ip, owner) in pool.ledger.claims() {
+                let claim = Claim { pool: name.clone(), ip: *ip };
+                assert!(recorded.insert((owner.uid.clone(), claim)));
+            }
+        }
+        let held = self.book.holders.iter().flat_map(|(uid, claims)| {
+            assert!(!claims.is_empty() && claims.len() <= POOLS.len());
+            claims.iter().map(|claim| (uid.clone(), claim.clone()))
+        });
+        assert_eq!(held.collect::<BTreeSet<_>>(), recorded, "the index and the ledgers differ");
+        let published: Vec<&Claim> =
+            self.lbs.values().filter_map(|facts| facts.published.as_ref()).collect();
+        assert!(published.iter().all(|c| published.iter().filter(|d| d == &c).count() == 1));
+        assert!(self.book.orphans(&self.world()).is_empty());
+        assert_eq!(self.book.waiters.len(), self.book.ages.len());
+        for (facts, wait) in self.book.waiting() {
+            let n = usize::try_from(facts.created).unwrap();
+            let facts = &self.facts(n).unwrap();
+            assert!(self.lbs.values().any(|lb| lb.owner == facts.owner), "{facts:?} is gone");
+            // An address that is another's where it would be announced serves nothing.
+            let serves = |name: &str| {
+                let pool = &self.book.pools()[name];
+                let fitness = self.book.fitness(facts, name, pool);
+                let mut ledger = pool.ledger.clone();
+                pool.idle().is_none()
+                    && (facts.named_pool.is_none() || pool.mismatch(name, facts).is_none())
+                    && ledger.claim_where(&facts.owner, None, fitness).is_ok()
+            };
+            let in_vain = match (&facts.named_pool, wait) {
+                (_, Wait::PoolGone { pool }) => self.book.pools().contains_key(pool),
+                (Some(named), _) => self.book.pools().get(named).is_some_and(|pool| {
+                    pool.selector.may_be_named_by(&facts.requirement) && serves(named)
+                }),
+                (None, _) => self.book.candidates(&facts.requirement).into_iter().any(serves),
+            };
+            assert!(!in_vain, "{facts:?} waits in vain: {wait:?}");
+        }
+    }
+}

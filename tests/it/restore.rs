@@ -1,0 +1,193 @@
+//! What is restored from a backup, and what outlives its record: names survive restores, and what a
+//! LoadBalancer publishes stays reserved.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use harvester_guest_operator::api::{IPPool, LoadBalancer};
+use kube::ResourceExt as _;
+use kube::api::{ListParams, PostParams};
+use serde_json::{Value, json};
+use testbed::eventually;
+
+use crate::support::{Cluster, SOON, ready, shows};
+
+/// What a backup has of an object: without what the API server gives it, and without its status
+/// unless that is kept.
+fn exported<K: serde::Serialize + kube::Resource>(object: &K, status: bool) -> Result<Value> {
+    let mut exported = serde_json::to_value(object)?;
+    let metadata = exported["metadata"].as_object_mut().context("no metadata")?;
+    metadata.retain(|key, _| ["name", "namespace", "labels", "annotations"].contains(&&**key));
+    if !status {
+        exported.as_object_mut().context("no object")?.remove("status");
+    }
+    Ok(exported)
+}
+
+/// Everything there is, deleted, and what a backup has of it: pools and LoadBalancers.
+async fn lost(cluster: &Cluster, status: bool) -> Result<(Vec<Value>, Vec<Value>)> {
+    let pools = cluster.pools().list(&ListParams::default()).await?;
+    let lbs = cluster.lbs().list(&ListParams::default()).await?;
+    let backup = (
+        pools.iter().map(|pool| exported(pool, status)).collect::<Result<_>>()?,
+        lbs.iter().map(|lb| exported(lb, status)).collect::<Result<_>>()?,
+    );
+    for lb in &lbs {
+        cluster.delete(&lb.name_any()).await?;
+    }
+    cluster.all_gone().await?;
+    for pool in &pools {
+        cluster.pool_deleted(&pool.name_any()).await?;
+    }
+    Ok(backup)
+}
+
+async fn create_pools(cluster: &Cluster, pools: &[Value]) -> Result<()> {
+    for pool in pools {
+        let pool: IPPool = serde_json::from_value(pool.clone())?;
+        cluster.pools().create(&PostParams::default(), &pool).await?;
+    }
+    Ok(())
+}
+
+async fn create_lbs<'a>(cluster: &Cluster, lbs: impl IntoIterator<Item = &'a Value>) -> Result<()> {
+    for lb in lbs {
+        let lb: LoadBalancer = serde_json::from_value(lb.clone())?;
+        cluster.lbs().create(&PostParams::default(), &lb).await?;
+    }
+    Ok(())
+}
+
+/// Waits until the LoadBalancers of `before` have the addresses that they had.
+async fn have(cluster: &Cluster, before: &BTreeMap<String, String>) -> Result<()> {
+    eventually(SOON, "the addresses from before", async || {
+        let now = cluster.addresses().await.map_err(|e| e.to_string())?;
+        let kept = before.iter().all(|(lb, ip)| now.get(lb) == Some(ip));
+        if kept { Ok(true) } else { Err(format!("{now:?}, before {before:?}")) }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restore_in_any_order_gives_each_name_its_address() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let _operator = cluster.operator().await?;
+    // So that addresses do not follow from names or order.
+    for name in ["x", "n3", "y", "n0", "n2", "z", "n1"] {
+        cluster.lb(name).await?;
+        cluster.address(name).await?;
+    }
+    for name in ["x", "y", "z"] {
+        cluster.deleted(name).await?;
+    }
+    let before = cluster.addresses().await?;
+    for (status, pools_first) in [(false, true), (false, false), (true, true), (true, false)] {
+        let (pools, lbs) = lost(&cluster, status).await?;
+        // One that has never had an address is made while others wait for theirs.
+        let newcomer = async || cluster.lb("newcomer").await;
+        if pools_first {
+            create_pools(&cluster, &pools).await?;
+            create_lbs(&cluster, lbs.iter().rev()).await?;
+            newcomer().await?;
+        } else {
+            newcomer().await?;
+            create_lbs(&cluster, &lbs).await?;
+            for name in before.keys() {
+                // Without admission, a status says what is published.
+                let reason = if status { "IPPoolNotFound" } else { "NoMatchedIPPool" };
+                eventually(SOON, &format!("{reason} of {name}"), async || {
+                    let lb = cluster.lbs().get(name).await.map_err(|e| e.to_string())?;
+                    let said = ready(&lb);
+                    if said.1 == reason { Ok(true) } else { Err(format!("{said:?}")) }
+                })
+                .await?;
+            }
+            create_pools(&cluster, &pools).await?;
+        }
+        have(&cluster, &before).await?;
+        let other = cluster.address("newcomer").await?;
+        assert!(!before.values().any(|ip| *ip == other), "{other}");
+        cluster.deleted("newcomer").await?;
+        cluster.consistent().await?;
+    }
+    Ok(())
+}
+
+/// Its finalizer was taken off, and it went: another object has its name, and its claim.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_balancer_made_again_under_its_name_has_its_address_again() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let mut operator = cluster.operator().await?;
+    for name in ["a", "b", "c"] {
+        cluster.lb(name).await?;
+        cluster.address(name).await?;
+    }
+    let before = cluster.addresses().await?;
+    let strip = async |name: &str| {
+        cluster.patch_lb(name, json!({"metadata": {"finalizers": null}})).await?;
+        cluster.deleted(name).await
+    };
+    for name in ["c", "a"] {
+        strip(name).await?;
+        cluster.lb(name).await?;
+    }
+    have(&cluster, &before).await?;
+    // The same, with none to see it.
+    operator.process.kill9()?;
+    cluster.free_lease().await?;
+    for name in ["b", "a"] {
+        strip(name).await?;
+    }
+    for name in ["b", "a"] {
+        cluster.lb(name).await?;
+    }
+    let _operator = cluster.operator().await?;
+    have(&cluster, &before).await?;
+    cluster.consistent().await
+}
+
+/// A pool's finalizer was taken off while LoadBalancers publish its addresses.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_published_stays_reserved_when_its_pool_is_gone() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("old", json!({"subnet": "10.1.0.0/24"})).await?;
+    let mut operator = cluster.operator().await?;
+    for name in ["one", "two"] {
+        cluster.lb(name).await?;
+        cluster.address(name).await?;
+    }
+    let before = cluster.addresses().await?;
+    let strip = json!({"metadata": {"finalizers": null}});
+    cluster.pools().delete("old", &kube::api::DeleteParams::default()).await?;
+    cluster.patch_pool("old", strip).await?;
+    cluster.pool_gone("old").await?;
+    for restarted in [false, true] {
+        if restarted {
+            operator.process.kill9()?;
+            cluster.free_lease().await?;
+            operator = cluster.operator().await?;
+        }
+        // It does not admit them, and has their addresses all the same.
+        let scope = json!([{"namespace": "default"}, {"namespace": "kube-system"}]);
+        let name = format!("new-{restarted}");
+        cluster.pool_for(&name, json!({"subnet": "10.1.0.0/29"}), json!({"scope": scope})).await?;
+        cluster.lb(&format!("lb-{restarted}")).await?;
+        assert_eq!(cluster.address(&format!("lb-{restarted}")).await?, "10.1.0.4");
+        have(&cluster, &before).await?;
+        shows(&operator, "hgo_shared_addresses", &[], |shared| shared == 0.0).await?;
+        let status = cluster.pool_status(&name).await?;
+        assert_eq!((status.total, status.available), (5, 2), "two are held back, one is given");
+        cluster.deleted(&format!("lb-{restarted}")).await?;
+        cluster.pool_deleted(&name).await?;
+    }
+    // Once its LoadBalancer is gone, an address is free.
+    cluster.pool("new", json!({"subnet": "10.1.0.0/29"})).await?;
+    cluster.deleted("one").await?;
+    eventually(SOON, "4 available", async || {
+        let available = cluster.pool_status("new").await.map_err(|e| e.to_string())?.available;
+        if available == 4 { Ok(true) } else { Err(available.to_string()) }
+    })
+    .await
+}
