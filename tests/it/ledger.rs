@@ -1,15 +1,17 @@
 //! The ledger against the world: edited, wiped, inherited, leaked, and under a pool that goes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use harvester_guest_operator::api::{ANNOTATION_MANUAL_RELEASE, IPPoolStatus, LB_FINALIZER};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
-use testbed::eventually;
+use testbed::{Stalls, eventually};
 
-use crate::support::{Cluster, SOON, lb, settled, shows};
+use crate::support::{Cluster, LATER, SOON, lb, settled, shows};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_status_edited_by_hand_is_put_right_and_nobody_moves() -> Result<()> {
@@ -192,6 +194,41 @@ async fn orphans_are_freed_at_start_and_cost_no_namesake_its_address() -> Result
     // The last two are no orphans, only second addresses of a name that exists.
     shows(&operator, "hgo_ledger_repairs_total", &["orphan"], |count| count == 3.0).await?;
     Ok(())
+}
+
+/// However many claims are to be asked about, those who wait for an address do not.
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_leaked_claims_are_freed_and_delay_nobody() -> Result<()> {
+    const LEAKED: u32 = 5_000;
+    let cluster = Cluster::start().await?;
+    cluster.pool_with("leaky", json!({"ranges": [{"subnet": "10.2.0.0/16"}]})).await?;
+    cluster.pool_with("other", json!({"ranges": [{"subnet": "10.3.0.0/24"}]})).await?;
+    let first = u32::from(Ipv4Addr::new(10, 2, 1, 0));
+    let claims = (0..LEAKED)
+        .map(|i| (Ipv4Addr::from(first + i).to_string(), json!(format!("default/gone-{i}"))));
+    let allocated = Value::Object(claims.collect());
+    cluster.patch_pool_status("leaky", json!({"status": {"allocated": allocated}})).await?;
+    let stalls = Stalls::watch()?;
+    let operator = cluster.operator().await?;
+    let led = Instant::now();
+    let guest = json!({"workloadType": "cluster", "ipPool": "other"});
+    for name in ["first", "second", "third"] {
+        let asked = Instant::now();
+        cluster.lb_with(name, guest.clone()).await?;
+        cluster.address(name).await?;
+        let took = stalls.elapsed(asked);
+        println!("{name} has its address {took:?} after it was created");
+        ensure!(took < Duration::from_secs(3), "{name}: {took:?}");
+    }
+    eventually(LATER, "end of what leaked", async || {
+        let left = cluster.allocated("leaky").await?.len();
+        anyhow::Ok(left == 0)
+    })
+    .await?;
+    println!("all {LEAKED} are freed {:?} after the term began", led.elapsed());
+    let freed = f64::from(LEAKED);
+    shows(&operator, "hgo_ledger_repairs_total", &["orphan"], |count| count == freed).await?;
+    cluster.consistent().await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -97,6 +97,7 @@ impl LedgerTask {
             entries_written: 0,
             started,
             measured: BTreeSet::new(),
+            sweeper: None,
         };
         // Pools before LoadBalancers: a claim seen here has an owner that can be seen there.
         // Where networks are decides which pools share them. Until that is known, any may.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use tokio::sync::{mpsc, oneshot};
 
+use super::sweep::Orphan;
 use crate::domain::book::Verdict;
 use crate::domain::{LbFacts, Owner};
 
@@ -30,6 +31,7 @@ pub(super) enum Message {
     Release(Owner, Option<Reply<()>>),
     PoolChanged(String, Option<String>),
     NetworksChanged,
+    Orphaned(Box<Orphan>),
 }
 
 /// Requests that one write decides.
@@ -41,6 +43,8 @@ pub(super) struct Batch {
     pub(super) pools: BTreeSet<String>,
     /// Networks lead elsewhere than before.
     pub(super) networks: bool,
+    /// Claims of LoadBalancers that the API server no longer has.
+    pub(super) orphans: Vec<Orphan>,
 }
 
 impl Batch {
@@ -49,6 +53,7 @@ impl Batch {
             && self.releases.is_empty()
             && self.pools.is_empty()
             && !self.networks
+            && self.orphans.is_empty()
     }
 }
 
@@ -89,6 +94,11 @@ impl Handle {
     /// A network leads elsewhere than before, or is gone.
     pub fn networks_changed(&self) {
         let _ = self.send(Message::NetworksChanged);
+    }
+
+    /// A claim's LoadBalancer is gone, says the API server.
+    pub(super) fn orphaned(&self, orphan: Orphan) {
+        let _ = self.send(Message::Orphaned(Box::new(orphan)));
     }
 
     fn send(&self, message: Message) -> Result<(), LedgerError> {

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use kube_runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
 
 use self::load::StoredPool;
 use self::mailbox::{Batch, Message};
@@ -45,14 +46,15 @@ pub struct LedgerTask {
     started: Instant,
     /// Pools with metrics, so that series go with their pool.
     measured: BTreeSet<String>,
+    /// Looks up claims that may be nobody's.
+    sweeper: Option<AbortOnDropHandle<()>>,
 }
 
 impl LedgerTask {
     /// Serves until the term ends. Returns only with the error that ended it.
     pub async fn run(mut self) -> anyhow::Result<()> {
-        self.sweep().await?;
+        // Its first tick is now.
         let mut sweep = tokio::time::interval(SWEEP_EVERY);
-        sweep.tick().await;
         loop {
             let mut batch = Batch::default();
             tokio::select! {
@@ -62,7 +64,7 @@ impl LedgerTask {
                     None => anyhow::bail!("nobody can reach the ledger any more"),
                 },
                 _ = sweep.tick() => {
-                    self.sweep().await?;
+                    self.sweep();
                     continue;
                 }
             }
@@ -124,6 +126,7 @@ impl LedgerTask {
                 batch.pools.insert(name);
             }
             Message::NetworksChanged => batch.networks = true,
+            Message::Orphaned(orphan) => batch.orphans.push(*orphan),
         }
     }
 
@@ -140,8 +143,14 @@ impl LedgerTask {
         }
         // Oldest first, whatever the order of arrival.
         batch.claims.sort_by(|(a, _), (b, _)| (a.created, &a.owner).cmp(&(b.created, &b.owner)));
-        let mut changed = Vec::new();
+        let orphans = std::mem::take(&mut batch.orphans);
+        let (mut changed, mut freed) = (Vec::new(), BTreeSet::new());
         let (verdicts, failed) = loop {
+            for (index, orphan) in orphans.iter().enumerate() {
+                if self.free(orphan) {
+                    freed.insert(index);
+                }
+            }
             for (owner, _, pools) in &mut batch.releases {
                 pools.extend(self.book.release(&owner.uid).into_iter().map(|claim| claim.pool));
             }
@@ -158,6 +167,7 @@ impl LedgerTask {
         let entries = std::mem::take(&mut self.entries_written);
         self.pace.wrote(began, ended, entries);
         self.answer(batch, verdicts, &failed);
+        self.report_freed(freed.into_iter().filter_map(|index| orphans.get(index)));
         for owner in changed {
             self.wake_lb(&owner.name);
         }

@@ -1,99 +1,132 @@
 //! Claims whose LoadBalancer is gone: found by comparison, confirmed by asking, then freed.
 //! Owners of several claims are looked at again: a change of pool may have been cut short.
+//!
+//! Asking goes on beside the mailbox, however many there are to ask about, and each claim that is
+//! confirmed comes back as a message. By then the ledger may have moved on, so it is looked at again:
+//! an address is freed only from the owner that the API server was asked about.
 
+use std::collections::BTreeMap;
+
+use futures::StreamExt as _;
+use futures::stream;
 use k8s_openapi::api::core::v1::Service;
 use kube::core::PartialObjectMeta;
-use kube::{Api, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use kube_runtime::reflector::ObjectRef;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::LedgerTask;
-use super::commit::Outcome;
+use super::mailbox::Handle;
 use crate::api::LoadBalancer;
 use crate::domain::{Claim, Owner};
 use crate::k8s::{CallError, call};
 
+/// Suspects that the API server is asked about at a time. More would take its time from those who
+/// wait for an address.
+const LOOKUPS: usize = 8;
+/// Claims freed at a time that are worth an Event each.
+const MOST_EVENTS: usize = 5;
+
+/// A claim that nobody owns any more, as the API server said.
+#[derive(Clone, Debug)]
+pub(super) struct Orphan {
+    claim: Claim,
+    owner: Owner,
+    /// UID of the LoadBalancer that bears the owner's name, for an entry without one: the entry is
+    /// an orphan if that LoadBalancer holds another address of the pool.
+    namesake: Option<String>,
+}
+
 impl LedgerTask {
-    /// Frees every claim without an owner. Asks the server about each first: the view may be
-    /// older than the claim.
-    pub(super) async fn sweep(&mut self) -> anyhow::Result<()> {
+    /// Begins to look for claims without an owner, unless that is under way.
+    pub(super) fn sweep(&mut self) {
         for lb in self.ctx.views.load_balancers.state() {
             if self.book.claims_of(lb.uid().as_deref().unwrap_or_default()).len() > 1 {
                 let _ = self.wake.send(ObjectRef::from_obj(lb.as_ref()));
             }
         }
+        if self.sweeper.as_ref().is_some_and(|task| !task.is_finished()) {
+            return;
+        }
         let suspects = self.book.orphans(&self.world());
-        if suspects.is_empty() {
-            return Ok(());
-        }
-        let mut orphans: Vec<(Claim, Owner)> = Vec::new();
-        for (claim, owner) in suspects {
-            if self.is_gone(&claim, &owner).await {
-                orphans.push((claim, owner));
-            }
-        }
-        if orphans.is_empty() {
-            return Ok(());
-        }
-        let mut changed = Vec::new();
-        loop {
-            for (claim, owner) in &orphans {
-                self.book.release_claim(claim, owner);
-            }
-            changed.extend(self.book.serve_waiters());
-            if self.commit().await? != Outcome::Replay {
-                break;
-            }
-        }
-        for (claim, owner) in &orphans {
+        let look = look_up(self.ctx.client.clone(), self.handle.clone(), suspects);
+        self.sweeper = Some(AbortOnDropHandle::new(tokio::spawn(look)));
+    }
+
+    /// Frees a claim, if it still is an orphan's. The write is left to the caller.
+    pub(super) fn free(&mut self, orphan: &Orphan) -> bool {
+        let Orphan { claim, owner, namesake } = orphan;
+        let is_orphan =
+            namesake.is_none() || self.book.is_second(claim, owner, namesake.as_deref());
+        is_orphan && self.book.release_claim(claim, owner)
+    }
+
+    /// Says which claims were freed, at the pools that held them.
+    pub(super) fn report_freed<'a>(&self, freed: impl Iterator<Item = &'a Orphan>) {
+        let mut pools: BTreeMap<&str, Vec<&Orphan>> = BTreeMap::new();
+        for orphan in freed {
+            let Orphan { claim, owner, .. } = orphan;
             self.ctx.metrics.repairs.with_label_values(&["orphan"]).inc();
             tracing::warn!(pool = claim.pool, ip = %claim.ip, owner = owner.name, "orphaned claim freed");
-            self.ctx.events.warning(
-                self.reference(&claim.pool),
-                "OrphanFreed",
-                format!(
-                    "{} was held for {}, which no longer exists or has another address",
-                    claim.ip, owner.name
-                ),
-            );
+            pools.entry(&claim.pool).or_default().push(orphan);
         }
-        for owner in changed {
-            self.wake_lb(&owner.name);
-        }
-        self.report();
-        Ok(())
-    }
-
-    async fn is_gone(&self, claim: &Claim, owner: &Owner) -> bool {
-        let Some((namespace, name)) = owner.name.split_once('/') else { return true };
-        let api: Api<PartialObjectMeta<LoadBalancer>> =
-            Api::namespaced(self.ctx.client.clone(), namespace);
-        match call(api.get(name)).await {
-            Ok(lb) if owner.uid.is_empty() => {
-                self.book.is_second(claim, owner, lb.uid().as_deref())
+        for (pool, orphans) in pools {
+            let told = if orphans.len() > MOST_EVENTS { 1 } else { orphans.len() };
+            let more = match orphans.len() - told {
+                0 => String::new(),
+                more => format!("; so were {more} more"),
+            };
+            for Orphan { claim, owner, .. } in orphans.into_iter().take(told) {
+                self.ctx.events.warning(
+                    self.reference(pool),
+                    "OrphanFreed",
+                    format!(
+                        "{} was held for {}, which no longer exists or has another address{more}",
+                        claim.ip, owner.name
+                    ),
+                );
             }
-            Ok(lb) => {
-                lb.uid().as_deref() != Some(&owner.uid)
-                    && self.is_served(namespace, name, owner).await == Some(false)
-            }
-            Err(CallError::NotFound) => self.is_served(namespace, name, owner).await == Some(false),
-            // Not known: the next sweep asks again.
-            Err(_) => false,
         }
     }
+}
 
-    /// Whether a Service still asks for the address, which outlives its owner until it is
-    /// collected. `None`: not known.
-    async fn is_served(&self, namespace: &str, name: &str, owner: &Owner) -> Option<bool> {
-        let api: Api<PartialObjectMeta<Service>> =
-            Api::namespaced(self.ctx.client.clone(), namespace);
-        match call(api.get(name)).await {
-            Ok(service) => Some(service.owner_references().iter().any(|reference| {
-                reference.kind == "LoadBalancer"
-                    && reference.name == name
-                    && (owner.uid.is_empty() || reference.uid == owner.uid)
-            })),
-            Err(CallError::NotFound) => Some(false),
-            Err(_) => None,
+/// Asks the API server about each suspect: the view that raised the suspicion may be older than the
+/// claim. An answer that is not clear leaves the claim to the next sweep.
+async fn look_up(client: Client, ledger: Handle, suspects: Vec<(Claim, Owner)>) {
+    let asked = stream::iter(suspects).map(|(claim, owner)| confirm(&client, claim, owner));
+    let mut answers = asked.buffer_unordered(LOOKUPS);
+    while let Some(answer) = answers.next().await {
+        if let Some(orphan) = answer {
+            ledger.orphaned(orphan);
         }
+    }
+}
+
+async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<Orphan> {
+    let orphan = |namesake| Orphan { claim, owner: owner.clone(), namesake };
+    let Some((namespace, name)) = owner.name.split_once('/') else { return Some(orphan(None)) };
+    let api: Api<PartialObjectMeta<LoadBalancer>> = Api::namespaced(client.clone(), namespace);
+    match call(api.get(name)).await {
+        Ok(lb) if owner.uid.is_empty() => return lb.uid().map(|uid| orphan(Some(uid))),
+        Ok(lb) if lb.uid().as_deref() == Some(&owner.uid) => return None,
+        Ok(_) | Err(CallError::NotFound) => {}
+        Err(_) => return None,
+    }
+    let is_served = is_served(client, namespace, name, &owner).await?;
+    (!is_served).then(|| orphan(None))
+}
+
+/// Whether a Service still asks for the address, which outlives its owner until it is collected.
+/// `None`: not known.
+async fn is_served(client: &Client, namespace: &str, name: &str, owner: &Owner) -> Option<bool> {
+    let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), namespace);
+    match call(api.get(name)).await {
+        Ok(service) => Some(service.owner_references().iter().any(|reference| {
+            reference.kind == "LoadBalancer"
+                && reference.name == name
+                && (owner.uid.is_empty() || reference.uid == owner.uid)
+        })),
+        Err(CallError::NotFound) => Some(false),
+        Err(_) => None,
     }
 }
