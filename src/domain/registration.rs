@@ -26,6 +26,16 @@ const OWNERS: &str = "ownerReferences";
 /// What the API server waits for an answer, in seconds.
 const TIMEOUT: i64 = 10;
 
+/// False for an update of an object that is being deleted, such as of its finalizers, if the status
+/// stays as it is. The rules have nothing to say about it, and with nobody to answer it passes. An
+/// update that changes the status is judged.
+const NOT_ONLY_LEAVING: &str = "request.operation != 'UPDATE' || \
+    !has(object.metadata.deletionTimestamp) || has(object.status) != has(oldObject.status) || \
+    (has(object.status) && object.status != oldObject.status)";
+/// False for the deletion of an IPPool that nobody holds an address of.
+const NOT_AN_EMPTY_LEDGER: &str = "request.operation != 'DELETE' || (has(oldObject.status) && \
+    has(oldObject.status.allocated) && size(oldObject.status.allocated) > 0)";
+
 /// Which configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
@@ -137,6 +147,7 @@ impl Registration {
 
     fn webhook(&self, role: &str, path: &str, failure: &str) -> Value {
         // Its own writes must not wait for it: with nobody to answer, nobody could put that right.
+        // Nor must anything that only takes leave.
         let others = format!("request.userInfo.username != '{}'", self.me.replace('\'', "\\'"));
         json!({
             "name": format!("{role}.{}.{CONFIGURATION}", self.namespace),
@@ -149,7 +160,11 @@ impl Registration {
             "admissionReviewVersions": ["v1"],
             "namespaceSelector": {},
             "objectSelector": {},
-            "matchConditions": [{"name": "not-the-operator", "expression": others}],
+            "matchConditions": [
+                {"name": "not-the-operator", "expression": others},
+                {"name": "not-only-leaving", "expression": NOT_ONLY_LEAVING},
+                {"name": "not-an-empty-ledger", "expression": NOT_AN_EMPTY_LEDGER},
+            ],
         })
     }
 

@@ -4,6 +4,7 @@
 mod garbage;
 mod lb_rows;
 mod load_balancers;
+mod outage;
 mod pool_rows;
 mod pool_rules;
 mod pools;
