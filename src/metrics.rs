@@ -2,8 +2,11 @@
 //! contract; labels take values from small closed sets, or name a pool and go with it.
 
 mod dhcp;
+mod leadership;
 mod leasing;
+mod probes;
 mod rotation;
+mod watches;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +18,10 @@ use prometheus::{
     IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
-pub use self::{dhcp::Dhcp, leasing::Leasing, rotation::Rotation};
+pub use self::{
+    dhcp::Dhcp, leadership::Leadership, leasing::Leasing, probes::Probes, rotation::Rotation,
+    watches::Watches,
+};
 use crate::api::LoadBalancer;
 
 /// The metrics and their registry. Clones share both.
@@ -44,8 +50,8 @@ pub struct Metrics {
     pub batch_size: Histogram,
     /// Ledger entries put right, by what was wrong.
     pub repairs: IntCounterVec,
-    /// Interrupted watches.
-    pub watch_errors: IntCounterVec,
+    /// Watches.
+    pub watches: Watches,
     /// Objects that do not fit their type.
     pub unreadable: IntCounterVec,
     /// Calls of the API server by method and status.
@@ -64,8 +70,8 @@ pub struct Metrics {
     pub leasing: Leasing,
     /// Credentials that are replaced or watched, as the leader sees them.
     pub rotation: Rotation,
-    /// 1 on the leader.
-    pub leader: IntGauge,
+    /// Who leads.
+    pub leadership: Leadership,
     seen: Arc<Mutex<HashMap<String, Instant>>>,
 }
 
@@ -110,49 +116,6 @@ impl Pools {
     /// Ends all series.
     pub fn reset(&self) {
         self.all().into_iter().for_each(IntGaugeVec::reset);
-    }
-}
-
-/// Health checks of VM backends.
-#[derive(Clone)]
-pub struct Probes {
-    /// Probes by protocol and result.
-    pub done: IntCounterVec,
-    /// How long a probe took, by protocol.
-    pub seconds: HistogramVec,
-    /// Backends that are probed, with those whose address is refused.
-    pub targets: IntGauge,
-    /// Verdicts that flipped, by what they became.
-    pub verdicts: IntCounterVec,
-    /// Probes that began later than a tenth of their period.
-    pub late: IntCounter,
-}
-
-impl Probes {
-    fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
-        Ok(Self {
-            done: make.counters(
-                "hgo_probes_total",
-                "Probes of VM backends by protocol and result",
-                &["protocol", "result"],
-            )?,
-            seconds: make.histograms(
-                "hgo_probe_seconds",
-                "How long a probe took",
-                &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0],
-                &["protocol"],
-            )?,
-            targets: make.gauge("hgo_probe_targets", "VM backends with a health check")?,
-            verdicts: make.counters(
-                "hgo_probe_verdicts_total",
-                "Verdicts on VM backends that flipped, by what they became",
-                &["verdict"],
-            )?,
-            late: make.counter(
-                "hgo_probes_late_total",
-                "Probes that began later than a tenth of their period",
-            )?,
-        })
     }
 }
 
@@ -256,11 +219,7 @@ impl Metrics {
                 "Ledger entries put right",
                 &["kind"],
             )?,
-            watch_errors: make.counters(
-                "hgo_watch_errors_total",
-                "Interrupted watches",
-                &["kind"],
-            )?,
+            watches: Watches::new(&make)?,
             unreadable: make.counters(
                 "hgo_unreadable_objects_total",
                 "Objects that do not fit their type",
@@ -289,7 +248,7 @@ impl Metrics {
             admission: Admission::new(&make)?,
             leasing: Leasing::new(&make)?,
             rotation: Rotation::new(&make)?,
-            leader: make.gauge("hgo_leader", "1 on the replica that leads")?,
+            leadership: Leadership::new(&make)?,
             seen: Arc::default(),
             registry: registry.clone(),
         };
@@ -301,9 +260,10 @@ impl Metrics {
     pub fn agent() -> Result<(Self, Dhcp), prometheus::Error> {
         let all = Self::new()?;
         let registry = Registry::new();
-        for shared in [&all.api_writes, &all.watch_errors, &all.unreadable, &all.api_requests] {
+        for shared in [&all.api_writes, &all.watches.errors, &all.unreadable, &all.api_requests] {
             registry.register(Box::new(shared.clone()))?;
         }
+        registry.register(Box::new(all.watches.staleness.clone()))?;
         registry.register(Box::new(all.events_dropped.clone()))?;
         let make = Maker { registry: &registry };
         make.process()?;
@@ -313,6 +273,7 @@ impl Metrics {
 
     /// The text that Prometheus reads.
     pub fn render(&self) -> Result<String, prometheus::Error> {
+        self.watches.measure();
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(String::from_utf8_lossy(&text).into_owned())

@@ -99,6 +99,12 @@ pub const POOL_FINALIZER: &str = "wrangler.cattle.io/harvester-ipam-controller";
 
 /// Finalizer of a DHCPLease: it outlives a deletion until its address is given back.
 pub const DHCP_FINALIZER: &str = "loadbalancer.harvesterhci.io/dhcp-release";
+/// Annotation of the Lease: the replica of this operator that took it last, by its identity. A holder
+/// that it does not name is another controller.
+pub const ANNOTATION_LEASE_OPERATOR: &str = "loadbalancer.harvesterhci.io/operator";
+/// Account of Harvester's Go controller: `harvester-load-balancer.name` of its chart (`rbac.yaml`), in
+/// the namespace of Harvester.
+pub const GO_CONTROLLER: &str = "system:serviceaccount:harvester-system:harvester-load-balancer";
 /// Annotation of a LoadBalancer with `ipam: dhcp`: who leases its address, `host` or `guest`.
 pub const ANNOTATION_DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
 

@@ -22,6 +22,7 @@ use crate::http::listener::{self, Ending};
 use crate::http::tls::{self, InUse};
 use crate::http::webhook::Webhooks;
 use crate::k8s::installation::Installation;
+use crate::k8s::lease::Leadership;
 use crate::k8s::read::Reader;
 use crate::k8s::views::Views;
 use crate::metrics::Metrics;
@@ -105,6 +106,7 @@ pub(super) async fn start(
     args: &AdmissionArgs,
     client: &Client,
     views: &Views,
+    leadership: &Arc<Leadership>,
     metrics: &Metrics,
 ) -> anyhow::Result<Running> {
     let installation = Installation::new(client.clone(), &args.namespace, metrics.clone());
@@ -123,7 +125,11 @@ pub(super) async fn start(
     let settings = tls::settings(in_use.clone(), args.admission_client_ca.as_deref())?;
     let (found, me) = watch::channel(String::new());
     let (tell, ready) = watch::channel(false);
-    let admission = Admission { reader: Reader::new(client.clone()), views: views.clone() };
+    let admission = Admission {
+        reader: Reader::new(client.clone()),
+        views: views.clone(),
+        leadership: leadership.clone(),
+    };
     let known_only = args.admission_client_ca.is_some();
     let app = Webhooks::new(admission, me.clone(), known_only, metrics.clone()).router();
     let acceptor = TlsAcceptor::from(Arc::new(settings));

@@ -14,6 +14,7 @@ use crate::k8s::client;
 use crate::k8s::credentials::Credentials;
 use crate::k8s::events::Events;
 use crate::k8s::lease::{Keeper, Leadership};
+use crate::k8s::other_controller::Lookout;
 use crate::k8s::views::Views;
 use crate::k8s::write::Writer;
 use crate::metrics::Metrics;
@@ -29,9 +30,12 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let metrics = Metrics::new()?;
     let way = client::way(args.reach.kubeconfig.as_deref()).await?;
     let client = client::through(way.clone(), &metrics)?;
+    // The Lease has connections of its own: none that a burst has left behind can cost it a round.
+    let keepers = client::through(way.clone(), &metrics)?;
     let leadership = Arc::new(Leadership::default());
     let views = Views::start(&client, &args.admission.namespace, &metrics);
-    let mut admission = admission::start(&args.admission, &client, &views, &metrics).await?;
+    let mut admission =
+        admission::start(&args.admission, &client, &views, &leadership, &metrics).await?;
     let shown = Operator {
         metrics: metrics.clone(),
         leadership: leadership.clone(),
@@ -51,12 +55,22 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         events: Events::start(client.clone(), &me, metrics.clone()),
         credentials: Credentials::new(client.clone(), way, metrics.clone()),
         credential_namespaces: Arc::new(namespaces.cloned().collect()),
-        client: client.clone(),
+        client,
         views,
         metrics,
         release_grace: Duration::from_secs(args.dhcp_release_grace.into()),
     };
-    let keeper = Keeper::new(client, lease, me, pace);
+    let lookout = Lookout {
+        client: ctx.client.clone(),
+        lease: (lease.0.to_owned(), lease.1.to_owned()),
+        leadership: leadership.clone(),
+        views: ctx.views.clone(),
+        writer: ctx.writer.clone(),
+        events: ctx.events.clone(),
+        metrics: ctx.metrics.clone(),
+    };
+    tokio::spawn(lookout.run());
+    let keeper = Keeper::new(keepers, lease, me, pace);
     let result = tokio::select! {
         () = keeper.run(&leadership) => Err(anyhow::anyhow!("nobody keeps the lease any more")),
         result = terms(&ctx, &leadership) => result,

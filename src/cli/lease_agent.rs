@@ -81,7 +81,10 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
 
     let (metrics, dhcp) = Metrics::agent()?;
-    let client = client::connect(args.kubeconfig.as_deref(), &metrics).await?;
+    let way = client::way(args.kubeconfig.as_deref()).await?;
+    // The Lease has connections of its own: none that a burst has left behind can cost it a round.
+    let keepers = client::through(way.clone(), &metrics)?;
+    let client = client::through(way, &metrics)?;
     let leadership = Arc::new(Leadership::default());
     let standing = Arc::new(Standing::default());
     let shown = http::Agent {
@@ -96,7 +99,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, network = args.network, lease, "started");
 
     let pace = Pace::new(CLAIM_SECONDS);
-    let keeper = Keeper::new(client.clone(), (&args.namespace, &lease), me.clone(), pace);
+    let keeper = Keeper::new(keepers, (&args.namespace, &lease), me.clone(), pace);
     let agent = Agent {
         settings: Settings {
             network: args.network,

@@ -65,6 +65,16 @@ pub struct LeaseSeen {
     pub duration: Duration,
     /// `metadata.resourceVersion`: any change counts as a sign of life.
     pub version: String,
+    /// The replica of this operator that took the Lease last, by the annotation that each leaves on
+    /// it. Empty if none has. The Go controller leaves the annotation as it is.
+    pub operator: String,
+}
+
+impl LeaseSeen {
+    /// The holder, if it is another controller than this operator.
+    pub fn other_controller(&self) -> Option<&str> {
+        Some(self.holder.as_str()).filter(|holder| !holder.is_empty() && *holder != self.operator)
+    }
 }
 
 /// What to do about the Lease.
@@ -118,6 +128,7 @@ mod tests {
             holder: holder.to_owned(),
             duration: Duration::from_secs(45),
             version: version.to_owned(),
+            operator: "replica".to_owned(),
         }
     }
 
@@ -130,6 +141,14 @@ mod tests {
         let mut observer = Observer::default();
         assert_eq!(observer.decide(None, "me", at(0)), Action::Create);
         assert_eq!(observer.decide(Some(lease("", "1")), "me", at(0)), Action::Acquire);
+    }
+
+    /// client-go's lock reads the object, changes `spec` and writes it back (`leaselock.go`, `Update`).
+    #[test]
+    fn a_holder_that_is_no_replica_of_the_operator_is_another_controller() {
+        assert_eq!(lease("go", "1").other_controller(), Some("go"));
+        assert_eq!(lease("replica", "1").other_controller(), None);
+        assert_eq!(lease("", "1").other_controller(), None);
     }
 
     #[test]

@@ -361,6 +361,26 @@ fn ready(
     }
 }
 
+/// The condition for a LoadBalancer that has no address and no word of why, because another
+/// controller leads. `None`: it has one or the other, or is being deleted.
+pub fn unanswered(lb: &LoadBalancer, holder: &str, now: &str) -> Option<Value> {
+    if facts::has_address(lb) || lb.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let stored = lb.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let ready = stored.iter().find(|condition| condition.type_ == READY);
+    if ready.is_some_and(|ready| ready.reason.as_deref() != Some(reason::OTHER_CONTROLLER)) {
+        return None;
+    }
+    let message = reason::other_controller(holder);
+    let new = condition(ConditionStatus::False, reason::OTHER_CONTROLLER, message);
+    let conditions = with_condition(stored, new, now)?;
+    Some(json!({
+        "metadata": {"resourceVersion": lb.metadata.resource_version},
+        "status": {"conditions": conditions},
+    }))
+}
+
 fn condition(status: ConditionStatus, reason: &str, message: String) -> Condition {
     Condition {
         type_: READY.to_owned(),

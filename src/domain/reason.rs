@@ -237,6 +237,8 @@ pub const SERVICE_REFUSED: &str = "ServiceRefused";
 pub const INVALID_SPEC: &str = "InvalidSpec";
 /// Virtual machines cannot be seen.
 pub const VMS_UNKNOWN: &str = "VMsUnknown";
+/// Another controller than this operator holds the Lease.
+pub const OTHER_CONTROLLER: &str = "OtherControllerLeads";
 /// The pool gives out addresses.
 pub const POOL_READY: &str = "Ready";
 /// A range of the pool makes no sense.
@@ -251,6 +253,16 @@ pub const PRIORITY_CONFLICT: &str = "PriorityConflict";
 pub const SCOPE_CONFLICT: &str = "ScopeConflict";
 /// The pool is being deleted and waits for its addresses.
 pub const DELETING: &str = "Deleting";
+
+/// Ends the text about a controller that writes the status of an IPPool by plain updates.
+pub const STATUS_DROPPED: &str = ". IPPool is served with a status subresource here, which drops that controller's records without a word, so that it may give one address twice: put Harvester's CRD back, or stop that controller";
+
+/// Text of the condition and the Event that name another controller that leads.
+pub fn other_controller(holder: &str) -> String {
+    format!(
+        "{holder} holds the Lease by which one controller gives addresses, and is no replica of harvester-guest-operator: it answers, or nobody does; to have this operator answer, scale that controller's Deployment to 0"
+    )
+}
 
 /// Whether a condition's reason is one of this operator's.
 pub fn is_ours(reason: &str) -> bool {
@@ -288,7 +300,7 @@ pub fn is_ours(reason: &str) -> bool {
         INVALID_SPEC,
         VMS_UNKNOWN,
     ];
-    [ALLOCATED, DHCP].contains(&reason)
+    [ALLOCATED, DHCP, OTHER_CONTROLLER].contains(&reason)
         || OF_LEASES.contains(&reason)
         || OF_VMS.contains(&reason)
         || WAITS.contains(&reason)

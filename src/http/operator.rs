@@ -31,7 +31,7 @@ pub struct Operator {
 impl Process for Operator {
     fn metrics(&self) -> &Metrics {
         let leads = self.leadership.is_current();
-        self.metrics.leader.set(i64::from(leads));
+        self.metrics.leadership.leader.set(i64::from(leads));
         self.metrics.load_balancers.reset();
         self.metrics.endpoints.reset();
         if leads {

@@ -162,7 +162,7 @@ pub async fn judge(rules: &Admission, stage: Stage, review: &Review, me: &str) -
         namespace: &asked.namespace,
         name: &asked.name,
         user: &asked.user_info.username,
-        by_operator: !me.is_empty() && asked.user_info.username == me,
+        by_operator: rules.is_leader(&asked.user_info.username, me),
         object: asked.object.as_ref(),
         old: asked.old_object.as_ref(),
     };

@@ -13,7 +13,13 @@ use kube_runtime::utils::{Backoff, ResetTimerBackoff};
 use kube_runtime::watcher::{self, Event};
 use serde::de::DeserializeOwned;
 
+use super::client::resource_at;
 use crate::metrics::Metrics;
+
+/// Duration of a watch, in seconds. The API server says where it is two seconds before a watch ends,
+/// so a connection on which more than [`super::SILENCE`] passes without a word is dead. The next
+/// watch goes on from there: that costs one call and no list.
+pub const WATCH_SECONDS: u32 = 8;
 
 /// Watches until dropped. `on_event` is called in order, and must not block.
 pub async fn run<K>(
@@ -58,7 +64,9 @@ pub async fn run_or_tell<K>(
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let events = watcher::watcher(api, config).backoff(backoff());
+    // Named before it begins: a watch that is dropped, with a term for example, is not overdue.
+    let watched = Watched { metrics, resource: resource_at(api.resource_url()).to_owned() };
+    let events = watcher::watcher(api, config.timeout(WATCH_SECONDS)).backoff(backoff());
     let mut events = std::pin::pin!(events);
     let mut served = true;
     while let Some(event) = events.next().await {
@@ -73,6 +81,7 @@ pub async fn run_or_tell<K>(
         if let watcher::Error::InitialListFailed(kube::Error::Api(status)) = &error {
             refused(status);
             if is_unserved(status) {
+                metrics.watches.forget(&watched.resource);
                 if served {
                     tracing::info!(kind, "not served by this cluster; seen as soon as it is");
                 }
@@ -80,8 +89,20 @@ pub async fn run_or_tell<K>(
                 continue;
             }
         }
-        metrics.watch_errors.with_label_values(&[kind]).inc();
+        metrics.watches.errors.with_label_values(&[kind]).inc();
         tracing::warn!(kind, %error, "watch interrupted, resuming");
+    }
+}
+
+/// A resource while it is watched.
+struct Watched<'a> {
+    metrics: &'a Metrics,
+    resource: String,
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.metrics.watches.forget(&self.resource);
     }
 }
 

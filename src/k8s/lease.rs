@@ -15,6 +15,7 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 
 use super::CallError;
+use crate::api::ANNOTATION_LEASE_OPERATOR;
 use crate::domain::leadership::{Action, LeaseSeen, Observer, Pace, RETRY};
 
 /// This process's claim to lead.
@@ -24,6 +25,8 @@ pub struct Leadership {
     /// End of the claim, in milliseconds since `started`; 0 for none.
     until: AtomicU64,
     leading: watch::Sender<bool>,
+    /// Holder of the Lease, if it is another controller than this operator.
+    other: watch::Sender<Option<String>>,
     /// When the keeper last finished a round, in milliseconds since `started`.
     last_round: AtomicU64,
 }
@@ -34,6 +37,7 @@ impl Default for Leadership {
             started: Instant::now(),
             until: AtomicU64::new(0),
             leading: watch::Sender::new(false),
+            other: watch::Sender::new(None),
             last_round: AtomicU64::new(0),
         }
     }
@@ -48,6 +52,12 @@ impl Leadership {
     /// Tells of every change of leadership.
     pub fn subscribe(&self) -> watch::Receiver<bool> {
         self.leading.subscribe()
+    }
+
+    /// Tells who holds the Lease whenever that is another controller than this operator. It may
+    /// write what a leader writes.
+    pub fn other_controller(&self) -> watch::Receiver<Option<String>> {
+        self.other.subscribe()
     }
 
     /// How long ago the Lease was last looked at.
@@ -68,6 +78,16 @@ impl Leadership {
         let millis = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
         self.until.store(millis, Ordering::Release);
         self.leading.send_if_modified(|leading| !std::mem::replace(leading, true));
+    }
+
+    fn note_other(&self, other: Option<&str>) {
+        self.other.send_if_modified(|known| {
+            let is_news = known.as_deref() != other;
+            if is_news {
+                *known = other.map(str::to_owned);
+            }
+            is_news
+        });
     }
 
     fn give_up(&self) {
@@ -143,7 +163,9 @@ impl Keeper {
     ) -> Result<Duration, CallError> {
         let sent = leadership.now();
         let lease = self.api.get_opt(&self.name).await?;
-        let action = observer.decide(lease.as_ref().map(seen), &self.me, leadership.now());
+        let lease_seen = lease.as_ref().map(seen);
+        leadership.note_other(lease_seen.as_ref().and_then(LeaseSeen::other_controller));
+        let action = observer.decide(lease_seen, &self.me, leadership.now());
         if action != Action::Renew && *leadership.leading.borrow() {
             tracing::warn!(lease = self.name, "leadership lost: somebody else holds the lease");
             leadership.give_up();
@@ -152,7 +174,11 @@ impl Keeper {
             Action::Wait(until) => return Ok(until.saturating_sub(leadership.now()).min(RETRY)),
             Action::Create => {
                 let lease = Lease {
-                    metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
+                    metadata: ObjectMeta {
+                        name: Some(self.name.clone()),
+                        annotations: Some([self.mark()].into()),
+                        ..ObjectMeta::default()
+                    },
                     spec: Some(self.spec(None, true)),
                 };
                 self.api.create(&PostParams::default(), &lease).await?;
@@ -160,6 +186,7 @@ impl Keeper {
             Action::Acquire | Action::Renew => {
                 let Some(mut lease) = lease else { return Ok(RETRY) };
                 lease.spec = Some(self.spec(lease.spec.as_ref(), action == Action::Acquire));
+                lease.metadata.annotations.get_or_insert_default().extend([self.mark()]);
                 self.api.replace(&self.name, &PostParams::default(), &lease).await?;
             }
         }
@@ -169,6 +196,7 @@ impl Keeper {
             self.lapse(leadership);
             return Ok(Duration::ZERO);
         }
+        leadership.note_other(None);
         leadership.hold_until(self.pace.trusted_until(sent));
         if action != Action::Renew {
             tracing::info!(lease = self.name, me = self.me, "leading");
@@ -197,6 +225,11 @@ impl Keeper {
         }
     }
 
+    /// What tells this operator's replicas from another controller that holds the Lease.
+    fn mark(&self) -> (String, String) {
+        (ANNOTATION_LEASE_OPERATOR.to_owned(), self.me.clone())
+    }
+
     fn spec(&self, old: Option<&LeaseSpec>, takes_over: bool) -> LeaseSpec {
         let now = MicroTime(Timestamp::now());
         let old = old.cloned().unwrap_or_default();
@@ -218,5 +251,11 @@ fn seen(lease: &Lease) -> LeaseSeen {
         holder: spec.and_then(|s| s.holder_identity.clone()).unwrap_or_default(),
         duration: Duration::from_secs(u64::try_from(seconds).unwrap_or(0)),
         version: lease.metadata.resource_version.clone().unwrap_or_default(),
+        operator: lease
+            .metadata
+            .annotations
+            .as_ref()
+            .and_then(|annotations| annotations.get(ANNOTATION_LEASE_OPERATOR).cloned())
+            .unwrap_or_default(),
     }
 }

@@ -1,9 +1,9 @@
 //! The only room that talks to the API server: informers, guarded writes, events, the Lease.
 //!
-//! Invariants: every call has a deadline; every write but the Lease's, admission's and
-//! those of the `cloud-config` command is refused here when this process does not lead; every write
-//! rests on a resourceVersion, so that a decision made from an old view is refused by the server
-//! instead of carried out.
+//! Invariants: every call has a deadline; every write is refused here when this process does not lead,
+//! but the Lease's, admission's, those of the `cloud-config` command and the condition that names
+//! another controller that leads; every write rests on a resourceVersion, so that a decision made from
+//! an old view is refused by the server instead of carried out.
 
 /// What a wrapper of objects says of their kind: the same as the wrapped type, named here.
 macro_rules! kind_of {
@@ -38,6 +38,7 @@ pub mod guard;
 pub mod informer;
 pub mod installation;
 pub mod lease;
+pub mod other_controller;
 pub mod read;
 pub mod records;
 pub mod unread;
@@ -48,6 +49,10 @@ use std::time::Duration;
 
 /// The longest that one call may take before its outcome counts as unknown.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The longest that a connection to the API server may be silent while something is awaited from
+/// it. Calls have shorter deadlines of their own; this one ends lists and watches.
+pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// Why a call failed, as far as the caller must know.
 #[derive(Debug, thiserror::Error)]

@@ -15,6 +15,11 @@ use testbed::eventually;
 
 use crate::support::{Cluster, LATER, SOON, settled, writes};
 
+/// Puts Harvester's form in place.
+pub(crate) async fn serve_as_harvester_does(cluster: &Cluster) -> Result<()> {
+    serve(cluster, Form::Harvesters).await
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Ours,

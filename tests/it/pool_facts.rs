@@ -1,6 +1,8 @@
 //! What admission knows of pools, on a replica that does not lead: gathered from a real API
 //! server, asked directly.
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use harvester_guest_operator::domain::admission::{Answer, Operation, Request};
 use harvester_guest_operator::http::admission::{Admission, Stage};
@@ -49,7 +51,11 @@ async fn a_replica_knows_what_pools_want_and_who_would_lose_an_address() -> Resu
     let cluster = Cluster::start().await?;
     let _operator = cluster.operator().await?;
     let views = Views::start(&cluster.client, "harvester-system", &Metrics::new()?);
-    let at = Admission { reader: Reader::new(cluster.client.clone()), views: views.clone() };
+    let at = Admission {
+        reader: Reader::new(cluster.client.clone()),
+        views: views.clone(),
+        leadership: Arc::default(),
+    };
     cluster.pool_for("held", range(1, 10, 19), json!({})).await?;
     for lb in ["one", "two"] {
         let named = json!({"workloadType": "cluster", "ipPool": "held"});
@@ -112,7 +118,11 @@ async fn among_a_hundred_pools_the_one_in_the_way_is_named() -> Result<()> {
         cluster.pool_with(&format!("pool-{n:02}"), ranges).await?;
     }
     let views = Views::start(&cluster.client, "harvester-system", &Metrics::new()?);
-    let at = Admission { reader: Reader::new(cluster.client.clone()), views: views.clone() };
+    let at = Admission {
+        reader: Reader::new(cluster.client.clone()),
+        views: views.clone(),
+        leadership: Arc::default(),
+    };
     eventually(SOON, "all pools", async || anyhow::Ok(views.pools().len() == 100)).await?;
     let asked = async |last: usize| {
         let new = pool("new", &json!({"ranges": [range(99, 60, 99), range(72, last, last)]}))?;

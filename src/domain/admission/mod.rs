@@ -35,7 +35,8 @@ pub struct Request<'a> {
     pub name: &'a str,
     /// Who asks.
     pub user: &'a str,
-    /// Whether that is this operator, in any of its replicas.
+    /// Whether that is who leads: this operator in any of its replicas, or the Go controller while
+    /// that holds the Lease.
     pub by_operator: bool,
     /// The object as it would be. `None` when it is deleted.
     pub object: Option<&'a Value>,

@@ -7,8 +7,12 @@
 mod load_balancers;
 mod pools;
 
+use std::sync::Arc;
+
+use crate::api::GO_CONTROLLER;
 use crate::domain::admission::{Answer, Request};
 use crate::k8s::CallError;
+use crate::k8s::lease::Leadership;
 use crate::k8s::read::Reader;
 use crate::k8s::views::Views;
 
@@ -38,9 +42,18 @@ pub struct Admission {
     pub reader: Reader,
     /// What this process sees of the cluster.
     pub views: Views,
+    /// Who holds the Lease.
+    pub leadership: Arc<Leadership>,
 }
 
 impl Admission {
+    /// Whether a user writes what a leader writes: this operator does, and the Go controller while
+    /// another controller holds the Lease. The Lease is looked at several times a second.
+    pub fn is_leader(&self, user: &str, me: &str) -> bool {
+        (!me.is_empty() && user == me)
+            || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())
+    }
+
     /// Answers for a LoadBalancer.
     pub async fn load_balancer(
         &self,

@@ -57,6 +57,19 @@ impl Writer {
         Ok(meta.resource_version.unwrap_or_default())
     }
 
+    /// Patches a LoadBalancer's condition without leading: it names the controller that leads. It rests
+    /// on a resourceVersion, so that the leader's own word is never lost.
+    pub async fn tell_lb(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<(), CallError> {
+        let lbs = Api::<LoadBalancer>::namespaced(self.client.clone(), namespace);
+        let written = call(lbs.patch(name, &PatchParams::default(), &Patch::Merge(patch))).await;
+        self.count("LoadBalancer", written).map(drop)
+    }
+
     /// Patches an IPPool's metadata. Returns what the server made of it.
     pub async fn patch_pool_meta(
         &self,

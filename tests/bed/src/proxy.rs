@@ -116,6 +116,13 @@ impl Proxy {
         self.shared.cut.send_replace(());
     }
 
+    /// Lets every open connection fall silent, watches included: nothing more comes out of it, in
+    /// either direction, and it does not end. As when a server loses its power, but for the kernel,
+    /// which goes on saying that it has received what is sent. New connections are welcome.
+    pub fn freeze_all(&self) {
+        self.shared.freeze.send_replace(());
+    }
+
     /// Every call other than a watch, in the order received.
     pub fn calls(&self) -> Vec<Record> {
         self.shared.journal.select(|call| !call.is_watch())

@@ -22,8 +22,9 @@ use crate::support::{Cluster, LATER, SOON};
 
 const AT: &str = "127.0.0.1:9090";
 /// What only appears when something goes wrong.
-const RARE: [&str; 4] = [
+const RARE: [&str; 5] = [
     "hgo_ledger_repairs_total",
+    "hgo_other_controller_leads",
     "hgo_registration_repairs_total",
     "hgo_unreadable_objects_total",
     "hgo_watch_errors_total",

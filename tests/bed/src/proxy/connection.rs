@@ -34,6 +34,7 @@ pub(super) struct Shared {
     connector: TlsConnector,
     pub(super) rule: watch::Sender<Option<Rule>>,
     pub(super) cut: watch::Sender<()>,
+    pub(super) freeze: watch::Sender<()>,
     pub(super) journal: Journal,
 }
 
@@ -56,6 +57,7 @@ impl Shared {
             connector: TlsConnector::from(Arc::new(config)),
             rule: watch::channel(None).0,
             cut: watch::channel(()).0,
+            freeze: watch::channel(()).0,
             journal: Journal::default(),
         })
     }
@@ -63,7 +65,7 @@ impl Shared {
 
 /// Serves one client.
 pub(super) async fn client(stream: TcpStream, acceptor: TlsAcceptor, shared: Arc<Shared>) {
-    let mut cut = shared.cut.subscribe();
+    let (mut cut, mut freeze) = (shared.cut.subscribe(), shared.freeze.subscribe());
     let _ = stream.set_nodelay(true);
     let serve = async {
         let Ok(stream) = acceptor.accept(stream).await else { return };
@@ -76,9 +78,12 @@ pub(super) async fn client(stream: TcpStream, acceptor: TlsAcceptor, shared: Arc
             .serve_connection(TokioIo::new(stream), service)
             .await;
     };
+    let mut serve = std::pin::pin!(serve);
     tokio::select! {
-        () = serve => {}
+        () = &mut serve => {}
         _ = cut.changed() => {}
+        // Nobody looks after the connection any more, and it stays.
+        _ = freeze.changed() => drop(cut.changed().await),
     }
 }
 

@@ -42,6 +42,7 @@ async fn the_proxy_passes_calls_and_fails_as_told() {
     passes_and_records(&Setup::new(&bed).await).await;
     passes_many_at_once(&Setup::new(&bed).await).await;
     passes_watches_until_cut(&Setup::new(&bed).await).await;
+    freezes_what_is_open(&Setup::new(&bed).await).await;
     refuses(&Setup::new(&bed).await).await;
     cuts_before(&Setup::new(&bed).await).await;
     cuts_after(&Setup::new(&bed).await).await;
@@ -137,6 +138,23 @@ async fn passes_watches_until_cut(setup: &Setup) {
     let end = async { while let Some(Ok(_)) = events.next().await {} };
     tokio::time::timeout(SOON, end).await.unwrap();
     setup.create("after-the-cut").await.unwrap();
+}
+
+async fn freezes_what_is_open(setup: &Setup) {
+    let only = WatchParams::default().fields("metadata.name=frozen");
+    let mut events = pin!(setup.maps.watch(&only, "0").await.unwrap());
+    setup.exists("nothing").await;
+    setup.proxy.freeze_all();
+    // Past the proxy, so that the change is there.
+    let metadata = ObjectMeta { name: Some("frozen".to_owned()), ..ObjectMeta::default() };
+    let map = ConfigMap { metadata, ..ConfigMap::default() };
+    setup.truth.create(&PostParams::default(), &map).await.unwrap();
+    // Neither an event nor an end.
+    let silence = tokio::time::timeout(Duration::from_secs(1), events.next()).await;
+    assert!(silence.is_err(), "{silence:?}");
+    let mut new = pin!(setup.maps.watch(&only, "0").await.unwrap());
+    let seen = tokio::time::timeout(SOON, new.next()).await.unwrap().unwrap().unwrap();
+    assert!(matches!(seen, WatchEvent::Added(_)), "{seen:?}");
 }
 
 async fn refuses(setup: &Setup) {

@@ -1,0 +1,106 @@
+//! Another controller than this operator holds the Lease: said by log, Event, metric, and a condition
+//! on each LoadBalancer that it leaves without an answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::jiff::Timestamp;
+use kube::{Client, ResourceExt as _};
+
+use super::call;
+use super::events::Events;
+use super::lease::Leadership;
+use super::views::Views;
+use super::write::Writer;
+use crate::api::GROUP;
+use crate::domain::{plan, reason};
+use crate::metrics::Metrics;
+
+/// How often LoadBalancers without an answer are looked for.
+const LOOK: Duration = Duration::from_secs(2);
+/// Age at which a LoadBalancer without any answer is told who leads, in seconds. A controller that
+/// works answers within two.
+const UNANSWERED: i64 = 10;
+
+/// Watches who holds the Lease, on every replica.
+pub struct Lookout {
+    /// For the API server's discovery.
+    pub client: Client,
+    /// The Lease's namespace and name.
+    pub lease: (String, String),
+    /// Who holds it.
+    pub leadership: Arc<Leadership>,
+    /// LoadBalancers.
+    pub views: Views,
+    /// For the condition.
+    pub writer: Writer,
+    /// For people.
+    pub events: Events,
+    /// For Prometheus.
+    pub metrics: Metrics,
+}
+
+impl Lookout {
+    /// Runs until the process ends.
+    pub async fn run(self) {
+        let mut other = self.leadership.other_controller();
+        loop {
+            let holder = other.borrow_and_update().clone();
+            self.metrics.leadership.other_controller.reset();
+            if let Some(holder) = &holder {
+                self.metrics.leadership.other_controller.with_label_values(&[holder]).set(1);
+                self.tell(holder).await;
+            }
+            tokio::select! {
+                changed = other.changed() => if changed.is_err() { return },
+                () = self.answer_for(holder.as_deref()) => {}
+            }
+        }
+    }
+
+    async fn tell(&self, holder: &str) {
+        let (namespace, name) = &self.lease;
+        let drops = if self.has_status_subresource().await { reason::STATUS_DROPPED } else { "" };
+        let note = format!("{}{drops}", reason::other_controller(holder));
+        tracing::warn!(lease = format!("{namespace}/{name}"), holder, "{note}");
+        let lease = ObjectReference {
+            api_version: Some("coordination.k8s.io/v1".to_owned()),
+            kind: Some("Lease".to_owned()),
+            namespace: Some(namespace.clone()),
+            name: Some(name.clone()),
+            ..ObjectReference::default()
+        };
+        self.events.warning(lease, reason::OTHER_CONTROLLER, note);
+    }
+
+    /// Whether IPPool is served with the status subresource, which drops what a plain update says of
+    /// the status. The Go controller's are plain (`pkg/ipam/store/store.go`, `Reserve`).
+    async fn has_status_subresource(&self) -> bool {
+        let version = format!("{GROUP}/v1beta1");
+        let served = call(self.client.list_api_group_resources(&version)).await;
+        served.is_ok_and(|list| list.resources.iter().any(|r| r.name == "ippools/status"))
+    }
+
+    /// Names the holder on each LoadBalancer that it does not answer, for as long as it holds the Lease.
+    async fn answer_for(&self, holder: Option<&str>) {
+        let Some(holder) = holder else { return std::future::pending().await };
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let now = Timestamp::now();
+            for lb in self.views.load_balancers.state() {
+                let age = lb.creation_timestamp().map_or(0, |t| now.as_second() - t.0.as_second());
+                if age < UNANSWERED {
+                    continue;
+                }
+                let Some(patch) = plan::unanswered(&lb, holder, &now.to_string()) else { continue };
+                let namespace = lb.namespace().unwrap_or_default();
+                // Whoever answers in the meantime is faster, and right.
+                let told = self.writer.tell_lb(&namespace, &lb.name_any(), &patch).await;
+                if let Err(error) = told {
+                    tracing::debug!(%error, lb = lb.name_any(), "not told who leads");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Metrics about watches: how old what a process sees of the cluster may be.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use prometheus::{IntCounterVec, IntGaugeVec};
+
+use super::Maker;
+
+/// The watches of the process.
+#[derive(Clone)]
+pub struct Watches {
+    /// Interrupted watches, by kind.
+    pub errors: IntCounterVec,
+    /// Seconds since the API server last took a watch, by resource.
+    pub(super) staleness: IntGaugeVec,
+    began: Arc<Mutex<HashMap<String, Instant>>>,
+}
+
+impl Watches {
+    pub(super) fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            errors: make.counters("hgo_watch_errors_total", "Interrupted watches", &["kind"])?,
+            staleness: make.gauges(
+                "hgo_watch_staleness_seconds",
+                "Since the API server last took a watch; each is renewed after 8 s",
+                &["resource"],
+            )?,
+            began: Arc::default(),
+        })
+    }
+
+    /// Notes that the API server has taken a watch of the resource.
+    pub fn began(&self, resource: &str) {
+        self.lock().insert(resource.to_owned(), Instant::now());
+    }
+
+    /// Ends the series of a resource that is not watched any more, or not served. Another watch of
+    /// the same resource brings it back.
+    pub fn forget(&self, resource: &str) {
+        self.lock().remove(resource);
+    }
+
+    /// Brings the gauge up to date.
+    pub(super) fn measure(&self) {
+        self.staleness.reset();
+        for (resource, began) in self.lock().iter() {
+            let seconds = i64::try_from(began.elapsed().as_secs()).unwrap_or(i64::MAX);
+            self.staleness.with_label_values(&[resource.as_str()]).set(seconds);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        self.began.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

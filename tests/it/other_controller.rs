@@ -1,0 +1,238 @@
+//! Harvester's Go controller and this operator alive together. Whoever holds the Lease gives addresses,
+//! and the other's admission lets it.
+//!
+//! The Go controller is played: the Lease as client-go takes it (`leaderelection.go`,
+//! `tryAcquireOrRenew`; 45 s, tried each 2 s: wrangler, `pkg/leader/leader.go`), claims and statuses by
+//! plain updates of whole objects (`pkg/ipam/store/store.go`, `Reserve`;
+//! `pkg/controller/loadbalancer/controller.go`, `updateStatus`), under the account and with the rights of
+//! its chart (`rbac.yaml`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::api::LoadBalancer;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use testbed::{Stalls, Start, client_from, eventually};
+
+use crate::support::{Cluster, SOON, address, ready, shows};
+
+/// Everybody is served within this, whoever leads.
+const MOST: Duration = Duration::from_secs(15);
+const LEASE: &str = "harvester-load-balancer";
+const GO: &str = "harvester-load-balancer-7d9c5b6f4-x2x7k";
+
+const ACCOUNT: &str = r#"
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: harvester-load-balancer, namespace: harvester-system}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: harvester-load-balancer}
+rules:
+  - {apiGroups: [loadbalancer.harvesterhci.io], resources: [loadbalancers, ippools], verbs: [get, watch, list, update, create, delete]}
+  - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: ["*"]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: harvester-load-balancer}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: harvester-load-balancer}
+subjects: [{kind: ServiceAccount, name: harvester-load-balancer, namespace: harvester-system}]
+"#;
+
+/// The Go controller, as far as addresses of guests are concerned.
+#[derive(Clone)]
+struct Go {
+    client: Client,
+    /// Whether it gives addresses while it leads.
+    works: Arc<AtomicBool>,
+}
+
+impl Go {
+    async fn new(cluster: &Cluster) -> Result<Self> {
+        cluster.bed.apply_yaml(ACCOUNT).await?;
+        let account = ("harvester-system", "harvester-load-balancer");
+        let file = cluster.bed.service_account_kubeconfig(account.0, account.1, None).await?;
+        let client = client_from(&std::fs::read_to_string(file)?).await?;
+        let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-system");
+        eventually(SOON, "rights of the Go controller", async || {
+            leases.get_opt(LEASE).await.map(|_| true)
+        })
+        .await?;
+        Ok(Self { client, works: Arc::new(AtomicBool::new(true)) })
+    }
+
+    /// Competes for the Lease until it has it: once it has not changed for its own duration.
+    async fn acquire(&self) -> Result<()> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
+        let mut seen: Option<(Lease, Instant)> = None;
+        loop {
+            let mut lease = leases.get(LEASE).await?;
+            let spec = lease.spec.clone().unwrap_or_default();
+            let since = match &seen {
+                Some((old, since)) if old.spec == lease.spec => *since,
+                _ => Instant::now(),
+            };
+            seen = Some((lease.clone(), since));
+            let lasts = u64::try_from(spec.lease_duration_seconds.unwrap_or(0))?;
+            let is_free = spec.holder_identity.as_deref().is_none_or(str::is_empty);
+            if is_free || since.elapsed() >= Duration::from_secs(lasts) {
+                lease.spec = serde_json::from_value(json!({
+                    "holderIdentity": GO, "leaseDurationSeconds": 45,
+                    "leaseTransitions": spec.lease_transitions.unwrap_or(0) + 1,
+                }))?;
+                if leases.replace(LEASE, &PostParams::default(), &lease).await.is_ok() {
+                    return Ok(());
+                }
+            }
+            // Its own pace is 2 s. Nothing here is about that.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Renews, and gives addresses, until it fails or is dropped.
+    async fn lead(&self) -> Result<()> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
+        loop {
+            let mut lease = leases.get(LEASE).await?;
+            let spec = lease.spec.as_mut().context("no spec")?;
+            ensure!(spec.holder_identity.as_deref() == Some(GO), "leaderelection lost: {spec:?}");
+            spec.renew_time = Some(MicroTime(Timestamp::now()));
+            leases.replace(LEASE, &PostParams::default(), &lease).await?;
+            if self.works.load(Ordering::Relaxed) {
+                for lb in self.lbs().list(&ListParams::default()).await? {
+                    if address(&lb).is_none() {
+                        // What is refused is tried again, as its queue does.
+                        drop(self.give(lb).await);
+                    }
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+    }
+
+    /// Gives the Lease back, as at its end (`ReleaseOnCancel`).
+    async fn release(&self) -> Result<()> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
+        let mut lease = leases.get(LEASE).await?;
+        lease.spec = serde_json::from_value(json!({"leaseDurationSeconds": 1}))?;
+        leases.replace(LEASE, &PostParams::default(), &lease).await?;
+        Ok(())
+    }
+
+    fn lbs(&self) -> Api<LoadBalancer> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    /// Reserves an address in the pool, then writes the status.
+    async fn give(&self, lb: LoadBalancer) -> Result<()> {
+        let kind = kube::core::ApiResource::erase::<harvester_guest_operator::api::IPPool>(&());
+        let pools = Api::<kube::core::DynamicObject>::all_with(self.client.clone(), &kind);
+        let mut pool = pools.get("pool").await?;
+        let used = pool.data["status"]["allocated"].as_object().map_or(0, serde_json::Map::len);
+        let ip = format!("10.1.0.{}", 100 + used);
+        if !pool.data["status"].is_object() {
+            pool.data["status"] = json!({"available": 200, "total": 253, "lastAllocated": ""});
+        }
+        pool.data["status"]["allocated"][&ip] = Value::from(format!("default/{}", lb.name_any()));
+        pool.data["status"]["lastAllocated"] = Value::from(ip.clone());
+        pools.replace("pool", &PostParams::default(), &pool).await?;
+        let mut value = serde_json::to_value(&lb)?;
+        value["status"] = json!({
+            "address": ip,
+            "allocatedAddress": {"ipPool": "pool", "ip": ip, "mask": "255.255.255.0", "gateway": "10.1.0.1"},
+            "conditions": [{"type": "Ready", "status": "True", "message": ""}],
+        });
+        let lb = serde_json::from_value(value)?;
+        self.lbs().replace(&LoadBalancer::name_any(&lb), &PostParams::default(), &lb).await?;
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_holds_the_lease_gives_addresses_and_is_named() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let options = ["--lease-duration", "3"].map(str::to_owned).to_vec();
+    let admission = Some("https://127.0.0.1:0".to_owned());
+    let mut operator = cluster.standby(Start { admission, options, ..Start::default() }).await?;
+    operator.leads().await?;
+    cluster.registered().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24", "gateway": "10.1.0.1"})).await?;
+    // With the operator's own form of the CRD, plain updates of a pool's status are dropped.
+    crate::forms::serve_as_harvester_does(&cluster).await?;
+    cluster.lb("ours").await?;
+    assert_eq!(cluster.address("ours").await?, "10.1.0.2");
+    let go = Go::new(&cluster).await?;
+    let intruder = cluster.lbs().get("ours").await?;
+    ensure!(go.give(intruder).await.is_err(), "who does not lead wrote a status");
+
+    // The process stands still for longer than its Lease lasts, and goes on.
+    let stalls = Stalls::watch()?;
+    operator.process.signal("STOP")?;
+    go.acquire().await?;
+    operator.process.signal("CONT")?;
+    let leading = tokio::spawn({
+        let go = go.clone();
+        async move { go.lead().await }
+    });
+    let since = Instant::now();
+    cluster.lb("theirs").await?;
+    let given = cluster.address("theirs").await?;
+    let took = stalls.elapsed(since);
+    println!("served by the Go controller after {took:?}");
+    ensure!(took < MOST && given.starts_with("10.1.0.10"), "{given} after {took:?}");
+    shows(&operator, "hgo_leader", &[], |leads| leads == 0.0).await?;
+
+    // The holder is named: by metric and Event, and where it leaves somebody without an answer.
+    shows(&operator, "hgo_other_controller_leads", &[GO], |leads| leads == 1.0).await?;
+    let note = cluster.warned(LEASE, "OtherControllerLeads").await?;
+    ensure!(note.contains(GO) && !note.contains("status subresource"), "{note}");
+    go.works.store(false, Ordering::Relaxed);
+    cluster.lb("unanswered").await?;
+    let (status, _, message) = eventually(SOON, "condition", async || {
+        let found = ready(&cluster.lbs().get("unanswered").await?);
+        anyhow::Ok(Some(found).filter(|(_, reason, _)| reason == "OtherControllerLeads"))
+    })
+    .await?;
+    ensure!(status == "False" && message.contains(GO), "{status}: {message}");
+    go.works.store(true, Ordering::Relaxed);
+    cluster.address("unanswered").await?;
+    ensure!(!leading.is_finished(), "the Go controller ended");
+
+    // It ends, and this operator leads again.
+    leading.abort();
+    drop(leading.await);
+    go.release().await?;
+    let since = Instant::now();
+    cluster.lb("again").await?;
+    cluster.address("again").await?;
+    let took = stalls.elapsed(since);
+    println!("served by the operator after {took:?}");
+    ensure!(took < MOST, "{took:?}");
+    shows(&operator, "hgo_other_controller_leads", &[], |leads| leads == 0.0).await?;
+    cluster.consistent().await
+}
+
+/// The operator's form of the CRD drops what the Go controller writes of a pool's status, so that it would
+/// give one address twice. That is said where the holder is named.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_form_of_the_crd_that_drops_its_records_is_said() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let theirs: Lease = serde_json::from_value(json!({
+        "metadata": {"name": LEASE},
+        "spec": {"holderIdentity": GO, "leaseDurationSeconds": 45},
+    }))?;
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
+    leases.create(&PostParams::default(), &theirs).await?;
+    let _operator = cluster.standby(Start::default()).await?;
+    let note = cluster.warned(LEASE, "OtherControllerLeads").await?;
+    ensure!(note.contains(GO) && note.contains("status subresource"), "{note}");
+    Ok(())
+}
