@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
-use crate::domain::registration::{Part, Place, is_ours};
+use crate::domain::registration::{Part, Place, emptied, is_ours};
 use crate::http::admission::Admission;
 use crate::http::keeper::{Keeper, find_me, jitter};
 use crate::http::listener::{self, Ending};
@@ -41,7 +41,7 @@ pub(super) enum Mode {
     Service,
     /// By --admission-url: the operator runs outside the cluster.
     Url,
-    /// Not at all. Webhook configurations of this operator are removed at the start.
+    /// Not at all. Webhook configurations of this operator are emptied at the start.
     Off,
 }
 
@@ -191,16 +191,18 @@ fn place(args: &AdmissionArgs, bound: SocketAddr) -> anyhow::Result<(Place, BTre
 async fn unregister(installation: &Installation) {
     for part in [Part::Mutating, Part::Validating] {
         let removed = match installation.read(part).await {
-            Ok(Some(stored)) if is_ours(&stored) => installation.remove(part, &stored).await,
+            Ok(Some(stored)) if is_ours(&stored) => {
+                installation.write(part, &emptied(&stored)).await.map(drop)
+            }
             Ok(_) => continue,
             Err(error) => Err(error),
         };
         match removed {
-            Ok(()) => tracing::info!(object = part.kind(), "admission is off: removed"),
+            Ok(()) => tracing::info!(object = part.kind(), "admission is off: emptied"),
             Err(error) => tracing::warn!(
                 %error,
                 object = part.kind(),
-                "admission is off, and what leads to it could not be removed"
+                "admission is off, and what leads to it could not be emptied"
             ),
         }
     }

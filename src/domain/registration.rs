@@ -17,9 +17,11 @@ pub const CONFIGURATION: &str = "harvester-load-balancer-webhook";
 pub const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
 /// The version that needs conversion.
 const OLD_VERSION: &str = "v1alpha1";
-/// The label that says whose a configuration is.
+/// The label that says who made an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// This operator, in that label.
+/// The label that says whose a configuration's webhooks are. Who made the object is another matter.
+pub const REGISTERED_BY: &str = "loadbalancer.harvesterhci.io/registered-by";
+/// This operator, in those labels.
 pub const MANAGER: &str = "harvester-guest-operator";
 /// The field that says with whom an object goes.
 const OWNERS: &str = "ownerReferences";
@@ -109,7 +111,7 @@ impl Registration {
 
     fn configuration(&self, webhook: &Value) -> Value {
         let mut wanted =
-            json!({"metadata": {"labels": {MANAGED_BY: MANAGER}}, "webhooks": [webhook]});
+            json!({"metadata": {"labels": {REGISTERED_BY: MANAGER}}, "webhooks": [webhook]});
         if let Some(Owner { name, uid }) = &self.owner {
             wanted["metadata"][OWNERS] = json!([{
                 "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
@@ -243,9 +245,20 @@ pub fn patch(stored: &Value, wanted: &Value) -> Value {
     patch
 }
 
+/// The merge patch after which a configuration leads to nobody.
+pub fn emptied(stored: &Value) -> Value {
+    json!({
+        "metadata": {
+            "resourceVersion": stored["metadata"]["resourceVersion"],
+            "labels": {REGISTERED_BY: null},
+        },
+        "webhooks": [],
+    })
+}
+
 /// Whether a configuration is this operator's.
 pub fn is_ours(stored: &Value) -> bool {
-    stored["metadata"]["labels"][MANAGED_BY] == MANAGER
+    stored["metadata"]["labels"][REGISTERED_BY] == MANAGER
 }
 
 /// The bundles, in base64, that an object tells the API server to trust.

@@ -1,8 +1,8 @@
 //! What admission needs of the API server: its Secret, the configurations that lead to it, and who
 //! this operator is.
 //!
-//! Invariants: single objects by name, which is all that the rights in `config/rbac` allow; every
-//! write carries the resourceVersion that it was decided from. Not a leader's: every replica
+//! Invariants: single objects by name, which is all that the rights in `config/rbac` allow; none is
+//! made or deleted here; every write carries the resourceVersion that it was decided from. Not a leader's: every replica
 //! serves admission, and the same wants come from each.
 
 use std::collections::BTreeMap;
@@ -16,18 +16,17 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::ObjectMeta;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::{CallError, call, informer};
 use crate::api::LABEL_SERVICE_NAME;
-use crate::domain::registration::{CONFIGURATION, CRD, MANAGED_BY, MANAGER, Owner, Part};
+use crate::domain::registration::{CONFIGURATION, CRD, Owner, Part};
 use crate::metrics::Metrics;
 
 /// The Secret that the replicas share.
@@ -102,92 +101,40 @@ impl Installation {
         Ok(call(self.secrets().get_opt(SECRET)).await?.map(sealed))
     }
 
-    /// Writes the Secret over the one that was seen, or makes it.
+    /// Writes the Secret's content over the one that was seen. It is not made here: to make one
+    /// takes a right to make any, such as one with another account's token.
     pub async fn write_secret(
         &self,
         seen: Option<&Sealed>,
         data: BTreeMap<String, Vec<u8>>,
     ) -> Result<Sealed, CallError> {
-        let labels = BTreeMap::from([(MANAGED_BY.to_owned(), MANAGER.to_owned())]);
-        let secret = Secret {
-            metadata: ObjectMeta {
-                name: Some(SECRET.to_owned()),
-                resource_version: seen.map(|seen| seen.version.clone()),
-                labels: Some(labels),
-                ..ObjectMeta::default()
-            },
-            data: Some(data.into_iter().map(|(key, value)| (key, ByteString(value))).collect()),
-            ..Secret::default()
-        };
-        let secrets = self.secrets();
-        let params = PostParams::default();
-        let answer = match seen {
-            None => call(secrets.create(&params, &secret)).await,
-            // A plain update: what is not named is gone.
-            Some(_) => call(secrets.replace(SECRET, &params, &secret)).await,
-        };
-        Ok(sealed(self.count("Secret", answer)?))
+        let seen = seen.ok_or(CallError::Missing("Secret", SECRET))?;
+        // In a merge patch, what goes must be named.
+        let gone = seen.data.keys().map(|key| (key.clone(), None));
+        let kept = data.into_iter().map(|(key, value)| (key, Some(ByteString(value))));
+        let data: BTreeMap<String, Option<ByteString>> = gone.chain(kept).collect();
+        let content = json!({"metadata": {"resourceVersion": seen.version}, "data": data});
+        let (params, patch) = (PatchParams::default(), Patch::Merge(content));
+        let written = call(self.secrets().patch(SECRET, &params, &patch)).await;
+        Ok(sealed(self.count("Secret", written)?))
     }
 
-    /// Writes a configuration: a merge patch over the one that is stored, or a new one.
-    pub async fn write(
-        &self,
-        part: Part,
-        stored: bool,
-        content: &Value,
-    ) -> Result<Value, CallError> {
+    /// Writes a configuration: a merge patch over the one that is stored.
+    pub async fn write(&self, part: Part, content: &Value) -> Result<Value, CallError> {
         match part {
             Part::Validating => {
-                self.write_part::<ValidatingWebhookConfiguration>(part, stored, content).await
+                self.write_part::<ValidatingWebhookConfiguration>(part, content).await
             }
-            Part::Mutating => {
-                self.write_part::<MutatingWebhookConfiguration>(part, stored, content).await
-            }
-            Part::Conversion => {
-                self.write_part::<CustomResourceDefinition>(part, stored, content).await
-            }
+            Part::Mutating => self.write_part::<MutatingWebhookConfiguration>(part, content).await,
+            Part::Conversion => self.write_part::<CustomResourceDefinition>(part, content).await,
         }
     }
 
-    async fn write_part<K: Named>(
-        &self,
-        part: Part,
-        stored: bool,
-        content: &Value,
-    ) -> Result<Value, CallError> {
+    async fn write_part<K: Named>(&self, part: Part, content: &Value) -> Result<Value, CallError> {
         let api = Api::<K>::all(self.client.clone());
-        let answer = if stored {
-            let patch = Patch::Merge(content);
-            call(api.patch(name(part), &PatchParams::default(), &patch)).await
-        } else {
-            let mut object = content.clone();
-            object["metadata"]["name"] = name(part).into();
-            let object = serde_json::from_value(object)
-                .map_err(|e| CallError::Other(Box::new(kube::Error::SerdeError(e))))?;
-            call(api.create(&PostParams::default(), &object)).await
-        };
-        self.count(part.kind(), answer).map(|object| value(&object))
-    }
-
-    /// Takes a webhook configuration away, if it is as it was seen.
-    pub async fn remove(&self, part: Part, seen: &Value) -> Result<(), CallError> {
-        let text = |field: &str| seen["metadata"][field].as_str().map(str::to_owned);
-        let preconditions =
-            Preconditions { uid: text("uid"), resource_version: text("resourceVersion") };
-        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
-        let client = self.client.clone();
-        let answer = match part {
-            Part::Validating => {
-                let api = Api::<ValidatingWebhookConfiguration>::all(client);
-                call(api.delete(name(part), &params)).await.map(drop)
-            }
-            Part::Mutating => {
-                let api = Api::<MutatingWebhookConfiguration>::all(client);
-                call(api.delete(name(part), &params)).await.map(drop)
-            }
-            Part::Conversion => return Ok(()),
-        };
-        self.count(part.kind(), answer)
+        let (params, patch) = (PatchParams::default(), Patch::Merge(content));
+        let written = call(api.patch(name(part), &params, &patch)).await;
+        self.count(part.kind(), written).map(|object| value(&object))
     }
 
     /// A configuration as the API server has it now.

@@ -63,6 +63,9 @@ pub enum CallError {
     /// There is no such object, or no such subresource (404).
     #[error("not found")]
     NotFound,
+    /// An object that is installed with the operator, of this kind and name, is not there.
+    #[error("{0} {1} is missing: helm upgrade, or kubectl apply -f config/rbac, puts it back")]
+    Missing(&'static str, &'static str),
     /// This process does not lead.
     #[error("not the leader")]
     NotLeader,

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _};
 use harvester_guest_operator::api::IPPool;
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use testbed::{Bed, Operator, Start, eventually};
@@ -141,9 +141,11 @@ fn pools(client: &Client) -> Api<IPPool> {
 /// Nothing must be called any more once nobody answers.
 async fn unregister(client: &Client) -> Result<()> {
     use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
-    let all = DeleteParams::default();
-    Api::<ValidatingWebhookConfiguration>::all(client.clone()).delete(CONFIGURATION, &all).await?;
-    Api::<MutatingWebhookConfiguration>::all(client.clone()).delete(CONFIGURATION, &all).await?;
+    let (params, none) = (PatchParams::default(), Patch::Merge(json!({"webhooks": null})));
+    let validating: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    validating.patch(CONFIGURATION, &params, &none).await?;
+    let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    mutating.patch(CONFIGURATION, &params, &none).await?;
     Ok(())
 }
 

@@ -57,6 +57,17 @@ annotations:
 {{- if or (eq $mode "always") (and (eq $mode "auto") (index . 1)) }}yes{{ end -}}
 {{- end -}}
 
+{{/* Whether an object is this release's to render, given what is stored of it: (list $ stored). Helm
+refuses an object that something else has made. */}}
+{{- define "hgo.ours" -}}
+{{- $at := index . 0 -}}
+{{- $stored := index . 1 -}}
+{{- $marks := ($stored.metadata).annotations | default dict -}}
+{{- $release := index $marks "meta.helm.sh/release-name" | default "" -}}
+{{- $space := index $marks "meta.helm.sh/release-namespace" | default "" -}}
+{{- if or (not $stored) (and (eq $release $at.Release.Name) (eq $space $at.Release.Namespace)) }}yes{{ end -}}
+{{- end -}}
+
 {{/* The name of a network's agent. Two networks never share one: what is not itself a short name gets a hash. */}}
 {{- define "hgo.agent" -}}
 {{- $plain := printf "hgo-lease-agent-%s" (replace "/" "-" .) -}}

@@ -274,7 +274,9 @@ fn take_secret(state: &mut State, secret: Option<Sealed>) {
     if std::mem::replace(&mut state.looked, true) && state.secret == secret {
         return;
     }
-    state.material = secret.as_ref().and_then(|secret| match Material::read(&secret.data) {
+    // The one that is installed is empty.
+    let written = secret.as_ref().filter(|secret| !secret.data.is_empty());
+    state.material = written.and_then(|secret| match Material::read(&secret.data) {
         Ok(material) => Some(material),
         Err(error) => {
             tracing::warn!(%error, "admission's Secret is unreadable, and will be written anew");

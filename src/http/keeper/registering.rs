@@ -4,7 +4,7 @@
 //! Invariants: nothing is registered before it can be answered; a change by somebody else is put
 //! right at once the first time, then ever more slowly: two that disagree do not turn in circles.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::ByteString;
@@ -14,7 +14,8 @@ use tokio::time::Instant;
 use super::{Keeper, LONGEST_PAUSE, State, Stop, take_secret};
 use crate::domain::pacing::backoff;
 use crate::domain::registration::{
-    Owner, Part, Place, Registration, bundles, is_ours, needs_conversion, patch, says,
+    CONFIGURATION, Owner, Part, Place, Registration, bundles, is_ours, needs_conversion, patch,
+    says,
 };
 use crate::http::authority::Trusted;
 use crate::http::webhook;
@@ -34,6 +35,8 @@ pub(super) struct Repairs {
     said: BTreeMap<Part, Value>,
     /// How often in a row each part was put right, and when last.
     done: BTreeMap<Part, (u32, Instant)>,
+    /// Parts that are not there, which was told.
+    missing: BTreeSet<Part>,
     /// Whether the Service has been seen to lead to somebody.
     reachable: bool,
     /// Whether that it does not has been told.
@@ -50,9 +53,13 @@ impl Keeper {
         let Some(registration) = self.registration(state) else { return Ok(LONGEST_PAUSE) };
         let mut wrong = Vec::new();
         for part in Part::ALL {
-            let stored = state.parts.get(&part).and_then(Option::as_ref);
-            let Some(wanted) = registration.wanted(part, stored) else { continue };
-            if stored.is_some_and(|stored| says(stored, &wanted)) {
+            let Some(stored) = state.parts.get(&part).and_then(Option::as_ref) else {
+                state.repairs.note_missing(part);
+                continue;
+            };
+            state.repairs.missing.remove(&part);
+            let Some(wanted) = registration.wanted(part, Some(stored)) else { continue };
+            if says(stored, &wanted) {
                 state.repairs.said.insert(part, wanted);
             } else {
                 wrong.push((part, wanted));
@@ -96,9 +103,8 @@ impl Keeper {
         wanted: Value,
         is_repair: bool,
     ) -> Result<(), Stop> {
-        let stored = state.parts.get(&part).cloned().flatten();
-        let content = stored.as_ref().map_or_else(|| wanted.clone(), |s| patch(s, &wanted));
-        match self.installation.write(part, stored.is_some(), &content).await {
+        let Some(stored) = state.parts.get(&part).and_then(Option::as_ref) else { return Ok(()) };
+        match self.installation.write(part, &patch(stored, &wanted)).await {
             Ok(written) => {
                 if is_repair {
                     let times = state.repairs.note(part);
@@ -164,6 +170,14 @@ impl Keeper {
 }
 
 impl Repairs {
+    /// Tells once that a part is not there: nothing but its return can be waited for.
+    fn note_missing(&mut self, part: Part) {
+        if part != Part::Conversion && self.missing.insert(part) {
+            let error = CallError::Missing(part.kind(), CONFIGURATION);
+            tracing::warn!(%error, "admission is not asked");
+        }
+    }
+
     /// How long a repair has to wait.
     fn wait(&self, part: Part) -> Option<Duration> {
         let (times, last) = self.done.get(&part)?;
@@ -185,11 +199,12 @@ impl Repairs {
 /// Whether every configuration that leads here trusts an authority.
 pub(super) fn is_trusted(state: &State, ca: &Trusted) -> bool {
     Part::ALL.iter().all(|part| {
-        let stored = state.parts.get(part).and_then(Option::as_ref);
-        if *part == Part::Conversion && !stored.is_some_and(needs_conversion) {
+        // What is not there trusts nobody, and leads nowhere.
+        let Some(stored) = state.parts.get(part).and_then(Option::as_ref) else { return true };
+        if *part == Part::Conversion && !needs_conversion(stored) {
             return true;
         }
-        let bundles = stored.map(|stored| bundles(*part, stored)).unwrap_or_default();
+        let bundles = bundles(*part, stored);
         !bundles.is_empty() && bundles.into_iter().all(|bundle| ca.is_in(&decoded(bundle)))
     })
 }

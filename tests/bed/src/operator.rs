@@ -26,7 +26,7 @@ const RIGHTS: [[&str; 5]; 4] = [
     ["", "loadbalancer.harvesterhci.io", "ippools", "", "list"],
     ["kube-system", "coordination.k8s.io", "leases", "", "create"],
     ["kube-system", "", "configmaps", "kubevip", "get"],
-    ["harvester-system", "", "secrets", "", "create"],
+    ["harvester-system", "", "secrets", "harvester-guest-operator-admission", "patch"],
 ];
 
 /// Applies what an admin applies: namespace, CRDs and rights, from the repository's folders.

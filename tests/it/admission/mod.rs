@@ -117,6 +117,11 @@ impl Cluster {
         eventually(SOON, "answer of admission", async || probe.once().await.map(|()| true)).await
     }
 
+    /// Applies what an admin applies, once more.
+    async fn reinstalled(&self) -> Result<()> {
+        self.bed.apply_file(testbed::repository().join("config/rbac")).await.map(drop)
+    }
+
     /// Rewrites the label of a configuration, as a plain way to change it.
     async fn patch_validating(&self, patch: serde_json::Value) -> Result<()> {
         let api: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());

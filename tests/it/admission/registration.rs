@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use harvester_guest_operator::http::authority::Data;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
@@ -11,7 +12,7 @@ use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 use testbed::{Start, eventually};
 
-use super::{CONFIGURATION, Probe, SECRET, answered, itself};
+use super::{CONFIGURATION, Probe, answered, itself};
 use crate::support::{Cluster, SOON, settled, shows};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -89,6 +90,9 @@ async fn what_the_go_webhook_left_is_taken_over_and_put_right_when_changed() -> 
     let validating: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
     let mutating: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
     let params = PostParams::default();
+    // The operator is installed over it: that leaves it as it is.
+    validating.delete(CONFIGURATION, &DeleteParams::default()).await?;
+    mutating.delete(CONFIGURATION, &DeleteParams::default()).await?;
     validating.create(&params, &serde_json::from_value(go("validator", "Fail"))?).await?;
     mutating.create(&params, &serde_json::from_value(go("mutator", "Ignore"))?).await?;
     let probe = Probe::new(&cluster.client)?;
@@ -101,14 +105,25 @@ async fn what_the_go_webhook_left_is_taken_over_and_put_right_when_changed() -> 
     assert_eq!(taken.metadata.owner_references, None);
     assert_eq!(validating.list(&kube::api::ListParams::default()).await?.items.len(), 1);
 
-    // Changed, removed, and the Secret with it: all come back, without a call that fails.
+    // Changed, emptied, and the Secret with it: all come back, without a call that fails.
     cluster.patch_validating(json!({"webhooks": []})).await?;
     cluster.registered().await?;
     let material = cluster.stored().await?;
-    cluster.secrets().delete(SECRET, &DeleteParams::default()).await?;
-    mutating.delete(CONFIGURATION, &DeleteParams::default()).await?;
+    cluster.store(Data::default()).await?;
+    cluster.patch_validating(json!({"webhooks": []})).await?;
     cluster.registered().await?;
     ensure!(cluster.stored().await? == material, "the Secret is not the same");
+
+    // Deleted: that is said, and it comes back with the installation.
+    mutating.delete(CONFIGURATION, &DeleteParams::default()).await?;
+    eventually(SOON, "word of it", async || {
+        let word = format!("MutatingWebhookConfiguration {CONFIGURATION} is missing");
+        operator.process.log().contains(&word)
+    })
+    .await?;
+    probe.once().await?;
+    cluster.reinstalled().await?;
+    cluster.registered().await?;
     let repaired = "hgo_registration_repairs_total";
     shows(&operator, repaired, &[], |repairs| repairs >= 2.0).await?;
 
@@ -130,17 +145,17 @@ async fn what_the_go_webhook_left_is_taken_over_and_put_right_when_changed() -> 
     })
     .await?;
 
-    // Off: what leads to nobody is removed, and what is not ours would stay.
+    // Off: what leads to nobody is emptied, and what is not ours would stay.
     operator.process.terminate(SOON).await?;
     ensure!(probe.once().await.is_err(), "nobody answers, and judgement fails closed");
     cluster
         .patch_validating(json!({
-            "metadata": {"labels": {"app.kubernetes.io/managed-by": "harvester-guest-operator"}},
+            "metadata": {"labels": {"loadbalancer.harvesterhci.io/registered-by": "harvester-guest-operator"}},
         }))
         .await?;
     let _off = cluster.standby(Start::default()).await?;
-    eventually(SOON, "end of the configurations", async || {
-        validating.get_opt(CONFIGURATION).await.map(|found| found.is_none())
+    eventually(SOON, "end of the webhooks", async || {
+        validating.get(CONFIGURATION).await.map(|found| found.webhooks.is_none_or(|w| w.is_empty()))
     })
     .await?;
     probe.once().await?;
@@ -158,7 +173,7 @@ async fn a_service_without_endpoints_is_not_registered() -> Result<()> {
     eventually(SOON, "word about it", async || operator.process.log().contains("leads to nobody"))
         .await?;
     let validating: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
-    ensure!(validating.get_opt(CONFIGURATION).await?.is_none());
+    ensure!(validating.get(CONFIGURATION).await?.webhooks.is_none());
     Probe::new(&cluster.client)?.once().await?;
     Ok(())
 }

@@ -107,13 +107,21 @@ async fn a_secret_that_is_lost_or_spoiled_comes_back_without_a_refused_call() ->
     let (balancer, mut operators) = pair(&cluster).await?;
     let load = Load::start(&cluster.client, RATE)?;
     let before = cluster.stored().await?;
-    cluster.secrets().delete(SECRET, &DeleteParams::default()).await?;
     let back = async || {
         eventually(SOON, "Secret", async || {
             Ok::<_, anyhow::Error>(cluster.stored().await? == before)
         })
         .await
     };
+    // Emptied; then deleted, which only the installation can put right.
+    cluster.store(harvester_guest_operator::http::authority::Data::default()).await?;
+    back().await?;
+    cluster.secrets().delete(SECRET, &DeleteParams::default()).await?;
+    for operator in &operators {
+        let word = "Secret harvester-guest-operator-admission is missing";
+        eventually(SOON, "word of it", async || operator.process.log().contains(word)).await?;
+    }
+    cluster.reinstalled().await?;
     back().await?;
     for spoiled in ["", "rubbish"] {
         let mut data = before.clone();

@@ -22,6 +22,7 @@ use crate::support::{Cluster, LATER, SOON};
 
 const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
 const SECRET: &str = "harvester-guest-operator-admission";
+const REGISTERED_BY: &str = "loadbalancer.harvesterhci.io/registered-by";
 const WEBHOOK: &str = "harvester-load-balancer-webhook";
 
 /// A VM for the length of the test, on a node in a zone.
@@ -35,13 +36,16 @@ pub(super) async fn vm(cluster: &Cluster) -> Result<Guest> {
 /// Takes away what an earlier run has left, so that all is to be done again. Nobody may be running.
 pub(super) async fn begin(cluster: &Cluster) -> Result<()> {
     // First who would be asked about the rest.
-    empty::<ValidatingWebhookConfiguration>(Api::all(cluster.client.clone())).await?;
-    empty::<MutatingWebhookConfiguration>(Api::all(cluster.client.clone())).await?;
-    empty(cluster.lbs()).await?;
-    empty(cluster.pools()).await?;
-    empty(cluster.records()).await?;
-    empty(rotations(cluster)).await?;
-    gone::<Secret>(cluster, "harvester-system", SECRET).await?;
+    let unregistered = json!({"metadata": {"labels": {REGISTERED_BY: null}}, "webhooks": null});
+    change::<ValidatingWebhookConfiguration>(cluster, &unregistered).await?;
+    change::<MutatingWebhookConfiguration>(cluster, &unregistered).await?;
+    clear(cluster.lbs()).await?;
+    clear(cluster.pools()).await?;
+    clear(cluster.records()).await?;
+    clear(rotations(cluster)).await?;
+    let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), "harvester-system");
+    let empty = Patch::Merge(json!({"data": null}));
+    secrets.patch(SECRET, &PatchParams::default(), &empty).await?;
     gone::<Lease>(cluster, "kube-system", "harvester-load-balancer").await?;
     gone::<ConfigMap>(cluster, "kube-system", "kubevip").await?;
     for name in ["vm", "theirs", "sliced"] {
@@ -87,7 +91,7 @@ async fn deleted(cluster: &Cluster, name: &str) -> Result<()> {
 }
 
 /// All of a kind goes, finalizers or not.
-async fn empty<K>(api: Api<K>) -> Result<()>
+async fn clear<K>(api: Api<K>) -> Result<()>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
@@ -158,7 +162,7 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     leases(cluster).await?;
     credentials(cluster).await?;
     // What leads to admission is changed by somebody else, and its Secret.
-    let unlabelled = json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": null}}});
+    let unlabelled = json!({"metadata": {"labels": {REGISTERED_BY: null}}});
     change::<ValidatingWebhookConfiguration>(cluster, &unlabelled).await?;
     change::<MutatingWebhookConfiguration>(cluster, &unlabelled).await?;
     let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), "harvester-system");
@@ -174,12 +178,12 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     }
     operator.process.kill9()?;
     cluster.free_lease().await?;
-    // Off: what leads to admission is removed, and what it would refuse is done, twice.
+    // Off: what leads to admission is emptied, and what it would refuse is done, twice.
     let operator = cluster.standby(Start::default()).await?;
     operator.leads().await?;
     let validating: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
-    eventually(LATER, "end of the webhook configuration", async || {
-        validating.list(&ListParams::default()).await.map(|list| list.items.is_empty())
+    eventually(LATER, "end of the webhooks", async || {
+        validating.get(WEBHOOK).await.map(|found| found.webhooks.is_none_or(|w| w.is_empty()))
     })
     .await?;
     for owner in ["default/other", "default/another"] {

@@ -227,8 +227,8 @@ impl Site {
         let mutating: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         eventually(LATER, "registration", async || {
             let both = (
-                validating.get_opt(CONFIGURATION).await?.is_some(),
-                mutating.get_opt(CONFIGURATION).await?.is_some(),
+                validating.get(CONFIGURATION).await?.webhooks.is_some(),
+                mutating.get(CONFIGURATION).await?.webhooks.is_some(),
             );
             anyhow::Ok(both == (true, true))
         })
