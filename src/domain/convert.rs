@@ -154,8 +154,8 @@ fn recall(
     {
         return None;
     }
-    let mut target = plain.clone().unwrap_or_default();
-    let mut recalled = false;
+    let mut is_set = plain.is_some();
+    let mut target = plain.unwrap_or_default();
     for (key, value) in travelled.of(section.name()) {
         if value.is_some_and(|value| !fits(section, to, key, value)) {
             continue;
@@ -172,13 +172,13 @@ fn recall(
             }
             _ => continue,
         };
-        recalled = true;
+        is_set = true;
         match value {
             Some(value) => drop(target.insert(key.to_owned(), value)),
             None => drop(target.remove(key)),
         }
     }
-    (plain.is_some() || recalled).then_some(target)
+    is_set.then_some(target)
 }
 
 /// A section in the other version, by its own fields alone.

@@ -34,6 +34,33 @@ impl Pace {
     }
 }
 
+/// A budget: so many at once, and then one in each interval. Times are offsets on one monotonic
+/// clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    at_once: u32,
+    interval: Duration,
+    /// When all of it is there again.
+    full: Duration,
+}
+
+impl Budget {
+    /// A budget that is there as a whole.
+    pub const fn new(at_once: u32, interval: Duration) -> Self {
+        Self { at_once, interval, full: Duration::ZERO }
+    }
+
+    /// Takes one, if there is one.
+    pub fn take(&mut self, now: Duration) -> bool {
+        let full = self.full.max(now) + self.interval;
+        let is_there = full.saturating_sub(now) <= self.interval * self.at_once;
+        if is_there {
+            self.full = full;
+        }
+        is_there
+    }
+}
+
 /// The delay before attempt `failures + 1`: doubling from `first`, at most `most`, with
 /// `jitter` in 0.0 to 1.0 taking off up to half.
 pub fn backoff(failures: u32, first: Duration, most: Duration, jitter: f64) -> Duration {
@@ -74,6 +101,15 @@ mod tests {
         assert_eq!(pace.pause(ms(9_000)), LONGEST_GATHERING);
         pace.wrote(ms(0), ms(10), 1_000_000);
         assert_eq!(pace.pause(ms(10)), LONGEST_GATHERING);
+    }
+
+    #[test]
+    fn a_budget_has_so_many_at_once_and_then_one_in_each_interval() {
+        let mut budget = Budget::new(3, ms(100));
+        let mut taken = |from: u64, to: u64| (from..to).filter(|n| budget.take(ms(*n))).count();
+        assert_eq!(taken(1_000, 1_100), 3);
+        assert_eq!(taken(1_100, 2_100), 10);
+        assert_eq!(taken(9_000, 9_010), 3);
     }
 
     #[test]

@@ -53,6 +53,9 @@ pub struct RangeError {
     pub message: String,
 }
 
+/// Ranges of one pool. The schema has room for 64; Harvester's has no bound.
+pub const MOST_RANGES: usize = 1_024;
+
 impl Ranges {
     /// No addresses at all.
     pub const fn none() -> Self {
@@ -63,6 +66,10 @@ impl Ranges {
     pub fn parse(ranges: &[api::Range]) -> Result<Self, RangeError> {
         if ranges.is_empty() {
             return Err(error("spec.ranges", "is empty: name at least one range".to_owned()));
+        }
+        if ranges.len() > MOST_RANGES {
+            let message = format!("has {} ranges: {MOST_RANGES} at most", ranges.len());
+            return Err(error("spec.ranges", message));
         }
         let mut subnets = Vec::with_capacity(ranges.len());
         let mut bounds: Vec<(usize, u128, u128)> = Vec::with_capacity(ranges.len());

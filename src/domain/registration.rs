@@ -25,8 +25,9 @@ pub const REGISTERED_BY: &str = "loadbalancer.harvesterhci.io/registered-by";
 pub const MANAGER: &str = "harvester-guest-operator";
 /// The field that says with whom an object goes.
 const OWNERS: &str = "ownerReferences";
-/// What the API server waits for an answer, in seconds.
-const TIMEOUT: i64 = 10;
+/// What the API server waits for an answer, in seconds. It asks twice, and a user waits for both: for
+/// a replica whose node has just lost its power, as long as this.
+const TIMEOUT: i64 = 5;
 
 /// False for an update of an object that is being deleted, such as of its finalizers, if the status
 /// stays as it is. The rules have nothing to say about it, and with nobody to answer it passes. An

@@ -1,6 +1,7 @@
 //! A LoadBalancer of type vm: what its spec asks for, and what its status says of the VMs behind
 //! it.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -48,6 +49,8 @@ pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<Listener>, String> {
         return Err("spec.listeners: a load balancer of type vm needs at least one".to_owned());
     }
     let mut listeners: Vec<Listener> = Vec::new();
+    let mut by_name = BTreeMap::new();
+    let mut by_port = BTreeMap::new();
     for (i, given) in spec.listeners.iter().enumerate() {
         let port = |field: &str, value: i32| match u16::try_from(value) {
             Ok(port) if port > 0 => Ok(port),
@@ -72,14 +75,12 @@ pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<Listener>, String> {
                 "spec.listeners[{i}].name: {name:?} must be lower-case letters, digits and dashes, begin and end with a letter or digit, and be at most 63 long; only a single listener may have none"
             ));
         }
-        if let Some(j) = listeners.iter().position(|other| other.name == *name) {
+        if let Some(j) = by_name.insert(&given.name, i) {
             return Err(format!(
                 "spec.listeners[{i}].name: {name:?} is the name of spec.listeners[{j}] as well: use another"
             ));
         }
-        if let Some(j) =
-            listeners.iter().position(|other| other.port == *port && other.protocol == *protocol)
-        {
+        if let Some(j) = by_port.insert((*port, &given.protocol), i) {
             return Err(format!(
                 "spec.listeners[{i}].port: {protocol} {port} is the port of spec.listeners[{j}] as well: use another"
             ));

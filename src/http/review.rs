@@ -1,16 +1,19 @@
 //! The envelope of admission: an AdmissionReview of version v1 in, one out.
 //!
 //! Invariants: whatever comes in is answered with a review for the same UID, or refused with a
-//! sentence. The object is kept as it was sent, to the last field, so that a patch fits it. A
+//! sentence. The object is kept as it was sent, to the last field, so that a patch fits it. Its
+//! values are counted before it is read: one that has more than any object needs is refused unread. A
 //! fact that cannot be had stops a judgement, and leaves a change out.
 
 use k8s_openapi::ByteString;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::admission::{Admission, Stage};
 use crate::api::GROUP;
 use crate::domain::admission::{Answer, Operation, Refusal, Request};
+use crate::domain::json_size::{maps, most_values};
 use crate::k8s::CallError;
 
 /// The API server takes 4,096 characters of warnings in all, and cuts each of more than 256.
@@ -18,6 +21,10 @@ const LONGEST_WARNING: usize = 120;
 const MOST_WARNINGS: usize = 16;
 /// More than these nobody reads.
 const MOST_REFUSALS: usize = 20;
+/// Values of one object. A full ledger has 40,000, and the schema lets no LoadBalancer have more.
+const MOST_VALUES: usize = 250_000;
+/// Maps among them. The schema lets fewer than 5,000 be stored.
+const MOST_MAPS: usize = 15_000;
 
 /// Whose request is reviewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,24 +36,33 @@ enum Kind {
 /// A review that can be answered.
 #[derive(Debug)]
 pub struct Review {
-    request: Asked,
+    uid: String,
     kind: Kind,
     operation: Operation,
+    subresource: String,
+    namespace: String,
+    name: String,
+    user: String,
+    object: Option<Value>,
+    old: Option<Value>,
+    /// The field of the request that has more values than are read.
+    too_large: Option<&'static str>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Envelope {
+struct Envelope<'a> {
     #[serde(default)]
     api_version: String,
     #[serde(default)]
     kind: String,
-    request: Option<Asked>,
+    #[serde(borrow)]
+    request: Option<Asked<'a>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Asked {
+struct Asked<'a> {
     #[serde(default)]
     uid: String,
     resource: Resource,
@@ -58,10 +74,10 @@ struct Asked {
     namespace: String,
     operation: String,
     user_info: User,
-    #[serde(default)]
-    object: Option<Value>,
-    #[serde(default)]
-    old_object: Option<Value>,
+    #[serde(borrow, default)]
+    object: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    old_object: Option<&'a RawValue>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -81,7 +97,7 @@ struct User {
 /// Reads a review. The error says what is wrong with it.
 pub fn parse(bytes: &[u8]) -> Result<Review, String> {
     const WANTED: &str = "want kind AdmissionReview of admission.k8s.io/v1";
-    let envelope: Envelope =
+    let envelope: Envelope<'_> =
         serde_json::from_slice(bytes).map_err(|e| format!("not an AdmissionReview: {e}"))?;
     if envelope.kind != "AdmissionReview" || envelope.api_version != "admission.k8s.io/v1" {
         let (kind, version) = (clipped(&envelope.kind), clipped(&envelope.api_version));
@@ -116,18 +132,35 @@ pub fn parse(bytes: &[u8]) -> Result<Review, String> {
         Operation::Update => (true, true),
         Operation::Delete => (true, false),
     };
-    for (field, object, needed) in
-        [("object", &request.object, new), ("oldObject", &request.old_object, old)]
-    {
-        match object {
-            Some(object) if !object.is_object() => {
-                return Err(format!("request.{field}: not an object"));
-            }
-            None if needed => return Err(format!("request.{field}: missing")),
-            _ => {}
+    let mut too_large = None;
+    let mut read = |field, text: Option<&RawValue>, is_needed| {
+        let Some(text) = text else {
+            return if is_needed { Err(format!("request.{field}: missing")) } else { Ok(None) };
+        };
+        if !text.get().starts_with('{') {
+            return Err(format!("request.{field}: not an object"));
         }
-    }
-    Ok(Review { request, kind, operation })
+        if most_values(text.get()) > MOST_VALUES || maps(text.get()) > MOST_MAPS {
+            too_large = Some(field);
+            return Ok(None);
+        }
+        let object = serde_json::from_str(text.get());
+        object.map(Some).map_err(|e| format!("not an AdmissionReview: request.{field}: {e}"))
+    };
+    let object = read("object", request.object, new)?;
+    let old = read("oldObject", request.old_object, old)?;
+    Ok(Review {
+        uid: request.uid,
+        kind,
+        operation,
+        subresource: request.sub_resource,
+        namespace: request.namespace,
+        name: request.name,
+        user: request.user_info.username,
+        object,
+        old,
+        too_large,
+    })
 }
 
 fn clipped(text: &str) -> String {
@@ -155,22 +188,37 @@ pub enum Outcome {
 
 /// Asks the rules.
 pub async fn judge(rules: &Admission, stage: Stage, review: &Review, me: &str) -> Outcome {
-    let asked = &review.request;
+    if let Some(field) = review.too_large {
+        return Outcome::Answered(unread(stage, field));
+    }
     let request = Request {
         operation: review.operation,
-        subresource: &asked.sub_resource,
-        namespace: &asked.namespace,
-        name: &asked.name,
-        user: &asked.user_info.username,
-        by_operator: rules.is_leader(&asked.user_info.username, me),
-        object: asked.object.as_ref(),
-        old: asked.old_object.as_ref(),
+        subresource: &review.subresource,
+        namespace: &review.namespace,
+        name: &review.name,
+        user: &review.user,
+        by_operator: rules.is_leader(&review.user, me),
+        object: review.object.as_ref(),
+        old: review.old.as_ref(),
     };
     let answer = match review.kind {
         Kind::LoadBalancer => rules.load_balancer(stage, &request).await,
         Kind::IPPool => rules.pool(stage, &request).await,
     };
     answer.map_or_else(Outcome::Unknown, Outcome::Answered)
+}
+
+/// The answer to what is not read. It passes unchanged where it is judged afterwards.
+fn unread(stage: Stage, field: &str) -> Answer {
+    let mut answer = Answer::default();
+    if stage == Stage::Validation {
+        let which = if field == "object" { "" } else { "the stored object " };
+        answer.refuse(
+            "",
+            format!("{which}has more than {MOST_VALUES} values or {MOST_MAPS} maps: no object of this kind needs so many; shorten its lists and maps"),
+        );
+    }
+    answer
 }
 
 impl Outcome {
@@ -189,7 +237,7 @@ impl Outcome {
 
     /// The review that is sent back.
     pub fn render(&self, review: &Review, stage: Stage) -> Vec<u8> {
-        let mut response = json!({"uid": review.request.uid, "allowed": true});
+        let mut response = json!({"uid": review.uid, "allowed": true});
         match self {
             Self::Answered(answer) => {
                 if !answer.refusals.is_empty() {
@@ -228,7 +276,7 @@ impl Outcome {
 }
 
 fn change(review: &Review, stage: Stage, answer: &Answer) -> Option<Vec<u8>> {
-    let (old, new) = (review.request.object.as_ref()?, answer.object.as_ref()?);
+    let (old, new) = (review.object.as_ref()?, answer.object.as_ref()?);
     let patch = json_patch::diff(old, new);
     (stage == Stage::Mutation && !patch.0.is_empty())
         .then(|| serde_json::to_vec(&patch).ok())
@@ -250,7 +298,7 @@ fn refusal(review: &Review, refusals: &[Refusal]) -> Value {
         "reason": "Invalid",
         "message": sentences.join("; "),
         "details": {
-            "group": GROUP, "kind": review.kind(), "name": review.request.name, "causes": causes,
+            "group": GROUP, "kind": review.kind(), "name": review.name, "causes": causes,
         },
     })
 }

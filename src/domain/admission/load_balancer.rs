@@ -132,7 +132,9 @@ pub fn validate(request: &Request<'_>, known: &Known) -> Answer {
     }
     status::judge(object, request.old, known, &mut answer);
     let lost = |object| convert::carry::lost(object, ANNOTATION_V1BETA1_FIELDS);
-    for field in lost(object).into_iter().filter(|_| request.old.map(lost) != Some(lost(object))) {
+    let newly_lost =
+        Some(lost(object)).filter(|fields| request.old.map(lost).as_ref() != Some(fields));
+    for field in newly_lost.into_iter().flatten() {
         answer.refuse(field, "is too large for v1alpha1 and would be lost: write it in v1beta1");
     }
     if request.old.is_some_and(|old| has_finalizer(old) && !has_finalizer(object)) {

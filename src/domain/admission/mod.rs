@@ -44,6 +44,9 @@ pub struct Request<'a> {
     pub old: Option<&'a Value>,
 }
 
+/// Refusals and warnings that an answer keeps, of each. More are shown nowhere.
+const MOST: usize = 100;
+
 /// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -74,13 +77,17 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Adds a refusal.
+    /// Adds a refusal, up to a hundred.
     pub fn refuse(&mut self, field: impl Into<String>, message: impl Into<String>) {
-        self.refusals.push(Refusal { field: field.into(), message: message.into() });
+        if self.refusals.len() < MOST {
+            self.refusals.push(Refusal { field: field.into(), message: message.into() });
+        }
     }
 
-    /// Adds a warning.
+    /// Adds a warning, up to a hundred.
     pub fn warn(&mut self, warning: impl Into<String>) {
-        self.warnings.push(warning.into());
+        if self.warnings.len() < MOST {
+            self.warnings.push(warning.into());
+        }
     }
 }

@@ -33,6 +33,8 @@ use crate::domain::ranges::{self, RangeError, Ranges};
 const NAMED: usize = 3;
 /// Conflicts that a refusal names.
 const CONFLICTS: usize = 5;
+/// Entries of a scope. The schema has the same bound; Harvester's has none.
+const MOST_SCOPES: usize = 1_024;
 
 /// Somebody who holds an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,6 +119,15 @@ pub fn look(request: &Request<'_>) -> Look {
     let spec = |object: &Value| serde_json::from_value::<IPPoolSpec>(object["spec"].clone()).ok();
     // What does not fit its type is the schema's to refuse, or too old to be asked about.
     let (Some(spec), before) = (spec(object), old.and_then(spec)) else { return pass() };
+    let scopes = |spec: &IPPoolSpec| {
+        spec.selector.as_ref().and_then(|selector| selector.scope.as_ref()).map_or(0, Vec::len)
+    };
+    if scopes(&spec) > MOST_SCOPES.max(before.as_ref().map_or(0, scopes)) && !ends {
+        let mut refused = Answer::default();
+        let message = format!("has {} entries: {MOST_SCOPES} at most", scopes(&spec));
+        refused.refuse("spec.selector.scope", message);
+        return Look::Decided(refused);
+    }
     let made = old.map_or(i64::MAX, created);
     let facts = |spec: &IPPoolSpec| {
         let name = if request.name.is_empty() { "(new)" } else { request.name };
@@ -209,8 +220,9 @@ impl Question {
         if self.changed {
             leased::judge(self, known, &mut answer);
             let new = self.conflicts(known).into_iter();
+            let before = self.conflicts_before(known);
             let (worse, old): (Vec<_>, Vec<_>) =
-                new.partition(|conflict| self.is_news(conflict, known));
+                new.partition(|conflict| is_news(conflict, &before));
             for conflict in worse.iter().take(CONFLICTS) {
                 answer.refuse(conflict.field(), conflict.message());
             }
@@ -238,21 +250,11 @@ impl Question {
         others.map(|(pool, segment)| pool.contender(segment)).collect()
     }
 
-    /// Whether the pool was not in this conflict before, or shared fewer addresses.
-    fn is_news(&self, conflict: &Conflict, known: &Known) -> bool {
-        let Some(before) = &self.before else { return true };
-        if before.selector.network() != self.pool.selector.network() {
-            return true;
-        }
-        let was = conflict::against(&before.contender(&known.segment), &self.others(known));
-        !was.iter().any(|old| {
-            old.with == conflict.with
-                && match (&old.over, &conflict.over) {
-                    (Over::Ranges { count: had, .. }, Over::Ranges { count: has, .. }) => {
-                        has <= had
-                    }
-                    (old, new) => old.weight() == new.weight(),
-                }
+    /// The conflicts that the pool was in on the same network.
+    fn conflicts_before(&self, known: &Known) -> Vec<Conflict> {
+        let same = |before: &&PoolFacts| before.selector.network() == self.pool.selector.network();
+        self.before.as_ref().filter(same).map_or_else(Vec::new, |before| {
+            conflict::against(&before.contender(&known.segment), &self.others(known))
         })
     }
 
@@ -284,6 +286,17 @@ fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeErro
         .unwrap_or_default();
     let new = spec.ranges.iter().enumerate().filter(|(_, range)| !stored.contains(range));
     new.filter_map(|(index, range)| ranges::reversed(index, range)).next()
+}
+
+/// Whether the pool was not in this conflict before, or shared fewer addresses.
+fn is_news(conflict: &Conflict, before: &[Conflict]) -> bool {
+    !before.iter().any(|old| {
+        old.with == conflict.with
+            && match (&old.over, &conflict.over) {
+                (Over::Ranges { count: had, .. }, Over::Ranges { count: has, .. }) => has <= had,
+                (old, new) => old.weight() == new.weight(),
+            }
+    })
 }
 
 /// Only the operator writes what it keeps in the status. Where that has a subresource, a plain

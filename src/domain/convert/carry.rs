@@ -10,12 +10,19 @@
 //! again, then the largest, and named in `cut`. Whoever writes such an object back in v1alpha1
 //! loses it; the annotation then stays with the names of the lost fields of the spec, for
 //! admission to refuse.
+//!
+//! Every function here takes time in proportion to the text it is given: the text is a tenant's, and
+//! the path that converts is open to all.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// What all annotations of an object may have, keys included.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
+/// Fields of one section that `cut` names. One is enough to refuse what would lose them.
+const MOST_CUT: usize = 32;
+/// Characters of a field's name that `cut` shows.
+const LONGEST_CUT: usize = 128;
 
 /// Fields that travel.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
@@ -71,8 +78,8 @@ impl Carry {
 
     /// Reads what this version or another replica wrote.
     fn parse(text: &str) -> Option<Self> {
-        // The library would take a list for the fields in their order.
-        if !text.starts_with('{') {
+        // The library would take a list for the fields in their order. No API server stores more.
+        if !text.starts_with('{') || text.len() > ANNOTATIONS_LIMIT {
             return None;
         }
         serde_json::from_str(text).ok()
@@ -86,18 +93,38 @@ impl Carry {
         if *self == Self::default() { None } else { serde_json::to_string(self).ok() }
     }
 
-    /// Leaves out one thing. `false`: there is no more.
-    fn shorten(&mut self) -> bool {
+    /// Its text, in at most so many bytes. What does not fit is left out. `None`: all of it is.
+    fn text_within(mut self, room: usize) -> Option<String> {
+        let text = self.text()?;
+        if text.len() <= room {
+            return Some(text);
+        }
+        // Never below the true length: what is escaped takes more than is counted as gained.
+        let mut length = text.len() + r#","cut":[]"#.len();
         for (section, fields) in [("status", &mut self.status), ("spec", &mut self.spec)] {
-            let size = |value: &Value| value.to_string().len();
-            let largest = fields.iter().max_by_key(|(_, value)| size(value));
-            if let Some(key) = largest.map(|(key, _)| key.clone()) {
+            let size = |(key, value): (&String, &Value)| {
+                (key.len() + value.to_string().len() + r#""":,"#.len(), key.clone())
+            };
+            let mut largest_first: Vec<(usize, String)> = fields.iter().map(size).collect();
+            largest_first.sort_unstable_by(|a, b| b.cmp(a));
+            for (place, (size, key)) in largest_first.into_iter().enumerate() {
+                if length <= room {
+                    break;
+                }
                 fields.remove(&key);
-                self.cut.push(format!("{section}.{key}"));
-                return true;
+                length = length.saturating_sub(size);
+                if place < MOST_CUT {
+                    let key: String = key.chars().take(LONGEST_CUT).collect();
+                    let path = Value::String(format!("{section}.{key}"));
+                    length += path.to_string().len() + 1;
+                    self.cut.extend(path.as_str().map(str::to_owned));
+                }
             }
         }
-        self.kept.take().is_some()
+        if length > room {
+            self.kept = None;
+        }
+        self.text().filter(|text| text.len() <= room)
     }
 }
 
@@ -142,10 +169,9 @@ pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: 
             annotations.remove(annotation);
         }
     }
-    let Some(mut text) = carry.text() else {
-        drop_if_empty(object);
-        return;
-    };
+    if carry == Carry::default() {
+        return drop_if_empty(object);
+    }
     let Some(Value::Object(metadata)) = object.get_mut("metadata") else { return };
     let annotations = metadata.entry("annotations").or_insert_with(|| Value::Object(Map::new()));
     if annotations.is_null() {
@@ -158,14 +184,10 @@ pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: 
         .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
         .sum();
     let room = ANNOTATIONS_LIMIT.saturating_sub(others + annotation.len());
-    while text.len() > room {
-        if !carry.shorten() {
-            annotations.remove(annotation);
-            return;
-        }
-        text = carry.text().unwrap_or_default();
+    match carry.text_within(room) {
+        Some(text) => drop(annotations.insert(annotation.to_owned(), Value::String(text))),
+        None => drop(annotations.remove(annotation)),
     }
-    annotations.insert(annotation.to_owned(), Value::String(text));
 }
 
 fn annotations(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {

@@ -114,3 +114,26 @@ fn without_the_facts_nothing_is_judged_and_nothing_is_changed() {
     assert!(judged["status"]["message"].as_str().unwrap().starts_with("cannot be judged now: "));
     assert_eq!(answer(&unknown, Stage::Mutation), json!({"uid": "u-1", "allowed": true}));
 }
+
+/// A tree of them would take many times the memory of the text.
+#[test]
+fn an_object_of_more_values_than_any_needs_is_refused_unread() {
+    let mut review = asked();
+    review["request"]["object"]["extra"] = json!(vec![0; MOST_VALUES]);
+    let review = parse(review.to_string().as_bytes()).unwrap();
+    assert_eq!((&review.object, review.too_large), (&None, Some("object")));
+    let refused = Outcome::Answered(unread(Stage::Validation, "object"));
+    let response = answer(&refused, Stage::Validation);
+    assert_eq!(response["allowed"], false);
+    let message = response["status"]["message"].as_str().unwrap();
+    assert!(message.starts_with("has more than 250000 values or 15000 maps: "), "{message}");
+    let passed = Outcome::Answered(unread(Stage::Mutation, "object"));
+    assert_eq!(answer(&passed, Stage::Mutation), json!({"uid": "u-1", "allowed": true}));
+    let mut review = asked();
+    review["request"]["object"]["extra"] = json!(vec![json!({}); MOST_MAPS]);
+    assert_eq!(parse(review.to_string().as_bytes()).unwrap().too_large, Some("object"));
+    // Fewer are read.
+    let mut review = asked();
+    review["request"]["object"]["extra"] = json!(vec![0; MOST_VALUES - 10]);
+    assert_eq!(parse(review.to_string().as_bytes()).unwrap().too_large, None);
+}

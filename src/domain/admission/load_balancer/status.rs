@@ -103,11 +103,12 @@ pub(super) fn judge(new: &Value, old: Option<&Value>, known: &Known, answer: &mu
     let nothing = Value::Null;
     let before = old.unwrap_or(&nothing);
     let guest = is_guest(old.unwrap_or(new));
+    let (was, is) = (owned(before, guest), owned(new, guest));
     let mut differences = Vec::new();
-    compare("status", &owned(before, guest), &owned(new, guest), &mut differences);
-    for (field, is, sent) in differences.into_iter().take(MOST_TOLD) {
-        let is = if is_blank(&is) { "unset".to_owned() } else { shown(&is) };
-        let sent = if is_blank(&sent) { "unset".to_owned() } else { shown(&sent) };
+    compare("status", &was, &is, &mut differences);
+    for (field, is, sent) in differences {
+        let is = if is_blank(is) { "unset".to_owned() } else { shown(is) };
+        let sent = if is_blank(sent) { "unset".to_owned() } else { shown(sent) };
         answer.refuse(
             field,
             format!(
@@ -142,22 +143,26 @@ fn owned(object: &Value, guest: bool) -> Value {
     Value::Object(owned)
 }
 
-/// Paths at which the two differ, with what is at each.
-fn compare(path: &str, old: &Value, new: &Value, found: &mut Vec<(String, Value, Value)>) {
-    if old == new || is_blank(old) && is_blank(new) {
+/// The first paths at which the two differ, with what is at each.
+fn compare<'a>(
+    path: &str,
+    old: &'a Value,
+    new: &'a Value,
+    found: &mut Vec<(String, &'a Value, &'a Value)>,
+) {
+    static UNSET: Value = Value::Null;
+    if found.len() >= MOST_TOLD || old == new || is_blank(old) && is_blank(new) {
         return;
     }
-    let empty = Map::new();
     let fields = |value: &'_ Value| value.is_object() || value.is_null();
     if !fields(old) || !fields(new) {
-        found.push((path.to_owned(), old.clone(), new.clone()));
-        return;
+        return found.push((path.to_owned(), old, new));
     }
-    let (was, is) = (old.as_object().unwrap_or(&empty), new.as_object().unwrap_or(&empty));
-    let more = is.keys().filter(|field| !was.contains_key(*field));
-    for field in was.keys().chain(more) {
-        let at = |map: &Map<String, Value>| map.get(field).cloned().unwrap_or_default();
-        compare(&format!("{path}.{field}"), &at(was), &at(is), found);
+    let names = |of: &'a Value| of.as_object().into_iter().flat_map(Map::keys);
+    let more = names(new).filter(|field| old.get(field.as_str()).is_none());
+    for field in names(old).chain(more) {
+        let at = |of: &'a Value| of.get(field.as_str()).unwrap_or(&UNSET);
+        compare(&format!("{path}.{field}"), at(old), at(new), found);
     }
 }
 

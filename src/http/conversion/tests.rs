@@ -1,0 +1,166 @@
+//! Reviews of conversion, whatever is in them.
+
+use serde_json::json;
+
+use super::*;
+
+const ALPHA: &str = "loadbalancer.harvesterhci.io/v1alpha1";
+const BETA: &str = "loadbalancer.harvesterhci.io/v1beta1";
+
+fn lb(version: &str, name: &str) -> Value {
+    json!({
+        "apiVersion": version, "kind": "LoadBalancer", "metadata": {"name": name},
+        "spec": {"ipam": "pool", "listeners": [{"name": "a", "port": 80, "protocol": "TCP"}]},
+    })
+}
+
+fn ask(desired: &str, objects: &[Value]) -> Value {
+    let question = json!({
+        "apiVersion": API_VERSION, "kind": KIND,
+        "request": {"uid": "u-1", "desiredAPIVersion": desired, "objects": objects},
+    });
+    serde_json::from_slice(&review(question.to_string().as_bytes()).unwrap()).unwrap()
+}
+
+#[test]
+fn as_many_objects_in_their_order_in_the_version_asked_for() {
+    let objects = [lb(BETA, "a"), lb(ALPHA, "b"), lb(BETA, "c")];
+    let answer = ask(ALPHA, &objects);
+    assert_eq!((&answer["apiVersion"], &answer["kind"]), (&json!(API_VERSION), &json!(KIND)));
+    assert_eq!(answer["response"]["uid"], "u-1");
+    assert_eq!(answer["response"]["result"], json!({"status": "Success"}));
+    let expected = [lb(ALPHA, "a"), lb(ALPHA, "b"), lb(ALPHA, "c")];
+    assert_eq!(answer["response"]["convertedObjects"], json!(expected));
+    assert_eq!(ask(BETA, &[])["response"]["convertedObjects"], json!([]));
+}
+
+#[test]
+fn one_that_is_no_load_balancer_fails_the_review_and_is_named() {
+    let strange = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {}});
+    let answer = ask(BETA, &[lb(ALPHA, "a"), strange]);
+    assert_eq!(answer["response"]["result"]["status"], "Failure");
+    let message = answer["response"]["result"]["message"].as_str().unwrap();
+    assert!(message.starts_with("objects[1]: \"v1\" is no version"), "{message}");
+    assert_eq!(answer["response"]["convertedObjects"], json!([]));
+    let answer = ask("loadbalancer.harvesterhci.io/v2", &[lb(ALPHA, "a")]);
+    assert_eq!(answer["response"]["result"]["status"], "Failure");
+}
+
+#[test]
+fn what_is_no_review_is_refused() {
+    let review_of = |text: &str| review(text.as_bytes()).unwrap_err();
+    for text in ["", "{", "[]", "null", "\"x\"", "{\"request\":5}", "\u{feff}{}"] {
+        review_of(text);
+    }
+    assert!(review(&[0xff, 0xfe]).is_err());
+    let older = json!({"apiVersion": "apiextensions.k8s.io/v1beta1", "kind": KIND});
+    assert!(review_of(&older.to_string()).contains("only apiextensions.k8s.io/v1"));
+    let empty = json!({"apiVersion": API_VERSION, "kind": KIND});
+    assert!(review_of(&empty.to_string()).contains("no request"));
+}
+
+fn refused(objects: &str) -> String {
+    let question = format!(
+        r#"{{"apiVersion":"{API_VERSION}","kind":"{KIND}","request":{{"uid":"u-1",
+        "desiredAPIVersion":"{ALPHA}","objects":{objects}}}}}"#
+    );
+    let answer: Value = serde_json::from_slice(&review(question.as_bytes()).unwrap()).unwrap();
+    assert_eq!(answer["response"]["convertedObjects"], json!([]));
+    answer["response"]["result"]["message"].as_str().unwrap().to_owned()
+}
+
+/// A tree of them would take a hundred times the memory of the text.
+#[test]
+fn more_values_than_any_object_needs_are_not_read() {
+    let numbers = format!("[{}0]", "0,".repeat(MOST_VALUES_OF_OBJECT));
+    let travels = json!({"spec": {"x": vec![0; MOST_VALUES_OF_OBJECT]}}).to_string();
+    let annotations = json!({ANNOTATION_V1ALPHA1_FIELDS: travels}).to_string();
+    let fields: Vec<String> = (0..MOST_VALUES_OF_OBJECT).map(|n| format!(r#""{n:x}":0"#)).collect();
+    let fields = fields.join(",");
+    for hostile in [
+        format!(r#""spec":{{"x":{numbers}}}"#),
+        format!(r#""status":{numbers}"#),
+        format!(r#""metadata":{{"annotations":{{"x":{numbers}}}}}"#),
+        format!(r#""metadata":{{"annotations":{annotations}}}"#),
+        format!(r#""metadata":{{{fields}}}"#),
+        fields.clone(),
+    ] {
+        let message = refused(&format!(r#"[{{"apiVersion":"{BETA}",{hostile}}}]"#));
+        assert_eq!(
+            message,
+            "objects[0]: has more than 250000 values: no LoadBalancer needs so many"
+        );
+    }
+    let maps = format!("[{}{{}}]", "{},".repeat(MOST_MAPS_OF_OBJECT));
+    let message = refused(&format!(r#"[{{"apiVersion":"{BETA}","spec":{maps}}}]"#));
+    assert_eq!(message, "objects[0]: has more than 15000 maps: no LoadBalancer needs so many");
+    // What passes as it is costs nothing but its text.
+    let object = format!(r#"{{"apiVersion":"{BETA}","x":{numbers},"metadata":{{"y":{numbers}}}}}"#);
+    let converted = ask(ALPHA, &[serde_json::from_str(&object).unwrap()]);
+    let converted = &converted["response"]["convertedObjects"][0];
+    assert_eq!(converted["x"].as_array().unwrap().len(), MOST_VALUES_OF_OBJECT + 1);
+    assert_eq!(converted["x"], converted["metadata"]["y"]);
+}
+
+#[test]
+fn what_is_too_large_or_no_object_is_named() {
+    let long = "x".repeat(LARGEST_OBJECT);
+    let large = format!(r#"{{"apiVersion":"{BETA}","x":"{long}"}}"#);
+    let message = refused(&format!("[{},{large}]", lb(BETA, "a")));
+    assert!(message.starts_with("objects[1]: has 3145"), "{message}");
+    let part = format!(r#"{{"apiVersion":"{BETA}","spec":[{}0]}}"#, "0,".repeat(200_000));
+    let message = refused(&format!("[{part}{}]", format!(",{part}").repeat(7)));
+    assert_eq!(
+        message,
+        "objects[7]: more than 1500000 values in one review: list fewer objects at a time"
+    );
+    assert!(refused("[0,0]").starts_with("objects[0]: invalid type"), "{message}");
+    assert!(refused("{}").starts_with("objects: invalid type"), "{message}");
+    let objects = json!([lb(BETA, "a"), lb(BETA, "b")]).to_string();
+    let text: &RawValue = serde_json::from_str(&objects).unwrap();
+    let request =
+        Request { uid: String::new(), desired_api_version: ALPHA.to_owned(), objects: Some(text) };
+    let budget = Budget { answer: objects.len() / 2, ..Budget::FULL };
+    let message = convert_all(&request, budget, &mut Vec::new()).unwrap_err();
+    assert_eq!(message, "objects[1]: the answer would be too large: list fewer objects at a time");
+}
+
+/// Fields that neither version knows, whatever they are like.
+#[test]
+fn text_that_is_not_read_passes_as_it_is() {
+    for (metadata, expected) in [
+        (r#"{"name": "a", "x": 1e999, "annotations": {}}"#, r#"{"name":"a","x":1e999}"#),
+        (
+            r#"{"labels":{"b":"1","a":"2"},"annotations":{"k":"v"}}"#,
+            r#"{"labels":{"b":"1","a":"2"},"annotations":{"k":"v"}}"#,
+        ),
+        ("null", "null"),
+        ("7", "7"),
+    ] {
+        let object = format!(
+            r#"{{"apiVersion":"{ALPHA}","metadata":{metadata},"spec":{{"ipam":"dhcp"}},"\u00e9":[ 1 ]}}"#
+        );
+        let (mut budget, mut answer) = (Budget::FULL, Vec::new());
+        convert_one(&object, Version::V1beta1, &mut budget, &mut answer).unwrap();
+        let answer = String::from_utf8(answer).unwrap();
+        let read = format!(r#"{{"apiVersion":"{BETA}","spec":{{"ipam":"dhcp"}},"#);
+        assert!(answer.starts_with(&read), "{answer}");
+        for part in [r#""é":[ 1 ]"#, &format!(r#""metadata":{expected}"#)] {
+            assert!(answer.contains(part), "{answer}");
+        }
+    }
+}
+
+/// Time is measured, not asserted: a busy machine is no fault.
+#[test]
+fn a_list_of_ten_thousand_is_answered() {
+    for count in [1_000, 10_000] {
+        let objects: Vec<Value> = (0..count).map(|n| lb(BETA, &format!("lb-{n}"))).collect();
+        let began = std::time::Instant::now();
+        let answer = ask(ALPHA, &objects);
+        let converted = answer["response"]["convertedObjects"].as_array().unwrap();
+        assert_eq!(converted.len(), count);
+        assert_eq!(converted[count - 1]["metadata"]["name"], format!("lb-{}", count - 1));
+        eprintln!("{count} objects in {:?}", began.elapsed());
+    }
+}
