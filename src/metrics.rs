@@ -1,6 +1,7 @@
 //! Every metric of the process, as Prometheus scrapes it. Names, units and labels are a
 //! contract; labels take values from small closed sets, or name a pool and go with it.
 
+mod admission;
 mod dhcp;
 mod leadership;
 mod leasing;
@@ -19,8 +20,8 @@ use prometheus::{
 };
 
 pub use self::{
-    dhcp::Dhcp, leadership::Leadership, leasing::Leasing, probes::Probes, rotation::Rotation,
-    watches::Watches,
+    admission::Admission, dhcp::Dhcp, leadership::Leadership, leasing::Leasing, probes::Probes,
+    rotation::Rotation, watches::Watches,
 };
 use crate::api::LoadBalancer;
 
@@ -62,6 +63,8 @@ pub struct Metrics {
     reconcile_seconds: Histogram,
     /// Events not written.
     pub events_dropped: IntCounter,
+    /// Connections that were ended because there were too many, by port.
+    pub evicted: IntCounterVec,
     /// Health checks.
     pub probes: Probes,
     /// Admission.
@@ -116,53 +119,6 @@ impl Pools {
     /// Ends all series.
     pub fn reset(&self) {
         self.all().into_iter().for_each(IntGaugeVec::reset);
-    }
-}
-
-/// What the API server asks, and the certificates for it.
-#[derive(Clone)]
-pub struct Admission {
-    /// Requests by call, kind of object and verdict.
-    pub requests: IntCounterVec,
-    /// How long the rules took, by call.
-    pub seconds: HistogramVec,
-    /// TLS handshakes that failed.
-    pub handshakes_failed: IntCounter,
-    /// When which certificate ends, in seconds since the epoch.
-    pub certificate_end: IntGaugeVec,
-    /// Configurations that somebody else changed and that were put right.
-    pub repairs: IntCounterVec,
-}
-
-impl Admission {
-    fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
-        Ok(Self {
-            requests: make.counters(
-                "hgo_admission_requests_total",
-                "Requests of the API server by call, kind and verdict",
-                &["call", "kind", "verdict"],
-            )?,
-            seconds: make.histograms(
-                "hgo_admission_seconds",
-                "How long an answer took, without reading the request",
-                &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0],
-                &["call"],
-            )?,
-            handshakes_failed: make.counter(
-                "hgo_admission_handshake_errors_total",
-                "TLS handshakes that failed or took too long",
-            )?,
-            certificate_end: make.gauges(
-                "hgo_certificate_expiration_timestamp_seconds",
-                "End of a certificate's validity",
-                &["certificate"],
-            )?,
-            repairs: make.counters(
-                "hgo_registration_repairs_total",
-                "Configurations changed by somebody else and put right",
-                &["kind"],
-            )?,
-        })
     }
 }
 
@@ -244,6 +200,11 @@ impl Metrics {
                 "Reconciles that failed and will be repeated",
             )?,
             events_dropped: make.counter("hgo_events_dropped_total", "Events not written")?,
+            evicted: make.counters(
+                "hgo_connections_evicted_total",
+                "Connections ended because there were too many, the oldest of the largest source",
+                &["port"],
+            )?,
             probes: Probes::new(&make)?,
             admission: Admission::new(&make)?,
             leasing: Leasing::new(&make)?,
@@ -265,6 +226,7 @@ impl Metrics {
         }
         registry.register(Box::new(all.watches.staleness.clone()))?;
         registry.register(Box::new(all.events_dropped.clone()))?;
+        registry.register(Box::new(all.evicted.clone()))?;
         let make = Maker { registry: &registry };
         make.process()?;
         let dhcp = Dhcp::new(&make)?;

@@ -13,14 +13,13 @@ use kube::Client;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio_rustls::TlsAcceptor;
 
 use crate::domain::registration::{Part, Place, emptied, is_ours};
 use crate::http::admission::Admission;
 use crate::http::keeper::{Keeper, find_me, jitter};
-use crate::http::listener::{self, Ending};
+use crate::http::listener::{Ending, Lifetimes, Server};
 use crate::http::tls::{self, InUse};
-use crate::http::webhook::Webhooks;
+use crate::http::webhook::{CONNECTIONS, Webhooks};
 use crate::k8s::installation::Installation;
 use crate::k8s::lease::Leadership;
 use crate::k8s::read::Reader;
@@ -132,8 +131,16 @@ pub(super) async fn start(
     };
     let known_only = args.admission_client_ca.is_some();
     let app = Webhooks::new(admission, me.clone(), known_only, metrics.clone()).router();
-    let acceptor = TlsAcceptor::from(Arc::new(settings));
-    let serving = listener::serve(listener, acceptor, app, ending.clone(), metrics.clone());
+    let server = Server {
+        port: "admission",
+        tls: Some(Arc::new(settings)),
+        app,
+        connections: CONNECTIONS,
+        lifetimes: Lifetimes::default(),
+        ending: ending.clone(),
+        metrics: metrics.clone(),
+    };
+    let serving = server.serve(listener);
     tracing::info!(admission = %address, "listening");
     tokio::spawn(find_me(installation.clone(), found));
     let keeper = Keeper {

@@ -24,14 +24,14 @@ const KIND: &str = "ConversionReview";
 /// Bytes of one object. The API server takes requests of 3 MiB, and etcd stores half of that.
 const LARGEST_OBJECT: usize = 3 << 20;
 /// Values that are read of one object. The schema lets fewer than 20,000 be stored.
-const MOST_VALUES_OF_OBJECT: usize = 250_000;
+const MOST_VALUES_OF_OBJECT: usize = 60_000;
 /// Maps among them. The schema lets fewer than 2,000 be stored.
 const MOST_MAPS_OF_OBJECT: usize = 15_000;
 /// Values that are read in one review: about 15,000 objects with twenty listeners each, and less
 /// than a second of work.
 const MOST_VALUES: usize = 1_500_000;
 /// Bytes of an answer. It lies in memory beside the question.
-const LARGEST_ANSWER: usize = 40 << 20;
+const LARGEST_ANSWER: usize = 32 << 20;
 /// Bytes of a review's UID. The API server's have 36.
 const LONGEST_UID: usize = 256;
 

@@ -1,53 +1,54 @@
-//! The TLS listener of admission: connections, their deadlines and their end.
+//! The sockets of what this process serves: connections, their deadlines and their end.
 //!
-//! Invariants: what one connection does costs the others nothing but a bounded share of memory:
-//! there are at most [`CONNECTIONS`], each with small buffers and a deadline for every phase. A
-//! connection in use is never closed under a request; the API server closes idle ones first.
+//! Invariants: connections cost the process a bounded share of memory and of its one thread. There
+//! are at most so many at a time, and who opens more loses the oldest of their own; handshakes are
+//! made one at a time, and sources take turns. No request is lost with a connection: see
+//! [`conversation`].
 
-use std::convert::Infallible;
+mod conversation;
+mod line;
+
 use std::io::ErrorKind;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use axum::http::header::CONNECTION;
-use axum::http::{HeaderValue, Request, Response, StatusCode};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
-use tokio_rustls::TlsAcceptor;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::server::Acceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
+use super::turns::Turns;
+use crate::domain::crowd::{Crowd, Phase, Place, Source};
 use crate::metrics::Metrics;
+use conversation::Conversation;
 
-/// Connections at the same time. More wait until one ends: a silent one does within seconds.
-const CONNECTIONS: usize = 1_024;
 /// For the TLS handshake. Longer than a machine stands still, on either side: whose handshake is cut
 /// is an API server, and its request is refused.
 const HANDSHAKE: Duration = Duration::from_secs(8);
-/// From the handshake to the end of the first request's head.
-const FIRST_HEAD: Duration = Duration::from_secs(8);
-/// Between two requests. Longer than the 90 s of the API server's client, so that it is always the
-/// client that closes: a request sent into a connection that is being closed here would be lost.
-const IDLE: Duration = Duration::from_secs(200);
-/// After so long a connection's next answer is its last: calls spread over the replicas again.
-const AGE: Duration = Duration::from_mins(15);
-/// Head and unread body of one connection. The library's least is 8 KiB.
-const BUFFER: usize = 16 * 1024;
 /// For what is under way when the listener ends.
 const WIND_DOWN: Duration = Duration::from_secs(5);
+/// Connections that have been ended and still take what their callers had sent before they knew.
+const LINGERING: usize = 128;
 /// Pauses after a failure to accept, such as a lack of file descriptors.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+/// Between two log lines that say that there is no room.
+const TELL_EVERY: Duration = Duration::from_mins(1);
 
-/// Whether the caller has shown a certificate that the TLS settings accept.
+/// Who sent a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IsKnown(pub bool);
+pub struct Caller {
+    /// Where the connection comes from.
+    pub source: Source,
+    /// Whether the caller has shown a certificate that the TLS settings accept.
+    pub is_known: bool,
+}
 
 /// How serving ends, in two steps.
 #[derive(Clone, Debug, Default)]
@@ -59,50 +60,203 @@ pub struct Ending {
     pub now: CancellationToken,
 }
 
-/// Serves until the ending says otherwise, then until the last connection is done.
-pub async fn serve(
-    listener: TcpListener,
-    tls: TlsAcceptor,
-    app: Router,
-    ending: Ending,
-    metrics: Metrics,
-) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
-    let all = u32::try_from(CONNECTIONS).unwrap_or(u32::MAX);
-    let accepting = async {
+/// How long connections last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lifetimes {
+    /// Between two requests.
+    pub idle: Duration,
+    /// After so long a connection's next answer is its last.
+    pub age: Duration,
+}
+
+impl Default for Lifetimes {
+    /// Idle for longer than the 90 s of the API server's client, so that it is the client that
+    /// closes. A connection is exchanged each quarter of an hour, so that calls spread over the
+    /// replicas again.
+    fn default() -> Self {
+        Self { idle: Duration::from_secs(200), age: Duration::from_mins(15) }
+    }
+}
+
+/// What is served, and how.
+pub struct Server {
+    /// The port's name, in metrics and logs.
+    pub port: &'static str,
+    /// Settings of TLS. `None`: plain HTTP.
+    pub tls: Option<Arc<ServerConfig>>,
+    /// What answers.
+    pub app: Router,
+    /// Connections at the same time.
+    pub connections: usize,
+    /// How long they last.
+    pub lifetimes: Lifetimes,
+    /// How serving ends.
+    pub ending: Ending,
+    /// The process's metrics.
+    pub metrics: Metrics,
+}
+
+/// What connections share.
+struct Shared {
+    server: Server,
+    crowd: Mutex<Crowd<CancellationToken>>,
+    /// Told when a connection goes, or may go.
+    moved: Notify,
+    lingering: Semaphore,
+    handshakes: Turns,
+    began: Instant,
+    told: Mutex<Option<Instant>>,
+}
+
+impl Server {
+    /// Serves until the ending says otherwise, then until the last connection is done.
+    pub async fn serve(self, listener: TcpListener) {
+        let ending = self.ending.clone();
+        let shared = Arc::new(Shared {
+            crowd: Mutex::new(Crowd::new(self.connections)),
+            moved: Notify::new(),
+            lingering: Semaphore::new(LINGERING),
+            handshakes: Turns::default(),
+            began: Instant::now(),
+            told: Mutex::default(),
+            server: self,
+        });
+        let tasks = TaskTracker::new();
+        tokio::select! {
+            () = shared.accept(&listener, &tasks) => {}
+            () = ending.now.cancelled() => {}
+        }
+        drop(listener);
+        tasks.close();
+        let _ = timeout(WIND_DOWN, tasks.wait()).await;
+    }
+}
+
+impl Shared {
+    async fn accept(self: &Arc<Self>, listener: &TcpListener, tasks: &TaskTracker) {
         let mut paused = None;
-        // The semaphore is never closed.
-        while let Ok(place) = room.clone().acquire_owned().await {
+        loop {
             match listener.accept().await {
-                Ok((stream, _)) => {
+                Ok((stream, peer)) => {
                     paused = None;
-                    let connection = Connection {
-                        tls: tls.clone(),
-                        app: app.clone(),
-                        ending: ending.clone(),
-                        metrics: metrics.clone(),
-                    };
-                    tokio::spawn(async move {
-                        connection.run(stream).await;
-                        drop(place);
-                    });
+                    self.make_room().await;
+                    let (seat, gone) = self.seat(peer);
+                    tasks.spawn(self.clone().connection(stream, seat, gone));
                 }
                 Err(error) => {
                     if let Some(pause) = pause_after(error.kind(), paused) {
-                        tracing::warn!(%error, "cannot accept a connection to admission");
+                        let port = self.server.port;
+                        tracing::warn!(%error, port, "cannot accept a connection");
                         sleep(pause).await;
                         paused = Some(pause);
                     }
                 }
             }
         }
-    };
-    tokio::select! {
-        () = accepting => {}
-        () = ending.now.cancelled() => {}
     }
-    drop(listener);
-    let _ = timeout(WIND_DOWN, room.acquire_many(all)).await;
+
+    /// Returns when there is room for one connection more.
+    async fn make_room(&self) {
+        loop {
+            let moved = self.moved.notified();
+            let evicted = self.crowd().make_room();
+            match evicted {
+                Ok(None) => return,
+                Ok(Some(evicted)) => {
+                    evicted.ends.cancel();
+                    self.tell(evicted.source, evicted.had);
+                }
+                Err(_) => moved.await,
+            }
+        }
+    }
+
+    fn tell(&self, source: Source, had: usize) {
+        let port = self.server.port;
+        self.server.metrics.evicted.with_label_values(&[port]).inc();
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+            *told = Some(Instant::now());
+            tracing::warn!(
+                port,
+                %source,
+                connections = had,
+                most = self.server.connections,
+                "too many connections: the source with the most loses its oldest"
+            );
+        }
+    }
+
+    fn seat(self: &Arc<Self>, peer: SocketAddr) -> (Seat, CancellationToken) {
+        let (source, gone) = (Source::of(peer.ip()), CancellationToken::new());
+        let place = self.crowd().enter(source, self.began.elapsed(), gone.clone());
+        (Seat { shared: self.clone(), source, place }, gone)
+    }
+
+    async fn connection(self: Arc<Self>, stream: TcpStream, seat: Seat, gone: CancellationToken) {
+        let _ = stream.set_nodelay(true);
+        let caller = Caller { source: seat.source, is_known: false };
+        let Some(settings) = self.server.tls.clone() else {
+            return Conversation { seat, caller, gone }.hold(stream).await;
+        };
+        let greeting = timeout(HANDSHAKE, self.greet(stream, settings, caller.source));
+        let greeted = tokio::select! {
+            greeted = greeting => greeted,
+            () = gone.cancelled() => return,
+        };
+        let stream = match greeted {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "TLS handshake with admission failed");
+                return self.server.metrics.admission.handshakes_failed.inc();
+            }
+            Err(_) => return self.server.metrics.admission.handshakes_failed.inc(),
+        };
+        let is_known = stream.get_ref().1.peer_certificates().is_some();
+        Conversation { seat, caller: Caller { is_known, ..caller }, gone }.hold(stream).await;
+    }
+
+    /// The handshake. What takes time in it is done in turns: one between two looks of the thread at
+    /// all else.
+    async fn greet(
+        &self,
+        stream: TcpStream,
+        settings: Arc<ServerConfig>,
+        source: Source,
+    ) -> std::io::Result<TlsStream<TcpStream>> {
+        let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+        let turn = self.handshakes.take(source).await;
+        let accept = hello.into_stream(settings);
+        tokio::task::yield_now().await;
+        drop(turn);
+        accept.await
+    }
+
+    fn crowd(&self) -> MutexGuard<'_, Crowd<CancellationToken>> {
+        self.crowd.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection's place. Dropping it makes room for another.
+struct Seat {
+    shared: Arc<Shared>,
+    source: Source,
+    place: Place,
+}
+
+impl Seat {
+    fn note(&self, phase: Phase) {
+        let now = self.shared.began.elapsed();
+        self.shared.crowd().note(self.place, phase, now);
+        self.shared.moved.notify_one();
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.shared.crowd().leave(self.place);
+        self.shared.moved.notify_one();
+    }
 }
 
 /// How long to rest after a failure to accept, given the rest before it if that did not help.
@@ -111,95 +265,6 @@ fn pause_after(failure: ErrorKind, before: Option<Duration>) -> Option<Duration>
     match failure {
         ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted => None,
         _ => Some(before.map_or(ACCEPT_PAUSE.0, |before| (before * 2).min(ACCEPT_PAUSE.1))),
-    }
-}
-
-struct Connection {
-    tls: TlsAcceptor,
-    app: Router,
-    ending: Ending,
-    metrics: Metrics,
-}
-
-impl Connection {
-    async fn run(self, stream: TcpStream) {
-        let _ = stream.set_nodelay(true);
-        let handshake = match timeout(HANDSHAKE, self.tls.accept(stream)).await {
-            Ok(Ok(tls)) => tls,
-            Ok(Err(error)) => {
-                tracing::debug!(%error, "TLS handshake with admission failed");
-                return self.metrics.admission.handshakes_failed.inc();
-            }
-            Err(_) => return self.metrics.admission.handshakes_failed.inc(),
-        };
-        let known = IsKnown(handshake.get_ref().1.peer_certificates().is_some());
-        let began = Arc::new(AtomicBool::new(false));
-        let last = CancellationToken::new();
-        let serves = Answering {
-            app: self.app,
-            known,
-            began: began.clone(),
-            soon: self.ending.soon,
-            last: last.clone(),
-        };
-        let http = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(IDLE)
-            .max_buf_size(BUFFER)
-            .serve_connection(
-                TokioIo::new(handshake),
-                service_fn(move |request| serves.clone().answer(request)),
-            );
-        let mut http = std::pin::pin!(http);
-        let watch = async {
-            sleep(FIRST_HEAD).await;
-            if began.load(Ordering::Relaxed) {
-                sleep(AGE).await;
-                last.cancel();
-                // By then it was used once more, or was idle for too long.
-                sleep(IDLE * 2).await;
-            }
-        };
-        tokio::select! {
-            // Where this machine stood still, the request is there and its time is over: it counts.
-            biased;
-            result = http.as_mut() => if let Err(error) = result {
-                tracing::debug!(%error, "connection to admission ended");
-            },
-            () = watch => {}
-            () = self.ending.now.cancelled() => {
-                http.as_mut().graceful_shutdown();
-                let _ = timeout(WIND_DOWN, http).await;
-            }
-        }
-    }
-}
-
-#[derive(Clone)]
-struct Answering {
-    app: Router,
-    known: IsKnown,
-    began: Arc<AtomicBool>,
-    soon: CancellationToken,
-    last: CancellationToken,
-}
-
-impl Answering {
-    async fn answer(
-        self,
-        request: Request<hyper::body::Incoming>,
-    ) -> Result<Response<Body>, Infallible> {
-        self.began.store(true, Ordering::Relaxed);
-        let mut request = request.map(Body::new);
-        request.extensions_mut().insert(self.known);
-        let app = TowerToHyperService::new(self.app);
-        let mut response = hyper::service::Service::call(&app, request).await?;
-        // Who does not ask properly keeps no connection.
-        let ends = self.soon.is_cancelled() || self.last.is_cancelled();
-        if ends || response.status() != StatusCode::OK {
-            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        }
-        Ok(response)
     }
 }
 

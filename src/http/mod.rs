@@ -12,4 +12,5 @@ pub mod operator;
 pub mod probes;
 pub mod review;
 pub mod tls;
+pub mod turns;
 pub mod webhook;

@@ -51,6 +51,9 @@ impl Process for Operator {
                 "the first lists of LoadBalancers, IPPools and Namespaces are not complete",
             );
         }
+        if !self.views.pools_are_read() && !self.views.await_conversion() {
+            return Err("what the IPPools want has not been read yet");
+        }
         if !*self.admission.borrow() {
             return Err("admission cannot answer yet");
         }

@@ -22,7 +22,7 @@ const MOST_WARNINGS: usize = 16;
 /// More than these nobody reads.
 const MOST_REFUSALS: usize = 20;
 /// Values of one object. A full ledger has 40,000, and the schema lets no LoadBalancer have more.
-const MOST_VALUES: usize = 250_000;
+const MOST_VALUES: usize = 100_000;
 /// Maps among them. The schema lets fewer than 5,000 be stored.
 const MOST_MAPS: usize = 15_000;
 

@@ -1,27 +1,31 @@
 //! The paths that the API server calls. They are the Go webhook's.
 //!
-//! Invariants: every request is answered within [`DEADLINE`], and with a sentence if it is refused;
-//! all bodies together take no more than [`BODIES`]; a panic is one request's, answered with 500.
+//! Invariants: every request is answered before the API server gives it up, and with a sentence if it
+//! is refused. A small request waits for nobody: its connection has room for it. Large ones are read
+//! and answered one at a time, reviews apart from conversions, and sources take turns; so what all
+//! of them take is bounded, and two callers with large bodies delay each other and nobody else. A
+//! panic is one request's, answered with 500.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes, HttpBody as _};
 use axum::extract::{Extension, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures::FutureExt;
 use http_body_util::BodyExt;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::admission::{Admission, Stage};
 use super::conversion;
-use super::listener::IsKnown;
+use super::listener::Caller;
 use super::review::{self, Outcome};
+use super::turns::{Turn, Turns};
 use crate::metrics::Metrics;
 
 /// Where changes are made.
@@ -30,19 +34,23 @@ pub const MUTATION: &str = "/v1/webhook/mutation";
 pub const VALIDATION: &str = "/v1/webhook/validation";
 /// Where versions are converted.
 pub const CONVERSION: &str = "/v1/webhook/conversion";
+/// Connections at the same time. Each may bring one small request: 24 MiB in all.
+pub const CONNECTIONS: usize = 768;
 
-/// The API server waits 10 s.
-const DEADLINE: Duration = Duration::from_secs(9);
-/// For a body to arrive.
-const BODY_DEADLINE: Duration = Duration::from_secs(5);
+/// The API server waits 5 s for a review (`timeoutSeconds`), and 30 s for a conversion.
+const REVIEW_DEADLINE: Duration = Duration::from_millis(4_500);
+const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
+/// For a body to arrive; for a large one, from when its turn has come. So whoever sends slowly holds
+/// up the next for so long.
+const REVIEW_ARRIVES: Duration = Duration::from_secs(3);
+const CONVERSION_ARRIVES: Duration = Duration::from_secs(8);
 /// A review holds an object twice, and each is at most the API server's 3 MiB.
 const LARGEST_REVIEW: usize = 8 << 20;
 /// A list is converted in one review.
 const LARGEST_CONVERSION: usize = 32 << 20;
-/// What all bodies may take at the same time.
-const BODIES: usize = 48 << 20;
-/// A larger body is read on a thread of its own, so that the Lease is renewed meanwhile.
-const LARGE: usize = 128 << 10;
+/// A larger body waits for its turn, and is worked on beside the process's thread, so that the Lease
+/// is renewed meanwhile.
+const SMALL: usize = 32 << 10;
 
 /// What requests are answered with.
 pub struct Webhooks {
@@ -54,8 +62,10 @@ pub struct Webhooks {
     pub known_only: bool,
     /// The process's metrics.
     pub metrics: Metrics,
-    /// Room for bodies, in bytes.
-    bodies: Semaphore,
+    /// Turns of large reviews.
+    reviews: Turns,
+    /// Turns of large conversions.
+    conversions: Turns,
 }
 
 impl Webhooks {
@@ -66,7 +76,8 @@ impl Webhooks {
         known_only: bool,
         metrics: Metrics,
     ) -> Self {
-        Self { admission, me, known_only, metrics, bodies: Semaphore::new(BODIES) }
+        let (reviews, conversions) = (Turns::default(), Turns::default());
+        Self { admission, me, known_only, metrics, reviews, conversions }
     }
 
     /// What answers on the paths.
@@ -78,47 +89,49 @@ impl Webhooks {
             .with_state(Arc::new(self))
     }
 
-    /// Reads a body whose size fits, and what it takes of the room until it is answered.
-    async fn read(&self, body: Body, most: usize) -> Result<(Vec<u8>, Places<'_>), Refused> {
-        let mut places = Places(Vec::new());
-        let mut bytes = Vec::new();
-        let mut body = body;
-        let reading = async {
-            while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|e| Refused::malformed(format!("body: {e}")))?;
-                let Ok(data) = frame.into_data() else { continue };
-                if bytes.len() + data.len() > most {
-                    let text = format!("the body is larger than {most} bytes\n");
-                    return Err(Refused(StatusCode::PAYLOAD_TOO_LARGE, text));
-                }
-                let size = u32::try_from(data.len()).unwrap_or(u32::MAX);
-                places.0.push(self.bodies.try_acquire_many(size).map_err(|_| Refused::busy())?);
-                bytes.extend_from_slice(&data);
-            }
-            Ok(())
-        };
-        let late = |_| {
-            let text = "the body did not arrive in time\n".to_owned();
-            Refused(StatusCode::REQUEST_TIMEOUT, text)
-        };
-        timeout(BODY_DEADLINE, reading).await.map_err(late)??;
-        Ok((bytes, places))
-    }
-
-    async fn review(&self, stage: Stage, known: IsKnown, body: Body) -> Result<Vec<u8>, Refused> {
-        if self.known_only && !known.0 {
+    async fn review(
+        self: Arc<Self>,
+        stage: Stage,
+        caller: Caller,
+        body: Body,
+    ) -> Result<Bytes, Refused> {
+        if self.known_only && !caller.is_known {
             return Err(Refused(
                 StatusCode::FORBIDDEN,
                 "a client certificate is needed here\n".to_owned(),
             ));
         }
-        let (bytes, _places) = self.read(body, LARGEST_REVIEW).await?;
-        let review = parse(bytes, |bytes| review::parse(&bytes)).await?;
+        let sent = read(body, &self.reviews, caller, (LARGEST_REVIEW, REVIEW_ARRIVES)).await?;
+        if sent.turn.is_none() {
+            return self.judge(stage, &sent.bytes).await.map(Bytes::from);
+        }
+        let handle = Handle::current();
+        beside(sent, move |bytes| handle.block_on(self.judge(stage, bytes))).await
+    }
+
+    async fn judge(&self, stage: Stage, bytes: &[u8]) -> Result<Vec<u8>, Refused> {
+        let review = review::parse(bytes).map_err(Refused::malformed)?;
         let me = self.me.borrow().clone();
         let began = Instant::now();
         let outcome = review::judge(&self.admission, stage, &review, &me).await;
         self.count(stage.name(), review.kind(), outcome.verdict(), began);
         Ok(outcome.render(&review, stage))
+    }
+
+    async fn convert(self: Arc<Self>, caller: Caller, body: Body) -> Result<Bytes, Refused> {
+        let sent =
+            read(body, &self.conversions, caller, (LARGEST_CONVERSION, CONVERSION_ARRIVES)).await?;
+        let work = move |bytes: &[u8]| {
+            let began = Instant::now();
+            let answer = conversion::review(bytes).map_err(Refused::malformed)?;
+            self.count("conversion", "LoadBalancer", Outcome::CONVERTED, began);
+            Ok(answer)
+        };
+        if sent.turn.is_none() {
+            work(&sent.bytes).map(Bytes::from)
+        } else {
+            beside(sent, work).await
+        }
     }
 
     fn count(&self, call: &str, kind: &str, verdict: &str, began: Instant) {
@@ -128,13 +141,92 @@ impl Webhooks {
     }
 }
 
+/// A body as a whole. A large one has the turn of its kind, until its answer has left.
+struct Sent {
+    bytes: Vec<u8>,
+    turn: Option<Turn>,
+}
+
+/// Reads a body of at most so many bytes, which must arrive within that time.
+async fn read(
+    mut body: Body,
+    turns: &Turns,
+    caller: Caller,
+    (most, patience): (usize, Duration),
+) -> Result<Sent, Refused> {
+    let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if declared > most {
+        return Err(Refused::too_large(most));
+    }
+    let mut turn = None;
+    if declared > SMALL {
+        turn = Some(turns.take(caller.source).await);
+    }
+    let mut bytes = Vec::with_capacity(declared);
+    loop {
+        let reading = read_until(&mut body, &mut bytes, if turn.is_some() { most } else { SMALL });
+        let is_whole = timeout(patience, reading).await.map_err(|_| Refused::late())??;
+        match is_whole {
+            true => return Ok(Sent { bytes, turn }),
+            false if turn.is_some() => return Err(Refused::too_large(most)),
+            // It did not say how long it is.
+            false => turn = Some(turns.take(caller.source).await),
+        }
+    }
+}
+
+/// Reads on until the end, or until there are more bytes than that: whether it is the end.
+async fn read_until(body: &mut Body, bytes: &mut Vec<u8>, most: usize) -> Result<bool, Refused> {
+    while bytes.len() <= most {
+        let Some(frame) = body.frame().await else { return Ok(true) };
+        let frame = frame.map_err(|e| Refused::malformed(format!("body: {e}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        bytes.extend_from_slice(&data);
+    }
+    Ok(false)
+}
+
+/// Does the work on a thread beside. The turn lasts until it has ended, and its answer has left,
+/// whether or not that is still waited for.
+async fn beside(
+    sent: Sent,
+    work: impl FnOnce(&[u8]) -> Result<Vec<u8>, Refused> + Send + 'static,
+) -> Result<Bytes, Refused> {
+    let Sent { bytes, turn } = sent;
+    let done = tokio::task::spawn_blocking(move || {
+        let answer = work(&bytes)?;
+        Ok(Bytes::from_owner(Leaving { answer, _turn: turn }))
+    });
+    match done.await {
+        Ok(done) => done,
+        // A panic goes on where it is caught for small ones as well.
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(error) => Err(Refused(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
+        },
+    }
+}
+
+/// An answer on its way, and the turn that it ends.
+struct Leaving {
+    answer: Vec<u8>,
+    _turn: Option<Turn>,
+}
+
+impl AsRef<[u8]> for Leaving {
+    fn as_ref(&self) -> &[u8] {
+        &self.answer
+    }
+}
+
 /// Answers with what the work makes, whatever becomes of it.
 async fn within(
     metrics: &Metrics,
     call: &'static str,
-    work: impl Future<Output = Result<Vec<u8>, Refused>>,
+    deadline: Duration,
+    work: impl Future<Output = Result<Bytes, Refused>>,
 ) -> Response {
-    let work = timeout(DEADLINE, AssertUnwindSafe(work).catch_unwind());
+    let work = timeout(deadline, AssertUnwindSafe(work).catch_unwind());
     let refused = match work.await {
         Ok(Ok(Ok(answer))) => {
             return ([(header::CONTENT_TYPE, "application/json")], answer).into_response();
@@ -152,9 +244,6 @@ async fn within(
     refused.into_response()
 }
 
-/// Room that is given back when the request is answered.
-struct Places<'a>(Vec<SemaphorePermit<'a>>);
-
 /// A request that is not answered as a review, and why.
 struct Refused(StatusCode, String);
 
@@ -163,9 +252,13 @@ impl Refused {
         Self(StatusCode::BAD_REQUEST, format!("{why}\n"))
     }
 
-    fn busy() -> Self {
-        let text = "too many large requests at the same time\n";
-        Self(StatusCode::SERVICE_UNAVAILABLE, text.to_owned())
+    fn too_large(most: usize) -> Self {
+        let text = format!("the body is larger than {most} bytes\n");
+        Self(StatusCode::PAYLOAD_TOO_LARGE, text)
+    }
+
+    fn late() -> Self {
+        Self(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time\n".to_owned())
     }
 }
 
@@ -175,49 +268,24 @@ impl IntoResponse for Refused {
     }
 }
 
-/// Work on a body: here if it is small.
-async fn parse<T: Send + 'static>(
-    bytes: Vec<u8>,
-    work: impl FnOnce(Vec<u8>) -> Result<T, String> + Send + 'static,
-) -> Result<T, Refused> {
-    let done = if bytes.len() < LARGE {
-        work(bytes)
-    } else {
-        match tokio::task::spawn_blocking(move || work(bytes)).await {
-            Ok(done) => done,
-            // A panic goes on where it is caught for small ones as well.
-            Err(error) => match error.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                Err(error) => {
-                    return Err(Refused(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()));
-                }
-            },
-        }
-    };
-    done.map_err(Refused::malformed)
-}
-
 type At = State<Arc<Webhooks>>;
+type From = Extension<Caller>;
 
-async fn mutation(State(at): At, Extension(known): Extension<IsKnown>, body: Body) -> Response {
-    within(&at.metrics, "mutation", at.review(Stage::Mutation, known, body)).await
+async fn mutation(State(at): At, Extension(caller): From, body: Body) -> Response {
+    let work = at.clone().review(Stage::Mutation, caller, body);
+    within(&at.metrics, "mutation", REVIEW_DEADLINE, work).await
 }
 
-async fn validation(State(at): At, Extension(known): Extension<IsKnown>, body: Body) -> Response {
-    within(&at.metrics, "validation", at.review(Stage::Validation, known, body)).await
+async fn validation(State(at): At, Extension(caller): From, body: Body) -> Response {
+    let work = at.clone().review(Stage::Validation, caller, body);
+    within(&at.metrics, "validation", REVIEW_DEADLINE, work).await
 }
 
 /// From anybody: the API server shows no certificate here, and an answer tells the caller nothing
 /// but what it has sent.
-async fn convert(State(at): At, body: Body) -> Response {
-    let work = async {
-        let (bytes, _places) = at.read(body, LARGEST_CONVERSION).await?;
-        let began = Instant::now();
-        let answer = parse(bytes, |bytes| conversion::review(&bytes)).await?;
-        at.count("conversion", "LoadBalancer", Outcome::CONVERTED, began);
-        Ok(answer)
-    };
-    within(&at.metrics, "conversion", work).await
+async fn convert(State(at): At, Extension(caller): From, body: Body) -> Response {
+    let work = at.clone().convert(caller, body);
+    within(&at.metrics, "conversion", CONVERSION_DEADLINE, work).await
 }
 
 #[cfg(test)]
@@ -229,14 +297,15 @@ mod tests {
     use axum::routing::get;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{TcpListener, TcpStream};
+    use tokio_rustls::TlsConnector;
     use tokio_rustls::rustls::pki_types::pem::PemObject as _;
     use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
     use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig, crypto::aws_lc_rs};
-    use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     use super::*;
+    use crate::domain::crowd::Source;
     use crate::http::authority::Material;
-    use crate::http::listener::{Ending, serve};
+    use crate::http::listener::{Ending, Lifetimes, Server};
 
     /// One request of its own connection: the first line of the answer, and the last. Both empty: it
     /// was closed.
@@ -254,7 +323,7 @@ mod tests {
         (first, lines.next_back().unwrap_or_default().to_owned())
     }
 
-    fn panic_now() -> Result<Vec<u8>, Refused> {
+    fn panic_now() -> Result<Bytes, Refused> {
         panic!("on purpose")
     }
 
@@ -265,19 +334,27 @@ mod tests {
     async fn a_panic_is_one_requests_and_the_next_is_served() {
         let metrics = Metrics::new().unwrap();
         let counted = metrics.clone();
-        let app = |work: fn() -> Result<Vec<u8>, Refused>, size: usize| {
-            let metrics = metrics.clone();
+        let turns = Turns::default();
+        let app = |work: fn() -> Result<Bytes, Refused>, is_large: bool| {
+            let (metrics, turns) = (metrics.clone(), turns.clone());
             get(move || async move {
-                let body = vec![0; size];
-                let done = parse(body, move |_| work().map_err(|_| String::new()));
-                within(&metrics, "validation", done).await
+                let done = async move {
+                    if !is_large {
+                        return work();
+                    }
+                    let source = Source::of([127, 0, 0, 1].into());
+                    let turn = Some(turns.take(source).await);
+                    let sent = Sent { bytes: Vec::new(), turn };
+                    beside(sent, move |_| work().map(|answer| answer.to_vec())).await
+                };
+                within(&metrics, "validation", REVIEW_DEADLINE, done).await
             })
         };
         let router = Router::new()
-            .route("/small", app(panic_now, 1))
-            // Read on another thread.
-            .route("/large", app(panic_now, LARGE))
-            .route("/good", app(|| Ok(b"{}".to_vec()), 1))
+            .route("/small", app(panic_now, false))
+            // On another thread.
+            .route("/large", app(panic_now, true))
+            .route("/good", app(|| Ok(Bytes::from_static(b"{}")), true))
             // Outside of what catches: nothing is answered.
             .route("/outside", get(|| async { panic_now().map(drop).unwrap_or_default() }));
 
@@ -306,8 +383,16 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         let ending = Ending::default();
-        let tls = TlsAcceptor::from(Arc::new(config));
-        let serving = tokio::spawn(serve(listener, tls, router, ending.clone(), metrics.clone()));
+        let server = Server {
+            port: "test",
+            tls: Some(Arc::new(config)),
+            app: router,
+            connections: CONNECTIONS,
+            lifetimes: Lifetimes::default(),
+            ending: ending.clone(),
+            metrics: metrics.clone(),
+        };
+        let serving = tokio::spawn(server.serve(listener));
 
         let good = ("HTTP/1.1 200 OK".to_owned(), "{}".to_owned());
         let bug =

@@ -126,7 +126,7 @@ fn an_object_of_more_values_than_any_needs_is_refused_unread() {
     let response = answer(&refused, Stage::Validation);
     assert_eq!(response["allowed"], false);
     let message = response["status"]["message"].as_str().unwrap();
-    assert!(message.starts_with("has more than 250000 values or 15000 maps: "), "{message}");
+    assert!(message.starts_with("has more than 100000 values or 15000 maps: "), "{message}");
     let passed = Outcome::Answered(unread(Stage::Mutation, "object"));
     assert_eq!(answer(&passed, Stage::Mutation), json!({"uid": "u-1", "allowed": true}));
     let mut review = asked();

@@ -73,6 +73,8 @@ enum Part {
     Networks = 256,
     Records = 512,
     Agents = 1024,
+    /// What each of the first list of pools wants.
+    PoolSpecs = 2048,
 }
 
 /// What addresses depend on.
@@ -214,6 +216,12 @@ impl Views {
     /// Whether everything that addresses depend on was listed once.
     pub fn is_synced(&self) -> bool {
         *self.synced.borrow() & ADDRESSES == ADDRESSES
+    }
+
+    /// Whether of each pool of the first list is known what it wants: before that, one more could
+    /// be admitted that is in its way.
+    pub fn pools_are_read(&self) -> bool {
+        *self.synced.borrow() & Part::PoolSpecs as u16 != 0
     }
 
     /// Whether LoadBalancers cannot be listed because nobody converts what is stored: then others

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kube::api::ApiResource;
 use kube::core::{NotUsed, Object, PartialObjectMeta};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -31,8 +31,16 @@ const LATER: Duration = Duration::from_secs(5);
 type Wishes = Object<IPPoolSpec, NotUsed>;
 /// A pool's metadata.
 pub type Seen = PartialObjectMeta<IPPool>;
-/// A pool by its name; `None`: it is gone.
-type Change = (String, Option<Seen>);
+
+/// What the watch has seen.
+enum Change {
+    /// A pool, new or changed.
+    There(Box<Seen>),
+    /// There is none by the name any more.
+    Gone(String),
+    /// The first list is complete.
+    Listed,
+}
 
 pub(super) async fn watch(at: Informer) {
     let Informer { client, views, metrics, .. } = at.clone();
@@ -42,10 +50,10 @@ pub(super) async fn watch(at: Informer) {
     let api = Api::<Seen>::all(client.clone());
     let tell = |pool: Seen| {
         views.tell(Signal::Pool(pool.name_any(), pool.resource_version().unwrap_or_default()));
-        let _ = teller.send((pool.name_any(), Some(pool)));
+        let _ = teller.send(Change::There(Box::new(pool)));
     };
     let gone = |name: &String| {
-        let _ = teller.send((name.clone(), None));
+        let _ = teller.send(Change::Gone(name.clone()));
         views.tell(Signal::PoolGone(name.clone()));
     };
     let on_event = |event: Event<Seen>| match event {
@@ -58,6 +66,7 @@ pub(super) async fn watch(at: Informer) {
             known.difference(&listed).for_each(gone);
             known = std::mem::take(&mut listed);
             at.done(Part::Pools);
+            let _ = teller.send(Change::Listed);
         }
         Event::Apply(pool) => {
             known.insert(pool.name_any());
@@ -70,7 +79,7 @@ pub(super) async fn watch(at: Informer) {
     };
     tokio::join!(
         informer::run(api, Config::default(), "IPPool", &metrics, on_event),
-        read(client, views.clone(), changes)
+        read(&at, changes)
     );
 }
 
@@ -104,23 +113,36 @@ struct Reading {
 }
 
 /// Reads what pools want, one after the other, each no more often than it is worth.
-async fn read(client: Client, views: Views, mut changes: mpsc::UnboundedReceiver<Change>) {
-    let api: Api<Guard<Wishes>> = Api::all_with(client, &ApiResource::erase::<IPPool>(&()));
+async fn read(at: &Informer, mut changes: mpsc::UnboundedReceiver<Change>) {
+    let views = &at.views;
+    let resource = ApiResource::erase::<IPPool>(&());
+    let api: Api<Guard<Wishes>> = Api::all_with(at.client.clone(), &resource);
     let mut readings: HashMap<String, Reading> = HashMap::new();
+    let mut is_listed = false;
     loop {
+        if is_listed && !readings.values().any(|reading| reading.due) {
+            at.done(Part::PoolSpecs);
+        }
         let now = Instant::now();
         let due = readings.iter().filter(|(_, reading)| reading.due);
         let next = due.map(|(name, reading)| (reading.next.unwrap_or(now), name.clone())).min();
         tokio::select! {
             biased;
             change = changes.recv() => {
-                let Some((name, seen)) = change else { return };
-                let Some(pool) = seen else {
-                    readings.remove(&name);
-                    lock(&views.pools).remove(&name);
-                    continue;
+                let pool = match change {
+                    Some(Change::There(pool)) => pool,
+                    Some(Change::Gone(name)) => {
+                        readings.remove(&name);
+                        lock(&views.pools).remove(&name);
+                        continue;
+                    }
+                    Some(Change::Listed) => {
+                        is_listed = true;
+                        continue;
+                    }
+                    None => return,
                 };
-                let reading = readings.entry(name).or_default();
+                let reading = readings.entry(pool.name_any()).or_default();
                 let deleting = pool.metadata.deletion_timestamp.is_some();
                 reading.due |= reading.uid != pool.uid()
                     || reading.generation != pool.metadata.generation
@@ -135,7 +157,7 @@ async fn read(client: Client, views: Views, mut changes: mpsc::UnboundedReceiver
             }
             () = until(next.as_ref().map(|(at, _)| *at)) => {
                 let Some((_, name)) = next else { continue };
-                let new = take(&api, &views, &name).await;
+                let new = take(&api, views, &name).await;
                 match new {
                     Ok(Some(new)) => {
                         if let Some(reading) = readings.get_mut(&name) {

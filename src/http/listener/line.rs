@@ -1,0 +1,144 @@
+//! What passes over one connection: how far its request and its answer have got.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+
+use axum::body::{Bytes, HttpBody};
+use hyper::body::{Frame, Incoming, SizeHint};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::domain::crowd::Phase;
+
+/// How far request and answer have got. All of it is noted in one task.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// Something has come since the last answer.
+    has_heard: AtomicBool,
+    /// A request is being answered.
+    is_asked: AtomicBool,
+    /// Its body is here.
+    is_whole: AtomicBool,
+    /// Something of an answer has not left.
+    is_unsent: AtomicBool,
+    /// The next answer is the last.
+    is_last: AtomicBool,
+    answers: AtomicU64,
+}
+
+impl Progress {
+    /// What the connection is doing.
+    pub(super) fn phase(&self) -> Phase {
+        let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        match () {
+            () if is(&self.is_asked) && is(&self.is_whole) => Phase::Working,
+            () if is(&self.is_asked) => Phase::Asking,
+            () if is(&self.is_unsent) => Phase::Sending,
+            () if is(&self.has_heard) => Phase::Heading,
+            () => Phase::Idle,
+        }
+    }
+
+    /// How many answers there have been.
+    pub(super) fn answers(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
+    }
+
+    /// Notes a request, and whether it has no body.
+    pub(super) fn asked(&self, is_whole: bool) {
+        self.is_whole.store(is_whole, Ordering::Relaxed);
+        self.is_asked.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes an answer that is about to be written.
+    pub(super) fn answered(&self) {
+        self.has_heard.store(false, Ordering::Relaxed);
+        self.is_unsent.store(true, Ordering::Relaxed);
+        self.is_asked.store(false, Ordering::Relaxed);
+        self.answers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Makes the next answer the last.
+    pub(super) fn end(&self) {
+        self.is_last.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the next answer is the last.
+    pub(super) fn is_last(&self) -> bool {
+        self.is_last.load(Ordering::Relaxed)
+    }
+}
+
+/// A stream that notes what passes.
+pub(super) struct Line<IO> {
+    pub(super) io: IO,
+    pub(super) progress: Arc<Progress>,
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for Line<IO> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.io).poll_read(cx, buffer))?;
+        if buffer.filled().len() > before {
+            self.progress.has_heard.store(true, Ordering::Relaxed);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for Line<IO> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.progress.is_unsent.store(true, Ordering::Relaxed);
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.io).poll_flush(cx))?;
+        self.progress.is_unsent.store(false, Ordering::Relaxed);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+/// A request's body that notes its end.
+pub(super) struct Arriving {
+    pub(super) body: Incoming,
+    pub(super) progress: Arc<Progress>,
+}
+
+impl HttpBody for Arriving {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.progress.is_whole.store(true, Ordering::Relaxed);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

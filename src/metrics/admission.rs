@@ -1,0 +1,52 @@
+//! Metrics of admission.
+
+use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGaugeVec};
+
+use super::Maker;
+
+/// What the API server asks, and the certificates for it.
+#[derive(Clone)]
+pub struct Admission {
+    /// Requests by call, kind of object and verdict.
+    pub requests: IntCounterVec,
+    /// How long the rules took, by call.
+    pub seconds: HistogramVec,
+    /// TLS handshakes that failed.
+    pub handshakes_failed: IntCounter,
+    /// When which certificate ends, in seconds since the epoch.
+    pub certificate_end: IntGaugeVec,
+    /// Configurations that somebody else changed and that were put right.
+    pub repairs: IntCounterVec,
+}
+
+impl Admission {
+    pub(super) fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            requests: make.counters(
+                "hgo_admission_requests_total",
+                "Requests of the API server by call, kind and verdict",
+                &["call", "kind", "verdict"],
+            )?,
+            seconds: make.histograms(
+                "hgo_admission_seconds",
+                "How long an answer took, without reading the request",
+                &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0],
+                &["call"],
+            )?,
+            handshakes_failed: make.counter(
+                "hgo_admission_handshake_errors_total",
+                "TLS handshakes that failed or took too long",
+            )?,
+            certificate_end: make.gauges(
+                "hgo_certificate_expiration_timestamp_seconds",
+                "End of a certificate's validity",
+                &["certificate"],
+            )?,
+            repairs: make.counters(
+                "hgo_registration_repairs_total",
+                "Configurations changed by somebody else and put right",
+                &["kind"],
+            )?,
+        })
+    }
+}
