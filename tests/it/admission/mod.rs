@@ -1,6 +1,7 @@
 //! Admission through a real API server: its start, its certificates, its end, and what else comes
 //! to the port.
 
+mod closing;
 mod garbage;
 mod lb_rows;
 mod load_balancers;
@@ -11,6 +12,7 @@ mod pools;
 mod registration;
 mod rotation;
 pub(crate) mod said;
+mod strangers;
 mod tenants;
 mod wire;
 
@@ -203,7 +205,13 @@ impl Load {
 
     /// Stops when enough were sent, and tells how many. It is an error if any failed.
     async fn end(self) -> Result<String> {
-        eventually(LATER, "calls", async || self.sent.load(Ordering::Relaxed) >= ENOUGH).await?;
+        self.end_after(ENOUGH).await
+    }
+
+    /// The same, after so many.
+    async fn end_after(self, calls: u64) -> Result<String> {
+        let patience = LATER.max(Duration::from_millis(20 * calls));
+        eventually(patience, "calls", async || self.sent.load(Ordering::Relaxed) >= calls).await?;
         let _ = self.stop.send(());
         let failed = self.done.await?;
         let sent = self.sent.load(Ordering::Relaxed);

@@ -1,0 +1,180 @@
+//! Connections end, and no call with them: a call that fails is refused to a user.
+//!
+//! The caller is the real one, an API server with Go's client. In production a connection ends once in a
+//! quarter of an hour, and one that is idle after 200 s; here after a fraction of a second.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use axum::Router;
+use axum::body::Bytes;
+use axum::routing::post;
+use harvester_guest_operator::http::listener::{Ending, Lifetimes, Server};
+use harvester_guest_operator::metrics::Metrics;
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::{Value, json};
+use testbed::{Authority, eventually};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
+use tokio_rustls::rustls::sign::CertifiedKey;
+use tokio_rustls::rustls::{ServerConfig, crypto::aws_lc_rs};
+
+use super::wire::connect;
+use super::{Load, Probe, itself};
+use crate::support::{Cluster, LATER, SOON};
+
+/// Calls that are made, and how many a second. More for a long run.
+const CALLS: (&str, u64) = ("ADMISSION_CALLS", 2_000);
+const RATE: u32 = 400;
+/// A hundred times shorter than in production, and so short that a call often meets the end.
+const ENDINGS: [(&str, Lifetimes); 2] = [
+    ("idle", Lifetimes { idle: Duration::from_millis(20), age: Duration::from_mins(15) }),
+    ("old", Lifetimes { idle: Duration::from_secs(2), age: Duration::from_millis(90) }),
+];
+
+/// Counts handshakes.
+#[derive(Debug)]
+struct Counting(Arc<CertifiedKey>, AtomicU64);
+
+impl ResolvesServerCert for Counting {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        Some(self.0.clone())
+    }
+}
+
+/// Lets everything pass.
+async fn allow(sent: Bytes) -> String {
+    let review: Value = serde_json::from_slice(&sent).unwrap_or_default();
+    let answer = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "response": {"uid": review["request"]["uid"], "allowed": true},
+    });
+    answer.to_string()
+}
+
+async fn register(cluster: &Cluster, url: &str, authority: &Authority) -> Result<()> {
+    let bundle = serde_json::to_value(k8s_openapi::ByteString(authority.pem().into_bytes()))?;
+    let configuration: ValidatingWebhookConfiguration = serde_json::from_value(json!({
+        "metadata": {"name": "closing"},
+        "webhooks": [{
+            "name": "closing.example.com",
+            "clientConfig": {"url": url, "caBundle": bundle},
+            "rules": [{"apiGroups": ["loadbalancer.harvesterhci.io"], "apiVersions": ["*"],
+                "operations": ["CREATE"], "resources": ["ippools"]}],
+            "failurePolicy": "Fail", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+        }],
+    }))?;
+    let api: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    api.create(&PostParams::default(), &configuration).await?;
+    Ok(())
+}
+
+fn calls() -> Result<u64> {
+    std::env::var(CALLS.0).map_or(Ok(CALLS.1), |calls| Ok(calls.parse()?))
+}
+
+/// Keeps every core busy for as long as it lives, if the run is a long one.
+struct Busy(Arc<std::sync::atomic::AtomicBool>);
+
+impl Busy {
+    fn start(calls: u64) -> Self {
+        let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        for _ in 0..if calls > CALLS.1 { cores } else { 0 } {
+            let over = over.clone();
+            std::thread::spawn(move || while !over.load(Ordering::Relaxed) {});
+        }
+        Self(over)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_call_is_lost_when_its_connection_ends() -> Result<()> {
+    let calls = calls()?;
+    let _busy = Busy::start(calls);
+    for (what, lifetimes) in ENDINGS {
+        let cluster = Cluster::start().await?;
+        let authority = Authority::new("closing")?;
+        let issued = authority.issue(&[])?;
+        let chain = vec![CertificateDer::from_pem_slice(issued.cert_pem.as_bytes())?];
+        let key = PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes())?;
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let certified = Arc::new(CertifiedKey::from_der(chain, key, &provider)?);
+        let counting = Arc::new(Counting(certified, AtomicU64::new(0)));
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_cert_resolver(counting.clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let ending = Ending::default();
+        let server = Server {
+            port: "test",
+            tls: Some(Arc::new(config)),
+            app: Router::new().route("/", post(allow)),
+            connections: 100,
+            lifetimes,
+            ending: ending.clone(),
+            metrics: Metrics::new()?,
+        };
+        let serving = tokio::spawn(server.serve(listener));
+        register(&cluster, &format!("https://{address}/"), &authority).await?;
+        let probe = Probe::new(&cluster.client)?;
+        eventually(SOON, "call of the webhook", async || {
+            probe.once().await?;
+            Ok::<_, kube::Error>(counting.1.load(Ordering::Relaxed) > 0)
+        })
+        .await?;
+        let load = Load::start(&cluster.client, RATE)?;
+        let sent = load.end_after(calls).await?;
+        let connections = counting.1.load(Ordering::Relaxed);
+        println!("{what}: {sent}, over {connections} connections");
+        ensure!(connections > calls / 100, "{connections} connections: few have ended");
+        ending.now.cancel();
+        tokio::time::timeout(SOON, serving).await.context("it does not end")??;
+    }
+    Ok(())
+}
+
+/// The operator's own listener, and a caller that has more connections than there is room for, from the
+/// API server's address.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_call_is_lost_when_connections_are_evicted() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let operator = cluster.standby(itself()).await?;
+    operator.ready().await?;
+    cluster.registered().await?;
+    let address = operator.admission.context("no admission")?;
+    let bundle = cluster.material().await?.bundle();
+    let load = Load::start(&cluster.client, 100)?;
+    let name = "hgo_connections_evicted_total";
+    let mut held = Vec::new();
+    eventually(LATER, "many evictions", async || {
+        // Those that wait and say nothing, and those that have said hello.
+        for _ in 0..40 {
+            held.push(TcpStream::connect(address).await?);
+        }
+        let greeted = futures::future::join_all((0..4).map(|_| connect(address, &bundle, None)));
+        let greeted = greeted.await.into_iter().filter_map(Result::ok);
+        let greeted: Vec<_> = greeted.collect();
+        held.extend(greeted.into_iter().map(|stream| stream.into_inner().0));
+        anyhow::Ok(operator.metric(name, &["admission"]).await? >= 1_000.0)
+    })
+    .await?;
+    let sent = load.end_after(500).await?;
+    println!("evictions: {sent}");
+    Ok(())
+}

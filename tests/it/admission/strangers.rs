@@ -1,0 +1,415 @@
+//! Callers that are nobody the operator knows: what they send costs little, and holds up nobody else.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use kube::api::{DeleteParams, PostParams};
+use serde_json::{Value, json};
+use testbed::{Operator, Stalls, http_get};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::client::TlsStream;
+
+use super::wire::{dial, greet, post};
+use super::{Probe, itself};
+use crate::support::{Cluster, SOON, lb};
+
+const MUTATION: &str = "/v1/webhook/mutation";
+const VALIDATION: &str = "/v1/webhook/validation";
+const CONVERSION: &str = "/v1/webhook/conversion";
+const GROUP: &str = "loadbalancer.harvesterhci.io";
+
+/// Memory that any traffic may cost, above what the operator has at rest.
+const MEMORY_KIB: u64 = 100 * 1024;
+/// For one request in a program that is not optimized: what the image needs a second for.
+const CPU: Duration = Duration::from_secs(15);
+/// How long strangers go on. More for a long run.
+const SECONDS: (&str, u64) = ("STRANGERS_SECONDS", 6);
+
+async fn started(cluster: &Cluster) -> Result<(Operator, SocketAddr, String)> {
+    let operator = cluster.standby(itself()).await?;
+    operator.leads().await?;
+    cluster.registered().await?;
+    let address = operator.admission.context("no admission")?;
+    Ok((operator, address, cluster.material().await?.bundle()))
+}
+
+async fn stranger(address: SocketAddr, bundle: &str) -> Result<TlsStream<TcpStream>> {
+    greet(dial(address).await?, bundle, None).await
+}
+
+fn load_balancer(version: &str, name: &str) -> Value {
+    json!({
+        "apiVersion": format!("{GROUP}/{version}"), "kind": "LoadBalancer",
+        "metadata": {"name": name, "namespace": "default", "labels": {"a": "b"}},
+        "spec": {
+            "workloadType": "vm", "ipam": "pool", "description": "one of many",
+            "listeners": [{"name": "a", "port": 80, "protocol": "TCP", "backendPort": 8080}],
+            "backendServerSelector": {"harvesterhci.io/vmName": ["vm-1", "vm-2"], "app": ["web"]},
+        },
+        "status": {"address": "10.0.0.1", "conditions": [
+            {"type": "Ready", "status": "True", "reason": "Allocated", "message": "it is there"},
+        ]},
+    })
+}
+
+/// A review of conversion with objects as text.
+fn conversion(objects: &str) -> String {
+    format!(
+        r#"{{"apiVersion":"apiextensions.k8s.io/v1","kind":"ConversionReview","request":{{"uid":"u-1","desiredAPIVersion":"{GROUP}/v1alpha1","objects":{objects}}}}}"#
+    )
+}
+
+/// The text of one object, with more fields than it should have.
+fn object(more: &str) -> String {
+    format!(r#"{{"apiVersion":"{GROUP}/v1beta1","kind":"LoadBalancer","metadata":{{}},{more}}}"#)
+}
+
+/// A review of an object that is text.
+fn review(plural: &str, object: &str) -> String {
+    let asked = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "u-1", "operation": "UPDATE", "name": "web", "namespace": "default",
+            "resource": {"group": GROUP, "version": "v1beta1", "resource": plural},
+            "userInfo": {"username": "eve"},
+            "object": "HERE", "oldObject": {"metadata": {"name": "web"}, "spec": {}, "status": {}},
+        },
+    });
+    asked.to_string().replace("\"HERE\"", object)
+}
+
+fn repeated(count: usize, text: impl Fn(usize) -> String) -> String {
+    let all: Vec<String> = (0..count).map(text).collect();
+    all.join(",")
+}
+
+/// What must be answered: path, body, and the code.
+#[rustfmt::skip]
+fn hostile() -> Vec<(&'static str, &'static str, String, u16)> {
+    let zeros = |count: usize| format!("[{}0]", "0,".repeat(count));
+    let deep = |inner: &str| format!("{}{inner}{}", "{\"a\":".repeat(100), "}".repeat(100));
+    let travels = json!({"spec": {"x": vec![0; 120_000]}}).to_string();
+    let travels = json!({format!("{GROUP}/v1alpha1-fields"): travels, format!("{GROUP}/v1beta1-fields"): travels});
+    let traveling =
+        format!(r#"{{"metadata":{{"name":"web","annotations":{travels}}},"spec":{{}},"status":{{}}}}"#);
+    let cut = json!({"cut": vec!["spec.x"; 26_000]}).to_string();
+    let cut = json!({format!("{GROUP}/v1beta1-fields"): cut});
+    let cut = format!(r#"{{"metadata":{{"name":"web","annotations":{cut}}},"spec":{{}},"status":{{}}}}"#);
+    let pool = |spec: String| format!(r#"{{"metadata":{{"name":"web"}},"spec":{{{spec}}}}}"#);
+    let balancer = |spec: String| format!(r#"{{"metadata":{{"name":"web"}},"spec":{{{spec}}}}}"#);
+    let range = |n: usize| format!(r#"{{"subnet":"10.{}.{}.{}/32"}}"#, n >> 16, (n >> 8) & 255, n & 255);
+    let listeners = repeated(60_000, |n| format!(r#"{{"name":"n{n}","port":{},"protocol":"TCP"}}"#, n + 1));
+    let fields = |count: usize| repeated(count, |n| format!(r#""{n:x}":0"#));
+    let large_quotes = "\\\"".repeat(120_000);
+    let growing = object(&format!(r#""spec":{{"workloadType":"{large_quotes}"}}"#));
+    vec![
+        ("numbers", CONVERSION, conversion(&format!("[{}]", object(&format!(r#""spec":{{"x":{}}}"#, zeros(8_000_000))))), 200),
+        ("numbers in a small object", CONVERSION, conversion(&format!("[{}]", object(&format!(r#""spec":{{"x":{}}}"#, zeros(1_500_000))))), 200),
+        ("numbers for objects", CONVERSION, conversion(&zeros(16_000_000)), 200),
+        ("fields", CONVERSION, conversion(&format!("[{}]", object(&format!(r#""spec":{{{}}}"#, fields(50_000))))), 200),
+        ("many of these", CONVERSION, conversion(&format!("[{}]", repeated(8, |_| object(&format!(r#""spec":{{{}}}"#, fields(50_000)))))), 200),
+        ("listeners that grow", CONVERSION, conversion(&format!("[{}]", repeated(14, |_| object(&format!(r#""spec":{{"listeners":[{}{{}}]}}"#, "{},".repeat(100_000)))))), 200),
+        ("text that grows", CONVERSION, conversion(&format!("[{}]", repeated(125, |_| growing.clone()))), 200),
+        ("the smallest objects", CONVERSION, conversion(&format!("[{}]", repeated(100_000, |_| format!(r#"{{"apiVersion":"{GROUP}/v1beta1","metadata":{{}}}}"#)))), 200),
+        ("what travels", CONVERSION, conversion(&format!("[{}]", repeated(60, |_| format!(r#"{{"apiVersion":"{GROUP}/v1beta1","metadata":{{"annotations":{travels}}}}}"#)))), 200),
+        ("a large review", VALIDATION, review("loadbalancers", &balancer(format!(r#""x":{}"#, zeros(4_000_000)))), 200),
+        ("a review too large", VALIDATION, " ".repeat((8 << 20) + 1), 413),
+        ("listeners", VALIDATION, review("loadbalancers", &balancer(format!(r#""listeners":[{listeners}]"#))), 200),
+        ("listeners that are text", MUTATION, review("loadbalancers", &balancer(format!(r#""listeners":[{}{{}}]"#, r#"{"port":"http"},"#.repeat(80_000)))), 200),
+        ("ranges", VALIDATION, review("ippools", &pool(format!(r#""ranges":[{}]"#, repeated(60_000, range)))), 200),
+        ("ranges that are empty", MUTATION, review("ippools", &pool(format!(r#""ranges":[{}{{}}]"#, "{},".repeat(100_000)))), 200),
+        ("scopes", VALIDATION, review("ippools", &pool(format!(r#""ranges":[{{"subnet":"10.0.0.0/24"}}],"selector":{{"scope":[{}{{}}]}}"#, r#"{"namespace":"x"},"#.repeat(80_000)))), 200),
+        ("holes", VALIDATION, review("ippools", &pool(format!(r#""ranges":[{{"subnet":"10.0.0.0/8","exclude":[{}]}}]"#, repeated(200_000, |n| format!(r#""10.{}.{}.{}""#, n >> 16, (n >> 8) & 255, n & 254))))), 200),
+        ("a deep status", VALIDATION, review("loadbalancers", &format!(r#"{{"metadata":{{}},"spec":{{}},"status":{}}}"#, deep(&zeros(90_000)))), 200),
+        ("what is cut", VALIDATION, review("loadbalancers", &cut), 200),
+        ("what travels, judged", VALIDATION, review("loadbalancers", &traveling), 200),
+    ]
+}
+
+/// One request, of a connection of its own.
+async fn ask(address: SocketAddr, bundle: &str, path: &str, body: &str) -> Result<(u16, String)> {
+    let mut stream = stranger(address, bundle).await?;
+    let (code, _, said) = timeout(SOON, post(&mut stream, path, body.as_bytes())).await??;
+    Ok((code, said))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_request_costs_much_memory_or_time() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let (operator, address, bundle) = started(&cluster).await?;
+    let rest = operator.process.peak_rss_kib().context("no RSS")?;
+    let used = || operator.process.cpu_time().context("no CPU time");
+
+    // What an API server may send: a list of ten thousand, and an object of the largest size.
+    let many = repeated(10_000, |n| load_balancer("v1beta1", &format!("lb-{n}")).to_string());
+    let mut large = load_balancer("v1beta1", "large");
+    large["metadata"]["annotations"] = json!({"a": "x".repeat((3 << 20) - 2_000)});
+    for (what, objects, count) in
+        [("ten thousand", many, 10_000), ("the largest", large.to_string(), 1)]
+    {
+        let before = used()?;
+        let (code, said) =
+            ask(address, &bundle, CONVERSION, &conversion(&format!("[{objects}]"))).await?;
+        let took = used()?.saturating_sub(before);
+        ensure!(code == 200, "{what}: {code} {said:.300}");
+        let answer: Value = serde_json::from_str(&said)?;
+        let converted = answer["response"]["convertedObjects"].as_array().map_or(0, Vec::len);
+        ensure!(converted == count, "{what}: {converted} {}", answer["response"]["result"]);
+        let peak = operator.process.peak_rss_kib().context("no RSS")?;
+        println!("{what}: {took:?} of CPU, peak RSS {rest} -> {peak} KiB");
+    }
+    for (what, path, body, expected) in hostile() {
+        let before = used()?;
+        let (code, said) = ask(address, &bundle, path, &body).await.context(what)?;
+        let took = used()?.saturating_sub(before);
+        let peak = operator.process.peak_rss_kib().context("no RSS")?;
+        let size = body.len() >> 10;
+        println!(
+            "{what}, {size} KiB: {code}, {took:?} of CPU, peak RSS {rest} -> {peak} KiB; {said:.150}"
+        );
+        // A machine that has no time for it may be late with the body, or with the answer.
+        assert!([expected, 408, 504].contains(&code), "{what}: {code} {said:.300}");
+        assert!(took < CPU, "{what}: {took:?} of CPU");
+        assert!(peak < rest + MEMORY_KIB, "{what}: {rest} -> {peak} KiB");
+    }
+    // What says that it is too large is refused before it is there; what does not say, as soon as it is.
+    for head in ["Content-Length: 9000000000", "Transfer-Encoding: chunked"] {
+        for path in [MUTATION, CONVERSION] {
+            let mut stream = stranger(address, &bundle).await?;
+            let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n");
+            stream.write_all(head.as_bytes()).await?;
+            let (mut read, mut write) = tokio::io::split(stream);
+            let chunk = format!("{:x}\r\n{}\r\n", 1 << 20, "x".repeat(1 << 20));
+            let is_endless = head.contains("chunked");
+            let sending = tokio::spawn(async move {
+                if is_endless {
+                    while write.write_all(chunk.as_bytes()).await.is_ok() {}
+                }
+            });
+            let mut said = vec![0; 12];
+            timeout(SOON, read.read_exact(&mut said)).await??;
+            assert_eq!(said, b"HTTP/1.1 413", "{head}");
+            sending.abort();
+        }
+    }
+    let peak = operator.process.peak_rss_kib().context("no RSS")?;
+    ensure!(peak < rest + MEMORY_KIB, "{rest} -> {peak} KiB");
+    Probe::new(&cluster.client)?.once().await?;
+    Ok(())
+}
+
+/// Those who wait and say nothing, more than there is room for, and large bodies that do not arrive.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_request_does_not_wait_for_strangers() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let (_operator, address, bundle) = started(&cluster).await?;
+    let stalls = Stalls::watch()?;
+    let mut held = Vec::new();
+    for _ in 0..1_150 {
+        held.push(dial(address).await?);
+    }
+    let mut slow = Vec::new();
+    for (path, size) in [(CONVERSION, 24 << 20), (CONVERSION, 24 << 20), (VALIDATION, 8 << 20)] {
+        let mut stream = stranger(address, &bundle).await?;
+        let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await?;
+        stream.write_all(&vec![b' '; 1 << 20]).await?;
+        slow.push(stream);
+    }
+    // At once, so that new connections must be made.
+    let spec = json!({"workloadType": "cluster", "ipam": "pool"});
+    let mut creating = JoinSet::new();
+    for n in 0..20 {
+        let (lbs, lb) = (cluster.lbs(), lb(&format!("web-{n}"), &spec)?);
+        creating.spawn(async move {
+            let began = std::time::Instant::now();
+            lbs.create(&PostParams::default(), &lb).await.map(|_| (began, began.elapsed()))
+        });
+    }
+    let mut slowest = Duration::ZERO;
+    while let Some(created) = creating.join_next().await {
+        let (began, took) = created??;
+        let stood_still = stalls.between(began, began + took);
+        slowest = slowest.max(took.saturating_sub(stood_still));
+    }
+    println!("slowest of 20 creations: {slowest:?}");
+    ensure!(slowest < Duration::from_secs(1), "{slowest:?}");
+    Ok(())
+}
+
+/// The time that a tenant's creation takes, each of a LoadBalancer of its own.
+async fn creations(cluster: &Cluster, stalls: &Stalls, until: Instant) -> Result<Vec<Duration>> {
+    let spec = json!({"workloadType": "cluster", "ipam": "pool"});
+    let mut took = Vec::new();
+    while Instant::now() < until || took.len() < 20 {
+        let began = std::time::Instant::now();
+        cluster.lb_with("web", spec.clone()).await?;
+        let lasted = began.elapsed();
+        took.push(lasted.saturating_sub(stalls.between(began, began + lasted)));
+        cluster.lbs().delete("web", &DeleteParams::default()).await?;
+        while cluster.lbs().get_opt("web").await?.is_some() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+    took.sort();
+    Ok(took)
+}
+
+fn percentile(sorted: &[Duration], of_hundred: usize) -> Duration {
+    let at = (sorted.len() * of_hundred).div_ceil(100).saturating_sub(1);
+    sorted.get(at).copied().unwrap_or_default()
+}
+
+/// What a stranger does, over and over.
+#[derive(Clone, Copy, Debug)]
+enum Habit {
+    /// Connections that say nothing.
+    Silence,
+    /// Bytes that are neither TLS nor HTTP.
+    Noise,
+    /// Requests that are none, over TLS.
+    Garbage,
+    /// A head that comes byte by byte.
+    SlowHead,
+    /// A large body that does not come.
+    SlowBody,
+    /// A body that is larger than any may be.
+    Oversized,
+    /// A review that is good.
+    Review,
+    /// A list to be converted.
+    Conversion,
+    /// Scrapes.
+    Metrics,
+}
+
+const HABITS: [Habit; 9] = [
+    Habit::Silence,
+    Habit::Noise,
+    Habit::Garbage,
+    Habit::SlowHead,
+    Habit::SlowBody,
+    Habit::Oversized,
+    Habit::Review,
+    Habit::Conversion,
+    Habit::Metrics,
+];
+
+impl Habit {
+    /// Once. How it ends is the operator's to say.
+    async fn act(self, ports: [SocketAddr; 2], bundle: &str) -> Result<()> {
+        let [admission, metrics] = ports;
+        match self {
+            Self::Silence => {
+                let mut held = Vec::new();
+                for _ in 0..100 {
+                    held.push(dial(admission).await?);
+                    held.push(dial(metrics).await?);
+                }
+                sleep(Duration::from_millis(200)).await;
+            }
+            Self::Noise => {
+                for port in ports {
+                    let mut stream = dial(port).await?;
+                    stream.write_all(&[0xa5; 2_000]).await?;
+                    let _ = timeout(Duration::from_millis(50), stream.read_u8()).await;
+                }
+            }
+            Self::Garbage => drop(ask(admission, bundle, VALIDATION, "{\"kind\":[").await?),
+            Self::SlowHead => {
+                let mut streams = [dial(metrics).await?, dial(metrics).await?];
+                for byte in b"GET /metrics" {
+                    for stream in &mut streams {
+                        stream.write_all(&[*byte]).await?;
+                    }
+                    sleep(Duration::from_millis(50)).await;
+                }
+            }
+            Self::SlowBody => {
+                let mut stream = stranger(admission, bundle).await?;
+                let head = "Host: x\r\nContent-Length: 30000000\r\n\r\n";
+                stream
+                    .write_all(format!("POST {CONVERSION} HTTP/1.1\r\n{head}").as_bytes())
+                    .await?;
+                for _ in 0..20 {
+                    stream.write_all(&[b' '; 10_000]).await?;
+                    sleep(Duration::from_millis(100)).await;
+                }
+            }
+            Self::Oversized => {
+                drop(ask(admission, bundle, CONVERSION, &" ".repeat(33 << 20)).await);
+            }
+            Self::Review => {
+                let pool = r#"{"metadata":{"name":"web"},"spec":{"ranges":[]}}"#;
+                drop(ask(admission, bundle, VALIDATION, &review("ippools", pool)).await?);
+            }
+            Self::Conversion => {
+                let objects = repeated(100, |_| load_balancer("v1beta1", "web").to_string());
+                let body = conversion(&format!("[{objects}]"));
+                drop(ask(admission, bundle, CONVERSION, &body).await?);
+            }
+            Self::Metrics => {
+                drop(http_get(metrics, "/metrics").await?);
+            }
+        }
+        sleep(Duration::from_millis(20)).await;
+        Ok(())
+    }
+}
+
+/// Everything at once, at both ports, while a tenant creates and deletes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_is_served_while_strangers_do_what_they_can() -> Result<()> {
+    let seconds = std::env::var(SECONDS.0).map_or(Ok(SECONDS.1), |text| text.parse())?;
+    let cluster = Cluster::start().await?;
+    let (operator, address, bundle) = started(&cluster).await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    cluster.lb("warm").await?;
+    cluster.address("warm").await?;
+    let stalls = Stalls::watch()?;
+    let lasting = Duration::from_secs(seconds);
+    let quiet = creations(&cluster, &stalls, Instant::now() + lasting / 2).await?;
+    let rest = operator.process.peak_rss_kib().context("no RSS")?;
+
+    let over = Arc::new(AtomicBool::new(false));
+    let ports = [address, operator.http];
+    let mut strangers = JoinSet::new();
+    for habit in HABITS.into_iter().cycle().take(HABITS.len() * 2) {
+        let (over, bundle) = (over.clone(), bundle.clone());
+        strangers.spawn(async move {
+            let mut acted = 0_u32;
+            while !over.load(Ordering::Relaxed) {
+                // A connection that is closed on a stranger is as it should be.
+                let _ = habit.act(ports, &bundle).await;
+                acted += 1;
+            }
+            (habit, acted)
+        });
+    }
+    let loud = creations(&cluster, &stalls, Instant::now() + lasting).await;
+    let (code, _) = operator.get("/readyz").await?;
+    over.store(true, Ordering::Relaxed);
+    let acted = strangers.join_all().await;
+    let loud = loud?;
+    let peak = operator.process.peak_rss_kib().context("no RSS")?;
+    let [before, after] = [&quiet, &loud].map(|took| percentile(took, 99));
+    println!(
+        "creation p50 {:?} p99 {before:?} in quiet, p50 {:?} p99 {after:?} of {} among strangers; \
+         peak RSS {rest} -> {peak} KiB; {acted:?}",
+        percentile(&quiet, 50),
+        percentile(&loud, 50),
+        loud.len(),
+    );
+    ensure!(code == 200, "not ready: {code}");
+    ensure!(peak < rest + MEMORY_KIB, "{rest} -> {peak} KiB");
+    // The strangers run on the same cores: so much is theirs.
+    let most = (before * 3).max(Duration::from_secs(1));
+    ensure!(after < most, "{before:?} -> {after:?}");
+    Ok(())
+}
