@@ -1,7 +1,7 @@
-//! What is read of kinds that others own: VirtualMachineInstances, the pods they run in, nodes
-//! and networks. Only the fields that decisions take; the rest is skipped while parsing.
+//! What is read of kinds that others own: VirtualMachineInstances, the pods they run in, nodes,
+//! networks and addresses of Services. Only the fields that decisions take; the rest is skipped while parsing.
 
-use k8s_openapi::api::core::v1::{Node as FullNode, Pod};
+use k8s_openapi::api::core::v1::{Node as FullNode, Pod, Service};
 use kube::core::ObjectMeta;
 use kube::{CustomResource, Resource};
 use serde::{Deserialize, Serialize};
@@ -140,9 +140,67 @@ pub struct PodStatus {
     /// Pending, Running, Succeeded, Failed or Unknown.
     #[serde(default)]
     pub phase: String,
+    /// Its addresses on the pod network, one of each family at most.
+    #[serde(default, rename = "podIPs")]
+    pub pod_ips: Vec<PodIp>,
     /// Ready and others.
     #[serde(default)]
     pub conditions: Vec<VmiCondition>,
+}
+
+/// An address of a pod.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct PodIp {
+    /// The address.
+    #[serde(default)]
+    pub ip: String,
+}
+
+/// A Service, as far as it has addresses.
+#[derive(Resource, Clone, Debug, Default, Deserialize, Serialize)]
+#[resource(inherit = "Service")]
+pub struct ServiceAddresses {
+    /// Who owns it.
+    pub metadata: ObjectMeta,
+    /// Its addresses within the cluster.
+    #[serde(default)]
+    pub spec: ServiceAddressesSpec,
+    /// Where it is announced.
+    #[serde(default)]
+    pub status: ServiceAddressesStatus,
+}
+
+/// The addresses of a Service within the cluster.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct ServiceAddressesSpec {
+    /// One of each family at most, or `None` in words.
+    #[serde(default, rename = "clusterIPs")]
+    pub cluster_ips: Option<Vec<String>>,
+}
+
+/// Where a Service is announced.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceAddressesStatus {
+    /// By its announcer.
+    #[serde(default)]
+    pub load_balancer: Announced,
+}
+
+/// The points at which a Service is announced.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct Announced {
+    /// One for each address.
+    #[serde(default)]
+    pub ingress: Option<Vec<AnnouncedAt>>,
+}
+
+/// An address or a name at which a Service is announced.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct AnnouncedAt {
+    /// The address. Unset: it is a name.
+    #[serde(default)]
+    pub ip: Option<String>,
 }
 
 /// A node, as far as VMs are told of it.
@@ -151,9 +209,20 @@ pub struct PodStatus {
 pub struct Node {
     /// Its labels name region and zone.
     pub metadata: ObjectMeta,
+    /// Its part of the pod network.
+    #[serde(default)]
+    pub spec: NodeSpec,
     /// Its own addresses.
     #[serde(default)]
     pub status: NodeStatus,
+}
+
+/// A node's part of the pod network.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct NodeSpec {
+    /// One network of each family at most.
+    #[serde(default, rename = "podCIDRs")]
+    pub pod_cidrs: Vec<String>,
 }
 
 /// A node's own addresses.

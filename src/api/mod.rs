@@ -63,6 +63,9 @@ pub const LABEL_GLOBAL_POOL: &str = "loadbalancer.harvesterhci.io/global-ip-pool
 pub const LABEL_VID: &str = "loadbalancer.harvesterhci.io/vid";
 /// Label that Harvester puts on a NetworkAttachmentDefinition: its VLAN.
 pub const LABEL_VLAN: &str = "network.harvesterhci.io/vlan-id";
+/// Annotation that Harvester puts on a NetworkAttachmentDefinition: its addresses and router, as JSON
+/// (`Layer3NetworkConf` of harvester/network-controller-harvester).
+pub const ANNOTATION_ROUTE: &str = "network.harvesterhci.io/route";
 /// Annotation of an IPPool, `<ip>: <namespace>/<name>`: frees the address of a LoadBalancer
 /// that no longer exists.
 pub const ANNOTATION_MANUAL_RELEASE: &str = "loadbalancer.harvesterhci.io/manuallyReleaseIP";

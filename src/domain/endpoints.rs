@@ -5,7 +5,8 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::vm::{Phase, Pod, Readiness, Vm};
+use super::backend_address::{self, AddressFault, Rules};
+use super::vm::{Nic, Phase, Pod, Readiness, Vm};
 
 /// An address family. A Service of one family takes endpoints of that family only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,6 +63,15 @@ pub enum Backend {
     NotRunning,
     /// It runs, and no address of it is known that fits.
     NoAddress,
+    /// It runs, and reports only addresses that it may not have.
+    Refused {
+        /// The VM's name.
+        name: Arc<str>,
+        /// The first of them.
+        address: IpAddr,
+        /// Why not.
+        fault: AddressFault,
+    },
     /// An endpoint. Its health is not in it yet.
     Endpoint {
         /// The endpoint, if its health check passes or there is none.
@@ -70,6 +80,9 @@ pub enum Backend {
         last_known: bool,
     },
 }
+
+/// No network's name: one of which nothing is known.
+const ANY_NETWORK: &str = "?";
 
 /// What addresses a LoadBalancer takes.
 #[derive(Clone, Debug)]
@@ -81,33 +94,59 @@ pub struct Wanted<'a> {
 }
 
 /// Decides on one VM. `pods` are those that it controls. `last` says the address of its endpoint so
-/// far. `foreign` says of an address that it cannot be a VM's: a node's own, or the one that
-/// leads here.
+/// far. `rules` say which addresses it may not have.
 pub fn backend(
     name: impl Into<Arc<str>>,
     vm: &Vm,
     pods: &[Pod],
     wanted: &Wanted<'_>,
-    last: impl FnOnce() -> Option<IpAddr>,
-    foreign: &dyn Fn(IpAddr) -> bool,
+    last: impl Fn() -> Option<IpAddr>,
+    rules: &Rules<'_>,
 ) -> Backend {
     if matches!(vm.phase, Phase::Starting | Phase::Ended) {
         return Backend::NotRunning;
     }
     let pod = vm.current_pod(pods);
     let pod_ready = pod.is_some_and(|pod| pod.ready);
-    let fits = |address: &IpAddr| Family::of(*address) == wanted.family && !foreign(*address);
-    let known = vm
+    let fault = |address: IpAddr, network: &str| {
+        backend_address::fault(address, network, pods, rules, || last() == Some(address))
+    };
+    let here = |nic: &&Nic| wanted.network.is_empty() || *nic.network == *wanted.network;
+    let reported = vm
         .nics
         .iter()
-        .filter(|nic| wanted.network.is_empty() || *nic.network == *wanted.network)
-        .flat_map(|nic| nic.addresses.iter().copied())
-        .find(fits);
+        .filter(here)
+        .flat_map(|nic| nic.addresses.iter().map(|address| (*address, &*nic.network)));
+    let mut refused = None;
+    let mut known = None;
+    for (address, network) in reported.filter(|(a, _)| Family::of(*a) == wanted.family) {
+        match fault(address, network) {
+            None => {
+                known = Some(address);
+                break;
+            }
+            // The pod's address is told a moment later than the VM's.
+            Some(AddressFault::NotOfPod) if pods.iter().all(|pod| pod.addresses.is_empty()) => {}
+            Some(fault) => drop(refused.get_or_insert((address, fault))),
+        }
+    }
     // A guest whose agent fell silent has not moved, as long as its pod runs. What it reports on
     // another network was remembered before the LoadBalancer named this one.
     let elsewhere = |last: &IpAddr| vm.nics.iter().any(|nic| nic.addresses.contains(last));
+    let may_have = |last: &IpAddr| {
+        let mut networks = vm.nics.iter().filter(here).map(|nic| &*nic.network).peekable();
+        // Without an interface nothing says on which network it was.
+        let unsaid = networks.peek().is_none() && fault(*last, ANY_NETWORK).is_none();
+        unsaid || networks.any(|network| fault(*last, network).is_none())
+    };
+    let fits = |last: &IpAddr| Family::of(*last) == wanted.family && may_have(last);
     let remembered = || last().filter(|last| pod_ready && fits(last) && !elsewhere(last));
-    let Some(address) = known.or_else(remembered) else { return Backend::NoAddress };
+    let Some(address) = known.or_else(remembered) else {
+        return match refused {
+            Some((address, fault)) => Backend::Refused { name: name.into(), address, fault },
+            None => Backend::NoAddress,
+        };
+    };
     let vm_ready = match vm.ready {
         Readiness::Ready => true,
         Readiness::PodTerminating => vm.deleting || pod.is_some_and(|pod| pod.deleting),

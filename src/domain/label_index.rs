@@ -7,26 +7,32 @@
 //! Each pair of label and value is interned. A LoadBalancer is filed under the pairs of one of
 //! its clauses; a VM looks there and nowhere else. Fed by informers, asked by reconciles.
 
+mod slots;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
+use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
+use sha2::{Digest, Sha256};
+
+use self::slots::{Id, Slots};
 use super::vm::{Pod, Vm};
 
 /// `namespace/name` of a LoadBalancer.
 pub type LbKey = Box<str>;
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
+/// See [`pair_key`].
+type PairKey = [u8; 16];
 /// For each key, one of its values. Empty selects nothing.
 pub type Selector = BTreeMap<String, Vec<String>>;
-
-/// Index of an entry in one of the lists below.
-type Id = u32;
 
 /// VMs, pods and selectors, joined.
 #[derive(Debug, Default)]
 pub struct LabelIndex {
-    pair_ids: HashMap<Arc<str>, Id>,
+    pair_ids: HashMap<PairKey, Id>,
     pairs: Slots<Pair>,
     vm_ids: HashMap<Box<str>, Id>,
     vms: Slots<Member>,
@@ -35,6 +41,8 @@ pub struct LabelIndex {
     /// Which VM a pod belongs to, by the pod's `namespace/name`.
     pod_owner: HashMap<Box<str>, (Arc<str>, Arc<str>)>,
     uids: HashMap<Arc<str>, Id>,
+    /// VMs by the addresses that they report.
+    by_address: HashMap<IpAddr, Vec<Id>>,
     lb_ids: HashMap<LbKey, Id>,
     lbs: Slots<Filed>,
 }
@@ -42,7 +50,7 @@ pub struct LabelIndex {
 /// A label with a value, in a namespace.
 #[derive(Debug, Default)]
 struct Pair {
-    text: Arc<str>,
+    key: PairKey,
     vms: Vec<Id>,
     /// LoadBalancers filed here.
     lbs: Vec<Id>,
@@ -62,7 +70,8 @@ struct Member {
 #[derive(Debug, Default)]
 struct Filed {
     key: LbKey,
-    selector: Selector,
+    /// Of the selector: a change is told by it.
+    selector: [u8; 32],
     /// Each sorted; a VM must have a pair of every one.
     clauses: Vec<Vec<Id>>,
     /// The clause under whose pairs it is filed.
@@ -88,9 +97,15 @@ impl LabelIndex {
             }
             self.uids.insert(vm.uid.clone(), id);
         }
-        let member = self.vms.get_mut(id);
-        let changed = !member.vm.serves_like(&vm);
-        member.vm = vm;
+        let changed = !self.vms.get(id).vm.serves_like(&vm);
+        let before = mem::replace(&mut self.vms.get_mut(id).vm, vm);
+        if before.nics != self.vms.get(id).vm.nics {
+            self.forget_addresses(id, &before);
+            let now: BTreeSet<IpAddr> = addresses(&self.vms.get(id).vm).collect();
+            for address in now {
+                self.by_address.entry(address).or_default().push(id);
+            }
+        }
         if self.has_labels(id, namespace, labels) {
             return if changed { self.keys(&self.vms.get(id).lbs) } else { Vec::new() };
         }
@@ -105,6 +120,7 @@ impl LabelIndex {
         let Some(id) = self.vm_ids.remove(&*qualified(namespace, name)) else { return Vec::new() };
         let affected = self.relabel(id, Box::default(), false);
         let member = self.vms.take(id);
+        self.forget_addresses(id, &member.vm);
         if self.uids.get(&member.vm.uid) == Some(&id) {
             self.uids.remove(&member.vm.uid);
         }
@@ -143,7 +159,7 @@ impl LabelIndex {
     pub fn set_lb(&mut self, namespace: &str, name: &str, selector: &Selector) -> bool {
         let key = qualified(namespace, name);
         if let Some(id) = self.lb_ids.get(&key) {
-            if self.lbs.get(*id).selector == *selector {
+            if self.lbs.get(*id).selector == selector_digest(selector) {
                 return false;
             }
             self.remove_lb(namespace, name);
@@ -179,7 +195,8 @@ impl LabelIndex {
             candidates.copied().filter(|vm| matches(&clauses, &self.vms.get(*vm).labels)).collect();
         let filed_under = clauses.get(anchor).cloned().unwrap_or_default();
         let members: Vec<Id> = vms.iter().copied().collect();
-        let filed = Filed { key: key.clone(), selector: selector.clone(), clauses, anchor, vms };
+        let digest = selector_digest(selector);
+        let filed = Filed { key: key.clone(), selector: digest, clauses, anchor, vms };
         let id = self.lbs.add(filed);
         for pair in filed_under {
             self.pairs.get_mut(pair).lbs.push(id);
@@ -228,11 +245,29 @@ impl LabelIndex {
         label: &str,
         value: &str,
     ) -> impl Iterator<Item = (&'a str, &'a Vm)> {
-        let pair = self.pair_ids.get(&*pair_text(namespace, label, value));
+        let pair = self.pair_ids.get(&pair_key(namespace, label, value));
         pair.into_iter().flat_map(|pair| &self.pairs.get(*pair).vms).map(|id| {
             let member = self.vms.get(*id);
             (&*member.name, &member.vm)
         })
+    }
+
+    /// LoadBalancers that select a VM which reports an address in one of the networks.
+    pub fn reporting(&self, networks: &[IpNet]) -> Vec<LbKey> {
+        let (single, wide): (Vec<IpNet>, Vec<IpNet>) =
+            networks.iter().partition(|network| network.prefix_len() == network.max_prefix_len());
+        let single = single.iter().filter_map(|network| self.by_address.get(&network.addr()));
+        let is_in = |address: &IpAddr| wide.iter().any(|network| network.contains(address));
+        let all = self.by_address.iter().filter(|_| !wide.is_empty());
+        let within = all.filter(|(address, _)| is_in(address)).map(|(_, vms)| vms);
+        self.lbs_of_all(single.chain(within).flatten().copied())
+    }
+
+    /// LoadBalancers that select a VM with an interface on the network, `namespace/name`.
+    pub fn on_network(&self, network: &str) -> Vec<LbKey> {
+        let is_there =
+            |id: &&Id| self.vms.get(**id).vm.nics.iter().any(|nic| *nic.network == *network);
+        self.lbs_of_all(self.vm_ids.values().filter(is_there).copied())
     }
 
     /// Every VM by `namespace/name`.
@@ -252,6 +287,22 @@ impl LabelIndex {
 
     fn lbs_of(&self, vm_uid: &str) -> Vec<LbKey> {
         self.uids.get(vm_uid).map(|id| self.keys(&self.vms.get(*id).lbs)).unwrap_or_default()
+    }
+
+    fn lbs_of_all(&self, vms: impl Iterator<Item = Id>) -> Vec<LbKey> {
+        let lbs: BTreeSet<Id> = vms.flat_map(|vm| &self.vms.get(vm).lbs).copied().collect();
+        self.keys(&lbs.into_iter().collect::<Vec<_>>())
+    }
+
+    fn forget_addresses(&mut self, id: Id, vm: &Vm) {
+        for address in addresses(vm) {
+            if let Some(vms) = self.by_address.get_mut(&address) {
+                vms.retain(|vm| *vm != id);
+                if vms.is_empty() {
+                    self.by_address.remove(&address);
+                }
+            }
+        }
     }
 
     fn keys(&self, lbs: &[Id]) -> Vec<LbKey> {
@@ -311,18 +362,18 @@ impl LabelIndex {
         let have = &self.vms.get(id).labels;
         have.len() == labels.len()
             && labels.iter().all(|(key, value)| {
-                let pair = self.pair_ids.get(&*pair_text(namespace, key, value));
+                let pair = self.pair_ids.get(&pair_key(namespace, key, value));
                 pair.is_some_and(|pair| have.binary_search(pair).is_ok())
             })
     }
 
     fn pair(&mut self, namespace: &str, key: &str, value: &str) -> Id {
-        let text = pair_text(namespace, key, value);
-        if let Some(id) = self.pair_ids.get(&text) {
+        let key = pair_key(namespace, key, value);
+        if let Some(id) = self.pair_ids.get(&key) {
             return *id;
         }
-        let id = self.pairs.add(Pair { text: text.clone(), ..Pair::default() });
-        self.pair_ids.insert(text, id);
+        let id = self.pairs.add(Pair { key, ..Pair::default() });
+        self.pair_ids.insert(key, id);
         id
     }
 
@@ -330,9 +381,14 @@ impl LabelIndex {
         let pair = self.pairs.get(id);
         if pair.vms.is_empty() && pair.lbs.is_empty() && pair.uses == 0 {
             let pair = self.pairs.take(id);
-            self.pair_ids.remove(&pair.text);
+            self.pair_ids.remove(&pair.key);
         }
     }
+}
+
+/// Every address that a VM reports.
+fn addresses(vm: &Vm) -> impl Iterator<Item = IpAddr> {
+    vm.nics.iter().flat_map(|nic| nic.addresses.iter().copied())
 }
 
 /// Whether sorted labels hold a pair of every clause. No clause matches nothing.
@@ -351,46 +407,26 @@ fn qualified(namespace: &str, name: &str) -> Box<str> {
     format!("{namespace}/{name}").into()
 }
 
-/// A namespace holds no slash; a label's value no `=`.
-fn pair_text(namespace: &str, key: &str, value: &str) -> Arc<str> {
-    format!("{namespace}/{key}={value}").into()
+/// Stands for a label and its value in a namespace. Tenants choose labels, so nobody may be able to
+/// find two pairs with one key: a digest that holds against that, and half the room of the text.
+fn pair_key(namespace: &str, label: &str, value: &str) -> PairKey {
+    // A namespace holds no slash; a label's value no `=`.
+    let digest = Sha256::digest(format!("{namespace}/{label}={value}"));
+    std::array::from_fn(|at| digest[at])
 }
 
-/// A list whose places are used again, so that places can stand for what is in them.
-#[derive(Debug)]
-struct Slots<T> {
-    list: Vec<T>,
-    free: Vec<Id>,
-}
-
-impl<T> Default for Slots<T> {
-    fn default() -> Self {
-        Self { list: Vec::new(), free: Vec::new() }
-    }
-}
-
-impl<T: Default> Slots<T> {
-    fn add(&mut self, entry: T) -> Id {
-        if let Some(id) = self.free.pop() {
-            self.list[id as usize] = entry;
-            return id;
+fn selector_digest(selector: &Selector) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for (label, values) in selector {
+        hash.update(label);
+        hash.update([0]);
+        for value in values {
+            hash.update(value);
+            hash.update([1]);
         }
-        self.list.push(entry);
-        Id::try_from(self.list.len() - 1).unwrap_or(Id::MAX)
+        hash.update([2]);
     }
-
-    fn take(&mut self, id: Id) -> T {
-        self.free.push(id);
-        mem::take(&mut self.list[id as usize])
-    }
-
-    fn get(&self, id: Id) -> &T {
-        &self.list[id as usize]
-    }
-
-    fn get_mut(&mut self, id: Id) -> &mut T {
-        &mut self.list[id as usize]
-    }
+    hash.finalize().into()
 }
 
 #[cfg(test)]

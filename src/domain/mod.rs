@@ -4,6 +4,7 @@
 //! time and outside facts are arguments. `tests/it/architecture.rs` holds this room to it.
 
 pub mod admission;
+pub mod backend_address;
 pub mod book;
 pub mod certificates;
 pub mod cloud_config;
@@ -16,6 +17,7 @@ pub mod endpoints;
 pub mod facts;
 pub mod free_set;
 pub mod health;
+pub mod infrastructure;
 pub mod json_size;
 pub mod kube_vip;
 pub mod label_index;

@@ -225,6 +225,8 @@ pub const NOT_ANNOUNCED: &str = "NotAnnounced";
 pub const NO_BACKENDS: &str = "NoRunningBackends";
 /// No running VM has an address that fits.
 pub const NO_BACKEND_ADDRESS: &str = "NoBackendAddress";
+/// Running VMs report only addresses that they may not have. True where other VMs serve.
+pub const BACKEND_ADDRESS_REFUSED: &str = "BackendAddressRefused";
 /// Running VMs fail their health check, or have not passed it yet.
 pub const BACKENDS_UNHEALTHY: &str = "BackendsUnhealthy";
 /// Running VMs, or their pods, are not ready.
@@ -286,13 +288,14 @@ pub fn is_ours(reason: &str) -> bool {
         "InvalidAnnotation",
         "DHCPLeaseRefused",
     ];
-    const OF_VMS: [&str; 12] = [
+    const OF_VMS: [&str; 13] = [
         ANNOUNCED,
         LAST_KNOWN_ADDRESS,
         INVALID_HEALTH_CHECK,
         NOT_ANNOUNCED,
         NO_BACKENDS,
         NO_BACKEND_ADDRESS,
+        BACKEND_ADDRESS_REFUSED,
         BACKENDS_UNHEALTHY,
         BACKENDS_NOT_READY,
         SERVICE_CONFLICT,

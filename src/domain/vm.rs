@@ -102,7 +102,17 @@ pub struct Pod {
     pub ready: bool,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// Whether it has ended: its addresses may be another's by now.
+    pub ended: bool,
+    /// Its addresses on the pod network, as the kubelet says.
+    pub addresses: Box<[IpAddr]>,
 }
+
+/// Addresses of one interface that are looked at. Whoever is root in the guest adds as many as they
+/// like.
+const MOST_ADDRESSES: usize = 16;
+/// Interfaces of one VM that are looked at.
+const MOST_NICS: usize = 32;
 
 impl Vm {
     /// Whether decisions about endpoints see no difference.
@@ -178,6 +188,13 @@ pub fn pod(pod: &LauncherPod) -> Option<Pod> {
         created: pod.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
         ready: !ended && is_true(&pod.status.conditions, "Ready"),
         deleting: pod.metadata.deletion_timestamp.is_some(),
+        ended,
+        addresses: pod
+            .status
+            .pod_ips
+            .iter()
+            .filter_map(|address| address.ip.parse().ok())
+            .collect(),
     })
 }
 
@@ -213,6 +230,7 @@ fn nics(namespace: &str, networks: &[Network], interfaces: &[Interface]) -> Box<
     interfaces
         .iter()
         .filter(|interface| !interface.name.is_empty())
+        .take(MOST_NICS)
         .map(|interface| Nic {
             network: networks
                 .iter()
@@ -233,6 +251,9 @@ fn addresses(interface: &Interface) -> Box<[IpAddr]> {
     let mut found: Vec<IpAddr> = Vec::new();
     let listed = interface.ip_addresses.iter().flatten();
     for text in std::iter::once(&interface.ip_address).chain(listed) {
+        if found.len() == MOST_ADDRESSES {
+            break;
+        }
         if let Ok(address) = text.parse()
             && may_be_backend(address)
             && !is_mapped(address)

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::backend_address::AddressFault;
 use super::endpoints::{Backend, Endpoint};
 use super::label_index::Selector;
 use super::reason;
@@ -128,8 +129,11 @@ pub fn ports(listeners: &[Listener]) -> Vec<Port> {
 pub struct Backends {
     /// Endpoints, health included.
     pub endpoints: Vec<Endpoint>,
-    /// Running VMs without an address that fits.
+    /// Running VMs without an address that fits, those included that are refused.
     pub without_address: usize,
+    /// Running VMs that report only addresses that they may not have, each with the first of
+    /// those, by name.
+    pub refused: Vec<(Arc<str>, IpAddr, AddressFault)>,
     /// VMs that would answer but for their health check.
     pub unhealthy: usize,
     /// Names of VMs at their last known address.
@@ -148,6 +152,10 @@ impl Backends {
             match backend {
                 Backend::NotRunning => {}
                 Backend::NoAddress => found.without_address += 1,
+                Backend::Refused { name, address, fault } => {
+                    found.without_address += 1;
+                    found.refused.push((name, address, fault));
+                }
                 Backend::Endpoint { mut endpoint, last_known } => {
                     if last_known {
                         found.last_known.push(endpoint.name.clone());
@@ -162,6 +170,7 @@ impl Backends {
         }
         found.endpoints.sort_by(|a, b| (&a.name, &a.uid).cmp(&(&b.name, &b.uid)));
         found.last_known.sort();
+        found.refused.sort_by(|a, b| a.0.cmp(&b.0));
         found
     }
 
@@ -174,6 +183,15 @@ impl Backends {
     pub fn total(&self) -> usize {
         self.endpoints.iter().filter(|endpoint| !endpoint.terminating).count()
             + self.without_address
+    }
+
+    /// The first VMs that are refused, each with its address and why.
+    fn refusal(&self) -> Option<String> {
+        let say = |(name, address, fault): &(Arc<str>, IpAddr, AddressFault)| -> Arc<str> {
+            format!("{name} reports {address}, which is {fault}").into()
+        };
+        let said: Vec<Arc<str>> = self.refused.iter().map(say).collect();
+        (!said.is_empty()).then(|| some_of(&said))
     }
 
     /// Addresses of the VMs that run and stay, ready or not.
@@ -246,6 +264,12 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
             });
             let hint = hint.unwrap_or_default();
             not(reason::NO_BACKENDS, &format!("no running backend servers{hint}"))
+        } else if let Some(refused) = backends.refusal()
+            && backends.total() == backends.without_address
+        {
+            let message =
+                format!("running backend servers have no IP that they may have: {refused}");
+            not(reason::BACKEND_ADDRESS_REFUSED, &message)
         } else if backends.total() == backends.without_address {
             not(
                 reason::NO_BACKEND_ADDRESS,
@@ -271,6 +295,10 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
     if let Some(fault) = &report.health_fault {
         let message = format!("health is not checked: {fault}");
         return (ConditionStatus::True, reason::INVALID_HEALTH_CHECK, message);
+    }
+    if let Some(refused) = backends.refusal() {
+        let message = format!("not served, for an address that they may not have: {refused}");
+        return (ConditionStatus::True, reason::BACKEND_ADDRESS_REFUSED, message);
     }
     if !backends.last_known.is_empty() {
         let names = some_of(&backends.last_known);

@@ -158,7 +158,7 @@ fn world(lb: &LoadBalancer, lease: &Lease, ctx: &Context) -> World {
             .map(|facts| Pool { segment: views.segment(facts.selector.network()), facts })
             .collect(),
         others,
-        is_node: views.is_node_address(lease.ip.into()),
+        is_node: views.infrastructure.is_node(lease.ip.into()),
         published: facts::leased(lb) == Some(lease.ip),
     }
 }

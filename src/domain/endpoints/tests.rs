@@ -1,10 +1,12 @@
 //! Which address an endpoint has, and when it has none.
 
+use super::super::infrastructure::Reserved;
 use super::super::slices::{self, Slice};
 use super::super::vm::Nic;
 use super::*;
 
 const ANY: Wanted<'_> = Wanted { network: "", family: Family::V4 };
+const NONE: Rules<'_> = Rules { own: None, reserved: &|_| None, range: &|_| None };
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -29,7 +31,14 @@ fn vm(nics: &[(&str, &[&str])]) -> Vm {
 }
 
 fn pod() -> Pod {
-    Pod { uid: "p1".into(), vm: "v1".into(), node: "n1".into(), ready: true, ..Pod::default() }
+    let addresses = [ip("10.52.0.9")].into();
+    let (uid, vm, node) = ("p1".into(), "v1".into(), "n1".into());
+    Pod { uid, vm, node, ready: true, addresses, ..Pod::default() }
+}
+
+/// Whatever is not listed may be a VM's.
+fn reserved(foreign: &[&str], address: IpAddr) -> Option<Reserved> {
+    foreign.iter().any(|text| ip(text) == address).then(|| Reserved::Node("n1".into()))
 }
 
 /// The address, and whether it is one last heard of.
@@ -40,12 +49,13 @@ fn found(
     last: Option<&str>,
     foreign: &[&str],
 ) -> Option<(String, bool)> {
-    let foreign = |address: IpAddr| foreign.iter().any(|text| ip(text) == address);
-    match backend("web", vm, pods, wanted, || last.map(ip), &foreign) {
+    let reserved = |address| reserved(foreign, address);
+    let rules = Rules { own: Some(ip("10.0.0.99")), reserved: &reserved, range: &|_| None };
+    match backend("web", vm, pods, wanted, || last.map(ip), &rules) {
         Backend::Endpoint { endpoint, last_known } => {
             Some((endpoint.address.to_string(), last_known))
         }
-        Backend::NoAddress => None,
+        Backend::NoAddress | Backend::Refused { .. } => None,
         Backend::NotRunning => panic!("it runs"),
     }
 }
@@ -59,7 +69,7 @@ fn at(vm: &Vm, wanted: &Wanted<'_>, foreign: &[&str]) -> Option<String> {
 #[test]
 fn an_endpoint_says_who_and_where_it_is() {
     let Backend::Endpoint { endpoint, last_known } =
-        backend("web", &vm(&[("a/b", &["10.0.0.5"])]), &[pod()], &ANY, || None, &|_| false)
+        backend("web", &vm(&[("a/b", &["10.0.0.5"])]), &[pod()], &ANY, || None, &NONE)
     else {
         panic!("it has an address")
     };
@@ -97,12 +107,34 @@ fn the_address_is_on_the_network_that_is_named() {
 /// they ever saw: traffic must not go round in a circle, nor to a node.
 #[test]
 fn addresses_of_nodes_and_of_the_load_balancer_are_no_vms() {
-    let two = vm(&[("a/b", &["10.0.0.1", "10.0.0.100", "10.0.0.5"])]);
-    assert_eq!(at(&two, &ANY, &["10.0.0.1", "10.0.0.100"]).as_deref(), Some("10.0.0.5"));
-    let only = vm(&[("a/b", &["10.0.0.100"])]);
-    assert_eq!(at(&only, &ANY, &["10.0.0.100"]), None);
-    let silent = vm(&[("a/b", &[])]);
-    assert_eq!(found(&silent, &[pod()], &ANY, Some("10.0.0.100"), &["10.0.0.100"]), None);
+    let two = vm(&[("a/b", &["10.0.0.1", "10.0.0.99", "10.0.0.5"])]);
+    assert_eq!(at(&two, &ANY, &["10.0.0.1"]).as_deref(), Some("10.0.0.5"));
+    for address in ["10.0.0.99", "10.0.0.1"] {
+        let only = vm(&[("a/b", &[address])]);
+        assert_eq!(at(&only, &ANY, &["10.0.0.1"]), None);
+        for silent in [vm(&[("a/b", &[])]), vm(&[])] {
+            assert_eq!(found(&silent, &[pod()], &ANY, Some(address), &["10.0.0.1"]), None);
+        }
+    }
+}
+
+#[test]
+fn a_vm_that_may_have_none_of_its_addresses_is_refused_with_the_first() {
+    let refused = |vm: &Vm, pods: &[Pod]| match backend("web", vm, pods, &ANY, || None, &NONE) {
+        Backend::Refused { address, fault, .. } => Some((address.to_string(), fault)),
+        Backend::NoAddress => None,
+        other => panic!("{other:?}"),
+    };
+    let liar = vm(&[("", &["10.53.0.1", "10.52.0.8"])]);
+    let first = Some(("10.53.0.1".to_owned(), AddressFault::NotOfPod));
+    assert_eq!(refused(&liar, &[pod()]), first);
+    // Before anything is known of its pods there is nothing to say.
+    for pods in [vec![], vec![Pod { addresses: Box::default(), ..pod() }]] {
+        assert_eq!(refused(&liar, &pods), None);
+    }
+    assert_eq!(refused(&vm(&[("", &["fd00::1"])]), &[pod()]), None, "of the other family");
+    let honest = vm(&[("", &["10.53.0.1", "10.52.0.9"])]);
+    assert_eq!(at(&honest, &ANY, &[]).as_deref(), Some("10.52.0.9"));
 }
 
 #[test]

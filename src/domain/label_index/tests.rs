@@ -1,5 +1,6 @@
 //! Who selects whom, case by case; the model in `model` does it at random.
 
+use super::super::vm::Nic;
 use super::*;
 
 pub(super) fn labels(pairs: &[(&str, &str)]) -> Labels {
@@ -40,10 +41,9 @@ impl LabelIndex {
     /// How many entries there are of each kind: pairs, VMs, VMs by UID, VMs with pods, pods and
     /// LoadBalancers. Places that wait to be used again are none.
     pub(super) fn sizes(&self) -> [usize; 6] {
-        let used = |list: usize, free: usize| list - free;
-        assert_eq!(used(self.pairs.list.len(), self.pairs.free.len()), self.pair_ids.len());
-        assert_eq!(used(self.vms.list.len(), self.vms.free.len()), self.vm_ids.len());
-        assert_eq!(used(self.lbs.list.len(), self.lbs.free.len()), self.lb_ids.len());
+        assert_eq!(self.pairs.len(), self.pair_ids.len());
+        assert_eq!(self.vms.len(), self.vm_ids.len());
+        assert_eq!(self.lbs.len(), self.lb_ids.len());
         [
             self.pair_ids.len(),
             self.vm_ids.len(),
@@ -245,4 +245,47 @@ fn no_clause_matches_nothing() {
 
 mod model {
     mod tests;
+}
+
+/// A network or an address turns out to be the cluster's.
+#[test]
+fn load_balancers_are_found_by_what_their_vms_report() {
+    let mut index = LabelIndex::default();
+    let nic = |network: &str, addresses: &[&str]| Nic {
+        network: network.into(),
+        addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+    };
+    let reports = |uid: &str, nics: Vec<Nic>| Vm { nics: nics.into(), ..vm(uid) };
+    let app = |name: &str| labels(&[("app", name)]);
+    for name in ["one", "two"] {
+        index.set_lb("ns", name, &selector(&[("app", &[name])]));
+    }
+    let lan = nic("ns/lan", &["192.168.1.5", "192.168.1.5", "fd00::5"]);
+    index.set_vm("ns", "a", &app("one"), reports("a", vec![nic("", &["10.52.0.7"]), lan]));
+    index.set_vm("ns", "b", &app("two"), reports("b", vec![nic("", &["10.52.0.8"])]));
+    index.set_vm("ns", "c", &app("none"), reports("c", vec![nic("ns/lan", &["10.52.0.9"])]));
+    let found = |index: &LabelIndex, networks: &[&str]| {
+        let networks: Vec<IpNet> = networks.iter().map(|text| text.parse().unwrap()).collect();
+        let found = index.reporting(&networks);
+        found.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    for (networks, expected) in [
+        (&["192.168.1.5/32"][..], &["ns/one"][..]),
+        (&["fd00::5/128"], &["ns/one"]),
+        (&["10.52.0.0/24"], &["ns/one", "ns/two"]),
+        (&["10.52.0.8/32", "192.168.1.0/24"], &["ns/one", "ns/two"]),
+        (&["10.52.0.9/32"], &[]),
+        (&["10.53.0.0/16"], &[]),
+        (&[], &[]),
+    ] {
+        assert_eq!(found(&index, networks), expected, "{networks:?}");
+    }
+    assert_eq!(index.on_network("ns/lan"), ["ns/one".into()]);
+
+    index.set_vm("ns", "a", &app("one"), reports("a", vec![nic("ns/lan", &["192.168.1.6"])]));
+    assert!(found(&index, &["192.168.1.5/32"]).is_empty(), "it has moved");
+    index.remove_vm("ns", "a");
+    index.remove_vm("ns", "b");
+    index.remove_vm("ns", "c");
+    assert!(index.by_address.is_empty());
 }

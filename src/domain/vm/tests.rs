@@ -241,6 +241,18 @@ fn of_the_addresses_only_those_are_kept_that_lead_to_a_vm() {
     }
 }
 
+/// Root in a guest adds as many addresses as there is room for in an object.
+#[test]
+fn of_very_many_addresses_and_interfaces_the_first_count() {
+    let addresses: Vec<String> =
+        (0..40_000).map(|n| format!("10.{}.{}.{}", n / 65536, n / 256 % 256, n % 256)).collect();
+    let interface = json!({"name": "qualified", "ipAddress": "10.9.9.9", "ipAddresses": addresses});
+    let found = nic(&interface).unwrap().addresses;
+    assert_eq!((found.len(), found[0]), (MOST_ADDRESSES, "10.9.9.9".parse().unwrap()));
+    let many = vec![json!({"name": "pods", "ipAddress": "10.0.0.5"}); 1_000];
+    assert_eq!(with_status(&json!({"interfaces": many})).nics.len(), MOST_NICS);
+}
+
 /// Twenty thousand VMs say something every few seconds; most of it makes no difference.
 #[test]
 fn vms_serve_alike_if_all_that_endpoints_rest_on_is_equal() {
@@ -295,7 +307,8 @@ fn launcher() -> Value {
                 {"type": "ContainersReady", "status": "True"},
             ],
             "containerStatuses": [{"name": "compute", "ready": true}],
-            "phase": "Running", "podIP": "10.52.0.9", "qosClass": "Burstable",
+            "phase": "Running", "podIP": "10.52.0.9",
+            "podIPs": [{"ip": "10.52.0.9"}, {"ip": "fd52::9"}, {"ip": "None"}], "qosClass": "Burstable",
         },
     })
 }
@@ -309,6 +322,8 @@ fn a_pod_is_read_as_it_is_stored() {
         created: 1_767_261_600,
         ready: true,
         deleting: false,
+        ended: false,
+        addresses: ips(&["10.52.0.9", "fd52::9"]),
     };
     assert_eq!(read_pod(launcher()), Some(expected.clone()));
     let mut leaving = launcher();
@@ -317,7 +332,8 @@ fn a_pod_is_read_as_it_is_stored() {
     let mut new = launcher();
     new["spec"] = json!({"containers": []});
     new["status"] = json!({"phase": "Pending"});
-    let unplaced = Pod { node: "".into(), ready: false, ..expected };
+    let addresses = Box::default();
+    let unplaced = Pod { node: "".into(), ready: false, addresses, ..expected };
     assert_eq!(read_pod(new.clone()), Some(unplaced.clone()));
     new.as_object_mut().unwrap().retain(|key, _| key == "metadata");
     assert_eq!(read_pod(new), Some(unplaced), "spec and status may be missing");
@@ -337,7 +353,9 @@ fn a_pod_is_ready_only_while_it_runs() {
         let mut pod = launcher();
         pod["status"]["phase"] = json!(phase);
         pod["status"]["conditions"][1]["status"] = json!(status);
-        assert_eq!(read_pod(pod).unwrap().ready, expected, "{phase} {status}");
+        let pod = read_pod(pod).unwrap();
+        assert_eq!(pod.ready, expected, "{phase} {status}");
+        assert_eq!(pod.ended, ["Succeeded", "Failed"].contains(&phase), "{phase}");
     }
 }
 

@@ -71,7 +71,7 @@ fn mismatch(at: &Admission, pool: &PoolFacts, lb: &LoadBalancer) -> Option<Wait>
 /// tenants' guests say of themselves stops none. Names of other tenants' objects are left out.
 fn taken_by(at: &Admission, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
     let views = &at.views;
-    if views.is_node_address(address) {
+    if views.infrastructure.is_node(address) {
         return Some("a node's own address".to_owned());
     }
     let network = facts::requirement(lb, &views.around(lb)).network;

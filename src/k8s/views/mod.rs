@@ -6,6 +6,7 @@
 
 mod early;
 mod echoes;
+mod infrastructure;
 mod leases;
 mod load_balancers;
 mod machines;
@@ -15,12 +16,13 @@ mod pools;
 mod serving;
 mod vms;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use kube::Client;
 use kube_runtime::reflector::{ObjectRef, Store, store::Writer};
 use tokio::sync::{mpsc, watch};
@@ -30,8 +32,10 @@ use self::echoes::Echoes;
 use self::machines::Removals;
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::Owner;
+use crate::domain::backend_address::NetworkRange;
 use crate::domain::conflict::Segment;
 use crate::domain::facts::{self, Project, Surroundings};
+use crate::domain::infrastructure::Reserved;
 use crate::domain::label_index::{LabelIndex, LbKey};
 use crate::domain::reason::Wait;
 use crate::domain::service::Attachment;
@@ -39,6 +43,7 @@ use crate::domain::vm::{self, Pod, Topology, Vm};
 use crate::metrics::Metrics;
 pub use early::WritingSlice;
 pub use echoes::Writing;
+pub use infrastructure::InfrastructureAddresses;
 pub use leases::lb_of;
 pub use serving::{Owned, OwnedSlice, owners, service, slice};
 
@@ -73,16 +78,20 @@ enum Part {
     Networks = 256,
     Records = 512,
     Agents = 1024,
+    /// Addresses of all Services.
+    Addresses = 2048,
+    ServiceNetworks = 4096,
+    Management = 8192,
     /// What each of the first list of pools wants.
-    PoolSpecs = 2048,
+    PoolSpecs = 16384,
 }
 
 /// What addresses depend on.
 const ADDRESSES: u16 = Part::LoadBalancers as u16 | Part::Pools as u16 | Part::Namespaces as u16;
 /// What endpoints of VMs depend on.
-const ENDPOINTS: u16 = Part::Vms as u16
+const ENDPOINTS: u16 = infrastructure::INFRASTRUCTURE
+    | Part::Vms as u16
     | Part::Pods as u16
-    | Part::Nodes as u16
     | Part::Services as u16
     | Part::Slices as u16
     | Part::Networks as u16;
@@ -108,7 +117,10 @@ pub struct Views {
     agents: Arc<Mutex<HashMap<String, leases::Agent>>>,
     removals: Arc<Mutex<Removals>>,
     vms: Arc<Mutex<LabelIndex>>,
-    nodes: Arc<Mutex<Nodes>>,
+    /// Addresses that belong to the cluster.
+    pub infrastructure: InfrastructureAddresses,
+    /// Where each node says that it is.
+    nodes: Arc<Mutex<HashMap<String, Topology>>>,
     networks: Arc<Mutex<HashMap<String, networks::Network>>>,
     /// What pools want, without their ledgers.
     pools: Arc<Mutex<HashMap<String, pools::KnownPool>>>,
@@ -124,14 +136,6 @@ pub struct Views {
     synced: watch::Receiver<u16>,
     /// Whether LoadBalancers cannot be listed because nobody converts what is stored.
     unconverted: Arc<AtomicBool>,
-}
-
-/// Nodes, as far as VMs are told of them.
-#[derive(Default)]
-struct Nodes {
-    topology: HashMap<String, Topology>,
-    addresses: HashSet<IpAddr>,
-    addresses_of: HashMap<String, Vec<IpAddr>>,
 }
 
 /// What every informer works with.
@@ -173,6 +177,7 @@ impl Views {
             agents: Arc::default(),
             removals: Arc::default(),
             vms: Arc::default(),
+            infrastructure: InfrastructureAddresses::default(),
             nodes: Arc::default(),
             networks: Arc::default(),
             pools: Arc::default(),
@@ -200,6 +205,9 @@ impl Views {
         tokio::spawn(vms::watch_nodes(informer.clone()));
         tokio::spawn(serving::watch_services(informer.clone()));
         tokio::spawn(serving::watch_slices(informer.clone()));
+        tokio::spawn(infrastructure::watch_services(informer.clone()));
+        tokio::spawn(infrastructure::watch_service_networks(informer.clone()));
+        tokio::spawn(infrastructure::watch_management(informer.clone(), namespace.to_owned()));
         tokio::spawn(networks::watch(informer));
         views
     }
@@ -289,19 +297,21 @@ impl Views {
         lock(&self.vms).members(namespace, name).map(say).collect()
     }
 
-    /// Whether an address is a node's own.
-    pub fn is_node_address(&self, address: IpAddr) -> bool {
-        lock(&self.nodes).addresses.contains(&address)
-    }
-
     /// All nodes' own addresses.
     pub fn node_addresses(&self) -> Vec<IpAddr> {
-        lock(&self.nodes).addresses.iter().copied().collect()
+        let infrastructure = self.infrastructure.snapshot();
+        let nodes = infrastructure.entries().filter(|(o, _)| matches!(o, Reserved::Node(_)));
+        nodes.flat_map(|(_, networks)| networks).map(IpNet::addr).collect()
     }
 
     /// How nodes reach a network, by `namespace/name` of its NetworkAttachmentDefinition.
     pub fn attachment(&self, network: &str) -> Option<Attachment> {
         lock(&self.networks).get(network)?.attachment.clone()
+    }
+
+    /// The addresses of a network. `None`: they are not known.
+    pub fn network_range(&self, network: &str) -> Option<NetworkRange> {
+        lock(&self.networks).get(network)?.range
     }
 
     /// Whether there is such a network. `None`: not known yet.
@@ -334,7 +344,7 @@ impl Views {
     /// A VM, and where its node says that it is.
     pub fn whereabouts(&self, key: &str) -> Option<(Vm, Topology)> {
         let vm = lock(&self.vms).vm(key).cloned()?;
-        let topology = lock(&self.nodes).topology.get(&*vm.node).cloned()?;
+        let topology = lock(&self.nodes).get(&*vm.node).cloned()?;
         Some((vm, topology))
     }
 
@@ -367,6 +377,21 @@ impl Views {
                 self.tell(Signal::LoadBalancer(ObjectRef::new(name).within(namespace)));
             }
         }
+    }
+
+    /// LoadBalancers whose VMs report an address in one of these networks must be looked at.
+    fn tell_reporting(&self, networks: &[IpNet]) {
+        // Before all is listed nothing rests on it.
+        if self.endpoints_synced() {
+            let affected = lock(&self.vms).reporting(networks);
+            self.tell_touched(affected);
+        }
+    }
+
+    /// LoadBalancers whose VMs are on the network must be looked at.
+    fn tell_on_network(&self, network: &str) {
+        let affected = lock(&self.vms).on_network(network);
+        self.tell_touched(affected);
     }
 
     /// The VMs of these LoadBalancers have changed.

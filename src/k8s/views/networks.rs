@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 
+use ipnet::IpNet;
 use kube::{Api, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 use serde::Deserialize;
 
 use super::{Informer, Part, Signal, lock};
 use crate::api::kubevirt::NetworkAttachmentDefinition;
-use crate::api::{ANNOTATION_NETWORK, LABEL_VLAN};
+use crate::api::{ANNOTATION_NETWORK, ANNOTATION_ROUTE, LABEL_VLAN};
+use crate::domain::backend_address::NetworkRange;
 use crate::domain::service::Attachment;
 use crate::k8s::informer;
 
@@ -21,6 +23,19 @@ struct Plugin {
     bridge: String,
     #[serde(default)]
     vlan: u16,
+}
+
+/// The part of Harvester's annotation that says which addresses a network has. Where nobody has
+/// entered or found them, they are empty.
+#[derive(Deserialize)]
+struct Route {
+    #[serde(default)]
+    cidr: String,
+    #[serde(default)]
+    gateway: String,
+    /// The network has changed since.
+    #[serde(default)]
+    outdated: bool,
 }
 
 pub(super) async fn watch(at: Informer) {
@@ -45,10 +60,17 @@ pub(super) async fn watch(at: Informer) {
                 tell_users(&at, &key);
                 views.tell(Signal::Networks);
             }
+            if old.and_then(|old| old.range) != new.range {
+                views.tell_on_network(&key);
+            }
         }
         Event::Delete(network) => {
-            lock(&views.networks).remove(&key(&network));
+            let key = key(&network);
+            let old = lock(&views.networks).remove(&key);
             views.tell(Signal::Networks);
+            if old.is_some_and(|old| old.range.is_some()) {
+                views.tell_on_network(&key);
+            }
         }
     };
     // Without Multus there are no networks to name.
@@ -73,19 +95,30 @@ pub(super) struct Network {
     pub(super) attachment: Option<Attachment>,
     /// Its VLAN, by the label that Harvester puts on it, else by its configuration.
     pub(super) vlan: u16,
+    /// Its addresses, if they are known.
+    pub(super) range: Option<NetworkRange>,
 }
 
 fn known(network: &NetworkAttachmentDefinition) -> Network {
     let attachment = attachment(network);
     let labelled = network.labels().get(LABEL_VLAN).and_then(|vlan| vlan.parse().ok());
     let configured = attachment.as_ref().map(|attachment| attachment.vlan);
-    Network { vlan: labelled.or(configured).unwrap_or_default(), attachment }
+    let vlan = labelled.or(configured).unwrap_or_default();
+    Network { vlan, attachment, range: range(network) }
 }
 
 /// `None`: not a network that a bridge of the node leads to.
 fn attachment(network: &NetworkAttachmentDefinition) -> Option<Attachment> {
     let Plugin { type_, bridge, vlan } = serde_json::from_str(&network.spec.config).ok()?;
     (type_ == "bridge" && !bridge.is_empty()).then_some(Attachment { bridge, vlan })
+}
+
+/// `None`: they are not known.
+fn range(network: &NetworkAttachmentDefinition) -> Option<NetworkRange> {
+    let route = network.annotations().get(ANNOTATION_ROUTE)?;
+    let Route { cidr, gateway, outdated } = serde_json::from_str(route).ok()?;
+    let cidr: IpNet = cidr.parse().ok().filter(|_| !outdated)?;
+    Some(NetworkRange { cidr: cidr.trunc(), gateway: gateway.parse().ok() })
 }
 
 fn key(object: &impl ResourceExt) -> String {

@@ -8,10 +8,12 @@ use kube::{Api, ResourceExt};
 use kube_runtime::reflector::ObjectRef;
 use kube_runtime::watcher::{Config, Event};
 
-use super::{Informer, Nodes, Part, Signal, Views, lock};
+use super::infrastructure::single;
+use super::{Informer, Part, Signal, Views, lock};
 use crate::api::kubevirt::{
     LAUNCHER, LauncherPod, Node, TOPOLOGY_REGION, TOPOLOGY_ZONE, VirtualMachineInstance,
 };
+use crate::domain::infrastructure::Reserved;
 use crate::domain::label_index::LbKey;
 use crate::domain::vm::{self, Topology};
 use crate::domain::{topology, vm_lb};
@@ -108,12 +110,16 @@ pub(super) async fn watch_nodes(at: Informer) {
                 views.set_node(&node);
             }
             Event::InitDone => {
-                lock(&views.nodes).retain(|name| listed.contains(name));
+                let known: Vec<String> = lock(&views.nodes).keys().cloned().collect();
+                known
+                    .iter()
+                    .filter(|name| !listed.contains(*name))
+                    .for_each(|n| views.remove_node(n));
                 listed = HashSet::new();
                 at.done(Part::Nodes);
             }
             Event::Apply(node) => views.set_node(&node),
-            Event::Delete(node) => lock(&views.nodes).retain(|name| *name != node.name_any()),
+            Event::Delete(node) => views.remove_node(&node.name_any()),
         }
     })
     .await;
@@ -123,7 +129,7 @@ impl Views {
     fn set_vm(&self, vmi: &VirtualMachineInstance) {
         let (namespace, name) = (vmi.namespace().unwrap_or_default(), vmi.name_any());
         let vm = vm::vm(vmi);
-        let here = lock(&self.nodes).topology.get(&*vm.node).cloned();
+        let here = lock(&self.nodes).get(&*vm.node).cloned();
         let moved = here.is_some_and(|here| topology::patch(&vm, &here).is_some());
         let affected = lock(&self.vms).set_vm(&namespace, &name, vmi.labels(), vm);
         self.tell_touched(affected);
@@ -148,18 +154,20 @@ impl Views {
         let name = node.name_any();
         let label = |key: &str| node.labels().get(key).map(|value| value.as_str().into());
         let topology = Topology { region: label(TOPOLOGY_REGION), zone: label(TOPOLOGY_ZONE) };
-        let addresses =
-            node.status.addresses.iter().filter_map(|a| a.address.parse().ok()).collect();
-        let mut nodes = lock(&self.nodes);
-        let moved = nodes.topology.insert(name.clone(), topology.clone()) != Some(topology);
-        if nodes.addresses_of.get(&name) != Some(&addresses) {
-            nodes.addresses_of.insert(name.clone(), addresses);
-            nodes.recount();
-        }
-        drop(nodes);
-        if moved {
+        let before = lock(&self.nodes).insert(name.clone(), topology.clone());
+        if before != Some(topology) {
             self.tell_residents(&name);
         }
+        let addresses = node.status.addresses.iter().map(|address| address.address.as_str());
+        let pods = node.spec.pod_cidrs.iter().filter_map(|text| text.parse().ok()).collect();
+        self.reserve(&Reserved::Node(name.clone()), single(addresses));
+        self.reserve(&Reserved::PodNetwork(name), pods);
+    }
+
+    fn remove_node(&self, name: &str) {
+        lock(&self.nodes).remove(name);
+        self.reserve(&Reserved::Node(name.to_owned()), Vec::new());
+        self.reserve(&Reserved::PodNetwork(name.to_owned()), Vec::new());
     }
 
     /// The VMs on a node may not know where they are.
@@ -186,18 +194,6 @@ impl Views {
         for lb in self.load_balancers.state_filter(vm_lb::is_vm) {
             self.tell(Signal::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
         }
-    }
-}
-
-impl Nodes {
-    fn retain(&mut self, keep: impl Fn(&String) -> bool) {
-        self.topology.retain(|name, _| keep(name));
-        self.addresses_of.retain(|name, _| keep(name));
-        self.recount();
-    }
-
-    fn recount(&mut self) {
-        self.addresses = self.addresses_of.values().flatten().copied().collect();
     }
 }
 

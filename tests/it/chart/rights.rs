@@ -20,12 +20,13 @@ const NAME: &str = "harvester-guest-operator";
 
 /// A role of the operator's account: where it is, and what it is called. No namespace: a ClusterRole.
 type Of = (&'static str, &'static str);
-const ROLES: [Of; 5] = [
+const ROLES: [Of; 6] = [
     ("", NAME),
     ("kube-system", NAME),
     ("harvester-system", "harvester-guest-operator-admission"),
     ("harvester-system", "harvester-guest-operator-agents"),
     ("kube-system", "harvester-guest-operator-kube-vip"),
+    ("harvester-system", "harvester-guest-operator-management"),
 ];
 
 /// A right: the role that grants it, all rules of that role, and the rule that is this right alone.

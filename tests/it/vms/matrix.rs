@@ -124,7 +124,9 @@ async fn write(cluster: &Cluster, number: usize, row: &[&str]) -> Result<()> {
     let client = &cluster.client;
     let [phase, ready, what, here, elsewhere] = row[..5] else { bail!("not a row") };
     let mut vm = Vm::new("default", &name(number, row)).label("app", "web");
-    vm = vm.nic(Nic::pod("eth0", &[&format!("10.52.0.{}", number + 1)]));
+    // Not on the pod network: there a VM without a pod has no address.
+    let address = format!("192.168.1.{}", number + 1);
+    vm = vm.nic(Nic::attached("eth0", "default/vlan1", &[&address]));
     vm.phase = match phase {
         "Pending" => Phase::Pending,
         "Scheduling" => Phase::Scheduling,

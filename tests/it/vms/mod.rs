@@ -1,5 +1,6 @@
 //! Load balancers of type vm: Services and EndpointSlices from ready VMs.
 
+mod addresses;
 mod announcing;
 mod crash;
 mod endpoints;

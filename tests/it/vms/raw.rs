@@ -60,7 +60,7 @@ pub(super) fn launcher(vm: &Vm, number: usize, node: &str, ready: bool) -> Launc
         name: format!("virt-launcher-{}-{number}", vm.name),
         uid: String::new(),
         node: node.to_owned(),
-        address: "10.53.0.1".to_owned(),
+        addresses: vm.pod_addresses(),
         migration: None,
         phase: "Running",
         ready: if ready { Ready::yes() } else { Ready::no("ContainersNotReady") },

@@ -14,6 +14,7 @@ use kube::ResourceExt;
 
 use super::{Context, Error};
 use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
+use crate::domain::backend_address::Rules;
 use crate::domain::book::Verdict;
 use crate::domain::endpoints::{self, Backend};
 use crate::domain::health::{self, Check, Target};
@@ -209,10 +210,14 @@ impl<'a> At<'a> {
         // Few VMs need it.
         let known = LazyCell::new(|| remembered(&slices));
         let wants = endpoints::Wanted { network: named, family: wanted.family() };
-        let foreign = |ip: IpAddr| wanted.address == Some(ip) || views.is_node_address(ip);
+        let rules = Rules {
+            own: wanted.address,
+            reserved: &|address| views.infrastructure.why_reserved(address),
+            range: &|network| views.network_range(network),
+        };
         let found = views.of_members(&self.namespace, &self.name, |(name, vm, pods)| {
             let last = || known.get(&*vm.uid).map(|endpoint| endpoint.address);
-            endpoints::backend(name.clone(), vm, pods, &wants, last, &foreign)
+            endpoints::backend(name.clone(), vm, pods, &wants, last, &rules)
         });
         let prober = &self.ctx.prober;
         let Some(check) = check else {

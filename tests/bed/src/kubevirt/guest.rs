@@ -94,8 +94,21 @@ impl Guest {
         Ok(self.instances().get(&self.vm.name).await?)
     }
 
-    /// Changes the VM in whatever way, and writes the VMI.
+    /// Changes the VM in whatever way, and writes the VMI; its pods before, if their addresses are
+    /// others.
     pub async fn change(&mut self, change: impl FnOnce(&mut Vm)) -> Result<()> {
+        let before = self.vm.pod_addresses();
+        change(&mut self.vm);
+        let now = self.vm.pod_addresses();
+        for at in (0..self.launchers.len()).filter(|_| now != before) {
+            self.launchers[at].addresses.clone_from(&now);
+            self.write_pod(at).await?;
+        }
+        self.write().await
+    }
+
+    /// What root in the guest may bring about: the VMI says something else than is.
+    pub async fn report(&mut self, change: impl FnOnce(&mut Vm)) -> Result<()> {
         change(&mut self.vm);
         self.write().await
     }
@@ -289,7 +302,7 @@ impl Guest {
             name: format!("virt-launcher-{}-{number:05}", self.vm.name),
             uid: String::new(),
             node: node.to_owned(),
-            address: format!("10.52.{}.{}", number / 250 % 250, number % 250 + 1),
+            addresses: self.vm.pod_addresses(),
             migration,
             phase: "Pending",
             ready: Ready::no("ContainersNotReady"),

@@ -138,6 +138,15 @@ impl Vm {
         self
     }
 
+    /// What its pods have: the first address of each family that the pod network gave it. Link-local
+    /// ones are the guest's own.
+    pub fn pod_addresses(&self) -> Vec<String> {
+        let given = self.nics.iter().filter(|nic| nic.network.is_none());
+        let given = given.flat_map(|nic| &nic.addresses).filter(|text| !text.starts_with("fe80:"));
+        let first = |v6: bool| given.clone().find(|text| text.contains(':') == v6);
+        [first(false), first(true)].into_iter().flatten().cloned().collect()
+    }
+
     /// The VirtualMachine that a user made.
     pub fn machine(&self) -> Value {
         json!({
@@ -262,8 +271,8 @@ pub struct Launcher {
     pub uid: String,
     /// Where it runs.
     pub node: String,
-    /// Its address on the pod network.
-    pub address: String,
+    /// Its addresses on the pod network, one of each family at most.
+    pub addresses: Vec<String>,
     /// UID of the migration that it is the target of.
     pub migration: Option<String>,
     /// `status.phase`.
@@ -317,8 +326,8 @@ impl Launcher {
         let alive = self.phase == "Running";
         json!({
             "phase": self.phase,
-            "podIP": self.address,
-            "podIPs": [{"ip": self.address}],
+            "podIP": self.addresses.first(),
+            "podIPs": self.addresses.iter().map(|ip| json!({"ip": ip})).collect::<Vec<_>>(),
             "conditions": [
                 condition("PodScheduled", true, ""),
                 condition("Initialized", true, ""),

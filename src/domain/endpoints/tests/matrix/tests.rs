@@ -237,7 +237,8 @@ fn pods(state: &str, migration: &str) -> Vec<Pod> {
 /// The word for what the VM is, and the node that its endpoint names.
 fn decided(vm: &Vm, pods: &[Pod], health: &str) -> (&'static str, Option<Box<str>>) {
     let wanted = Wanted { network: "apps/vlan1", family: Family::V4 };
-    let backend = backend("web", vm, pods, &wanted, || None, &|_| false);
+    let rules = Rules { own: None, reserved: &|_| None, range: &|_| None };
+    let backend = backend("web", vm, pods, &wanted, || None, &rules);
     if backend == Backend::NotRunning {
         return ("absent", None);
     }

@@ -1,0 +1,79 @@
+//! What a guest may claim for itself, and what it may not.
+
+use super::*;
+
+const LAN: &str = "default/vlan1";
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn reserved(address: IpAddr) -> Option<Reserved> {
+    let object = match address.to_string().as_str() {
+        "10.53.0.1" => Reserved::ClusterIp("default/kubernetes".into()),
+        "10.52.3.7" => Reserved::PodNetwork("n1".into()),
+        "192.168.1.11" => Reserved::Node("n1".into()),
+        "192.168.1.10" => Reserved::Management("harvester-system/vip".into()),
+        "192.168.1.50" => Reserved::Ingress("other/web".into()),
+        "192.168.1.51" => Reserved::OwnIngress("other/lb".into()),
+        _ => return None,
+    };
+    Some(object)
+}
+
+fn range(network: &str) -> Option<NetworkRange> {
+    let gateway = Some(ip("192.168.1.1"));
+    (network == LAN).then(|| NetworkRange { cidr: "192.168.1.0/24".parse().unwrap(), gateway })
+}
+
+fn pod(ended: bool, addresses: &[&str]) -> Pod {
+    Pod { ended, addresses: addresses.iter().map(|text| ip(text)).collect(), ..Pod::default() }
+}
+
+fn said(address: &str, network: &str, pods: &[Pod], had: bool) -> Option<String> {
+    let own = Some(ip("192.168.1.99"));
+    let rules = Rules { own, reserved: &reserved, range: &range };
+    fault(ip(address), network, pods, &rules, || had).map(|fault| fault.to_string())
+}
+
+#[test]
+fn on_the_pod_network_only_the_pods_own_addresses_count() {
+    let pods = [pod(true, &["10.52.3.9"]), pod(false, &["10.52.3.7", "fd52::7"])];
+    // Whatever network they are of: the kubelet says so.
+    assert_eq!(said("10.52.3.7", "", &pods, false), None);
+    assert_eq!(said("fd52::7", "", &pods, false), None);
+    for other in ["10.52.3.8", "10.52.3.9", "10.53.0.1", "192.168.1.11", "192.168.1.5", "8.8.8.8"] {
+        assert_eq!(said(other, "", &pods, true).as_deref(), Some("none of its pod's"), "{other}");
+    }
+    assert!(said("10.52.3.7", "", &[], true).is_some(), "without a pod there is no address");
+}
+
+#[test]
+fn on_other_networks_no_address_of_the_cluster_does() {
+    let pods = [pod(false, &["10.52.3.7"])];
+    for (address, why) in [
+        ("10.53.0.1", "the cluster IP of Service default/kubernetes"),
+        ("10.52.3.7", "in the pod network of Node n1"),
+        ("192.168.1.11", "an address of Node n1"),
+        ("192.168.1.10", "the management address (ConfigMap harvester-system/vip)"),
+        ("192.168.1.99", "the load balancer's own"),
+        ("192.168.1.1", "the gateway of network default/vlan1"),
+        ("192.168.2.5", "outside 192.168.1.0/24 of network default/vlan1"),
+    ] {
+        // Nor did it before.
+        assert_eq!(said(address, LAN, &pods, true).as_deref(), Some(why), "{address}");
+    }
+    assert_eq!(said("192.168.1.5", LAN, &pods, false), None);
+    assert_eq!(said("fd00::5", LAN, &pods, false), None, "the range says nothing of IPv6");
+    assert_eq!(said("192.168.2.5", "default/vlan2", &pods, false), None, "its range is not known");
+    assert!(said("10.53.0.1", "default/vlan2", &pods, false).is_some());
+}
+
+/// Tenants choose where their Services are announced: that must not take another's VM away.
+#[test]
+fn a_load_balancer_gets_no_address_that_a_vm_was_at_before() {
+    for address in ["192.168.1.50", "192.168.1.51"] {
+        assert!(said(address, LAN, &[], false).is_some(), "{address}");
+        assert_eq!(said(address, LAN, &[], true), None, "{address}");
+    }
+}

@@ -1,0 +1,49 @@
+//! A list in which entries keep their place.
+
+use std::mem;
+
+/// Index of an entry in a list.
+pub(super) type Id = u32;
+
+/// A list whose places are used again, so that places can stand for what is in them.
+#[derive(Debug)]
+pub(super) struct Slots<T> {
+    list: Vec<T>,
+    free: Vec<Id>,
+}
+
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Self { list: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T: Default> Slots<T> {
+    pub(super) fn add(&mut self, entry: T) -> Id {
+        if let Some(id) = self.free.pop() {
+            self.list[id as usize] = entry;
+            return id;
+        }
+        self.list.push(entry);
+        Id::try_from(self.list.len() - 1).unwrap_or(Id::MAX)
+    }
+
+    /// Places in use.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.list.len() - self.free.len()
+    }
+
+    pub(super) fn take(&mut self, id: Id) -> T {
+        self.free.push(id);
+        mem::take(&mut self.list[id as usize])
+    }
+
+    pub(super) fn get(&self, id: Id) -> &T {
+        &self.list[id as usize]
+    }
+
+    pub(super) fn get_mut(&mut self, id: Id) -> &mut T {
+        &mut self.list[id as usize]
+    }
+}
