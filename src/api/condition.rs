@@ -12,20 +12,25 @@ pub const READY: &str = "Ready";
 pub struct Condition {
     /// What is observed, such as `Ready`.
     #[serde(rename = "type")]
+    #[schemars(length(max = 316))]
     pub type_: String,
     /// `True`, `False` or `Unknown`.
     pub status: ConditionStatus,
     /// A stable word for machines, such as `NoAvailableIP`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
     pub reason: Option<String>,
     /// A sentence for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32768))]
     pub message: Option<String>,
     /// When status, reason or message last changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
     pub last_update_time: Option<String>,
     /// When status last changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
     pub last_transition_time: Option<String>,
 }
 

@@ -76,7 +76,7 @@ pub struct IPPoolSpec {
     #[schemars(length(max = 4096))]
     pub description: Option<String>,
     /// The addresses. Ranges of one pool do not overlap.
-    #[schemars(length(min = 1, max = 64))]
+    #[schemars(length(min = 1, max = 256))]
     pub ranges: Vec<Range>,
     /// Who is served from this pool without naming it, and who may name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -86,6 +86,10 @@ use super::Condition;
         "spec.listeners[].name: must be lower-case letters, digits and dashes, and begin and end with a letter or digit"),
     validation = ("(has(self.workloadType) && self.workloadType == 'cluster') || !has(self.healthCheck) || !has(self.healthCheck.port) || self.healthCheck.port == 0 || (has(self.listeners) && self.listeners.exists(l, (!has(l.protocol) || l.protocol == 'TCP') && (has(l.backendPort) ? l.backendPort : l.port) == self.healthCheck.port))",
         "spec.healthCheck.port: must be the backendPort of a TCP listener in spec.listeners"),
+    validation = ("!has(self.backendServerSelector) || self.backendServerSelector.all(label, size(label) <= 317)",
+        "spec.backendServerSelector: a label is at most 317 characters long, its prefix included"),
+    validation = ("!has(self.backendServerSelector) || self.backendServerSelector.map(label, size(self.backendServerSelector[label])).sum() <= 64",
+        "spec.backendServerSelector: more than 64 values in all: give the VMs a label of their own and select that"),
     validation = ("(has(self.workloadType) && self.workloadType == 'cluster') || (has(self.listeners) && size(self.listeners) > 0)",
         "spec.listeners: a load balancer of type vm needs at least one"),
 )]
@@ -112,8 +116,11 @@ pub struct LoadBalancerSpec {
     #[schemars(length(max = 256))]
     pub listeners: Vec<Listener>,
     /// The VMs behind the address, by label of the running instance: each key must have one of
-    /// its values. Unset or empty selects none.
+    /// its values. Unset or empty selects none. At most 16 labels, and 64 values in all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("maxProperties" = 16, "additionalProperties" = {
+        "type": "array", "maxItems": 64, "items": {"type": "string", "maxLength": 63}
+    }))]
     pub backend_server_selector: Option<BTreeMap<String, Vec<String>>>,
     /// When a VM counts as able to answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -239,7 +246,7 @@ pub struct HealthCheck {
     /// Certificates, in PEM, one of which must have signed the backend's. Unset: the backend's
     /// certificate is not checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 65536))]
+    #[schemars(length(max = 8192))]
     pub ca_bundle: Option<String>,
 }
 

@@ -55,6 +55,7 @@ pub struct LoadBalancerSpec {
     pub listeners: Vec<Listener>,
     /// The VMs behind the address, by name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64), inner(length(max = 63)))]
     pub backend_servers: Option<Vec<String>>,
     /// When a VM counts as able to answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use super::book::WorldEntry;
+use super::bounds::{LONGEST_WORD, cut};
 use super::conflict::Segment;
 use super::pool_choice::Requirement;
 use super::{Claim, LbFacts, Owner};
@@ -102,16 +103,16 @@ pub fn requirement(lb: &LoadBalancer, around: &Surroundings) -> Requirement {
     let management = || annotation(ANNOTATION_MANAGEMENT_NETWORK).filter(|_| is_guest(lb));
     let of_vms = || around.vm_network.clone().filter(|_| is_guest(lb));
     let network = annotation(ANNOTATION_NETWORK).or_else(management).or_else(of_vms);
+    let cluster = annotation(ANNOTATION_CLUSTER)
+        .or_else(|| given(lb.metadata.labels.as_ref(), LABEL_CLUSTER));
     Requirement {
-        network: network.unwrap_or_default(),
+        network: cut(network.unwrap_or_default(), LONGEST_WORD),
         project: match &around.project {
             Project::In(project) => project.clone(),
             Project::Outside | Project::Unknown => String::new(),
         },
         namespace: lb.metadata.namespace.clone().unwrap_or_default(),
-        cluster: annotation(ANNOTATION_CLUSTER)
-            .or_else(|| given(lb.metadata.labels.as_ref(), LABEL_CLUSTER))
-            .unwrap_or_default(),
+        cluster: cut(cluster.unwrap_or_default(), LONGEST_WORD),
     }
 }
 

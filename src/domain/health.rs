@@ -12,7 +12,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 pub use schedule::{Phase, first, next};
-pub use spec::{Fault, LONGEST_PERIOD, LONGEST_TIMEOUT, MOST_IN_A_ROW, MOST_STATUSES, check, form};
+pub use spec::{
+    Fault, LONGEST_BUNDLE, LONGEST_PATH, LONGEST_PERIOD, LONGEST_TIMEOUT, MOST_IN_A_ROW,
+    MOST_STATUSES, check, form,
+};
 
 /// How the backends of one LoadBalancer are probed.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 pub mod admission;
 pub mod backend_address;
 pub mod book;
+pub mod bounds;
 pub mod certificates;
 pub mod cloud_config;
 pub mod cloud_credential;

@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::book::Verdict;
+use super::bounds::{self, LONGEST_TEXT};
 use super::conflict::Conflict;
 use super::leasing::Lease;
 use super::reason::NoLease;
@@ -294,10 +295,9 @@ fn announced_patch(address: Option<&str>, report: &Report) -> Option<Value> {
 
 fn backends_patch(status: &LoadBalancerStatus, backends: &Backends) -> Map<String, Value> {
     let mut changes = Map::new();
-    let addresses = || backends.addresses();
+    let texts: Vec<String> = backends.addresses().map(|address| address.to_string()).collect();
     let stored = status.backend_servers.as_deref().unwrap_or_default();
-    if !stored.iter().map(|text| text.parse().ok()).eq(addresses().map(Some)) {
-        let texts: Vec<String> = addresses().map(|address| address.to_string()).collect();
+    if !bounds::is_list(stored, &texts) {
         changes.insert("backendServers".to_owned(), json!(texts));
     }
     let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
@@ -386,7 +386,7 @@ fn condition(status: ConditionStatus, reason: &str, message: String) -> Conditio
         type_: READY.to_owned(),
         status,
         reason: Some(reason.to_owned()),
-        message: Some(message).filter(|m| !m.is_empty()),
+        message: Some(bounds::cut(message, LONGEST_TEXT)).filter(|m| !m.is_empty()),
         ..Condition::default()
     }
 }

@@ -139,30 +139,9 @@ impl Selector {
             || self.scope.iter().any(|s| s.admits(requirement, true))
     }
 
-    /// Whom the scope admits, in words: its first entries, and how many more there are.
-    pub fn admitted(&self) -> String {
-        const SHOWN: usize = 3;
-        let shown: Vec<String> = self.scope.iter().take(SHOWN).map(ToString::to_string).collect();
-        match self.scope.len().saturating_sub(SHOWN) {
-            _ if self.global || self.scope.is_empty() => "everybody".to_owned(),
-            0 => shown.join(" or "),
-            more => format!("{} or {more} more", shown.join(" or ")),
-        }
-    }
-
     /// Sorts pools that fit: the best first. `name` breaks ties.
     pub fn rank<'a>(&self, fit: Fit, name: &'a str) -> (Fit, Reverse<i64>, &'a str) {
         (fit, Reverse(self.priority), name)
-    }
-}
-
-impl fmt::Display for Scope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{{project:{:?} namespace:{:?} cluster:{:?}}}",
-            self.project, self.namespace, self.cluster
-        )
     }
 }
 

@@ -1,11 +1,12 @@
 //! A LoadBalancer of type vm: what its spec asks for, and what its status says of the VMs behind
 //! it.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::backend_address::AddressFault;
+use super::bounds::{self, MOST_LISTENERS};
 use super::endpoints::{Backend, Endpoint};
 use super::label_index::Selector;
 use super::reason;
@@ -33,7 +34,16 @@ pub fn is_vm(lb: &LoadBalancer) -> bool {
 /// The VMs it selects. `None`: it is not of that type, or selects none.
 pub fn selector(lb: &LoadBalancer) -> Option<&Selector> {
     let selector = lb.spec.backend_server_selector.as_ref().filter(|_| is_vm(lb))?;
-    Some(selector).filter(|selector| !selector.is_empty())
+    Some(selector).filter(|all| !all.is_empty() && bounds::selector_fault(&lb.spec).is_none())
+}
+
+/// Why its selector selects fewer VMs than it says, in words.
+pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
+    let address = || {
+        let address = address_for_name(spec)?;
+        Some(format!("the selector names {address}, an address: name VMs or their labels"))
+    };
+    bounds::selector_fault(spec).or_else(address)
 }
 
 /// An address that stands where a VM's name belongs, and so selects nothing: `backendServers` of
@@ -49,9 +59,13 @@ pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<Listener>, String> {
     if spec.listeners.is_empty() {
         return Err("spec.listeners: a load balancer of type vm needs at least one".to_owned());
     }
+    if spec.listeners.len() > MOST_LISTENERS {
+        return Err(format!(
+            "spec.listeners: more than {MOST_LISTENERS}: use {MOST_LISTENERS} at most"
+        ));
+    }
     let mut listeners: Vec<Listener> = Vec::new();
-    let mut by_name = BTreeMap::new();
-    let mut by_port = BTreeMap::new();
+    let (mut names, mut ports) = (HashMap::new(), HashMap::new());
     for (i, given) in spec.listeners.iter().enumerate() {
         let port = |field: &str, value: i32| match u16::try_from(value) {
             Ok(port) if port > 0 => Ok(port),
@@ -76,12 +90,12 @@ pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<Listener>, String> {
                 "spec.listeners[{i}].name: {name:?} must be lower-case letters, digits and dashes, begin and end with a letter or digit, and be at most 63 long; only a single listener may have none"
             ));
         }
-        if let Some(j) = by_name.insert(&given.name, i) {
+        if let Some(j) = names.insert(name.clone(), i) {
             return Err(format!(
                 "spec.listeners[{i}].name: {name:?} is the name of spec.listeners[{j}] as well: use another"
             ));
         }
-        if let Some(j) = by_port.insert((*port, &given.protocol), i) {
+        if let Some(j) = ports.insert((*port, protocol.clone()), i) {
             return Err(format!(
                 "spec.listeners[{i}].port: {protocol} {port} is the port of spec.listeners[{j}] as well: use another"
             ));
@@ -226,8 +240,8 @@ pub struct Report {
     pub ingress: Vec<String>,
     /// The VMs behind it. `None`: VMs cannot be seen now, so nothing is said or changed.
     pub backends: Option<Backends>,
-    /// The address that its selector takes for a VM's name.
-    pub address_for_name: Option<String>,
+    /// Why its selector selects fewer VMs than it says, if so.
+    pub selector_hint: Option<String>,
     /// What is wrong with the health check, if so: it is not done.
     pub health_fault: Option<String>,
     /// Why the address is announced on the announcer's default interface, not on its network.
@@ -259,9 +273,7 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
     if backends.ready() == 0 {
         // The beginnings of the first three are matched by UIs.
         return if backends.total() == 0 {
-            let hint = report.address_for_name.as_ref().map(|address| {
-                format!(": the selector names {address}, an address: name VMs or their labels")
-            });
+            let hint = report.selector_hint.as_ref().map(|hint| format!(": {hint}"));
             let hint = hint.unwrap_or_default();
             not(reason::NO_BACKENDS, &format!("no running backend servers{hint}"))
         } else if let Some(refused) = backends.refusal()

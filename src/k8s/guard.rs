@@ -9,6 +9,8 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
+use crate::domain::bounds::{LONGEST_TEXT, cut};
+
 /// An object, or what can be said of it.
 #[derive(Clone, Debug)]
 pub struct Guard<K>(pub Result<K, Misfit>);
@@ -31,7 +33,9 @@ impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Guard<K> {
             Err(error) => {
                 let PartialObjectMeta::<K> { metadata, .. } =
                     serde_json::from_str(text.get()).map_err(D::Error::custom)?;
-                Ok(Self(Err(Misfit { metadata, error: error.to_string() })))
+                // It repeats what does not fit.
+                let error = cut(error.to_string(), LONGEST_TEXT);
+                Ok(Self(Err(Misfit { metadata, error })))
             }
         }
     }

@@ -8,8 +8,8 @@
 /// What a wrapper of objects says of their kind: the same as the wrapped type, named here.
 macro_rules! kind_of {
     ($wrapped:ident) => {
-        type DynamicType = $wrapped::DynamicType;
-        type Scope = $wrapped::Scope;
+        type DynamicType = <$wrapped as Resource>::DynamicType;
+        type Scope = <$wrapped as Resource>::Scope;
 
         fn kind(dt: &Self::DynamicType) -> std::borrow::Cow<'_, str> {
             $wrapped::kind(dt)
@@ -41,7 +41,8 @@ pub mod lease;
 pub mod other_controller;
 pub mod read;
 pub mod records;
-pub mod unread;
+pub mod trimmed;
+mod unread;
 pub mod views;
 pub mod write;
 

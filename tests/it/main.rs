@@ -13,6 +13,7 @@ mod crds;
 mod datapath;
 mod dhcp;
 mod forms;
+mod hostile;
 mod hygiene;
 mod image;
 mod input;

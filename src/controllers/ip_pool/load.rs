@@ -20,6 +20,7 @@ use crate::domain::book::{Book, PoolSeen, World};
 use crate::domain::facts::{self, Project};
 use crate::domain::pacing::Pace;
 use crate::k8s::guard::Guard;
+use crate::k8s::trimmed::{self, Trimmed};
 use crate::k8s::views::Views;
 use crate::k8s::{CallError, call};
 
@@ -102,8 +103,9 @@ impl LedgerTask {
         // Pools before LoadBalancers: a claim seen here has an owner that can be seen there.
         // Where networks are decides which pools share them. Until that is known, any may.
         task.ctx.views.networks_listed(NETWORKS_WAIT).await;
-        let pools = list::<IPPool>(&Api::all(task.ctx.client.clone())).await?;
-        let lbs = list::<LoadBalancer>(&Api::all(task.ctx.client.clone())).await?;
+        let pools = list::<IPPool>(&Api::all(task.ctx.client.clone()), PAGE).await?;
+        let lbs = list::<Trimmed>(&Api::all(task.ctx.client.clone()), trimmed::PAGE).await?;
+        let lbs: Vec<LoadBalancer> = lbs.into_iter().map(|trimmed| trimmed.lb).collect();
         let world = World::new(lbs.iter().filter_map(facts::world_entry));
         for pool in &pools {
             task.merge(pool, &world);
@@ -279,12 +281,12 @@ fn seen(pool: &IPPool, views: &Views) -> PoolSeen {
 
 /// A consistent list, page by page. Objects that do not fit their type are left out; the
 /// informer reports them.
-async fn list<K>(api: &Api<Guard<K>>) -> Result<Vec<K>, CallError>
+async fn list<K>(api: &Api<Guard<K>>, page: u32) -> Result<Vec<K>, CallError>
 where
     K: Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {
     let mut items = Vec::new();
-    let mut params = ListParams::default().limit(PAGE);
+    let mut params = ListParams::default().limit(page);
     loop {
         let page = call(api.list(&params)).await?;
         items.extend(page.items.into_iter().filter_map(|item| item.0.ok()));

@@ -26,6 +26,7 @@ pub(super) async fn publish(
     report: Option<&Report>,
     ctx: &Context,
 ) -> Result<(), Error> {
+    let mut partial = ctx.shared.views.is_partial(&lb);
     for _ in 0..REPETITIONS {
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
         let Some(patch) = plan::patch(&lb, &finding, report, &now) else {
@@ -35,21 +36,25 @@ pub(super) async fn publish(
         // What was just decided on all that is known need not be decided again. Without a report,
         // and when pools change, the next step waits for this one.
         let is_all = report.is_some() && is_published(&lb, &finding);
-        if !plan::is_urgent(&lb, &patch) && ctx.counts.defer(&lb, patch.clone(), is_all) {
+        if !partial && !plan::is_urgent(&lb, &patch) && ctx.counts.defer(&lb, patch.clone(), is_all)
+        {
             return Ok(());
         }
-        let writing = ctx.shared.views.writing(facts::name(&lb));
-        match write(&lb, &patch, ctx).await {
-            Ok(version) => {
-                ctx.counts.settle(&lb);
-                report::published(&lb, &finding, report, ctx);
-                if is_all {
-                    writing.is_all(version);
+        // What the view lacks would be lost: then all of it is read first.
+        if !std::mem::take(&mut partial) {
+            let writing = ctx.shared.views.writing(facts::name(&lb));
+            match write(&lb, &patch, ctx).await {
+                Ok(version) => {
+                    ctx.counts.settle(&lb);
+                    report::published(&lb, &finding, report, ctx);
+                    if is_all {
+                        writing.is_all(version);
+                    }
+                    return Ok(());
                 }
-                return Ok(());
+                Err(CallError::Conflict | CallError::NotFound) => {}
+                Err(error) => return Err(error.into()),
             }
-            Err(CallError::Conflict | CallError::NotFound) => {}
-            Err(error) => return Err(error.into()),
         }
         let Some(current) = gather::current(&lb, ctx).await? else {
             // Deleted between claim and publication, and its end perhaps told before the
@@ -79,11 +84,14 @@ pub(super) async fn publish(
 /// Lets a deleted object go, once the ledger has let go of it.
 pub(super) async fn finalize(lb: &LoadBalancer, ctx: &Context) -> Result<(), Error> {
     let Some(mut patch) = plan::finalize(lb) else { return Ok(()) };
+    let mut partial = ctx.shared.views.is_partial(lb);
     for _ in 0..REPETITIONS {
-        match write(lb, &patch, ctx).await {
-            Ok(_) => return Ok(()),
-            Err(CallError::Conflict | CallError::NotFound) => {}
-            Err(error) => return Err(error.into()),
+        if !std::mem::take(&mut partial) {
+            match write(lb, &patch, ctx).await {
+                Ok(_) => return Ok(()),
+                Err(CallError::Conflict | CallError::NotFound) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
         let again = gather::current(lb, ctx).await?.as_deref().and_then(plan::finalize);
         match again {

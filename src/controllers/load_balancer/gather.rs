@@ -57,7 +57,14 @@ async fn ask(
     }
     let Some(facts) = facts_of(&lb, fresh, ctx) else { return Ok(None) };
     match ctx.ledger.claim(facts).await {
-        Ok(verdict) => Ok(Some((lb, Finding::Pool(verdict)))),
+        Ok(verdict) => {
+            // Its end may have been told before it asked: then nothing else takes it off the list of
+            // those who wait.
+            if matches!(verdict, Verdict::Waiting(_)) && !ctx.shared.views.has(&lb) {
+                ctx.ledger.forget(facts::owner(&lb));
+            }
+            Ok(Some((lb, Finding::Pool(verdict))))
+        }
         Err(LedgerError::Stale) if !fresh => {
             let Some(lb) = current(&lb, ctx).await?.filter(|lb| !is_leaving(lb)) else {
                 return Ok(None);

@@ -13,9 +13,10 @@ pub const LONGEST_PERIOD: Duration = Duration::from_hours(1);
 pub const LONGEST_TIMEOUT: Duration = Duration::from_mins(1);
 /// More expected statuses are refused, as by the schema.
 pub const MOST_STATUSES: usize = 32;
-/// A longer path or CA bundle is refused, as by the schema. Bytes.
-const LONGEST_PATH: usize = 1024;
-const LONGEST_BUNDLE: usize = 64 * 1024;
+/// A longer path is refused, as by the schema. Bytes.
+pub const LONGEST_PATH: usize = 1024;
+/// A longer CA bundle is refused, as by the schema. Bytes: some certificates.
+pub const LONGEST_BUNDLE: usize = 8 * 1024;
 
 /// Why backends cannot be probed as the spec says.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -115,7 +116,7 @@ fn probe(asked: &HealthCheck) -> Result<Probe, Fault> {
         "http" => request(asked).map(Probe::Http),
         "https" => {
             if bundle.is_some_and(|pem| pem.len() > LONGEST_BUNDLE || !has_certificate(pem)) {
-                let right = "give certificates between BEGIN CERTIFICATE and END CERTIFICATE, 64 KiB at most";
+                let right = "give certificates between BEGIN CERTIFICATE and END CERTIFICATE, 8 KiB at most";
                 return Err(Fault::new("caBundle", "no certificate in PEM", right));
             }
             Ok(Probe::Https(request(asked)?, bundle.cloned()))

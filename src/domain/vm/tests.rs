@@ -241,18 +241,6 @@ fn of_the_addresses_only_those_are_kept_that_lead_to_a_vm() {
     }
 }
 
-/// Root in a guest adds as many addresses as there is room for in an object.
-#[test]
-fn of_very_many_addresses_and_interfaces_the_first_count() {
-    let addresses: Vec<String> =
-        (0..40_000).map(|n| format!("10.{}.{}.{}", n / 65536, n / 256 % 256, n % 256)).collect();
-    let interface = json!({"name": "qualified", "ipAddress": "10.9.9.9", "ipAddresses": addresses});
-    let found = nic(&interface).unwrap().addresses;
-    assert_eq!((found.len(), found[0]), (MOST_ADDRESSES, "10.9.9.9".parse().unwrap()));
-    let many = vec![json!({"name": "pods", "ipAddress": "10.0.0.5"}); 1_000];
-    assert_eq!(with_status(&json!({"interfaces": many})).nics.len(), MOST_NICS);
-}
-
 /// Twenty thousand VMs say something every few seconds; most of it makes no difference.
 #[test]
 fn vms_serve_alike_if_all_that_endpoints_rest_on_is_equal() {

@@ -174,7 +174,7 @@ fn report((service, ingress): Told, list: &[Backend]) -> Report {
         service,
         ingress,
         backends: Some(backends(list)),
-        address_for_name: None,
+        selector_hint: None,
         health_fault: None,
         default_interface: None,
     }
@@ -229,7 +229,8 @@ fn an_address_for_a_name_is_told_where_nobody_runs() {
     assert_eq!(address_for_name(&LoadBalancerSpec::default()), None);
 
     let told = |list: &[Backend]| {
-        let report = Report { address_for_name: Some("10.0.0.5".into()), ..report(ours(), list) };
+        let report =
+            Report { selector_hint: selector_hint(&spec(&["10.0.0.5"])), ..report(ours(), list) };
         ready(&report, "10.0.0.100").2
     };
     let nobody = "no running backend servers: the selector names 10.0.0.5, an address: name VMs or their labels";
@@ -285,7 +286,7 @@ fn the_first_obstacle_is_the_one_that_is_told() {
             service,
             ingress,
             backends: list.map(backends),
-            address_for_name: None,
+            selector_hint: None,
             health_fault: unchecked.then(|| "port".to_owned()),
             default_interface: None,
         };

@@ -66,9 +66,9 @@ fn mismatch(at: &Admission, pool: &PoolFacts, lb: &LoadBalancer) -> Option<Wait>
     network_mismatch(&pool.name, &pool.selector, &segment(pool.selector.network()), &facts)
 }
 
-/// Owner of an address that a guest says it was leased, in words, unless that is the LoadBalancer
-/// itself or none. What counts is what a pool or the host gave on the same segment: what other
-/// tenants' guests say of themselves stops none. Names of other tenants' objects are left out.
+/// What an address is that a guest says it was leased, in words, unless it is the LoadBalancer's own
+/// or free. What counts is what a pool or the host gave on the same segment: what other tenants'
+/// guests say of themselves stops none. Its owner is left out: tenants could look for each other's.
 fn taken_by(at: &Admission, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
     let views = &at.views;
     if views.infrastructure.is_node(address) {
@@ -97,14 +97,13 @@ fn taken_by(at: &Admission, address: IpAddr, lb: &LoadBalancer) -> Option<String
     };
     let held = views.load_balancers.find(|other| holds(other) && facts::name(other) != own);
     if held.is_some() {
-        return Some("the address of another LoadBalancer".to_owned());
+        return Some("in use".to_owned());
     }
     let is_gateway = |pool: &&Arc<PoolFacts>| {
         let mut gateways = pool.ranges.iter().flat_map(Ranges::gateways);
         gateways.any(|gateway| gateway == address) && serves_here(pool)
     };
-    let gateway = pools.iter().find(is_gateway)?;
-    Some(format!("the gateway of IPPool {}", gateway.name))
+    pools.iter().any(|pool| is_gateway(&pool)).then(|| "a gateway".to_owned())
 }
 
 /// The pool that is named. One that was not seen may be new.

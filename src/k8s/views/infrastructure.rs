@@ -16,6 +16,7 @@ use crate::api::GROUP;
 use crate::api::kubevirt::ServiceAddresses;
 use crate::domain::infrastructure::{Infrastructure, Reserved};
 use crate::k8s::informer;
+use crate::k8s::trimmed::PAGE;
 
 /// The ConfigMap in which Harvester keeps its management address, beside its own Deployment.
 const MANAGEMENT: &str = "vip";
@@ -92,7 +93,8 @@ pub(super) async fn watch_services(at: Informer) {
         }
     };
     let api = Api::<ServiceAddresses>::all(client);
-    informer::run(api, Config::default(), "Service", &at.metrics, |event| match event {
+    let config = Config::default().page_size(PAGE);
+    informer::run(api, config, "Service", &at.metrics, |event| match event {
         Event::Init => listed.clear(),
         Event::InitApply(service) => {
             listed.insert(key(&service));

@@ -9,10 +9,11 @@ use kube_runtime::reflector::{ObjectRef, store::Writer};
 use kube_runtime::watcher::{Config, Event};
 
 use super::{Informer, Part, Signal, Views, lock};
-use crate::api::{LABEL_CLUSTER, LoadBalancer};
+use crate::api::LoadBalancer;
 use crate::domain::{Owner, vm_lb};
-use crate::k8s::guard::Guard;
+use crate::k8s::guard::{Guard, Misfit};
 use crate::k8s::informer;
+use crate::k8s::trimmed::{PAGE, Trimmed};
 use crate::metrics::Metrics;
 
 impl Views {
@@ -20,26 +21,62 @@ impl Views {
     pub fn uid_of(&self, namespace: &str, name: &str) -> Option<String> {
         self.load_balancers.get(&ObjectRef::new(name).within(namespace))?.uid()
     }
+
+    /// Whether this very LoadBalancer is there, as far as has been seen.
+    pub fn has(&self, lb: &LoadBalancer) -> bool {
+        let key = ObjectRef::from_obj(lb);
+        self.load_balancers.get(&key).is_some_and(|seen| seen.metadata.uid == lb.metadata.uid)
+    }
+
+    /// Whether the view lacks entries of a list that a write of it must carry: then the object is
+    /// to be read before it is written.
+    pub fn is_partial(&self, lb: &LoadBalancer) -> bool {
+        let uid = lb.metadata.uid.as_deref().unwrap_or_default();
+        lock(&self.uids).get(uid).copied().unwrap_or_default()
+    }
+
+    /// Whether a LoadBalancer with the UID is there, as far as has been seen.
+    pub(super) fn has_uid(&self, uid: &str) -> bool {
+        lock(&self.uids).contains_key(uid)
+    }
+
+    /// An object that does not fit its type is skipped, so that it costs nobody else anything.
+    fn readable(&self, lb: Guard<Trimmed>, metrics: &Metrics) -> Option<LoadBalancer> {
+        match lb.0 {
+            Ok(Trimmed { lb, partial }) => {
+                lock(&self.uids).insert(lb.uid().unwrap_or_default(), partial);
+                Some(lb)
+            }
+            Err(invalid) => {
+                let part = |part: &Option<String>| part.clone().unwrap_or_default();
+                let Misfit { metadata, error } = invalid;
+                let lb = format!("{}/{}", part(&metadata.namespace), part(&metadata.name));
+                metrics.unreadable.with_label_values(&["LoadBalancer"]).inc();
+                tracing::warn!(lb, error, "this LoadBalancer cannot be read and is left alone");
+                None
+            }
+        }
+    }
 }
 
 pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
     let Informer { client, views, metrics, .. } = at.clone();
     // UIDs of a list under way.
     let mut listed: HashSet<String> = HashSet::new();
-    let api = Api::<Guard<LoadBalancer>>::all(client);
+    let api = Api::<Guard<Trimmed>>::all(client);
     // While objects are stored in an old version and nobody converts them, the list is refused.
     let unconverted = views.unconverted.clone();
     let refused = |status: &Status| {
         let speechless = status.message.contains("conversion webhook");
         unconverted.store(speechless, Ordering::Relaxed);
     };
-    let on_event = |event: Event<Guard<LoadBalancer>>| match event {
+    let on_event = |event: Event<Guard<Trimmed>>| match event {
         Event::Init => {
             listed.clear();
             writer.apply_watcher_event(&Event::Init);
         }
         Event::InitApply(lb) => {
-            if let Some(lb) = readable(lb, &metrics) {
+            if let Some(lb) = views.readable(lb, &metrics) {
                 metrics.saw(&lb);
                 listed.insert(lb.uid().unwrap_or_default());
                 select(&views, &lb);
@@ -66,7 +103,7 @@ pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
             at.done(Part::LoadBalancers);
         }
         Event::Apply(lb) => {
-            if let Some(lb) = readable(lb, &metrics) {
+            if let Some(lb) = views.readable(lb, &metrics) {
                 metrics.saw(&lb);
                 select(&views, &lb);
                 let key = ObjectRef::from_obj(&lb);
@@ -83,13 +120,13 @@ pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
             metrics.forget(&owner.uid);
             unselect(&views, lb.meta());
             views.tell(Signal::Gone(owner));
-            if let Ok(lb) = lb.0 {
+            if let Ok(Trimmed { lb, .. }) = lb.0 {
                 writer.apply_watcher_event(&Event::Delete(lb));
             }
         }
     };
-    informer::run_or_tell(api, Config::default(), "LoadBalancer", &metrics, on_event, refused)
-        .await;
+    let config = Config::default().page_size(PAGE);
+    informer::run_or_tell(api, config, "LoadBalancer", &metrics, on_event, refused).await;
 }
 
 fn select(views: &Views, lb: &LoadBalancer) {
@@ -106,44 +143,8 @@ fn unselect(views: &Views, meta: &ObjectMeta) {
     lock(&views.vms).remove_lb(&part(&meta.namespace), &part(&meta.name));
     let lb = owner_of(meta).name;
     views.take_touched(&lb);
+    lock(&views.uids).remove(meta.uid.as_deref().unwrap_or_default());
     lock(&views.echoes).forget(&lb);
-}
-
-/// Drops what decisions do not need. An object that does not fit the type is skipped, so that
-/// it costs nobody else anything.
-fn readable(lb: Guard<LoadBalancer>, metrics: &Metrics) -> Option<LoadBalancer> {
-    match lb.0 {
-        Ok(mut lb) => {
-            lb.metadata.managed_fields = None;
-            lb.metadata.owner_references = None;
-            if let Some(annotations) = lb.metadata.annotations.as_mut() {
-                annotations.retain(|key, _| key.contains("harvesterhci.io/"));
-            }
-            if let Some(labels) = lb.metadata.labels.as_mut() {
-                labels.retain(|key, _| key == LABEL_CLUSTER);
-            }
-            lb.spec.description = None;
-            if !vm_lb::is_vm(&lb) {
-                lb.spec.listeners = Vec::new();
-                lb.spec.backend_server_selector = None;
-                lb.spec.health_check = None;
-            }
-            Some(lb)
-        }
-        Err(invalid) => {
-            metrics.unreadable.with_label_values(&["LoadBalancer"]).inc();
-            tracing::warn!(
-                lb = format!(
-                    "{}/{}",
-                    invalid.metadata.namespace.unwrap_or_default(),
-                    invalid.metadata.name.unwrap_or_default()
-                ),
-                error = invalid.error,
-                "this LoadBalancer cannot be read and is left alone"
-            );
-            None
-        }
-    }
 }
 
 fn owner_of(meta: &ObjectMeta) -> Owner {

@@ -128,6 +128,9 @@ pub struct Views {
     touched: Arc<Mutex<HashMap<LbKey, Instant>>>,
     /// LoadBalancers that this process writes, and wrote.
     echoes: Arc<Mutex<Echoes>>,
+    /// UIDs of LoadBalancers that are there, and whether the view lacks entries that a write of one
+    /// must carry.
+    uids: Arc<Mutex<HashMap<String, bool>>>,
     /// EndpointSlices that this process writes.
     early: Arc<Mutex<Early>>,
     /// Unbounded, and in effect bounded by the number of objects: the leader's loops take
@@ -183,6 +186,7 @@ impl Views {
             pools: Arc::default(),
             touched: Arc::default(),
             echoes: Arc::default(),
+            uids: Arc::default(),
             early: Arc::default(),
             leader: Arc::default(),
             synced,

@@ -20,11 +20,22 @@ use crate::api::{
     SLICE_MANAGER,
 };
 use crate::domain::Owner;
+use crate::domain::bounds::{LONGEST_TEXT, MOST_LISTENERS, cut};
 use crate::domain::endpoints::{Endpoint, Family};
-use crate::domain::service::{OwnerRef, Stored, StoredPort};
+use crate::domain::service::{
+    ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, OwnerRef, Stored, StoredPort,
+};
 use crate::domain::slices::{Port, Slice};
 use crate::k8s::informer;
+use crate::k8s::trimmed::PAGE;
 use crate::k8s::unread::Unread;
+
+/// Annotations of a Service that decisions take.
+const ANNOTATIONS: [&str; 4] = [ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, ANNOTATION_NETWORK];
+/// Addresses of a Service that are looked at.
+const MOST_INGRESS: usize = 16;
+/// Owners of an object that are looked at.
+const MOST_OWNERS: usize = 4;
 
 /// Objects by the LoadBalancer that they serve, `namespace/name`, and by their own name.
 pub struct Owned<T>(Arc<Mutex<HashMap<String, Vec<Entry<T>>>>>);
@@ -147,7 +158,7 @@ pub(super) async fn watch_services(at: Informer) {
     let Informer { client, views, .. } = at.clone();
     let mut listed = std::collections::HashSet::new();
     let api = Api::<Service>::all(client);
-    let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true"));
+    let config = Config::default().labels(&format!("{LABEL_SERVICE_LB}=true")).page_size(PAGE);
     let set = |object: &Service| {
         let lb = qualified(&object.metadata, &object.name_any());
         let version = object.resource_version().unwrap_or_default();
@@ -177,10 +188,7 @@ pub(super) async fn watch_services(at: Informer) {
             // Its LoadBalancer may have gone before it, without our help. Whoever still exists
             // is not gone, whatever a view says: that is asked before anything is freed.
             for owner in owners(&object.metadata).into_iter().filter(|o| o.kind == "LoadBalancer") {
-                let is_there = views
-                    .load_balancers
-                    .state_filter(|lb| lb.metadata.uid.as_deref() == Some(owner.uid.as_str()));
-                if is_there.is_empty() {
+                if !views.has_uid(&owner.uid) {
                     views.tell(Signal::Gone(Owner { name: lb.clone(), uid: owner.uid }));
                 }
             }
@@ -267,13 +275,19 @@ pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
         name: o.name.clone(),
         uid: o.uid.clone(),
     };
-    list.iter().map(read).collect()
+    // Those that name a LoadBalancer decide; of others the first is told.
+    let lbs = list.iter().filter(|o| o.kind == "LoadBalancer").take(MOST_OWNERS);
+    let others = list.iter().filter(|o| o.kind != "LoadBalancer").take(1);
+    lbs.chain(others).map(read).collect()
 }
 
 /// Reads a Service.
 pub fn service(service: &Service) -> Stored {
     let spec = service.spec.clone().unwrap_or_default();
-    let says = |key: &&String| key.starts_with("kube-vip.io/") || *key == ANNOTATION_NETWORK;
+    let owners = owners(&service.metadata);
+    let ours = owner(&service.metadata).is_some();
+    // Of another's it is told whose it is, and no more.
+    let says = |key: &&String| ours && ANNOTATIONS.contains(&key.as_str());
     let port = |port: ServicePort| StoredPort {
         name: port.name.unwrap_or_default(),
         protocol: port.protocol.unwrap_or_else(|| "TCP".to_owned()),
@@ -286,25 +300,26 @@ pub fn service(service: &Service) -> Stored {
         node_port: port.node_port.unwrap_or(0),
     };
     let ingress = service.status.as_ref().and_then(|s| s.load_balancer.as_ref());
-    let ingress = ingress.and_then(|l| l.ingress.as_deref()).unwrap_or_default();
+    let ingress = ingress.and_then(|l| l.ingress.as_deref()).filter(|_| ours).unwrap_or_default();
+    let ports = spec.ports.filter(|_| ours).unwrap_or_default();
     Stored {
         uid: service.uid().unwrap_or_default(),
         version: service.resource_version().unwrap_or_default(),
-        owners: owners(&service.metadata),
+        owners,
         deleting: service.metadata.deletion_timestamp.is_some(),
         labelled: service.labels().get(LABEL_SERVICE_LB).is_some_and(|value| value == "true"),
         annotations: service
             .annotations()
             .iter()
             .filter(|(key, _)| says(key))
-            .map(|(key, value)| (key.clone(), value.clone()))
+            .map(|(key, value)| (key.clone(), cut(value.clone(), LONGEST_TEXT)))
             .collect(),
         type_: spec.type_.unwrap_or_default(),
         has_selector: spec.selector.is_some_and(|selector| !selector.is_empty()),
         load_balancer_ip: spec.load_balancer_ip.unwrap_or_default(),
         families: spec.ip_families.unwrap_or_default(),
-        ports: spec.ports.unwrap_or_default().into_iter().map(port).collect(),
-        ingress: ingress.iter().filter_map(|ingress| ingress.ip.clone()).collect(),
+        ports: ports.into_iter().take(MOST_LISTENERS + 1).map(port).collect(),
+        ingress: ingress.iter().filter_map(|i| i.ip.clone()).take(MOST_INGRESS).collect(),
     }
 }
 

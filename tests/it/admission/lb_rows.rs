@@ -168,7 +168,7 @@ pub(crate) const ROWS: &[Row] = &[
     create("a guest's name", "{name: 1web, spec: {workloadType: cluster}}", &[Silent], Accept, OURS),
     // Pools.
     create("a pool by name", FROM_NAMED, &[Silent], Accept, (HAS, "named")),
-    create("another's pool", "{spec: {workloadType: cluster, ipPool: theirs}}", &[Refuse("spec.ipPool", "it names \"theirs\", whose scope does not admit {network:\"\" project:\"local/ours\" namespace:\"team\" cluster:\"\"}; it admits {project:\"local/theirs\" namespace:\"*\" cluster:\"*\"}")], Accept, ("IPPoolForbidden", "")),
+    create("another's pool", "{spec: {workloadType: cluster, ipPool: theirs}}", &[Refuse("spec.ipPool", "it names \"theirs\", whose scope does not admit {network:\"\" project:\"local/ours\" namespace:\"team\" cluster:\"\"}: name another, or ask who keeps the pool")], Accept, ("IPPoolForbidden", "")),
     create("another's pool, and its project", "{annotations: {loadbalancer.harvesterhci.io/project: local/theirs}, spec: {workloadType: cluster, ipPool: theirs}}", &[Refuse("spec.ipPool", "project:\"local/ours\"")], Accept, ("IPPoolForbidden", "")),
     update("to another's pool", (GUEST, HAS), Merge("{spec: {ipPool: theirs}}"), &[Refuse("spec.ipPool", "whose scope does not admit")], Accept, ("IPPoolForbidden", "ours")),
     create("no such pool", "{spec: {workloadType: cluster, ipPool: nowhere}}", &[Warn("spec.ipPool: there is no IPPool \"nowhere\" yet; it waits for one")], Accept, ("IPPoolNotFound", "")),
@@ -207,8 +207,8 @@ pub(crate) const ROWS: &[Row] = &[
     update("withdrawn", (GUEST, HAS), Merge("{status: {address: ''}}"), &[Silent, Has(IP, "10.1.0.2")], Accept, OURS),
     update("reached elsewhere", (GUEST, HAS), Merge("{status: {address: 10.2.0.2}}"), &[Warn("status.address stays \"10.1.0.2\": \"10.2.0.2\" is not its claim, 10.1.0.2"), Has("/status/address", "10.1.0.2")], Accept, OURS),
     update("leased somewhere", (LEASED, "DHCP"), Merge("{status: {address: 10.9.0.7}}"), &[Silent, Has("/status/address", "10.9.0.7")], Accept, ("DHCP", "")),
-    update("leased another's", (LEASED, "DHCP"), Merge("{status: {address: 10.2.0.2}}"), &[Warn("status.address stays \"0.0.0.0\": 10.2.0.2 is the address of another LoadBalancer"), Has("/status/address", "0.0.0.0")], Accept, ("DHCP", "")),
-    update("leased a gateway", (LEASED, "DHCP"), Merge("{status: {address: 10.1.0.1}}"), &[Warn("10.1.0.1 is the gateway of IPPool ours"), Has("/status/address", "0.0.0.0")], Accept, ("DHCP", "")),
+    update("leased another's", (LEASED, "DHCP"), Merge("{status: {address: 10.2.0.2}}"), &[Warn("status.address stays \"0.0.0.0\": 10.2.0.2 is in use"), Has("/status/address", "0.0.0.0")], Accept, ("DHCP", "")),
+    update("leased a gateway", (LEASED, "DHCP"), Merge("{status: {address: 10.1.0.1}}"), &[Warn("10.1.0.1 is a gateway"), Has("/status/address", "0.0.0.0")], Accept, ("DHCP", "")),
     update("leased a node's address", (LEASED, "DHCP"), Merge("{status: {address: 10.0.0.11}}"), &[Warn("10.0.0.11 is a node's own address"), Has("/status/address", "0.0.0.0")], Accept, ("DHCP", "")),
     // The rest of the object.
     update("labelled", (GUEST, HAS), Merge("{metadata: {labels: {a: b}}}"), &[Silent, Has("/metadata/labels/a", "b")], Accept, OURS),

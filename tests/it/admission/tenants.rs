@@ -216,18 +216,8 @@ fn ways(victim_uid: &str, pool_uid: &str) -> Result<Vec<Way>> {
         change("of what is leased", leased, claim, End::Refused(422, OWNED)),
         // Where it is reached.
         change("at the victim's address", GUEST, at(VICTIM), End::Told("is not its claim")),
-        change(
-            "leased, at the victim's address",
-            leased,
-            at(VICTIM),
-            End::Told("is the address of another LoadBalancer"),
-        ),
-        change(
-            "leased, at another's gateway",
-            leased,
-            at("10.2.0.1"),
-            End::Told("is the gateway of IPPool theirs"),
-        ),
+        change("leased, at the victim's address", leased, at(VICTIM), End::Told("is in use")),
+        change("leased, at another's gateway", leased, at("10.2.0.1"), End::Told("is a gateway")),
         change(
             "of VMs, at the victim's address",
             "{spec: {listeners: [{name: a, port: 80}]}}",

@@ -60,10 +60,10 @@ fn faults() -> Vec<Fault> {
         (by_port, any_port, "spec.listeners[1].port"),
         (nameless, any_name, name),
     ];
-    let of_listeners = listeners.into_iter().map(|(listeners, field, said)| Fault {
-        spec: json!({"listeners": listeners}),
-        field,
-        said,
+    let too_many = (1..=257).map(|n| json!({"name": format!("n{n}"), "port": n})).collect();
+    let too_many = (Value::Array(too_many), "spec.listeners", "spec.listeners");
+    let of_listeners = listeners.into_iter().chain([too_many]).map(|(listeners, field, said)| {
+        Fault { spec: json!({"listeners": listeners}), field, said }
     });
     of_listeners.chain(health_faults()).collect()
 }
@@ -117,8 +117,8 @@ async fn what_is_wrong_is_refused_with_the_field_named() -> Result<()> {
         cluster.deleted(name).await?;
     }
 
-    // The last of a thousand values is the VM's; zeros are defaults.
-    let mut values: Vec<String> = (0..999).map(|n| format!("value-{n}")).collect();
+    // The last of as many values as there may be is the VM's; zeros are defaults.
+    let mut values: Vec<String> = (1..64).map(|n| format!("value-{n}")).collect();
     values.push("web".to_owned());
     let many = json!({
         "backendServerSelector": {"app": values},
@@ -252,6 +252,7 @@ pub(crate) async fn as_harvester_ships_it(cluster: &Cluster) -> Result<()> {
             "maximum",
             "maxLength",
             "maxItems",
+            "maxProperties",
             "endpoints",
             "addresses",
             "expectedStatuses",

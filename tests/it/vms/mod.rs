@@ -10,7 +10,7 @@ mod leaving;
 mod matrix;
 mod not_ours;
 mod order;
-mod raw;
+pub(crate) mod raw;
 mod repair;
 mod scale;
 mod takeover;

@@ -12,7 +12,7 @@ use testbed::kubevirt::{Launcher, Ready, Vm, instances};
 use crate::support::SOON;
 
 /// Creates a namespace.
-pub(super) async fn namespace(client: &Client, name: &str) -> Result<()> {
+pub(crate) async fn namespace(client: &Client, name: &str) -> Result<()> {
     let namespace = json!({"metadata": {"name": name}});
     let all = Api::<Namespace>::all(client.clone());
     all.create(&PostParams::default(), &serde_json::from_value(namespace)?).await?;

@@ -71,7 +71,7 @@ pub(super) async fn serve(
             service: at.own().map_or(Service::Waiting, |_| Service::Ours),
             ingress: at.ingress(),
             backends: None,
-            address_for_name: None,
+            selector_hint: None,
             health_fault: None,
             default_interface: None,
         });
@@ -127,17 +127,10 @@ pub(super) async fn serve(
         Err(Obstacle::Error(error)) => return Err(error),
     };
     let ingress = at.ingress();
-    let address_for_name = vm_lb::address_for_name(&lb.spec).map(str::to_owned);
+    let selector_hint = vm_lb::selector_hint(&lb.spec);
     let backends = Some(backends);
     let default_interface = wanted.on_default_interface();
-    Ok(Some(Report {
-        service,
-        ingress,
-        backends,
-        address_for_name,
-        health_fault,
-        default_interface,
-    }))
+    Ok(Some(Report { service, ingress, backends, selector_hint, health_fault, default_interface }))
 }
 
 /// Whether the address may lead to the LoadBalancer's Service, and so to nobody else's.

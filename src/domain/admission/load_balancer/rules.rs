@@ -6,6 +6,7 @@ use crate::api::{
     ANNOTATION_DHCP, ANNOTATION_NETWORK, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec,
 };
 use crate::domain::admission::Refusal;
+use crate::domain::bounds;
 use crate::domain::facts::{self, Project};
 use crate::domain::health;
 use crate::domain::leasing;
@@ -75,10 +76,12 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
         found.push(Refusal { field, message });
     }
     let mut texts = Vec::new();
+    let name = lb.metadata.name.as_deref().filter(|name| !name.is_empty());
+    texts.extend(name.and_then(bounds::name_fault).filter(|_| facts::is_guest(lb)));
     if vm_lb::is_vm(lb) {
-        let name = lb.metadata.name.as_deref().filter(|name| !name.is_empty());
         texts.extend(name.and_then(vm_lb::name_fault));
         texts.extend(vm_lb::listeners(&lb.spec).err());
+        texts.extend(bounds::selector_fault(&lb.spec));
     }
     let check = health::check(&lb.spec).err();
     let form = || lb.spec.health_check.as_ref().and_then(|check| health::form(check).err());
@@ -162,8 +165,7 @@ fn pool(lb: &LoadBalancer, old: Option<&LoadBalancer>, known: &Known, answer: &m
                     answer.refuse(
                         "spec.ipPool",
                         format!(
-                            "it names {name:?}, whose scope does not admit {requirement}; it admits {}",
-                            selector.admitted()
+                            "it names {name:?}, whose scope does not admit {requirement}: name another, or ask who keeps the pool",
                         ),
                     );
                 }

@@ -28,7 +28,7 @@ fn report((service, ingress): (Service, Vec<String>), backends: &[Backend]) -> R
         service,
         ingress,
         backends,
-        address_for_name: None,
+        selector_hint: None,
         health_fault: None,
         default_interface: None,
     }

@@ -15,7 +15,7 @@ fn a_pool_that_is_named_must_admit_it() {
     let naming = with(vm(), "spec/ipPool", json!("theirs"));
     let there = |pool: PoolSeen| Known { named: Named::There(pool), ..outside() };
     let theirs = pool(&json!([{"namespace": "theirs"}]));
-    let refusal = r#"spec.ipPool: it names "theirs", whose scope does not admit {network:"" project:"" namespace:"ns" cluster:""}; it admits {project:"" namespace:"theirs" cluster:""}"#;
+    let refusal = r#"spec.ipPool: it names "theirs", whose scope does not admit {network:"" project:"" namespace:"ns" cluster:""}: name another, or ask who keeps the pool"#;
     assert_eq!(refusals(&create(&naming, &there(theirs.clone()))), [refusal]);
     assert_eq!(refusals(&update(&vm(), &naming, &there(theirs.clone()))), [refusal]);
     // Whoever has an address there keeps it; whoever does not ask is not told.

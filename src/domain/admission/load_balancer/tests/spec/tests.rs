@@ -8,6 +8,8 @@ use super::super::*;
 fn the_spec_is_judged_as_the_reconciler_judges_it() {
     let named = |name: &str| with(vm(), "metadata/name", json!(name));
     let listeners = |list: Value| with(vm(), "spec/listeners", list);
+    let port = |n: u32| json!({"name": format!("n{n}"), "port": n});
+    let selector = |selector: Value| with(vm(), "spec/backendServerSelector", selector);
     let check = |check: Value| with(vm(), "spec/healthCheck", check);
     for (object, field) in [
         (named("1web"), "metadata.name"),
@@ -33,6 +35,10 @@ fn the_spec_is_judged_as_the_reconciler_judges_it() {
             listeners(json!([{"name": "a", "port": 80}, {"name": "b", "port": 80}])),
             "spec.listeners[1].port",
         ),
+        (listeners((1..=257).map(port).collect()), "spec.listeners"),
+        (selector(json!({"app": vec!["v"; 65]})), "spec.backendServerSelector"),
+        (selector(json!({"l".repeat(318): ["v"]})), "spec.backendServerSelector"),
+        (selector(json!({"app": ["v".repeat(64)]})), "spec.backendServerSelector"),
         (check(json!({"port": 80})), "spec.healthCheck.port"),
         (check(json!({"port": 8080, "periodSeconds": -1})), "spec.healthCheck.periodSeconds"),
         (check(json!({"port": 8080, "protocol": "icmp"})), "spec.healthCheck.protocol"),
@@ -62,8 +68,10 @@ fn the_spec_is_judged_as_the_reconciler_judges_it() {
         assert!(update(&vm(), &leaving, &outside()).refusals.is_empty());
         // A guest's Services are its own, and so are their ports.
         let guests = with(object.clone(), "spec/workloadType", json!("cluster"));
-        let its_own = field.starts_with("metadata.")
+        let is_long = object["metadata"]["name"].as_str().is_some_and(|name| name.len() > 63);
+        let its_own = (field.starts_with("metadata.") && !is_long)
             || field.starts_with("spec.listeners")
+            || field == "spec.backendServerSelector"
             || object["spec"]["healthCheck"] == json!({"port": 80});
         assert_eq!(create(&guests, &outside()).refusals.is_empty(), its_own, "{guests}");
     }

@@ -1,0 +1,145 @@
+//! One tenant fills its objects as far as the API server lets it. That costs little memory, and
+//! nobody else's time.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _};
+use harvester_guest_operator::api::LoadBalancer;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::{Value, json};
+use testbed::{Operator, eventually};
+
+use crate::support::{Cluster, LATER, ready};
+use crate::vms::input::as_harvester_ships_it;
+use crate::vms::raw;
+
+const HOSTILE: usize = 1_000;
+/// Memory that they may cost.
+const MOST_MIB: u64 = 20;
+/// A guest cluster's cloud provider gives up after so long.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Texts of an object; each object is about that large.
+const TEXT: usize = 32 * 1024;
+const FINALIZERS: usize = 300;
+
+/// An object that no schema and no admission has looked at: as stored before them, or under Harvester's
+/// own CRD.
+fn hostile(number: usize) -> Result<LoadBalancer> {
+    let name = format!("h-{number:04}");
+    let long = "x".repeat(TEXT);
+    let many: Vec<String> = (0..TEXT / 16).map(|n| format!("{number}-{n}")).collect();
+    let mut lb = json!({
+        "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
+        "metadata": {"name": name, "namespace": "hostile"},
+        "spec": {"workloadType": "cluster", "ipam": "pool"},
+    });
+    let vm = |selector: Value| {
+        json!({
+            "workloadType": "vm", "ipam": "pool", "backendServerSelector": selector,
+            "listeners": [{"name": "http", "port": 80, "protocol": "TCP"}],
+        })
+    };
+    match number % 5 {
+        0 => lb["spec"] = vm(json!({"app": many})),
+        1 => {
+            let keys = many.iter().take(many.len() / 2).map(|key| (key.clone(), json!(["v"])));
+            lb["spec"] = vm(Value::Object(keys.collect()));
+        }
+        2 => {
+            lb["metadata"]["annotations"] = json!({
+                "loadbalancer.harvesterhci.io/cluster": long,
+                "harvesterhci.io/any": long,
+            });
+        }
+        3 => {
+            let theirs = |n: usize| format!("example.com/{number}-{n:050}");
+            lb["metadata"]["finalizers"] = (0..FINALIZERS).map(theirs).collect();
+        }
+        _ => {
+            lb["status"] = json!({"conditions": [
+                {"type": "Theirs", "status": "True", "message": long},
+            ]});
+        }
+    }
+    Ok(serde_json::from_value(lb)?)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_hostile_objects_cost_little_and_delay_nobody() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    raw::namespace(&cluster.client, "hostile").await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/16"})).await?;
+    as_harvester_ships_it(&cluster).await?;
+    let operator = cluster.operator().await?;
+    let quiet = one_by_one(&cluster, "quiet", 20).await?;
+    let before = peak(&operator)?;
+
+    let theirs = Api::<LoadBalancer>::namespaced(cluster.client.clone(), "hostile");
+    let flood = futures::stream::iter(0..HOSTILE).map(anyhow::Ok).try_for_each_concurrent(
+        4,
+        async |number| {
+            let lb = hostile(number)?;
+            let made = theirs.create(&PostParams::default(), &lb).await;
+            made.map(drop).with_context(|| format!("object {number}"))
+        },
+    );
+    let (flood, loud) = tokio::join!(flood, one_by_one(&cluster, "loud", 50));
+    flood?;
+    let loud = loud?;
+    let done = format!("{HOSTILE} answers");
+    eventually(LATER, &done, async || {
+        let list =
+            theirs.list(&kube::api::ListParams::default()).await.map_err(|e| e.to_string())?;
+        let without = list.items.iter().filter(|lb| ready(lb).0.is_empty()).count();
+        if without == 0 { Ok(true) } else { Err(format!("{without} without")) }
+    })
+    .await?;
+    let cost = (peak(&operator)? - before) / 1024;
+    println!(
+        "{HOSTILE} hostile objects: {cost} MiB; another's address after {quiet:?}, meanwhile {loud:?} at most"
+    );
+    ensure!(cost < MOST_MIB, "{cost} MiB");
+    ensure!(loud < PATIENCE, "another tenant waited for {loud:?}");
+
+    // What is over a bound is said, and selects nothing.
+    let lb = theirs.get("h-0000").await?;
+    let said = ready(&lb).2;
+    ensure!(said.contains("spec.backendServerSelector: more than 64 values"), "{said}");
+    let lb = theirs.get("h-0001").await?;
+    let said = ready(&lb).2;
+    ensure!(said.contains("spec.backendServerSelector: more than 16 labels"), "{said}");
+    // What others wrote into lists stays there, whether it is kept in memory or not.
+    let lb = theirs.get("h-0003").await?;
+    let finalizers = lb.metadata.finalizers.unwrap_or_default();
+    assert_eq!(finalizers.len(), FINALIZERS + 1, "and the operator's own");
+    let lb = theirs.get("h-0004").await?;
+    let status = lb.status.unwrap_or_default();
+    ensure!(status.allocated_address.is_some(), "no address");
+    let length = status
+        .conditions
+        .iter()
+        .find(|c| c.type_ == "Theirs")
+        .and_then(|c| c.message.as_ref().map(String::len));
+    assert_eq!(length, Some(TEXT));
+    Ok(())
+}
+
+/// The longest that another tenant waits for an address.
+async fn one_by_one(cluster: &Cluster, name: &str, count: usize) -> Result<Duration> {
+    let mut longest = Duration::ZERO;
+    for number in 0..count {
+        let name = format!("{name}-{number}");
+        let began = Instant::now();
+        cluster.lb(&name).await?;
+        cluster.address(&name).await?;
+        longest = longest.max(began.elapsed());
+    }
+    Ok(longest)
+}
+
+/// The most memory that the operator ever had, in KiB.
+fn peak(operator: &Operator) -> Result<u64> {
+    operator.process.peak_rss_kib().context("no figure of memory")
+}
