@@ -253,6 +253,11 @@ impl Ledger {
         self.cursor
     }
 
+    /// Bytes that it takes in its object, at most.
+    pub fn bytes(&self) -> usize {
+        self.bytes + self.history.bytes
+    }
+
     /// Addresses in the ranges.
     pub fn total(&self) -> i64 {
         self.ranges.total()

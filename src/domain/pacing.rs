@@ -1,36 +1,62 @@
-//! How often a ledger is written, and how failures are retried.
+//! How often ledgers are written, and how failures are retried.
 //!
-//! A write of a pool costs the API server in proportion to the pool (measured: 30 ms of its
-//! CPU at 1,000 claims, 120 ms at 5,000), so under load requests are gathered between two
-//! writes for a time that grows with the ledger. A lone request never waits.
+//! A write of a pool costs the API server in proportion to the pool (measured: 30 ms of its CPU at
+//! 1,000 claims, 120 ms at 5,000), and its store as many bytes. So while several wait, requests are
+//! gathered between two writes, for a time that follows from what the last write took. Nobody waits
+//! for company that does not come: who asks alone, one request after the other, is served at once,
+//! whatever the pool. Beyond that only the bytes written in all are bounded.
 
 use std::time::Duration;
 
-/// Gathering for each ledger entry written: a ledger takes at most about an eighth of one
-/// core of the API server.
-const PER_ENTRY: Duration = Duration::from_micros(200);
-/// Nobody waits longer than this for a ledger write to begin.
+/// Gathering for each unit of time that the last write took: ledgers are written at most a fifth of
+/// the time.
+const REST: u32 = 4;
+/// Nobody waits longer than this for others to come.
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
+/// After so long without another request there is nobody to wait for.
+const QUIET: Duration = Duration::from_millis(10);
+/// Bytes of ledgers that may be written in a second, in the long run. The API server's store keeps all
+/// that was written in the last five minutes, of 2 GiB that it has by default.
+const BYTES_PER_SECOND: u32 = 1024 * 1024;
+/// Time's worth of those that may be written at once after a rest.
+const BURST: Duration = Duration::from_secs(64);
+/// Nobody waits longer than this for bytes.
+const LONGEST_DEBT: Duration = Duration::from_secs(4);
 
 /// When the next ledger write may begin. Times are offsets on one monotonic clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
-    next: Duration,
+    ended: Duration,
+    took: Duration,
+    /// Requests that the last write answered.
+    answered: usize,
+    /// When all bytes written so far have been earned.
+    earned: Duration,
 }
 
 impl Pace {
-    /// Notes a write of ledgers with so many entries. A server that took longer than they
-    /// explain is busy, and is left alone for as long again.
-    pub fn wrote(&mut self, began: Duration, ended: Duration, entries: usize) {
-        let entries = u32::try_from(entries).unwrap_or(u32::MAX);
-        let pause = PER_ENTRY.saturating_mul(entries).max(ended.saturating_sub(began));
-        self.next =
-            ended + if entries == 0 { Duration::ZERO } else { pause.min(LONGEST_GATHERING) };
+    /// Notes what was done about so many requests: ledgers of so many bytes were written. None: it
+    /// took no time that counts.
+    pub fn wrote(&mut self, began: Duration, ended: Duration, bytes: usize, requests: usize) {
+        self.ended = ended;
+        self.took = if bytes == 0 { Duration::ZERO } else { ended.saturating_sub(began) };
+        self.answered = requests;
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let price = Duration::from_secs(1).saturating_mul(bytes) / BYTES_PER_SECOND;
+        self.earned = self.earned.max(began) + price;
     }
 
-    /// How long to gather from `now`.
-    pub fn pause(&self, now: Duration) -> Duration {
-        self.next.saturating_sub(now)
+    /// How long to gather from `now`, while so many requests wait, of which the last came `last`.
+    pub fn pause(&self, now: Duration, waiting: usize, last: Duration) -> Duration {
+        let affordable = self.earned.saturating_sub(BURST).min(self.ended + LONGEST_DEBT);
+        if now < affordable {
+            return affordable - now;
+        }
+        if waiting <= 1 && self.answered <= 1 {
+            return Duration::ZERO;
+        }
+        let rested = self.ended + self.took.saturating_mul(REST).min(LONGEST_GATHERING);
+        rested.min(last + QUIET).saturating_sub(now)
     }
 }
 
@@ -76,31 +102,81 @@ mod tests {
         Duration::from_millis(n)
     }
 
-    #[test]
-    fn the_first_write_and_one_after_a_rest_begin_at_once() {
+    /// As after a write of a small ledger that began at 0.
+    fn after(took: Duration, requests: usize) -> Pace {
         let mut pace = Pace::default();
-        assert_eq!(pace.pause(ms(0)), ms(0));
-        pace.wrote(ms(0), ms(10), 500);
-        assert_eq!(pace.pause(ms(10)), ms(100));
-        assert_eq!(pace.pause(ms(200)), ms(0));
+        pace.wrote(ms(0), took, 1_000, requests);
+        pace
+    }
+
+    #[test]
+    fn who_asks_alone_never_waits() {
+        assert_eq!(Pace::default().pause(ms(0), 5, ms(0)), ms(0), "nothing was written yet");
+        for took in [ms(5), ms(100), ms(9_000)] {
+            assert_eq!(after(took, 1).pause(took, 1, took), ms(0), "{took:?}");
+        }
+        assert_eq!(after(ms(100), 500).pause(ms(500), 1, ms(500)), ms(0), "after a rest");
+    }
+
+    #[test]
+    fn who_comes_with_others_or_after_them_waits_for_more() {
+        let pace = after(ms(20), 50);
+        assert_eq!(pace.pause(ms(20), 1, ms(20)), QUIET);
+        assert_eq!(pace.pause(ms(25), 7, ms(22)), ms(7), "as long as they keep coming");
+        assert_eq!(pace.pause(ms(32), 7, ms(22)), ms(0), "nobody came any more");
+        assert_eq!(pace.pause(ms(95), 7, ms(94)), ms(5), "until the server has rested");
+        assert_eq!(pace.pause(ms(100), 7, ms(100)), ms(0));
+        assert_eq!(after(ms(20), 1).pause(ms(20), 2, ms(20)), QUIET);
+    }
+
+    #[test]
+    fn a_slow_server_is_left_alone_but_nobody_waits_longer_than_the_bound() {
+        let pace = after(ms(9_000), 50);
+        let coming = |now: Duration| pace.pause(now, 50, now);
+        assert_eq!(coming(ms(9_000)), QUIET);
+        assert_eq!(coming(ms(9_995)), ms(5));
+        assert_eq!(coming(ms(10_000)), ms(0));
     }
 
     #[test]
     fn what_wrote_nothing_costs_nothing() {
         let mut pace = Pace::default();
-        pace.wrote(ms(0), ms(70), 0);
-        assert_eq!(pace.pause(ms(70)), ms(0));
+        pace.wrote(ms(0), ms(70), 0, 50);
+        assert_eq!(pace.pause(ms(70), 50, ms(70)), ms(0));
+    }
+
+    /// One LoadBalancer after the other, in the largest pool: the store is not filled.
+    #[test]
+    fn the_bytes_of_an_hour_are_bounded() {
+        const LEDGER: usize = 1_400_000;
+        let mut pace = Pace::default();
+        let (mut now, mut written, mut longest) = (ms(0), 0, ms(0));
+        while now < Duration::from_secs(3_600) {
+            let pause = pace.pause(now, 1, now);
+            longest = longest.max(pause);
+            now += pause;
+            pace.wrote(now, now + ms(50), LEDGER, 1);
+            written += LEDGER;
+            now += ms(60);
+        }
+        let bound = (3_600 + 64) * 1024 * 1024 + 2 * LEDGER;
+        assert!(written <= bound, "{written} bytes, more than {bound}");
+        assert!(longest <= LONGEST_DEBT, "{longest:?}");
+        // A rest earns a burst again, and no more than that.
+        now += Duration::from_secs(100_000);
+        let mut at_once = 0;
+        while pace.pause(now, 1, now) == ms(0) {
+            pace.wrote(now, now, LEDGER, 1);
+            at_once += LEDGER;
+        }
+        assert!((60 << 20..=66 << 20).contains(&at_once), "{at_once}");
     }
 
     #[test]
-    fn a_slow_server_is_left_alone_but_nobody_waits_longer_than_the_bound() {
+    fn many_full_pools_at_once_are_waited_for_no_longer_than_the_bound() {
         let mut pace = Pace::default();
-        pace.wrote(ms(0), ms(300), 10);
-        assert_eq!(pace.pause(ms(300)), ms(300));
-        pace.wrote(ms(0), ms(9_000), 10);
-        assert_eq!(pace.pause(ms(9_000)), LONGEST_GATHERING);
-        pace.wrote(ms(0), ms(10), 1_000_000);
-        assert_eq!(pace.pause(ms(10)), LONGEST_GATHERING);
+        pace.wrote(ms(0), ms(500), 1_000_000_000, 50);
+        assert_eq!(pace.pause(ms(500), 1, ms(500)), LONGEST_DEBT);
     }
 
     #[test]

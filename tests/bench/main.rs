@@ -38,6 +38,8 @@ use testbed::{Bed, Operator, Options, Start, install};
 const SIZES: [(usize, usize); 3] = [(200, 3), (1_000, 3), (5_000, 1)];
 /// LoadBalancers one by one.
 const SINGLES: usize = 200;
+/// LoadBalancers that have left a pool before others come one by one.
+const LEFT: [usize; 2] = [1_000, 5_000];
 
 fn main() -> Result<()> {
     // `cargo test --benches` starts this too; measuring takes minutes.
@@ -113,7 +115,12 @@ async fn addresses(bed: &Bed, binary: &Path) -> Result<Value> {
     println!("{SINGLES} one by one");
     let floor = floor::one_by_one(&bed.admin(), SINGLES).await?;
     let ours = ours_one_by_one(bed, binary).await?;
-    Ok(table::addresses(&rows, &floor, &ours))
+    let mut after = Vec::new();
+    for left in LEFT {
+        println!("{SINGLES} one by one in a pool that {left} have left");
+        after.push((left, ours_after(bed, binary, left).await?));
+    }
+    Ok(table::addresses(&rows, &floor, &ours, &after))
 }
 
 /// What one burst cost the operator.
@@ -177,10 +184,21 @@ async fn writes(operator: &Operator) -> Result<(f64, f64, f64)> {
 }
 
 async fn ours_one_by_one(bed: &Bed, binary: &Path) -> Result<Vec<Duration>> {
+    ours_after(bed, binary, 0).await
+}
+
+/// One by one, in a pool that so many have left again.
+async fn ours_after(bed: &Bed, binary: &Path, left: usize) -> Result<Vec<Duration>> {
     let client = bed.admin();
     guests::pool(&client, "bench", "10.64.0.0/16").await?;
     let mut operator = Operator::start(bed, binary, Start::default()).await?;
     operator.leads().await?;
+    guests::create(&client, left).await?;
+    while operator.metric("hgo_time_to_address_seconds_count", &[]).await? < left as f64 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    guests::delete_all(&client, left).await?;
+    guests::wait_until_gone(&client).await?;
     let times = guests::create_and_watch(&client, SINGLES).await?;
     guests::delete_all(&client, SINGLES).await?;
     guests::wait_until_gone(&client).await?;

@@ -19,7 +19,12 @@ pub(crate) struct AtOnce {
 }
 
 /// Prints the bursts and the single creations.
-pub(crate) fn addresses(rows: &[AtOnce], floor: &[Duration], ours: &[Duration]) -> Value {
+pub(crate) fn addresses(
+    rows: &[AtOnce],
+    floor: &[Duration],
+    ours: &[Duration],
+    after: &[(usize, Vec<Duration>)],
+) -> Value {
     println!(
         "\n{:>6} {:>9} {:>9} {:>6} {:>9} {:>9} {:>6} {:>8} {:>6} {:>5} {:>8} {:>8}",
         "LBs",
@@ -39,7 +44,13 @@ pub(crate) fn addresses(rows: &[AtOnce], floor: &[Duration], ours: &[Duration]) 
     let (floor, ours) = (quantiles(floor), quantiles(ours));
     println!("\none by one, create to address seen: {ours}");
     println!("the floor's two writes:              {floor}");
-    json!({"at_once": at_once, "one_by_one": {"floor": floor, "ours": ours}})
+    let mut one_by_one = json!({"floor": floor, "ours": ours});
+    for (left, times) in after {
+        let times = quantiles(times);
+        println!("in a pool that {left:>5} have left:      {times}");
+        one_by_one[format!("after_{left}")] = times;
+    }
+    json!({"at_once": at_once, "one_by_one": one_by_one})
 }
 
 /// Prints what the allocator's operations cost.

@@ -84,9 +84,9 @@ impl LedgerTask {
                 Ok(meta) => {
                     self.trouble.remove(&job.name);
                     if let Some(stored) = self.stored.get_mut(&job.name) {
-                        let written = job.status.as_ref().map(|(_, written)| written);
-                        self.entries_written +=
-                            written.map_or(0, |s| s.allocated.len() + s.allocated_history.len());
+                        let pool =
+                            self.book.pools().get(&job.name).filter(|_| job.status.is_some());
+                        self.bytes_written += pool.map_or(0, |pool| pool.ledger.bytes());
                         stored.update(&meta);
                         stored.status =
                             job.status.map_or_else(|| std::mem::take(&mut stored.status), |s| s.1);

@@ -95,7 +95,7 @@ impl LedgerTask {
             trouble: BTreeMap::new(),
             handle: handle.clone(),
             pace: Pace::default(),
-            entries_written: 0,
+            bytes_written: 0,
             started,
             measured: BTreeSet::new(),
             sweeper: None,

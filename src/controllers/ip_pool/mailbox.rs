@@ -48,6 +48,11 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.claims.len() + self.releases.len() + self.pools.len()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.claims.is_empty()
             && self.releases.is_empty()

@@ -41,8 +41,8 @@ pub struct LedgerTask {
     /// For reminders to itself.
     handle: Handle,
     pace: Pace,
-    /// Ledger entries written since the pace was last told.
-    entries_written: usize,
+    /// Bytes of ledgers written since the pace was last told.
+    bytes_written: usize,
     started: Instant,
     /// Pools with metrics, so that series go with their pool.
     measured: BTreeSet<String>,
@@ -77,16 +77,19 @@ impl LedgerTask {
 
     /// Takes what has arrived, and what arrives until the next write may begin.
     async fn gather(&mut self, batch: &mut Batch) {
+        let mut last = self.started.elapsed();
         loop {
             while let Ok(message) = self.mailbox.try_recv() {
                 self.take(message, batch);
+                last = self.started.elapsed();
             }
-            let pause = self.pace.pause(self.started.elapsed());
+            let pause = self.pace.pause(self.started.elapsed(), batch.len(), last);
             if batch.is_empty() || pause.is_zero() {
                 return;
             }
             if let Ok(Some(message)) = tokio::time::timeout(pause, self.mailbox.recv()).await {
                 self.take(message, batch);
+                last = self.started.elapsed();
             }
         }
     }
@@ -164,8 +167,8 @@ impl LedgerTask {
             }
         };
         let ended = self.started.elapsed();
-        let entries = std::mem::take(&mut self.entries_written);
-        self.pace.wrote(began, ended, entries);
+        let bytes = std::mem::take(&mut self.bytes_written);
+        self.pace.wrote(began, ended, bytes, batch.len());
         self.answer(batch, verdicts, &failed);
         self.report_freed(freed.into_iter().filter_map(|index| orphans.get(index)));
         for owner in changed {
