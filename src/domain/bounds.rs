@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use sha2::{Digest, Sha256};
 
 use crate::api::{
-    ANNOTATION_CLUSTER, ANNOTATION_DHCP, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NETWORK,
-    AllocatedAddress, Condition, HealthCheck, LABEL_CLUSTER, LB_FINALIZER, LoadBalancer,
-    LoadBalancerSpec, READY,
+    ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_DHCP, ANNOTATION_MANAGEMENT_NETWORK,
+    ANNOTATION_NETWORK, AllocatedAddress, Condition, HealthCheck, LABEL_CLUSTER, LB_FINALIZER,
+    LoadBalancer, LoadBalancerSpec, READY,
 };
 
 /// Labels that a selector may name.
@@ -42,8 +42,13 @@ const LONGEST_LIST: usize = 16;
 pub const MOST_KEPT: usize = 20 * 1024;
 
 /// Annotations that decisions take.
-const ANNOTATIONS: [&str; 4] =
-    [ANNOTATION_NETWORK, ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_DHCP];
+const ANNOTATIONS: [&str; 5] = [
+    ANNOTATION_NETWORK,
+    ANNOTATION_CLUSTER,
+    ANNOTATION_MANAGEMENT_NETWORK,
+    ANNOTATION_DHCP,
+    ANNOTATION_ALLOCATED,
+];
 
 /// The text, or its beginning and three dots: `longest` bytes at most.
 pub fn cut(mut text: String, longest: usize) -> String {

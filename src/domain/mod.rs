@@ -16,6 +16,7 @@ pub mod crowd;
 pub mod dhcp;
 pub mod endpoints;
 pub mod facts;
+pub mod fair_queue;
 pub mod free_set;
 pub mod health;
 pub mod infrastructure;

@@ -1,17 +1,19 @@
 //! Kubernetes Events: best effort, from a bounded queue, at a rate that never competes with
-//! the addresses themselves. What the budget refuses is logged and counted.
+//! the addresses themselves. Namespaces take turns, so that no tenant's warnings hold back another's.
+//! What the budget refuses is counted.
 
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube_runtime::events::{Event, EventType, Recorder, Reporter};
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 
+use crate::domain::bounds::cut;
+use crate::domain::fair_queue::FairQueue;
 use crate::metrics::Metrics;
 
-/// Events that may wait to be written.
-const QUEUE: usize = 128;
 /// Events written in a row after a rest.
 const BURST: u32 = 20;
 /// Bytes of a note at most: the API server refuses an Event with more.
@@ -22,19 +24,39 @@ const EARN: Duration = Duration::from_millis(500);
 /// Hands Events over without waiting.
 #[derive(Clone)]
 pub struct Events {
-    queue: mpsc::Sender<(Event, ObjectReference)>,
+    queue: Arc<Queue>,
     metrics: Metrics,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: Mutex<FairQueue<(Event, ObjectReference)>>,
+    /// One more waits, or nobody can send any more.
+    news: Arc<Notify>,
+}
+
+impl Queue {
+    fn pop(&self) -> Option<(Event, ObjectReference)> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.news.notify_one();
+    }
 }
 
 impl Events {
     /// Starts the writer. It ends with the last handle.
     pub fn start(client: Client, me: &str, metrics: Metrics) -> Self {
-        let (queue, receiver) = mpsc::channel(QUEUE);
+        let queue = Arc::<Queue>::default();
         let reporter = Reporter {
             controller: "harvester-guest-operator".to_owned(),
             instance: Some(me.to_owned()),
         };
-        tokio::spawn(write(receiver, Recorder::new(client, reporter), metrics.clone()));
+        let recorder = Recorder::new(client, reporter);
+        tokio::spawn(write(Arc::downgrade(&queue), queue.news.clone(), recorder, metrics.clone()));
         Self { queue, metrics }
     }
 
@@ -48,29 +70,33 @@ impl Events {
         self.send(EventType::Warning, object, reason, note);
     }
 
-    fn send(&self, type_: EventType, object: ObjectReference, reason: &str, mut note: String) {
-        note.truncate(note.floor_char_boundary(LONGEST_NOTE));
+    fn send(&self, type_: EventType, object: ObjectReference, reason: &str, note: String) {
         let event = Event {
             type_,
             reason: reason.to_owned(),
-            note: Some(note),
+            note: Some(cut(note, LONGEST_NOTE)),
             action: "Reconcile".to_owned(),
             secondary: None,
         };
-        if self.queue.try_send((event, object)).is_err() {
+        let namespace = object.namespace.clone().unwrap_or_default();
+        let mut waiting = self.queue.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.push(&namespace, (event, object)).is_some() {
             self.metrics.events_dropped.inc();
         }
+        drop(waiting);
+        self.queue.news.notify_one();
     }
 }
 
-async fn write(
-    mut queue: mpsc::Receiver<(Event, ObjectReference)>,
-    recorder: Recorder,
-    metrics: Metrics,
-) {
+async fn write(queue: Weak<Queue>, news: Arc<Notify>, recorder: Recorder, metrics: Metrics) {
     let mut budget = BURST;
     let mut earned = Instant::now();
-    while let Some((event, object)) = queue.recv().await {
+    loop {
+        let Some(next) = queue.upgrade().map(|queue| queue.pop()) else { return };
+        let Some((event, object)) = next else {
+            news.notified().await;
+            continue;
+        };
         let periods =
             u32::try_from(earned.elapsed().as_millis() / EARN.as_millis()).unwrap_or(BURST);
         budget = budget.saturating_add(periods).min(BURST);
@@ -100,18 +126,20 @@ mod tests {
     /// The API server counts bytes, not characters.
     #[test]
     fn a_long_note_is_cut_and_what_finds_no_room_is_counted() {
-        let (queue, mut queued) = mpsc::channel(1);
-        let events = Events { queue, metrics: Metrics::new().unwrap() };
+        let events = Events { queue: Arc::default(), metrics: Metrics::new().unwrap() };
         for letter in ["x", "€"] {
             events.warning(ObjectReference::default(), "Reason", letter.repeat(5_000));
-            let (event, _) = queued.try_recv().unwrap();
+            let (event, _) = events.queue.pop().unwrap();
             let length = event.note.unwrap().len();
             assert!((1022..=1024).contains(&length), "{length} bytes of {letter}");
         }
         assert_eq!(events.metrics.events_dropped.get(), 0);
-        for _ in 0..3 {
+        for _ in 0..1_000 {
             events.normal(ObjectReference::default(), "Reason", String::new());
         }
-        assert_eq!(events.metrics.events_dropped.get(), 2);
+        let waiting = std::iter::from_fn(|| events.queue.pop()).count();
+        let dropped = events.metrics.events_dropped.get();
+        assert!(waiting > 0 && dropped > 0, "{waiting} wait, {dropped} dropped");
+        assert_eq!(u64::try_from(waiting).unwrap() + dropped, 1_000);
     }
 }

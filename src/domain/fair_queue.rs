@@ -1,0 +1,117 @@
+//! A bounded queue in which no namespace waits for another one's backlog.
+//!
+//! Invariants: namespaces take turns, one entry each; a namespace that is full loses its own entries
+//! and nobody else's; memory is bounded by [`IN_ALL`] entries.
+
+use std::collections::{HashMap, VecDeque};
+
+/// Entries of one namespace that may wait.
+pub const OF_ONE: usize = 16;
+/// Entries that may wait in all.
+pub const IN_ALL: usize = 512;
+
+/// Entries that wait, each for its namespace's turn.
+#[derive(Debug)]
+pub struct FairQueue<T> {
+    waiting: HashMap<String, VecDeque<T>>,
+    /// Namespaces with entries, in the order of their turns.
+    turns: VecDeque<String>,
+    len: usize,
+}
+
+impl<T> Default for FairQueue<T> {
+    fn default() -> Self {
+        Self { waiting: HashMap::new(), turns: VecDeque::new(), len: 0 }
+    }
+}
+
+impl<T> FairQueue<T> {
+    /// Adds an entry, behind those of the same namespace. Returns one that there is no room for: this
+    /// one, or, where all room is taken by others, the newest of the namespace that has the most.
+    pub fn push(&mut self, namespace: &str, entry: T) -> Option<T> {
+        let own = self.waiting.get(namespace).map_or(0, VecDeque::len);
+        if own >= OF_ONE {
+            return Some(entry);
+        }
+        let mut lost = None;
+        if self.len >= IN_ALL {
+            let most = self.waiting.iter().max_by_key(|(name, list)| (list.len(), name.as_str()));
+            let most = most.filter(|(_, list)| list.len() > own + 1).map(|(name, _)| name.clone());
+            let Some(list) = most.and_then(|name| self.waiting.get_mut(&name)) else {
+                return Some(entry);
+            };
+            lost = list.pop_back();
+            self.len -= 1;
+        }
+        if own == 0 {
+            self.turns.push_back(namespace.to_owned());
+        }
+        self.waiting.entry(namespace.to_owned()).or_default().push_back(entry);
+        self.len += 1;
+        lost
+    }
+
+    /// The oldest entry of the namespace whose turn it is.
+    pub fn pop(&mut self) -> Option<T> {
+        let namespace = self.turns.pop_front()?;
+        let list = self.waiting.get_mut(&namespace)?;
+        let entry = list.pop_front();
+        if list.is_empty() {
+            self.waiting.remove(&namespace);
+        } else {
+            self.turns.push_back(namespace);
+        }
+        self.len -= usize::from(entry.is_some());
+        entry
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drain(queue: &mut FairQueue<String>) -> Vec<String> {
+        std::iter::from_fn(|| queue.pop()).collect()
+    }
+
+    #[test]
+    fn namespaces_take_turns() {
+        let mut queue = FairQueue::default();
+        for entry in ["a1", "a2", "a3", "b1", "c1", "b2"] {
+            assert_eq!(queue.push(&entry[..1], entry.to_owned()), None);
+        }
+        assert_eq!(drain(&mut queue), ["a1", "b1", "c1", "a2", "b2", "a3"]);
+        assert!(queue.waiting.is_empty() && queue.turns.is_empty() && queue.len == 0);
+    }
+
+    #[test]
+    fn a_flood_of_one_costs_the_others_one_turn() {
+        let mut queue = FairQueue::default();
+        let lost = (0..10_000).filter(|n| queue.push("hostile", format!("h{n}")).is_some()).count();
+        assert_eq!(lost, 10_000 - OF_ONE);
+        assert_eq!(queue.push("b", "b1".to_owned()), None);
+        assert_eq!(drain(&mut queue)[..2], ["h0", "b1"]);
+    }
+
+    #[test]
+    fn when_all_room_is_taken_whoever_has_the_most_gives_way() {
+        let mut queue = FairQueue::default();
+        for name in 0..IN_ALL / OF_ONE {
+            for n in 0..OF_ONE {
+                assert_eq!(queue.push(&format!("n{name:02}"), format!("{name}/{n}")), None);
+            }
+        }
+        // The newest of one with the most.
+        assert_eq!(queue.push("b", "b1".to_owned()), Some("31/15".to_owned()));
+        assert_eq!(queue.len, IN_ALL);
+        let all = drain(&mut queue);
+        assert_eq!(all.len(), IN_ALL);
+        assert_eq!(all[IN_ALL / OF_ONE], "b1", "after one turn of each");
+        // Of many with one each none gives way to another.
+        for n in 0..IN_ALL {
+            assert_eq!(queue.push(&format!("n{n}"), format!("{n}")), None);
+        }
+        assert_eq!(queue.push("b", "b1".to_owned()), Some("b1".to_owned()));
+        assert_eq!(drain(&mut queue).len(), IN_ALL);
+    }
+}
