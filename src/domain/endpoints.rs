@@ -140,7 +140,9 @@ pub fn backend(
         unsaid || networks.any(|network| fault(*last, network).is_none())
     };
     let fits = |last: &IpAddr| Family::of(*last) == wanted.family && may_have(last);
-    let remembered = || last().filter(|last| pod_ready && fits(last) && !elsewhere(last));
+    let is_silent = refused.is_none();
+    let remembered =
+        || last().filter(|last| is_silent && pod_ready && fits(last) && !elsewhere(last));
     let Some(address) = known.or_else(remembered) else {
         return match refused {
             Some((address, fault)) => Backend::Refused { name: name.into(), address, fault },
