@@ -1,27 +1,17 @@
 //! A caller of admission that is not the API server.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use testbed::Issued;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::{TlsConnector, rustls};
-
-/// An address that is not the API server's.
-pub(super) const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 66);
-
-/// A connection from a stranger's address.
-pub(super) async fn dial(address: SocketAddr) -> Result<TcpStream> {
-    let socket = TcpSocket::new_v4()?;
-    socket.bind((STRANGER, 0).into())?;
-    Ok(socket.connect(address).await?)
-}
 
 /// A connection that trusts a bundle, and shows a certificate if it has one.
 pub(super) async fn connect(
