@@ -103,13 +103,13 @@ impl Book {
         let current = self.current(facts);
         let (claim, wait) = match self.settle(facts, current.as_ref()) {
             Ok(claim) => (claim, None),
-            Err(wait) => match self.homeless(facts).cloned().or(current) {
-                Some(claim) => (claim, Some(wait)),
-                None => {
+            Err(wait) => {
+                let Some(claim) = self.homeless(facts).cloned().or(current) else {
                     self.wait(facts, wait.clone());
                     return Verdict::Waiting(wait);
-                }
-            },
+                };
+                (claim, Some(wait))
+            }
         };
         match &wait {
             Some(wait) => self.wait(facts, wait.clone()),

@@ -115,7 +115,9 @@ pub fn trim(lb: &mut LoadBalancer) -> bool {
     meta.generate_name = None;
     if let Some(annotations) = meta.annotations.as_mut() {
         annotations.retain(|key, _| ANNOTATIONS.contains(&key.as_str()));
-        annotations.values_mut().for_each(|text| shorten(text, LONGEST_TEXT));
+        for text in annotations.values_mut() {
+            shorten(text, LONGEST_TEXT);
+        }
     }
     if let Some(labels) = meta.labels.as_mut() {
         labels.retain(|key, _| key == LABEL_CLUSTER);

@@ -130,6 +130,7 @@ impl Segment {
     /// Where an announcer on the nodes announces an address of this segment: nodes have a bridge for
     /// an untagged network. Others have no link, and their addresses are announced on the default
     /// interface, in the nodes' own network.
+    #[must_use]
     pub fn of_announcer(&self) -> Self {
         match self {
             Self::Management | Self::Unlisted | Self::Vlan(_, 0) => self.clone(),

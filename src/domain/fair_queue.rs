@@ -37,10 +37,10 @@ impl<T> FairQueue<T> {
         if self.len >= IN_ALL {
             let most = self.waiting.iter().max_by_key(|(name, list)| (list.len(), name.as_str()));
             let most = most.filter(|(_, list)| list.len() > own + 1).map(|(name, _)| name.clone());
-            let Some(list) = most.and_then(|name| self.waiting.get_mut(&name)) else {
+            let Some(longest) = most.and_then(|name| self.waiting.get_mut(&name)) else {
                 return Some(entry);
             };
-            lost = list.pop_back();
+            lost = longest.pop_back();
             self.len -= 1;
         }
         if own == 0 {

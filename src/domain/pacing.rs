@@ -49,8 +49,9 @@ impl Pace {
     /// How long to gather from `now`, while so many requests wait, of which the last came `last`.
     pub fn pause(&self, now: Duration, waiting: usize, last: Duration) -> Duration {
         let affordable = self.earned.saturating_sub(BURST).min(self.ended + LONGEST_DEBT);
-        if now < affordable {
-            return affordable - now;
+        let debt = affordable.saturating_sub(now);
+        if !debt.is_zero() {
+            return debt;
         }
         if waiting <= 1 && self.answered <= 1 {
             return Duration::ZERO;
@@ -151,7 +152,7 @@ mod tests {
         const LEDGER: usize = 1_400_000;
         let mut pace = Pace::default();
         let (mut now, mut written, mut longest) = (ms(0), 0, ms(0));
-        while now < Duration::from_secs(3_600) {
+        while now < Duration::from_hours(1) {
             let pause = pace.pause(now, 1, now);
             longest = longest.max(pause);
             now += pause;

@@ -103,12 +103,11 @@ pub fn mutate(request: &Request<'_>, known: &Known) -> Answer {
         return answer;
     }
     let mut new = object.clone();
-    match request.old {
-        Some(old) => status::keep(&mut new, old, known, &mut answer),
-        None => {
-            fill::former(&mut new, request);
-            status::strip(&mut new, &mut answer);
-        }
+    if let Some(old) = request.old {
+        status::keep(&mut new, old, known, &mut answer);
+    } else {
+        fill::former(&mut new, request);
+        status::strip(&mut new, &mut answer);
     }
     if !is_leaving(object) {
         if request.old.is_none_or(|old| old.get("spec") != object.get("spec")) {

@@ -284,8 +284,8 @@ fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeErro
     let stored: Vec<Range> = old_spec
         .and_then(|old| serde_json::from_value(old["ranges"].clone()).ok())
         .unwrap_or_default();
-    let new = spec.ranges.iter().enumerate().filter(|(_, range)| !stored.contains(range));
-    new.filter_map(|(index, range)| ranges::reversed(index, range)).next()
+    let mut new = spec.ranges.iter().enumerate().filter(|(_, range)| !stored.contains(range));
+    new.find_map(|(index, range)| ranges::reversed(index, range))
 }
 
 /// Whether the pool was not in this conflict before, or shared fewer addresses.

@@ -92,7 +92,7 @@ struct Cluster {
 }
 
 /// Whether two are announced on one segment.
-fn meet(a: &Option<Vec<Segment>>, b: &Option<Vec<Segment>>) -> bool {
+fn meet(a: Option<&Vec<Segment>>, b: Option<&Vec<Segment>>) -> bool {
     let (Some(a), Some(b)) = (a, b) else { return true };
     a.iter().any(|a| b.iter().any(|b| a.meets(b)))
 }
@@ -134,7 +134,9 @@ impl Cluster {
     fn observe(&mut self) {
         if self.book.take_moved() {
             let all: Vec<_> = (0..LBS).filter_map(|n| self.facts(n)).collect();
-            all.iter().for_each(|facts| self.book.observe(facts));
+            for facts in &all {
+                self.book.observe(facts);
+            }
         }
     }
 
@@ -216,6 +218,43 @@ impl Cluster {
         Some(LbFacts { owner, published: None, ..facts.clone() })
     }
 
+    /// Makes one again under its name, and holds the answer to the rules. `told` is whether the ledger
+    /// hears of the deletion before.
+    fn restore(&mut self, n: usize, told: bool) {
+        let Some(restored) = self.made_again(n) else { return };
+        let before = self.lbs.insert(n, restored).unwrap();
+        if told {
+            self.book.release(&before.owner.uid);
+        }
+        self.announced.remove(&n);
+        let had = before.published.clone();
+        let verdict = self.ask(n);
+        let others = |claim: &Claim| self.is_double(n, claim);
+        let named =
+            |claim: &Claim| before.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
+        // What it held alone, of a pool that may give it, it has again.
+        let still = had.filter(|claim| {
+            let pool = self.book.pools().get(&claim.pool);
+            named(claim)
+                && !others(claim)
+                && pool.is_some_and(|pool| {
+                    pool.idle().is_none()
+                        && pool.ledger.ranges().find(claim.ip).is_some()
+                        && pool.selector.fit(&before.requirement).is_some()
+                })
+        });
+        if let (Some(claim), Some(verdict)) = (still, verdict) {
+            let Verdict::Held { claim: now, .. } = &verdict else {
+                panic!("{claim:?} is not given back: {verdict:?}")
+            };
+            let taken = self.book.pools()[&claim.pool].ledger.owner_of(claim.ip);
+            let free = taken.is_none_or(|owner| owner.name == before.owner.name);
+            assert!(*now == claim || !free || self.book.shared() > 0, "{now:?} for {claim:?}");
+        }
+        // Until the sweep, an entry of the UID that is gone may stay.
+        self.book.release(&before.owner.uid);
+    }
+
     fn carry_out(&mut self, step: &Step) {
         let pool_name = |p: Option<usize>| p.map(|p| POOLS[p].0.to_owned());
         match *step {
@@ -236,44 +275,7 @@ impl Cluster {
                     assert!(self.book.claims_of(&facts.owner.uid).is_empty());
                 }
             }
-            Step::Restore(n, told) => {
-                let Some(restored) = self.made_again(n) else { return };
-                let before = self.lbs.insert(n, restored).unwrap();
-                if told {
-                    self.book.release(&before.owner.uid);
-                }
-                self.announced.remove(&n);
-                let had = before.published.clone();
-                let verdict = self.ask(n);
-                let others = |claim: &Claim| self.is_double(n, claim);
-                let named = |claim: &Claim| {
-                    before.named_pool.as_ref().is_none_or(|named| *named == claim.pool)
-                };
-                // What it held alone, of a pool that may give it, it has again.
-                let still = had.filter(|claim| {
-                    let pool = self.book.pools().get(&claim.pool);
-                    named(claim)
-                        && !others(claim)
-                        && pool.is_some_and(|pool| {
-                            pool.idle().is_none()
-                                && pool.ledger.ranges().find(claim.ip).is_some()
-                                && pool.selector.fit(&before.requirement).is_some()
-                        })
-                });
-                if let (Some(claim), Some(verdict)) = (still, verdict) {
-                    let Verdict::Held { claim: now, .. } = &verdict else {
-                        panic!("{claim:?} is not given back: {verdict:?}")
-                    };
-                    let taken = self.book.pools()[&claim.pool].ledger.owner_of(claim.ip);
-                    let free = taken.is_none_or(|owner| owner.name == before.owner.name);
-                    assert!(
-                        *now == claim || !free || self.book.shared() > 0,
-                        "{now:?} for {claim:?}"
-                    );
-                }
-                // Until the sweep, an entry of the UID that is gone may stay.
-                self.book.release(&before.owner.uid);
-            }
+            Step::Restore(n, told) => self.restore(n, told),
             Step::Switch(n, pool) => {
                 if let Some(facts) = self.lbs.get_mut(&n) {
                     facts.named_pool = pool_name(pool);
@@ -343,7 +345,9 @@ impl Cluster {
                 self.book = Book::default();
                 (0..POOLS.len()).for_each(|p| self.merge(p));
                 let all: Vec<_> = (0..LBS).filter_map(|n| self.facts(n)).collect();
-                all.iter().for_each(|facts| self.book.adopt(facts));
+                for facts in &all {
+                    self.book.adopt(facts);
+                }
                 (0..LBS).for_each(|n| drop(self.ask(n)));
             }
         }

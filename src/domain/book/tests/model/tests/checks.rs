@@ -52,7 +52,7 @@ impl Cluster {
         let uid = |n: &usize| self.lbs[n].owner.uid.clone();
         for (a, (ip, mine)) in &self.announced {
             for (b, (other, theirs)) in self.announced.range(a + 1..) {
-                if ip != other || !meet(mine, theirs) {
+                if ip != other || !meet(mine.as_ref(), theirs.as_ref()) {
                     continue;
                 }
                 let both = BTreeSet::from([uid(a), uid(b)]);
