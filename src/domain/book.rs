@@ -11,13 +11,16 @@
 //!   that the new one is published;
 //! * waiters are served oldest first, and before anybody who asks later;
 //! * no pool gives out an address that another pool holds on the same network ([`standing`]), or
-//!   that a LoadBalancer publishes there without a ledger that says so ([`reserved`]);
+//!   that a LoadBalancer publishes there without a ledger that says so ([`reserved`]), or that is
+//!   the cluster's own;
 //! * names survive restores: a LoadBalancer that is made again under its name gets the address that
 //!   the name had, from its pool's ledger, from history, or as it asks for it itself.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 
 use super::conflict::{Conflict, Segment, network_mismatch};
+use super::infrastructure::Reserved;
 use super::ledger::{Ledger, NoAddress};
 use super::pool_choice::{Requirement, Selector};
 use super::ranges::{RangeError, Subnet};
@@ -47,6 +50,8 @@ pub struct Pool {
     pub fault: Option<RangeError>,
     /// Being deleted: it gives out nothing.
     pub deleting: bool,
+    /// Addresses of its ranges that are the cluster's own, and what each is. None is given out.
+    pub infrastructure: BTreeMap<IpAddr, Reserved>,
     /// The claims.
     pub ledger: Ledger,
 }
@@ -84,7 +89,9 @@ pub struct Book {
     /// Something changed that waiters may have waited for.
     stirred: bool,
     standing: standing::Standing,
-    reserved: reserved::Reserved,
+    reserved: reserved::Reservations,
+    /// Addresses of the cluster itself: nodes, the management address, Services of others.
+    infrastructure: BTreeMap<IpAddr, Reserved>,
 }
 
 /// Sorts by age, then name, so that the order of service never depends on arrival.

@@ -32,6 +32,11 @@ pub enum Reserved {
 }
 
 impl Reserved {
+    /// Whether pools hold back single addresses of the object.
+    pub fn is_held_back(&self) -> bool {
+        matches!(self, Self::Management(_) | Self::Node(_) | Self::Ingress(_))
+    }
+
     /// Whether the address is where a load balancer is reached. Tenants choose such addresses, so
     /// one that appears later takes nothing from others.
     pub fn is_ingress(&self) -> bool {
@@ -105,6 +110,17 @@ impl Infrastructure {
             self.by_object.insert(object.clone(), now);
         }
         added.into_iter().chain(removed).collect()
+    }
+
+    /// Single addresses that no pool gives out, and what each is: nodes, the management address, and
+    /// where Services are reached that no LoadBalancer owns.
+    pub fn held_back(&self) -> BTreeMap<IpAddr, Reserved> {
+        let single =
+            self.by_network.iter().filter(|(net, _)| net.prefix_len() == net.max_prefix_len());
+        let first = single.filter_map(|(net, objects)| {
+            Some((net.addr(), objects.iter().find(|object| object.is_held_back())?.clone()))
+        });
+        first.collect()
     }
 
     /// Why an address is reserved; `None`: it is not. Of several objects the one with the smallest

@@ -10,8 +10,11 @@ use std::path::Path;
 
 use harvester_guest_operator::api::{self, IPPool, LoadBalancer, TokenRotation};
 use harvester_guest_operator::domain::ranges::Ranges;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{Secret, Service, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -228,6 +231,13 @@ fn the_manifests_fit_their_types() {
                     "RoleBinding" => round_trip::<RoleBinding>(&value),
                     "Deployment" => round_trip::<Deployment>(&value),
                     "Service" => round_trip::<Service>(&value),
+                    "Secret" => round_trip::<Secret>(&value),
+                    "MutatingWebhookConfiguration" => {
+                        round_trip::<MutatingWebhookConfiguration>(&value)
+                    }
+                    "ValidatingWebhookConfiguration" => {
+                        round_trip::<ValidatingWebhookConfiguration>(&value)
+                    }
                     other => panic!("{}: {other} is not expected", path.display()),
                 };
                 assert_eq!(again, value, "{}", path.display());

@@ -15,8 +15,9 @@ use crate::support::{Cluster, LATER, ready};
 use crate::vms::input::as_harvester_ships_it;
 use crate::vms::raw;
 
-const HOSTILE: usize = 1_000;
-/// Memory that they may cost, at the peak of it. 20 were measured.
+/// Hostile objects, unless the variable says how many. A thousand took 20 MiB on a machine of their own.
+const HOSTILE: (&str, usize) = ("HOSTILE_OBJECTS", 100);
+/// Memory that they may cost, at the peak of it.
 const MOST_MIB: u64 = 24;
 /// A guest cluster's cloud provider gives up after so long.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -67,7 +68,8 @@ fn hostile(number: usize) -> Result<LoadBalancer> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_hostile_objects_cost_little_and_delay_nobody() -> Result<()> {
+async fn hostile_objects_cost_little_and_delay_none_beyond_patience() -> Result<()> {
+    let hostiles = std::env::var(HOSTILE.0).map_or(Ok(HOSTILE.1), |text| text.parse())?;
     let cluster = Cluster::start().await?;
     raw::namespace(&cluster.client, "hostile").await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/16"})).await?;
@@ -77,7 +79,7 @@ async fn a_thousand_hostile_objects_cost_little_and_delay_nobody() -> Result<()>
     let before = peak(&operator)?;
 
     let theirs = Api::<LoadBalancer>::namespaced(cluster.client.clone(), "hostile");
-    let flood = futures::stream::iter(0..HOSTILE).map(anyhow::Ok).try_for_each_concurrent(
+    let flood = futures::stream::iter(0..hostiles).map(anyhow::Ok).try_for_each_concurrent(
         4,
         async |number| {
             let lb = hostile(number)?;
@@ -85,10 +87,10 @@ async fn a_thousand_hostile_objects_cost_little_and_delay_nobody() -> Result<()>
             made.map(drop).with_context(|| format!("object {number}"))
         },
     );
-    let (flood, loud) = tokio::join!(flood, one_by_one(&cluster, "loud", 50));
+    let (flood, loud) = tokio::join!(flood, one_by_one(&cluster, "loud", 20));
     flood?;
     let loud = loud?;
-    let done = format!("{HOSTILE} answers");
+    let done = format!("{hostiles} answers");
     eventually(LATER, &done, async || {
         let list =
             theirs.list(&kube::api::ListParams::default()).await.map_err(|e| e.to_string())?;
@@ -98,7 +100,7 @@ async fn a_thousand_hostile_objects_cost_little_and_delay_nobody() -> Result<()>
     .await?;
     let cost = (peak(&operator)? - before) / 1024;
     println!(
-        "{HOSTILE} hostile objects: {cost} MiB; another's address after {quiet:?}, meanwhile {loud:?} at most"
+        "{hostiles} hostile objects: {cost} MiB; another's address after {quiet:?}, meanwhile {loud:?} at most"
     );
     ensure!(cost < MOST_MIB, "{cost} MiB");
     ensure!(loud < PATIENCE, "another tenant waited for {loud:?}");

@@ -3,10 +3,12 @@
 
 use anyhow::Result;
 use harvester_guest_operator::api::ConditionStatus;
+use k8s_openapi::api::core::v1::Service;
+use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::eventually;
-use testbed::kubevirt::{networks, vlan};
+use testbed::kubevirt::{create_node, networks, vlan};
 
 use crate::support::{Cluster, SOON, nothing_failed, shows};
 
@@ -207,4 +209,67 @@ async fn networks_decide_and_may_become_known_late() -> Result<()> {
     serves(&cluster, "y").await?;
     assert_eq!(cluster.address("waiter").await?, "10.1.0.11");
     shows(&operator, "hgo_shared_addresses", &[], |shared| shared == 0.0).await.map(drop)
+}
+
+/// Addresses of nodes, of Harvester itself, and of Services that are not ours.
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_of_the_cluster_itself_are_held_back_and_shown() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/28"})).await?;
+    let _operator = cluster.operator().await?;
+    cluster.lb("early").await?;
+    assert_eq!(cluster.address("early").await?, "10.1.0.2");
+    create_node(&cluster.client, "node-2", &[], "10.1.0.2").await?;
+    create_node(&cluster.client, "node-3", &[], "10.1.0.3").await?;
+    cluster
+        .bed
+        .apply_yaml(
+            r#"
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: vip, namespace: harvester-system}
+data: {enabled: "true", ip: 10.1.0.4}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: foreign, namespace: default}
+spec: {type: LoadBalancer, ports: [{port: 80}]}
+"#,
+        )
+        .await?;
+    let services: Api<Service> = Api::namespaced(cluster.client.clone(), "default");
+    let ingress = json!({"status": {"loadBalancer": {"ingress": [{"ip": "10.1.0.5"}]}}});
+    services.patch_status("foreign", &PatchParams::default(), &Patch::Merge(ingress)).await?;
+    let all = [
+        "10.1.0.2 is an address of Node node-2, and LoadBalancer default/early holds it: move that",
+        "10.1.0.3 is an address of Node node-3",
+        "10.1.0.4 is the management address (ConfigMap harvester-system/vip)",
+        "10.1.0.5 is the load-balancer address of Service default/foreign",
+    ];
+    let says = format!("held back: {}", all.join("; "));
+    eventually(SOON, &says, async || {
+        let status = cluster.pool_status("pool").await.map_err(|e| e.to_string())?;
+        let ready = status.conditions.iter().find(|c| c.type_ == "Ready");
+        let said = ready.and_then(|ready| ready.message.clone()).unwrap_or_default();
+        if said == says && status.available == 9 { Ok(true) } else { Err(format!("{status:?}")) }
+    })
+    .await?;
+    let told = cluster.warned("pool", "AddressReserved").await?;
+    assert!(told.contains("10.1.0.2 is held by default/early"), "{told}");
+    cluster.lb("late").await?;
+    assert_eq!(cluster.address("late").await?, "10.1.0.6");
+    assert_eq!(cluster.address("early").await?, "10.1.0.2", "in use, it stays");
+    // Released, it is not given to another.
+    cluster.deleted("early").await?;
+    let names: Vec<String> = (0..8).map(|n| format!("more-{n}")).collect();
+    cluster.lbs_at_once(names.clone()).await?;
+    for name in &names {
+        cluster.address(name).await?;
+    }
+    cluster.lb("one-too-many").await?;
+    cluster.waits("one-too-many", "NoAvailableIP").await?;
+    let given = cluster.allocated("pool").await?;
+    let held_back = ["10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5"];
+    assert!(held_back.iter().all(|ip| !given.contains_key(*ip)), "{given:?}");
+    Ok(())
 }

@@ -102,7 +102,10 @@ impl LedgerTask {
         };
         // Pools before LoadBalancers: a claim seen here has an owner that can be seen there.
         // Where networks are decides which pools share them. Until that is known, any may.
-        task.ctx.views.networks_listed(NETWORKS_WAIT).await;
+        let views = task.ctx.views.clone();
+        views.networks_listed(NETWORKS_WAIT).await;
+        let _ = tokio::time::timeout(NETWORKS_WAIT, views.wait_for_infrastructure()).await;
+        task.book.set_infrastructure(views.infrastructure.held_back());
         let pools = list::<IPPool>(&Api::all(task.ctx.client.clone()), PAGE).await?;
         let lbs = list::<Trimmed>(&Api::all(task.ctx.client.clone()), trimmed::PAGE).await?;
         let lbs: Vec<LoadBalancer> = lbs.into_iter().map(|trimmed| trimmed.lb).collect();

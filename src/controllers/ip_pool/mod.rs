@@ -140,6 +140,7 @@ impl LedgerTask {
         if batch.networks {
             let views = self.ctx.views.clone();
             self.book.relocate(|network| views.segment(network));
+            self.book.set_infrastructure(views.infrastructure.held_back());
         }
         if self.book.take_moved() {
             self.observe_all();

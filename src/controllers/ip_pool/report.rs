@@ -59,8 +59,13 @@ impl LedgerTask {
                         "{ip} is held by {mine} here and by {theirs} in IPPool {other}, on one network: move or delete one of the two"
                     ),
                 ),
+                News::ReservedInUse { pool, ip, what, holder } => (
+                    pool,
+                    "AddressReserved",
+                    format!("{ip} is held by {holder}, and is {what}: move the LoadBalancer"),
+                ),
             };
-            tracing::warn!(pool, reason, what, "IPPools in conflict");
+            tracing::warn!(pool, reason, what, "an IPPool stands in the way");
             self.ctx.events.warning(self.reference(&pool), reason, what);
         }
     }

@@ -206,6 +206,7 @@ impl Book {
             selector: Selector::new(seen.spec.selector.as_ref()),
             fault,
             deleting: seen.deleting,
+            infrastructure: BTreeMap::new(),
             ledger,
         };
         self.pools.insert(seen.name.clone(), pool);

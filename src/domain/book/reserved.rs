@@ -32,7 +32,7 @@ pub struct Reservation {
 
 /// Reservations by LoadBalancer and by address, and expected addresses.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Reserved {
+pub(super) struct Reservations {
     /// By UID: one for each address that the LoadBalancer holds or publishes.
     by_uid: HashMap<String, Vec<Reservation>>,
     by_ip: BTreeMap<IpAddr, BTreeSet<String>>,
@@ -41,7 +41,7 @@ pub(super) struct Reserved {
     expected: BTreeMap<Claim, BTreeSet<String>>,
 }
 
-impl Reserved {
+impl Reservations {
     fn of(&self, uid: &str) -> &[Reservation] {
         self.by_uid.get(uid).map_or(&[], Vec::as_slice)
     }

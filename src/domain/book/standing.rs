@@ -6,6 +6,7 @@
 //! * an address of a pool's ranges that another pool of the network holds, or that is reserved
 //!   there ([`super::reserved`]), is held back in that pool, whichever is the older, in use or not,
 //!   and comes free when it is released;
+//! * so is an address of the cluster itself;
 //! * nobody's address is changed by this: what two held before is told, and stays.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +14,8 @@ use std::net::IpAddr;
 
 use super::{Book, Pool};
 use crate::domain::conflict::{self, Conflict, Contender, Segment};
+use crate::domain::infrastructure::Reserved;
+use crate::domain::ranges::Ranges;
 use crate::domain::{Claim, Owner};
 
 /// What is known of how pools stand to each other.
@@ -25,6 +28,8 @@ pub(super) struct Standing {
     /// Pools that share addresses of their ranges on one network, both ways.
     beside: BTreeMap<String, Vec<String>>,
     shared: BTreeSet<Shared>,
+    /// Addresses of the cluster itself that a LoadBalancer holds, by pool.
+    reserved_in_use: BTreeSet<(String, IpAddr)>,
     news: Vec<News>,
 }
 
@@ -44,6 +49,17 @@ pub enum News {
     StandsBack(String, Conflict),
     /// Two LoadBalancers have one address.
     Shared(Shared),
+    /// A LoadBalancer holds an address of the cluster itself.
+    ReservedInUse {
+        /// The pool.
+        pool: String,
+        /// The address.
+        ip: IpAddr,
+        /// What it is.
+        what: Reserved,
+        /// `namespace/name` of the LoadBalancer.
+        holder: String,
+    },
 }
 
 impl Standing {
@@ -69,6 +85,15 @@ impl Book {
                 self.standing.unsettled = true;
                 self.standing.moved = true;
             }
+        }
+    }
+
+    /// Takes over which addresses are the cluster's own, and what each is. They are held back in every
+    /// pool, whatever its network: where networks meet is not known of them.
+    pub fn set_infrastructure(&mut self, addresses: BTreeMap<IpAddr, Reserved>) {
+        if self.infrastructure != addresses {
+            self.infrastructure = addresses;
+            self.standing.changed();
         }
     }
 
@@ -132,10 +157,25 @@ impl Book {
             }
         }
         self.share_reserved(&mut shared);
+        let mut in_use = BTreeSet::new();
         for (name, pool) in &mut self.pools {
-            let held_back = held_back.remove(name).unwrap_or_default();
+            let mut held_back = held_back.remove(name).unwrap_or_default();
             let conflict = conflicts.remove(name);
+            let infrastructure = within(&self.infrastructure, pool.ledger.ranges());
+            for (ip, what) in &infrastructure {
+                held_back.insert(*ip);
+                let Some(owner) = pool.ledger.owner_of(*ip) else { continue };
+                let place = (name.clone(), *ip);
+                if !self.standing.reserved_in_use.contains(&place) {
+                    let (pool, holder) = (name.clone(), owner.name.clone());
+                    let news = News::ReservedInUse { pool, ip: *ip, what: what.clone(), holder };
+                    self.standing.news.push(news);
+                }
+                in_use.insert(place);
+            }
             let mut changed = pool.ledger.set_held_back(&held_back);
+            changed |= pool.infrastructure != infrastructure;
+            pool.infrastructure = infrastructure;
             if pool.conflict != conflict {
                 changed = true;
                 let news = conflict.clone().map(|new| News::StandsBack(name.clone(), new));
@@ -149,6 +189,7 @@ impl Book {
         }
         let new = shared.difference(&self.standing.shared).cloned().map(News::Shared);
         self.standing.news.extend(new);
+        self.standing.reserved_in_use = in_use;
         self.standing.beside = beside;
         self.standing.shared = shared;
     }
@@ -174,6 +215,9 @@ impl Book {
 
     /// Lets pools give out an address that they hold back, unless another still has it.
     pub(super) fn let_go(&mut self, ip: IpAddr) {
+        if self.infrastructure.contains_key(&ip) {
+            return;
+        }
         let is_free = |name: &str, pool: &Pool| {
             let holds = |other: &Pool| other.ledger.owner_of(ip).is_some();
             let meets = |at: &str, other: &Pool| other.contender(at).meets(&pool.contender(name));
@@ -240,6 +284,13 @@ impl Pool {
         let stretches = other.ledger.ranges().stretches();
         stretches.iter().flat_map(|s| claims.range(s.first..=s.last).map(|(ip, _)| *ip))
     }
+}
+
+/// Those addresses that are in the ranges.
+fn within(all: &BTreeMap<IpAddr, Reserved>, ranges: &Ranges) -> BTreeMap<IpAddr, Reserved> {
+    let stretches = ranges.stretches().iter();
+    let inside = stretches.flat_map(|stretch| all.range(stretch.first..=stretch.last));
+    inside.map(|(ip, what)| (*ip, what.clone())).collect()
 }
 
 /// Addresses that both pools hold, for different owners, seen from the first one.

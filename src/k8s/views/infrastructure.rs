@@ -1,7 +1,7 @@
 //! The view of addresses that belong to the cluster: nodes and their pod networks (told by the view
 //! of nodes), Services, ServiceCIDRs and Harvester's management address.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
@@ -11,7 +11,7 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::{Api, Resource, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 
-use super::{Informer, Part, Views, lock};
+use super::{Informer, Part, Signal, Views, lock};
 use crate::api::GROUP;
 use crate::api::kubevirt::ServiceAddresses;
 use crate::domain::infrastructure::{Infrastructure, Reserved};
@@ -44,6 +44,11 @@ impl InfrastructureAddresses {
         lock(&self.0).clone()
     }
 
+    /// Single addresses that no pool gives out, and what each is.
+    pub fn held_back(&self) -> BTreeMap<IpAddr, Reserved> {
+        lock(&self.0).held_back()
+    }
+
     /// Takes in what an object claims now. Returns what it has begun or ceased to claim.
     pub(super) fn set(&self, object: &Reserved, networks: Vec<IpNet>) -> Vec<IpNet> {
         lock(&self.0).set(object, networks)
@@ -61,8 +66,12 @@ impl Views {
     /// changed is told.
     pub(super) fn reserve(&self, object: &Reserved, networks: Vec<IpNet>) {
         let changed = self.infrastructure.set(object, networks);
-        if !changed.is_empty() {
-            self.tell_reporting(&changed);
+        if changed.is_empty() {
+            return;
+        }
+        self.tell_reporting(&changed);
+        if object.is_held_back() {
+            self.tell(Signal::Networks);
         }
     }
 

@@ -171,7 +171,7 @@ async fn no_call_is_lost_when_connections_are_evicted() -> Result<()> {
         let greeted = greeted.await.into_iter().filter_map(Result::ok);
         let greeted: Vec<_> = greeted.collect();
         held.extend(greeted.into_iter().map(|stream| stream.into_inner().0));
-        anyhow::Ok(operator.metric(name, &["admission"]).await? >= 1_000.0)
+        anyhow::Ok(operator.metric(name, &["admission"]).await? >= 200.0)
     })
     .await?;
     let sent = load.end_after(500).await?;

@@ -85,7 +85,8 @@ fn rules_and_dashboard_ask_for_metrics_that_exist() {
     let mut asked: Vec<String> =
         rules().iter().map(|rule| rule["expr"].as_str().unwrap().to_owned()).collect();
     asked.extend(queries().into_iter().map(|(_, query)| query));
-    let parts = ["", "/dhcp", "/leadership", "/leasing", "/probes", "/rotation", "/watches"];
+    let parts =
+        ["", "/admission", "/dhcp", "/leadership", "/leasing", "/probes", "/rotation", "/watches"];
     let source = parts.map(|part| read(&format!("src/metrics{part}.rs"))).concat();
     let mut names = BTreeSet::new();
     for query in &asked {

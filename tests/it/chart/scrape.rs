@@ -22,7 +22,8 @@ use crate::support::{Cluster, LATER, SOON};
 
 const AT: &str = "127.0.0.1:9090";
 /// What only appears when something goes wrong.
-const RARE: [&str; 5] = [
+const RARE: [&str; 6] = [
+    "hgo_connections_evicted_total",
     "hgo_ledger_repairs_total",
     "hgo_other_controller_leads",
     "hgo_registration_repairs_total",

@@ -46,12 +46,13 @@ async fn what_a_tenant_writes_into_the_annotation_is_judged_like_v1beta1() -> Re
     let refused = create(&old, reserved).await.unwrap_err().to_string();
     assert!(refused.contains("spec.requestedAddresses: is not supported"), "{refused}");
 
-    // An address that it does not have, on creation.
+    // An address that it does not have, on creation: it asks for it, and its pool does not admit it.
     let claim = json!({"ip": "10.1.0.77", "ipPool": "pool"});
+    let theirs = json!({"ip": "10.2.0.77", "ipPool": "others"});
     let mut forged = lb("v1alpha1", "forged", &json!({"ipam": "pool"}));
-    let text = json!({"spec": {"workloadType": "cluster"}, "status": {"allocatedAddress": claim}});
+    let text = json!({"spec": {"workloadType": "cluster"}, "status": {"allocatedAddress": theirs}});
     forged["metadata"]["annotations"] = json!({TRAVELS: text.to_string()});
-    forged["status"] = json!({"address": "10.1.0.77"});
+    forged["status"] = json!({"address": "10.2.0.77"});
     create(&old, forged).await?;
     let address = cluster.address("forged").await?;
     assert_eq!(address, "10.1.0.2");

@@ -83,6 +83,40 @@ fn an_older_one_that_is_widened_over_a_younger_ones_claims_leaves_them_out() {
     assert!(book.pools()["b"].ledger.held_back().contains(&"10.0.0.13".parse().unwrap()));
 }
 
+/// Addresses of the cluster itself, as they become known.
+#[test]
+fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
+    let mut book = book(&[&pool("a", 1, 10, 13)]);
+    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
+    let node = |name: &str| Reserved::Node(name.into());
+    let address = |last: u8| IpAddr::from([10, 0, 0, last]);
+    let all = [(address(10), node("n1")), (address(11), node("n2")), (address(99), node("n3"))];
+    book.take_touched();
+    book.set_infrastructure(BTreeMap::from(all));
+    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10", "it is in use");
+    assert_eq!(ip_of(&book.claim(&named(2, "a"))), "a 10.0.0.12");
+    assert!(book.take_touched().contains("a"), "the condition says so");
+    let ready = crate::domain::plan::pool_ready(&book.pools()["a"]);
+    assert_eq!(
+        ready.message.as_deref(),
+        Some(
+            "held back: 10.0.0.10 is an address of Node n1, and LoadBalancer ns/lb1 holds it: move that; 10.0.0.11 is an address of Node n2"
+        )
+    );
+    let [News::ReservedInUse { ip, holder, .. }] = &*book.take_news() else { panic!("not told") };
+    assert_eq!((*ip, holder.as_str()), (address(10), "ns/lb1"));
+    book.release("u1");
+    assert_eq!(book.pools()["a"].ledger.available(), 1, "not free for the next one");
+    assert_eq!(ip_of(&book.claim(&named(3, "a"))), "a 10.0.0.13");
+    assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
+    // The node goes, and its address is free.
+    book.set_infrastructure(BTreeMap::from([(address(10), node("n1"))]));
+    book.judge();
+    assert_eq!(book.serve_waiters(), [owner(4)]);
+    assert_eq!(book.claims_of("u4"), [at("a", "10.0.0.11")]);
+    assert_eq!(book.take_news(), []);
+}
+
 #[test]
 fn a_claim_that_its_pool_shrank_away_from_is_nobody_elses() {
     let mut book = book(&[&pool("a", 1, 10, 13)]);
