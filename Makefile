@@ -86,7 +86,8 @@ build: rust ## Build the operator as demo and tests run it; `make image` optimiz
 	cargo build --locked --workspace --bin harvester-guest-operator
 
 bed: setup ## Start a control plane of one's own and print its KUBECONFIG
-	cargo run --locked --workspace --bin bed -- up
+	cargo build --locked --workspace --bin bed
+	target/debug/bed up
 
 demo: setup ## Show the operator at work on a control plane of its own (cold: 9 minutes)
 	@$(XTASK) demo
@@ -117,11 +118,13 @@ fuzz: rust ## Feed the parsers what nobody meant, FUZZ_SECONDS (600) each; findi
 	done
 
 crds: ## Write crds/ from src/api, and the chart's copy
-	cargo run --locked --workspace --bin harvester-guest-operator -- crds --out crds
+	cargo build --locked --workspace --bin harvester-guest-operator
+	$(OPERATOR) crds --out crds
 	cp crds/*.yaml charts/harvester-guest-operator/files/crds/
 
 config: ## Write config/ from the chart
-	cargo run --locked --workspace --bin chart -- config
+	cargo build --locked --workspace --bin chart
+	target/debug/chart config
 
 image: rust ## Write the image, target/image.tar, without a container engine (cold: 6 to 12 minutes)
 	@echo "image: the programs without this machine's paths, some minutes when cold, seconds later"
@@ -132,7 +135,8 @@ image: rust ## Write the image, target/image.tar, without a container engine (co
 	export RUSTFLAGS CFLAGS AWS_LC_SYS_NO_JITTER_ENTROPY; \
 	cargo build --locked --features jemalloc --release --bin harvester-guest-operator --target-dir $(IMAGE_BUILD); \
 	cargo build --locked --features jemalloc --profile agent --bin lease-agent --target-dir $(IMAGE_BUILD)
-	cargo run --locked --workspace --bin image -- \
+	cargo build --locked --workspace --bin image
+	target/debug/image \
 		--program $(IMAGE_BUILD)/release/harvester-guest-operator \
 		--program $(IMAGE_BUILD)/agent/lease-agent --out target/image.tar
 

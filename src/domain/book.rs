@@ -205,6 +205,7 @@ impl Book {
     /// pool gives it out.
     pub fn remove_pool(&mut self, name: &str) {
         if let Some(pool) = self.take_out(name) {
+            self.standing.moved();
             self.reserve_claims_of(name, &pool);
         }
     }
@@ -216,7 +217,7 @@ impl Book {
         }
         self.touched.remove(name);
         self.stirred = true;
-        self.standing.moved();
+        self.standing.changed();
         Some(pool)
     }
 

@@ -227,6 +227,9 @@ fn every_make_target_in_a_document_exists() {
             }
         }
     }
+    // `cargo run` does not take it.
+    let refused = |line: &&str| line.contains("cargo run") && line.contains("--workspace");
+    assert_eq!(makefile.lines().find(refused), None);
     for command in ["demo", "test"] {
         assert!(mentioned.contains(command), "no document mentions `make {command}`");
     }

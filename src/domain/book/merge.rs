@@ -195,7 +195,7 @@ impl Book {
         }
         // Judged again before anything is given out; until then what was said last still holds.
         let before = self.take_out(&seen.name);
-        let conflict = before.and_then(|pool| pool.conflict);
+        let conflict = before.as_ref().and_then(|pool| pool.conflict.clone());
         for (ip, owner) in ledger.claims() {
             self.hold(owner, claim(&seen.name, *ip));
         }
@@ -209,8 +209,15 @@ impl Book {
             infrastructure: BTreeMap::new(),
             ledger,
         };
+        let stays = before.is_some_and(|before| {
+            before.segment == pool.segment && before.selector == pool.selector
+        });
         self.pools.insert(seen.name.clone(), pool);
-        self.standing.moved();
+        if stays {
+            self.standing.changed();
+        } else {
+            self.standing.moved();
+        }
         self.touch(&seen.name);
         repairs
     }
