@@ -20,23 +20,24 @@ impl Book {
         Some(self.held(facts, claim.clone(), Some(wait)))
     }
 
-    /// The published claim, if its pool is gone and no ledger has the address for another. Where
-    /// nothing guards the status, a tenant can write any address and the name of a pool that never
-    /// was: one that this term did not begin with, or see in a ledger, must also be no gateway, and
-    /// in no ranges of a pool that would not admit it.
+    /// The published claim, if its pool is gone. Where nothing guards the status, a tenant can write
+    /// any address and the name of a pool that never was: one that this term did not begin with, or
+    /// see in a ledger, must also be no other's, no gateway, and in no ranges of a pool that would not
+    /// admit it.
     pub(super) fn homeless<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
         let claim = facts.published.as_ref()?;
-        let known = self.has_reserved(&facts.owner.uid, claim);
+        let is_gone = !self.pools.contains_key(&claim.pool);
+        if is_gone && self.has_reserved(&facts.owner.uid, claim) {
+            return Some(claim);
+        }
         let keeps_off = |pool: &Pool| {
             let ranges = pool.ledger.ranges();
             let owner = pool.ledger.owner_of(claim.ip);
             let admits = pool.selector.may_be_named_by(&facts.requirement);
             owner.is_some_and(|owner| owner.uid != facts.owner.uid)
-                || !known
-                    && (ranges.gateways().any(|gateway| gateway == claim.ip)
-                        || ranges.find(claim.ip).is_some() && !admits)
+                || ranges.gateways().any(|gateway| gateway == claim.ip)
+                || ranges.find(claim.ip).is_some() && !admits
         };
-        let is_gone = !self.pools.contains_key(&claim.pool);
         (is_gone && !self.pools.values().any(keeps_off)).then_some(claim)
     }
 

@@ -139,10 +139,15 @@ impl Reservation {
 impl Book {
     /// Learns what a LoadBalancer publishes at the start of a term, before the first address is given
     /// out. An address whose pool is gone counts as in use, whatever other pools' scopes say: its
-    /// claim may have been lost with the pool.
+    /// claim may have been lost with the pool. Not if a ledger has it for another, since where it is
+    /// announced is not known any more.
     pub fn adopt(&mut self, facts: &LbFacts) {
-        let homeless = facts.published.as_ref().filter(|c| !self.pools.contains_key(&c.pool));
-        match homeless {
+        let is_homeless = |claim: &&Claim| {
+            let uid = &facts.owner.uid;
+            let holds = |pool: &Pool| pool.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != *uid);
+            !self.pools.contains_key(&claim.pool) && !self.pools.values().any(holds)
+        };
+        match facts.published.as_ref().filter(is_homeless) {
             Some(claim) => self.reserve(facts, claim),
             None => self.observe(facts),
         }

@@ -47,7 +47,8 @@ const SENDING: Duration = Duration::from_secs(5);
 const FRESH: Duration = Duration::from_secs(2);
 /// For a last word to leave, and then for what the caller had sent before it heard that.
 const LAST_WORD: Duration = Duration::from_secs(1);
-const LINGER: Duration = Duration::from_secs(2);
+/// Longer than a machine stands still whose cores are all busy.
+const LINGER: Duration = Duration::from_secs(8);
 /// Bytes that are taken then.
 const LINGER_BYTES: usize = 4 << 20;
 /// An answer to a request that is just on its way, and else an end.

@@ -140,8 +140,17 @@ impl Cluster {
         }
     }
 
-    /// Whether two publish the address: one of them loses it.
+    /// Whether two have the address, or may: one of them loses it. A new leader does not know where
+    /// an address is announced whose pool is gone.
     fn is_double(&self, n: usize, claim: &Claim) -> bool {
+        let uid = &self.lbs[&n].owner.uid;
+        let mut pools = self.book.pools().values();
+        if !self.book.pools().contains_key(&claim.pool)
+            && !self.book.has_reserved(uid, claim)
+            && pools.any(|p| p.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != *uid))
+        {
+            return true;
+        }
         let others = self.lbs.iter().filter(|(other, _)| **other != n);
         let mut published = others.filter_map(|(_, facts)| facts.published.as_ref());
         published.any(|other| other.ip == claim.ip)

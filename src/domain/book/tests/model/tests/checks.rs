@@ -2,6 +2,11 @@
 
 use super::*;
 
+/// The same for a LoadBalancer and for one that was made again under its name.
+fn name(uid: &str) -> String {
+    uid.split('-').next().unwrap_or(uid).to_owned()
+}
+
 impl Cluster {
     /// No address is two LoadBalancers' on one network, unless both had it before that was known.
     pub(super) fn check_networks(&mut self) {
@@ -16,10 +21,13 @@ impl Cluster {
                     let Some(theirs) = y.ledger.owner_of(*ip).filter(|o| *o != mine) else {
                         continue;
                     };
-                    let both = BTreeSet::from([mine.uid.clone(), theirs.uid.clone()]);
+                    let both = BTreeSet::from([name(&mine.uid), name(&theirs.uid)]);
                     let had = [(a, mine), (b, theirs)].into_iter().all(|(pool, owner)| {
                         let claim = Claim { pool: (*pool).clone(), ip: *ip };
-                        self.before.contains(&(owner.uid.clone(), claim))
+                        let had = |(holder, held): &(String, Claim)| {
+                            name(holder) == name(&owner.uid) && *held == claim
+                        };
+                        self.before.iter().any(had)
                     });
                     let old = self.excused.contains(&(*ip, both.clone()));
                     assert!(had || old, "{ip} of {a} and {b} was given to {both:?}");
@@ -49,7 +57,7 @@ impl Cluster {
     /// The same for what is announced, on each segment, whatever the ledgers say.
     fn check_announced(&mut self, shared: &mut BTreeSet<(IpAddr, BTreeSet<String>)>) {
         self.announce();
-        let uid = |n: &usize| self.lbs[n].owner.uid.clone();
+        let uid = |n: &usize| name(&self.lbs[n].owner.uid);
         for (a, (ip, mine)) in &self.announced {
             for (b, (other, theirs)) in self.announced.range(a + 1..) {
                 if ip != other || !meet(mine.as_ref(), theirs.as_ref()) {
@@ -57,7 +65,9 @@ impl Cluster {
                 }
                 let both = BTreeSet::from([uid(a), uid(b)]);
                 let had = |uid: &String| {
-                    self.before.iter().any(|(holder, claim)| holder == uid && claim.ip == *ip)
+                    self.before
+                        .iter()
+                        .any(|(holder, claim)| name(holder) == *uid && claim.ip == *ip)
                 };
                 let old = self.excused.contains(&(*ip, both.clone()));
                 assert!(old || both.iter().all(had), "{ip} is announced for {both:?}");
