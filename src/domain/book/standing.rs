@@ -78,12 +78,13 @@ impl Standing {
 impl Book {
     /// Takes over where networks are. `None`: as it was.
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
+        // A network that a LoadBalancer names may have moved, though no pool's did.
+        self.standing.moved = true;
         for pool in self.pools.values_mut() {
             let now = segment(pool.selector.network());
             if pool.segment != now {
                 pool.segment = now;
                 self.standing.unsettled = true;
-                self.standing.moved = true;
             }
         }
     }

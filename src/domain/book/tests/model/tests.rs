@@ -238,7 +238,13 @@ impl Cluster {
         self.announced.remove(&n);
         let had = before.published.clone();
         let verdict = self.ask(n);
-        let others = |claim: &Claim| self.is_double(n, claim);
+        let others = |claim: &Claim| {
+            let holds = |pool: &Pool| {
+                let owner = pool.ledger.owner_of(claim.ip);
+                owner.is_some_and(|owner| owner.name != before.owner.name)
+            };
+            self.is_double(n, claim) || self.book.pools().values().any(holds)
+        };
         let named =
             |claim: &Claim| before.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
         // What it held alone, of a pool that may give it, it has again.
