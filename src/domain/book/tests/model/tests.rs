@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 use super::super::*;
 use crate::domain::conflict::Segment;
@@ -396,13 +397,19 @@ impl Cluster {
 
 mod checks;
 
-/// Worlds that are tried. `WORLDS=100000` takes ten minutes.
-fn worlds() -> u32 {
-    std::env::var("WORLDS").ok().and_then(|worlds| worlds.parse().ok()).unwrap_or(500)
+/// The same 500 worlds each time, or as many others as the variable `WORLDS` says.
+fn worlds() -> ProptestConfig {
+    let asked = std::env::var("WORLDS").ok().and_then(|worlds| worlds.parse().ok());
+    let rng_seed = asked.map_or(RngSeed::Fixed(1), |_| RngSeed::Random);
+    ProptestConfig {
+        failure_persistence: None,
+        rng_seed,
+        ..ProptestConfig::with_cases(asked.unwrap_or(500))
+    }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(worlds()) })]
+    #![proptest_config(worlds())]
 
     #[test]
     fn whatever_happens_nobody_loses_shares_or_misses_an_address(
