@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use crate::domain::registration::{Part, Place, emptied, is_ours};
 use crate::http::admission::Admission;
 use crate::http::keeper::{Keeper, find_me, jitter};
-use crate::http::listener::{Ending, Lifetimes, Server};
+use crate::http::listener::{AGE, Ending, Server};
 use crate::http::tls::{self, InUse};
 use crate::http::webhook::{CONNECTIONS, Webhooks};
 use crate::k8s::installation::Installation;
@@ -136,7 +136,7 @@ pub(super) async fn start(
         tls: Some(Arc::new(settings)),
         app,
         connections: CONNECTIONS,
-        lifetimes: Lifetimes::default(),
+        age: AGE,
         ending: ending.clone(),
         metrics: metrics.clone(),
     };

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
@@ -36,6 +37,8 @@ const HANDSHAKE: Duration = Duration::from_secs(8);
 const WIND_DOWN: Duration = Duration::from_secs(5);
 /// Connections that have been ended and still take what their callers had sent before they knew.
 const LINGERING: usize = 128;
+/// Silence after which the kernel asks whether the caller's machine is still there.
+const KEEPALIVE: Duration = Duration::from_mins(1);
 /// Pauses after a failure to accept, such as a lack of file descriptors.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 /// Between two log lines that say that there is no room.
@@ -60,23 +63,8 @@ pub struct Ending {
     pub now: CancellationToken,
 }
 
-/// How long connections last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lifetimes {
-    /// Between two requests.
-    pub idle: Duration,
-    /// After so long a connection's next answer is its last.
-    pub age: Duration,
-}
-
-impl Default for Lifetimes {
-    /// Idle for longer than the 90 s of the API server's client, so that it is the client that
-    /// closes. A connection is exchanged each quarter of an hour, so that calls spread over the
-    /// replicas again.
-    fn default() -> Self {
-        Self { idle: Duration::from_secs(200), age: Duration::from_mins(15) }
-    }
-}
+/// Age at which a connection's next answer is its last, so that calls spread over the replicas again.
+pub const AGE: Duration = Duration::from_mins(15);
 
 /// What is served, and how.
 pub struct Server {
@@ -88,8 +76,8 @@ pub struct Server {
     pub app: Router,
     /// Connections at the same time.
     pub connections: usize,
-    /// How long they last.
-    pub lifetimes: Lifetimes,
+    /// Age at which a connection's next answer is its last.
+    pub age: Duration,
     /// How serving ends.
     pub ending: Ending,
     /// The process's metrics.
@@ -195,6 +183,7 @@ impl Shared {
 
     async fn connection(self: Arc<Self>, stream: TcpStream, seat: Seat, gone: CancellationToken) {
         let _ = stream.set_nodelay(true);
+        let _ = SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE));
         let caller = Caller { source: seat.source, is_known: false };
         let Some(settings) = self.server.tls.clone() else {
             return Conversation { seat, caller, gone }.hold(stream).await;

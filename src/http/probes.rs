@@ -17,7 +17,7 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
-use super::listener::{Ending, Lifetimes, Server};
+use super::listener::{AGE, Ending, Server};
 use crate::domain::pacing::Budget;
 use crate::k8s::lease::Leadership;
 use crate::metrics::Metrics;
@@ -65,7 +65,7 @@ pub async fn serve(
         metrics: process.metrics().clone(),
         app: router(process),
         connections: CONNECTIONS,
-        lifetimes: Lifetimes::default(),
+        age: AGE,
         // It says until the process ends how that stands.
         ending: Ending::default(),
     };

@@ -305,7 +305,7 @@ mod tests {
     use super::*;
     use crate::domain::crowd::Source;
     use crate::http::authority::Material;
-    use crate::http::listener::{Ending, Lifetimes, Server};
+    use crate::http::listener::{AGE, Ending, Server};
 
     /// One request of its own connection: the first line of the answer, and the last. Both empty: it
     /// was closed.
@@ -388,7 +388,7 @@ mod tests {
             tls: Some(Arc::new(config)),
             app: router,
             connections: CONNECTIONS,
-            lifetimes: Lifetimes::default(),
+            age: AGE,
             ending: ending.clone(),
             metrics: metrics.clone(),
         };

@@ -5,6 +5,7 @@
 mod absent;
 mod admission;
 mod allocation;
+mod alone;
 mod architecture;
 mod chart;
 mod cloud_config;
@@ -13,7 +14,6 @@ mod crds;
 mod datapath;
 mod dhcp;
 mod forms;
-mod hostile;
 mod hygiene;
 mod image;
 mod input;

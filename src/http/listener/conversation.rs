@@ -4,9 +4,10 @@
 //! it sent into a connection which was being closed (Go's `http.Transport` repeats only what it
 //! takes to be replayable), and what it asks a webhook that fails closed is then refused. It does
 //! send again what is answered with 503 and `Retry-After` (`checkWait` in k8s.io/client-go/rest). So
-//! the last answer says `Connection: close`; a connection that ends without a request is told so in
-//! words that are an answer to one that is just on its way; and after the last word the line stays
-//! open for a moment, so that no reset destroys what the caller has not read yet.
+//! the last answer says `Connection: close`; a connection that is idle is left to its caller, whose
+//! requests could cross its end; where it must go all the same, for lack of room or because the
+//! process ends, its last words are an answer to a request that is on its way; and after them the
+//! line stays open for a moment, so that no reset destroys what the caller has not read yet.
 //!
 //! HTTP/2 has GOAWAY for this, but is no way out: the API server's client of webhooks asks for
 //! HTTP/1.1 alone (`NextProtos` in k8s.io/apiserver/pkg/util/webhook).
@@ -39,6 +40,9 @@ use crate::domain::crowd::Phase;
 const BUFFER: usize = 16 * 1024;
 /// From the first byte of a request's head to its last.
 const HEAD: Duration = Duration::from_secs(8);
+/// An idle connection ends with its caller, after 90 s where that is Go's client (`IdleConnTimeout`), or
+/// when there is no room for another.
+const FOREVER: Duration = Duration::from_hours(24 * 365);
 /// From a request's head to its answer. Whoever answers has shorter deadlines.
 const ANSWER: Duration = Duration::from_secs(30);
 /// For an answer to be taken.
@@ -86,7 +90,7 @@ impl Conversation {
             caller: self.caller,
             progress: progress.clone(),
             soon: shared.server.ending.soon.clone(),
-            last_from: Instant::now() + shared.server.lifetimes.age,
+            last_from: Instant::now() + shared.server.age,
         };
         let line = Line { io, progress: progress.clone() };
         let mut http =
@@ -134,7 +138,7 @@ impl Conversation {
             if seen != Some(now) {
                 seen = Some(now);
                 self.seat.note(now.0);
-                deadline.as_mut().reset(Instant::now() + self.patience(now.0));
+                deadline.as_mut().reset(Instant::now() + patience(now.0));
             }
             is_gone = is_gone || gone.as_mut().poll(cx).is_ready();
             if !is_ending && ending.as_mut().poll(cx).is_ready() {
@@ -159,15 +163,15 @@ impl Conversation {
             }
         })
     }
+}
 
-    /// How long the connection may go on doing that.
-    fn patience(&self, phase: Phase) -> Duration {
-        match phase {
-            Phase::Greeting | Phase::Heading => HEAD,
-            Phase::Idle => self.seat.shared.server.lifetimes.idle,
-            Phase::Asking | Phase::Working => ANSWER,
-            Phase::Sending => SENDING,
-        }
+/// How long a connection may go on doing that.
+fn patience(phase: Phase) -> Duration {
+    match phase {
+        Phase::Greeting | Phase::Heading => HEAD,
+        Phase::Idle => FOREVER,
+        Phase::Asking | Phase::Working => ANSWER,
+        Phase::Sending => SENDING,
     }
 }
 

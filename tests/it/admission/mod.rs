@@ -1,7 +1,6 @@
 //! Admission through a real API server: its start, its certificates, its end, and what else comes
 //! to the port.
 
-mod closing;
 mod garbage;
 mod lb_rows;
 mod load_balancers;
@@ -12,9 +11,8 @@ mod pools;
 mod registration;
 mod rotation;
 pub(crate) mod said;
-mod strangers;
 mod tenants;
-mod wire;
+pub(crate) mod wire;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -43,7 +41,7 @@ const SECRET: &str = "harvester-guest-operator-admission";
 const CONFIGURATION: &str = "harvester-load-balancer-webhook";
 
 /// By which the API server reaches the operator itself.
-fn itself() -> Start {
+pub(crate) fn itself() -> Start {
     Start { admission: Some("https://127.0.0.1:0".to_owned()), ..Start::default() }
 }
 
@@ -72,7 +70,7 @@ impl Cluster {
         Ok(secret.data.unwrap_or_default().into_iter().map(|(key, text)| (key, text.0)).collect())
     }
 
-    async fn material(&self) -> Result<Material> {
+    pub(crate) async fn material(&self) -> Result<Material> {
         Ok(Material::read(&self.stored().await?)?)
     }
 
@@ -138,13 +136,13 @@ async fn answered(operator: &Operator) -> Result<f64> {
 }
 
 /// A request that passes through admission and changes nothing.
-struct Probe {
+pub(crate) struct Probe {
     pools: Api<IPPool>,
     pool: IPPool,
 }
 
 impl Probe {
-    fn new(client: &Client) -> Result<Self> {
+    pub(crate) fn new(client: &Client) -> Result<Self> {
         let spec = json!({
             "ranges": [{"subnet": "10.77.0.0/24", "gateway": "10.77.0.1"}],
             "selector": {"scope": [{"project": "*", "namespace": "*", "guestCluster": "*"}]},
@@ -152,7 +150,7 @@ impl Probe {
         Ok(Self { pools: Api::all(client.clone()), pool: pool("probe", &spec)? })
     }
 
-    async fn once(&self) -> Result<(), kube::Error> {
+    pub(crate) async fn once(&self) -> Result<(), kube::Error> {
         let dry = PostParams { dry_run: true, ..PostParams::default() };
         self.pools.create(&dry, &self.pool).await.map(drop)
     }
@@ -164,7 +162,7 @@ const AT_ONCE: usize = 32;
 const ENOUGH: u64 = 1_000;
 
 /// Requests at a steady rate, whatever becomes of them.
-struct Load {
+pub(crate) struct Load {
     sent: Arc<AtomicU64>,
     began: Instant,
     stop: tokio::sync::oneshot::Sender<()>,
@@ -173,7 +171,7 @@ struct Load {
 
 impl Load {
     /// So many a second.
-    fn start(client: &Client, rate: u32) -> Result<Self> {
+    pub(crate) fn start(client: &Client, rate: u32) -> Result<Self> {
         let probe = Arc::new(Probe::new(client)?);
         let sent = Arc::new(AtomicU64::new(0));
         let (stop, mut stopped) = tokio::sync::oneshot::channel();
@@ -209,7 +207,7 @@ impl Load {
     }
 
     /// The same, after so many.
-    async fn end_after(self, calls: u64) -> Result<String> {
+    pub(crate) async fn end_after(self, calls: u64) -> Result<String> {
         let patience = LATER.max(Duration::from_millis(20 * calls));
         eventually(patience, "calls", async || self.sent.load(Ordering::Relaxed) >= calls).await?;
         let _ = self.stop.send(());

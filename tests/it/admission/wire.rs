@@ -14,7 +14,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::{TlsConnector, rustls};
 
 /// A connection that trusts a bundle, and shows a certificate if it has one.
-pub(super) async fn connect(
+pub(crate) async fn connect(
     address: SocketAddr,
     bundle: &str,
     shown: Option<&Issued>,
@@ -23,7 +23,7 @@ pub(super) async fn connect(
 }
 
 /// The handshake on a connection.
-pub(super) async fn greet(
+pub(crate) async fn greet(
     stream: TcpStream,
     bundle: &str,
     shown: Option<&Issued>,
@@ -50,7 +50,7 @@ pub(super) async fn greet(
 }
 
 /// Posts a body: status code, whether the connection stays, and what was said.
-pub(super) async fn post(
+pub(crate) async fn post(
     stream: &mut TlsStream<TcpStream>,
     path: &str,
     body: &[u8],

@@ -20,6 +20,8 @@ const BUDGET: &str = include_str!("../budget-minutes");
 /// Name under which the duration of the tests is kept.
 const SUITE: &str = "tests";
 const LISTED: usize = 10;
+/// Module of the tests that measure: they run when all others are over, one at a time.
+const MEASURED: &str = "alone::";
 
 /// Runs format, lints and every test.
 ///
@@ -64,8 +66,10 @@ fn run_tests() -> Result<bool> {
     let (log, waits) = (log_file(), waits_file());
     _ = fs::remove_file(&waits);
     let mut log = File::create(&log).with_context(|| format!("create {}", log.display()))?;
-    let timed = ["--lib", "--bins", "--tests", "--", "-Z", "unstable-options", "--report-time"];
-    Ok(test(&timed, &mut log)? & test(&["--doc"], &mut log)?)
+    let timed = ["-Z", "unstable-options", "--report-time"];
+    let most = [&["--lib", "--bins", "--tests", "--"], &timed[..], &["--skip", MEASURED]].concat();
+    let measured = [&["--tests", "--"], &timed[..], &["--test-threads=1", MEASURED]].concat();
+    Ok(test(&most, &mut log)? & test(&["--doc"], &mut log)? & test(&measured, &mut log)?)
 }
 
 /// Runs `cargo test`, shows what it prints, and keeps that in the log.
