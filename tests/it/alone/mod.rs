@@ -4,3 +4,4 @@
 mod closing;
 mod hostile;
 mod strangers;
+mod tenant;

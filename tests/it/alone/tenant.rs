@@ -1,0 +1,376 @@
+//! A hostile tenant with the rights of `edit` in its namespace does everything it may, as fast as the API
+//! server takes it, while another tenant creates and deletes LoadBalancers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::api::LoadBalancer;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use testbed::kubevirt::{Guest, Nic, Vm, create_node};
+use testbed::{Announcer, Announcing, eventually};
+use tokio::task::JoinSet;
+
+use crate::admission::itself;
+use crate::admission::said::ask;
+use crate::support::{Cluster, SOON, address};
+
+/// Duration of the attack in seconds. More for a long run.
+const SECONDS: (&str, u64) = ("TENANT_SECONDS", 10);
+/// Requests of the hostile tenant at the same time.
+const WORKERS: u64 = 2;
+/// LoadBalancers of the hostile tenant, by name.
+const NAMES: u64 = 24;
+/// RSS of the operator at its peak, in KiB.
+const MOST_RSS: u64 = 80 * 1024;
+const VICTIM: &str = "10.2.0.2";
+const LIAR: &str = "10.52.0.7";
+const HONEST: &str = "10.52.0.8";
+
+const SCENE: &str = r#"
+apiVersion: v1
+kind: Namespace
+metadata: {name: hostile}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: theirs}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: tenant, namespace: hostile}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: tenant, namespace: hostile}
+rules:
+  - {apiGroups: [loadbalancer.harvesterhci.io], resources: [loadbalancers], verbs: ["*"]}
+  - {apiGroups: [kubevirt.io], resources: ["*"], verbs: ["*"]}
+  - {apiGroups: [""], resources: [services], verbs: ["*"]}
+  - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: ["*"]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: tenant, namespace: hostile}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: tenant}
+subjects: [{kind: ServiceAccount, name: tenant, namespace: hostile}]
+---
+apiVersion: loadbalancer.harvesterhci.io/v1beta1
+kind: IPPool
+metadata: {name: hostile}
+spec: {ranges: [{subnet: 10.1.0.0/28}], selector: {scope: [{project: "*", namespace: hostile, guestCluster: "*"}]}}
+---
+apiVersion: loadbalancer.harvesterhci.io/v1beta1
+kind: IPPool
+metadata: {name: theirs}
+spec: {ranges: [{subnet: 10.2.0.0/24}], selector: {scope: [{project: "*", namespace: theirs, guestCluster: "*"}]}}
+"#;
+
+/// A request of the hostile tenant: method, path, body.
+type Request = (&'static str, String, Value);
+
+/// Everything that the role may do, to one name.
+#[allow(clippy::too_many_lines)] // A list.
+fn requests(name: &str, round: u64) -> Vec<Request> {
+    let lbs = "/apis/loadbalancer.harvesterhci.io/v1beta1/namespaces/hostile/loadbalancers";
+    let slices = "/apis/discovery.k8s.io/v1/namespaces/hostile/endpointslices";
+    let services = "/api/v1/namespaces/hostile/services";
+    let (lb, service, slice) =
+        (format!("{lbs}/{name}"), format!("{services}/{name}"), format!("{slices}/{name}-mine"));
+    let group = "loadbalancer.harvesterhci.io";
+    let new = |spec: Value| {
+        json!({"apiVersion": format!("{group}/v1beta1"), "kind": "LoadBalancer",
+            "metadata": {"name": name}, "spec": spec})
+    };
+    let vm = json!({"workloadType": "vm", "ipam": "pool",
+        "listeners": [{"name": "http", "port": 80, "protocol": "TCP", "backendPort": 8080}],
+        "backendServerSelector": {"app": ["liar"]}});
+    let annotated = |key: &str, value: &str| {
+        let key = format!("{group}/{key}");
+        ("PATCH", lb.clone(), json!({"metadata": {"annotations": {key: value}}}))
+    };
+    let status = |status: Value| ("PATCH", lb.clone(), json!({"status": status}));
+    let spec = |spec: Value| ("PATCH", lb.clone(), json!({"spec": spec}));
+    let claim = json!({"ipPool": "theirs", "ip": VICTIM});
+    vec![
+        ("POST", lbs.to_owned(), new(vm)),
+        ("POST", lbs.to_owned(), new(json!({"workloadType": "cluster", "ipam": "pool"}))),
+        annotated("allocated-address", &format!("theirs/{VICTIM}")),
+        annotated("namespace", "theirs"),
+        annotated("network", "theirs/vlan1"),
+        annotated("project", "*"),
+        annotated("cluster", &"x".repeat(60_000)),
+        status(json!({"allocatedAddress": claim})),
+        status(json!({"address": VICTIM})),
+        status(Value::Null),
+        spec(json!({"ipPool": "theirs"})),
+        spec(json!({"ipPool": null, "ipam": "dhcp"})),
+        spec(json!({"ipam": "pool"})),
+        spec(json!({"backendServerSelector": {"app": ["honest"]}})),
+        spec(json!({"backendServerSelector": {"app": ["liar"]}})),
+        spec(json!({"healthCheck": {"port": 1 + round % 60_000, "periodSeconds": 1}})),
+        spec(json!({"listeners": [
+            {"name": "http", "port": 1 + round % 60_000, "protocol": "TCP", "backendPort": 8080},
+        ]})),
+        ("PATCH", lb.clone(), json!({"metadata": {"finalizers": []}})),
+        ("PATCH", lb.clone(), json!({"metadata": {"labels": {"round": round.to_string()}}})),
+        ("PATCH", service.clone(), json!({"spec": {"loadBalancerIP": VICTIM}})),
+        ("PATCH", service.clone(), json!({"spec": {"externalIPs": [VICTIM]}})),
+        ("PATCH", service.clone(), json!({"spec": {"selector": {"app": "mine"}}})),
+        ("PATCH", service.clone(), json!({"spec": {"type": "ClusterIP"}})),
+        (
+            "PATCH",
+            service.clone(),
+            json!({"metadata": {
+                "annotations": {"kube-vip.io/loadbalancerIPs": VICTIM}, "ownerReferences": [], "labels": null,
+            }}),
+        ),
+        (
+            "PATCH",
+            service.clone(),
+            json!({"status": {"loadBalancer": {"ingress": [{"ip": VICTIM}]}}}),
+        ),
+        (
+            "POST",
+            services.to_owned(),
+            json!({
+                "metadata": {"name": name}, "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]},
+            }),
+        ),
+        ("DELETE", service, json!({})),
+        (
+            "POST",
+            slices.to_owned(),
+            json!({
+                "metadata": {"name": format!("{name}-mine"), "labels": {
+                    "kubernetes.io/service-name": name,
+                    "endpointslice.kubernetes.io/managed-by": "harvester-guest-operator",
+                }},
+                "addressType": "IPv4", "endpoints": [{"addresses": [HONEST]}], "ports": [{"port": 8080}],
+            }),
+        ),
+        ("PATCH", slice.clone(), json!({"endpoints": [{"addresses": ["10.96.0.1"]}]})),
+        ("DELETE", slice, json!({})),
+        ("DELETE", format!("{slices}?labelSelector=kubernetes.io/service-name={name}"), json!({})),
+        ("DELETE", lb, json!({})),
+    ]
+}
+
+/// Sends requests until it is over, a different one each time. Counts those that were done.
+async fn attack(
+    client: Client,
+    worker: u64,
+    over: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+) -> Result<u64> {
+    let mut sent = 0;
+    while !over.load(Ordering::Relaxed) {
+        // All of them to one name, then to the next, in another order each time.
+        let count = u64::try_from(requests("", 0).len())?;
+        let round = sent / count;
+        let requests = requests(&format!("h-{}", (round * WORKERS + worker) % NAMES), sent);
+        let at = sent % count * (2 * round + 1) % count;
+        let (method, path, body) = requests.get(usize::try_from(at)?).context("no request")?;
+        let said = ask(&client, method, path, body).await?;
+        ensure!(said.code < 500, "{method} {path}: {said:?}");
+        done.fetch_add(u64::from(said.accepted()), Ordering::Relaxed);
+        sent += 1;
+    }
+    Ok(sent)
+}
+
+/// What the guest's agent tells: root in the guest says what it likes.
+async fn lie(mut guest: Guest, over: Arc<AtomicBool>) -> Result<()> {
+    for address in [LIAR, HONEST, "10.96.0.1", VICTIM, "127.0.0.1", "not an address"].iter().cycle()
+    {
+        if over.load(Ordering::Relaxed) {
+            break;
+        }
+        guest.report(|vm| vm.nics[0].addresses = vec![(*address).to_owned()]).await?;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+/// How long the other tenant waits: for addresses, and, as the floor, for the same number of writes of
+/// an object that has no controller.
+#[derive(Debug)]
+struct Waits {
+    addresses: Vec<Duration>,
+    floor: Vec<Duration>,
+}
+
+impl Waits {
+    async fn measure(cluster: &Cluster, until: Instant) -> Result<Self> {
+        let lbs = Api::<LoadBalancer>::namespaced(cluster.client.clone(), "theirs");
+        let maps = Api::<ConfigMap>::namespaced(cluster.client.clone(), "theirs");
+        let mut lb =
+            crate::support::lb("web", &json!({"workloadType": "cluster", "ipam": "pool"}))?;
+        lb.metadata.namespace = Some("theirs".to_owned());
+        let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "web"}}))?;
+        let mut waits = Self { addresses: Vec::new(), floor: Vec::new() };
+        while Instant::now() < until || waits.addresses.len() < 100 {
+            let began = Instant::now();
+            lbs.create(&PostParams::default(), &lb).await?;
+            while address(&lbs.get("web").await?).is_none() {}
+            waits.addresses.push(began.elapsed());
+            lbs.delete("web", &DeleteParams::default()).await?;
+            eventually(SOON, "end of web", async || {
+                lbs.get_opt("web").await.map(|lb| lb.is_none())
+            })
+            .await?;
+            // Create, claim, publish.
+            let began = Instant::now();
+            let mut map = maps.create(&PostParams::default(), &map).await?;
+            for write in 0..2 {
+                map.data = Some([("write".to_owned(), write.to_string())].into());
+                map = maps.replace("web", &PostParams::default(), &map).await?;
+            }
+            waits.floor.push(began.elapsed());
+            maps.delete("web", &DeleteParams::default()).await?;
+        }
+        waits.addresses.sort();
+        waits.floor.sort();
+        Ok(waits)
+    }
+
+    fn p99(waits: &[Duration]) -> Duration {
+        waits.get((waits.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or_default()
+    }
+}
+
+impl std::fmt::Display for Waits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let half = |waits: &[Duration]| waits.get(waits.len() / 2).copied().unwrap_or_default();
+        write!(
+            f,
+            "p50 {:.1?} p99 {:.1?} of {} addresses, floor p50 {:.1?} p99 {:.1?}",
+            half(&self.addresses),
+            Self::p99(&self.addresses),
+            self.addresses.len(),
+            half(&self.floor),
+            Self::p99(&self.floor)
+        )
+    }
+}
+
+/// Addresses of each endpoint that the operator's slices of a namespace have, but for the sink's.
+async fn endpoints(cluster: &Cluster, namespace: &str) -> Result<BTreeSet<String>> {
+    let api = Api::<EndpointSlice>::namespaced(cluster.client.clone(), namespace);
+    let mut found = BTreeSet::new();
+    for slice in api.list(&ListParams::default()).await? {
+        let is_ours = !slice.name_any().ends_with("-mine");
+        let endpoints = slice.endpoints.into_iter().flatten().filter(|_| is_ours);
+        found.extend(endpoints.flat_map(|endpoint| endpoint.addresses));
+    }
+    found.remove("192.0.2.1");
+    Ok(found)
+}
+
+/// Nothing is where it should not be, at any time.
+async fn nothing_gained(cluster: &Cluster) -> Result<()> {
+    let mut holders = BTreeMap::new();
+    for lb in Api::<LoadBalancer>::all(cluster.client.clone()).list(&ListParams::default()).await? {
+        let Some(ip) = address(&lb) else { continue };
+        // Its address is free before its finalizer is off.
+        if lb.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        let namespace = lb.namespace().unwrap_or_default();
+        let own = if namespace == "hostile" { "10.1.0." } else { "10.2.0." };
+        ensure!(ip == "0.0.0.0" || ip.starts_with(own), "{namespace}/{} has {ip}", lb.name_any());
+        let other = holders.insert(ip.clone(), lb.name_any());
+        ensure!(ip == "0.0.0.0" || other.is_none(), "{ip}: {other:?} and {}", lb.name_any());
+    }
+    ensure!(holders.get(VICTIM).is_some_and(|name| name == "victim"), "{holders:?}");
+    let theirs = endpoints(cluster, "theirs").await?;
+    ensure!(theirs.iter().eq([HONEST]), "the victim's endpoints: {theirs:?}");
+    let hostile = endpoints(cluster, "hostile").await?;
+    ensure!(hostile.iter().all(|address| address == LIAR), "endpoints: {hostile:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hostile_tenant_gains_nothing_and_delays_none() -> Result<()> {
+    let seconds = std::env::var(SECONDS.0).map_or(Ok(SECONDS.1), |text| text.parse())?;
+    let cluster = Cluster::start().await?;
+    cluster.bed.apply_yaml(SCENE).await?;
+    create_node(&cluster.client, "node-1", &[], "10.0.0.11").await?;
+    let operator = cluster.standby(itself()).await?;
+    operator.leads().await?;
+    cluster.registered().await?;
+    let _announcer = Announcer::start(cluster.client.clone(), Announcing::default());
+    let guest = |namespace, name, ip: &str| {
+        let vm = Vm::new(namespace, name).label("app", name).nic(Nic::pod("default", &[ip]));
+        let client = cluster.client.clone();
+        async move { Guest::run(&client, vm, "node-1").await }
+    };
+    let _honest = guest("theirs", "honest", HONEST).await?;
+    let liar = guest("hostile", "liar", LIAR).await?;
+    let mut victim =
+        crate::support::lb("victim", &json!({"backendServerSelector": {"app": ["honest"]}}))?;
+    victim.metadata.namespace = Some("theirs".to_owned());
+    let theirs = Api::<LoadBalancer>::namespaced(cluster.client.clone(), "theirs");
+    theirs.create(&PostParams::default(), &victim).await?;
+    let is_there =
+        async || nothing_gained(&cluster).await.map(|()| true).map_err(|e| format!("{e:#}"));
+    eventually(SOON, "the victim's address and endpoint", is_there).await?;
+
+    let lasting = Duration::from_secs(seconds);
+    let quiet = Waits::measure(&cluster, Instant::now() + lasting / 4).await?;
+    let token = cluster.bed.service_account_token("hostile", "tenant").await?;
+    let tenant = cluster.bed.client_for(&token).await?;
+    let (over, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let mut attacking = JoinSet::new();
+    for worker in 0..WORKERS {
+        attacking.spawn(attack(tenant.clone(), worker, over.clone(), done.clone()));
+    }
+    let lying = lie(liar, over.clone());
+    let (began, used) = (Instant::now(), operator.process.cpu_time().context("no CPU time")?);
+    let watching = async {
+        while !over.load(Ordering::Relaxed) {
+            nothing_gained(&cluster).await?;
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+        anyhow::Ok(())
+    };
+    let measuring = async {
+        let waits = Waits::measure(&cluster, Instant::now() + lasting).await;
+        over.store(true, Ordering::Relaxed);
+        waits
+    };
+    let (watched, loud, lied) = tokio::join!(watching, measuring, lying);
+    let (loud, mut sent) = (loud?, 0);
+    for worker in attacking.join_all().await {
+        sent += worker?;
+    }
+    lied?;
+    watched?;
+    let used = operator.process.cpu_time().context("no CPU time")?.saturating_sub(used);
+    let took = began.elapsed();
+    let rss = operator.process.peak_rss_kib().context("no RSS")?;
+    println!(
+        "quiet: {quiet}; among {sent} requests, {} of them done: {loud}; peak RSS {} MiB, {used:.1?} of CPU in {took:.1?}",
+        done.load(Ordering::Relaxed),
+        rss / 1024
+    );
+    cluster.consistent().await?;
+    nothing_gained(&cluster).await?;
+    ensure!(done.load(Ordering::Relaxed) > 10 * seconds, "few requests were done");
+    ensure!(rss < MOST_RSS, "RSS {rss} KiB");
+    // What two cores do to a write that no controller sees, they do to all.
+    let slower = Waits::p99(&loud.floor).as_secs_f64() / Waits::p99(&quiet.floor).as_secs_f64();
+    let most = (3 * Waits::p99(&quiet.addresses)).mul_f64(slower.max(1.0));
+    ensure!(
+        Waits::p99(&loud.addresses) < most,
+        "{:?} is over {most:?}",
+        Waits::p99(&loud.addresses)
+    );
+    Ok(())
+}
