@@ -100,8 +100,8 @@ type Age = (i64, Owner);
 impl Book {
     /// Gives the LoadBalancer its address, or remembers that it waits.
     pub fn claim(&mut self, facts: &LbFacts) -> Verdict {
-        self.judge();
         self.observe(facts);
+        self.judge();
         if let Some(verdict) = self.keep_homeless(facts) {
             return verdict;
         }

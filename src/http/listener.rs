@@ -14,7 +14,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
-use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
@@ -37,8 +36,6 @@ const HANDSHAKE: Duration = Duration::from_secs(8);
 const WIND_DOWN: Duration = Duration::from_secs(5);
 /// Connections that have been ended and still take what their callers had sent before they knew.
 const LINGERING: usize = 128;
-/// Silence after which the kernel asks whether the caller's machine is still there.
-const KEEPALIVE: Duration = Duration::from_mins(1);
 /// Pauses after a failure to accept, such as a lack of file descriptors.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 /// Between two log lines that say that there is no room.
@@ -183,7 +180,6 @@ impl Shared {
 
     async fn connection(self: Arc<Self>, stream: TcpStream, seat: Seat, gone: CancellationToken) {
         let _ = stream.set_nodelay(true);
-        let _ = SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE));
         let caller = Caller { source: seat.source, is_known: false };
         let Some(settings) = self.server.tls.clone() else {
             return Conversation { seat, caller, gone }.hold(stream).await;

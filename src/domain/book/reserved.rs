@@ -158,20 +158,16 @@ impl Book {
     pub fn observe(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         self.update_waiter(facts);
+        let claims = self.claims_of(uid).to_vec();
+        for claim in &claims {
+            self.reserve(facts, claim);
+        }
         match &facts.published {
-            Some(claim) if self.holds(uid, claim) || self.homeless(facts).is_some() => {
-                self.reserve(facts, claim);
-            }
-            None if self.claims_of(uid).is_empty() => {
-                self.reserved.expect(uid, facts.former.as_ref());
-            }
-            // What it publishes is another's, or not in the ledger yet.
+            // Else what it publishes is another's, or not in the ledger yet.
+            Some(claim) if self.homeless(facts).is_some() => self.reserve(facts, claim),
+            None if claims.is_empty() => self.reserved.expect(uid, facts.former.as_ref()),
             _ => {}
         }
-    }
-
-    fn holds(&self, uid: &str, claim: &Claim) -> bool {
-        self.claims_of(uid).contains(claim)
     }
 
     /// Reserves a claim wherever it is announced and no ledger covers it.
@@ -246,7 +242,11 @@ impl Book {
     fn unreserve(&mut self, uid: &str, claim: &Claim) {
         if self.reserved.remove(uid, claim) {
             self.stirred = true;
-            self.freed(claim);
+            // The LoadBalancer may hold the claim all the same.
+            if self.standing.is_shared(claim.ip) {
+                self.standing.changed();
+            }
+            self.let_go(claim.ip);
         }
     }
 

@@ -68,6 +68,11 @@ impl Standing {
         self.unsettled = true;
     }
 
+    /// Whether two LoadBalancers have the address.
+    pub(super) fn is_shared(&self, ip: IpAddr) -> bool {
+        self.shared.iter().any(|shared| shared.ip == ip)
+    }
+
     /// A pool came, went or changed its selector.
     pub(super) fn moved(&mut self) {
         self.unsettled = true;
