@@ -258,6 +258,8 @@ impl Question {
         })
     }
 
+    /// Warns of a release that will not be made. It is no reason to refuse the rest: where pools are
+    /// applied from Git, the annotation is sent again after its address has gone to another.
     fn judge_release(&self, known: &Known, answer: &mut Answer) {
         let Some(asked) = &self.release else { return };
         let field = format!("metadata.annotations[{ANNOTATION_MANUAL_RELEASE}]");
@@ -268,12 +270,13 @@ impl Question {
         let ManualRelease { ip, name } = asked;
         match self.allocated.get(&ip.to_string()) {
             None => answer.warn(format!("{ip} is not allocated here: there is nothing to release")),
-            Some(owner) if owner != name => answer
-                .refuse(field, format!("{ip} is held by {owner}, not by {name}: name its holder")),
-            Some(_) if known.exists == Some(true) => answer.refuse(
-                field,
-                format!("LoadBalancer {name} exists: delete it, and {ip} is released"),
-            ),
+            Some(owner) if owner != name => {
+                answer.warn(format!("{ip} is held by {owner}, not by {name}: it is kept"));
+            }
+            Some(_) if known.exists == Some(true) => {
+                let kept = format!("LoadBalancer {name} exists: {ip} is kept until it is deleted");
+                answer.warn(kept);
+            }
             Some(_) => {}
         }
     }

@@ -146,14 +146,14 @@ pub(super) const ROWS: &[Row] = &[
         &[NAMED, HOLDER],
         Update,
         "{name: named, annotations: {loadbalancer.harvesterhci.io/manuallyReleaseIP: '10.1.0.40: default/holder'}}",
-        Refuse(RELEASE, "LoadBalancer default/holder exists"),
+        Warn("LoadBalancer default/holder exists: 10.1.0.40 is kept"),
     ),
     row(
         "released by hand for another",
         &[NAMED, HOLDER],
         Update,
         "{name: named, annotations: {loadbalancer.harvesterhci.io/manuallyReleaseIP: '10.1.0.40: default/other'}}",
-        Refuse(RELEASE, "10.1.0.40 is held by default/holder"),
+        Warn("10.1.0.40 is held by default/holder, not by default/other: it is kept"),
     ),
     row(
         "released by hand, misspelt",

@@ -193,32 +193,6 @@ impl Cluster {
         self.ask(n);
     }
 
-    /// Notes where published addresses are announced.
-    fn announce(&mut self) {
-        for n in 0..LBS {
-            let Some((facts, claim)) =
-                self.facts(n).and_then(|f| f.published.clone().map(|claim| (f, claim)))
-            else {
-                self.announced.remove(&n);
-                continue;
-            };
-            let place = match self.book.pools().get(&claim.pool) {
-                Some(pool) if pool.selector.is_global() => None,
-                Some(pool) => {
-                    let mut segments = facts.announced_at(&pool.segment);
-                    segments.push(pool.segment.clone());
-                    Some(segments)
-                }
-                // It stays where it was.
-                None => match self.announced.get(&n) {
-                    Some((ip, place)) if *ip == claim.ip => place.clone(),
-                    _ => None,
-                },
-            };
-            self.announced.insert(n, (claim.ip, place));
-        }
-    }
-
     /// Removes one, whatever the ledger hears of it.
     fn made_again(&mut self, n: usize) -> Option<LbFacts> {
         let facts = self.lbs.get(&n)?;
@@ -379,20 +353,6 @@ impl Cluster {
             self.pools.get_mut(&name).unwrap().status = status;
         }
     }
-
-    /// Who holds or publishes what.
-    fn in_use(&self) -> BTreeSet<(String, Claim)> {
-        let held = self
-            .book
-            .holders
-            .iter()
-            .flat_map(|(uid, claims)| claims.iter().map(|claim| (uid.clone(), claim.clone())));
-        let published = self
-            .lbs
-            .values()
-            .filter_map(|facts| Some((facts.owner.uid.clone(), facts.published.clone()?)));
-        held.chain(published).collect()
-    }
 }
 
 mod checks;
@@ -453,7 +413,7 @@ proptest! {
     }
 }
 
-/// Found by others than the 500: a claim that had not been published was still reserved where its
+/// A claim that had not been published was still reserved where its
 /// LoadBalancer was announced before its network became known.
 #[test]
 fn a_claim_is_reserved_where_it_is_announced_now() {

@@ -76,6 +76,46 @@ impl Cluster {
         }
     }
 
+    /// Notes where published addresses are announced.
+    pub(super) fn announce(&mut self) {
+        for n in 0..LBS {
+            let Some((facts, claim)) =
+                self.facts(n).and_then(|f| f.published.clone().map(|claim| (f, claim)))
+            else {
+                self.announced.remove(&n);
+                continue;
+            };
+            let place = match self.book.pools().get(&claim.pool) {
+                Some(pool) if pool.selector.is_global() => None,
+                Some(pool) => {
+                    let mut segments = facts.announced_at(&pool.segment);
+                    segments.push(pool.segment.clone());
+                    Some(segments)
+                }
+                // It stays where it was.
+                None => match self.announced.get(&n) {
+                    Some((ip, place)) if *ip == claim.ip => place.clone(),
+                    _ => None,
+                },
+            };
+            self.announced.insert(n, (claim.ip, place));
+        }
+    }
+
+    /// Who holds or publishes what.
+    pub(super) fn in_use(&self) -> BTreeSet<(String, Claim)> {
+        let held = self
+            .book
+            .holders
+            .iter()
+            .flat_map(|(uid, claims)| claims.iter().map(|claim| (uid.clone(), claim.clone())));
+        let published = self
+            .lbs
+            .values()
+            .filter_map(|facts| Some((facts.owner.uid.clone(), facts.published.clone()?)));
+        held.chain(published).collect()
+    }
+
     pub(super) fn snapshot(&self) -> impl PartialEq + std::fmt::Debug + use<> {
         let ledgers: Vec<_> = self
             .book
