@@ -88,9 +88,10 @@ struct ControllerArgs {
         value_parser = clap::value_parser!(u8).range(LEASE_SECONDS)
     )]
     lease_duration: u8,
-    /// Seconds for which an address that the host leased outlives its LoadBalancer. Whoever makes it
-    /// again by then has the same one at once; a guest whose patience ends does.
-    #[arg(long, env = "HGO_DHCP_RELEASE_GRACE", default_value_t = 120)]
+    /// Seconds for which an address that the host leased outlives its LoadBalancer. One that is made
+    /// again by then has the same address at once. A guest's cloud provider deletes and makes it again,
+    /// up to 300 s apart, and the guest announces the address all the while.
+    #[arg(long, env = "HGO_DHCP_RELEASE_GRACE", default_value_t = 600)]
     dhcp_release_grace: u32,
     /// Namespaces, separated by commas, in which TokenRotations are carried out. The operator needs rights
     /// in each; elsewhere it touches no Secret.

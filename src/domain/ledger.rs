@@ -24,7 +24,7 @@ use super::ranges::Ranges;
 pub const LEDGER_BYTES: usize = 1_400_000;
 
 /// Former owners that are remembered, at most.
-pub const HISTORY_LENGTH: usize = 2_000;
+pub const HISTORY_LENGTH: usize = 500;
 
 /// Why a pool gave no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -214,6 +214,8 @@ fn create(wanted: &Wanted<'_>) -> Value {
             "ipFamilies": [wanted.family().name()],
             "ipFamilyPolicy": "SingleStack",
             "loadBalancerIP": wanted.asked(),
+            // kube-vip needs none, and each is a port of every node, past source ranges.
+            "allocateLoadBalancerNodePorts": false,
             "ports": wanted.listeners.iter().map(|l| port(l, None)).collect::<Vec<_>>(),
         },
     })

@@ -1,5 +1,6 @@
 //! A network's records, as its agent sees them: one watch, told in order.
 
+use kube::core::ObjectMeta;
 use kube::{Api, Client, ResourceExt as _};
 use kube_runtime::watcher::{Config, Event};
 use tokio::sync::mpsc::UnboundedSender;
@@ -19,6 +20,8 @@ pub enum Seen {
     Begins,
     /// A record of the network, as it is now.
     Is(Box<DHCPLease>),
+    /// A record is there that this version cannot read: namespace and name. It is not gone.
+    Unreadable(String, String),
     /// A record is gone: namespace and name.
     Gone(String, String),
     /// The list is complete.
@@ -81,7 +84,8 @@ fn readable(record: Guard<DHCPLease>, network: &str, metrics: &Metrics) -> Optio
         Err(misfit) => {
             metrics.unreadable.with_label_values(&["DHCPLease"]).inc();
             tracing::warn!(record = misfit.metadata.name, error = misfit.error, "unreadable");
-            None
+            let ObjectMeta { namespace, name, .. } = misfit.metadata;
+            Some(Seen::Unreadable(namespace.unwrap_or_default(), name.unwrap_or_default()))
         }
     }
 }

@@ -4,7 +4,7 @@
 //! writes it once, and writes the pool once for every 500. What is quoted is the ratio.
 //!
 //! `cargo bench --bench bench -- PART...` measures only the parts named: probes, allocator,
-//! leases, addresses, endpoints, admission, rotations. `rotations=200` measures fewer of them.
+//! leases, addresses, singles, endpoints, admission, rotations. `rotations=200` measures fewer of them.
 #![allow(clippy::print_stdout, clippy::cast_precision_loss)] // A report is printed, and rounded.
 
 mod admission;
@@ -39,7 +39,7 @@ const SIZES: [(usize, usize); 3] = [(200, 3), (1_000, 3), (5_000, 1)];
 /// LoadBalancers one by one.
 const SINGLES: usize = 200;
 /// LoadBalancers that have left a pool before others come one by one.
-const LEFT: [usize; 2] = [1_000, 5_000];
+const LEFT: [usize; 3] = [0, 1_000, 5_000];
 
 fn main() -> Result<()> {
     // `cargo test --benches` starts this too; measuring takes minutes.
@@ -81,7 +81,7 @@ fn main() -> Result<()> {
 }
 
 /// What needs a control plane.
-const PARTS: [&str; 4] = ["addresses", "endpoints", "admission", "rotations"];
+const PARTS: [&str; 5] = ["addresses", "singles", "endpoints", "admission", "rotations"];
 
 async fn on_a_bed(parts: &[&str], rotations: usize) -> Result<serde_json::Map<String, Value>> {
     println!("starting a control plane (built first if it is not cached: about 5 minutes)");
@@ -92,6 +92,7 @@ async fn on_a_bed(parts: &[&str], rotations: usize) -> Result<serde_json::Map<St
     for part in parts {
         let value = match *part {
             "addresses" => addresses(&bed, binary).await?,
+            "singles" => singles(&bed, binary).await?,
             "endpoints" => table::endpoints(&endpoints::measure(&bed, binary).await?),
             "rotations" => table::rotations(&rotations::measure(&bed, binary, rotations).await?),
             _ => table::admission(&admission::measure(&bed, binary).await?),
@@ -112,15 +113,18 @@ async fn addresses(bed: &Bed, binary: &Path) -> Result<Value> {
             rows.push(table::AtOnce { count, floor, ours });
         }
     }
+    Ok(table::addresses(&rows))
+}
+
+async fn singles(bed: &Bed, binary: &Path) -> Result<Value> {
     println!("{SINGLES} one by one");
     let floor = floor::one_by_one(&bed.admin(), SINGLES).await?;
-    let ours = ours_one_by_one(bed, binary).await?;
     let mut after = Vec::new();
     for left in LEFT {
         println!("{SINGLES} one by one in a pool that {left} have left");
         after.push((left, ours_after(bed, binary, left).await?));
     }
-    Ok(table::addresses(&rows, &floor, &ours, &after))
+    Ok(table::singles(&floor, &after))
 }
 
 /// What one burst cost the operator.
@@ -181,10 +185,6 @@ async fn writes(operator: &Operator) -> Result<(f64, f64, f64)> {
         operator.metric(name, &["IPPool"]).await?,
         operator.metric(name, &["conflict"]).await?,
     ))
-}
-
-async fn ours_one_by_one(bed: &Bed, binary: &Path) -> Result<Vec<Duration>> {
-    ours_after(bed, binary, 0).await
 }
 
 /// One by one, in a pool that so many have left again.

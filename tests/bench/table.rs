@@ -18,13 +18,8 @@ pub(crate) struct AtOnce {
     pub(crate) ours: Ours,
 }
 
-/// Prints the bursts and the single creations.
-pub(crate) fn addresses(
-    rows: &[AtOnce],
-    floor: &[Duration],
-    ours: &[Duration],
-    after: &[(usize, Vec<Duration>)],
-) -> Value {
+/// Prints the bursts.
+pub(crate) fn addresses(rows: &[AtOnce]) -> Value {
     println!(
         "\n{:>6} {:>9} {:>9} {:>6} {:>9} {:>9} {:>6} {:>8} {:>6} {:>5} {:>8} {:>8}",
         "LBs",
@@ -40,17 +35,21 @@ pub(crate) fn addresses(
         "RSS MiB",
         "CPU s/k"
     );
-    let at_once: Vec<Value> = rows.iter().map(at_once).collect();
-    let (floor, ours) = (quantiles(floor), quantiles(ours));
-    println!("\none by one, create to address seen: {ours}");
-    println!("the floor's two writes:              {floor}");
-    let mut one_by_one = json!({"floor": floor, "ours": ours});
+    rows.iter().map(at_once).collect()
+}
+
+/// Prints what single creations take, in pools that so many others have left.
+pub(crate) fn singles(floor: &[Duration], after: &[(usize, Vec<Duration>)]) -> Value {
+    let floor = quantiles(floor);
+    println!("\none by one, create to address seen");
+    println!("the floor's two writes:          {floor}");
+    let mut report = json!({"floor": floor});
     for (left, times) in after {
         let times = quantiles(times);
-        println!("in a pool that {left:>5} have left:      {times}");
-        one_by_one[format!("after_{left}")] = times;
+        println!("in a pool that {left:>5} have left: {times}");
+        report[format!("after_{left}")] = times;
     }
-    json!({"at_once": at_once, "one_by_one": one_by_one})
+    report
 }
 
 /// Prints what the allocator's operations cost.

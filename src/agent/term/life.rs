@@ -30,6 +30,12 @@ impl Term<'_> {
         match seen {
             Seen::Begins => self.list = Some(HashSet::new()),
             Seen::Is(record) => self.is(record),
+            Seen::Unreadable(namespace, name) => {
+                let mac = self.names.get(&(namespace, name));
+                if let (Some(mac), Some(list)) = (mac, &mut self.list) {
+                    list.insert(*mac);
+                }
+            }
             Seen::Gone(namespace, name) => {
                 if let Some(mac) = self.names.get(&(namespace, name)).copied() {
                     self.vanish(mac);

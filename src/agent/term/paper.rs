@@ -22,11 +22,12 @@ pub(super) struct Written {
     /// The new version; `None` for a finalizer that is gone.
     outcome: Result<Option<String>, CallError>,
     status: DHCPLeaseStatus,
-    /// After a conflict: the record as it is.
+    /// After a write that the record stood against: the record as it is.
     fresh: Fresh,
 }
 
-/// A record that was read after a conflict.
+/// A record that was read after a write was answered with 409, or with 404: that may mean the record,
+/// or only its status, where the CRD has no such subresource.
 enum Fresh {
     /// It was not read, or could not be.
     Unread,
@@ -72,11 +73,13 @@ impl Term<'_> {
                 }
             };
             let fresh = match &outcome {
-                Err(CallError::Conflict) => match records.read(&namespace, &name).await {
-                    Ok(Some(record)) => Fresh::Is(Box::new(record)),
-                    Ok(None) => Fresh::Gone,
-                    Err(_) => Fresh::Unread,
-                },
+                Err(CallError::Conflict | CallError::NotFound) => {
+                    match records.read(&namespace, &name).await {
+                        Ok(Some(record)) => Fresh::Is(Box::new(record)),
+                        Ok(None) => Fresh::Gone,
+                        Err(_) => Fresh::Unread,
+                    }
+                }
                 _ => Fresh::Unread,
             };
             Written { mac, uid, what, outcome, status, fresh }
@@ -103,16 +106,18 @@ impl Term<'_> {
                 }
                 return self.again(mac);
             }
-            Err(CallError::NotFound) => return self.vanish(mac),
-            Err(CallError::Conflict) => match fresh {
+            Err(error @ (CallError::Conflict | CallError::NotFound)) => match fresh {
                 Fresh::Is(record) if record.metadata.uid.as_deref() == Some(&uid) => {
                     lease.update(&record);
                     lease.stored = record.status.unwrap_or_default();
-                    lease.pending.get_or_insert(what);
+                    lease.pending.get_or_insert(what.clone());
                     if lease.leaving {
                         self.leave(mac);
                     }
-                    return self.again(mac);
+                    if matches!(error, CallError::Conflict) {
+                        return self.again(mac);
+                    }
+                    tracing::warn!(%mac, "the record is there, and its status is not found");
                 }
                 Fresh::Is(_) | Fresh::Gone => return self.vanish(mac),
                 Fresh::Unread => {}

@@ -29,7 +29,7 @@ fn read(service: &Value) -> Stored {
     views::service(&serde_json::from_value::<Service>(service.clone()).unwrap())
 }
 
-/// What an API server makes of a Service that is created.
+/// What an API server makes of a Service that is created, when a user has asked for node ports.
 fn accepted(mut service: Value) -> Value {
     service["metadata"]["uid"] = json!("svc-1");
     service["metadata"]["resourceVersion"] = json!("7");
@@ -83,7 +83,7 @@ fn a_service_says_who_asks_for_which_address_and_selects_nothing() {
         },
         "spec": {
             "type": "LoadBalancer", "ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack",
-            "loadBalancerIP": "10.0.0.100",
+            "allocateLoadBalancerNodePorts": false, "loadBalancerIP": "10.0.0.100",
             "ports": [
                 {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080},
                 {"name": "dns", "protocol": "UDP", "port": 53, "targetPort": 53},

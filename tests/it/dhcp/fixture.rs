@@ -37,6 +37,8 @@ pub(crate) struct Site {
     pub(crate) segment: Segment,
     /// The switch's port of the agent's interface.
     pub(crate) port: String,
+    /// The server's machine.
+    pub(crate) router: Netns,
     pub(crate) server: DhcpServer,
     pub(crate) scope: Scope,
     /// The agent's.
@@ -102,12 +104,12 @@ impl Site {
     async fn start(cluster: Cluster, host: Netns, kind: Kind, scope: Scope) -> Result<Self> {
         let segment = Segment::new("switch").await?;
         let port = segment.plug(&host, INTERFACE).await?;
-        let there = segment.attach("dhcp", &scope.interface()).await?;
-        let server = DhcpServer::start(kind, &there, "eth0", &scope).await?;
+        let router = segment.attach("dhcp", &scope.interface()).await?;
+        let server = DhcpServer::start(kind, &router, "eth0", &scope).await?;
         cluster.bed.apply_yaml(RIGHTS).await?;
         let kubeconfig = cluster.bed.service_account_kubeconfig(ACCOUNT.0, ACCOUNT.1, None).await?;
         let program = env!("CARGO_BIN_EXE_lease-agent").into();
-        Ok(Self { cluster, host, segment, port, server, scope, program, kubeconfig })
+        Ok(Self { cluster, host, segment, port, router, server, scope, program, kubeconfig })
     }
 
     /// An agent, whether it speaks or not.

@@ -8,6 +8,7 @@ mod hostile;
 mod many;
 mod records;
 mod rights;
+mod router;
 mod scopes;
 mod servers;
 mod two;

@@ -113,7 +113,7 @@ async fn decorated(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Ports that stay keep their node port.
+/// Ports that stay keep their node port, where a user asked for node ports.
 async fn listeners(cluster: &Cluster) -> Result<()> {
     let dns = [
         json!({"name": "dns-tcp", "port": 53, "protocol": "TCP"}),
@@ -155,6 +155,10 @@ async fn listeners(cluster: &Cluster) -> Result<()> {
         .await?;
         anyhow::Ok(node_ports(&service))
     };
+    let none = is(&["dns-tcp TCP 53->53", "dns-udp UDP 53->53"]).await?;
+    assert!(none.is_empty(), "{none:?}: nobody asked for ports of the nodes");
+    let ask = json!({"spec": {"allocateLoadBalancerNodePorts": true}});
+    cluster.edit::<Service>("dns", ask).await?;
     let first = is(&["dns-tcp TCP 53->53", "dns-udp UDP 53->53"]).await?;
     let [tcp, udp] = [first.get("TCP 53"), first.get("UDP 53")].map(Option::<&i32>::copied);
     assert!(tcp.is_some() && udp.is_some());

@@ -14,7 +14,10 @@ pub struct Options {
     pub resume_within: Duration,
     /// This client's place in those times, and among renewals: see [`super::phase`].
     pub phase: u32,
-    /// Whether servers are asked to broadcast their answers.
+    /// Whether servers are asked to broadcast their answers in any case. They always are where an
+    /// address may be in use: a router that is dnsmasq writes its own ARP entry of an address that it
+    /// grants by unicast (SIOCSARP, src/dhcp.c), and it would lead to this client, which answers for
+    /// none.
     pub broadcast: bool,
 }
 

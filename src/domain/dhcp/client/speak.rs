@@ -55,7 +55,8 @@ impl Client {
     }
 
     pub(super) fn say(&mut self, say: Say, xid: u32, secs: u16, way: Way) {
-        let broadcast = self.options.broadcast;
+        let may_be_live = self.held.is_some() || self.former.is_some();
+        let broadcast = self.options.broadcast || may_be_live;
         self.spoken = xid;
         let query = Query { say, identity: &self.identity, xid, secs, broadcast };
         self.out.push(Out::Send(frame::to_server(way, &query.write())));

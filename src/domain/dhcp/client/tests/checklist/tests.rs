@@ -109,7 +109,7 @@ const SENDING: &[Point] = &[
     (12, "secs grows", proofs![acquiring::silence_is_met_by_ever_longer_waits_and_told], &[]),
     (
         13,
-        "the broadcast flag is off, and can be on",
+        "the broadcast flag is off, can be on, and is on where the address may be in use",
         proofs![confirming::who_the_client_is_stays_the_same_in_every_message],
         LIVES,
     ),

@@ -1,0 +1,134 @@
+//! A router that is the DHCP server as well, and clients behind it.
+//!
+//! dnsmasq answers a client that has no address yet by writing the router's ARP entry itself
+//! (SIOCSARP, `dhcp.c` in 2.90), unless it is asked to broadcast. That entry is the address of a load
+//! balancer, and the client is the agent, which answers for no address: traffic would end there.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use testbed::net::dhcp::{Kind, Scope};
+use testbed::net::{Netns, Segment};
+
+use super::fixture::{Site, on_site};
+
+/// From one request of the client to the next.
+const PERIOD: Duration = Duration::from_millis(20);
+/// Requests in a row that may be lost: 0.3 s.
+const HOLE: usize = 15;
+const RENEWALS: usize = 3;
+const PORT: u16 = 8080;
+
+/// Requests of a client in a namespace, until it is stopped. Returns which were answered.
+struct Client {
+    over: Arc<AtomicBool>,
+    answered: tokio::task::JoinHandle<Result<Vec<bool>>>,
+}
+
+impl Client {
+    fn start(inside: &Netns, address: Ipv4Addr) -> Self {
+        let (over, inside) = (Arc::new(AtomicBool::new(false)), inside.clone());
+        let until = over.clone();
+        let asking = async move { inside.run(move || ask(address, &until)).await };
+        Self { over, answered: tokio::spawn(asking) }
+    }
+
+    /// The most requests in a row that had no answer, and how many were sent.
+    async fn stop(self) -> Result<(usize, usize)> {
+        self.over.store(true, Ordering::Relaxed);
+        let answered = self.answered.await??;
+        let lost = answered.split(|answered| *answered).map(<[bool]>::len).max();
+        Ok((lost.unwrap_or_default(), answered.len()))
+    }
+}
+
+/// Numbered requests: each answer is the number again.
+fn ask(address: Ipv4Addr, over: &AtomicBool) -> Result<Vec<bool>> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.connect((address, PORT))?;
+    socket.set_nonblocking(true)?;
+    let mut answered = Vec::new();
+    let mut answer = [0; 8];
+    // What is on its way at the end has a second to come.
+    let mut rest = 50;
+    while rest > 0 {
+        if over.load(Ordering::Relaxed) {
+            rest -= 1;
+        } else {
+            // Where the way is not known, the kernel says so.
+            let _ = socket.send(&answered.len().to_be_bytes());
+            answered.push(false);
+        }
+        std::thread::sleep(PERIOD);
+        while let Ok(8) = socket.recv(&mut answer) {
+            if let Some(seen) = answered.get_mut(usize::from_be_bytes(answer)) {
+                *seen = true;
+            }
+        }
+    }
+    Ok(answered)
+}
+
+/// Sends back what comes to the port of an address, from there. The ARP request for the router says
+/// first where the address is, as the gratuitous one of an announcer does.
+async fn echo(
+    inside: &Netns,
+    address: Ipv4Addr,
+    router: Ipv4Addr,
+) -> Result<tokio::task::JoinHandle<()>> {
+    let bound = inside.run(move || {
+        let socket = UdpSocket::bind((address, PORT))?;
+        socket.send_to(b"", (router, PORT))?;
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    });
+    let socket = tokio::net::UdpSocket::from_std(bound.await?)?;
+    Ok(tokio::spawn(async move {
+        let mut question = [0; 64];
+        while let Ok((length, peer)) = socket.recv_from(&mut question).await {
+            let _ = socket.send_to(&question[..length], peer).await;
+        }
+    }))
+}
+
+/// The longest hole in traffic from a client behind the router, through renewals and a restart.
+async fn traffic(site: Site) -> Result<()> {
+    let outside = Segment::new("outside").await?;
+    let router = &site.router;
+    outside.plug(router, "eth1").await?;
+    router.ip("address add 10.99.0.1/24 dev eth1").await?;
+    router.sysctl("net/ipv4/ip_forward", "1").await?;
+    let behind = outside.attach("client", "10.99.0.2/24").await?;
+    behind.ip("route add default via 10.99.0.1").await?;
+    let announcer = site.segment.attach("announcer", "10.77.0.9/24").await?;
+    announcer.ip(&format!("route add default via {}", site.scope.server)).await?;
+
+    let mut agent = site.agent().await?;
+    site.lease("web").await?;
+    let mut status = site.bound("web", "address", |_| true).await?;
+    let address: Ipv4Addr = status.address.clone().context("no address")?.parse()?;
+    announcer.ip(&format!("address add {address}/32 dev eth0")).await?;
+    let _echo = echo(&announcer, address, site.scope.server).await?;
+    let client = Client::start(&behind, address);
+    for _ in 0..RENEWALS {
+        status = site.renewed("web", &status).await?;
+    }
+    site.kill(&mut agent).await?;
+    let _agent = site.agent().await?;
+    let status = site.renewed("web", &status).await?;
+    ensure!(status.address == Some(address.to_string()), "{status:?}");
+    let (lost, sent) = client.stop().await?;
+    println!("{lost} requests in a row of {sent} lost, {PERIOD:?} apart");
+    ensure!(sent > 1_000, "{sent} requests");
+    ensure!(lost <= HOLE, "{lost} requests in a row had no answer");
+    Ok(())
+}
+
+#[test]
+fn renewals_do_not_lead_a_routers_traffic_to_the_agent() -> Result<()> {
+    let scope = Scope::new([10, 77, 0, 1]).seconds(120).timers(30, 50);
+    on_site(Kind::Dnsmasq, scope, traffic)
+}
