@@ -31,6 +31,7 @@ mod merge;
 mod recover;
 mod reserved;
 pub mod standing;
+mod waiters;
 
 pub use merge::{PoolSeen, Repair, World, WorldEntry};
 pub use reserved::Reservation;
@@ -86,8 +87,7 @@ pub struct Book {
     waiters: BTreeMap<Age, (LbFacts, Wait)>,
     ages: HashMap<String, Age>,
     touched: BTreeSet<String>,
-    /// Something changed that waiters may have waited for.
-    stirred: bool,
+    stirred: waiters::Stirred,
     standing: standing::Standing,
     reserved: reserved::Reservations,
     /// Addresses of the cluster itself: nodes, the management address, Services of others.
@@ -183,24 +183,6 @@ impl Book {
         true
     }
 
-    /// Tries every waiter again, oldest first. Returns those whose answer changed.
-    pub fn serve_waiters(&mut self) -> Vec<Owner> {
-        self.judge();
-        if !std::mem::take(&mut self.stirred) {
-            return Vec::new();
-        }
-        let waiting: Vec<_> = self.waiters.values().cloned().collect();
-        waiting
-            .into_iter()
-            .filter(|(facts, before)| {
-                self.claim(facts);
-                let now = self.ages.get(&facts.owner.uid).and_then(|age| self.waiters.get(age));
-                now.is_none_or(|(_, wait)| wait != before)
-            })
-            .map(|(facts, _)| facts.owner)
-            .collect()
-    }
-
     /// Forgets a pool. LoadBalancers that held an address there keep publishing it, and no other
     /// pool gives it out.
     pub fn remove_pool(&mut self, name: &str) {
@@ -216,7 +198,7 @@ impl Book {
             self.unhold(owner, &Claim { pool: name.to_owned(), ip: *ip });
         }
         self.touched.remove(name);
-        self.stirred = true;
+        self.stirred.everything();
         self.standing.changed();
         Some(pool)
     }
@@ -235,12 +217,7 @@ impl Book {
     /// Marks a pool as not written yet.
     pub fn touch(&mut self, pool: &str) {
         self.touched.insert(pool.to_owned());
-        self.stirred = true;
-    }
-
-    /// How many wait, by the reason.
-    pub fn waiting(&self) -> impl Iterator<Item = (&LbFacts, &Wait)> {
-        self.waiters.values().map(|(facts, wait)| (facts, wait))
+        self.stirred.pool(pool);
     }
 
     /// What an owner holds.
@@ -393,31 +370,6 @@ impl Book {
             self.freed(claim);
         }
         surplus
-    }
-
-    fn wait(&mut self, facts: &LbFacts, wait: Wait) {
-        self.stop_waiting(&facts.owner.uid);
-        let age = (facts.created, facts.owner.clone());
-        self.ages.insert(facts.owner.uid.clone(), age.clone());
-        // By the time a waiter is served its facts are old.
-        self.waiters.insert(age, (LbFacts { fresh: false, ..facts.clone() }, wait));
-    }
-
-    /// Where networks lead, and what the LoadBalancer wants, may have changed since it asked.
-    fn update_waiter(&mut self, facts: &LbFacts) {
-        let age = self.ages.get(&facts.owner.uid);
-        let Some((known, _)) = age.and_then(|age| self.waiters.get_mut(age)) else { return };
-        let now = LbFacts { fresh: false, ..facts.clone() };
-        if *known != now {
-            *known = now;
-            self.stirred = true;
-        }
-    }
-
-    fn stop_waiting(&mut self, uid: &str) {
-        if let Some(age) = self.ages.remove(uid) {
-            self.waiters.remove(&age);
-        }
     }
 }
 

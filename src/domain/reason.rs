@@ -76,6 +76,20 @@ impl Wait {
         }
     }
 
+    /// Whether the reason lies in the pool of this name.
+    pub fn names(&self, name: &str) -> bool {
+        match self {
+            Self::NoMatch { .. } | Self::ClusterRemoved { .. } => false,
+            Self::Full { pools } => pools.iter().any(|pool| pool == name),
+            Self::LedgerFull { pool }
+            | Self::NotFound { pool }
+            | Self::Forbidden { pool, .. }
+            | Self::NetworkMismatch { pool, .. }
+            | Self::PoolGone { pool }
+            | Self::NotReady { pool, .. } => pool == name,
+        }
+    }
+
     /// The condition's message. "no matched IPPool" and "no available IP" are matched by UIs.
     pub fn message(&self) -> String {
         match self {

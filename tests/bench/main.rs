@@ -3,7 +3,7 @@
 //! The floor is a bare client that does the minimum of writes: it creates each LoadBalancer,
 //! writes it once, and writes the pool once for every 500. What is quoted is the ratio.
 //!
-//! `cargo bench --bench bench -- PART...` measures only the parts named: probes, allocator,
+//! `cargo bench --bench bench -- PART...` measures only the parts named: probes, allocator, worst,
 //! leases, addresses, singles, endpoints, admission, rotations. `rotations=200` measures fewer of them.
 #![allow(clippy::print_stdout, clippy::cast_precision_loss)] // A report is printed, and rounded.
 
@@ -26,6 +26,7 @@ mod support;
 mod table;
 #[path = "../it/admission/wire.rs"]
 mod wire;
+mod worst;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -65,6 +66,9 @@ fn main() -> Result<()> {
     }
     if wanted("allocator") {
         report.insert("allocator".to_owned(), table::allocator(&allocator::measure()));
+    }
+    if wanted("worst") {
+        report.insert("worst".to_owned(), table::worst(&worst::measure()));
     }
     if wanted("leases") {
         report.insert("leases".to_owned(), leases::print(&leases::measure()?));

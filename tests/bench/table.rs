@@ -63,6 +63,18 @@ pub(crate) fn allocator(rows: &[Row]) -> Value {
         .collect()
 }
 
+/// Prints what single events cost at most.
+pub(crate) fn worst(events: &[(&str, Duration)]) -> Value {
+    println!("\nevents that cost the most");
+    let mut report = serde_json::Map::new();
+    for (what, took) in events {
+        let ms = took.as_secs_f64() * 1e3;
+        println!("{what:<60} {ms:>8.2} ms");
+        report.insert((*what).to_owned(), json!(ms));
+    }
+    Value::Object(report)
+}
+
 /// Prints what serving VMs costs.
 pub(crate) fn endpoints(vms: &Endpoints) -> Value {
     let seconds = |time: Duration| time.as_secs_f64();

@@ -217,6 +217,7 @@ impl Book {
             self.standing.changed();
         } else {
             self.standing.moved();
+            self.stirred.everything();
         }
         self.touch(&seen.name);
         repairs

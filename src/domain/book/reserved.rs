@@ -241,7 +241,6 @@ impl Book {
 
     fn unreserve(&mut self, uid: &str, claim: &Claim) {
         if self.reserved.remove(uid, claim) {
-            self.stirred = true;
             // The LoadBalancer may hold the claim all the same.
             if self.standing.is_shared(claim.ip) {
                 self.standing.changed();

@@ -85,6 +85,7 @@ impl Book {
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
         // A network that a LoadBalancer names may have moved, though no pool's did.
         self.standing.moved = true;
+        self.stirred.everything();
         for pool in self.pools.values_mut() {
             let now = segment(pool.selector.network());
             if pool.segment != now {
@@ -190,7 +191,7 @@ impl Book {
             }
             if changed {
                 self.touched.insert(name.clone());
-                self.stirred = true;
+                self.stirred.pool(name);
             }
         }
         let new = shared.difference(&self.standing.shared).cloned().map(News::Shared);
@@ -221,6 +222,7 @@ impl Book {
 
     /// Lets pools give out an address that they hold back, unless another still has it.
     pub(super) fn let_go(&mut self, ip: IpAddr) {
+        self.stir_at(ip);
         if self.infrastructure.contains_key(&ip) {
             return;
         }

@@ -1,0 +1,132 @@
+//! The most that one event can cost the operator's one thread, whatever a tenant writes.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use harvester_guest_operator::api::kubevirt::VirtualMachineInstance;
+use harvester_guest_operator::api::{IPPoolStatus, LoadBalancer};
+use harvester_guest_operator::domain::book::{Book, PoolSeen, World};
+use harvester_guest_operator::domain::conflict::Segment;
+use harvester_guest_operator::domain::pool_choice::Requirement;
+use harvester_guest_operator::domain::{LbFacts, Owner, bounds, vm, vm_lb};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+/// LoadBalancers that wait, and pools.
+const WAITERS: usize = 10_000;
+const POOLS: usize = 100;
+/// Runs of which the median is quoted.
+const RUNS: usize = 9;
+
+/// What happens, and how long it takes.
+pub(crate) fn measure() -> Vec<(&'static str, Duration)> {
+    let (vmi, lb) = (largest_vm(), largest_lb());
+    vec![
+        ("a VM reports 40,000 addresses", median(|| clock(|| drop(black_box(vm::vm(&vmi)))))),
+        (
+            "a LoadBalancer with 150,000 values and 20,000 listeners",
+            median(|| {
+                let mut lb = lb.clone();
+                clock(|| {
+                    black_box(bounds::trim(&mut lb));
+                    drop(black_box(vm_lb::listeners(&lb.spec)));
+                })
+            }),
+        ),
+        ("a release while 10,000 wait, 100 pools", median(|| change_among_waiters(true))),
+        ("one more that waits among 10,000", median(|| change_among_waiters(false))),
+    ]
+}
+
+fn clock(run: impl FnOnce()) -> Duration {
+    let began = Instant::now();
+    run();
+    began.elapsed()
+}
+
+fn median(run: impl FnMut() -> Duration) -> Duration {
+    let mut times: Vec<Duration> = std::iter::repeat_with(run).take(RUNS).collect();
+    times.sort_unstable();
+    times[RUNS / 2]
+}
+
+fn largest_vm() -> VirtualMachineInstance {
+    let addresses: Vec<String> =
+        (0..40_000).map(|n| format!("fd00::{:x}:{:x}", n / 256 + 1, n % 256 + 1)).collect();
+    let interface = json!({"name": "default", "ipAddress": "10.0.0.5", "ipAddresses": addresses});
+    object(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "web", "namespace": "default"},
+        "spec": {"networks": [{"name": "default", "multus": {"networkName": "vlan1"}}]},
+        "status": {"phase": "Running", "interfaces": [interface]},
+    }))
+}
+
+fn largest_lb() -> LoadBalancer {
+    let listeners: Vec<Value> =
+        (1..=20_000).map(|n| json!({"name": format!("n{n}"), "port": n})).collect();
+    let values: Vec<String> = (0..150_000).map(|n| format!("{n}")).collect();
+    object(json!({
+        "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
+        "metadata": {"name": "web", "namespace": "default"},
+        "spec": {"listeners": listeners, "backendServerSelector": {"app": values}},
+    }))
+}
+
+/// Pools of one address each. The first is held and freed, or another asks; the rest waits for others,
+/// half of it for none that there is.
+fn change_among_waiters(is_release: bool) -> Duration {
+    let mut book = Book::default();
+    for number in 0..POOLS {
+        let scope = json!([{"project": "", "namespace": format!("n{number}"), "guestCluster": ""}]);
+        let spec = json!({
+            "ranges": [{"subnet": format!("10.{number}.0.1/32")}],
+            "selector": {"scope": scope, "priority": number + 1},
+        });
+        let seen = PoolSeen {
+            name: format!("pool-{number}"),
+            created: 1,
+            segment: Segment::Management,
+            deleting: false,
+            spec: object(spec),
+            status: IPPoolStatus::default(),
+        };
+        book.merge(&seen, &World::default());
+    }
+    book.claim(&facts(0, "n0"));
+    book.claim(&facts(1, "n1"));
+    for number in 2..WAITERS {
+        book.claim(&facts(number, if number % 2 == 0 { "n1" } else { "nowhere" }));
+    }
+    book.serve_waiters();
+    clock(|| {
+        if is_release {
+            book.release(&facts(0, "n0").owner.uid);
+        } else {
+            book.claim(&facts(WAITERS, "n1"));
+        }
+        drop(black_box(book.serve_waiters()));
+    })
+}
+
+fn facts(number: usize, namespace: &str) -> LbFacts {
+    LbFacts {
+        owner: Owner {
+            name: format!("{namespace}/web-{number:08}"),
+            uid: format!("0f8fad5b-d9cb-469f-a165-{number:012}"),
+        },
+        created: 1,
+        requirement: Requirement { namespace: namespace.to_owned(), ..Requirement::default() },
+        segment: None,
+        guest: true,
+        named_pool: None,
+        published: None,
+        former: None,
+        fresh: true,
+    }
+}
+
+#[allow(clippy::expect_used)] // The objects are constants above.
+fn object<T: DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).expect("an object")
+}
