@@ -18,7 +18,7 @@ const POOLS: usize = 100;
 /// Runs of which the median is quoted.
 const RUNS: usize = 9;
 
-/// What happens, and how long it takes.
+/// Events, each with its duration.
 pub(crate) fn measure() -> Vec<(&'static str, Duration)> {
     let (vmi, lb) = (largest_vm(), largest_lb());
     vec![

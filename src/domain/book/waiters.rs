@@ -11,7 +11,7 @@ use super::{Age, Book, Pool};
 use crate::domain::reason::Wait;
 use crate::domain::{LbFacts, Owner};
 
-/// What changed that waiters may have waited for.
+/// Changes that waiters may have waited for.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stirred {
     /// Pools came, went or moved.
@@ -23,12 +23,12 @@ pub(super) struct Stirred {
 }
 
 impl Stirred {
-    /// Every waiter is asked again.
+    /// Has every waiter asked again.
     pub(super) fn everything(&mut self) {
         self.everything = true;
     }
 
-    /// Those are asked again whom the pool may serve.
+    /// Has waiters asked again that the pool may serve.
     pub(super) fn pool(&mut self, name: &str) {
         if !self.pools.contains(name) {
             self.pools.insert(name.to_owned());
@@ -41,7 +41,7 @@ impl Stirred {
 }
 
 impl Book {
-    /// Tries waiters again for whom something has changed, oldest first. Returns those whose answer
+    /// Tries waiters again that a change may serve, oldest first. Returns those whose answer
     /// changed.
     pub fn serve_waiters(&mut self) -> Vec<Owner> {
         self.judge();
@@ -92,7 +92,7 @@ impl Book {
         }
     }
 
-    /// Who waits, and for what.
+    /// Waiting LoadBalancers, each with its reason.
     pub fn waiting(&self) -> impl Iterator<Item = (&LbFacts, &Wait)> {
         self.waiters.values().map(|(facts, wait)| (facts, wait))
     }
@@ -105,7 +105,7 @@ impl Book {
         self.waiters.insert(age, (LbFacts { fresh: false, ..facts.clone() }, wait));
     }
 
-    /// Where networks lead, and what the LoadBalancer wants, may have changed since it asked.
+    /// Notes what a waiter asks for now, and where its networks lead.
     pub(super) fn update_waiter(&mut self, facts: &LbFacts) {
         let age = self.ages.get(&facts.owner.uid);
         let Some((known, _)) = age.and_then(|age| self.waiters.get_mut(age)) else { return };

@@ -29,7 +29,7 @@ fn read(service: &Value) -> Stored {
     views::service(&serde_json::from_value::<Service>(service.clone()).unwrap())
 }
 
-/// What an API server makes of a Service that is created, when a user has asked for node ports.
+/// A created Service as stored, after a user has asked for node ports.
 fn accepted(mut service: Value) -> Value {
     service["metadata"]["uid"] = json!("svc-1");
     service["metadata"]["resourceVersion"] = json!("7");

@@ -165,7 +165,7 @@ impl Conversation {
     }
 }
 
-/// How long a connection may go on doing that.
+/// Longest time that a connection may spend in a phase.
 fn patience(phase: Phase) -> Duration {
     match phase {
         Phase::Greeting | Phase::Heading => HEAD,

@@ -185,7 +185,7 @@ async fn attack(
     Ok(sent)
 }
 
-/// What the guest's agent tells: root in the guest says what it likes.
+/// Reports false addresses as the guest's agent: root in the guest chooses them.
 async fn lie(mut guest: Guest, over: Arc<AtomicBool>) -> Result<()> {
     for address in [LIAR, HONEST, "10.96.0.1", VICTIM, "127.0.0.1", "not an address"].iter().cycle()
     {
@@ -198,8 +198,8 @@ async fn lie(mut guest: Guest, over: Arc<AtomicBool>) -> Result<()> {
     Ok(())
 }
 
-/// How long the other tenant waits: for addresses, and, as the floor, for the same number of writes of
-/// an object that has no controller.
+/// Waits of the other tenant: for addresses, and, as the floor, for the same number of writes of an
+/// object that has no controller.
 #[derive(Debug)]
 struct Waits {
     addresses: Vec<Duration>,

@@ -129,7 +129,7 @@ fn what_failed_is_tried_again() -> Result<()> {
         agent.speaks().await?;
         let web = site.lease("web").await?;
         site.bound("web", "address", |_| true).await?;
-        ensure!(writes.load(Ordering::Relaxed) >= 4, "the three refusals met nobody");
+        ensure!(writes.load(Ordering::Relaxed) >= 4, "fewer writes than the three refusals");
 
         // Somebody has a link of the name.
         let taken = macvlan(&site, "late", "bridge").await?;

@@ -156,7 +156,7 @@ async fn listeners(cluster: &Cluster) -> Result<()> {
         anyhow::Ok(node_ports(&service))
     };
     let none = is(&["dns-tcp TCP 53->53", "dns-udp UDP 53->53"]).await?;
-    assert!(none.is_empty(), "{none:?}: nobody asked for ports of the nodes");
+    assert!(none.is_empty(), "{none:?}: no user asked for node ports");
     let ask = json!({"spec": {"allocateLoadBalancerNodePorts": true}});
     cluster.edit::<Service>("dns", ask).await?;
     let first = is(&["dns-tcp TCP 53->53", "dns-udp UDP 53->53"]).await?;

@@ -102,7 +102,7 @@ impl Cluster {
         }
     }
 
-    /// Who holds or publishes what.
+    /// Claims that are held or published, with the UID of the LoadBalancer.
     pub(super) fn in_use(&self) -> BTreeSet<(String, Claim)> {
         let held = self
             .book
