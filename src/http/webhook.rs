@@ -147,7 +147,8 @@ struct Sent {
     turn: Option<Turn>,
 }
 
-/// Reads a body of at most so many bytes, which must arrive within that time.
+/// Reads a body of at most so many bytes, which must arrive within that time. A large one must say
+/// how long it is, as the API server's do: so it is refused before it has come, or has its memory once.
 async fn read(
     mut body: Body,
     turns: &Turns,
@@ -163,16 +164,9 @@ async fn read(
         turn = Some(turns.take(caller.source).await);
     }
     let mut bytes = Vec::with_capacity(declared);
-    loop {
-        let reading = read_until(&mut body, &mut bytes, if turn.is_some() { most } else { SMALL });
-        let is_whole = timeout(patience, reading).await.map_err(|_| Refused::late())??;
-        match is_whole {
-            true => return Ok(Sent { bytes, turn }),
-            false if turn.is_some() => return Err(Refused::too_large(most)),
-            // It did not say how long it is.
-            false => turn = Some(turns.take(caller.source).await),
-        }
-    }
+    let reading = read_until(&mut body, &mut bytes, declared.max(SMALL));
+    let is_whole = timeout(patience, reading).await.map_err(|_| Refused::late())??;
+    if is_whole { Ok(Sent { bytes, turn }) } else { Err(Refused::without_length()) }
 }
 
 /// Reads on until the end, or until there are more bytes than that: whether it is the end.
@@ -255,6 +249,11 @@ impl Refused {
     fn too_large(most: usize) -> Self {
         let text = format!("the body is larger than {most} bytes\n");
         Self(StatusCode::PAYLOAD_TOO_LARGE, text)
+    }
+
+    fn without_length() -> Self {
+        let text = format!("a body of more than {SMALL} bytes needs a Content-Length\n");
+        Self(StatusCode::LENGTH_REQUIRED, text)
     }
 
     fn late() -> Self {
