@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use chrono::{DateTime, FixedOffset, TimeDelta};
 use futures::{StreamExt as _, TryStreamExt as _};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams};
@@ -48,13 +49,17 @@ fn many_leases_get_an_address_each_and_give_it_back() -> Result<()> {
         ensure!(addressed(&site).await? == first, "a restart changed an address");
         ensure!(site.links().await?.len() == MANY, "{:?}", site.links().await?);
         site.records().delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
-        eventually(LATER, "end of all records", async || {
-            site.records().list(&ListParams::default()).await.map(|list| list.items.is_empty())
-        })
-        .await?;
         eventually(LATER, "end of all grants", async || {
             let granted = site.server.granted().await.map_err(|error| error.to_string())?;
             if granted.is_empty() { Ok(true) } else { Err(format!("{} left", granted.len())) }
+        })
+        .await?;
+        // 10 at once, then one each 20 ms.
+        let most = most_in_a_second(&agent.process.log(), "leaving")?;
+        println!("at most {most} given back in a second");
+        ensure!((10..=61).contains(&most), "in a burst: {most} in a second");
+        eventually(LATER, "end of all records", async || {
+            site.records().list(&ListParams::default()).await.map(|list| list.items.is_empty())
         })
         .await?;
         eventually(LATER, "end of all links", async || {
@@ -62,6 +67,20 @@ fn many_leases_get_an_address_each_and_give_it_back() -> Result<()> {
         })
         .await
     })
+}
+
+/// Lines of a log that say this, in the second that has the most.
+fn most_in_a_second(log: &str, message: &str) -> Result<usize> {
+    let times: Vec<DateTime<FixedOffset>> = log
+        .lines()
+        .filter(|line| line.contains(message))
+        .filter_map(|line| DateTime::parse_from_rfc3339(line.split_whitespace().next()?).ok())
+        .collect();
+    let within = |first: &DateTime<FixedOffset>| {
+        let end = *first + TimeDelta::seconds(1);
+        times.iter().filter(|time| *time >= first && **time < end).count()
+    };
+    times.iter().map(within).max().context("nothing says so")
 }
 
 /// Waits until all have an address, no two the same one.

@@ -2,15 +2,19 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::api::TokenRotationStatus;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use testbed::{Chart, Proxy, Start, Verdict, eventually};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 
 use super::fixture::{NAME, RIGHTS, cluster, spec, start};
 use crate::support::{SOON, shows};
@@ -157,11 +161,88 @@ async fn what_cannot_be_written_without_harm_is_left_alone() -> Result<()> {
     cluster.put(&elsewhere).await?;
     cluster.reason("Ready", "VerifyFailed").await?;
     ensure!(cluster.value().await? == elsewhere, "it was published untried");
+    // A server that takes it for another's.
+    let (other, _server) = another_cluster().await?;
+    let value = cluster.kubeconfig().replace(cluster.bed.url(), &other);
+    cluster.put(&value).await?;
+    cluster.annotate("rotate", "there").await?;
+    eventually(SOON, "whose the token is there", async || {
+        let said = cluster.reason("Ready", "VerifyFailed").await.map_err(|e| e.to_string())?;
+        if said.contains("it speaks for \"stranger\"") { Ok(true) } else { Err(said) }
+    })
+    .await?;
+    ensure!(cluster.value().await? == value, "it was published for another");
     shows(&operator, "hgo_credential_failures_total", &["Verify"], |n| n >= 1.0).await?;
     cluster.put(&cluster.kubeconfig()).await?;
     cluster.annotate("rotate", "now").await?;
     cluster.published(2).await?;
     cluster.one_is_left().await
+}
+
+/// A server that takes every token for one of `stranger`. Returns its URL.
+async fn another_cluster() -> Result<(String, JoinHandle<std::io::Result<()>>)> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let url = format!("http://{}", listener.local_addr()?);
+    let review = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
+        "metadata": {}, "status": {"userInfo": {"username": "stranger"}},
+    });
+    let body = review.to_string();
+    let head = format!("Content-Type: application/json\r\nContent-Length: {}", body.len());
+    let answer = format!("HTTP/1.1 201 Created\r\n{head}\r\nConnection: close\r\n\r\n{body}");
+    let server = tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await?;
+            let _ = stream.read(&mut [0; 16_384]).await?;
+            stream.write_all(answer.as_bytes()).await?;
+        }
+    });
+    Ok((url, server))
+}
+
+/// Between the decision to revoke a credential and the revocation it is put back.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_put_back_at_the_last_moment_is_not_revoked() -> Result<()> {
+    let cluster = cluster().await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..start() }).await?;
+    operator.leads().await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    cluster.rotation(spec(&[])).await?;
+    cluster.published(1).await?;
+    let (value, first) = (cluster.value().await?, cluster.token().await?);
+    let bond = cluster.bonds().await?.into_iter().next();
+    // The target is read after the write of it, at the beginning of the next two rounds, and once
+    // more before the second of those revokes anything.
+    let reads = Arc::new(AtomicU32::new(0));
+    let seen = reads.clone();
+    let written = AtomicBool::new(false);
+    proxy.set_rule(move |call| {
+        if !call.path.ends_with("/secrets/guest") {
+            return Verdict::Pass;
+        }
+        if call.method == "PATCH" {
+            written.store(true, Ordering::Relaxed);
+        }
+        let counts = call.method == "GET" && written.load(Ordering::Relaxed);
+        match counts.then(|| seen.fetch_add(1, Ordering::Relaxed)) {
+            Some(3) => Verdict::Delay(Duration::from_secs(2)),
+            _ => Verdict::Pass,
+        }
+    });
+    cluster.annotate("rotate", "1").await?;
+    let about_to = async || reads.load(Ordering::Relaxed) > 3;
+    eventually(SOON, "look at the target before a revocation", about_to).await?;
+    cluster.put(&value).await?;
+    let holds_first = |s: &TokenRotationStatus| {
+        s.current.as_ref().is_some_and(|c| Some(&c.name) == bond.as_ref())
+    };
+    cluster.says("the first one again", holds_first).await?;
+    // A server takes a token for good for some seconds after its end, so the token itself says little.
+    ensure!(cluster.bonds().await?.into_iter().next() == bond, "it was revoked");
+    ensure!(cluster.token().await? == first, "another was put there");
+    cluster.works(&first).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
