@@ -1,7 +1,7 @@
 //! From a LoadBalancer to the facts that decisions take.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use super::book::WorldEntry;
 use super::bounds::{LONGEST_WORD, cut};
@@ -160,6 +160,12 @@ pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
         return None;
     }
     allocated.ip.as_deref().filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()
+}
+
+/// Whether its status says that it is reached there.
+pub fn is_announced_at(lb: &LoadBalancer, address: IpAddr) -> bool {
+    let told = lb.status.as_ref().and_then(|status| status.address.as_deref());
+    told.is_some_and(|told| told.parse() == Ok(address))
 }
 
 /// Whether it publishes an address, or that one is leased.

@@ -1,17 +1,20 @@
 //! What to write to a LoadBalancer: one merge patch with finalizer, claim, address, backends and
 //! condition together, or nothing when all of it is there already.
 
+mod moving;
+
 use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
+pub use self::moving::{moves_from, staying_at};
 use super::book::Verdict;
 use super::bounds::{self, LONGEST_TEXT};
 use super::conflict::Conflict;
 use super::leasing::Lease;
 use super::reason::NoLease;
 use super::vm_lb::{self, Backends, Report};
-use super::{Claim, facts, reason};
+use super::{facts, reason};
 use crate::api::{
     ANNOTATION_ALLOCATED, AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS,
     EndpointCounts, IPPoolStatus, LB_FINALIZER, LoadBalancer, LoadBalancerStatus, READY,
@@ -123,17 +126,6 @@ pub fn may_serve(lb: &LoadBalancer) -> bool {
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
     let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
     finalizers.iter().any(|f| f == LB_FINALIZER) && allocated.is_some_and(|a| a.ip.is_some())
-}
-
-/// The same finding, for a LoadBalancer whose old address is still announced: it publishes that
-/// until its Service has moved.
-pub fn staying_at(finding: Finding, old: Claim) -> Finding {
-    match finding {
-        Finding::Pool(Verdict::Held { claim, .. }) if claim != old => {
-            Finding::Pool(Verdict::Held { claim: old, subnet: None, network: None, instead: None })
-        }
-        other => other,
-    }
 }
 
 /// The merge patch that lets a deleted LoadBalancer go. `None`: nothing of ours holds it.
@@ -308,8 +300,12 @@ fn address_patch(
     }
 }
 
-/// A vm load balancer is reached where its Service is announced, whatever was asked for.
+/// A vm load balancer is reached where its Service is announced, whatever was asked for. One that
+/// moves keeps the address that it moves from, until the other one is announced.
 fn announced_patch(address: Option<&str>, report: &Report) -> Option<Value> {
+    if report.moving_from.is_some() {
+        return None;
+    }
     let announced = report.announced();
     (address.filter(|address| !address.is_empty()) != announced).then(|| json!(announced))
 }

@@ -5,6 +5,8 @@
 //! requested address, no selector, its label and owner. Everything else (policies, more labels
 //! and annotations, node ports) belongs to whoever set it.
 
+pub mod settings;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -22,6 +24,11 @@ pub const ASKED_INTERFACE: &str = "kube-vip.io/serviceInterface";
 /// 1.2.0 to 1.2.3 ends in a panic where that interface exists (`ValidateVLANInterface` with the nil
 /// parent of `addVLAN`, pkg/instance/instance.go), and Harvester's management address goes with it.
 pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
+
+/// The external traffic policy that a Service had when it was made, by which a change of it is seen.
+pub const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traffic-policy";
+/// What a Service without policy has.
+const DEFAULT_POLICY: &str = "Cluster";
 
 /// A reference to an owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +62,8 @@ pub struct Stored {
     pub has_selector: bool,
     /// `spec.loadBalancerIP`.
     pub load_balancer_ip: String,
+    /// `spec.externalTrafficPolicy`.
+    pub policy: String,
     /// `spec.ipFamilies`.
     pub families: Vec<String>,
     /// `spec.ports`.
@@ -126,11 +135,23 @@ pub enum Plan {
     Foreign(String),
     /// An earlier one is on its way out.
     Leaving,
-    /// It is of the other family, which cannot be changed: it must go first.
+    /// It must go first: it is of the other family, which cannot be changed, or asks for another
+    /// address, or its policy has changed. kube-vip 1.2 takes the address of such a Service away and
+    /// announces no other (`serviceChanged` in pkg/services/processor.go: the instance is deleted, and
+    /// none is made).
     Replace,
 }
 
 impl Stored {
+    /// The addresses that kube-vip takes it to ask for (`FetchServiceAddresses`). Empty: for none.
+    fn asked(&self) -> &str {
+        self.annotations.get(ASKED_ADDRESS).unwrap_or(&self.load_balancer_ip).trim()
+    }
+
+    fn policy(&self) -> &str {
+        if self.policy.is_empty() { DEFAULT_POLICY } else { &self.policy }
+    }
+
     /// Whether the address may lead here: it is announced, or asked for.
     pub fn asks_for(&self, address: IpAddr) -> bool {
         let asked = self.annotations.get(ASKED_ADDRESS).into_iter().flat_map(|ips| ips.split(','));
@@ -141,7 +162,8 @@ impl Stored {
 }
 
 impl Wanted<'_> {
-    fn asked(&self) -> String {
+    /// The address that the Service asks for, as text.
+    pub fn asked(&self) -> String {
         self.address.map_or_else(|| DHCP_ADDRESS.to_owned(), |ip| ip.to_string())
     }
 
@@ -173,13 +195,23 @@ pub fn plan(stored: Option<&Stored>, wanted: &Wanted<'_>) -> Plan {
     if stored.deleting {
         return Plan::Leaving;
     }
-    if stored.families.first().is_some_and(|family| family != wanted.family().name()) {
+    let other_family =
+        stored.families.first().is_some_and(|family| family != wanted.family().name());
+    let made_with = stored.annotations.get(MADE_WITH_POLICY);
+    let other_policy = made_with.is_some_and(|made_with| made_with != stored.policy());
+    if other_family || other_policy || asks_for_another(stored, wanted) {
         return Plan::Replace;
     }
     match patch(stored, wanted) {
         Some(patch) => Plan::Change(patch),
         None => Plan::Keep,
     }
+}
+
+/// What asks for nothing is announced as soon as it asks.
+fn asks_for_another(stored: &Stored, wanted: &Wanted<'_>) -> bool {
+    let (asked, wanted) = (stored.asked(), wanted.asked());
+    !asked.is_empty() && asked.parse::<IpAddr>().ok() != wanted.parse().ok()
 }
 
 /// Whose an object is, if it is not the LoadBalancer's.
@@ -197,7 +229,10 @@ pub fn foreign(owners: &[OwnerRef], lb: Identity<'_>) -> Option<String> {
 }
 
 fn create(wanted: &Wanted<'_>) -> Value {
-    let mut annotations = Map::from_iter([(ASKED_ADDRESS.to_owned(), json!(wanted.asked()))]);
+    let mut annotations = Map::from_iter([
+        (ASKED_ADDRESS.to_owned(), json!(wanted.asked())),
+        (MADE_WITH_POLICY.to_owned(), json!(DEFAULT_POLICY)),
+    ]);
     annotations.extend(hints(wanted));
     json!({
         "apiVersion": "v1",
@@ -231,6 +266,9 @@ fn patch(stored: &Stored, wanted: &Wanted<'_>) -> Option<Value> {
     let mut annotations = Map::new();
     if stored.annotations.get(ASKED_ADDRESS) != Some(&asked) {
         annotations.insert(ASKED_ADDRESS.to_owned(), json!(asked));
+    }
+    if !stored.annotations.contains_key(MADE_WITH_POLICY) {
+        annotations.insert(MADE_WITH_POLICY.to_owned(), json!(stored.policy()));
     }
     annotations.extend(changed_hints(stored, wanted));
     if !annotations.is_empty() {

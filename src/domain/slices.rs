@@ -47,6 +47,16 @@ pub struct Slice {
     pub endpoints: Vec<Endpoint>,
     /// Labels, owner and fields are as this operator writes them, and nothing else is in it.
     pub sound: bool,
+    /// It carries the settings of a Service that is to be made again, so it stays until then.
+    pub holds_settings: bool,
+}
+
+impl Slice {
+    /// The same slice in a later version, with or without the settings of a Service.
+    #[must_use]
+    pub fn annotated(&self, version: String, holds_settings: bool) -> Self {
+        Self { version, holds_settings, ..self.clone() }
+    }
 }
 
 /// A write of one slice.
@@ -151,10 +161,11 @@ pub fn plan<S: Borrow<Slice>>(
     let packed = pack(service, family, &ours, &odd, desired.iter().chain(&sink));
     let mut unchanged = None;
     let mut writes = Vec::new();
-    let mut deletes: Vec<Write> = odd.into_iter().map(delete).collect();
+    let may_go = |slice: &&Slice| !slice.holds_settings;
+    let mut deletes: Vec<Write> = odd.into_iter().filter(may_go).map(delete).collect();
     for (name, endpoints) in packed {
         match ours.iter().find(|slice| slice.name == name) {
-            Some(slice) if endpoints.is_empty() => deletes.push(delete(slice)),
+            Some(slice) if endpoints.is_empty() && may_go(slice) => deletes.push(delete(slice)),
             Some(slice)
                 if slice.sound
                     && slice.endpoints.iter().eq(endpoints.iter().copied())

@@ -246,6 +246,9 @@ pub struct Report {
     pub health_fault: Option<String>,
     /// Why the address is announced on the announcer's default interface, not on its network.
     pub default_interface: Option<String>,
+    /// The address that it was announced at last, while its Service asks for another that nothing
+    /// announces yet.
+    pub moving_from: Option<IpAddr>,
 }
 
 impl Report {
@@ -300,8 +303,11 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
         };
     }
     let Some(announced) = report.announced() else {
-        let message =
-            format!("the Service asks for {asked}; nothing announces it yet: is kube-vip running?");
+        let asks = match report.moving_from {
+            Some(old) => format!("the Service asks for another address than {old}"),
+            None => format!("the Service asks for {asked}"),
+        };
+        let message = format!("{asks}; nothing announces it yet: is kube-vip running?");
         return not(reason::NOT_ANNOUNCED, &message);
     };
     if let Some(fault) = &report.health_fault {

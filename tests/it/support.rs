@@ -209,9 +209,13 @@ impl Cluster {
                 claims.insert((pool.name_any(), ip.clone()), (owner.clone(), uid));
             }
             let taken = status.total - status.available;
+            let claimed = i64::try_from(status.allocated.len())?;
+            let holds_back = status.conditions.iter().any(|condition| {
+                condition.message.as_ref().is_some_and(|told| told.starts_with("held back: "))
+            });
             // The counts of a pool as large as IPv6 makes them stop at the field's end.
             let counted =
-                status.total == i64::MAX || usize::try_from(taken)? == status.allocated.len();
+                status.total == i64::MAX || taken == claimed || (holds_back && taken > claimed);
             ensure!(counted, "counts are wrong: {status:?}");
         }
         for lb in Api::<LoadBalancer>::all(self.client.clone()).list(&ListParams::default()).await?

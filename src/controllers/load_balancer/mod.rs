@@ -155,7 +155,7 @@ async fn serve_and_publish(
     finding: Finding,
     ctx: &Context,
 ) -> Result<Option<Duration>, Error> {
-    let Some(report) = serve::serve(&lb, &finding, ctx).await? else {
+    let Some(mut report) = serve::serve(&lb, &finding, ctx).await? else {
         if matches!(finding, Finding::Pool(Verdict::Waiting(_)) | Finding::Host(Err(_))) {
             act::publish(lb, finding, None, ctx).await?;
             return Ok(None);
@@ -165,9 +165,12 @@ async fn serve_and_publish(
     };
     // What another owns carries no label to watch it by, and refusals end unseen.
     let unseen = matches!(report.service, vm_lb::Service::Foreign(_) | vm_lb::Service::Refused(_));
-    let finding = match facts::published(&lb) {
-        // The address it moves from is not given up while it is announced or asked for.
-        Some(old) if serve::asks_for(&lb, old.ip, ctx) => plan::staying_at(finding, old),
+    let finding = match plan::moves_from(&lb, &finding) {
+        // That is not given up while it may be announced.
+        Some(old) if serve::may_lead_here(&lb, old.ip, ctx) => {
+            report.moving_from = Some(old.ip).filter(|_| report.ingress.is_empty());
+            plan::staying_at(old)
+        }
         _ => finding,
     };
     act::publish(lb, finding, Some(&report), ctx).await?;

@@ -77,7 +77,10 @@ fn a_service_says_who_asks_for_which_address_and_selects_nothing() {
         "metadata": {
             "name": "web", "namespace": "apps",
             "labels": {"loadbalancer.harvesterhci.io/servicelb": "true"},
-            "annotations": {"kube-vip.io/loadbalancerIPs": "10.0.0.100"},
+            "annotations": {
+                "kube-vip.io/loadbalancerIPs": "10.0.0.100",
+                "loadbalancer.harvesterhci.io/made-with-traffic-policy": "Cluster",
+            },
             "ownerReferences": [{"apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
                 "kind": "LoadBalancer", "name": "web", "uid": "lb-1"}],
         },
@@ -105,7 +108,8 @@ fn what_was_created_needs_no_further_write() {
     ] {
         let wanted = wanted(address, &listeners);
         let service = made(&wanted);
-        assert_eq!(service["metadata"]["annotations"], json!({ASKED_ADDRESS: asked}));
+        let expected = json!({ASKED_ADDRESS: asked, MADE_WITH_POLICY: "Cluster"});
+        assert_eq!(service["metadata"]["annotations"], expected);
         assert_eq!(service["spec"]["loadBalancerIP"], asked);
         assert_eq!(service["spec"]["ipFamilies"], json!([family]));
         for service in [announced(service.clone(), "10.0.0.100"), service] {
@@ -133,7 +137,6 @@ fn edits() -> Vec<Value> {
         json!({"metadata": {"labels": {LABEL_SERVICE_LB: "false"}}}),
         json!({"metadata": {"labels": null, "annotations": null}}),
         json!({"metadata": {"annotations": {ASKED_ADDRESS: null}}}),
-        json!({"metadata": {"annotations": {ASKED_ADDRESS: "10.0.0.101"}}}),
         json!({"spec": {"type": "ClusterIP"}}),
         json!({"spec": {"type": "NodePort"}}),
         json!({"spec": {"selector": {"app": "web"}}}),
@@ -202,6 +205,7 @@ fn additions() -> Value {
             "annotations": {
                 "kube-vip.io/vipHost": "n1", "kube-vip.io/hwaddr": "00:00:6c:0d:5a:be",
                 "kube-vip.io/requestedIP": "10.0.0.9", "field.cattle.io/description": "mine",
+                MADE_WITH_POLICY: "Local",
             },
             "finalizers": ["service.kubernetes.io/load-balancer-cleanup"],
         },
@@ -252,17 +256,67 @@ fn a_change_of_listeners_keeps_node_ports_of_those_that_stay() {
 }
 
 #[test]
-fn another_address_is_asked_for_in_both_places() {
+fn a_service_that_asks_for_another_address_goes_first() {
     let listeners = listeners();
-    let service = announced(made(&wanted("10.0.0.100", &listeners)), "10.0.0.100");
-    for (address, asked) in [("10.0.0.101", "10.0.0.101"), ("", "0.0.0.0")] {
-        let expected = json!({
-            "metadata": {"resourceVersion": "7", "annotations": {ASKED_ADDRESS: asked}},
-            "spec": {"loadBalancerIP": asked},
-        });
-        let plan = plan(Some(&read(&service)), &wanted(address, &listeners));
-        assert_eq!(plan, Plan::Change(expected));
+    let wanted_100 = wanted("10.0.0.100", &listeners);
+    let service = made(&wanted_100);
+    for stored in [announced(service.clone(), "10.0.0.100"), service.clone()] {
+        for address in ["10.0.0.101", ""] {
+            let plan = plan(Some(&read(&stored)), &wanted(address, &listeners));
+            assert_eq!(plan, Plan::Replace, "{address:?}");
+        }
     }
+    // Edited by hand: kube-vip has let go of the address by now.
+    for (annotation, field, expected) in [
+        (json!("10.0.0.101"), "10.0.0.100", Plan::Replace),
+        (json!("10.0.0.100,10.0.0.101"), "10.0.0.100", Plan::Replace),
+        (json!("web.example.com"), "10.0.0.100", Plan::Replace),
+        (Value::Null, "10.0.0.101", Plan::Replace),
+    ] {
+        let mut edited = service.clone();
+        let annotations = json!({"metadata": {"annotations": {ASKED_ADDRESS: annotation}}});
+        json_patch::merge(&mut edited, &annotations);
+        edited["spec"]["loadBalancerIP"] = json!(field);
+        let plan = plan(Some(&read(&edited)), &wanted_100);
+        assert_eq!(plan, expected, "{edited}");
+    }
+    // As the Go controller leaves it, and in another spelling.
+    let mut adopted = service.clone();
+    adopted["metadata"]["annotations"] = Value::Null;
+    let change = plan(Some(&read(&adopted)), &wanted_100);
+    assert!(matches!(change, Plan::Change(_)), "{change:?}");
+    let six = made(&wanted("fd00::100", &listeners));
+    let mut spelled = six.clone();
+    spelled["metadata"]["annotations"][ASKED_ADDRESS] = json!("fd00:0:0::0100");
+    let change = plan(Some(&read(&spelled)), &wanted("fd00::100", &listeners));
+    assert!(matches!(change, Plan::Change(_)), "{change:?}");
+}
+
+/// kube-vip 1.2 takes the address away for good. Of a Service that does not say what it was made with
+/// nobody knows.
+#[test]
+fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
+    let listeners = listeners();
+    let wanted = wanted("10.0.0.100", &listeners);
+    for (made_with, policy, expected) in [
+        (json!("Cluster"), json!("Cluster"), Plan::Keep),
+        (json!("Cluster"), Value::Null, Plan::Keep),
+        (json!("Cluster"), json!("Local"), Plan::Replace),
+        (json!("Local"), json!("Local"), Plan::Keep),
+        (json!("Local"), json!("Cluster"), Plan::Replace),
+        (json!("Local"), Value::Null, Plan::Replace),
+    ] {
+        let mut service = made(&wanted);
+        service["metadata"]["annotations"][MADE_WITH_POLICY] = made_with;
+        service["spec"]["externalTrafficPolicy"] = policy;
+        assert_eq!(plan(Some(&read(&service)), &wanted), expected, "{service}");
+    }
+    let mut service = made(&wanted);
+    service["metadata"]["annotations"].as_object_mut().unwrap().remove(MADE_WITH_POLICY);
+    service["spec"]["externalTrafficPolicy"] = json!("Local");
+    let (noted, _) = repaired(&service, &wanted);
+    assert_eq!(noted["metadata"]["annotations"][MADE_WITH_POLICY], "Local");
+    assert!(!repaired(&noted, &wanted).1);
 }
 
 /// Before an address is given to somebody else: nothing may lead it here any more.
@@ -325,8 +379,6 @@ fn one_on_its_way_out_is_waited_for_and_one_of_the_other_family_goes_first() {
         assert_eq!(plan(Some(&read(&service)), stored), Plan::Leaving);
     }
     assert_eq!(plan(Some(&read(&made(&v6))), &wanted("", &listeners)), Plan::Replace);
-    let change = plan(Some(&read(&made(&v4))), &wanted("", &listeners));
-    assert!(matches!(change, Plan::Change(_)), "{change:?}");
 }
 
 proptest! {
@@ -355,7 +407,10 @@ proptest! {
         if vlan.is_some() {
             wanted = on("apps/net", &attachment, &wanted);
         }
-        let (after, _) = repaired(&service, &wanted);
+        let after = match plan(Some(&read(&service)), &wanted) {
+            Plan::Replace => made(&wanted),
+            _ => repaired(&service, &wanted).0,
+        };
         prop_assert_eq!(plan(Some(&read(&after)), &wanted), Plan::Keep);
         prop_assert_eq!(&after["spec"]["type"], "LoadBalancer");
         prop_assert_eq!(after["spec"].get("selector"), None);

@@ -51,6 +51,7 @@ impl Store {
             ports: ports.to_vec(),
             endpoints: endpoints.clone(),
             sound: true,
+            holds_settings: at.is_some_and(|at| self.slices[at].holds_settings),
         };
         match (write, at) {
             (Write::Create { endpoints, .. }, None) => self.slices.push(slice(endpoints)),
@@ -206,7 +207,7 @@ fn a_slice_of_the_go_controller_is_adopted_in_place() {
         family: Some(Family::V4),
         ports: ports(),
         endpoints,
-        sound: false,
+        ..Slice::default()
     };
     let mut store = Store::new(vec![stored(vec![dummy.clone()])]);
     assert_eq!(written(&store.settle(Family::V4, &[])), [("update", WEB)]);

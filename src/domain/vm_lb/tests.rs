@@ -177,6 +177,7 @@ fn report((service, ingress): Told, list: &[Backend]) -> Report {
         selector_hint: None,
         health_fault: None,
         default_interface: None,
+        moving_from: None,
     }
 }
 
@@ -289,6 +290,7 @@ fn the_first_obstacle_is_the_one_that_is_told() {
             selector_hint: None,
             health_fault: unchecked.then(|| "port".to_owned()),
             default_interface: None,
+            moving_from: None,
         };
         let (told_status, told, message) = ready(&report, "10.0.0.100");
         assert_eq!((told_status, told), (status, reason), "{report:?}");

@@ -22,8 +22,9 @@ use crate::api::{
 use crate::domain::Owner;
 use crate::domain::bounds::{LONGEST_TEXT, MOST_LISTENERS, cut};
 use crate::domain::endpoints::{Endpoint, Family};
+use crate::domain::service::settings::SETTINGS;
 use crate::domain::service::{
-    ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, OwnerRef, Stored, StoredPort,
+    ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, MADE_WITH_POLICY, OwnerRef, Stored, StoredPort,
 };
 use crate::domain::slices::{Port, Slice};
 use crate::k8s::informer;
@@ -31,7 +32,8 @@ use crate::k8s::trimmed::PAGE;
 use crate::k8s::unread::Unread;
 
 /// Annotations of a Service that decisions take.
-const ANNOTATIONS: [&str; 4] = [ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, ANNOTATION_NETWORK];
+const ANNOTATIONS: [&str; 5] =
+    [ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, ANNOTATION_NETWORK, MADE_WITH_POLICY];
 /// Addresses of a Service that are looked at.
 const MOST_INGRESS: usize = 16;
 /// Owners of an object that are looked at.
@@ -317,6 +319,7 @@ pub fn service(service: &Service) -> Stored {
         type_: spec.type_.unwrap_or_default(),
         has_selector: spec.selector.is_some_and(|selector| !selector.is_empty()),
         load_balancer_ip: spec.load_balancer_ip.unwrap_or_default(),
+        policy: spec.external_traffic_policy.unwrap_or_default(),
         families: spec.ip_families.unwrap_or_default(),
         ports: ports.into_iter().take(MOST_LISTENERS + 1).map(port).collect(),
         ingress: ingress.iter().filter_map(|i| i.ip.clone()).take(MOST_INGRESS).collect(),
@@ -355,6 +358,7 @@ pub fn slice(slice: &EndpointSlice) -> Option<(String, OwnedSlice)> {
             && label(LABEL_SERVICE_NAME, &owner.name)
             && label(LABEL_SERVICE_LB, "true")
             && label(LABEL_SLICE_MANAGER, SLICE_MANAGER),
+        holds_settings: slice.annotations().contains_key(SETTINGS),
     };
     Some((lb, OwnedSlice { owner: owner.uid.clone(), slice: Arc::new(seen) }))
 }

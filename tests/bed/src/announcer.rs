@@ -3,7 +3,10 @@
 //!
 //! It keeps kube-vip 1.2's rule, which is what others have to live with: nothing is published before
 //! the Service's EndpointSlices hold an endpoint. When they no longer do, the network loses the
-//! address, and the status keeps it.
+//! address, and the status keeps it. Nor does it survive a Service that changes in place what
+//! `serviceChanged` looks at (kube-vip v1.2.3 pkg/services/processor.go: addresses, external traffic
+//! policy, families): the network loses the address for good, and the status keeps it. A new Service is
+//! announced, and so is the same one after a restart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,7 +22,7 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use kube_runtime::WatchStreamExt as _;
 use kube_runtime::watcher::{self, Event, watcher};
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -63,7 +66,7 @@ impl Announcer {
         Self { task, away }
     }
 
-    /// Lets it be away, or come back and catch up.
+    /// Lets it be away, or come back, as one that was started again.
     pub fn away(&self, away: bool) {
         self.away.send_replace(away);
     }
@@ -92,7 +95,11 @@ async fn announce(client: Client, how: Announcing, mut away: watch::Receiver<boo
             else => return,
         }
         // Half a list looks as if the rest were gone.
-        if *away.borrow_and_update() || !view.is_whole() {
+        if *away.borrow_and_update() {
+            view.instances.clear();
+            continue;
+        }
+        if !view.is_whole() {
             continue;
         }
         for key in std::mem::take(&mut view.changed) {
@@ -129,6 +136,17 @@ struct View {
     changed: BTreeSet<Key>,
     /// The addresses of each Service that are in the network.
     bound: BTreeMap<Key, Vec<String>>,
+    /// What is announced, by the Service's UID.
+    instances: BTreeMap<String, Instance>,
+}
+
+/// What kube-vip remembers of a Service.
+#[derive(Debug)]
+struct Instance {
+    /// Addresses, policy and families, as they were when it was made.
+    snapshot: Value,
+    /// The Service has changed in one of them.
+    is_lost: bool,
 }
 
 impl View {
@@ -185,7 +203,7 @@ impl View {
 
     /// Does what is due for a Service.
     async fn settle(&mut self, client: &Client, key: &Key) -> Result<()> {
-        let asked = self.asked(key);
+        let asked = self.asked(key).filter(|_| !self.is_lost(key));
         if let Some(lan) = &self.how.lan {
             let wanted = asked.clone().unwrap_or_default();
             let bound = self.bound.entry(key.clone()).or_default();
@@ -216,6 +234,25 @@ impl View {
             Err(e) => return Err(e.into()),
         }
         Ok(())
+    }
+
+    /// Whether it changed in a way that kube-vip does not survive.
+    fn is_lost(&mut self, key: &Key) -> bool {
+        let Some(service) = self.services.get(key) else { return false };
+        let Some(spec) = &service.spec else { return false };
+        let snapshot = json!([
+            service.annotations().get(ADDRESSES).or(spec.load_balancer_ip.as_ref()),
+            spec.external_traffic_policy,
+            spec.ip_families,
+            spec.ip_family_policy,
+        ]);
+        let uid = service.uid().unwrap_or_default();
+        let instance = self
+            .instances
+            .entry(uid)
+            .or_insert_with(|| Instance { snapshot: snapshot.clone(), is_lost: false });
+        instance.is_lost |= instance.snapshot != snapshot;
+        instance.is_lost
     }
 
     /// The addresses that the Service should have now.

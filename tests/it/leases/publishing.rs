@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 use chrono::TimeDelta;
 use k8s_openapi::api::core::v1::Service;
 use kube::Api;
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use testbed::kubevirt::{Guest, Nic, Vm, create_node};
 use testbed::{Proxy, Start, eventually};
@@ -136,6 +137,11 @@ async fn a_service_follows_the_lease_and_goes_with_it() -> Result<()> {
     ensure!(services.get_opt("web").await?.is_none(), "nothing is announced before");
     cluster.grant("web", "10.7.0.20").await?;
     asks("10.7.0.20").await?;
+    let set = json!({
+        "metadata": {"annotations": {"note": "mine"}},
+        "spec": {"sessionAffinity": "ClientIP", "loadBalancerSourceRanges": ["10.0.0.0/8"]},
+    });
+    services.patch("web", &PatchParams::default(), &Patch::Merge(&set)).await?;
     cluster.grant("web", "10.7.0.21").await?;
     asks("10.7.0.21").await?;
     cluster.publishes("web", "10.7.0.21").await?;
@@ -146,7 +152,13 @@ async fn a_service_follows_the_lease_and_goes_with_it() -> Result<()> {
     })
     .await?;
     cluster.grant("web", "10.7.0.21").await?;
-    asks("10.7.0.21").await
+    asks("10.7.0.21").await?;
+    // What a user set has outlived a lease that moved, and one that was lost.
+    let service = json!(services.get("web").await?);
+    assert_eq!(service["metadata"]["annotations"]["note"], "mine");
+    assert_eq!(service["spec"]["sessionAffinity"], "ClientIP");
+    assert_eq!(service["spec"]["loadBalancerSourceRanges"], json!(["10.0.0.0/8"]));
+    Ok(())
 }
 
 /// A status is kept, not trusted: what is in it is put right, and one that is wiped too.

@@ -15,7 +15,7 @@ use crate::crash::{Last, cut_after};
 use crate::support::{Cluster, SOON, ready, settled, writes};
 
 /// What a load balancer of VMs is made of.
-const KINDS: [&str; 4] = ["ippools", "loadbalancers", "services", "endpointslices"];
+pub(super) const KINDS: [&str; 4] = ["ippools", "loadbalancers", "services", "endpointslices"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
@@ -43,7 +43,7 @@ async fn creation_and_deletion_survive_a_crash_after_each_write() -> Result<()> 
     Ok(())
 }
 
-async fn start(cluster: &Cluster, proxy: &Proxy) -> Result<Operator> {
+pub(super) async fn start(cluster: &Cluster, proxy: &Proxy) -> Result<Operator> {
     let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
     let operator = cluster.standby(Start { via, ..Start::default() }).await?;
     operator.leads().await?;

@@ -8,6 +8,7 @@ mod families;
 pub(crate) mod input;
 mod leaving;
 mod matrix;
+mod moving;
 mod not_ours;
 mod order;
 pub(crate) mod raw;

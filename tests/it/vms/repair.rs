@@ -82,7 +82,7 @@ async fn what_is_edited_or_deleted_by_hand_is_put_right_and_no_more_than_that() 
 async fn decorated(cluster: &Cluster) -> Result<()> {
     let more = json!({"metadata": {"labels": {"team": "a"}, "annotations": {"note": "mine"}}});
     cluster.edit::<Service>("web", more.clone()).await?;
-    let more_spec = json!({"spec": {"externalTrafficPolicy": "Local"}});
+    let more_spec = json!({"spec": {"sessionAffinity": "ClientIP"}});
     let service = cluster.edit::<Service>("web", more_spec).await?;
     let slice = cluster.edit::<EndpointSlice>("web", more.clone()).await?;
     let lb = cluster.patch_lb("web", more).await?;
@@ -106,8 +106,8 @@ async fn decorated(cluster: &Cluster) -> Result<()> {
         .await?;
     assert_eq!(annotation(&changed, "note"), Some("mine"));
     assert_eq!(changed.labels().get("team").map(String::as_str), Some("a"));
-    let policy = changed.spec.and_then(|spec| spec.external_traffic_policy);
-    assert_eq!(policy.as_deref(), Some("Local"));
+    let affinity = changed.spec.and_then(|spec| spec.session_affinity);
+    assert_eq!(affinity.as_deref(), Some("ClientIP"));
     let slice = cluster.slices().get("web").await?;
     assert_eq!(slice.annotations().get("note").map(String::as_str), Some("mine"));
     Ok(())

@@ -5,6 +5,7 @@
 //! withdrawal begins with the Service, and is complete only when that is gone.
 
 mod service;
+mod settings;
 mod slices;
 
 use std::cell::LazyCell;
@@ -12,11 +13,13 @@ use std::net::IpAddr;
 
 use kube::ResourceExt;
 
+use self::settings::Settings;
 use super::{Context, Error};
 use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
 use crate::domain::backend_address::Rules;
 use crate::domain::book::Verdict;
 use crate::domain::endpoints::{self, Backend};
+use crate::domain::facts;
 use crate::domain::health::{self, Check, Target};
 use crate::domain::plan::Finding;
 use crate::domain::service::{Identity, Wanted};
@@ -60,8 +63,8 @@ pub(super) async fn serve(
         Finding::Host(Ok(lease)) => Some(lease.ip.into()),
         Finding::Guest(_) => None,
         Finding::Host(Err(_)) | Finding::Pool(Verdict::Waiting(_)) => {
-            // It may have lost its address to somebody with a better claim.
-            withdraw(lb, ctx).await?;
+            // It may have lost its address to one with a better claim.
+            suspend(lb, ctx).await?;
             return Ok(None);
         }
     };
@@ -74,6 +77,7 @@ pub(super) async fn serve(
             selector_hint: None,
             health_fault: None,
             default_interface: None,
+            moving_from: None,
         });
         return Ok(report);
     }
@@ -130,30 +134,40 @@ pub(super) async fn serve(
     let selector_hint = vm_lb::selector_hint(&lb.spec);
     let backends = Some(backends);
     let default_interface = wanted.on_default_interface();
-    Ok(Some(Report { service, ingress, backends, selector_hint, health_fault, default_interface }))
+    Ok(Some(Report {
+        service,
+        ingress,
+        backends,
+        selector_hint,
+        health_fault,
+        default_interface,
+        moving_from: None,
+    }))
 }
 
-/// Whether the address may lead to the LoadBalancer's Service, and so to nobody else's.
-pub(super) fn asks_for(lb: &LoadBalancer, address: IpAddr, ctx: &Context) -> bool {
-    At::new(lb, ctx).own().is_some_and(|stored| stored.asks_for(address))
+/// Whether the address may still lead here: the Service is announced there or asks for it, or has
+/// asked for another since and the announcer has not said yet that it saw that.
+pub(super) fn may_lead_here(lb: &LoadBalancer, address: IpAddr, ctx: &Context) -> bool {
+    let own = At::new(lb, ctx).own();
+    own.is_some_and(|stored| {
+        let moves = stored.ingress.is_empty() && facts::is_announced_at(lb, address);
+        moves || stored.asks_for(address)
+    })
 }
 
 /// Takes Service and slices away. Returns whether they are gone.
 pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &Context) -> Result<bool, Error> {
     let at = At::new(lb, ctx);
-    ctx.prober.remove(&at.key);
-    match at.know_service().await {
-        // It asks for nothing on this one's behalf.
-        Ok(()) | Err(Obstacle::ForeignService(_)) => {}
-        Err(obstacle) => return Err(into_error(obstacle)),
-    }
-    if let Some(stored) = at.stored()
-        && !at.delete_service(&stored).await?
-    {
+    if !at.remove_service(Settings::Dropped).await? {
         return Ok(false);
     }
     at.drop_slices().await?;
     Ok(true)
+}
+
+/// Takes the Service away until there is an address again.
+async fn suspend(lb: &LoadBalancer, ctx: &Context) -> Result<(), Error> {
+    At::new(lb, ctx).remove_service(Settings::Kept).await.map(drop)
 }
 
 fn into_error(obstacle: Obstacle) -> Error {
@@ -180,6 +194,20 @@ impl<'a> At<'a> {
         let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
         let key = format!("{namespace}/{name}");
         Self { ctx, namespace, name, uid: lb.uid().unwrap_or_default(), key }
+    }
+
+    /// Ends the checks of its VMs, and deletes the Service. Returns whether that is gone.
+    async fn remove_service(&self, settings: Settings) -> Result<bool, Error> {
+        self.ctx.prober.remove(&self.key);
+        match self.know_service().await {
+            // It asks for nothing on this one's behalf.
+            Ok(()) | Err(Obstacle::ForeignService(_)) => {}
+            Err(obstacle) => return Err(into_error(obstacle)),
+        }
+        match self.stored() {
+            Some(stored) => self.delete_service(&stored, settings).await.map_err(into_error),
+            None => Ok(true),
+        }
     }
 
     fn client(&self) -> kube::Client {

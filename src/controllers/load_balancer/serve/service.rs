@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::Service as FullService;
 use kube::{Api, ResourceExt};
 
-use super::{At, Obstacle, REPETITIONS, into_error};
-use crate::controllers::load_balancer::Error;
+use super::settings::Settings;
+use super::{At, Obstacle, REPETITIONS};
 use crate::domain::service::{self, Plan, Stored, Wanted};
 use crate::domain::vm_lb::Service;
 use crate::k8s::views::service as read_service;
@@ -30,7 +30,7 @@ impl At<'_> {
         if self.own().is_some() { Ok(()) } else { self.read_service().await }
     }
 
-    async fn read_service(&self) -> Result<(), Obstacle> {
+    pub(super) async fn read_service(&self) -> Result<(), Obstacle> {
         let api = Api::<FullService>::namespaced(self.client(), &self.namespace);
         match Box::pin(call(api.get(&self.name))).await {
             Ok(service) => {
@@ -54,7 +54,7 @@ impl At<'_> {
         ))
     }
 
-    fn note(&self, service: &FullService) {
+    pub(super) fn note(&self, service: &FullService) {
         let version = service.resource_version().unwrap_or_default();
         let services = &self.ctx.shared.views.services;
         services.note(&self.key, &self.name, &version, read_service(service));
@@ -72,9 +72,14 @@ impl At<'_> {
             let stored = self.stored();
             let permit = self.ctx.writes.acquire().await;
             let answer = match service::plan(stored.as_ref(), wanted) {
-                Plan::Keep => return Ok(Service::Ours),
+                Plan::Keep => {
+                    drop(permit);
+                    self.forget_settings().await?;
+                    return Ok(Service::Ours);
+                }
                 Plan::Create(service) => {
-                    Box::pin(writer.create_service(&self.namespace, &service)).await
+                    drop(permit);
+                    self.create_service(service).await
                 }
                 Plan::Change(patch) => {
                     Box::pin(writer.patch_service(&self.namespace, &self.name, &patch)).await
@@ -84,9 +89,11 @@ impl At<'_> {
                 }
                 Plan::Leaving => return Ok(Service::Waiting),
                 Plan::Replace => {
-                    if let Some(stored) = stored {
-                        drop(permit);
-                        self.delete_service(&stored).await.map_err(Obstacle::Error)?;
+                    drop(permit);
+                    let Some(stored) = stored else { continue };
+                    tracing::info!(lb = self.key, asks = wanted.asked(), "Service is made anew");
+                    if self.delete_service(&stored, Settings::Kept).await? {
+                        continue;
                     }
                     // Its end is the next event.
                     return Ok(Service::Waiting);
@@ -102,12 +109,22 @@ impl At<'_> {
     }
 
     /// Returns whether it is gone.
-    pub(super) async fn delete_service(&self, stored: &Stored) -> Result<bool, Error> {
+    pub(super) async fn delete_service(
+        &self,
+        stored: &Stored,
+        settings: Settings,
+    ) -> Result<bool, Obstacle> {
         let mut stored = stored.clone();
         for _ in 0..REPETITIONS {
             if stored.deleting {
                 // Something else holds it. Its end is an event.
                 return Ok(false);
+            }
+            if settings == Settings::Kept {
+                match self.keep_settings(&stored.uid).await? {
+                    Some(now) => stored = now,
+                    None => return Ok(true),
+                }
             }
             let _permit = self.ctx.writes.acquire().await;
             let writer = &self.ctx.shared.writer;
@@ -124,7 +141,7 @@ impl At<'_> {
                 Err(CallError::Conflict | CallError::NotFound) => {}
                 Err(error) => return Err(error.into()),
             }
-            self.read_service().await.map_err(into_error)?;
+            self.read_service().await?;
             match self.stored() {
                 Some(now) if now.uid == stored.uid => stored = now,
                 _ => return Ok(true),

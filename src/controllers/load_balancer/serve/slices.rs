@@ -100,19 +100,29 @@ impl At<'_> {
         let version = meta.resource_version.unwrap_or_default();
         let slice = Slice {
             name: write.name().to_owned(),
-            version: version.clone(),
+            version,
             family: Some(family),
             ports: ports.to_vec(),
             endpoints: endpoints.clone(),
             sound: true,
+            holds_settings: self
+                .slices()
+                .iter()
+                .any(|s| s.name == write.name() && s.holds_settings),
         };
-        let owned = OwnedSlice { owner: self.uid.clone(), slice: Arc::new(slice) };
-        self.ctx.shared.views.slices.note(&self.key, write.name(), &version, owned);
+        self.note_slice(slice);
         Ok(())
     }
 
+    /// A slice was written.
+    pub(super) fn note_slice(&self, slice: Slice) {
+        let (name, version) = (slice.name.clone(), slice.version.clone());
+        let owned = OwnedSlice { owner: self.uid.clone(), slice: Arc::new(slice) };
+        self.ctx.shared.views.slices.note(&self.key, &name, &version, owned);
+    }
+
     /// Reads a slice that is not as the view has it.
-    async fn read_slice(&self, name: &str) -> Result<(), Obstacle> {
+    pub(super) async fn read_slice(&self, name: &str) -> Result<(), Obstacle> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
         let slices = &self.ctx.shared.views.slices;
         match Box::pin(call(api.get(name))).await {

@@ -31,6 +31,7 @@ fn report((service, ingress): (Service, Vec<String>), backends: &[Backend]) -> R
         selector_hint: None,
         health_fault: None,
         default_interface: None,
+        moving_from: None,
     }
 }
 
@@ -187,14 +188,29 @@ fn an_address_that_was_kept_is_told_once_the_vms_answer() {
 fn a_change_of_pools_is_published_when_the_service_has_moved() {
     let old = Claim { pool: "a".into(), ip: [10, 0, 0, 5].into() };
     let lb = told_of(&holding(), &holds("a", 5, None), &report(ours(&["10.0.0.5"]), &[]));
-    let stays = staying_at(holds("b", 6, None), old.clone());
+    let new = holds("b", 6, None);
+    assert_eq!(moves_from(&lb, &new), Some(old.clone()));
+    for finding in [holds("a", 5, None), waits(), Finding::Guest(None)] {
+        assert_eq!(moves_from(&lb, &finding), None, "{finding:?}");
+    }
+    let stays = staying_at(old);
     let staying = told_of(&lb, &stays, &report(ours(&["10.0.0.5"]), &[]));
     assert_eq!(staying.status, lb.status, "mask and gateway too");
-    let moved = told_of(&lb, &holds("b", 6, None), &report(ours(&["10.1.0.6"]), &[]));
+    // The new Service is there, and nothing announces it: a new leader must know what was announced.
+    let moving = Report {
+        moving_from: Some([10, 0, 0, 5].into()),
+        ..report(ours(&[]), &[backend(7, true, false)])
+    };
+    let moving = told_of(&lb, &stays, &moving);
+    assert_eq!(address(&moving), Some("10.0.0.5"));
+    assert!(facts::is_announced_at(&moving, [10, 0, 0, 5].into()));
+    assert!(!facts::is_announced_at(&moving, [10, 0, 0, 6].into()));
+    let (_, reason, message) = told(&moving);
+    let expected = "the Service asks for another address than 10.0.0.5; nothing announces it yet";
+    assert!(reason == "NotAnnounced" && message.starts_with(expected), "{reason}: {message}");
+    let moved = told_of(&moving, &new, &report(ours(&["10.1.0.6"]), &[]));
     assert_eq!(address(&moved), Some("10.1.0.6"));
-    assert_eq!(staying_at(holds("a", 5, None), old.clone()), holds("a", 5, None));
-    assert_eq!(staying_at(waits(), old.clone()), waits());
-    assert_eq!(staying_at(Finding::Guest(None), old), Finding::Guest(None));
+    assert_eq!(moves_from(&moved, &new), None);
 }
 
 /// Counts alone may wait; an address, another reason or a first word may not.

@@ -104,6 +104,7 @@ fn a_slice_is_read_back_as_it_was_meant() {
                 ports: slice_ports(),
                 endpoints,
                 sound: true,
+                holds_settings: false,
             };
             assert_eq!(
                 (key.as_str(), read.owner.as_str(), &*read.slice),

@@ -76,6 +76,7 @@ fn stored() -> impl Strategy<Value = Vec<Slice>> {
                 ports: if same_ports { ports() } else { vec![] },
                 endpoints,
                 sound,
+                holds_settings: false,
             }
         };
         let mut slices: Vec<Slice> = names.into_iter().zip(slices).map(slice).collect();

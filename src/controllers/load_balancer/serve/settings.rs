@@ -1,0 +1,123 @@
+//! What users set on a Service, kept on an EndpointSlice while there is no Service.
+
+use k8s_openapi::api::core::v1::Service as FullService;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+
+use super::{At, Obstacle, REPETITIONS};
+use crate::domain::service::Stored;
+use crate::domain::service::settings::{self, SETTINGS};
+use crate::k8s::{CallError, call};
+
+/// What becomes of the settings of a Service that is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Settings {
+    /// The next Service has them.
+    Kept,
+    /// They go with it.
+    Dropped,
+}
+
+impl At<'_> {
+    /// Writes the settings of the Service to one of its slices. Returns the Service that they are of,
+    /// which is what may be deleted. `None`: the Service of this UID is gone.
+    pub(super) async fn keep_settings(&self, uid: &str) -> Result<Option<Stored>, Obstacle> {
+        let api = Api::<FullService>::namespaced(self.client(), &self.namespace);
+        let service = match Box::pin(call(api.get(&self.name))).await {
+            Ok(service) if service.uid().as_deref() == Some(uid) => service,
+            Ok(_) | Err(CallError::NotFound) => {
+                self.read_service().await?;
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        self.note(&service);
+        let text = json!(settings::of(&json!(service)));
+        // An address that is lost must not stay announced for the sake of settings.
+        match self.annotate_slice(|_| true, &text).await {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::warn!(lb = self.key, "settings of the Service lost: no EndpointSlice");
+            }
+            Err(Obstacle::Error(error)) => return Err(Obstacle::Error(error)),
+            Err(
+                Obstacle::Refused(why)
+                | Obstacle::ForeignSlice(why)
+                | Obstacle::ForeignService(why),
+            ) => {
+                tracing::warn!(lb = self.key, why, "settings of the Service lost");
+            }
+        }
+        Ok(self.stored())
+    }
+
+    /// Creates the Service, with the settings of the one before.
+    pub(super) async fn create_service(&self, service: Value) -> Result<FullService, CallError> {
+        let settings = self.settings().await?;
+        let writer = &self.ctx.shared.writer;
+        let _permit = self.ctx.writes.acquire().await;
+        let Some(settings) = settings else {
+            return Box::pin(writer.create_service(&self.namespace, &service)).await;
+        };
+        let service = settings::applied(service, &settings);
+        match Box::pin(writer.create_service(&self.namespace, &service)).await {
+            Err(error) if error.refusal().is_some() => {
+                let service = settings::without_allotted(service);
+                Box::pin(writer.create_service(&self.namespace, &service)).await
+            }
+            other => other,
+        }
+    }
+
+    async fn settings(&self) -> Result<Option<String>, CallError> {
+        let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
+        for slice in self.slices().iter().filter(|slice| slice.holds_settings) {
+            match Box::pin(call(api.get(&slice.name))).await {
+                Ok(stored) => return Ok(stored.annotations().get(SETTINGS).cloned()),
+                Err(CallError::NotFound) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The Service has them.
+    pub(super) async fn forget_settings(&self) -> Result<(), Obstacle> {
+        while self.annotate_slice(|holds_settings| holds_settings, &Value::Null).await? {}
+        Ok(())
+    }
+
+    /// Writes the annotation to the first slice that is so. Returns whether there is one.
+    async fn annotate_slice(
+        &self,
+        is_so: impl Fn(bool) -> bool,
+        settings: &Value,
+    ) -> Result<bool, Obstacle> {
+        for _ in 0..REPETITIONS {
+            let slices = self.slices();
+            let Some(slice) = slices.iter().find(|slice| is_so(slice.holds_settings)) else {
+                return Ok(false);
+            };
+            let patch = json!({"metadata": {
+                "resourceVersion": slice.version,
+                "annotations": {SETTINGS: settings},
+            }});
+            let _permit = self.ctx.writes.acquire().await;
+            let _writing = self.ctx.shared.views.writing_slice(&self.namespace, &slice.name);
+            let writer = &self.ctx.shared.writer;
+            match Box::pin(writer.patch_slice(&self.namespace, &slice.name, &patch)).await {
+                Ok(meta) => {
+                    let version = meta.resource_version.unwrap_or_default();
+                    self.note_slice(slice.annotated(version, !settings.is_null()));
+                    return Ok(true);
+                }
+                Err(CallError::Conflict | CallError::NotFound) => {
+                    self.read_slice(&slice.name).await?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(CallError::Conflict.into())
+    }
+}
