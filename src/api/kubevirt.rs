@@ -1,6 +1,8 @@
 //! What is read of kinds that others own: VirtualMachineInstances, the pods they run in, nodes,
 //! networks and addresses of Services. Only the fields that decisions take; the rest is skipped while parsing.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{Node as FullNode, Pod, Service};
 use kube::core::ObjectMeta;
 use kube::{CustomResource, Resource};
@@ -270,4 +272,55 @@ pub struct NetworkAttachmentDefinitionSpec {
     /// CNI configuration, as JSON text.
     #[serde(default)]
     pub config: String,
+}
+
+/// A link for a VLAN of a cluster network on nodes of Harvester, as far as this operator reads it.
+/// Source: network-controller-harvester, pkg/apis/network.harvesterhci.io/v1beta1.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[kube(
+    group = "network.harvesterhci.io",
+    version = "v1beta1",
+    kind = "HostNetworkConfig",
+    plural = "hostnetworkconfigs",
+    status = "HostNetworkConfigStatus",
+    schema = "disabled",
+    derive = "PartialEq",
+    derive = "Default"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct HostNetworkConfigSpec {
+    /// The cluster network.
+    #[serde(default)]
+    pub cluster_network: String,
+    /// The VLAN, 1 to 4094.
+    #[serde(default, rename = "vlanID")]
+    pub vlan_id: u16,
+}
+
+/// What came of it on each node.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HostNetworkConfigStatus {
+    /// By the node's name. A node that is not selected is not there.
+    #[serde(default)]
+    pub node_status: BTreeMap<String, HostNetworkConfigNodeStatus>,
+}
+
+/// What came of it on a node.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct HostNetworkConfigNodeStatus {
+    /// `Ready` among them.
+    #[serde(default)]
+    pub conditions: Vec<NodeLinkCondition>,
+}
+
+/// A condition of a node's link.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct NodeLinkCondition {
+    /// Its type.
+    #[serde(default, rename = "type")]
+    pub type_: String,
+    /// True, False or Unknown.
+    #[serde(default)]
+    pub status: String,
 }

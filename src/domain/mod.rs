@@ -19,6 +19,7 @@ pub mod facts;
 pub mod fair_queue;
 pub mod free_set;
 pub mod health;
+pub mod host_links;
 pub mod infrastructure;
 pub mod json_size;
 pub mod kube_vip;

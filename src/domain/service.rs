@@ -5,6 +5,7 @@
 //! requested address, no selector, its label and owner. Everything else (policies, more labels
 //! and annotations, node ports) belongs to whoever set it.
 
+mod interface;
 pub mod settings;
 
 use std::collections::BTreeMap;
@@ -12,9 +13,11 @@ use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
+use self::interface::{changed_hints, hints, is_elsewhere};
 use super::endpoints::Family;
+use super::host_links::Link;
 use super::vm_lb::Listener;
-use crate::api::{ANNOTATION_NETWORK, DHCP_ADDRESS, GROUP, LABEL_SERVICE_LB};
+use crate::api::{DHCP_ADDRESS, GROUP, LABEL_SERVICE_LB};
 
 /// The address that kube-vip is asked for. Wins over `spec.loadBalancerIP`.
 pub const ASKED_ADDRESS: &str = "kube-vip.io/loadbalancerIPs";
@@ -109,6 +112,8 @@ pub struct Wanted<'a> {
     pub network: &'a str,
     /// How that is reached, if known.
     pub attachment: Option<&'a Attachment>,
+    /// Whether announcers reach it so.
+    pub link: Link,
 }
 
 /// A LoadBalancer as its Service refers to it.
@@ -136,7 +141,7 @@ pub enum Plan {
     /// An earlier one is on its way out.
     Leaving,
     /// It must go first: it is of the other family, which cannot be changed, or asks for another
-    /// address, or its policy has changed. kube-vip 1.2 takes the address of such a Service away and
+    /// address or interface, or its policy has changed. kube-vip 1.2 takes the address of such a Service away and
     /// announces no other (`serviceChanged` in pkg/services/processor.go: the instance is deleted, and
     /// none is made).
     Replace,
@@ -167,19 +172,6 @@ impl Wanted<'_> {
         self.address.map_or_else(|| DHCP_ADDRESS.to_owned(), |ip| ip.to_string())
     }
 
-    /// Why the address is announced on the announcer's default interface and not on its network.
-    /// `None`: it is announced where it belongs.
-    pub fn on_default_interface(&self) -> Option<String> {
-        let network = Some(self.network).filter(|network| !network.is_empty())?;
-        match self.attachment {
-            Some(Attachment { vlan: 0, .. }) => None,
-            Some(Attachment { bridge, vlan }) => {
-                Some(format!("nodes have no link for VLAN {vlan} of {bridge}, network {network}"))
-            }
-            None => Some(format!("nodes have no bridge for network {network}")),
-        }
-    }
-
     /// The Service's family.
     pub fn family(&self) -> Family {
         self.address.map_or(Family::V4, Family::of)
@@ -199,7 +191,8 @@ pub fn plan(stored: Option<&Stored>, wanted: &Wanted<'_>) -> Plan {
         stored.families.first().is_some_and(|family| family != wanted.family().name());
     let made_with = stored.annotations.get(MADE_WITH_POLICY);
     let other_policy = made_with.is_some_and(|made_with| made_with != stored.policy());
-    if other_family || other_policy || asks_for_another(stored, wanted) {
+    let goes = other_policy || asks_for_another(stored, wanted) || is_elsewhere(stored, wanted);
+    if other_family || goes {
         return Plan::Replace;
     }
     match patch(stored, wanted) {
@@ -326,45 +319,6 @@ fn port(listener: &Listener, node_port: Option<i32>) -> Value {
         port["nodePort"] = json!(node_port);
     }
     port
-}
-
-/// Where kube-vip should announce, and the network that this was made from: the bridge of an
-/// untagged network. Of a VLAN there is no link on the nodes.
-fn hints(wanted: &Wanted<'_>) -> Map<String, Value> {
-    let untagged = |attachment: &&Attachment| attachment.vlan == 0 && !wanted.network.is_empty();
-    let Some(attachment) = wanted.attachment.filter(untagged) else { return Map::new() };
-    Map::from_iter([
-        (ASKED_INTERFACE.to_owned(), json!(attachment.bridge)),
-        (ANNOTATION_NETWORK.to_owned(), json!(wanted.network)),
-    ])
-}
-
-/// An address that is announced stays where it is. Hints that a user gave stay too: only those that
-/// were made from a network are taken back with it. A VLAN that an earlier version asked for is taken
-/// back at once, since the next start of kube-vip would fail on it.
-fn changed_hints(stored: &Stored, wanted: &Wanted<'_>) -> Map<String, Value> {
-    let made_from = stored.annotations.get(ANNOTATION_NETWORK).map_or("", String::as_str);
-    let mut changes = Map::new();
-    if !made_from.is_empty() && stored.annotations.contains_key(ASKED_VLAN) {
-        changes.insert(ASKED_VLAN.to_owned(), Value::Null);
-        changes.insert(ANNOTATION_NETWORK.to_owned(), Value::Null);
-    }
-    if !stored.ingress.is_empty() || made_from == wanted.network {
-        return changes;
-    }
-    if made_from.is_empty() {
-        if [ASKED_INTERFACE, ASKED_VLAN].iter().any(|key| stored.annotations.contains_key(*key)) {
-            return changes;
-        }
-    } else {
-        for key in [ASKED_INTERFACE, ASKED_VLAN, ANNOTATION_NETWORK] {
-            if stored.annotations.contains_key(key) {
-                changes.insert(key.to_owned(), Value::Null);
-            }
-        }
-    }
-    changes.extend(hints(wanted));
-    changes
 }
 
 /// How what serves a LoadBalancer names it as its owner.

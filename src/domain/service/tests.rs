@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::Service;
 use proptest::prelude::*;
 
 use super::*;
+use crate::domain::host_links::HostLinks;
 use crate::k8s::views;
 
 const LB: Identity<'_> = Identity { namespace: "apps", name: "web", uid: "lb-1" };
@@ -18,29 +19,42 @@ fn listeners() -> [Listener; 2] {
 
 fn wanted<'a>(address: &str, listeners: &'a [Listener]) -> Wanted<'a> {
     let address = address.parse().ok();
-    Wanted { lb: LB, address, listeners, network: "", attachment: None }
+    Wanted { lb: LB, address, listeners, network: "", attachment: None, link: Link::NotConfigured }
 }
 
+/// Nodes have a bridge for each cluster network, and no link for a VLAN.
 fn on<'a>(network: &'a str, attachment: &'a Attachment, wanted: &Wanted<'a>) -> Wanted<'a> {
-    Wanted { network, attachment: Some(attachment), ..wanted.clone() }
+    let link = HostLinks::default().link(attachment);
+    Wanted { network, attachment: Some(attachment), link, ..wanted.clone() }
 }
 
 fn read(service: &Value) -> Stored {
     views::service(&serde_json::from_value::<Service>(service.clone()).unwrap())
 }
 
-/// A created Service as stored, after a user has asked for node ports.
-fn accepted(mut service: Value) -> Value {
+/// A created Service as stored.
+fn defaulted(mut service: Value) -> Value {
     service["metadata"]["uid"] = json!("svc-1");
     service["metadata"]["resourceVersion"] = json!("7");
-    service["spec"]["clusterIP"] = json!("10.53.0.9");
-    service["spec"]["sessionAffinity"] = json!("None");
-    service["spec"]["externalTrafficPolicy"] = json!("Cluster");
+    service["status"] = json!({"loadBalancer": {}});
+    let spec = service["spec"].as_object_mut().unwrap();
+    for (field, value) in [
+        ("clusterIP", "10.53.0.9"),
+        ("sessionAffinity", "None"),
+        ("externalTrafficPolicy", "Cluster"),
+    ] {
+        spec.entry(field).or_insert_with(|| json!(value));
+    }
+    service
+}
+
+/// The same, after a user has asked for node ports.
+fn accepted(service: Value) -> Value {
+    let mut service = defaulted(service);
     service["spec"]["allocateLoadBalancerNodePorts"] = json!(true);
     for (n, port) in service["spec"]["ports"].as_array_mut().unwrap().iter_mut().enumerate() {
         port["nodePort"] = json!(30_000 + n);
     }
-    service["status"] = json!({"loadBalancer": {}});
     service
 }
 
@@ -58,6 +72,10 @@ fn announced(mut service: Value, ip: &str) -> Value {
 fn repaired(service: &Value, wanted: &Wanted<'_>) -> (Value, bool) {
     match plan(Some(&read(service)), wanted) {
         Plan::Keep => (service.clone(), false),
+        Plan::Replace => {
+            let Plan::Create(next) = plan(None, wanted) else { panic!("there is none") };
+            (defaulted(settings::applied(next, &settings::of(service))), true)
+        }
         Plan::Change(patch) => {
             assert_eq!(patch["metadata"]["resourceVersion"], "7", "every write is a swap");
             let mut service = service.clone();
@@ -407,10 +425,7 @@ proptest! {
         if vlan.is_some() {
             wanted = on("apps/net", &attachment, &wanted);
         }
-        let after = match plan(Some(&read(&service)), &wanted) {
-            Plan::Replace => made(&wanted),
-            _ => repaired(&service, &wanted).0,
-        };
+        let (after, _) = repaired(&service, &wanted);
         prop_assert_eq!(plan(Some(&read(&after)), &wanted), Plan::Keep);
         prop_assert_eq!(&after["spec"]["type"], "LoadBalancer");
         prop_assert_eq!(after["spec"].get("selector"), None);

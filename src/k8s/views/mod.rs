@@ -6,6 +6,7 @@
 
 mod early;
 mod echoes;
+mod host_links;
 mod infrastructure;
 mod leases;
 mod load_balancers;
@@ -35,6 +36,7 @@ use crate::domain::Owner;
 use crate::domain::backend_address::NetworkRange;
 use crate::domain::conflict::Segment;
 use crate::domain::facts::{self, Project, Surroundings};
+use crate::domain::host_links::{HostLinks, Link};
 use crate::domain::infrastructure::Reserved;
 use crate::domain::label_index::{LabelIndex, LbKey};
 use crate::domain::reason::Wait;
@@ -84,6 +86,7 @@ enum Part {
     Management = 8192,
     /// What each of the first list of pools wants.
     PoolSpecs = 16384,
+    HostLinks = 32768,
 }
 
 /// What addresses depend on.
@@ -94,7 +97,8 @@ const ENDPOINTS: u16 = infrastructure::INFRASTRUCTURE
     | Part::Pods as u16
     | Part::Services as u16
     | Part::Slices as u16
-    | Part::Networks as u16;
+    | Part::Networks as u16
+    | Part::HostLinks as u16;
 /// What leased addresses depend on, and what is in the way of one.
 const LEASING: u16 =
     Part::Records as u16 | Part::Agents as u16 | Part::Networks as u16 | Part::Nodes as u16;
@@ -122,6 +126,8 @@ pub struct Views {
     /// Where each node says that it is.
     nodes: Arc<Mutex<HashMap<String, Topology>>>,
     networks: Arc<Mutex<HashMap<String, networks::Network>>>,
+    /// Links of nodes for VLANs.
+    host_links: Arc<Mutex<HostLinks>>,
     /// What pools want, without their ledgers.
     pools: Arc<Mutex<HashMap<String, pools::KnownPool>>>,
     /// Since when a LoadBalancer's VMs are not what its slices say, as far as was seen.
@@ -183,6 +189,7 @@ impl Views {
             infrastructure: InfrastructureAddresses::default(),
             nodes: Arc::default(),
             networks: Arc::default(),
+            host_links: Arc::default(),
             pools: Arc::default(),
             touched: Arc::default(),
             echoes: Arc::default(),
@@ -212,6 +219,7 @@ impl Views {
         tokio::spawn(infrastructure::watch_services(informer.clone()));
         tokio::spawn(infrastructure::watch_service_networks(informer.clone()));
         tokio::spawn(infrastructure::watch_management(informer.clone(), namespace.to_owned()));
+        tokio::spawn(host_links::watch(informer.clone()));
         tokio::spawn(networks::watch(informer));
         views
     }
@@ -311,6 +319,11 @@ impl Views {
     /// How nodes reach a network, by `namespace/name` of its NetworkAttachmentDefinition.
     pub fn attachment(&self, network: &str) -> Option<Attachment> {
         lock(&self.networks).get(network)?.attachment.clone()
+    }
+
+    /// Whether announcers on the nodes reach what is attached so.
+    pub fn link(&self, attachment: &Attachment) -> Link {
+        lock(&self.host_links).link(attachment)
     }
 
     /// The addresses of a network. `None`: they are not known.

@@ -8,6 +8,7 @@ use kube::{Api, ResourceExt};
 use kube_runtime::reflector::ObjectRef;
 use kube_runtime::watcher::{Config, Event};
 
+use super::host_links::CONTROL_PLANE;
 use super::infrastructure::single;
 use super::{Informer, Part, Signal, Views, lock};
 use crate::api::kubevirt::{
@@ -158,6 +159,9 @@ impl Views {
         if before != Some(topology) {
             self.tell_residents(&name);
         }
+        let may_announce = node.labels().contains_key(CONTROL_PLANE);
+        let is_news = lock(&self.host_links).set_announcing(&name, may_announce);
+        self.tell_announced(is_news);
         let addresses = node.status.addresses.iter().map(|address| address.address.as_str());
         let pods = node.spec.pod_cidrs.iter().filter_map(|text| text.parse().ok()).collect();
         self.reserve(&Reserved::Node(name.clone()), single(addresses));
@@ -166,6 +170,8 @@ impl Views {
 
     fn remove_node(&self, name: &str) {
         lock(&self.nodes).remove(name);
+        let is_news = lock(&self.host_links).set_announcing(name, false);
+        self.tell_announced(is_news);
         self.reserve(&Reserved::Node(name.to_owned()), Vec::new());
         self.reserve(&Reserved::PodNetwork(name.to_owned()), Vec::new());
     }

@@ -75,6 +75,35 @@ pub fn vlan(namespace: &str, name: &str, id: u16) -> Value {
     })
 }
 
+/// What Harvester's network controller makes of a HostNetworkConfig for VLAN `id` of `mgmt`: its spec,
+/// and of each node whether the link works.
+pub async fn host_links(client: &Client, id: u16, nodes: &[(&str, bool)]) -> Result<()> {
+    let gvk = GroupVersionKind::gvk("network.harvesterhci.io", "v1beta1", "HostNetworkConfig");
+    let resource = ApiResource::from_gvk_with_plural(&gvk, "hostnetworkconfigs");
+    let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+    let name = format!("vlan{id}");
+    let config = json!({
+        "apiVersion": "network.harvesterhci.io/v1beta1", "kind": "HostNetworkConfig",
+        "metadata": {"name": name},
+        "spec": {"clusterNetwork": "mgmt", "vlanID": id, "mode": "dhcp", "underlay": false},
+    });
+    let params = PatchParams::apply("network-controller").force();
+    api.patch(&name, &params, &Patch::Apply(config)).await?;
+    let of = |(node, works): &(&str, bool)| {
+        let status = if *works { "True" } else { "False" };
+        let message = if *works { "" } else { "setup l3 connectivity failed: no lease" };
+        let ready = json!({"type": "Ready", "status": status, "message": message});
+        let status = json!({
+            "clusterNetwork": "mgmt", "vlanID": id, "mode": "dhcp", "conditions": [ready],
+        });
+        ((*node).to_owned(), status)
+    };
+    let nodes: BTreeMap<String, Value> = nodes.iter().map(of).collect();
+    let status = json!({"status": {"nodeStatus": nodes}});
+    api.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await?;
+    Ok(())
+}
+
 /// Creates a Node that is ready and has an address. Nobody renews its heartbeat; the controllers
 /// that would mind are off in a bed.
 pub async fn create_node(

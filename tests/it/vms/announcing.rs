@@ -2,13 +2,13 @@
 //! follows what is published, always.
 
 use anyhow::Result;
-use kube::api::PostParams;
+use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
-use testbed::kubevirt::{Guest, Nic, Vm, networks, vlan};
-use testbed::{Announcer, Announcing};
+use testbed::kubevirt::{Guest, Nic, Vm, create_node, host_links, networks, vlan};
+use testbed::{Announcer, Announcing, eventually};
 
 use super::{SINK, annotation, vm};
-use crate::support::{Cluster, address, listeners};
+use crate::support::{Cluster, SOON, address, listeners, ready};
 
 const ASKED: &str = "kube-vip.io/loadbalancerIPs";
 const INTERFACE: &str = "kube-vip.io/serviceInterface";
@@ -160,6 +160,64 @@ async fn a_network_decides_on_pool_hints_and_addresses() -> Result<()> {
         .await?;
     assert_eq!(hints(&service), ["10.100.0.2", "", ""]);
     cluster.serves("web", "NetworkMismatch").await.map(drop)
+}
+
+/// kube-vip fails on an interface that its node lacks, and reads it once per Service.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vlan_is_announced_on_its_link_where_each_control_plane_node_has_one() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let control_plane = [("node-role.kubernetes.io/control-plane", "true")];
+    for (node, labels, address) in [
+        ("node-1", &control_plane[..], "10.0.0.1"),
+        ("node-2", &control_plane[..], "10.0.0.2"),
+        ("worker", &[], "10.0.0.3"),
+    ] {
+        create_node(&cluster.client, node, labels, address).await?;
+    }
+    let network = serde_json::from_value(vlan("default", "vlan100", 100))?;
+    networks(&cluster.client, "default").create(&PostParams::default(), &network).await?;
+    let scope = json!([{"project": "", "namespace": "*", "guestCluster": ""}]);
+    let selector = json!({"network": "default/vlan100", "scope": scope});
+    cluster.pool_for("pool", json!({"subnet": "10.100.0.0/24"}), selector).await?;
+    host_links(&cluster.client, 100, &[("node-1", true), ("node-2", false)]).await?;
+    let _operator = cluster.operator().await?;
+    let announcer = Announcer::start(
+        cluster.client.clone(),
+        Announcing { away: true, ..Announcing::default() },
+    );
+    let on = json!({NETWORK: "default/vlan100"});
+    let spec = json!({"backendServerSelector": {"app": ["web"]}});
+    let nic = Nic::attached("lan", "default/vlan100", &["10.100.0.77"]);
+    let guest = Vm::new("default", "a").label("app", "web").nic(nic);
+    Guest::run(&cluster.client, guest, "node-1").await?;
+    for name in ["early", "late"] {
+        cluster.annotated(name, on.clone(), spec.clone()).await?;
+    }
+    let first = cluster.service_when("late", "existence", |_| true).await?;
+    assert_eq!(annotation(&first, INTERFACE), None, "node-2 has no link");
+    cluster.announce("early", &["10.100.0.2"]).await?;
+    let says = async |name: &str, expected: &str| {
+        eventually(SOON, &format!("{expected:?} of {name}"), async || {
+            let said = ready(&cluster.lbs().get(name).await.map_err(|e| e.to_string())?);
+            if said.2.contains(expected) { Ok(true) } else { Err(format!("{said:?}")) }
+        })
+        .await
+    };
+    says("early", "nodes node-2 have no working link for VLAN 100 of mgmt-br").await?;
+
+    host_links(&cluster.client, 100, &[("node-1", true), ("node-2", true)]).await?;
+    let hinted = |service: &k8s_openapi::api::core::v1::Service| {
+        annotation(service, INTERFACE) == Some("mgmt-br.100")
+    };
+    let anew = cluster.service_when("late", "the link", hinted).await?;
+    assert_ne!(anew.metadata.uid, first.metadata.uid, "kube-vip would not look again");
+    // What is announced stays where it is, and it is said how to move it.
+    says("early", "before nodes had the link mgmt-br.100: delete the Service").await?;
+    announcer.away(false);
+    says("late", "announced at 10.100.0.3").await?;
+    cluster.services().delete("early", &DeleteParams::default()).await?;
+    cluster.service_when("early", "the link", hinted).await?;
+    cluster.consistent().await
 }
 
 /// Isolated networks may have one range. What their vm LoadBalancers get is announced on the nodes'

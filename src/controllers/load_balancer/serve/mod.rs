@@ -89,12 +89,14 @@ pub(super) async fn serve(
         _ => named,
     };
     let attachment = ctx.shared.views.attachment(network);
+    let link = attachment.as_ref().map(|at| ctx.shared.views.link(at)).unwrap_or_default();
     let wanted = Wanted {
         lb: at.identity(),
         address,
         listeners: listeners.as_deref().unwrap_or_default(),
         network,
         attachment: attachment.as_ref(),
+        link,
     };
     let (check, health_fault) = match health::check(&lb.spec) {
         Ok(check) => (check, None),
@@ -133,7 +135,7 @@ pub(super) async fn serve(
     let ingress = at.ingress();
     let selector_hint = vm_lb::selector_hint(&lb.spec);
     let backends = Some(backends);
-    let default_interface = wanted.on_default_interface();
+    let default_interface = wanted.on_default_interface(at.own().as_ref());
     Ok(Some(Report {
         service,
         ingress,

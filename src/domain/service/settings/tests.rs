@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::Service;
 
 use super::super::{Identity, Plan, Wanted, plan};
 use super::*;
+use crate::domain::host_links::Link;
 use crate::domain::vm_lb::Listener;
 use crate::k8s::views;
 
@@ -17,7 +18,7 @@ fn listeners() -> [Listener; 2] {
 
 fn wanted<'a>(address: &str, listeners: &'a [Listener]) -> Wanted<'a> {
     let address = address.parse().ok();
-    Wanted { lb: LB, address, listeners, network: "", attachment: None }
+    Wanted { lb: LB, address, listeners, network: "", attachment: None, link: Link::Ready }
 }
 
 fn fresh(wanted: &Wanted<'_>) -> Value {

@@ -1,6 +1,7 @@
 //! Where kube-vip is told to announce: what the operator says, and what users do.
 
 use super::super::*;
+use crate::api::ANNOTATION_NETWORK;
 
 fn annotations(service: &Value) -> BTreeMap<String, String> {
     let mut all: BTreeMap<String, String> =
@@ -73,18 +74,72 @@ fn a_vlan_that_an_earlier_version_asked_for_is_taken_back_even_while_announced()
     }
 }
 
+/// A link of the nodes for the VLAN, by Harvester's HostNetworkConfig.
+#[test]
+fn a_vlan_is_asked_for_where_each_node_has_a_working_link() {
+    let listeners = listeners();
+    let plain = wanted("10.0.0.100", &listeners);
+    let tagged = Attachment { bridge: "prod-br".into(), vlan: 7 };
+    let without = on("apps/vlan7", &tagged, &plain);
+    let with = Wanted { link: Link::Ready, ..without.clone() };
+    let missing = Wanted { link: Link::Missing(vec!["n2".into()]), ..without.clone() };
+    let hinted = texts(&[(ASKED_INTERFACE, "prod-br.7"), (ANNOTATION_NETWORK, "apps/vlan7")]);
+    assert_eq!(annotations(&made(&with)), hinted);
+    assert_eq!(annotations(&made(&missing)), texts(&[]));
+    // kube-vip reads the interface once.
+    let service = made(&without);
+    assert_eq!(plan(Some(&read(&service)), &with), Plan::Replace);
+    assert_eq!(annotations(&repaired(&service, &with).0), hinted);
+    assert_eq!(plan(Some(&read(&announced(service, "10.0.0.100"))), &with), Plan::Keep);
+    // A link that is lost for a while moves nothing.
+    assert_eq!(plan(Some(&read(&made(&with))), &missing), Plan::Keep);
+}
+
 #[test]
 fn the_default_interface_is_explained_where_nodes_have_no_link() {
     let listeners = listeners();
     let plain = wanted("10.0.0.100", &listeners);
     let of = |vlan| Attachment { bridge: "prod-br".into(), vlan };
     let (tagged, untagged) = (of(7), of(0));
-    assert_eq!(plain.on_default_interface(), None);
-    assert_eq!(on("apps/flat", &untagged, &plain).on_default_interface(), None);
-    let said = on("apps/vlan7", &tagged, &plain).on_default_interface().unwrap();
-    assert_eq!(said, "nodes have no link for VLAN 7 of prod-br, network apps/vlan7");
-    let said = Wanted { network: "apps/x", ..plain.clone() }.on_default_interface().unwrap();
-    assert_eq!(said, "nodes have no bridge for network apps/x");
+    let said = |wanted: &Wanted<'_>, service: Option<&Value>| {
+        wanted.on_default_interface(service.map(read).as_ref()).unwrap_or_default()
+    };
+    let without = on("apps/vlan7", &tagged, &plain);
+    let with = Wanted { link: Link::Ready, ..without.clone() };
+    let missing = Wanted { link: Link::Missing(vec!["n2".into(), "n3".into()]), ..without.clone() };
+    let flat = on("apps/flat", &untagged, &plain);
+    for (wanted, service, expected) in [
+        (&plain, None, ""),
+        (&flat, Some(&made(&flat)), ""),
+        (
+            &without,
+            None,
+            "nodes have no link for VLAN 7 of prod-br, network apps/vlan7: a HostNetworkConfig makes one",
+        ),
+        (
+            &missing,
+            None,
+            "nodes n2, n3 have no working link for VLAN 7 of prod-br, network apps/vlan7: see the HostNetworkConfig",
+        ),
+        (&with, None, ""),
+        (&with, Some(&made(&with)), ""),
+        (
+            &with,
+            Some(&made(&without)),
+            "it was announced before nodes had the link prod-br.7: delete the Service to have it announced there",
+        ),
+        (
+            &Wanted { network: "apps/x", ..plain.clone() },
+            None,
+            "nodes have no bridge for network apps/x",
+        ),
+    ] {
+        assert_eq!(said(wanted, service), expected, "{wanted:?}");
+    }
+    // Where a user wants it.
+    let mut by_hand = made(&plain);
+    by_hand["metadata"]["annotations"][ASKED_INTERFACE] = json!("eth7");
+    assert_eq!(said(&without, Some(&by_hand)), "");
 }
 
 #[test]

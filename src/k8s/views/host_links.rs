@@ -1,0 +1,75 @@
+//! The view of HostNetworkConfigs: which nodes have a link for a VLAN.
+
+use std::collections::BTreeSet;
+
+use kube::{Api, ResourceExt};
+use kube_runtime::watcher::{Config, Event};
+
+use super::{Informer, Part, Views, lock};
+use crate::api::kubevirt::{HostNetworkConfig, HostNetworkConfigStatus};
+use crate::domain::host_links::HostLink;
+use crate::domain::{facts, vm_lb};
+use crate::k8s::informer;
+
+/// Label of the nodes on which Harvester runs kube-vip.
+pub(super) const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
+
+pub(super) async fn watch(at: Informer) {
+    let Informer { client, views, .. } = at.clone();
+    let mut listed = BTreeSet::new();
+    let set = |config: &HostNetworkConfig| {
+        let is_news = lock(&views.host_links).set(&config.name_any(), Some(made(config)));
+        views.tell_announced(is_news);
+    };
+    let on_event = |event: Event<HostNetworkConfig>| match event {
+        Event::Init => listed.clear(),
+        Event::InitApply(config) => {
+            listed.insert(config.name_any());
+            set(&config);
+        }
+        Event::InitDone => {
+            let is_news = lock(&views.host_links).keep_only(&listed);
+            listed.clear();
+            at.done(Part::HostLinks);
+            views.tell_announced(is_news);
+        }
+        Event::Apply(config) => set(&config),
+        Event::Delete(config) => {
+            let is_news = lock(&views.host_links).set(&config.name_any(), None);
+            views.tell_announced(is_news);
+        }
+    };
+    // Harvester has the kind since 1.8, and a role may be older than this program.
+    let out_of_reach = |status: &kube::core::Status| {
+        if matches!(status.code, 403 | 404) {
+            at.done(Part::HostLinks);
+        }
+    };
+    let api = Api::<HostNetworkConfig>::all(client);
+    let kind = "HostNetworkConfig";
+    informer::run_or_tell(api, Config::default(), kind, &at.metrics, on_event, out_of_reach).await;
+}
+
+impl Views {
+    /// vm LoadBalancers may be announced elsewhere from now on. It happens seldom.
+    pub(super) fn tell_announced(&self, is_news: bool) {
+        if is_news && self.endpoints_synced() {
+            let vms = self.load_balancers.state_filter(vm_lb::is_vm);
+            self.tell_lbs(vms.iter().map(|lb| facts::name(lb)));
+        }
+    }
+}
+
+fn made(config: &HostNetworkConfig) -> HostLink {
+    let none = HostNetworkConfigStatus::default();
+    let status = config.status.as_ref().unwrap_or(&none);
+    let works = |node: &&String| {
+        let conditions = status.node_status.get(*node).map(|node| &node.conditions);
+        conditions.into_iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True")
+    };
+    HostLink {
+        bridge: format!("{}-br", config.spec.cluster_network),
+        vlan: config.spec.vlan_id,
+        nodes: status.node_status.keys().filter(works).cloned().collect(),
+    }
+}
