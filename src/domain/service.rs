@@ -8,7 +8,7 @@
 mod interface;
 pub mod settings;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
@@ -30,6 +30,8 @@ pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
 
 /// The external traffic policy that a Service had when it was made, by which a change of it is seen.
 pub const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traffic-policy";
+/// The ports that a Service had when it was made, by which it is seen that one of them is no more.
+pub const MADE_WITH_PORTS: &str = "loadbalancer.harvesterhci.io/made-with-ports";
 /// What a Service without policy has.
 const DEFAULT_POLICY: &str = "Cluster";
 
@@ -141,9 +143,10 @@ pub enum Plan {
     /// An earlier one is on its way out.
     Leaving,
     /// It must go first: it is of the other family, which cannot be changed, or asks for another
-    /// address or interface, or its policy has changed. kube-vip 1.2 takes the address of such a Service away and
+    /// address or interface, or its policy has changed, or it has lost a port. kube-vip 1.2 takes the address of such a Service away and
     /// announces no other (`serviceChanged` in pkg/services/processor.go: the instance is deleted, and
-    /// none is made).
+    /// none is made). It reads ports once, and goes on admitting one that is no more to the node itself
+    /// (`SetServicePorts` in pkg/instance/instance.go, `insertIPTablesRulesForServicePorts`).
     Replace,
 }
 
@@ -191,8 +194,8 @@ pub fn plan(stored: Option<&Stored>, wanted: &Wanted<'_>) -> Plan {
         stored.families.first().is_some_and(|family| family != wanted.family().name());
     let made_with = stored.annotations.get(MADE_WITH_POLICY);
     let other_policy = made_with.is_some_and(|made_with| made_with != stored.policy());
-    let goes = other_policy || asks_for_another(stored, wanted) || is_elsewhere(stored, wanted);
-    if other_family || goes {
+    let other_place = asks_for_another(stored, wanted) || is_elsewhere(stored, wanted);
+    if other_family || other_policy || other_place || loses_a_port(stored, wanted) {
         return Plan::Replace;
     }
     match patch(stored, wanted) {
@@ -205,6 +208,30 @@ pub fn plan(stored: Option<&Stored>, wanted: &Wanted<'_>) -> Plan {
 fn asks_for_another(stored: &Stored, wanted: &Wanted<'_>) -> bool {
     let (asked, wanted) = (stored.asked(), wanted.asked());
     !asked.is_empty() && asked.parse::<IpAddr>().ok() != wanted.parse().ok()
+}
+
+/// Ports as text.
+fn ports_text(ports: impl Iterator<Item = (i32, String)>) -> String {
+    ports.map(|(port, protocol)| format!("{port}/{protocol}")).collect::<Vec<_>>().join(",")
+}
+
+/// The ports that it was made with, as text. One that does not say so is believed to have been made
+/// as it is.
+fn made_with_ports(stored: &Stored) -> String {
+    let now = || ports_text(stored.ports.iter().map(|port| (port.port, port.protocol.clone())));
+    stored.annotations.get(MADE_WITH_PORTS).cloned().unwrap_or_else(now)
+}
+
+/// The ports that are wanted, as text.
+fn wanted_ports(wanted: &Wanted<'_>) -> String {
+    ports_text(wanted.listeners.iter().map(|l| (i32::from(l.port), l.protocol.clone())))
+}
+
+/// Whether a port that it was made with is no more wanted.
+fn loses_a_port(stored: &Stored, wanted: &Wanted<'_>) -> bool {
+    let (before, after) = (made_with_ports(stored), wanted_ports(wanted));
+    let after: BTreeSet<&str> = after.split(',').collect();
+    before.split(',').any(|port| !port.is_empty() && !after.contains(port))
 }
 
 /// Whose an object is, if it is not the LoadBalancer's.
@@ -225,6 +252,7 @@ fn create(wanted: &Wanted<'_>) -> Value {
     let mut annotations = Map::from_iter([
         (ASKED_ADDRESS.to_owned(), json!(wanted.asked())),
         (MADE_WITH_POLICY.to_owned(), json!(DEFAULT_POLICY)),
+        (MADE_WITH_PORTS.to_owned(), json!(wanted_ports(wanted))),
     ]);
     annotations.extend(hints(wanted));
     json!({
@@ -262,6 +290,9 @@ fn patch(stored: &Stored, wanted: &Wanted<'_>) -> Option<Value> {
     }
     if !stored.annotations.contains_key(MADE_WITH_POLICY) {
         annotations.insert(MADE_WITH_POLICY.to_owned(), json!(stored.policy()));
+    }
+    if !stored.annotations.contains_key(MADE_WITH_PORTS) {
+        annotations.insert(MADE_WITH_PORTS.to_owned(), json!(made_with_ports(stored)));
     }
     annotations.extend(changed_hints(stored, wanted));
     if !annotations.is_empty() {

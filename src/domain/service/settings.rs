@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, MADE_WITH_POLICY};
+use super::{ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, MADE_WITH_POLICY, MADE_WITH_PORTS};
 use crate::api::ANNOTATION_NETWORK;
 
 /// Annotation of an EndpointSlice: the settings of the Service that was deleted, until the next one
@@ -45,7 +45,7 @@ pub fn of(service: &Value) -> String {
             annotations.remove(hint);
         }
     }
-    for key in [ASKED_ADDRESS, MADE_WITH_POLICY, ANNOUNCING_NODE] {
+    for key in [ASKED_ADDRESS, MADE_WITH_POLICY, MADE_WITH_PORTS, ANNOUNCING_NODE] {
         annotations.remove(key);
     }
     let mut spec = picked(&service["spec"], &[&FIELDS[..], &ALLOTTED].concat());

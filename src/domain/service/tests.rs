@@ -98,6 +98,7 @@ fn a_service_says_who_asks_for_which_address_and_selects_nothing() {
             "annotations": {
                 "kube-vip.io/loadbalancerIPs": "10.0.0.100",
                 "loadbalancer.harvesterhci.io/made-with-traffic-policy": "Cluster",
+                "loadbalancer.harvesterhci.io/made-with-ports": "80/TCP,53/UDP",
             },
             "ownerReferences": [{"apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
                 "kind": "LoadBalancer", "name": "web", "uid": "lb-1"}],
@@ -126,7 +127,9 @@ fn what_was_created_needs_no_further_write() {
     ] {
         let wanted = wanted(address, &listeners);
         let service = made(&wanted);
-        let expected = json!({ASKED_ADDRESS: asked, MADE_WITH_POLICY: "Cluster"});
+        let expected = json!({
+            ASKED_ADDRESS: asked, MADE_WITH_POLICY: "Cluster", MADE_WITH_PORTS: "80/TCP,53/UDP",
+        });
         assert_eq!(service["metadata"]["annotations"], expected);
         assert_eq!(service["spec"]["loadBalancerIP"], asked);
         assert_eq!(service["spec"]["ipFamilies"], json!([family]));
@@ -264,77 +267,14 @@ fn a_change_of_listeners_keeps_node_ports_of_those_that_stay() {
         listener("dns-tcp", "TCP", 53, 53),
         listener("https", "TCP", 443, 8443),
     ];
-    let (service, _) = repaired(&service, &wanted("10.0.0.100", &after));
+    let after = wanted("10.0.0.100", &after);
+    let (service, _) = repaired(&service, &after);
     let expected = json!([
         {"name": "domain", "protocol": "UDP", "port": 53, "targetPort": 5353, "nodePort": 30001},
         {"name": "dns-tcp", "protocol": "TCP", "port": 53, "targetPort": 53},
         {"name": "https", "protocol": "TCP", "port": 443, "targetPort": 8443},
     ]);
     assert_eq!(service["spec"]["ports"], expected);
-}
-
-#[test]
-fn a_service_that_asks_for_another_address_goes_first() {
-    let listeners = listeners();
-    let wanted_100 = wanted("10.0.0.100", &listeners);
-    let service = made(&wanted_100);
-    for stored in [announced(service.clone(), "10.0.0.100"), service.clone()] {
-        for address in ["10.0.0.101", ""] {
-            let plan = plan(Some(&read(&stored)), &wanted(address, &listeners));
-            assert_eq!(plan, Plan::Replace, "{address:?}");
-        }
-    }
-    // Edited by hand: kube-vip has let go of the address by now.
-    for (annotation, field, expected) in [
-        (json!("10.0.0.101"), "10.0.0.100", Plan::Replace),
-        (json!("10.0.0.100,10.0.0.101"), "10.0.0.100", Plan::Replace),
-        (json!("web.example.com"), "10.0.0.100", Plan::Replace),
-        (Value::Null, "10.0.0.101", Plan::Replace),
-    ] {
-        let mut edited = service.clone();
-        let annotations = json!({"metadata": {"annotations": {ASKED_ADDRESS: annotation}}});
-        json_patch::merge(&mut edited, &annotations);
-        edited["spec"]["loadBalancerIP"] = json!(field);
-        let plan = plan(Some(&read(&edited)), &wanted_100);
-        assert_eq!(plan, expected, "{edited}");
-    }
-    // As the Go controller leaves it, and in another spelling.
-    let mut adopted = service.clone();
-    adopted["metadata"]["annotations"] = Value::Null;
-    let change = plan(Some(&read(&adopted)), &wanted_100);
-    assert!(matches!(change, Plan::Change(_)), "{change:?}");
-    let six = made(&wanted("fd00::100", &listeners));
-    let mut spelled = six.clone();
-    spelled["metadata"]["annotations"][ASKED_ADDRESS] = json!("fd00:0:0::0100");
-    let change = plan(Some(&read(&spelled)), &wanted("fd00::100", &listeners));
-    assert!(matches!(change, Plan::Change(_)), "{change:?}");
-}
-
-/// kube-vip 1.2 takes the address away for good. Of a Service that does not say what it was made with
-/// nobody knows.
-#[test]
-fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
-    let listeners = listeners();
-    let wanted = wanted("10.0.0.100", &listeners);
-    for (made_with, policy, expected) in [
-        (json!("Cluster"), json!("Cluster"), Plan::Keep),
-        (json!("Cluster"), Value::Null, Plan::Keep),
-        (json!("Cluster"), json!("Local"), Plan::Replace),
-        (json!("Local"), json!("Local"), Plan::Keep),
-        (json!("Local"), json!("Cluster"), Plan::Replace),
-        (json!("Local"), Value::Null, Plan::Replace),
-    ] {
-        let mut service = made(&wanted);
-        service["metadata"]["annotations"][MADE_WITH_POLICY] = made_with;
-        service["spec"]["externalTrafficPolicy"] = policy;
-        assert_eq!(plan(Some(&read(&service)), &wanted), expected, "{service}");
-    }
-    let mut service = made(&wanted);
-    service["metadata"]["annotations"].as_object_mut().unwrap().remove(MADE_WITH_POLICY);
-    service["spec"]["externalTrafficPolicy"] = json!("Local");
-    let (noted, _) = repaired(&service, &wanted);
-    assert_eq!(noted["metadata"]["annotations"][MADE_WITH_POLICY], "Local");
-    assert!(!repaired(&noted, &wanted).1);
 }
 
 /// Before an address is given to somebody else: nothing may lead it here any more.
@@ -431,6 +371,10 @@ proptest! {
         prop_assert_eq!(after["spec"].get("selector"), None);
         prop_assert_eq!(read(&after).load_balancer_ip, wanted.asked());
     }
+}
+
+mod anew {
+    mod tests;
 }
 
 mod hints {

@@ -9,6 +9,7 @@ use super::{Informer, Part, Views, lock};
 use crate::api::kubevirt::{HostNetworkConfig, HostNetworkConfigStatus};
 use crate::domain::host_links::HostLink;
 use crate::domain::{facts, vm_lb};
+use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 
 /// Label of the nodes on which Harvester runs kube-vip.
@@ -17,11 +18,15 @@ pub(super) const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 pub(super) async fn watch(at: Informer) {
     let Informer { client, views, .. } = at.clone();
     let mut listed = BTreeSet::new();
-    let set = |config: &HostNetworkConfig| {
-        let is_news = lock(&views.host_links).set(&config.name_any(), Some(made(config)));
+    let set = |config: &Guard<HostNetworkConfig>| {
+        // One that cannot be read has made no link.
+        let made = config.0.as_ref().inspect_err(|misfit| {
+            tracing::warn!(config = config.name_any(), error = %misfit, "HostNetworkConfig not read");
+        });
+        let is_news = lock(&views.host_links).set(&config.name_any(), made.ok().map(self::made));
         views.tell_announced(is_news);
     };
-    let on_event = |event: Event<HostNetworkConfig>| match event {
+    let on_event = |event: Event<Guard<HostNetworkConfig>>| match event {
         Event::Init => listed.clear(),
         Event::InitApply(config) => {
             listed.insert(config.name_any());
@@ -45,7 +50,7 @@ pub(super) async fn watch(at: Informer) {
             at.done(Part::HostLinks);
         }
     };
-    let api = Api::<HostNetworkConfig>::all(client);
+    let api = Api::<Guard<HostNetworkConfig>>::all(client);
     let kind = "HostNetworkConfig";
     informer::run_or_tell(api, Config::default(), kind, &at.metrics, on_event, out_of_reach).await;
 }

@@ -20,11 +20,12 @@ use crate::api::{
     SLICE_MANAGER,
 };
 use crate::domain::Owner;
-use crate::domain::bounds::{LONGEST_TEXT, MOST_LISTENERS, cut};
+use crate::domain::bounds::{MOST_LISTENERS, cut};
 use crate::domain::endpoints::{Endpoint, Family};
 use crate::domain::service::settings::SETTINGS;
 use crate::domain::service::{
-    ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, MADE_WITH_POLICY, OwnerRef, Stored, StoredPort,
+    ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, MADE_WITH_POLICY, MADE_WITH_PORTS, OwnerRef,
+    Stored, StoredPort,
 };
 use crate::domain::slices::{Port, Slice};
 use crate::k8s::informer;
@@ -32,8 +33,16 @@ use crate::k8s::trimmed::PAGE;
 use crate::k8s::unread::Unread;
 
 /// Annotations of a Service that decisions take.
-const ANNOTATIONS: [&str; 5] =
-    [ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, ANNOTATION_NETWORK, MADE_WITH_POLICY];
+const ANNOTATIONS: [&str; 6] = [
+    ASKED_ADDRESS,
+    ASKED_INTERFACE,
+    ASKED_VLAN,
+    ANNOTATION_NETWORK,
+    MADE_WITH_POLICY,
+    MADE_WITH_PORTS,
+];
+/// Longest text of one of these: the ports of as many listeners as there may be.
+const LONGEST_ANNOTATION: usize = 4096;
 /// Addresses of a Service that are looked at.
 const MOST_INGRESS: usize = 16;
 /// Owners of an object that are looked at.
@@ -314,7 +323,7 @@ pub fn service(service: &Service) -> Stored {
             .annotations()
             .iter()
             .filter(|(key, _)| says(key))
-            .map(|(key, value)| (key.clone(), cut(value.clone(), LONGEST_TEXT)))
+            .map(|(key, value)| (key.clone(), cut(value.clone(), LONGEST_ANNOTATION)))
             .collect(),
         type_: spec.type_.unwrap_or_default(),
         has_selector: spec.selector.is_some_and(|selector| !selector.is_empty()),

@@ -147,7 +147,8 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     let web = json!({"backendServerSelector": {"app": ["web"]}});
     lb(cluster, "vm", web).await?;
     cluster.waits_for_endpoints("vm", (1, 1)).await?;
-    let more = json!([{"name": "a", "port": 81, "protocol": "TCP", "backendPort": 8080}]);
+    // One more: a port that is no more would take the Service with it.
+    let more = [80, 81].map(|port| json!({"name": format!("p{port}"), "port": port}));
     patiently(async || cluster.patch_lb("vm", json!({"spec": {"listeners": more}})).await).await?;
     // A pool that somebody else has written is read again; admission asks whether a LoadBalancer
     // exists.

@@ -18,6 +18,7 @@ use crate::support::{Cluster, SOON, ready};
 
 const ASKED: &str = "kube-vip.io/loadbalancerIPs";
 const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traffic-policy";
+const MADE_WITH_PORTS: &str = "loadbalancer.harvesterhci.io/made-with-ports";
 const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 /// From the change of a LoadBalancer to traffic at the new address.
 const WITHIN: Duration = Duration::from_secs(5);
@@ -47,7 +48,7 @@ fn settings(service: &Service) -> Value {
             object.retain(|key, _| !keys.contains(&key.as_str()));
         }
     };
-    left_out(&mut all["metadata"]["annotations"], &[ASKED, MADE_WITH_POLICY]);
+    left_out(&mut all["metadata"]["annotations"], &[ASKED, MADE_WITH_POLICY, MADE_WITH_PORTS]);
     let of_policy = ["externalTrafficPolicy", "healthCheckNodePort"];
     left_out(&mut all["spec"], &[&of_policy[..], &["loadBalancerIP"]].concat());
     json!([all["metadata"]["labels"], all["metadata"]["annotations"], all["spec"]])
@@ -105,6 +106,22 @@ async fn a_service_made_anew_has_what_users_set_and_is_announced_within_5_s() ->
     assert_eq!(json!(anew)["spec"]["externalTrafficPolicy"], "Local");
     assert_eq!(settings(&anew), settings(&moved));
     forgotten(&cluster).await?;
+
+    // A listener more needs no other Service. One that is no more does: kube-vip goes on admitting its
+    // port to the node itself.
+    let old = json!(anew)["spec"]["ports"][0]["port"].clone();
+    let listen = |ports: &[&Value]| {
+        let listener = |port: &&Value| json!({"name": format!("p{port}"), "port": port});
+        json!({"spec": {"listeners": ports.iter().map(listener).collect::<Vec<_>>()}})
+    };
+    let port_of = |service: &Service, n: usize| json!(service)["spec"]["ports"][n]["port"].clone();
+    cluster.patch_lb("web", listen(&[&old, &json!(81)])).await?;
+    let two = cluster.service_when("web", "port 81", |service| port_of(service, 1) == 81).await?;
+    ensure!(two.uid() == anew.uid(), "made anew for a listener more");
+    cluster.patch_lb("web", listen(&[&json!(81)])).await?;
+    let anew = announced_anew(&cluster, &anew).await?;
+    assert_eq!(port_of(&anew, 0), 81);
+    assert_eq!(anew.labels().get("team").map(String::as_str), Some("blue"));
 
     // Deleted by hand: its settings go with it.
     cluster.services().delete("web", &DeleteParams::default()).await?;

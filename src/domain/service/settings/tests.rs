@@ -140,7 +140,10 @@ fn settings_that_are_too_long_are_carried_without_annotations_and_nonsense_chang
     assert!(text.len() < 2_000, "{}", text.len());
     let made = applied(fresh(&wanted), &text);
     let annotations = made["metadata"]["annotations"].as_object().unwrap();
-    assert!(annotations.keys().eq([ASKED_ADDRESS, MADE_WITH_POLICY]), "{annotations:?}");
+    assert!(
+        annotations.keys().eq([ASKED_ADDRESS, MADE_WITH_PORTS, MADE_WITH_POLICY]),
+        "{annotations:?}"
+    );
     assert_eq!(made["spec"]["sessionAffinity"], "ClientIP");
     for nonsense in ["", "{", "[]", "7", "{\"spec\": 7, \"metadata\": []}"] {
         assert_eq!(applied(fresh(&wanted), nonsense), fresh(&wanted), "{nonsense:?}");

@@ -8,6 +8,7 @@ fn annotations(service: &Value) -> BTreeMap<String, String> {
         serde_json::from_value(service["metadata"]["annotations"].clone()).unwrap();
     assert_eq!(all.remove(ASKED_ADDRESS).as_deref(), Some("10.0.0.100"));
     all.remove(MADE_WITH_POLICY);
+    all.remove(MADE_WITH_PORTS);
     all
 }
 
