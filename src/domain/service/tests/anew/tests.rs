@@ -39,8 +39,8 @@ fn a_service_that_asks_for_another_address_goes_first() {
     assert!(matches!(change, Plan::Change(_)), "{change:?}");
 }
 
-/// kube-vip 1.2 takes the address away for good. Of a Service that does not say what it was made with
-/// nobody knows.
+/// kube-vip 1.2 takes the address away for good. A Service that does not say what it was made with is
+/// believed to have been made as it is.
 #[test]
 fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
     let listeners = listeners();
