@@ -297,7 +297,7 @@ pub struct HostNetworkConfigSpec {
     pub vlan_id: u16,
 }
 
-/// What came of it on each node.
+/// The state of a HostNetworkConfig on each node.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HostNetworkConfigStatus {
@@ -306,7 +306,7 @@ pub struct HostNetworkConfigStatus {
     pub node_status: BTreeMap<String, HostNetworkConfigNodeStatus>,
 }
 
-/// What came of it on a node.
+/// The state of a HostNetworkConfig on one node.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct HostNetworkConfigNodeStatus {
     /// `Ready` among them.
@@ -317,7 +317,7 @@ pub struct HostNetworkConfigNodeStatus {
 /// A condition of a node's link.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct NodeLinkCondition {
-    /// Its type.
+    /// Type, such as `Ready`.
     #[serde(default, rename = "type")]
     pub type_: String,
     /// True, False or Unknown.

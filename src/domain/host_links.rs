@@ -10,12 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::service::Attachment;
 
-/// What a HostNetworkConfig has made.
+/// Links that a HostNetworkConfig has made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostLink {
-    /// The bridge of its cluster network.
+    /// Bridge of the cluster network.
     pub bridge: String,
-    /// Its VLAN.
+    /// The VLAN, 1 to 4094.
     pub vlan: u16,
     /// Nodes on which the link works.
     pub nodes: BTreeSet<String>,

@@ -32,7 +32,7 @@ pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
 pub const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traffic-policy";
 /// The ports that a Service had when it was made, by which it is seen that one of them is no more.
 pub const MADE_WITH_PORTS: &str = "loadbalancer.harvesterhci.io/made-with-ports";
-/// What a Service without policy has.
+/// Traffic policy of a Service that names none.
 const DEFAULT_POLICY: &str = "Cluster";
 
 /// A reference to an owner.
@@ -142,7 +142,7 @@ pub enum Plan {
     Foreign(String),
     /// An earlier one is on its way out.
     Leaving,
-    /// It must go first: it is of the other family, which cannot be changed, or asks for another
+    /// Deletion comes first: it is of the other family, which cannot be changed, or asks for another
     /// address or interface, or its policy has changed, or it has lost a port. kube-vip 1.2 takes the address of such a Service away and
     /// announces no other (`serviceChanged` in pkg/services/processor.go: the instance is deleted, and
     /// none is made). It reads ports once, and goes on admitting one that is no more to the node itself
@@ -204,7 +204,8 @@ pub fn plan(stored: Option<&Stored>, wanted: &Wanted<'_>) -> Plan {
     }
 }
 
-/// What asks for nothing is announced as soon as it asks.
+/// Whether kube-vip takes it to ask for another address. One that asks for none is announced as soon as it
+/// does.
 fn asks_for_another(stored: &Stored, wanted: &Wanted<'_>) -> bool {
     let (asked, wanted) = (stored.asked(), wanted.asked());
     !asked.is_empty() && asked.parse::<IpAddr>().ok() != wanted.parse().ok()

@@ -47,7 +47,7 @@ pub struct Slice {
     pub endpoints: Vec<Endpoint>,
     /// Labels, owner and fields are as this operator writes them, and nothing else is in it.
     pub sound: bool,
-    /// It carries the settings of a Service that is to be made again, so it stays until then.
+    /// Whether it carries the settings of a Service that is to be made again, and so stays until then.
     pub holds_settings: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Where kube-vip is asked to announce, and where it does.
+//! Interfaces on which kube-vip is asked to announce, and on which it does.
 //!
 //! kube-vip 1.2 reads the interface of a Service once (`NewInstance`, pkg/instance/instance.go), and
 //! cannot serve one whose interface a node lacks. So a VLAN is asked for only where each node that may
@@ -57,7 +57,7 @@ impl Wanted<'_> {
     }
 }
 
-/// Where kube-vip should announce, and the network that this was made from.
+/// Hints on which interface kube-vip should announce, and the network that they were made from.
 pub(super) fn hints(wanted: &Wanted<'_>) -> Map<String, Value> {
     let Some(interface) = wanted.interface() else { return Map::new() };
     Map::from_iter([

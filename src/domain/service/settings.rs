@@ -1,4 +1,4 @@
-//! What users set on a Service, carried from one that goes to the one that takes its place.
+//! Settings of users on a Service, carried from one that goes to the one that takes its place.
 //!
 //! Invariants: what the operator owns of a Service is never carried; `spec.externalIPs` neither,
 //! since the text passes through an EndpointSlice, and traffic for any address would follow from it.
@@ -34,9 +34,17 @@ const ALLOTTED: [&str; 4] = ["clusterIP", "clusterIPs", "healthCheckNodePort", "
 /// Fields of a port that are the users'.
 const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
 
-/// The settings of a stored Service, as JSON of a Service. Annotations are left out where they are
-/// too long to be carried.
-pub fn of(service: &Value) -> String {
+/// Settings on their way from one Service to the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// The settings, as JSON of a Service.
+    pub text: String,
+    /// Whether annotations are among them: they are left out where they are too long.
+    pub is_whole: bool,
+}
+
+/// Reads the settings of a stored Service.
+pub fn of(service: &Value) -> Carried {
     let metadata = &service["metadata"];
     let mut annotations = object(&metadata["annotations"]);
     // Hints that were made from a network go with it.
@@ -60,7 +68,8 @@ pub fn of(service: &Value) -> String {
         .to_string()
     };
     let text = with(annotations);
-    if text.len() > LONGEST { with(Map::new()) } else { text }
+    let is_whole = text.len() <= LONGEST;
+    Carried { text: if is_whole { text } else { with(Map::new()) }, is_whole }
 }
 
 /// A new Service with the settings of an earlier one. Text that cannot be read changes nothing.

@@ -74,7 +74,7 @@ fn repaired(service: &Value, wanted: &Wanted<'_>) -> (Value, bool) {
         Plan::Keep => (service.clone(), false),
         Plan::Replace => {
             let Plan::Create(next) = plan(None, wanted) else { panic!("there is none") };
-            (defaulted(settings::applied(next, &settings::of(service))), true)
+            (defaulted(settings::applied(next, &settings::of(service).text)), true)
         }
         Plan::Change(patch) => {
             assert_eq!(patch["metadata"]["resourceVersion"], "7", "every write is a swap");

@@ -136,11 +136,11 @@ struct View {
     changed: BTreeSet<Key>,
     /// The addresses of each Service that are in the network.
     bound: BTreeMap<Key, Vec<String>>,
-    /// What is announced, by the Service's UID.
+    /// Instances of kube-vip, by the Service's UID.
     instances: BTreeMap<String, Instance>,
 }
 
-/// What kube-vip remembers of a Service.
+/// Memory of kube-vip of a Service.
 #[derive(Debug)]
 struct Instance {
     /// Addresses, policy and families, as they were when it was made.

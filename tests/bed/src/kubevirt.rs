@@ -75,8 +75,8 @@ pub fn vlan(namespace: &str, name: &str, id: u16) -> Value {
     })
 }
 
-/// What Harvester's network controller makes of a HostNetworkConfig for VLAN `id` of `mgmt`: its spec,
-/// and of each node whether the link works.
+/// Writes a HostNetworkConfig for VLAN `id` of `mgmt`, and as Harvester's network controller does of each
+/// node whether the link works.
 pub async fn host_links(client: &Client, id: u16, nodes: &[(&str, bool)]) -> Result<()> {
     let gvk = GroupVersionKind::gvk("network.harvesterhci.io", "v1beta1", "HostNetworkConfig");
     let resource = ApiResource::from_gvk_with_plural(&gvk, "hostnetworkconfigs");

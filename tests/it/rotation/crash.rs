@@ -11,7 +11,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use testbed::{Proxy, Start, Verdict, eventually};
 
-use super::fixture::{Consumer, cluster, spec, start};
+use super::fixture::{Consumer, behind_proxy, cluster, spec, start};
 use crate::crash::{Last, cut_after};
 use crate::support::{Cluster, LATER, SOON};
 
@@ -93,11 +93,7 @@ async fn crashes_after(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_fails_costs_nothing_but_time() -> Result<()> {
     let cluster = cluster().await?;
-    let proxy = Proxy::start(&cluster.bed).await?;
-    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
-    let operator = cluster.standby(Start { via, ..start() }).await?;
-    operator.leads().await?;
-    cluster.put(&cluster.kubeconfig()).await?;
+    let (proxy, _operator) = behind_proxy(&cluster).await?;
     let overlap = Duration::from_secs(8);
     cluster.rotation(spec(&[("overlapSeconds", json!(8))])).await?;
     cluster.published(1).await?;

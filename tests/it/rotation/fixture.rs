@@ -17,7 +17,7 @@ use kube::{Api, Client};
 use kube_runtime::WatchStreamExt as _;
 use kube_runtime::watcher::{self, Event, watcher};
 use serde_json::{Value, json};
-use testbed::{Start, eventually};
+use testbed::{Operator, Proxy, Start, eventually};
 
 use crate::support::{Cluster, LATER, SOON};
 
@@ -63,6 +63,16 @@ pub(crate) async fn prepare(cluster: &Cluster) -> Result<()> {
 pub(crate) fn start() -> Start {
     let options = ["--credential-namespaces", "default"].map(str::to_owned).to_vec();
     Start { options, ..Start::default() }
+}
+
+/// Starts such an operator behind a proxy, with a target to write to, and waits until it leads.
+pub(super) async fn behind_proxy(cluster: &Cluster) -> Result<(Proxy, Operator)> {
+    let proxy = Proxy::start(&cluster.bed).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..start() }).await?;
+    operator.leads().await?;
+    cluster.put(&cluster.kubeconfig()).await?;
+    Ok((proxy, operator))
 }
 
 /// Ten minutes is the least that an API server grants.

@@ -11,12 +11,12 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
-use testbed::{Chart, Proxy, Start, Verdict, eventually};
+use testbed::{Chart, Verdict, eventually};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::fixture::{NAME, RIGHTS, cluster, spec, start};
+use super::fixture::{NAME, RIGHTS, behind_proxy, cluster, spec, start};
 use crate::support::{SOON, shows};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,11 +52,7 @@ async fn what_somebody_else_puts_there_is_kept() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_somebody_puts_there_at_the_last_moment_is_kept() -> Result<()> {
     let cluster = cluster().await?;
-    let proxy = Proxy::start(&cluster.bed).await?;
-    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
-    let operator = cluster.standby(Start { via, ..start() }).await?;
-    operator.leads().await?;
-    cluster.put(&cluster.kubeconfig()).await?;
+    let (proxy, _operator) = behind_proxy(&cluster).await?;
     cluster.rotation(spec(&[])).await?;
     cluster.published(1).await?;
     let (value, ours) = (cluster.value().await?, cluster.token().await?);
@@ -204,11 +200,7 @@ async fn another_cluster() -> Result<(String, JoinHandle<std::io::Result<()>>)> 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_put_back_at_the_last_moment_is_not_revoked() -> Result<()> {
     let cluster = cluster().await?;
-    let proxy = Proxy::start(&cluster.bed).await?;
-    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
-    let operator = cluster.standby(Start { via, ..start() }).await?;
-    operator.leads().await?;
-    cluster.put(&cluster.kubeconfig()).await?;
+    let (proxy, _operator) = behind_proxy(&cluster).await?;
     cluster.rotation(spec(&[])).await?;
     cluster.published(1).await?;
     let (value, first) = (cluster.value().await?, cluster.token().await?);

@@ -23,7 +23,7 @@ const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 /// From the change of a LoadBalancer to traffic at the new address.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// What users set, as a merge patch.
+/// Settings of users, as a merge patch.
 fn set() -> Value {
     json!({
         "metadata": {
@@ -40,7 +40,7 @@ fn set() -> Value {
     })
 }
 
-/// All that must be the same afterwards, numbers that the API server allotted included.
+/// Fields that must be the same afterwards, numbers that the API server allotted included.
 fn settings(service: &Service) -> Value {
     let mut all = json!(service);
     let left_out = |object: &mut Value, keys: &[&str]| {

@@ -1,4 +1,4 @@
-//! What users set on a Service, kept on an EndpointSlice while there is no Service.
+//! Settings of users on a Service, kept on an EndpointSlice while there is no Service.
 
 use k8s_openapi::api::core::v1::Service as FullService;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -7,15 +7,15 @@ use serde_json::{Value, json};
 
 use super::{At, Obstacle, REPETITIONS};
 use crate::domain::service::Stored;
-use crate::domain::service::settings::{self, SETTINGS};
+use crate::domain::service::settings::{self, Carried, SETTINGS};
 use crate::k8s::{CallError, call};
 
-/// What becomes of the settings of a Service that is deleted.
+/// Fate of the settings of a Service that is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Settings {
-    /// The next Service has them.
+    /// Kept for the next Service.
     Kept,
-    /// They go with it.
+    /// Deleted with the Service.
     Dropped,
 }
 
@@ -33,7 +33,14 @@ impl At<'_> {
             Err(error) => return Err(error.into()),
         };
         self.note(&service);
-        let text = json!(settings::of(&json!(service)));
+        let Carried { text, is_whole } = settings::of(&json!(service));
+        if !is_whole {
+            tracing::warn!(
+                lb = self.key,
+                "annotations of the Service lost: too long to be carried"
+            );
+        }
+        let text = json!(text);
         // An address that is lost must not stay announced for the sake of settings.
         match self.annotate_slice(|_| true, &text).await {
             Ok(true) => {}
@@ -82,7 +89,7 @@ impl At<'_> {
         Ok(None)
     }
 
-    /// The Service has them.
+    /// Takes the settings off the slices: the Service has them.
     pub(super) async fn forget_settings(&self) -> Result<(), Obstacle> {
         while self.annotate_slice(|holds_settings| holds_settings, &Value::Null).await? {}
         Ok(())

@@ -1,4 +1,4 @@
-//! What is carried from one Service to the next, and what is not.
+//! Fields that are carried from one Service to the next, and fields that are not.
 
 use k8s_openapi::api::core::v1::Service;
 
@@ -26,7 +26,7 @@ fn fresh(wanted: &Wanted<'_>) -> Value {
     service
 }
 
-/// What users set.
+/// Settings of users.
 fn set() -> Value {
     json!({
         "metadata": {
@@ -46,7 +46,7 @@ fn set() -> Value {
     })
 }
 
-/// What the API server allotted to it, and others wrote.
+/// Fields that the API server allotted, and others wrote.
 fn allotted() -> Value {
     json!({
         "metadata": {
@@ -75,7 +75,7 @@ fn stored(wanted: &Wanted<'_>) -> Value {
 fn the_next_service_has_what_users_set_and_what_the_server_allotted_and_nothing_else() {
     let listeners = listeners();
     let next = wanted("10.0.0.101", &listeners);
-    let made = applied(fresh(&next), &of(&stored(&wanted("10.0.0.100", &listeners))));
+    let made = applied(fresh(&next), &of(&stored(&wanted("10.0.0.100", &listeners))).text);
     let mut expected = fresh(&next);
     json_patch::merge(&mut expected, &set());
     expected["metadata"]["annotations"][MADE_WITH_POLICY] = json!("Local");
@@ -104,7 +104,7 @@ fn ports_that_are_no_more_and_addresses_of_the_other_family_are_left_behind() {
     let before = listeners();
     let after = [before[1].clone(), Listener { port: 443, ..before[0].clone() }];
     let next = wanted("fd00::101", &after);
-    let made = applied(fresh(&next), &of(&stored(&wanted("10.0.0.100", &before))));
+    let made = applied(fresh(&next), &of(&stored(&wanted("10.0.0.100", &before))).text);
     assert_eq!(made["spec"]["ports"], fresh(&next)["spec"]["ports"]);
     assert_eq!(made["spec"]["ipFamilies"], json!(["IPv6"]));
     assert_eq!(made["spec"].get("clusterIP"), None);
@@ -120,12 +120,12 @@ fn hints_are_carried_where_they_are_a_users() {
     let plain = wanted("10.0.0.100", &listeners);
     let on = Wanted { network: "apps/mgmt", attachment: Some(&attachment), ..plain.clone() };
     let hint = |service: &Value, key: &str| service["metadata"]["annotations"].get(key).cloned();
-    let off = applied(fresh(&plain), &of(&stored(&on)));
+    let off = applied(fresh(&plain), &of(&stored(&on)).text);
     assert_eq!(hint(&off, ASKED_INTERFACE), None);
     assert_eq!(hint(&off, ANNOTATION_NETWORK), None);
     let mut by_hand = stored(&plain);
     by_hand["metadata"]["annotations"][ASKED_INTERFACE] = json!("eth7");
-    let kept = applied(fresh(&on), &of(&by_hand));
+    let kept = applied(fresh(&on), &of(&by_hand).text);
     assert_eq!(hint(&kept, ASKED_INTERFACE), Some(json!("eth7")));
     assert_eq!(hint(&kept, ANNOTATION_NETWORK), None, "it was not made from a network");
 }
@@ -136,8 +136,9 @@ fn settings_that_are_too_long_are_carried_without_annotations_and_nonsense_chang
     let wanted = wanted("10.0.0.100", &listeners);
     let mut long = stored(&wanted);
     long["metadata"]["annotations"]["note"] = json!("x".repeat(200_000));
-    let text = of(&long);
-    assert!(text.len() < 2_000, "{}", text.len());
+    let Carried { text, is_whole } = of(&long);
+    assert!(text.len() < 2_000 && !is_whole, "{}", text.len());
+    assert!(of(&stored(&wanted)).is_whole);
     let made = applied(fresh(&wanted), &text);
     let annotations = made["metadata"]["annotations"].as_object().unwrap();
     assert!(
@@ -150,7 +151,7 @@ fn settings_that_are_too_long_are_carried_without_annotations_and_nonsense_chang
     }
 }
 
-/// Who can write an EndpointSlice gets no more by it than what users may set on a Service.
+/// An author of EndpointSlices gets no more by them than what users may set on a Service.
 #[test]
 fn forged_settings_do_not_touch_what_the_operator_owns() {
     let listeners = listeners();
