@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::extract::{Extension, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures::FutureExt;
@@ -165,7 +165,9 @@ async fn read(
     }
     let mut bytes = Vec::with_capacity(declared);
     let reading = read_until(&mut body, &mut bytes, declared.max(SMALL));
-    let is_whole = timeout(patience, reading).await.map_err(|_| Refused::late())??;
+    let is_whole = timeout(patience, reading)
+        .await
+        .map_err(|_| Refused::late("the body did not arrive in time"))??;
     if is_whole { Ok(Sent { bytes, turn }) } else { Err(Refused::without_length()) }
 }
 
@@ -230,7 +232,7 @@ async fn within(
             tracing::error!(call, "a review ended in a panic");
             Refused(StatusCode::INTERNAL_SERVER_ERROR, "this is a bug here\n".to_owned())
         }
-        Err(_) => Refused(StatusCode::GATEWAY_TIMEOUT, "no answer in time\n".to_owned()),
+        Err(_) => Refused::late("no answer in time"),
     };
     tracing::debug!(call, status = %refused.0, why = refused.1.trim(), "review not answered");
     let verdict = if refused.0.is_client_error() { "malformed" } else { "failed" };
@@ -256,14 +258,21 @@ impl Refused {
         Self(StatusCode::LENGTH_REQUIRED, text)
     }
 
-    fn late() -> Self {
-        Self(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time\n".to_owned())
+    /// An answer that the API server asks again after: this machine may have stood still, and the
+    /// call is as good as before. It does so for 503 with `Retry-After` (`checkWait` in
+    /// k8s.io/client-go/rest) while its own deadline lasts, and for neither 408 nor 504.
+    fn late(what: &str) -> Self {
+        Self(StatusCode::SERVICE_UNAVAILABLE, format!("{what}\n"))
     }
 }
 
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
-        (self.0, self.1).into_response()
+        let mut response = (self.0, self.1).into_response();
+        if self.0 == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("0"));
+        }
+        response
     }
 }
 

@@ -30,7 +30,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
-use testbed::{Balancer, Operator, Start, eventually};
+use testbed::{Balancer, Operator, Stalls, Start, eventually};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
 
@@ -160,13 +160,40 @@ impl Probe {
 const AT_ONCE: usize = 32;
 /// Calls that a test makes at least.
 const ENOUGH: u64 = 1_000;
+/// Standstill of the machine within a call that explains why the API server gave that call up: it
+/// waits 5 s (`timeoutSeconds`).
+const STANDSTILL: Duration = Duration::from_secs(1);
+
+/// A call that was refused.
+struct Failed {
+    error: String,
+    took: Duration,
+    stood_still: Duration,
+}
+
+impl Failed {
+    /// Whether the API server gave the call up while the machine stood still.
+    fn is_the_machines(&self) -> bool {
+        let is_late = ["deadline exceeded", "Client.Timeout", "handshake timeout"]
+            .iter()
+            .any(|text| self.error.contains(text));
+        is_late && self.stood_still >= STANDSTILL
+    }
+}
+
+impl std::fmt::Display for Failed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { error, took, stood_still } = self;
+        write!(f, "{error}, after {took:.1?}, of which the machine stood still {stood_still:.1?}")
+    }
+}
 
 /// Requests at a steady rate, whatever becomes of them.
 pub(crate) struct Load {
     sent: Arc<AtomicU64>,
     began: Instant,
     stop: tokio::sync::oneshot::Sender<()>,
-    done: tokio::task::JoinHandle<Vec<String>>,
+    done: tokio::task::JoinHandle<Vec<Failed>>,
 }
 
 impl Load {
@@ -176,6 +203,7 @@ impl Load {
         let sent = Arc::new(AtomicU64::new(0));
         let (stop, mut stopped) = tokio::sync::oneshot::channel();
         let count = sent.clone();
+        let stalls = Arc::new(Stalls::watch()?);
         let room = Arc::new(Semaphore::new(AT_ONCE));
         let done = tokio::spawn(async move {
             let mut calls = tokio::task::JoinSet::new();
@@ -189,11 +217,19 @@ impl Load {
                 next += Duration::from_secs(1) / rate;
                 let Ok(place) = room.clone().acquire_owned().await else { break };
                 count.fetch_add(1, Ordering::Relaxed);
-                let probe = probe.clone();
+                let (probe, stalls) = (probe.clone(), stalls.clone());
                 calls.spawn(async move {
-                    let failed = probe.once().await.err().map(|e| e.to_string());
+                    let began = std::time::Instant::now();
+                    let answer = probe.once().await;
                     drop(place);
-                    failed
+                    answer.err().map(|error| {
+                        let ended = std::time::Instant::now();
+                        Failed {
+                            error: error.to_string(),
+                            took: ended.duration_since(began),
+                            stood_still: stalls.between(began, ended),
+                        }
+                    })
                 });
             }
             calls.join_all().await.into_iter().flatten().collect()
@@ -201,7 +237,8 @@ impl Load {
         Ok(Self { sent, began: Instant::now(), stop, done })
     }
 
-    /// Stops when enough were sent, and tells how many. It is an error if any failed.
+    /// Stops when enough were sent, and tells how many. It is an error if any failed that the API
+    /// server did not give up while the machine stood still.
     async fn end(self) -> Result<String> {
         self.end_after(ENOUGH).await
     }
@@ -214,7 +251,11 @@ impl Load {
         let failed = self.done.await?;
         let sent = self.sent.load(Ordering::Relaxed);
         let rate = f64::from(u32::try_from(sent)?) / self.began.elapsed().as_secs_f64();
-        ensure!(failed.is_empty(), "{} of {sent} failed: {:?}", failed.len(), failed.first());
-        Ok(format!("{sent} calls at {rate:.0} a second, none failed"))
+        let (excused, failed): (Vec<_>, Vec<_>) =
+            failed.into_iter().partition(Failed::is_the_machines);
+        let all: Vec<String> = failed.iter().map(ToString::to_string).collect();
+        ensure!(all.is_empty(), "{} of {sent} failed:\n{}", all.len(), all.join("\n"));
+        let late = excused.len();
+        Ok(format!("{sent} calls at {rate:.0} a second, none failed, {late} while nothing ran"))
     }
 }
