@@ -196,7 +196,8 @@ async fn orphans_are_freed_at_start_and_cost_no_namesake_its_address() -> Result
     Ok(())
 }
 
-/// However many claims are to be asked about, those who wait for an address do not.
+/// However many claims are to be asked about, those who wait for an address do not: they have it
+/// within the 10 s after which a guest gives up, also beside seven other tests.
 #[tokio::test(flavor = "multi_thread")]
 async fn thousands_of_leaked_claims_are_freed_and_delay_nobody() -> Result<()> {
     const LEAKED: u32 = 5_000;
@@ -218,7 +219,7 @@ async fn thousands_of_leaked_claims_are_freed_and_delay_nobody() -> Result<()> {
         cluster.address(name).await?;
         let took = stalls.elapsed(asked);
         println!("{name} has its address {took:?} after it was created");
-        ensure!(took < Duration::from_secs(3), "{name}: {took:?}");
+        ensure!(took < Duration::from_secs(10), "{name}: {took:?}");
     }
     eventually(LATER, "end of what leaked", async || {
         let left = cluster.allocated("leaky").await?.len();
