@@ -258,8 +258,8 @@ impl Refused {
         Self(StatusCode::LENGTH_REQUIRED, text)
     }
 
-    /// An answer that the API server asks again after: this machine may have stood still, and the
-    /// call is as good as before. It does so for 503 with `Retry-After` (`checkWait` in
+    /// Refusal after which the API server sends the review again: this machine may have stood still
+    /// while the body was there. It does so for 503 with `Retry-After` (`checkWait` in
     /// k8s.io/client-go/rest) while its own deadline lasts, and for neither 408 nor 504.
     fn late(what: &str) -> Self {
         Self(StatusCode::SERVICE_UNAVAILABLE, format!("{what}\n"))
