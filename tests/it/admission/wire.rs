@@ -61,8 +61,12 @@ pub(crate) async fn post(
         body.len()
     );
     stream.write_all(head.as_bytes()).await?;
-    // Whoever refuses a body need not read all of it.
-    let _ = stream.write_all(body).await;
+    // Whoever refuses a body need not read all of it. TLS keeps the last 64 KiB until it is flushed.
+    let _ = async {
+        stream.write_all(body).await?;
+        stream.flush().await
+    }
+    .await;
     let mut said = Vec::new();
     let end = loop {
         let read = stream.read_buf(&mut said).await?;
