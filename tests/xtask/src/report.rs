@@ -8,6 +8,8 @@ use std::time::Duration;
 const NAMED_WAITS: usize = 3;
 /// Waits that are shorter explain nothing.
 const LONG_WAIT: Duration = Duration::from_millis(500);
+/// Lines of a failed test that are repeated, from the end: the error is there.
+const REPEATED_LINES: usize = 30;
 
 /// Results of a run of `cargo test`.
 #[derive(Debug, Default, PartialEq)]
@@ -16,14 +18,24 @@ pub(crate) struct Results {
     pub(crate) failed: u32,
     /// Duration of each test.
     pub(crate) tests: Vec<(String, Duration)>,
+    /// Output of each test that failed.
+    pub(crate) failures: Vec<(String, Vec<String>)>,
 }
 
 impl Results {
     /// Reads the lines of `test result:` and, where the harness was asked for them, the times.
     pub(crate) fn read(log: &str) -> Self {
         let mut results = Self::default();
+        let mut is_in_failure = false;
         for line in log.lines() {
-            if let Some(sum) = line.strip_prefix("test result: ") {
+            if let Some(name) = failure(line) {
+                results.failures.push((name.to_owned(), Vec::new()));
+                is_in_failure = true;
+            } else if line == "failures:" {
+                is_in_failure = false;
+            } else if is_in_failure && let Some((_, output)) = results.failures.last_mut() {
+                output.push(line.to_owned());
+            } else if let Some(sum) = line.strip_prefix("test result: ") {
                 results.passed += count(sum, "passed");
                 results.failed += count(sum, "failed");
             } else if let Some(test) = timed(line) {
@@ -32,6 +44,19 @@ impl Results {
         }
         results.tests.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         results
+    }
+
+    /// What the failed tests printed last. Each line begins with the name of its test, so that a
+    /// search for the name finds them all.
+    pub(crate) fn failed(&self) -> String {
+        let mut text = String::new();
+        for (name, output) in &self.failures {
+            let said: Vec<_> = output.iter().filter(|line| !line.trim().is_empty()).collect();
+            for line in &said[said.len().saturating_sub(REPEATED_LINES)..] {
+                let _ = writeln!(text, "test {name} failed: {line}");
+            }
+        }
+        text
     }
 
     /// The slowest tests, a line each with what they waited for.
@@ -49,6 +74,11 @@ impl Results {
         }
         text
     }
+}
+
+/// The test whose output follows: `---- pools::grows stdout ----`.
+fn failure(line: &str) -> Option<&str> {
+    line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
 
 /// The number before a word: `ok. 12 passed; 0 failed`.
@@ -118,6 +148,46 @@ test result: ok. 40 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fin
         assert_eq!((results.passed, results.failed), (42, 1));
         let names: Vec<_> = results.tests.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["slow::one", "broken", "fast"]);
+    }
+
+    #[test]
+    fn each_line_of_a_failure_names_its_test() {
+        let log = "\
+test pools::grows ... FAILED <2s>
+
+failures:
+
+---- pools::grows stdout ----
+starting
+Error: 2 of 7 failed:
+
+test result: ok. 5 passed; 0 failed
+---- pools::shrinks stdout ----
+thread 'pools::shrinks' panicked
+
+failures:
+    pools::grows
+    pools::shrinks
+
+test result: FAILED. 0 passed; 2 failed; 0 ignored
+";
+        let results = Results::read(log);
+        assert_eq!((results.passed, results.failed), (0, 2));
+        assert_eq!(
+            results.failed(),
+            "test pools::grows failed: starting\n\
+             test pools::grows failed: Error: 2 of 7 failed:\n\
+             test pools::grows failed: test result: ok. 5 passed; 0 failed\n\
+             test pools::shrinks failed: thread 'pools::shrinks' panicked\n"
+        );
+    }
+
+    #[test]
+    fn only_the_last_lines_of_a_failure_are_repeated() {
+        let lines: Vec<String> = (0..100).map(|n| format!("line {n}")).collect();
+        let text = Results::read(&format!("---- long stdout ----\n{}", lines.join("\n"))).failed();
+        assert_eq!(text.lines().count(), REPEATED_LINES);
+        assert!(text.ends_with("test long failed: line 99\n"), "{text}");
     }
 
     #[test]

@@ -109,6 +109,7 @@ fn report(is_ok: bool, took: Duration, total: Duration) -> Result<()> {
         Span(budget),
         Span(total)
     );
+    print!("{}", results.failed());
     println!("{} passed, {} failed", results.passed, results.failed);
     store_duration(SUITE, took)?;
     ensure!(is_ok, "tests failed; their output is in {}", log_file().display());
