@@ -126,12 +126,19 @@ impl Infrastructure {
     /// Why an address is reserved; `None`: it is not. Of several objects the one with the smallest
     /// network, then in the order of [`Reserved`].
     pub fn why_reserved(&self, address: IpAddr) -> Option<&Reserved> {
+        self.reservations(address).next()
+    }
+
+    /// Every object that claims an address: those with the smallest network first, then in the
+    /// order of [`Reserved`].
+    pub fn reservations(&self, address: IpAddr) -> impl Iterator<Item = &Reserved> {
         let address = address.to_canonical();
         let family = (address.is_ipv6(), 0)..=(address.is_ipv6(), u8::MAX);
-        self.lengths.range(family).rev().find_map(|((_, length), _)| {
+        let networks = self.lengths.range(family).rev().filter_map(move |((_, length), _)| {
             let network = IpNet::new(address, *length).ok()?.trunc();
-            self.by_network.get(&network)?.first()
-        })
+            self.by_network.get(&network)
+        });
+        networks.flatten()
     }
 
     /// Whether an address is one of a node's own.

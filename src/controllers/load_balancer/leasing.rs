@@ -158,7 +158,8 @@ fn world(lb: &LoadBalancer, lease: &Lease, ctx: &Context) -> World {
             .map(|facts| Pool { segment: views.segment(facts.selector.network()), facts })
             .collect(),
         others,
-        is_node: views.infrastructure.is_node(lease.ip.into()),
+        reserved: views.infrastructure.reservations(lease.ip.into()),
+        range: views.network_range(&lease.network),
         published: facts::leased(lb) == Some(lease.ip),
     }
 }

@@ -51,6 +51,21 @@ fn the_object_with_the_smallest_network_is_named() {
 }
 
 #[test]
+fn every_object_that_claims_an_address_is_found() {
+    let all = cluster();
+    let whose = |address| all.reservations(ip(address)).cloned().collect::<Vec<_>>();
+    assert_eq!(
+        whose("10.53.0.1"),
+        [
+            Reserved::ClusterIp("default/kubernetes".into()),
+            Reserved::ServiceNetwork("kubernetes".into())
+        ]
+    );
+    assert!(matches!(whose("10.0.0.10")[..], [Reserved::Management(_), Reserved::Ingress(_)]));
+    assert!(whose("10.54.0.1").is_empty());
+}
+
+#[test]
 fn an_address_is_reserved_until_the_last_object_lets_go() {
     let mut all = cluster();
     let vip = ip("10.0.0.10");

@@ -1,13 +1,19 @@
-//! Why a leased address may not be published: somebody else has it, or may be given it.
+//! Why a leased address may not be published: something else has it, or may be given it, or it is
+//! none of the network's. The DHCP server of a network chooses addresses, and a tenant may run it:
+//! an address of the cluster itself would draw the cluster's traffic to the tenant's VMs
+//! (CVE-2020-8554).
 //!
 //! Networks count as one by bridge and VLAN, as pools do. An address that is published already is
-//! not taken away because a pool grew over it; one that a pool gave to another is.
+//! not taken away because a pool grew over it, or because its network was described anew; one that a
+//! pool gave to another is, and one that the cluster itself has.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use super::Lease;
+use crate::domain::backend_address::NetworkRange;
 use crate::domain::conflict::{PoolFacts, Segment};
+use crate::domain::infrastructure::Reserved;
 use crate::domain::ranges::Ranges;
 
 /// An IPPool, and where its addresses are seen.
@@ -41,8 +47,10 @@ pub struct World {
     pub pools: Vec<Pool>,
     /// Whoever else has the address.
     pub others: Vec<Other>,
-    /// Whether it is a node's own.
-    pub is_node: bool,
+    /// The objects of the cluster that have it.
+    pub reserved: Vec<Reserved>,
+    /// The addresses of the network where it was leased, if they are known.
+    pub range: Option<NetworkRange>,
     /// Whether the LoadBalancer publishes it already.
     pub published: bool,
 }
@@ -62,8 +70,9 @@ pub fn obstacle(lease: &Lease, world: &World) -> Option<String> {
     if world.others.iter().any(|other| held(&other)) {
         return Some(format!("{ip} is the address of another LoadBalancer"));
     }
-    if world.is_node {
-        return Some(format!("{ip} is a node's own address"));
+    let counts = |reserved: &&Reserved| !(world.published && reserved.is_ingress());
+    if let Some(whose) = world.reserved.iter().filter(counts).find_map(whose) {
+        return Some(format!("{ip} is {whose}"));
     }
     if lease.gateway == Some(ip) {
         return Some(format!("{ip} is the gateway of its own subnet"));
@@ -71,12 +80,39 @@ pub fn obstacle(lease: &Lease, world: &World) -> Option<String> {
     if world.published {
         return None;
     }
+    if let Some(why) = world.range.and_then(|range| outside(ip, &lease.network, &range)) {
+        return Some(why);
+    }
     if world.segment == Segment::Unlisted {
         return Some(format!(
             "which networks there are is not known yet, nor whether an IPPool has {ip}"
         ));
     }
     world.pools.iter().find_map(|pool| in_pool(ip, pool, &world.segment))
+}
+
+/// What an address of the cluster is. `None`: it may be this LoadBalancer's own: other
+/// LoadBalancers at the address were looked for.
+fn whose(reserved: &Reserved) -> Option<&'static str> {
+    match reserved {
+        Reserved::Management(_) => Some("the cluster's management address"),
+        Reserved::Node(_) => Some("a node's own address"),
+        Reserved::ClusterIp(_) | Reserved::Ingress(_) => Some("the address of a Service"),
+        Reserved::OwnIngress(_) => None,
+        Reserved::ServiceNetwork(_) => Some("in the cluster's service network"),
+        Reserved::PodNetwork(_) => Some("in the cluster's pod network"),
+    }
+}
+
+/// Why the network does not have the address.
+fn outside(ip: Ipv4Addr, network: &str, range: &NetworkRange) -> Option<String> {
+    let NetworkRange { cidr, gateway } = range;
+    let ip = IpAddr::V4(ip);
+    if *gateway == Some(ip) {
+        return Some(format!("{ip} is the gateway of network {network}"));
+    }
+    (cidr.addr().is_ipv4() && !cidr.contains(&ip))
+        .then(|| format!("{ip} is outside {cidr}, the addresses of network {network}"))
 }
 
 fn in_pool(ip: Ipv4Addr, pool: &Pool, segment: &Segment) -> Option<String> {

@@ -7,7 +7,9 @@ use crate::api::{
     AllocatedAddress, Condition, DHCPLeaseStatus, IPPoolSpec, Ipam, LB_FINALIZER,
     LoadBalancerStatus, Range,
 };
+use crate::domain::backend_address::NetworkRange;
 use crate::domain::conflict::{PoolFacts, Segment};
+use crate::domain::infrastructure::Reserved;
 
 const NETWORK: &str = "default/vlan7";
 const NOW: i64 = 1_800_000_000;
@@ -298,7 +300,8 @@ fn world() -> World {
         segment: vlan(7),
         pools: Vec::new(),
         others: Vec::new(),
-        is_node: false,
+        reserved: Vec::new(),
+        range: None,
         published: false,
     }
 }
@@ -341,11 +344,53 @@ fn what_a_pool_may_give_out_is_not_published() {
 }
 
 #[test]
-fn gateways_and_nodes_are_not_published() {
+fn a_gateway_is_not_published() {
     assert!(obstacle(&lease("10.7.0.1"), &world()).is_some());
-    let node = World { is_node: true, published: true, ..world() };
-    assert!(obstacle(&lease("10.7.0.9"), &node).is_some());
     assert_eq!(obstacle(&lease("10.7.0.9"), &world()), None);
+}
+
+#[test]
+fn what_the_cluster_itself_has_is_never_published() {
+    use Reserved::{ClusterIp, Ingress, Management, Node, OwnIngress, PodNetwork, ServiceNetwork};
+    let name = || "secret/name".to_owned();
+    let why = |reserved: Reserved, published: bool| {
+        let world = World { reserved: vec![OwnIngress(name()), reserved], published, ..world() };
+        obstacle(&lease("10.7.0.9"), &world)
+    };
+    for (reserved, says) in [
+        (Management(name()), "10.7.0.9 is the cluster's management address"),
+        (Node(name()), "10.7.0.9 is a node's own address"),
+        (ClusterIp(name()), "10.7.0.9 is the address of a Service"),
+        (ServiceNetwork(name()), "10.7.0.9 is in the cluster's service network"),
+        (PodNetwork(name()), "10.7.0.9 is in the cluster's pod network"),
+    ] {
+        for published in [false, true] {
+            assert_eq!(why(reserved.clone(), published).as_deref(), Some(says), "{reserved:?}");
+        }
+    }
+    // Tenants choose where their Services are reached: that takes no published address away.
+    assert!(why(Ingress(name()), false).is_some());
+    assert_eq!(why(Ingress(name()), true), None);
+    // Its own Service, or that of another LoadBalancer, which was looked for.
+    assert_eq!(why(OwnIngress(name()), false), None);
+}
+
+#[test]
+fn what_the_network_does_not_have_is_not_published() {
+    let range = |cidr: &str, gateway: &str| {
+        Some(NetworkRange { cidr: cidr.parse().unwrap(), gateway: gateway.parse().ok() })
+    };
+    let why = |range, published| {
+        obstacle(&lease("10.7.0.9"), &World { range, published, ..world() }).unwrap_or_default()
+    };
+    assert_eq!(why(range("10.7.0.0/24", "10.7.0.1"), false), "");
+    assert_eq!(
+        why(range("10.8.0.0/24", ""), false),
+        format!("10.7.0.9 is outside 10.8.0.0/24, the addresses of network {NETWORK}")
+    );
+    assert!(why(range("10.7.0.0/24", "10.7.0.9"), false).contains("is the gateway of network"));
+    assert_eq!(why(range("fd00::/64", ""), false), "", "the other family says nothing");
+    assert_eq!(why(range("10.8.0.0/24", "10.7.0.9"), true), "", "what is in use stays");
 }
 
 /// Of two, exactly one publishes, and one that a pool gave its address to is always it.

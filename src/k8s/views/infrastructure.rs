@@ -33,6 +33,11 @@ impl InfrastructureAddresses {
         lock(&self.0).why_reserved(address).cloned()
     }
 
+    /// Every object that has an address.
+    pub fn reservations(&self, address: IpAddr) -> Vec<Reserved> {
+        lock(&self.0).reservations(address).cloned().collect()
+    }
+
     /// Whether an address is a node's own.
     pub fn is_node(&self, address: IpAddr) -> bool {
         lock(&self.0).is_node(address)
@@ -70,6 +75,7 @@ impl Views {
             return;
         }
         self.tell_reporting(&changed);
+        self.tell_leased_in(&changed);
         if object.is_held_back() {
             self.tell(Signal::Networks);
         }

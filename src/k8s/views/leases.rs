@@ -4,10 +4,12 @@
 //! with ours, but for a Lease that has plainly been left behind.
 
 use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
+use ipnet::IpNet;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::core::Status;
 use kube::{Api, Resource, ResourceExt};
@@ -80,6 +82,21 @@ impl Views {
         };
         let waiting = self.load_balancers.state_filter(waits);
         self.tell_lbs(waiting.iter().map(|lb| key(lb.as_ref())));
+    }
+
+    /// LoadBalancers whose leased address is in one of the networks must be looked at.
+    pub(super) fn tell_leased_in(&self, networks: &[IpNet]) {
+        // Before all is listed nothing rests on it.
+        if !self.leasing_synced() {
+            return;
+        }
+        let is_in = |record: &DHCPLease| {
+            let address = record.status.as_ref().and_then(|status| status.address.as_ref());
+            let address = address.and_then(|address| address.parse::<IpAddr>().ok());
+            address.is_some_and(|address| networks.iter().any(|net| net.contains(&address)))
+        };
+        let records = self.records.state_filter(is_in);
+        self.tell_lbs(records.iter().map(|record| key(record.as_ref())));
     }
 
     /// Whoever may be leased for must be looked at.

@@ -100,8 +100,10 @@ const ENDPOINTS: u16 = infrastructure::INFRASTRUCTURE
     | Part::Networks as u16
     | Part::HostLinks as u16;
 /// What leased addresses depend on, and what is in the way of one.
-const LEASING: u16 =
-    Part::Records as u16 | Part::Agents as u16 | Part::Networks as u16 | Part::Nodes as u16;
+const LEASING: u16 = infrastructure::INFRASTRUCTURE
+    | Part::Records as u16
+    | Part::Agents as u16
+    | Part::Networks as u16;
 
 /// The views, and the ear of whoever leads.
 #[derive(Clone)]

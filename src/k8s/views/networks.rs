@@ -62,6 +62,7 @@ pub(super) async fn watch(at: Informer) {
             }
             if old.and_then(|old| old.range) != new.range {
                 views.tell_on_network(&key);
+                views.tell_network(&key);
             }
         }
         Event::Delete(network) => {
@@ -70,6 +71,7 @@ pub(super) async fn watch(at: Informer) {
             views.tell(Signal::Networks);
             if old.is_some_and(|old| old.range.is_some()) {
                 views.tell_on_network(&key);
+                views.tell_network(&key);
             }
         }
     };

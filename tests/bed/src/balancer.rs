@@ -1,6 +1,7 @@
 //! Owns one address in front of several operators, as a Service is: connections go to those that
 //! say they are ready, in turn.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,6 +18,9 @@ const LOOK: Duration = Duration::from_millis(500);
 /// kubelet takes no pod out for being slow once.
 const PATIENCE: Duration = Duration::from_secs(2);
 const SILENCES: u32 = 3;
+/// How often it is tried again to connect, and after how long.
+const CONNECTS: u32 = 20;
+const RECONNECT: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Copy)]
 struct Backend {
@@ -28,7 +32,7 @@ struct Backend {
 }
 
 impl Backend {
-    /// What was found: whether it says that it is ready, or nothing in time. Who says that it is
+    /// What was found: whether it says that it is ready, or no answer. One that says that it is
     /// not, or does not listen, is out at once, as a pod that is being deleted.
     fn found(&mut self, ready: Option<bool>) {
         self.silences = if ready.is_some() { 0 } else { self.silences + 1 };
@@ -81,24 +85,40 @@ impl Balancer {
 
 async fn accept(listener: TcpListener, backends: Arc<Mutex<Vec<Backend>>>) {
     let mut turn = 0_usize;
-    while let Ok((mut client, _)) = listener.accept().await {
+    loop {
+        let Ok((mut client, _)) = listener.accept().await else {
+            sleep(RECONNECT).await;
+            continue;
+        };
         turn = turn.wrapping_add(1);
         let ready: Vec<SocketAddr> =
             lock(&backends).iter().filter(|b| b.ready).map(|b| b.traffic).collect();
         let Some(to) = ready.get(turn % ready.len().max(1)).copied() else { continue };
         tokio::spawn(async move {
-            if let Ok(mut server) = TcpStream::connect(to).await {
+            if let Ok(mut server) = connect(to).await {
                 let _ = copy_bidirectional(&mut client, &mut server).await;
             }
         });
     }
 }
 
+/// Connects, also where this machine has no port or no file left for a moment: a Service needs
+/// neither.
+async fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
+    for _ in 0..CONNECTS {
+        match TcpStream::connect(to).await {
+            Err(error) if error.kind() != ErrorKind::ConnectionRefused => sleep(RECONNECT).await,
+            done => return done,
+        }
+    }
+    TcpStream::connect(to).await
+}
+
 async fn look(backends: Arc<Mutex<Vec<Backend>>>) {
     loop {
         let all = lock(&backends).clone();
         for backend in all {
-            let ready = timeout(PATIENCE, is_ready(backend.probes)).await.ok();
+            let ready = timeout(PATIENCE, is_ready(backend.probes)).await.ok().flatten();
             let mut backends = lock(&backends);
             backends.iter_mut().filter(|b| b.probes == backend.probes).for_each(|b| b.found(ready));
         }
@@ -106,15 +126,20 @@ async fn look(backends: Arc<Mutex<Vec<Backend>>>) {
     }
 }
 
-async fn is_ready(probes: SocketAddr) -> bool {
+/// Whether it says that it is ready. `None`: it says nothing whole.
+async fn is_ready(probes: SocketAddr) -> Option<bool> {
     let asked = async {
         let mut stream = TcpStream::connect(probes).await?;
         stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;
-        Ok::<_, std::io::Error>(answer.starts_with("HTTP/1.1 200"))
+        Ok::<_, std::io::Error>(answer)
     };
-    asked.await.unwrap_or(false)
+    match asked.await {
+        Ok(answer) if answer.is_empty() => None,
+        Ok(answer) => Some(answer.starts_with("HTTP/1.1 200")),
+        Err(error) => (error.kind() == ErrorKind::ConnectionRefused).then_some(false),
+    }
 }
 
 fn lock(backends: &Mutex<Vec<Backend>>) -> std::sync::MutexGuard<'_, Vec<Backend>> {

@@ -3,7 +3,6 @@
 use anyhow::{Result, ensure};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
-use testbed::kubevirt::create_node;
 use testbed::{Start, eventually};
 
 use super::{Agent, NETWORK};
@@ -21,13 +20,24 @@ fn network(name: &str, vlan: u16) -> String {
     .to_string()
 }
 
+/// `vlan7`, with its addresses as Harvester's UI notes them.
+fn described(cidr: &str) -> String {
+    let mut network: serde_json::Value =
+        serde_json::from_str(&network("vlan7", 7)).unwrap_or_default();
+    let route = json!({"mode": "manual", "cidr": cidr, "gateway": "10.7.0.253"});
+    network["metadata"]["annotations"] =
+        json!({"network.harvesterhci.io/route": route.to_string()});
+    network.to_string()
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_that_is_somebody_elses_is_not_published() -> Result<()> {
+async fn an_address_of_another_is_not_published() -> Result<()> {
     let cluster = Cluster::start().await?;
-    for (name, vlan) in [("vlan7", 7), ("other-name", 7), ("vlan8", 8)] {
+    for (name, vlan) in [("other-name", 7), ("vlan8", 8)] {
         cluster.bed.apply_yaml(&network(name, vlan)).await?;
     }
-    create_node(&cluster.client, "node-1", &[], "10.7.0.61").await?;
+    cluster.bed.apply_yaml(&described("10.7.0.0/24")).await?;
+    cluster.infrastructure("10.7.0.61", "10.7.0.71", "10.7.0.72").await?;
     let _agent = Agent::start(&cluster, NETWORK).await?;
     let _operator = cluster.operator().await?;
     // On the same bridge and VLAN, by another name; and on another VLAN.
@@ -48,6 +58,13 @@ async fn an_address_that_is_somebody_elses_is_not_published() -> Result<()> {
         ("10.7.0.254", "gateway of IPPool here"),
         ("10.7.0.1", "gateway of its own subnet"),
         ("10.7.0.61", "a node's own"),
+        ("10.7.0.71", "the cluster's management address"),
+        ("10.7.0.72", "the address of a Service"),
+        ("10.96.0.1", "the address of a Service"),
+        ("10.96.0.10", "in the cluster's service network"),
+        ("10.52.0.10", "in the cluster's pod network"),
+        ("8.8.8.8", "outside 10.7.0.0/24, the addresses of network default/vlan7"),
+        ("10.7.0.253", "the gateway of network default/vlan7"),
     ] {
         cluster.grant("web", ip).await?;
         eventually(SOON, &format!("refusal of {ip}"), async || {
@@ -56,6 +73,12 @@ async fn an_address_that_is_somebody_elses_is_not_published() -> Result<()> {
         })
         .await?;
     }
+    // What the network has is said anew: that leads here again, and takes nothing away.
+    cluster.grant("web", "10.7.1.60").await?;
+    cluster.withdrawn("web", "DHCPAddressUnusable").await?;
+    cluster.bed.apply_yaml(&described("10.7.0.0/23")).await?;
+    cluster.publishes("web", "10.7.1.60").await?;
+    cluster.bed.apply_yaml(&described("10.7.0.0/24")).await?;
     cluster.grant("web", "10.7.0.60").await?;
     cluster.publishes("web", "10.7.0.60").await?;
     // The server gives it to a second one as well: whoever has it keeps it.

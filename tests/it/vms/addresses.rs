@@ -80,6 +80,27 @@ async fn network(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+impl Cluster {
+    /// Gives the cluster addresses of its own: a node's, the management's, and that of a Service
+    /// `theirs` of another tenant. The node's pods are in 10.52.0.0/24.
+    pub(crate) async fn infrastructure(
+        &self,
+        node: &str,
+        management: &str,
+        theirs: &str,
+    ) -> Result<()> {
+        create_node(&self.client, "node-1", &[], node).await?;
+        let nodes = Api::<Node>::all(self.client.clone());
+        let pods = json!({"spec": {"podCIDR": "10.52.0.0/24", "podCIDRs": ["10.52.0.0/24"]}});
+        nodes.patch("node-1", &PatchParams::default(), &Patch::Merge(pods)).await?;
+        let vip =
+            json!({"metadata": {"name": "vip"}, "data": {"enabled": "true", "ip": management}});
+        let maps = Api::<ConfigMap>::namespaced(self.client.clone(), "harvester-system");
+        maps.create(&PostParams::default(), &serde_json::from_value(vip)?).await?;
+        announced(self, "theirs", theirs).await
+    }
+}
+
 /// A Service of another tenant that is announced somewhere.
 async fn announced(cluster: &Cluster, name: &str, at: &str) -> Result<()> {
     let service = json!({"metadata": {"name": name},
@@ -94,16 +115,7 @@ async fn on_other_networks_no_vm_is_at_an_address_of_the_cluster() -> Result<()>
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     network(&cluster).await?;
-    create_node(&cluster.client, "node-1", &[], "192.168.1.11").await?;
-    let nodes = Api::<Node>::all(cluster.client.clone());
-    let pods =
-        Patch::Merge(json!({"spec": {"podCIDR": "10.52.0.0/24", "podCIDRs": ["10.52.0.0/24"]}}));
-    nodes.patch("node-1", &PatchParams::default(), &pods).await?;
-    let vip =
-        json!({"metadata": {"name": "vip"}, "data": {"enabled": "true", "ip": "192.168.1.10"}});
-    let maps = Api::<ConfigMap>::namespaced(cluster.client.clone(), "harvester-system");
-    maps.create(&PostParams::default(), &serde_json::from_value(vip)?).await?;
-    announced(&cluster, "theirs", "192.168.1.50").await?;
+    cluster.infrastructure("192.168.1.11", "192.168.1.10", "192.168.1.50").await?;
     let _operator = cluster.operator().await?;
     let _announcer = Announcer::start(cluster.client.clone(), Announcing::default());
     cluster.vm_lb("web").await?;
