@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use ipnet::Ipv4Net;
 
 use self::links::Links;
 use self::term::Term;
@@ -41,6 +42,8 @@ pub struct Settings {
     pub me: String,
     /// How a fresh address is probed.
     pub probe: Probe,
+    /// Subnets whose addresses may be leased. Empty: any.
+    pub subnets: Arc<[Ipv4Net]>,
 }
 
 /// What it does that with.

@@ -44,10 +44,11 @@ pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
             dhcp.naks.inc();
             tracing::info!(record, %server, heeded, "refused");
         }
-        Event::Declined { address, by } => {
+        Event::Declined { address, by, .. } => {
             dhcp.declines.inc();
             warning("AddressInUse", format!("{address} was handed back: {by} has it"));
         }
+        Event::Undisputed => tracing::debug!(record, "undisputed"),
         Event::Retry => dhcp.retries.inc(),
         Event::Released { address } => {
             normal("AddressReleased", format!("{address} was given back"));

@@ -23,7 +23,7 @@ use super::links::{Change, Changes, Link, Links, name};
 use super::wire::Wire;
 use super::{Agent, clock};
 use crate::api::DHCPLease;
-use crate::domain::dhcp::{Bucket, Mac, owner_of};
+use crate::domain::dhcp::{Bucket, Disputes, Mac, owner_of};
 use crate::k8s::records::Seen;
 
 /// The longest sleep. Sleeps stand still while the machine does, the clock does not.
@@ -61,6 +61,8 @@ pub(super) struct Term<'a> {
     queue: VecDeque<Mac>,
     writes: JoinSet<Written>,
     releases: Bucket,
+    /// Stations that dispute what the servers grant.
+    disputes: Disputes,
     /// Clients that were begun.
     begun: u32,
     seeds: RandomState,
@@ -99,6 +101,7 @@ impl<'a> Term<'a> {
             queue: VecDeque::new(),
             writes: JoinSet::new(),
             releases: Bucket::for_releases(),
+            disputes: Disputes::default(),
             begun: 0,
             seeds: RandomState::new(),
             stale: true,

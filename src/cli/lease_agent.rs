@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use clap::{Parser, ValueEnum};
+use ipnet::Ipv4Net;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::controller::identity;
@@ -45,6 +46,11 @@ pub struct LeaseAgent {
     /// standard keeps the times of RFC 5227, which are four to nine seconds, off does not ask.
     #[arg(long, env = "HGO_ARP_PROBE", value_enum, default_value_t = ArpProbe::Quick)]
     arp_probe: ArpProbe,
+    /// A subnet whose addresses may be leased, such as 10.0.0.0/24; several with a comma between them.
+    /// Offers of other addresses are refused. Without any, every address may be leased that is none of
+    /// the cluster's.
+    #[arg(long, env = "HGO_SUBNETS", value_delimiter = ',', value_name = "CIDR")]
+    subnets: Vec<Ipv4Net>,
     /// Kubeconfig file. Else KUBECONFIG and the default file, else the pod's own account.
     #[arg(long, env = "HGO_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
@@ -110,6 +116,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
                 ArpProbe::Standard => Probe::RFC_5227,
                 ArpProbe::Off => Probe::OFF,
             },
+            subnets: args.subnets.into(),
         },
         writer: Writer::new(client.clone(), leadership.clone(), metrics.clone()),
         events: Events::start(client.clone(), &me, metrics.clone()),

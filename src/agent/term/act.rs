@@ -6,7 +6,7 @@ use super::super::lease::Pending;
 use super::super::wire::Hearing;
 use super::super::{clock, tell};
 use super::Term;
-use crate::domain::dhcp::{Client, Listening, Mac, Out, state};
+use crate::domain::dhcp::{Client, Event, Listening, Mac, Out, state};
 
 /// How long the socket goes on listening to more than is needed. The next exchange is often near.
 pub(super) const EASE: Duration = Duration::from_secs(1);
@@ -16,6 +16,7 @@ impl Term<'_> {
     pub(super) fn act(&mut self, mac: Mac, said: Vec<Out>) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let mut frames = Vec::new();
+        let proxy = self.disputes.proxy();
         for out in said {
             match out {
                 Out::Send(frame) => frames.push(frame),
@@ -25,8 +26,24 @@ impl Term<'_> {
                     self.queue.push_back(mac);
                     self.stale = true;
                 }
-                Out::Event(event) => tell::event(self.agent, lease, &event),
+                Out::Event(event) => {
+                    tell::event(self.agent, lease, &event);
+                    match event {
+                        Event::Declined { address, by, server } => {
+                            self.disputes.note(address, by, server);
+                        }
+                        Event::Undisputed => self.disputes.clear(),
+                        _ => {}
+                    }
+                }
                 Out::Done => lease.done = true,
+            }
+        }
+        if proxy != self.disputes.proxy() {
+            let proxy = self.disputes.proxy();
+            tracing::warn!(?proxy, "station that answers ARP for every address");
+            for client in self.leases.values_mut().filter_map(|lease| lease.client.as_mut()) {
+                client.beware(proxy);
             }
         }
         self.attend(mac);

@@ -162,6 +162,8 @@ impl Term<'_> {
             start_within: start_within(without.saturating_sub(A_FEW)),
             resume_within: RESUME_EACH.saturating_mul(all).min(RESUME_LONGEST),
             phase: phase(self.begun),
+            subnets: self.agent.settings.subnets.clone(),
+            proxy: self.disputes.proxy(),
             ..Options::default()
         }
     }

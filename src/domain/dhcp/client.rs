@@ -137,8 +137,9 @@ impl Client {
         let whole = held.seconds.map(|seconds| Duration::from_secs(seconds.into()));
         let left = whole.map(|whole| held.left.min(whole));
         client.held = Some(held.lease(now, left));
-        let spread = left.map_or(options.resume_within, |left| options.resume_within.min(left / 4));
-        let start = now + part(options.phase, spread);
+        let Options { resume_within, phase, .. } = client.options;
+        let spread = left.map_or(resume_within, |left| resume_within.min(left / 4));
+        let start = now + part(phase, spread);
         client.phase = Phase::Confirming(Confirming::of_restart(start));
         client
     }
@@ -258,6 +259,11 @@ impl Client {
             self.awaits = None;
         }
         self.leave()
+    }
+
+    /// A station answers ARP for every address; `None`: none does.
+    pub fn beware(&mut self, proxy: Option<Mac>) {
+        self.options.proxy = proxy;
     }
 
     /// The address is no longer needed. The RELEASE goes out twice, then the client is done.

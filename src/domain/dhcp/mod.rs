@@ -10,6 +10,7 @@
 
 mod arp;
 mod client;
+mod disputes;
 mod filter;
 mod frame;
 mod identity;
@@ -24,6 +25,7 @@ mod spread;
 mod unusable;
 
 pub use client::{Client, Held, Listening, Options, Probe};
+pub use disputes::Disputes;
 pub use filter::{Op, filter, nothing};
 pub use frame::owner_of;
 pub use identity::{ClientId, Identity};

@@ -67,7 +67,16 @@ pub enum Trouble {
     /// Another host has the address that was granted.
     AddressInUse(Mac),
     /// What is offered cannot be used.
-    Unusable(Unusable),
+    Unusable {
+        /// The offer.
+        address: Ipv4Addr,
+        /// The server that made it.
+        server: Ipv4Addr,
+        /// What is wrong with it.
+        why: Unusable,
+    },
+    /// This station answers ARP for every address, so none is known to be free.
+    AnswersForAll(Mac),
     /// The server of the lease has been silent from T1 to T2.
     ServerSilent,
     /// The lease ended without an answer.
@@ -82,7 +91,13 @@ impl fmt::Display for Trouble {
             Self::NoOffer => f.write_str("no DHCP server answers"),
             Self::Refused => f.write_str("the DHCP server refused the address"),
             Self::AddressInUse(mac) => write!(f, "{mac} has the address that the server gave"),
-            Self::Unusable(why) => write!(f, "what the DHCP server offers is of no use: {why}"),
+            Self::Unusable { address, server, why } => {
+                write!(f, "DHCP server {server} offers {address}, which is of no use: {why}")
+            }
+            Self::AnswersForAll(mac) => write!(
+                f,
+                "{mac}, the station of the DHCP server or of the router to it, answers ARP for every address that is granted, so none is known to be free: turn proxy ARP off there, or the ARP probe off for this network"
+            ),
             Self::ServerSilent => f.write_str("the DHCP server has been silent since T1"),
             Self::Expired => f.write_str("the lease ended, and no DHCP server answered"),
             Self::Changed => f.write_str("the DHCP server gave another address"),
@@ -163,7 +178,11 @@ pub enum Event {
         address: Ipv4Addr,
         /// Who has it.
         by: Mac,
+        /// The station that the grant came from.
+        server: Mac,
     },
+    /// No station disputed an address that was granted.
+    Undisputed,
     /// Something had to be sent again.
     Retry,
     /// The address was given back.

@@ -5,6 +5,8 @@
 
 use std::net::Ipv4Addr;
 
+use ipnet::Ipv4Net;
+
 use super::message::Reply;
 
 /// Leases shorter than this would be renewed without end.
@@ -40,6 +42,9 @@ pub enum Unusable {
     /// The server that offers it.
     #[error("it is the server's own address")]
     Server,
+    /// In none of the subnets whose addresses may be leased on the network.
+    #[error("it is in none of the subnets that are allowed on this network")]
+    NotAllowed,
     /// No lease time: BOOTP, or a fault.
     #[error("it comes without a lease time")]
     NoLeaseTime,
@@ -48,8 +53,8 @@ pub enum Unusable {
     TooShort,
 }
 
-/// Judges an offer or a grant.
-pub fn judge(reply: &Reply) -> Result<(), Unusable> {
+/// Judges an offer or a grant. `subnets` are those whose addresses may be leased; none: any.
+pub fn judge(reply: &Reply, subnets: &[Ipv4Net]) -> Result<(), Unusable> {
     let address = reply.address;
     let [first, ..] = address.octets();
     let found = match first {
@@ -64,12 +69,14 @@ pub fn judge(reply: &Reply) -> Result<(), Unusable> {
     let found = found.or_else(|| edge(address, reply.prefix?));
     let gateway = (reply.gateway == Some(address)).then_some(Unusable::Gateway);
     let server = (reply.server == address).then_some(Unusable::Server);
+    let is_allowed = subnets.is_empty() || subnets.iter().any(|subnet| subnet.contains(&address));
+    let foreign = (!is_allowed).then_some(Unusable::NotAllowed);
     let time = match reply.seconds {
         None => Some(Unusable::NoLeaseTime),
         Some(seconds) if seconds < SHORTEST_LEASE => Some(Unusable::TooShort),
         Some(_) => None,
     };
-    found.or(gateway).or(server).or(time).map_or(Ok(()), Err)
+    found.or(gateway).or(server).or(foreign).or(time).map_or(Ok(()), Err)
 }
 
 /// The first and the last address of a subnet are nobody's, unless it is a pair or a single one.

@@ -45,7 +45,7 @@ fn a_crash_between_any_two_steps_leaves_one_owner_and_no_link() -> Result<()> {
         let (_proxy, held, kubeconfig) = gate(&site).await?;
         let program = site.program.clone();
         let start = async || {
-            let agent = Agent::start(&program, &kubeconfig, INTERFACE).await?;
+            let agent = Agent::start(&program, &kubeconfig, INTERFACE, &[]).await?;
             agent.speaks().await?;
             anyhow::Ok(agent)
         };

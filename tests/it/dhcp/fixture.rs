@@ -44,6 +44,8 @@ pub(crate) struct Site {
     /// The agent's.
     pub(crate) program: PathBuf,
     kubeconfig: PathBuf,
+    /// What the agents are started with besides.
+    pub(crate) options: Vec<&'static str>,
 }
 
 /// Runs a test's body on a site, in a network of its own.
@@ -109,12 +111,24 @@ impl Site {
         cluster.bed.apply_yaml(RIGHTS).await?;
         let kubeconfig = cluster.bed.service_account_kubeconfig(ACCOUNT.0, ACCOUNT.1, None).await?;
         let program = env!("CARGO_BIN_EXE_lease-agent").into();
-        Ok(Self { cluster, host, segment, port, router, server, scope, program, kubeconfig })
+        let options = Vec::new();
+        Ok(Self {
+            cluster,
+            host,
+            segment,
+            port,
+            router,
+            server,
+            scope,
+            program,
+            kubeconfig,
+            options,
+        })
     }
 
     /// An agent, whether it speaks or not.
     pub(crate) async fn standby(&self, interface: &str) -> Result<Agent> {
-        Agent::start(&self.program, &self.kubeconfig, interface).await
+        Agent::start(&self.program, &self.kubeconfig, interface, &self.options).await
     }
 
     /// An agent that speaks.
@@ -286,7 +300,12 @@ pub(crate) struct Agent {
 
 impl Agent {
     /// Starts it and waits until it listens.
-    pub(crate) async fn start(program: &Path, kubeconfig: &Path, interface: &str) -> Result<Self> {
+    pub(crate) async fn start(
+        program: &Path,
+        kubeconfig: &Path,
+        interface: &str,
+        options: &[&str],
+    ) -> Result<Self> {
         let log = tempfile::Builder::new().prefix("agent-").suffix(".log").tempfile()?;
         let (_, log) = log.keep()?;
         let mut command = Command::new(program);
@@ -299,7 +318,8 @@ impl Agent {
             .args(["--log", "info,harvester_guest_operator=debug"])
             .args(["--network", NETWORK, "--interface", interface])
             .args(["--http-addr", "127.0.0.1:0", "--kubeconfig"])
-            .arg(kubeconfig);
+            .arg(kubeconfig)
+            .args(options);
         let mut process = Managed::spawn(&mut command, log)?;
         let http = eventually(SOON, "listening agent", async || {
             let log = process.log();

@@ -10,7 +10,7 @@ use testbed::eventually;
 use testbed::net::Netns;
 use testbed::net::dhcp::{Kind, Scope};
 
-use super::fixture::{Site, on_site};
+use super::fixture::{Agent, Site, on_site};
 use crate::support::LATER;
 
 const OFFER: u8 = 2;
@@ -59,6 +59,9 @@ fn lies(question: &[u8]) -> Vec<Vec<u8>> {
             [10, 77, 0, 255],
             router,
             ME,
+            // Of the cluster, of the internet, and of none of the subnets that the agent may lease in.
+            [10, 53, 0, 10],
+            [8, 8, 8, 8],
         ] {
             all.push(answer(question, address, &hour));
         }
@@ -108,6 +111,7 @@ async fn lie(inside: &Netns, told: Arc<AtomicUsize>, end: Arc<AtomicBool>) -> Re
 fn nothing_that_a_hostile_server_says_is_recorded() -> Result<()> {
     on_site(Kind::Dnsmasq, Scope::new([10, 77, 0, 1]), async |mut site: Site| {
         site.server.stop().await?;
+        site.options = vec!["--subnets", "192.168.0.0/24,10.77.0.0/24"];
         let mut agent = site.agent().await?;
         let there = site.segment.attach("liar", "10.77.0.9/24").await?;
         there.ip("route add default dev eth0").await?;
@@ -150,7 +154,7 @@ fn nothing_that_a_hostile_server_says_is_recorded() -> Result<()> {
 #[test]
 fn an_honest_server_is_heard_among_lies() -> Result<()> {
     on_site(Kind::Kea, Scope::new([10, 77, 0, 1]), async |mut site: Site| {
-        let _agent = site.agent().await?;
+        let agent = site.agent().await?;
         let there = site.segment.attach("liar", "10.77.0.9/24").await?;
         there.ip("route add default dev eth0").await?;
         let (told, end) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
@@ -165,6 +169,35 @@ fn an_honest_server_is_heard_among_lies() -> Result<()> {
         let granted = site.server.granted_to(&web.mac.to_string()).await?.context("not granted")?;
         ensure!(granted.address.to_string() == address, "{granted:?}, not {address}");
         ensure!(told.load(Ordering::Relaxed) > 0, "nobody lied");
-        Ok(())
+        answered_for_all(&site, &agent).await
     })
+}
+
+/// The router answers for each address that its DHCP server grants: as with local proxy ARP, or with
+/// the whole range routed to it.
+async fn answered_for_all(site: &Site, agent: &Agent) -> Result<()> {
+    // .100 to .199
+    for range in ["10.77.0.96/27", "10.77.0.128/26", "10.77.0.192/29"] {
+        site.router.ip(&format!("route add local {range} dev eth0")).await?;
+    }
+    for name in ["one", "two", "three"] {
+        site.lease(name).await?;
+    }
+    for name in ["one", "two", "three"] {
+        let said = eventually(LATER, &format!("word of the router at {name}"), async || {
+            let status = site.status(name).await.map_err(|error| error.to_string())?;
+            let ready = status.conditions.iter().find(|ready| ready.type_ == "Ready");
+            let ready = ready.filter(|ready| ready.reason.as_deref() == Some("ProxyARP"));
+            match ready.and_then(|ready| ready.message.clone()) {
+                Some(said) if status.address.is_none() => Ok(Some(said)),
+                _ => Err(format!("{status:?}")),
+            }
+        })
+        .await?;
+        ensure!(said.contains("answers ARP for every address"), "{said}");
+    }
+    // Two show what the router does. A third may have been under way.
+    let declined = agent.metric("hgo_dhcp_declines_total").await?;
+    ensure!((2.0..=3.0).contains(&declined), "{declined} addresses were declined");
+    Ok(())
 }

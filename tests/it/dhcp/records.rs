@@ -130,7 +130,7 @@ fn what_failed_is_tried_again() -> Result<()> {
             }
         });
         let kubeconfig = proxy.kubeconfig_for_service_account(bed, ACCOUNT.0, ACCOUNT.1).await?;
-        let agent = Agent::start(&site.program, &kubeconfig, INTERFACE).await?;
+        let agent = Agent::start(&site.program, &kubeconfig, INTERFACE, &[]).await?;
         agent.speaks().await?;
         let web = site.lease("web").await?;
         site.bound("web", "address", |_| true).await?;

@@ -97,7 +97,7 @@ impl Client {
             let Phase::Selecting(selecting) = &mut self.phase else { return };
             // Once for each DISCOVER: whoever floods is not to flood the record.
             if !std::mem::replace(&mut selecting.useless, true) {
-                self.tell(Trouble::Unusable(why));
+                self.tell(Trouble::Unusable { address: reply.address, server: reply.server, why });
             }
             return;
         }
@@ -162,7 +162,8 @@ impl Client {
         if let Err(why) = self.judge(reply) {
             let pause = self.pause_after_refusal();
             self.phase = Phase::Waiting(self.now + pause);
-            return self.tell(Trouble::Unusable(why));
+            let (address, server) = (reply.address, reply.server);
+            return self.tell(Trouble::Unusable { address, server, why });
         }
         let lease = Lease::from_reply(reply, from, requesting.exchange.first, self.options.phase);
         if lease.is_over(self.now) {
@@ -193,7 +194,7 @@ impl Client {
 
     /// Whether the offer or grant can be used.
     pub(super) fn judge(&mut self, reply: &Reply) -> Result<(), Unusable> {
-        unusable::judge(reply).inspect_err(|why| {
+        unusable::judge(reply, &self.options.subnets).inspect_err(|why| {
             let (server, address, why) = (reply.server, reply.address, *why);
             self.event(Event::Unusable { server, address, why });
         })

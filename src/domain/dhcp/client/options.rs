@@ -1,9 +1,14 @@
 //! How a client behaves.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::Ipv4Net;
+
+use super::super::Mac;
+
 /// How a client behaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// How a fresh address is probed.
     pub probe: Probe,
@@ -19,6 +24,10 @@ pub struct Options {
     /// grants by unicast (SIOCSARP, src/dhcp.c), and it would lead to this client, which answers for
     /// none.
     pub broadcast: bool,
+    /// Subnets whose addresses may be leased. Empty: any.
+    pub subnets: Arc<[Ipv4Net]>,
+    /// Station that answers ARP for every address: see [`super::Disputes`].
+    pub proxy: Option<Mac>,
 }
 
 impl Default for Options {
@@ -29,6 +38,8 @@ impl Default for Options {
             resume_within: Duration::from_secs(30),
             phase: 0,
             broadcast: false,
+            subnets: Arc::default(),
+            proxy: None,
         }
     }
 }

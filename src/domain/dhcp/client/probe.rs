@@ -41,6 +41,7 @@ impl Client {
             return self.discover();
         }
         if probing.sent >= times.count {
+            self.event(Event::Undisputed);
             return self.acquired(probing.lease);
         }
         self.ask_who_has(probing.lease.address);
@@ -56,13 +57,18 @@ impl Client {
         let Phase::Probing(probing) = &self.phase else {
             return self.ignore(Ignored::Unasked);
         };
-        let (address, server) = (probing.lease.address, probing.lease.server);
+        let Lease { address, server, server_mac, .. } = probing.lease;
         if !arp.disputes(address, self.identity.mac) {
             return self.ignore(Ignored::NotOurs);
         }
+        if self.options.proxy == Some(arp.sender) {
+            // Its server keeps the address for this client, and offers it again.
+            self.phase = Phase::Waiting(self.now + SLOW_PAUSE);
+            return self.tell(Trouble::AnswersForAll(arp.sender));
+        }
         let exchange = self.exchange();
         self.say_to_all(Say::Decline(address, server), &exchange);
-        self.event(Event::Declined { address, by: arp.sender });
+        self.event(Event::Declined { address, by: arp.sender, server: server_mac });
         self.conflicts = self.conflicts.saturating_add(1);
         let pause = if self.conflicts < MANY_CONFLICTS { PAUSE } else { SLOW_PAUSE };
         self.former = self.former.filter(|former| former.address != address);

@@ -15,6 +15,7 @@ mod wire {
 }
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;

@@ -247,7 +247,11 @@ pub fn an_ack_that_is_not_what_was_offered_is_judged_again() {
     bed.hears(&ack.frame());
     assert_eq!(
         bed.record().trouble,
-        Some(Trouble::Unusable(crate::domain::dhcp::Unusable::TooShort))
+        Some(Trouble::Unusable {
+            address: ADDRESS,
+            server: SERVER,
+            why: crate::domain::dhcp::Unusable::TooShort
+        })
     );
     assert_eq!((bed.client.state(), bed.address()), (State::Selecting, None));
 }

@@ -195,7 +195,7 @@ pub fn useless_offers_are_refused_by_name() {
         }
         assert_eq!(bed.hears(&offer.frame()), [], "{address}");
         assert!(bed.saw(&Event::Unusable { server: SERVER, address, why }), "{:?}", bed.events);
-        assert_eq!(bed.record().trouble, Some(Trouble::Unusable(why)));
+        assert_eq!(bed.record().trouble, Some(Trouble::Unusable { address, server: SERVER, why }));
         assert_eq!((bed.client.state(), bed.address()), (State::Selecting, None));
         // Others may have something better.
         let next = bed.speaks();
@@ -203,6 +203,29 @@ pub fn useless_offers_are_refused_by_name() {
         bed.acquire_by(&next, ADDRESS, 120);
         assert_eq!(bed.address(), Some(ADDRESS));
     }
+}
+
+#[test]
+pub fn an_address_outside_the_allowed_subnets_is_refused() {
+    let subnets = ["192.168.0.0/16", "10.0.0.16/28"].map(|net| net.parse().unwrap());
+    let mut bed = Bed::with(Options { subnets: Arc::new(subnets), ..Options::default() });
+    for address in [[8, 8, 8, 8], [10, 53, 0, 10], [10, 0, 0, 32], [10, 0, 0, 15]] {
+        let (discover, address) = (bed.speaks(), Ipv4Addr::from(address));
+        assert_eq!(bed.hears(&answer(&discover, OFFER, address, SERVER, 120)), []);
+        let why = Unusable::NotAllowed;
+        assert_eq!(bed.record().trouble, Some(Trouble::Unusable { address, server: SERVER, why }));
+    }
+    let said = bed.record().trouble.unwrap().to_string();
+    assert!(
+        said.starts_with("DHCP server 10.0.0.1 offers 10.0.0.15, which is of no use"),
+        "{said}"
+    );
+    bed.acquire(ADDRESS, 120);
+    // A grant of another address, to one that holds this, changes nothing.
+    let renewal = bed.speaks();
+    let foreign = answer(&renewal, ACK, Ipv4Addr::new(8, 8, 8, 8), SERVER, 120);
+    assert_eq!(bed.hears(&foreign), []);
+    assert_eq!(bed.address(), Some(ADDRESS));
 }
 
 /// The same, where a lease is held: it stays.

@@ -1,6 +1,6 @@
 //! Asking whether somebody has a fresh address.
 
-use super::server::{DECLINE, arp};
+use super::server::{DECLINE, DISCOVER, arp};
 use super::*;
 
 const NEIGHBOUR: Mac = Mac([2, 0, 0, 0, 0, 0x77]);
@@ -62,7 +62,7 @@ pub fn whoever_has_the_address_or_is_about_to_makes_it_be_declined() {
         for code in [51, 55, 12, 57, 60] {
             assert_eq!(decline.option(code), None, "option {code}");
         }
-        assert!(bed.saw(&Event::Declined { address: ADDRESS, by: NEIGHBOUR }));
+        assert!(bed.saw(&Event::Declined { address: ADDRESS, by: NEIGHBOUR, server: SERVER_MAC }));
         assert_eq!(bed.record().trouble, Some(Trouble::AddressInUse(NEIGHBOUR)));
         assert!(bed.records.iter().all(|record| record.lease.is_none()));
         assert_eq!(bed.address(), None);
@@ -100,6 +100,29 @@ pub fn after_a_conflict_ten_seconds_pass_and_after_many_a_minute() {
     }
     assert_eq!(pauses[..9], [secs(10); 9]);
     assert_eq!(pauses[9..], [secs(60); 3]);
+}
+
+#[test]
+pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
+    let mut bed = granted(Probe::QUICK);
+    bed.client.beware(Some(NEIGHBOUR));
+    bed.passes();
+    assert_eq!(bed.hears(&arp(false, NEIGHBOUR, ADDRESS, NONE)), []);
+    assert_eq!(bed.record().trouble, Some(Trouble::AnswersForAll(NEIGHBOUR)));
+    assert_eq!(bed.address(), None, "it may be another's");
+    // It is asked again a minute later, of whoever else may have it as well.
+    let before = bed.now;
+    let discover = bed.speaks();
+    assert_eq!((discover.kind(), bed.now.checked_sub(before).unwrap()), (DISCOVER, secs(60)));
+    let request = bed.offer(&discover, ADDRESS, 3600);
+    bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 3600));
+    let other = Mac([2, 0, 0, 0, 0, 0x78]);
+    assert_eq!(bed.hears(&arp(false, other, ADDRESS, NONE))[0].kind(), DECLINE);
+    // Once it is silent the address is used.
+    bed.client.beware(None);
+    bed.acquire(SECOND, 3600);
+    assert_eq!(bed.address(), Some(SECOND));
+    assert!(bed.saw(&Event::Undisputed));
 }
 
 #[test]

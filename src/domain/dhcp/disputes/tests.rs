@@ -1,0 +1,33 @@
+//! Which stations answer for every address.
+
+use super::*;
+
+const ROUTER: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const HOST: Mac = Mac([2, 0, 0, 0, 0, 2]);
+
+fn ip(last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 0, last)
+}
+
+#[test]
+fn a_router_that_disputes_two_addresses_answers_for_all() {
+    let mut disputes = Disputes::default();
+    disputes.note(ip(20), ROUTER, ROUTER);
+    // A server grants the same address again, to another client.
+    disputes.note(ip(20), ROUTER, ROUTER);
+    assert_eq!(disputes.proxy(), None);
+    disputes.note(ip(21), ROUTER, ROUTER);
+    assert_eq!(disputes.proxy(), Some(ROUTER));
+    disputes.clear();
+    assert_eq!(disputes, Disputes::default());
+}
+
+/// It has both addresses: a second one at either would be a duplicate.
+#[test]
+fn a_host_with_many_addresses_is_no_router() {
+    let mut disputes = Disputes::default();
+    for last in 20..30 {
+        disputes.note(ip(last), HOST, ROUTER);
+    }
+    assert_eq!(disputes.proxy(), None);
+}
