@@ -8,7 +8,7 @@ use kube::{Resource as _, ResourceExt as _};
 use super::clock;
 use crate::api::{DHCP_FINALIZER, DHCPLease, DHCPLeaseStatus};
 use crate::domain::dhcp::{
-    Client, ClientId, Identity, Listening, Mac, Moment, Options, Record, State, held,
+    Client, ClientId, Identity, Listening, Mac, Moment, Options, Record, State, former, held,
 };
 
 /// Where a lease's link is.
@@ -122,9 +122,14 @@ impl Lease {
     /// The client, which goes on where the record says that an earlier one was.
     pub(super) fn begin(&mut self, options: Options, seed: u64, at: Moment) -> &mut Client {
         let identity = self.identity.clone();
-        let client = match held(&self.stored, at.wall) {
-            Some(held) => Client::resume(identity, options, held, seed, at.now),
-            None => Client::new(identity, options, seed, at.now),
+        let client = if let Some(held) = held(&self.stored, at.wall) {
+            Client::resume(identity, options, held, seed, at.now)
+        } else {
+            let client = Client::new(identity, options, seed, at.now);
+            match former(&self.stored) {
+                Some(announced) => client.remembering(announced),
+                None => client,
+            }
         };
         self.client.insert(client)
     }

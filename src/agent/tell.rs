@@ -48,6 +48,20 @@ pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
             dhcp.declines.inc();
             warning("AddressInUse", format!("{address} was handed back: {by} has it"));
         }
+        Event::StillAnnounced { address, by } => {
+            warning(
+                "StillAnnounced",
+                format!("{address} is no longer leased, and {by} still announces it"),
+            );
+        }
+        Event::NotReleased { address, by } => {
+            warning(
+                "NotReleased",
+                format!(
+                    "{address} was not given back: {by} has it. Its server frees it when its lease ends"
+                ),
+            );
+        }
         Event::Undisputed => tracing::debug!(record, "undisputed"),
         Event::Retry => dhcp.retries.inc(),
         Event::Released { address } => {

@@ -149,6 +149,15 @@ pub struct DHCPLeaseStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub obtained_at: Option<String>,
+    /// Hardware addresses of the stations that answered ARP for the address while it was leased, the
+    /// last one first: a node or a guest that announces it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 4), inner(length(max = 17)))]
+    pub announcers: Vec<String>,
+    /// The address that was leased last, while there is none. It is asked for again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 15))]
+    pub former_address: Option<String>,
     /// The agent that wrote this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]

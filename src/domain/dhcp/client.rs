@@ -8,10 +8,12 @@
 //! (`CLOCK_BOOTTIME`); where it seems to run backwards, it is taken to stand still.
 
 mod acquire;
+mod announcing;
 mod confirm;
 mod held;
 mod options;
 mod probe;
+mod releasing;
 mod speak;
 #[cfg(test)]
 mod tests;
@@ -23,19 +25,19 @@ use super::frame::{self, Frame};
 use super::message::{self, Unread};
 use super::spread::{Dice, part};
 use super::{Event, Identity, Ignored, Lease, Lost, Mac, Out, Record, State, Trouble};
+pub use announcing::Announced;
 pub use held::Held;
 pub use options::{Options, Probe};
 
 use acquire::{Requesting, Selecting};
+use announcing::Look;
 use confirm::Confirming;
 use probe::Probing;
+use releasing::Parting;
 
 /// How long an address that was lost counts as one that we may still be announcing ourselves. Until
 /// then nobody is asked about it: the answer would be our own.
 const STILL_OURS: Duration = Duration::from_mins(5);
-/// How long the second RELEASE waits. Nobody answers a RELEASE, and whoever was too busy for the first
-/// has had time since.
-const RELEASE_AGAIN: Duration = Duration::from_secs(1);
 
 /// What must hear before a client speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +61,8 @@ enum Phase {
     /// Nothing until T1.
     Bound,
     Confirming(Confirming),
+    /// The address is to be given back, unless a station has it.
+    Parting(Parting),
     /// The address was given back. Then: once more at that time.
     Released(Option<(Duration, Lease)>),
 }
@@ -88,6 +92,11 @@ pub struct Client {
     awaits: Option<u64>,
     serial: u64,
     former: Option<Former>,
+    /// Stations that answered for the address that is held, or was held last.
+    announced: Option<Announced>,
+    look: Option<Look>,
+    /// A lost address that is still announced, and by which station.
+    still: Option<(Ipv4Addr, Mac)>,
     /// Since when it has been without an address.
     began: Duration,
     /// Refusals and conflicts since an address was last held.
@@ -114,6 +123,9 @@ impl Client {
             awaits: None,
             serial: 0,
             former: None,
+            announced: None,
+            look: None,
+            still: None,
             began: start,
             naks: 0,
             conflicts: 0,
@@ -134,6 +146,7 @@ impl Client {
         now: Duration,
     ) -> Self {
         let mut client = Self::new(identity, options, seed, now);
+        client.announced = Some(Announced { address: held.address, by: held.announcers.clone() });
         let whole = held.seconds.map(|seconds| Duration::from_secs(seconds.into()));
         let left = whole.map(|whole| held.left.min(whole));
         client.held = Some(held.lease(now, left));
@@ -144,10 +157,36 @@ impl Client {
         client
     }
 
+    /// A client that had this address once, and was stopped after it had lost it: it asks for the same
+    /// again.
+    #[must_use]
+    pub fn remembering(mut self, announced: Announced) -> Self {
+        self.former = Some(Former {
+            address: announced.address,
+            server: Ipv4Addr::UNSPECIFIED,
+            ours_until: self.now,
+            wanted: true,
+        });
+        self.announced = Some(announced);
+        self.look_after_loss();
+        self
+    }
+
     /// When [`Client::due`] is to be called. `None`: not before something else happens.
     pub fn deadline(&self) -> Option<Duration> {
+        let look = self.look.as_ref().map(|look| look.next).filter(|_| self.up);
+        let end = self.held.as_ref().and_then(|lease| lease.expires);
+        match &self.phase {
+            Phase::Released(_) | Phase::Parting(_) => self.next(),
+            _ => self.next().into_iter().chain(look).chain(end).min(),
+        }
+    }
+
+    /// When something is due of what is under way.
+    fn next(&self) -> Option<Duration> {
         let under_way = match &self.phase {
             Phase::Released(again) => return again.as_ref().map(|(at, _)| *at),
+            Phase::Parting(parting) => return Some(parting.next),
             Phase::Waiting(until) => Some(*until),
             Phase::Selecting(selecting) => Some(selecting.deadline()),
             Phase::Requesting(requesting) => Some(requesting.exchange.next),
@@ -155,16 +194,17 @@ impl Client {
             Phase::Bound => self.held.as_ref().map(|lease| lease.renew),
             Phase::Confirming(confirming) => Some(confirming.next),
         };
-        let end = self.held.as_ref().and_then(|lease| lease.expires);
-        let under_way = under_way.filter(|_| self.up);
-        under_way.into_iter().chain(end).min()
+        under_way.filter(|_| self.up)
     }
 
     /// What must hear before what was handed out is sent.
     pub fn listening(&self) -> Listening {
         match &self.phase {
             _ if !self.up => Listening::Nothing,
-            Phase::Waiting(_) | Phase::Bound | Phase::Released(_) => Listening::Nothing,
+            Phase::Released(_) => Listening::Nothing,
+            Phase::Parting(_) => Listening::DhcpAndArp,
+            _ if self.look.as_ref().is_some_and(|look| look.waits) => Listening::DhcpAndArp,
+            Phase::Waiting(_) | Phase::Bound => Listening::Nothing,
             Phase::Confirming(confirming) if !confirming.has_asked() => Listening::Nothing,
             Phase::Selecting(_) | Phase::Requesting(_) | Phase::Confirming(_) => Listening::Dhcp,
             Phase::Probing(_) => Listening::DhcpAndArp,
@@ -177,7 +217,7 @@ impl Client {
             Phase::Waiting(_) if self.former.is_some() => State::Lost,
             Phase::Waiting(_) | Phase::Selecting(_) => State::Selecting,
             Phase::Requesting(_) => State::Requesting,
-            Phase::Probing(_) => State::Probing,
+            Phase::Probing(_) | Phase::Parting(_) => State::Probing,
             Phase::Released(_) => State::Released,
             _ if self.awaits.is_some() => State::Probing,
             Phase::Bound => State::Bound,
@@ -219,7 +259,13 @@ impl Client {
     /// The deadline has come, or may have.
     pub fn due(&mut self, now: Duration) -> Vec<Out> {
         self.enter(now);
-        if self.deadline().is_some_and(|deadline| deadline <= self.now) {
+        let is_due = |at: Option<Duration>| at.is_some_and(|at| at <= self.now);
+        let look = self.look.as_ref().map(|look| look.next).filter(|_| self.up);
+        let (looks, goes_on) = (is_due(look), is_due(self.next()));
+        if looks && !matches!(self.phase, Phase::Released(_) | Phase::Parting(_)) {
+            self.look_due();
+        }
+        if goes_on {
             match &self.phase {
                 Phase::Waiting(_) => self.discover(),
                 Phase::Selecting(_) => self.selecting_due(),
@@ -227,6 +273,7 @@ impl Client {
                 Phase::Probing(_) => self.probing_due(),
                 Phase::Bound => self.confirm(Confirming::of_renewal(self.now)),
                 Phase::Confirming(_) => self.confirming_due(),
+                Phase::Parting(_) => self.parting_due(),
                 Phase::Released(_) => self.release_again(),
             }
         }
@@ -239,7 +286,7 @@ impl Client {
         self.enter(now);
         let changed = up != self.up;
         self.up = up;
-        if changed && !matches!(self.phase, Phase::Released(_)) {
+        if changed && !matches!(self.phase, Phase::Released(_) | Phase::Parting(_)) {
             let start = self.now + part(self.options.phase, self.options.start_within);
             if self.held.is_some() {
                 // Whoever was reached before the cable was pulled need not be there now.
@@ -257,6 +304,7 @@ impl Client {
         self.enter(now);
         if self.awaits.is_some_and(|awaited| serial >= awaited) {
             self.awaits = None;
+            self.published();
         }
         self.leave()
     }
@@ -264,42 +312,6 @@ impl Client {
     /// A station answers ARP for every address; `None`: none does.
     pub fn beware(&mut self, proxy: Option<Mac>) {
         self.options.proxy = proxy;
-    }
-
-    /// The address is no longer needed. The RELEASE goes out twice, then the client is done.
-    pub fn release(&mut self, now: Duration) -> Vec<Out> {
-        self.enter(now);
-        let lease = match (&self.phase, self.held.take()) {
-            (Phase::Released(_), _) => return self.leave(),
-            (Phase::Probing(probing), _) => Some(probing.lease.clone()),
-            (_, held) => held,
-        };
-        self.awaits = None;
-        match lease.filter(|_| self.up) {
-            Some(lease) => {
-                self.say_release(&lease);
-                self.phase = Phase::Released(Some((self.now + RELEASE_AGAIN, lease)));
-            }
-            None => self.end(),
-        }
-        self.leave()
-    }
-
-    fn release_again(&mut self) {
-        if let Phase::Released(Some((_, lease))) = &self.phase {
-            let lease = lease.clone();
-            if self.up {
-                self.say_release(&lease);
-            }
-            self.event(Event::Released { address: lease.address });
-        }
-        self.end();
-    }
-
-    fn end(&mut self) {
-        self.phase = Phase::Released(None);
-        self.record(None);
-        self.out.push(Out::Done);
     }
 
     /// Every input begins here: the clock only goes forward, and what is over is over.
@@ -331,18 +343,26 @@ impl Client {
             wanted: true,
         });
         self.phase = Phase::Waiting(self.now + pause);
+        self.look_after_loss();
         self.record(Some(trouble));
         self.event(Event::Lost { address: lease.address, how });
     }
 
     /// The lease is held. `fresh`: its address is not in the record.
     fn hold(&mut self, lease: Lease, fresh: bool) {
+        let announced = self.announced.take().filter(|known| known.address == lease.address);
+        self.announced = Some(announced.unwrap_or_else(|| Announced::new(lease.address)));
+        if self.look.as_ref().is_some_and(|look| look.is_about(lease.address)) {
+            (self.look, self.still) = (None, None);
+        }
         self.held = Some(lease);
         self.phase = Phase::Bound;
         self.former = None;
         (self.naks, self.conflicts) = (0, 0);
         if fresh {
             self.awaits = Some(self.serial + 1);
+        } else {
+            self.look_for_announcer(Duration::ZERO);
         }
         self.record(None);
     }
@@ -356,7 +376,14 @@ impl Client {
             Phase::Bound => State::Bound,
             _ => self.state(),
         };
-        let record = Record { serial: self.serial, state, lease: self.held.clone(), trouble };
+        let record = Record {
+            serial: self.serial,
+            state,
+            lease: self.held.clone(),
+            trouble,
+            announced: self.announced.clone(),
+            still_announced: self.still,
+        };
         self.out.push(Out::Record(record));
     }
 

@@ -24,7 +24,7 @@ mod report;
 mod spread;
 mod unusable;
 
-pub use client::{Client, Held, Listening, Options, Probe};
+pub use client::{Announced, Client, Held, Listening, Options, Probe};
 pub use disputes::Disputes;
 pub use filter::{Op, filter, nothing};
 pub use frame::owner_of;
@@ -33,6 +33,6 @@ pub use lease::Lease;
 pub use mac::Mac;
 pub use names::{AGENT_PREFIX, agent_name};
 pub use outcome::{Event, Ignored, Lost, Out, Record, State, Trouble};
-pub use report::{Moment, held, link_failed, reason, report, state, status_patch};
+pub use report::{Moment, former, held, link_failed, reason, report, state, status_patch};
 pub use spread::{Bucket, phase, start_within};
 pub use unusable::Unusable;

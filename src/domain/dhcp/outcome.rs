@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::{Lease, Mac, Unusable};
+use super::{Announced, Lease, Mac, Unusable};
 
 /// What is to be done, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +32,10 @@ pub struct Record {
     pub lease: Option<Lease>,
     /// What is wrong, if anything.
     pub trouble: Option<Trouble>,
+    /// The stations that answer for its address, or did for the one that it had last.
+    pub announced: Option<Announced>,
+    /// An address that was lost, and the station that still announces it.
+    pub still_announced: Option<(Ipv4Addr, Mac)>,
 }
 
 /// Where a client stands.
@@ -183,6 +187,20 @@ pub enum Event {
     },
     /// No station disputed an address that was granted.
     Undisputed,
+    /// A lost address is still announced by a station that did so before.
+    StillAnnounced {
+        /// The address.
+        address: Ipv4Addr,
+        /// The station.
+        by: Mac,
+    },
+    /// The address was not given back to the server: a station has it.
+    NotReleased {
+        /// The address.
+        address: Ipv4Addr,
+        /// The station.
+        by: Mac,
+    },
     /// Something had to be sent again.
     Retry,
     /// The address was given back.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
 use serde_json::{Map, Value};
 
-use super::{Held, Record, State, Trouble};
+use super::{Announced, Held, Mac, Record, State, Trouble};
 use crate::api::{Condition, ConditionStatus, DHCPLeaseStatus, LeaseState, READY};
 
 /// One moment on both clocks.
@@ -57,7 +57,13 @@ pub fn report(
         status.expires_at = lease.expires.map(|end| at.text(end));
         status.obtained_at = Some(at.text(lease.obtained));
     }
-    let ready = match (&record.lease, &record.trouble) {
+    if let Some(announced) = &record.announced {
+        status.announcers = announced.by.iter().map(ToString::to_string).collect();
+        if record.lease.is_none() {
+            status.former_address = Some(announced.address.to_string());
+        }
+    }
+    let mut ready = match (&record.lease, &record.trouble) {
         (Some(lease), trouble) => {
             let trouble = trouble.map_or_else(String::new, |trouble| format!("; {trouble}"));
             let message = format!("{} is leased from {}{trouble}", lease.address, lease.server);
@@ -71,6 +77,10 @@ pub fn report(
             (ConditionStatus::False, "NotLeased", "no address has been leased yet".to_owned())
         }
     };
+    if let Some((address, by)) = record.still_announced {
+        let still = format!("; {by} still announces {address}, which is no longer leased");
+        ready.2.push_str(&still);
+    }
     status.conditions = conditions(&former.conditions, ready, at);
     status
 }
@@ -157,12 +167,23 @@ pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<Hel
         name_servers: status.name_servers.iter().filter_map(|server| server.parse().ok()).collect(),
         server: status.server.as_deref()?.parse().ok()?,
         server_mac: status.server_mac.as_deref().and_then(|mac| mac.parse().ok()),
+        announcers: announcers(status),
         seconds,
         age: time(&status.obtained_at)
             .and_then(|since| (wall - since).to_std().ok())
             .unwrap_or_default(),
         left: time(&status.expires_at).map(until).unwrap_or_default(),
     })
+}
+
+/// The address that an earlier process had and lost, by the record. `None`: none.
+pub fn former(status: &DHCPLeaseStatus) -> Option<Announced> {
+    let address = status.former_address.as_deref()?.parse().ok()?;
+    Some(Announced { address, by: announcers(status) })
+}
+
+fn announcers(status: &DHCPLeaseStatus) -> Vec<Mac> {
+    status.announcers.iter().filter_map(|mac| mac.parse().ok()).collect()
 }
 
 /// The client's word in the record's.

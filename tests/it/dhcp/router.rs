@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use kube::api::DeleteParams;
 use testbed::net::dhcp::{Kind, Scope};
 use testbed::net::{Netns, Segment};
 
@@ -95,7 +96,7 @@ async fn echo(
 }
 
 /// The longest hole in traffic from a client behind the router, through renewals and a restart.
-async fn traffic(site: Site) -> Result<()> {
+async fn traffic(mut site: Site) -> Result<()> {
     let outside = Segment::new("outside").await?;
     let router = &site.router;
     outside.plug(router, "eth1").await?;
@@ -107,7 +108,7 @@ async fn traffic(site: Site) -> Result<()> {
     announcer.ip(&format!("route add default via {}", site.scope.server)).await?;
 
     let mut agent = site.agent().await?;
-    site.lease("web").await?;
+    let web = site.lease("web").await?;
     let mut status = site.bound("web", "address", |_| true).await?;
     let address: Ipv4Addr = status.address.clone().context("no address")?.parse()?;
     announcer.ip(&format!("address add {address}/32 dev eth0")).await?;
@@ -124,6 +125,17 @@ async fn traffic(site: Site) -> Result<()> {
     println!("{lost} requests in a row of {sent} lost, {PERIOD:?} apart");
     ensure!(sent > 1_000, "{sent} requests");
     ensure!(lost <= HOLE, "{lost} requests in a row had no answer");
+
+    // The guest has not heard of the end of its load balancer, and the server gives its address to no
+    // other host.
+    let mac = announcer.ip("-j link show eth0").await?;
+    let mac: serde_json::Value = serde_json::from_str(&mac)?;
+    let by = mac[0]["address"].as_str().context("no hardware address")?;
+    site.bound("web", "announcer", |status| status.announcers == [by]).await?;
+    site.records().delete("web", &DeleteParams::default()).await?;
+    site.deleted("web").await?;
+    let granted = site.server.granted_to(&web.mac.to_string()).await?;
+    ensure!(granted.is_some_and(|granted| granted.address == address), "{address} was given back");
     Ok(())
 }
 

@@ -21,6 +21,8 @@ pub struct Held {
     pub server: Ipv4Addr,
     /// The station that its answer came from.
     pub server_mac: Option<Mac>,
+    /// Stations that answered for it.
+    pub announcers: Vec<Mac>,
     /// For how long it was granted. `None`: for ever.
     pub seconds: Option<u32>,
     /// How long it has been held, by the wall clock.

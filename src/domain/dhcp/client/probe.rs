@@ -54,12 +54,22 @@ impl Client {
     }
 
     pub(super) fn heard_arp(&mut self, arp: Arp) {
+        if matches!(self.phase, Phase::Parting(_)) {
+            return self.parting_heard(arp);
+        }
+        if self.look_heard(arp) {
+            return;
+        }
         let Phase::Probing(probing) = &self.phase else {
             return self.ignore(Ignored::Unasked);
         };
         let Lease { address, server, server_mac, .. } = probing.lease;
         if !arp.disputes(address, self.identity.mac) {
             return self.ignore(Ignored::NotOurs);
+        }
+        if self.announces_for_us(address, arp.sender) {
+            let lease = probing.lease.clone();
+            return self.acquired(lease);
         }
         if self.options.proxy == Some(arp.sender) {
             // Its server keeps the address for this client, and offers it again.

@@ -1,6 +1,7 @@
 //! The client under a clock that the test moves, against answers that the test writes.
 
 mod acquiring;
+mod announcing;
 mod checklist {
     mod tests;
 }
@@ -195,6 +196,7 @@ fn held(left: u64) -> Held {
         name_servers: vec![OTHER],
         server: SERVER,
         server_mac: Some(SERVER_MAC),
+        announcers: Vec::new(),
         seconds: Some(120),
         age: secs(1000),
         left: secs(left),

@@ -36,7 +36,7 @@ fn lease(seconds: Option<u32>) -> Lease {
 
 fn record(lease: Option<Lease>, trouble: Option<Trouble>) -> Record {
     let state = if lease.is_some() { State::Bound } else { State::Lost };
-    Record { serial: 1, state, lease, trouble }
+    Record { serial: 1, state, lease, trouble, announced: None, still_announced: None }
 }
 
 #[test]

@@ -1,0 +1,153 @@
+//! Which stations answer ARP for the address on our behalf, and whether they still do when they must
+//! not.
+//!
+//! A guest or kube-vip announces the address; neither asks the DHCP server. A guest's cloud provider
+//! does not even watch for a change. So the client asks by ARP who has the address while it is
+//! published, and remembers the stations that answered. By them it knows its own announcer again: an
+//! address that is granted anew is not declined because its announcer has it, and a lost address that
+//! is still announced is reported.
+//!
+//! Without ARP probes ([`Probe::OFF`](super::Probe::OFF)) nothing here asks.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::super::arp::Arp;
+use super::super::{Event, Mac};
+use super::Client;
+
+/// Stations that are remembered: an announcer moves between nodes.
+const MOST_STATIONS: usize = 4;
+/// From the publication of an address to the question who announces it.
+const FIRST_LOOK: Duration = Duration::from_secs(30);
+/// How long an answer is waited for.
+const ANSWER: Duration = Duration::from_secs(1);
+/// From the loss of an address to the first question whether it is announced, and between two.
+const LOST_LOOK: Duration = Duration::from_secs(30);
+/// So many questions without an answer show that a lost address is no longer announced.
+const MOST_SILENT: u32 = 3;
+
+/// An address, and the stations that answered for it while it was held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Announced {
+    /// The address.
+    pub address: Ipv4Addr,
+    /// The stations, the last one that was noted first.
+    pub by: Vec<Mac>,
+}
+
+impl Announced {
+    pub(super) fn new(address: Ipv4Addr) -> Self {
+        Self { address, by: Vec::new() }
+    }
+
+    /// Notes a station. Returns whether it is news.
+    fn note(&mut self, station: Mac) -> bool {
+        if self.by.contains(&station) {
+            return false;
+        }
+        self.by.insert(0, station);
+        self.by.truncate(MOST_STATIONS);
+        true
+    }
+}
+
+/// Questions about one address.
+#[derive(Clone, Debug)]
+pub struct Look {
+    about: Announced,
+    /// Whether the address was lost: then it is asked again and again.
+    lost: bool,
+    /// Whether an answer is waited for.
+    pub waits: bool,
+    silent: u32,
+    pub next: Duration,
+}
+
+impl Look {
+    pub(super) fn is_about(&self, address: Ipv4Addr) -> bool {
+        self.about.address == address
+    }
+}
+
+impl Client {
+    pub(super) fn asks_by_arp(&self) -> bool {
+        self.options.probe.count > 0
+    }
+
+    /// The address was published, or confirmed: who announces it is asked after `pause`.
+    pub(super) fn look_for_announcer(&mut self, pause: Duration) {
+        let Some(about) = self.announced.clone().filter(|_| self.asks_by_arp()) else { return };
+        if self.look.as_ref().is_none_or(|look| !look.lost) {
+            let next = self.now + pause + self.dice.below(ANSWER);
+            self.look = Some(Look { about, lost: false, waits: false, silent: 0, next });
+        }
+    }
+
+    /// The address was published.
+    pub(super) fn published(&mut self) {
+        self.look_for_announcer(FIRST_LOOK);
+    }
+
+    /// The address was lost: whether it is still announced is asked until it is not.
+    pub(super) fn look_after_loss(&mut self) {
+        self.still = None;
+        let announced = self.announced.clone().filter(|announced| !announced.by.is_empty());
+        self.look = announced.filter(|_| self.asks_by_arp()).map(|about| {
+            let next = self.now + LOST_LOOK;
+            Look { about, lost: true, waits: false, silent: 0, next }
+        });
+    }
+
+    pub(super) fn look_due(&mut self) {
+        let Some(mut look) = self.look.take() else { return };
+        if !look.waits {
+            self.ask_who_has(look.about.address);
+            (look.waits, look.next) = (true, self.now + ANSWER);
+        } else if look.lost {
+            look.silent += 1;
+            if look.silent >= MOST_SILENT {
+                return self.no_longer_announced();
+            }
+            (look.waits, look.next) = (false, self.now + LOST_LOOK);
+        } else {
+            return;
+        }
+        self.look = Some(look);
+    }
+
+    fn no_longer_announced(&mut self) {
+        if self.still.take().is_some() {
+            self.record(self.trouble);
+        }
+    }
+
+    /// What ARP shows of the address that was asked about. Returns whether it was an answer.
+    pub(super) fn look_heard(&mut self, arp: Arp) -> bool {
+        let ours = self.identity.mac;
+        let answers = |look: &&mut Look| {
+            look.waits && arp.sender_ip == look.about.address && arp.sender != ours
+        };
+        let Some(look) = self.look.as_mut().filter(answers) else { return false };
+        let (address, by) = (look.about.address, arp.sender);
+        if !look.lost {
+            self.look = None;
+            if self.announced.as_mut().is_some_and(|announced| announced.note(by)) {
+                self.record(self.trouble);
+            }
+        } else if look.about.by.contains(&by) {
+            (look.waits, look.silent, look.next) = (false, 0, self.now + LOST_LOOK);
+            if self.still.replace((address, by)) != Some((address, by)) {
+                self.event(Event::StillAnnounced { address, by });
+                self.record(self.trouble);
+            }
+        }
+        true
+    }
+
+    /// Whether a station announces an address for us: it did so while the address was held.
+    pub(super) fn announces_for_us(&self, address: Ipv4Addr, station: Mac) -> bool {
+        let announced = self.announced.as_ref().filter(|announced| announced.address == address);
+        announced.is_some_and(|announced| announced.by.contains(&station))
+    }
+}

@@ -1,0 +1,100 @@
+//! Giving an address back.
+//!
+//! Invariant: no RELEASE goes out for an address that a station has. The server would give it to
+//! another host, and a guest that has not heard of the end of its load balancer announces it on.
+
+use std::time::Duration;
+
+use super::super::arp::Arp;
+use super::super::{Event, Lease, Out};
+use super::{Client, Phase};
+
+/// How long the second RELEASE waits. Nobody answers a RELEASE, and whoever was too busy for the first
+/// has had time since.
+const RELEASE_AGAIN: Duration = Duration::from_secs(1);
+
+/// An address is about to be given back, unless a station has it.
+#[derive(Clone, Debug)]
+pub struct Parting {
+    pub lease: Lease,
+    sent: u32,
+    pub next: Duration,
+}
+
+impl Client {
+    /// The address is no longer needed. The RELEASE goes out twice, then the client is done. While a
+    /// station has the address no RELEASE goes out: the server would give it to another host.
+    pub fn release(&mut self, now: Duration) -> Vec<Out> {
+        self.enter(now);
+        let (granted, held) = match (&self.phase, self.held.take()) {
+            (Phase::Released(_) | Phase::Parting(_), _) => return self.leave(),
+            (Phase::Probing(probing), _) => (Some(probing.lease.clone()), None),
+            (_, held) => (None, held),
+        };
+        self.awaits = None;
+        match (granted.filter(|_| self.up), held.filter(|_| self.up)) {
+            (Some(lease), _) => self.give_back(lease),
+            (_, Some(lease)) => self.part_with(lease),
+            _ => self.end(),
+        }
+        self.leave()
+    }
+
+    pub(super) fn give_back(&mut self, lease: Lease) {
+        self.say_release(&lease);
+        self.phase = Phase::Released(Some((self.now + RELEASE_AGAIN, lease)));
+    }
+
+    pub(super) fn release_again(&mut self) {
+        if let Phase::Released(Some((_, lease))) = &self.phase {
+            let lease = lease.clone();
+            if self.up {
+                self.say_release(&lease);
+            }
+            self.event(Event::Released { address: lease.address });
+        }
+        self.end();
+    }
+
+    pub(super) fn end(&mut self) {
+        self.phase = Phase::Released(None);
+        self.record(None);
+        self.out.push(Out::Done);
+    }
+
+    /// Gives an address back that was published, unless a station has it.
+    pub(super) fn part_with(&mut self, lease: Lease) {
+        self.phase = if self.asks_by_arp() && self.options.proxy.is_none() {
+            Phase::Parting(Parting { lease, sent: 0, next: self.now })
+        } else {
+            return self.give_back(lease);
+        };
+        self.parting_due();
+    }
+
+    pub(super) fn parting_due(&mut self) {
+        let Phase::Parting(parting) = &self.phase else { return };
+        let (mut parting, times) = (parting.clone(), self.options.probe);
+        if !self.up || parting.lease.is_over(self.now) {
+            return self.end();
+        }
+        if parting.sent >= times.count {
+            return self.give_back(parting.lease);
+        }
+        self.ask_who_has(parting.lease.address);
+        parting.sent += 1;
+        let last = parting.sent >= times.count;
+        parting.next = self.now + if last { times.wait } else { times.shortest_gap };
+        self.phase = Phase::Parting(parting);
+    }
+
+    /// What ARP shows of the address that is about to be given back.
+    pub(super) fn parting_heard(&mut self, arp: Arp) {
+        let Phase::Parting(parting) = &self.phase else { return };
+        let address = parting.lease.address;
+        if arp.sender_ip == address && arp.sender != self.identity.mac {
+            self.event(Event::NotReleased { address, by: arp.sender });
+            self.end();
+        }
+    }
+}

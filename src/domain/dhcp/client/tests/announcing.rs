@@ -1,0 +1,189 @@
+//! Who announces an address for us, and who still does.
+
+use super::server::{DECLINE, DISCOVER, RELEASE, arp};
+use super::*;
+
+const GUEST: Mac = Mac([2, 0, 0, 0, 0, 0x55]);
+const NODE: Mac = Mac([2, 0, 0, 0, 0, 0x56]);
+const NONE: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
+
+/// An hour's lease whose address is published.
+fn published() -> Bed {
+    let mut bed = Bed::new();
+    bed.acquire(ADDRESS, 3600);
+    bed.probes.clear();
+    bed
+}
+
+/// The same, where the guest was seen to announce it.
+fn announced() -> Bed {
+    let mut bed = published();
+    bed.asks();
+    bed.hears(&arp(false, GUEST, ADDRESS, NONE));
+    assert_eq!(bed.record().announced.as_ref().unwrap().by, [GUEST]);
+    bed
+}
+
+impl Bed {
+    /// Goes on until the client asks by ARP once more.
+    fn asks(&mut self) {
+        let before = self.probes.len();
+        for _ in 0..1000 {
+            if self.probes.len() > before {
+                return;
+            }
+            self.passes();
+        }
+        panic!("the client asks nothing");
+    }
+}
+
+#[test]
+pub fn who_announces_a_published_address_is_asked_and_recorded() {
+    let mut bed = published();
+    assert_eq!(bed.until(secs(29)), []);
+    assert_eq!((bed.probes.len(), bed.client.listening()), (0, Listening::Nothing));
+    bed.asks();
+    assert!(bed.now <= secs(32) && bed.client.listening() == Listening::DhcpAndArp);
+    let before = bed.records.len();
+    // Our own frame, and an answer about another address, say nothing.
+    bed.hears(&arp(false, identity().mac, ADDRESS, NONE));
+    bed.hears(&arp(false, GUEST, SECOND, NONE));
+    assert_eq!(bed.records.len(), before);
+    bed.hears(&arp(false, GUEST, ADDRESS, NONE));
+    assert_eq!(bed.record().announced, Some(Announced { address: ADDRESS, by: vec![GUEST] }));
+    assert_eq!((bed.client.state(), bed.client.listening()), (State::Bound, Listening::Nothing));
+    // At each renewal once more: it has moved to another node.
+    let renewal = bed.speaks();
+    bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 3600));
+    let before = bed.now;
+    bed.asks();
+    assert!(bed.now.checked_sub(before).unwrap() <= secs(1));
+    bed.hears(&arp(false, NODE, ADDRESS, NONE));
+    assert_eq!(bed.record().announced.as_ref().unwrap().by, [NODE, GUEST]);
+}
+
+/// No answer is no news, and no more is asked until the next renewal.
+#[test]
+pub fn silence_about_a_published_address_ends_the_question() {
+    let mut bed = published();
+    bed.until(secs(60));
+    assert_eq!((bed.probes.len(), bed.client.listening()), (1, Listening::Nothing));
+    assert_eq!(bed.client.deadline(), Some(bed.lease().renew));
+}
+
+#[test]
+pub fn an_address_that_its_own_announcer_has_is_taken_again() {
+    for (station, declined) in [(GUEST, false), (NODE, true)] {
+        let mut bed = announced();
+        // The server is away until long after the end of the lease.
+        bed.until(secs(3600 + 1000));
+        assert_eq!(bed.address(), None);
+        let discover = bed.speaks();
+        let request = bed.offer(&discover, ADDRESS, 3600);
+        bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 3600));
+        assert_eq!(bed.client.state(), State::Probing);
+        bed.passes();
+        let said = bed.hears(&arp(false, station, ADDRESS, NONE));
+        assert_eq!(said.first().map(Seen::kind), declined.then_some(DECLINE));
+        assert_eq!(bed.address(), (!declined).then_some(ADDRESS), "{station}");
+    }
+}
+
+#[test]
+pub fn a_lost_address_that_is_still_announced_is_reported() {
+    let mut bed = announced();
+    bed.until(secs(3600));
+    assert_eq!(bed.record().trouble, Some(Trouble::Expired));
+    let asked = bed.probes.len();
+    bed.asks();
+    // Another host may have got it meanwhile.
+    bed.hears(&arp(false, NODE, ADDRESS, NONE));
+    assert_eq!(bed.record().still_announced, None);
+    bed.hears(&arp(false, GUEST, ADDRESS, NONE));
+    assert_eq!(bed.record().still_announced, Some((ADDRESS, GUEST)));
+    assert!(bed.saw(&Event::StillAnnounced { address: ADDRESS, by: GUEST }));
+    // Said once, however often it is heard, and taken back after three silent questions.
+    let records = bed.records.len();
+    bed.asks();
+    bed.hears(&arp(false, GUEST, ADDRESS, NONE));
+    let still = |record: &Record| record.still_announced.is_some();
+    assert!(bed.records[records..].iter().all(still));
+    let events = bed.events.iter().filter(|e| matches!(e, Event::StillAnnounced { .. }));
+    assert_eq!(events.count(), 1);
+    bed.until(bed.now + secs(200));
+    assert_eq!(bed.probes.len(), asked + 2 + 3);
+    assert_eq!(bed.record().still_announced, None);
+}
+
+#[test]
+pub fn a_moved_address_is_looked_for_while_the_new_one_is_held() {
+    let mut bed = announced();
+    let renewal = bed.speaks();
+    bed.hears(&answer(&renewal, ACK, SECOND, SERVER, 3600));
+    while bed.address() != Some(SECOND) {
+        bed.passes();
+    }
+    bed.asks();
+    bed.hears(&arp(false, GUEST, ADDRESS, NONE));
+    let record = bed.record();
+    assert_eq!(record.still_announced, Some((ADDRESS, GUEST)));
+    assert_eq!(record.lease.as_ref().map(|lease| lease.address), Some(SECOND));
+    assert_eq!(record.announced, Some(Announced { address: SECOND, by: vec![] }));
+}
+
+#[test]
+pub fn a_client_that_was_stopped_after_a_loss_asks_for_the_same_address() {
+    let former = Announced { address: ADDRESS, by: vec![GUEST] };
+    let client = Client::new(identity(), Options::default(), 7, ms(0));
+    let mut bed = Bed::of(client.remembering(former));
+    assert_eq!(bed.client.state(), State::Lost);
+    let discover = bed.speaks();
+    assert_eq!(discover.wish(), Some(ADDRESS));
+    // Which server granted it is not remembered: another offer may come.
+    assert_eq!(bed.hears(&answer(&discover, OFFER, ADDRESS, SERVER, 120)), []);
+    let request = bed.speaks();
+    bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
+    bed.asks();
+    assert_eq!(bed.hears(&arp(false, GUEST, ADDRESS, NONE)), []);
+    assert_eq!(bed.address(), Some(ADDRESS));
+}
+
+#[test]
+pub fn an_address_that_a_station_has_is_not_given_back() {
+    // Whether it was seen before or not.
+    for station in [GUEST, NODE] {
+        let mut bed = announced();
+        assert_eq!(bed.release(), []);
+        assert_eq!(bed.client.listening(), Listening::DhcpAndArp);
+        bed.passes();
+        assert_eq!(bed.hears(&arp(false, station, ADDRESS, NONE)), []);
+        assert!(bed.done && bed.saw(&Event::NotReleased { address: ADDRESS, by: station }));
+        assert!(bed.messages.iter().all(|seen| seen.kind() != RELEASE));
+        assert_eq!((bed.record().state, bed.client.deadline()), (State::Released, None));
+    }
+    // Nobody has it: half a second later it goes back.
+    let mut bed = announced();
+    let before = bed.now;
+    assert_eq!(bed.release(), []);
+    assert_eq!(bed.speaks().kind(), RELEASE);
+    assert_eq!((bed.now.checked_sub(before).unwrap(), bed.probes.len()), (ms(430), 1 + 3));
+    // The cable goes meanwhile: it is over.
+    let mut bed = announced();
+    bed.release();
+    bed.link(false);
+    bed.passes();
+    assert!(bed.done && bed.messages.last().unwrap().kind() != RELEASE);
+}
+
+#[test]
+pub fn without_probes_nothing_is_asked() {
+    let mut bed = Bed::bound(3600);
+    assert_eq!(bed.client.deadline(), Some(bed.lease().renew));
+    assert_eq!(bed.release()[0].kind(), RELEASE);
+    assert!(bed.probes.is_empty());
+    let mut bed = Bed::bound(120);
+    bed.until(secs(119));
+    assert_eq!(bed.until(secs(121)).last().unwrap().kind(), DISCOVER);
+    assert!(bed.probes.is_empty());
+}
