@@ -108,7 +108,8 @@ pub const ANNOTATION_LEASE_OPERATOR: &str = "loadbalancer.harvesterhci.io/operat
 /// Account of Harvester's Go controller: `harvester-load-balancer.name` of its chart (`rbac.yaml`), in
 /// the namespace of Harvester.
 pub const GO_CONTROLLER: &str = "system:serviceaccount:harvester-system:harvester-load-balancer";
-/// Annotation of a LoadBalancer with `ipam: dhcp`: who leases its address, `host` or `guest`.
+/// Annotation of a LoadBalancer with `ipam: dhcp`: who leases its address, `host` or `guest`. And of a
+/// NetworkAttachmentDefinition, `host`: the host leases there.
 pub const ANNOTATION_DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
 
 /// Finalizer of a TokenRotation: it outlives a deletion until what must be revoked is.

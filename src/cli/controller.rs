@@ -33,7 +33,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     // The Lease has connections of its own: none that a burst has left behind can cost it a round.
     let keepers = client::through(way.clone(), &metrics)?;
     let leadership = Arc::new(Leadership::default());
-    let views = Views::start(&client, &args.admission.namespace, &metrics);
+    let views = Views::start(&client, &args.admission.namespace, args.dhcp.networks(), &metrics);
     let mut admission =
         admission::start(&args.admission, &client, &views, &leadership, &metrics).await?;
     let shown = Operator {
@@ -58,7 +58,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         client,
         views,
         metrics,
-        release_grace: Duration::from_secs(args.dhcp_release_grace.into()),
+        release_grace: args.dhcp.release_grace(),
     };
     let lookout = Lookout {
         client: ctx.client.clone(),

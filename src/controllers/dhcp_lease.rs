@@ -71,10 +71,10 @@ pub(super) fn keeper(ctx: Context) -> (Records, impl Future<Output = ()>) {
 
 async fn keep(record: Arc<DHCPLease>, keeper: Arc<Keeper>) -> Result<Action, CallError> {
     let views = &keeper.ctx.views;
-    if !views.leasing_synced() {
+    let lb = views.load_balancers.get(&crate::k8s::views::lb_of(&record));
+    if !lb.as_ref().map_or(views.leasing_synced(), |lb| views.leasing_synced_for(lb)) {
         return Ok(Action::requeue(AGENTS_EVERY));
     }
-    let lb = views.load_balancers.get(&crate::k8s::views::lb_of(&record));
     let done = match decide(&record, lb.as_deref(), &keeper.ctx) {
         Keeping::Nothing => None,
         Keeping::Later(pause) => Some(pause + Duration::from_millis(10)),

@@ -25,7 +25,7 @@ const REPETITIONS: usize = 5;
 /// must be known for that is not known yet; seeing it leads here again.
 pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Finding>, Error> {
     let views = &ctx.shared.views;
-    let (Some(cluster), true) = (views.cluster_id(), views.leasing_synced()) else {
+    let (Some(cluster), true) = (views.cluster_id(), views.leasing_synced_for(lb)) else {
         return Ok(None);
     };
     let name = facts::name(lb);
@@ -34,12 +34,12 @@ pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<F
     let mut fresh = false;
     for _ in 0..REPETITIONS {
         let where_ = record.as_ref().map_or(&network, |record| &record.spec.network);
-        let agent = views.agent_serves(where_);
         let seen = Seen {
             lb,
             network: &network,
             record: record.as_ref(),
-            agent,
+            declared: views.declares(&network),
+            serving: views.agent_serves(where_),
             now: Utc::now().fixed_offset(),
         };
         let written = match leasing::step(&seen) {

@@ -61,7 +61,7 @@ pub fn keep(
 
 /// Whether a LoadBalancer that stays has, or is to have, its address by this record.
 fn wants(record: &DHCPLease, lb: &LoadBalancer, network: &str, now: DateTime<FixedOffset>) -> bool {
-    let seen = Seen { lb, network, record: Some(record), agent: true, now };
+    let seen = Seen { lb, network, record: Some(record), declared: true, serving: true, now };
     !facts::wants_pool(lb)
         && !has_moved(record, lb, network)
         && !matches!(step(&seen), Step::Guest(_))

@@ -55,8 +55,13 @@ fn status(record: &mut DHCPLease) -> &mut DHCPLeaseStatus {
     record.status.as_mut().unwrap()
 }
 
-fn said(lb: &LoadBalancer, record: Option<&DHCPLease>, agent: bool) -> Step {
-    step(&Seen { lb, network: NETWORK, record, agent, now: at(0) })
+/// On a network that is declared.
+fn said(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
+    step(&Seen { lb, network: NETWORK, record, declared: true, serving, now: at(0) })
+}
+
+fn undeclared(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
+    step(&Seen { lb, network: NETWORK, record, declared: false, serving, now: at(0) })
 }
 
 fn waits(step: &Step) -> &'static str {
@@ -65,13 +70,50 @@ fn waits(step: &Step) -> &'static str {
     why.reason()
 }
 
+/// An agent that is away delays an address, and one that is there declares nothing.
 #[test]
-fn a_network_with_an_agent_is_the_hosts() {
-    assert_eq!(said(&lb(), None, true), Step::Create);
-    let Step::Guest(Some(why)) = said(&lb(), None, false) else { panic!() };
-    assert!(why.contains(NETWORK), "{why}");
-    let nowhere = Seen { lb: &lb(), network: "", record: None, agent: true, now: at(0) };
+fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
+    for choice in ["", "host"] {
+        assert_eq!(said(&chosen(choice), None, true), Step::Create, "{choice}");
+        assert_eq!(waits(&said(&chosen(choice), None, false)), "NoDHCPAgent", "{choice}");
+    }
+    for serving in [true, false] {
+        let Step::Guest(Some(why)) = undeclared(&lb(), None, serving) else { panic!() };
+        assert!(why.contains(NETWORK) && why.contains(ANNOTATION_DHCP), "{why}");
+        let hosts = undeclared(&chosen("host"), None, serving);
+        assert_eq!(waits(&hosts), "NoDHCPAgent");
+        let Step::Wait(why) = hosts else { panic!() };
+        assert!(why.message().contains(&format!("{ANNOTATION_DHCP}=host")), "{why:?}");
+        // A record is the host's, wherever it is.
+        let record = leased(Some("10.7.0.9"));
+        assert!(matches!(undeclared(&lb(), Some(&record), serving), Step::Take(_)));
+        let guests = publishing(lb(), "0.0.0.0");
+        assert_eq!(said(&guests, None, serving), Step::Guest(None), "it stays the guest's");
+    }
+    let nowhere =
+        Seen { lb: &lb(), network: "", record: None, declared: false, serving: true, now: at(0) };
     assert!(matches!(step(&nowhere), Step::Guest(Some(_))), "no network has no agent");
+}
+
+#[test]
+fn a_network_is_declared_by_name_or_where_its_namespace_may() {
+    let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let networks = Networks { listed: set(&["prod/vlan9"]), namespaces: set(&["default"]) };
+    for (network, annotation, declared) in [
+        ("prod/vlan9", "", true),
+        ("prod/vlan9", "guest", true),
+        ("prod/vlan8", "host", false),
+        ("default/vlan7", "host", true),
+        ("default/vlan7", "", false),
+        ("default/vlan7", "guest", false),
+        ("default/vlan7", "Host", false),
+        ("default-2/vlan7", "host", false),
+        ("default", "host", false),
+        ("", "host", false),
+    ] {
+        assert_eq!(networks.declare(network, annotation), declared, "{network} {annotation}");
+    }
+    assert!(!Networks::default().declare("default/vlan7", "host"));
 }
 
 #[test]
@@ -169,7 +211,8 @@ fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
         lb: &lb(),
         network: "default/other",
         record: Some(&record),
-        agent: true,
+        declared: true,
+        serving: true,
         now: at(0),
     };
     assert_eq!(waits(&step(&elsewhere)), "DHCPReturning");
@@ -179,7 +222,8 @@ fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
         lb: &published,
         network: "default/other",
         record: Some(&record),
-        agent: true,
+        declared: true,
+        serving: true,
         now: at(0),
     };
     assert!(matches!(step(&moved), Step::Take(_)), "an address in use stays");

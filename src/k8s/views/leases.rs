@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
@@ -39,6 +40,19 @@ impl Views {
     /// Whether everything that leased addresses depend on was listed once, or cannot be.
     pub fn leasing_synced(&self) -> bool {
         *self.synced.borrow() & LEASING == LEASING
+    }
+
+    /// The same, and the VMs that say on which network the LoadBalancer is, if they do.
+    pub fn leasing_synced_for(&self, lb: &LoadBalancer) -> bool {
+        let vms = || self.is_listed(Part::Vms) || self.no_vms.load(Ordering::Relaxed);
+        self.leasing_synced() && (facts::asks_vms_for_network(lb).is_none() || vms())
+    }
+
+    /// Whether the host leases on a network.
+    pub fn declares(&self, network: &str) -> bool {
+        let networks = lock(&self.networks);
+        let annotation = networks.get(network).map_or("", |network| &network.dhcp);
+        self.dhcp.declare(network, annotation)
     }
 
     /// The record of a LoadBalancer, by `namespace/name`.
@@ -80,6 +94,17 @@ impl Views {
         };
         let waiting = self.load_balancers.state_filter(waits);
         self.tell_lbs(waiting.iter().map(|lb| key(lb.as_ref())));
+    }
+
+    /// The agent of that name came, or went: whoever it leases for must be looked at. One that is away
+    /// for less than a second is seen here alone.
+    fn tell_agent(&self, name: &str) {
+        let records = self.records.state();
+        let mut networks = self.leasing_networks();
+        networks.extend(records.iter().map(|record| record.spec.network.clone()));
+        networks.iter().filter(|network| agent_name(network) == name).for_each(|network| {
+            self.tell_network(network);
+        });
     }
 
     /// Whoever may be leased for must be looked at.
@@ -173,16 +198,25 @@ fn see(views: &Views, lease: &Lease) {
         return;
     }
     let holding = holding(lease);
+    let holder = holding.holder.clone();
     let now = Instant::now();
-    let mut agents: std::sync::MutexGuard<'_, HashMap<String, Agent>> = lock(&views.agents);
-    match agents.get_mut(&name) {
-        Some(known) if known.holding == holding => {}
-        Some(known) => *known = Agent { holding, since: Some(now) },
-        None => {
-            let since =
-                Some(now).filter(|_| !leasing::is_left_behind(&holding, Utc::now().fixed_offset()));
-            agents.insert(name, Agent { holding, since });
+    let before = {
+        let mut agents: std::sync::MutexGuard<'_, HashMap<String, Agent>> = lock(&views.agents);
+        match agents.get_mut(&name) {
+            Some(known) if known.holding == holding => return,
+            Some(known) => {
+                let before = std::mem::replace(known, Agent { holding, since: Some(now) });
+                before.holding.holder
+            }
+            None => {
+                let left = leasing::is_left_behind(&holding, Utc::now().fixed_offset());
+                agents.insert(name.clone(), Agent { holding, since: Some(now).filter(|_| !left) });
+                String::new()
+            }
         }
+    };
+    if before != holder {
+        views.tell_agent(&name);
     }
 }
 

@@ -39,6 +39,7 @@ use crate::domain::facts::{self, Project, Surroundings};
 use crate::domain::host_links::{HostLinks, Link};
 use crate::domain::infrastructure::Reserved;
 use crate::domain::label_index::{LabelIndex, LbKey};
+use crate::domain::leasing;
 use crate::domain::reason::Wait;
 use crate::domain::service::Attachment;
 use crate::domain::vm::{self, Pod, Topology, Vm};
@@ -119,8 +120,12 @@ pub struct Views {
     cluster: Arc<Mutex<Option<String>>>,
     /// The Leases of networks' agents, by name.
     agents: Arc<Mutex<HashMap<String, leases::Agent>>>,
+    /// On which networks the host leases, beside what NetworkAttachmentDefinitions say.
+    dhcp: Arc<leasing::Networks>,
     removals: Arc<Mutex<Removals>>,
     vms: Arc<Mutex<LabelIndex>>,
+    /// Whether the cluster serves no VMs.
+    no_vms: Arc<AtomicBool>,
     /// Addresses that belong to the cluster.
     pub infrastructure: InfrastructureAddresses,
     /// Where each node says that it is.
@@ -164,15 +169,21 @@ impl Informer {
             *parts |= part as u16;
             *parts != before
         });
-        if is_news && LEASING & part as u16 != 0 {
+        if is_news && (LEASING | Part::Vms as u16) & part as u16 != 0 {
             self.views.tell_leased();
         }
     }
 }
 
 impl Views {
-    /// Starts the informers. They run until the process ends. `namespace` is the operator's own.
-    pub fn start(client: &Client, namespace: &str, metrics: &Metrics) -> Self {
+    /// Starts the informers. They run until the process ends. `namespace` is the operator's own, and
+    /// `dhcp` what its options say of DHCP networks.
+    pub fn start(
+        client: &Client,
+        namespace: &str,
+        dhcp: leasing::Networks,
+        metrics: &Metrics,
+    ) -> Self {
         let writer = Writer::<LoadBalancer>::default();
         let records = Writer::<DHCPLease>::default();
         let (synced_tx, synced) = watch::channel(0);
@@ -184,8 +195,10 @@ impl Views {
             projects: Arc::default(),
             cluster: Arc::default(),
             agents: Arc::default(),
+            dhcp: Arc::new(dhcp),
             removals: Arc::default(),
             vms: Arc::default(),
+            no_vms: Arc::default(),
             infrastructure: InfrastructureAddresses::default(),
             nodes: Arc::default(),
             networks: Arc::default(),

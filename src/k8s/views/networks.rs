@@ -9,8 +9,9 @@ use serde::Deserialize;
 
 use super::{Informer, Part, Signal, lock};
 use crate::api::kubevirt::NetworkAttachmentDefinition;
-use crate::api::{ANNOTATION_NETWORK, ANNOTATION_ROUTE, LABEL_VLAN};
+use crate::api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, ANNOTATION_ROUTE, LABEL_VLAN};
 use crate::domain::backend_address::NetworkRange;
+use crate::domain::bounds::{LONGEST_WORD, cut};
 use crate::domain::service::Attachment;
 use crate::k8s::informer;
 
@@ -47,9 +48,16 @@ pub(super) async fn watch(at: Informer) {
             listed.insert(key(&network), known(&network));
         }
         Event::InitDone => {
-            *lock(&views.networks) = std::mem::take(&mut listed);
+            let new = std::mem::take(&mut listed);
+            let before = std::mem::replace(&mut *lock(&views.networks), new.clone());
             at.done(Part::Networks);
             views.tell(Signal::Networks);
+            let dhcp = |known: Option<&Network>| known.map(|known| known.dhcp.clone());
+            for key in new.keys().chain(before.keys()) {
+                if dhcp(before.get(key)) != dhcp(new.get(key)) {
+                    views.tell_network(key);
+                }
+            }
         }
         Event::Apply(network) => {
             let key = key(&network);
@@ -60,6 +68,9 @@ pub(super) async fn watch(at: Informer) {
                 tell_users(&at, &key);
                 views.tell(Signal::Networks);
             }
+            if old.as_ref().map_or("", |old| &old.dhcp) != new.dhcp {
+                views.tell_network(&key);
+            }
             if old.and_then(|old| old.range) != new.range {
                 views.tell_on_network(&key);
             }
@@ -68,6 +79,7 @@ pub(super) async fn watch(at: Informer) {
             let key = key(&network);
             let old = lock(&views.networks).remove(&key);
             views.tell(Signal::Networks);
+            views.tell_network(&key);
             if old.is_some_and(|old| old.range.is_some()) {
                 views.tell_on_network(&key);
             }
@@ -97,6 +109,8 @@ pub(super) struct Network {
     pub(super) vlan: u16,
     /// Its addresses, if they are known.
     pub(super) range: Option<NetworkRange>,
+    /// What its annotation says of who leases there; empty for none.
+    pub(super) dhcp: String,
 }
 
 fn known(network: &NetworkAttachmentDefinition) -> Network {
@@ -104,7 +118,8 @@ fn known(network: &NetworkAttachmentDefinition) -> Network {
     let labelled = network.labels().get(LABEL_VLAN).and_then(|vlan| vlan.parse().ok());
     let configured = attachment.as_ref().map(|attachment| attachment.vlan);
     let vlan = labelled.or(configured).unwrap_or_default();
-    Network { vlan, attachment, range: range(network) }
+    let dhcp = network.annotations().get(ANNOTATION_DHCP).cloned().unwrap_or_default();
+    Network { vlan, attachment, range: range(network), dhcp: cut(dhcp, LONGEST_WORD) }
 }
 
 /// `None`: not a network that a bridge of the node leads to.

@@ -3,6 +3,7 @@
 //! Objects are read into the few facts that decisions take and dropped at once.
 
 use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 
 use kube::{Api, ResourceExt};
 use kube_runtime::reflector::ObjectRef;
@@ -43,7 +44,7 @@ pub(super) async fn watch_vms(at: Informer) {
             None
         }
     };
-    informer::run(api, config, "VirtualMachineInstance", &at.metrics, |event| match event {
+    let on_event = |event| match event {
         Event::Init => listed.clear(),
         Event::InitApply(vmi) => {
             // One that cannot be read now is not gone.
@@ -66,8 +67,15 @@ pub(super) async fn watch_vms(at: Informer) {
             }
         }
         Event::Delete(vmi) => views.remove_vm(&key(&vmi)),
-    })
-    .await;
+    };
+    // Without KubeVirt no VM says on which network a guest is.
+    let not_served = || {
+        if !views.no_vms.swap(true, Ordering::Relaxed) {
+            views.tell_leased();
+        }
+    };
+    let kind = "VirtualMachineInstance";
+    informer::run_if_served(api, config, kind, &at.metrics, on_event, not_served).await;
 }
 
 pub(super) async fn watch_pods(at: Informer) {
