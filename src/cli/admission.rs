@@ -64,7 +64,7 @@ pub(super) struct AdmissionArgs {
     /// A ClusterRole that is removed together with the operator. The webhook configurations name it
     /// as their owner and go with it.
     #[arg(long, env = "HGO_ADMISSION_OWNER")]
-    admission_owner: Option<String>,
+    pub(super) admission_owner: Option<String>,
     /// Authorities of callers' certificates, a file in PEM. Requests to judge or change an object
     /// are then taken from callers with such a certificate only. By default an API server has none.
     #[arg(long, env = "HGO_ADMISSION_CLIENT_CA")]

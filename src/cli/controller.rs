@@ -59,6 +59,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         views,
         metrics,
         release_grace: args.dhcp.release_grace(),
+        agents: args.dhcp.agents(&args.admission)?.map(Arc::new),
     };
     let lookout = Lookout {
         client: ctx.client.clone(),

@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+use anyhow::{Context as _, ensure};
+use k8s_openapi::api::apps::v1::Deployment;
+
+use super::admission::AdmissionArgs;
+use crate::controllers::dhcp_agent::Agents;
 use crate::domain::leasing::Networks;
 
 /// Options of DHCP networks.
@@ -25,12 +30,36 @@ pub(super) struct DhcpArgs {
         default_value = "default"
     )]
     namespaces: Vec<String>,
+    /// What the agents have in common that the operator makes for such networks: a Deployment, as YAML.
+    /// Without it the operator makes none.
+    #[arg(long = "dhcp-agent", env = "HGO_DHCP_AGENT")]
+    agent: Option<String>,
 }
 
 impl DhcpArgs {
     /// How long a leased address outlives its LoadBalancer.
     pub(super) fn release_grace(&self) -> Duration {
         Duration::from_secs(self.release_grace.into())
+    }
+
+    /// How agents are made.
+    pub(super) fn agents(&self, admission: &AdmissionArgs) -> anyhow::Result<Option<Agents>> {
+        let Some(text) = self.agent.as_deref().filter(|text| !text.is_empty()) else {
+            return Ok(None);
+        };
+        // What is no Deployment is refused here, and what is one has the form that it is filled in.
+        let template: Deployment =
+            serde_saphyr::from_str(text).context("--dhcp-agent: must be a Deployment, as YAML")?;
+        let containers = template.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+        ensure!(
+            containers.is_some_and(|pod| pod.containers.len() == 1),
+            "--dhcp-agent: spec.template.spec.containers must be one"
+        );
+        Ok(Some(Agents {
+            namespace: admission.namespace.clone(),
+            template: serde_json::to_value(&template)?,
+            owner: admission.admission_owner.clone(),
+        }))
     }
 
     /// On which networks the host leases.

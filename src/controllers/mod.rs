@@ -4,6 +4,7 @@
 //! Invariant: everything here belongs to one term of leadership. It starts from a consistent
 //! list and is dropped, not wound down, when the term ends; no task of it runs on then.
 
+pub mod dhcp_agent;
 mod dhcp_lease;
 pub mod ip_pool;
 mod kube_vip;
@@ -44,6 +45,8 @@ pub struct Context {
     pub metrics: Metrics,
     /// For how long a leased address outlives its LoadBalancer.
     pub release_grace: Duration,
+    /// How agents are made for networks that ask for one. `None`: the operator makes none.
+    pub agents: Option<Arc<dhcp_agent::Agents>>,
     /// For reads of credentials.
     pub credentials: Credentials,
     /// Namespaces in which credentials may be read and written.
@@ -73,6 +76,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let told = topology::run(ctx.clone(), moved);
     let (records, keeper) = dhcp_lease::keeper(ctx.clone());
     let agents = dhcp_lease::agents(ctx.clone());
+    let made = dhcp_agent::run(ctx.clone());
     let rotations = token_rotation::run(ctx.clone());
     let (context, due) = load_balancer::Context::new(ctx, handle.clone(), prober.clone());
     // A task of its own: whatever wakes it would have all the others here looked after.
@@ -123,6 +127,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         () = import => anyhow::bail!("nobody imports pools any more"),
         () = keeper => anyhow::bail!("nobody keeps DHCPLeases any more"),
         () = agents => anyhow::bail!("nobody looks after DHCP agents any more"),
+        () = made => anyhow::bail!("nobody makes DHCP agents any more"),
         () = rotations => anyhow::bail!("nobody looks after credentials any more"),
         () = stored => anyhow::bail!("nobody looks after stored versions any more"),
         () = told => anyhow::bail!("nobody tells VMs where they are any more"),

@@ -8,7 +8,9 @@
 //! address is published only while its record says that it may be used, and never when somebody
 //! else has it; a record goes only when no LoadBalancer of its name wants it.
 
+pub mod deployment;
 mod keeping;
+pub mod network_status;
 mod networks;
 mod obstacle;
 
@@ -26,7 +28,7 @@ use crate::api::{
     ANNOTATION_DHCP, DHCP_FINALIZER, DHCPLease, DHCPLeaseSpec, LeaseState, LoadBalancer, READY,
 };
 pub use keeping::{Keeping, keep, without_finalizer};
-pub use networks::Networks;
+pub use networks::{Agent, Declaration, Form, Networks};
 pub use obstacle::{Other, Pool, World, obstacle};
 
 /// By how much clocks of two machines may differ before a Lease counts as left behind.
@@ -93,6 +95,8 @@ pub struct Holding {
     pub holder: String,
     /// For how long after each renewal.
     pub duration: Duration,
+    /// When the holder's clock says that it was acquired.
+    pub acquired: Option<DateTime<FixedOffset>>,
     /// When the holder's clock says that it was renewed.
     pub renewed: Option<DateTime<FixedOffset>>,
     /// `metadata.resourceVersion`: any change is a sign of life.

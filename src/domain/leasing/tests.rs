@@ -96,27 +96,6 @@ fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
 }
 
 #[test]
-fn a_network_is_declared_by_name_or_where_its_namespace_may() {
-    let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-    let networks = Networks { listed: set(&["prod/vlan9"]), namespaces: set(&["default"]) };
-    for (network, annotation, declared) in [
-        ("prod/vlan9", "", true),
-        ("prod/vlan9", "guest", true),
-        ("prod/vlan8", "host", false),
-        ("default/vlan7", "host", true),
-        ("default/vlan7", "", false),
-        ("default/vlan7", "guest", false),
-        ("default/vlan7", "Host", false),
-        ("default-2/vlan7", "host", false),
-        ("default", "host", false),
-        ("", "host", false),
-    ] {
-        assert_eq!(networks.declare(network, annotation), declared, "{network} {annotation}");
-    }
-    assert!(!Networks::default().declare("default/vlan7", "host"));
-}
-
-#[test]
 fn the_annotation_chooses() {
     assert!(matches!(said(&chosen("guest"), None, true), Step::Guest(Some(_))));
     assert!(matches!(said(&chosen("guest"), Some(&leased(None)), true), Step::Guest(Some(_))));
@@ -305,6 +284,7 @@ fn an_agent_is_there_while_its_lease_is_renewed() {
     let held = Holding {
         holder: "agent".into(),
         duration: Duration::from_secs(15),
+        acquired: None,
         renewed: Some(at(0)),
         version: "1".into(),
     };

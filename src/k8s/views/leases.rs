@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, FixedOffset, Utc};
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::core::Status;
 use kube::{Api, Resource, ResourceExt};
 use kube_runtime::reflector::{ObjectRef, store::Writer};
@@ -19,7 +21,7 @@ use super::{Informer, LEASING, Part, Signal, Views, lock};
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::dhcp::{AGENT_PREFIX, agent_name};
 use crate::domain::facts;
-use crate::domain::leasing::{self, Holding};
+use crate::domain::leasing::{self, Declaration, Holding};
 use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 
@@ -34,6 +36,23 @@ impl Agent {
     fn serves(&self, now: Instant) -> bool {
         self.since.is_some_and(|since| leasing::serves(&self.holding, now - since))
     }
+}
+
+/// A network, as far as its agent is made by it.
+#[derive(Clone, Debug)]
+pub struct AgentNetwork {
+    /// `namespace/name`.
+    pub name: String,
+    /// Who makes its agent.
+    pub agent: leasing::Agent,
+    /// What it says of DHCP.
+    pub declaration: Declaration,
+    /// What is said on it of its agent; empty for nothing.
+    pub status: String,
+    /// Whether it is of a namespace in which networks are written.
+    pub may_declare: bool,
+    /// Its identity and version.
+    pub reference: ObjectReference,
 }
 
 impl Views {
@@ -51,8 +70,34 @@ impl Views {
     /// Whether the host leases on a network.
     pub fn declares(&self, network: &str) -> bool {
         let networks = lock(&self.networks);
-        let annotation = networks.get(network).map_or("", |network| &network.dhcp);
-        self.dhcp.declare(network, annotation)
+        self.dhcp.declare(network, networks.get(network).map(|known| &known.declaration))
+    }
+
+    /// Each network that asks for an agent, has one, or says something of one.
+    pub fn agent_networks(&self) -> Vec<AgentNetwork> {
+        let networks = lock(&self.networks);
+        let agents = networks.iter().map(|(name, known)| AgentNetwork {
+            name: name.clone(),
+            agent: self.dhcp.agent(name, &known.declaration),
+            declaration: known.declaration.clone(),
+            status: known.status.clone(),
+            may_declare: self.dhcp.may_declare(name),
+            reference: (*known.reference).clone(),
+        });
+        agents.filter(|of| of.agent != leasing::Agent::None || !of.status.is_empty()).collect()
+    }
+
+    /// Who serves a network, and since when by its own clock.
+    pub fn agent_of(&self, network: &str) -> Option<(String, Option<DateTime<FixedOffset>>)> {
+        let agents = lock(&self.agents);
+        let agent = agents.get(&agent_name(network))?;
+        let holding = &agent.holding;
+        agent.serves(Instant::now()).then(|| (holding.holder.clone(), holding.acquired))
+    }
+
+    /// Whether a node has a label that says so.
+    pub fn has_node(&self, label: &str) -> bool {
+        lock(&self.node_networks).values().any(|labels| labels.contains(label))
     }
 
     /// The record of a LoadBalancer, by `namespace/name`.
@@ -226,12 +271,15 @@ fn holding(lease: &Lease) -> Holding {
     Holding {
         holder: spec.holder_identity.unwrap_or_default(),
         duration: Duration::from_secs(seconds),
-        renewed: spec
-            .renew_time
-            .and_then(|time| DateTime::from_timestamp(time.0.as_second(), 0))
-            .map(|time| time.fixed_offset()),
+        acquired: spec.acquire_time.and_then(moment),
+        renewed: spec.renew_time.and_then(moment),
         version: lease.metadata.resource_version.clone().unwrap_or_default(),
     }
+}
+
+#[allow(clippy::needless_pass_by_value)] // It maps a field of a Lease.
+fn moment(time: MicroTime) -> Option<DateTime<FixedOffset>> {
+    DateTime::from_timestamp(time.0.as_second(), 0).map(|time| time.fixed_offset())
 }
 
 /// Drops what decisions do not need; one that does not fit the type is skipped.

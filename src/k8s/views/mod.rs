@@ -17,7 +17,7 @@ mod pools;
 mod serving;
 mod vms;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -47,7 +47,7 @@ use crate::metrics::Metrics;
 pub use early::WritingSlice;
 pub use echoes::Writing;
 pub use infrastructure::InfrastructureAddresses;
-pub use leases::lb_of;
+pub use leases::{AgentNetwork, lb_of};
 pub use serving::{Owned, OwnedSlice, owners, service, slice};
 
 /// Something in the cluster that a leader must look at.
@@ -130,6 +130,8 @@ pub struct Views {
     pub infrastructure: InfrastructureAddresses,
     /// Where each node says that it is.
     nodes: Arc<Mutex<HashMap<String, Topology>>>,
+    /// Labels of each node that say on which cluster networks it is.
+    node_networks: Arc<Mutex<HashMap<String, BTreeSet<String>>>>,
     networks: Arc<Mutex<HashMap<String, networks::Network>>>,
     /// Links of nodes for VLANs.
     host_links: Arc<Mutex<HostLinks>>,
@@ -201,6 +203,7 @@ impl Views {
             no_vms: Arc::default(),
             infrastructure: InfrastructureAddresses::default(),
             nodes: Arc::default(),
+            node_networks: Arc::default(),
             networks: Arc::default(),
             host_links: Arc::default(),
             pools: Arc::default(),

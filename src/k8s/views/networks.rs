@@ -1,19 +1,28 @@
 //! The view of NetworkAttachmentDefinitions: how a node reaches each network.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use ipnet::IpNet;
-use kube::{Api, ResourceExt};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{Api, Resource, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 use serde::Deserialize;
 
 use super::{Informer, Part, Signal, lock};
 use crate::api::kubevirt::NetworkAttachmentDefinition;
-use crate::api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, ANNOTATION_ROUTE, LABEL_VLAN};
+use crate::api::{
+    ANNOTATION_DHCP, ANNOTATION_DHCP_STATUS, ANNOTATION_NETWORK, ANNOTATION_ROUTE,
+    LABEL_CLUSTER_NETWORK, LABEL_VLAN,
+};
 use crate::domain::backend_address::NetworkRange;
-use crate::domain::bounds::{LONGEST_WORD, cut};
+use crate::domain::bounds::{LONGEST_TEXT, LONGEST_WORD, cut};
+use crate::domain::leasing::{Declaration, Form};
 use crate::domain::service::Attachment;
 use crate::k8s::informer;
+
+/// How the bridge of a cluster network is called after it. Source: network-controller-harvester,
+/// pkg/utils/bridge.go.
+const BRIDGE: &str = "-br";
 
 /// The part of a bridge plugin's configuration that says where a network is.
 #[derive(Deserialize)]
@@ -24,6 +33,8 @@ struct Plugin {
     bridge: String,
     #[serde(default)]
     vlan: u16,
+    #[serde(default, rename = "vlanTrunk")]
+    vlan_trunk: Vec<serde::de::IgnoredAny>,
 }
 
 /// The part of Harvester's annotation that says which addresses a network has. Where nobody has
@@ -52,9 +63,8 @@ pub(super) async fn watch(at: Informer) {
             let before = std::mem::replace(&mut *lock(&views.networks), new.clone());
             at.done(Part::Networks);
             views.tell(Signal::Networks);
-            let dhcp = |known: Option<&Network>| known.map(|known| known.dhcp.clone());
             for key in new.keys().chain(before.keys()) {
-                if dhcp(before.get(key)) != dhcp(new.get(key)) {
+                if declaration(before.get(key)) != declaration(new.get(key)) {
                     views.tell_network(key);
                 }
             }
@@ -68,7 +78,7 @@ pub(super) async fn watch(at: Informer) {
                 tell_users(&at, &key);
                 views.tell(Signal::Networks);
             }
-            if old.as_ref().map_or("", |old| &old.dhcp) != new.dhcp {
+            if declaration(old.as_ref()) != Some(&new.declaration) {
                 views.tell_network(&key);
             }
             if old.and_then(|old| old.range) != new.range {
@@ -101,7 +111,7 @@ fn tell_users(at: &Informer, network: &str) {
 }
 
 /// A network that there is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Network {
     /// How nodes reach it, if they do.
     pub(super) attachment: Option<Attachment>,
@@ -109,8 +119,16 @@ pub(super) struct Network {
     pub(super) vlan: u16,
     /// Its addresses, if they are known.
     pub(super) range: Option<NetworkRange>,
-    /// What its annotation says of who leases there; empty for none.
-    pub(super) dhcp: String,
+    /// What it says of DHCP.
+    pub(super) declaration: Declaration,
+    /// What is said on it of its agent; empty for nothing.
+    pub(super) status: String,
+    /// Its identity and version, for Events and writes.
+    pub(super) reference: Box<ObjectReference>,
+}
+
+fn declaration(known: Option<&Network>) -> Option<&Declaration> {
+    known.map(|known| &known.declaration)
 }
 
 fn known(network: &NetworkAttachmentDefinition) -> Network {
@@ -118,13 +136,39 @@ fn known(network: &NetworkAttachmentDefinition) -> Network {
     let labelled = network.labels().get(LABEL_VLAN).and_then(|vlan| vlan.parse().ok());
     let configured = attachment.as_ref().map(|attachment| attachment.vlan);
     let vlan = labelled.or(configured).unwrap_or_default();
-    let dhcp = network.annotations().get(ANNOTATION_DHCP).cloned().unwrap_or_default();
-    Network { vlan, attachment, range: range(network), dhcp: cut(dhcp, LONGEST_WORD) }
+    let text = |map: &BTreeMap<String, String>, key| {
+        cut(map.get(key).cloned().unwrap_or_default(), LONGEST_WORD)
+    };
+    let bridge = attachment.as_ref().map_or("", |attachment| &attachment.bridge);
+    let mut cluster_network = text(network.labels(), LABEL_CLUSTER_NETWORK);
+    if cluster_network.is_empty() {
+        bridge.strip_suffix(BRIDGE).unwrap_or_default().clone_into(&mut cluster_network);
+    }
+    let declaration = Declaration {
+        annotation: text(network.annotations(), ANNOTATION_DHCP),
+        form: form(network),
+        cluster_network,
+    };
+    let mut reference = Box::new(network.object_ref(&()));
+    reference.resource_version = network.resource_version();
+    let status = network.annotations().get(ANNOTATION_DHCP_STATUS).cloned().unwrap_or_default();
+    let status = cut(status, LONGEST_TEXT);
+    Network { vlan, attachment, range: range(network), declaration, status, reference }
+}
+
+/// Where an agent that is attached there is.
+fn form(network: &NetworkAttachmentDefinition) -> Form {
+    match serde_json::from_str::<Plugin>(&network.spec.config) {
+        Ok(plugin) if plugin.type_ != "bridge" || plugin.bridge.is_empty() => Form::Other,
+        Ok(plugin) if plugin.vlan_trunk.is_empty() => Form::Bridge,
+        Ok(_) => Form::Trunk,
+        Err(_) => Form::Other,
+    }
 }
 
 /// `None`: not a network that a bridge of the node leads to.
 fn attachment(network: &NetworkAttachmentDefinition) -> Option<Attachment> {
-    let Plugin { type_, bridge, vlan } = serde_json::from_str(&network.spec.config).ok()?;
+    let Plugin { type_, bridge, vlan, .. } = serde_json::from_str(&network.spec.config).ok()?;
     (type_ == "bridge" && !bridge.is_empty()).then_some(Attachment { bridge, vlan })
 }
 

@@ -17,6 +17,7 @@ use crate::api::kubevirt::{
 };
 use crate::domain::infrastructure::Reserved;
 use crate::domain::label_index::LbKey;
+use crate::domain::leasing::deployment::LABEL_CLUSTER_NETWORKS;
 use crate::domain::vm::{self, Topology};
 use crate::domain::{topology, vm_lb};
 use crate::k8s::guard::Guard;
@@ -167,6 +168,11 @@ impl Views {
         if before != Some(topology) {
             self.tell_residents(&name);
         }
+        let is_on = |(label, value): (&String, &String)| {
+            (value == "true" && label.starts_with(LABEL_CLUSTER_NETWORKS)).then(|| label.clone())
+        };
+        let networks = node.labels().iter().filter_map(is_on).collect();
+        lock(&self.node_networks).insert(name.clone(), networks);
         let may_announce = node.labels().contains_key(CONTROL_PLANE);
         let is_news = lock(&self.host_links).set_announcing(&name, may_announce);
         self.tell_announced(is_news);
@@ -178,6 +184,7 @@ impl Views {
 
     fn remove_node(&self, name: &str) {
         lock(&self.nodes).remove(name);
+        lock(&self.node_networks).remove(name);
         let is_news = lock(&self.host_links).set_announcing(name, false);
         self.tell_announced(is_news);
         self.reserve(&Reserved::Node(name.to_owned()), Vec::new());
