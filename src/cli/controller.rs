@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
 
 use super::{ControllerArgs, admission};
 use crate::controllers::{self, Context};
@@ -58,6 +59,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         client,
         views,
         metrics,
+        began: Instant::now(),
         release_grace: args.dhcp.release_grace(),
         agents: args.dhcp.agents(&args.admission)?.map(Arc::new),
     };

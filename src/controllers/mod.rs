@@ -20,6 +20,7 @@ use std::time::Duration;
 use kube::Client;
 use kube_runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::api::LoadBalancer;
@@ -45,6 +46,8 @@ pub struct Context {
     pub metrics: Metrics,
     /// For how long a leased address outlives its LoadBalancer.
     pub release_grace: Duration,
+    /// When the term began.
+    pub began: Instant,
     /// How agents are made for networks that ask for one. `None`: the operator makes none.
     pub agents: Option<Arc<dhcp_agent::Agents>>,
     /// For reads of credentials.
@@ -55,6 +58,7 @@ pub struct Context {
 
 /// Leads until dropped. Returns only with the error that ended the term.
 pub async fn lead(ctx: Context) -> anyhow::Result<()> {
+    let ctx = Context { began: Instant::now(), ..ctx };
     // Listening begins before the lists, so that no change falls between the two.
     let mut signals = ctx.views.listen();
     ctx.views.synced().await;

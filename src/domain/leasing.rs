@@ -84,6 +84,9 @@ pub struct Seen<'a> {
     pub declared: bool,
     /// Whether the agent of the record's network, or else of its own, is there.
     pub serving: bool,
+    /// Whether the term is so young that an agent may have had no time to write what it renewed while the
+    /// API server was away.
+    pub early: bool,
     /// The time.
     pub now: DateTime<FixedOffset>,
 }
@@ -174,7 +177,7 @@ pub fn step(seen: &Seen<'_>) -> Step {
 
 /// With a record, the host leases.
 fn with(record: &DHCPLease, seen: &Seen<'_>) -> Step {
-    let Seen { lb, network, declared, serving, now, .. } = *seen;
+    let Seen { lb, network, declared, serving, early, now, .. } = *seen;
     if record.metadata.deletion_timestamp.is_some() {
         return Step::Wait(NoLease::Returning);
     }
@@ -184,7 +187,8 @@ fn with(record: &DHCPLease, seen: &Seen<'_>) -> Step {
     if record.spec.release_after.is_some() {
         return Step::Keep;
     }
-    if let Some(lease) = usable(record, now) {
+    let published = |lease: &Lease| early && facts::leased(lb) == Some(lease.ip);
+    if let Some(lease) = usable(record, now).or_else(|| recorded(record).filter(published)) {
         return Step::Take(lease);
     }
     let said = record.status.iter().flat_map(|status| &status.conditions);
@@ -216,10 +220,15 @@ fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
 
 /// The address that a record says may be used now.
 pub fn usable(record: &DHCPLease, now: DateTime<FixedOffset>) -> Option<Lease> {
+    recorded(record).filter(|_| ends(record).is_none_or(|end| end > now))
+}
+
+/// The address that a record has, whether its time is over by the clock or not.
+fn recorded(record: &DHCPLease) -> Option<Lease> {
     let status = record.status.as_ref()?;
     let over = matches!(status.state, Some(LeaseState::Lost | LeaseState::Released));
     let ip: Ipv4Addr = status.address.as_ref()?.parse().ok()?;
-    if over || ends(record).is_some_and(|end| end <= now) || !is_host(ip) {
+    if over || !is_host(ip) {
         return None;
     }
     let length = status.prefix_length.and_then(|length| u8::try_from(length).ok());

@@ -57,11 +57,11 @@ fn status(record: &mut DHCPLease) -> &mut DHCPLeaseStatus {
 
 /// On a network that is declared.
 fn said(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
-    step(&Seen { lb, network: NETWORK, record, declared: true, serving, now: at(0) })
+    step(&Seen { lb, network: NETWORK, record, declared: true, serving, early: false, now: at(0) })
 }
 
 fn undeclared(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
-    step(&Seen { lb, network: NETWORK, record, declared: false, serving, now: at(0) })
+    step(&Seen { lb, network: NETWORK, record, declared: false, serving, early: false, now: at(0) })
 }
 
 fn waits(step: &Step) -> &'static str {
@@ -90,8 +90,15 @@ fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
         let guests = publishing(lb(), "0.0.0.0");
         assert_eq!(said(&guests, None, serving), Step::Guest(None), "it stays the guest's");
     }
-    let nowhere =
-        Seen { lb: &lb(), network: "", record: None, declared: false, serving: true, now: at(0) };
+    let nowhere = Seen {
+        lb: &lb(),
+        network: "",
+        record: None,
+        declared: false,
+        serving: true,
+        early: false,
+        now: at(0),
+    };
     assert!(matches!(step(&nowhere), Step::Guest(Some(_))), "no network has no agent");
 }
 
@@ -160,6 +167,32 @@ fn an_address_is_taken_while_it_may_be_used() {
     assert_eq!(waits(&told(&|s| s.state = Some(LeaseState::Lost))), "DHCPLeaseLost");
 }
 
+/// What was renewed while nothing could be written is written a moment later.
+#[test]
+fn a_young_term_takes_no_published_address_for_ended() {
+    let mut record = leased(Some("10.7.0.9"));
+    status(&mut record).expires_at = Some(at(-60).to_rfc3339());
+    let early = |lb: &LoadBalancer, record: &DHCPLease, early| {
+        let record = Some(record);
+        step(&Seen {
+            lb,
+            network: NETWORK,
+            record,
+            declared: true,
+            serving: false,
+            early,
+            now: at(0),
+        })
+    };
+    let published = publishing(lb(), "10.7.0.9");
+    assert!(matches!(early(&published, &record, true), Step::Take(_)));
+    assert_eq!(waits(&early(&published, &record, false)), "DHCPLeaseLost");
+    assert_eq!(waits(&early(&lb(), &record, true)), "NoDHCPAgent", "it was not published");
+    assert_eq!(waits(&early(&publishing(lb(), "10.7.0.8"), &record, true)), "DHCPLeaseLost");
+    status(&mut record).state = Some(LeaseState::Lost);
+    assert_eq!(waits(&early(&published, &record, true)), "DHCPLeaseLost", "the agent says so");
+}
+
 /// The reason stays while the address is away: an alert rests on it.
 #[test]
 fn what_was_lost_is_not_just_late() {
@@ -192,6 +225,7 @@ fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
         record: Some(&record),
         declared: true,
         serving: true,
+        early: false,
         now: at(0),
     };
     assert_eq!(waits(&step(&elsewhere)), "DHCPReturning");
@@ -203,6 +237,7 @@ fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
         record: Some(&record),
         declared: true,
         serving: true,
+        early: false,
         now: at(0),
     };
     assert!(matches!(step(&moved), Step::Take(_)), "an address in use stays");
