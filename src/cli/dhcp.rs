@@ -30,6 +30,15 @@ pub(super) struct DhcpArgs {
         default_value = "default"
     )]
     namespaces: Vec<String>,
+    /// Network on which the host leases for LoadBalancers of VMs that name none: namespace/name of its
+    /// NetworkAttachmentDefinition. It is one of those on which the host leases.
+    #[arg(
+        long = "dhcp-default-network",
+        env = "HGO_DHCP_DEFAULT_NETWORK",
+        value_parser = network,
+        default_value = ""
+    )]
+    default_network: String,
     /// What the agents have in common that the operator makes for such networks: a Deployment, as YAML.
     /// Without it the operator makes none.
     #[arg(long = "dhcp-agent", env = "HGO_DHCP_AGENT")]
@@ -66,7 +75,11 @@ impl DhcpArgs {
     pub(super) fn networks(&self) -> Networks {
         let given =
             |names: &[String]| names.iter().filter(|name| !name.is_empty()).cloned().collect();
-        Networks { listed: given(&self.networks), namespaces: given(&self.namespaces) }
+        Networks {
+            listed: given(&self.networks),
+            namespaces: given(&self.namespaces),
+            default: self.default_network.clone(),
+        }
     }
 }
 

@@ -17,7 +17,6 @@ use tokio::sync::mpsc;
 
 use super::Context;
 use crate::api::{DHCPLease, LoadBalancer};
-use crate::domain::facts;
 use crate::domain::leasing::{self, Keeping};
 use crate::domain::pacing::backoff;
 use crate::k8s::views::Views;
@@ -97,7 +96,7 @@ async fn keep(record: Arc<DHCPLease>, keeper: Arc<Keeper>) -> Result<Action, Cal
 }
 
 fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> Keeping {
-    let network = lb.map(|lb| facts::requirement(lb, &ctx.views.around(lb)).network);
+    let network = lb.map(|lb| ctx.views.leasing_network(lb));
     let agent = ctx.views.agent_serves(&record.spec.network);
     leasing::keep(
         record,

@@ -32,7 +32,7 @@ pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<F
         return Ok(None);
     };
     let name = facts::name(lb);
-    let network = facts::requirement(lb, &views.around(lb)).network;
+    let network = views.leasing_network(lb);
     let mut record = views.record(&name).map(|record| record.as_ref().clone());
     let mut fresh = false;
     for _ in 0..REPETITIONS {

@@ -4,7 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::api::ANNOTATION_DHCP;
+use crate::api::{ANNOTATION_DHCP, LoadBalancer};
+use crate::domain::facts::{self, Surroundings};
 
 /// The value of the annotation of a NetworkAttachmentDefinition by which the host leases there.
 const HOST: &str = "host";
@@ -18,6 +19,9 @@ pub struct Networks {
     /// Namespaces whose NetworkAttachmentDefinitions may declare themselves. A tenant may be able to
     /// write one in a namespace of its own, and an agent has capabilities.
     pub namespaces: BTreeSet<String>,
+    /// Where the host leases for LoadBalancers of VMs that name no network: `namespace/name`, empty for
+    /// nowhere. It must be declared as well.
+    pub default: String,
 }
 
 /// Where a network leads, as far as an agent can be attached there.
@@ -57,6 +61,13 @@ pub enum Agent {
 }
 
 impl Networks {
+    /// The network on which the address of a LoadBalancer is to be leased; empty for none. A guest cluster
+    /// is where its VMs are, so the default is not for it.
+    pub fn of(&self, lb: &LoadBalancer, around: &Surroundings) -> String {
+        let network = facts::requirement(lb, around).network;
+        if network.is_empty() && !facts::is_guest(lb) { self.default.clone() } else { network }
+    }
+
     /// Whether the host leases on a network, given what its NetworkAttachmentDefinition says.
     pub fn declare(&self, network: &str, declaration: Option<&Declaration>) -> bool {
         self.listed.contains(network)

@@ -119,12 +119,17 @@ impl Views {
         lock(&self.cluster).clone()
     }
 
+    /// The network on which the address of a LoadBalancer is to be leased; empty for none.
+    pub fn leasing_network(&self, lb: &LoadBalancer) -> String {
+        self.dhcp.of(lb, &self.around(lb))
+    }
+
     /// Networks on which LoadBalancers without address wait for the host to lease one.
     pub fn leasing_networks(&self) -> HashSet<String> {
         let waits = |lb: &LoadBalancer| !facts::wants_pool(lb) && !facts::has_address(lb);
         let waiting = self.load_balancers.state_filter(waits);
-        let network = |lb: Arc<LoadBalancer>| facts::requirement(&lb, &self.around(&lb)).network;
-        waiting.into_iter().map(network).filter(|network| !network.is_empty()).collect()
+        let networks = waiting.iter().map(|lb| self.leasing_network(lb));
+        networks.filter(|network| !network.is_empty()).collect()
     }
 
     /// Whoever is leased for on a network must be looked at, and its record.
@@ -133,9 +138,7 @@ impl Views {
         let records = self.records.state_filter(on_it);
         self.tell_lbs(records.iter().map(|record| key(record.as_ref())));
         let waits = |lb: &LoadBalancer| {
-            !facts::wants_pool(lb)
-                && !facts::has_address(lb)
-                && facts::requirement(lb, &self.around(lb)).network == network
+            !facts::wants_pool(lb) && !facts::has_address(lb) && self.leasing_network(lb) == network
         };
         let waiting = self.load_balancers.state_filter(waits);
         self.tell_lbs(waiting.iter().map(|lb| key(lb.as_ref())));

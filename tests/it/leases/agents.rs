@@ -121,7 +121,8 @@ async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result
     let mut network = vlan("default", "vlan7", 7);
     network["metadata"]["labels"]["network.harvesterhci.io/clusternetwork"] = json!("prod");
     cluster.bed.apply_yaml(&network.to_string()).await?;
-    let options = [&template()?[..], &["--dhcp-networks".to_owned(), LISTED.to_owned()]].concat();
+    let more = ["--dhcp-networks", LISTED, "--dhcp-default-network", OURS];
+    let options = [&template()?[..], &more.map(str::to_owned)].concat();
     let start = || Start { options: options.clone(), ..Start::default() };
     let mut operator = cluster.standby(start()).await?;
     operator.leads().await?;
@@ -161,6 +162,11 @@ async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result
     let played = Agent::start(&cluster, OURS).await?;
     let served = says(&cluster, OURS, |said| said["agent"] == "played").await?;
     ensure!(served["since"].is_string() && served.get("reason").is_none(), "{served}");
+    // One that is made in the UI names no network.
+    let ui = json!({"ipam": "dhcp", "backendServerSelector": {"app": ["web"]}});
+    cluster.lb_with("ui", ui).await?;
+    let record = cluster.record("ui").await?;
+    ensure!(record.spec.network == OURS, "{record:?}");
     played.stop().await?;
     says(&cluster, OURS, |said| said["reason"] == "AgentAway").await?;
 
