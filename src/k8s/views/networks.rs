@@ -9,7 +9,7 @@ use kube_runtime::watcher::{Config, Event};
 use serde::Deserialize;
 
 use super::{Informer, Part, Signal, lock};
-use crate::api::kubevirt::NetworkAttachmentDefinition;
+use crate::api::kubevirt::{NetworkAttachmentDefinition, NetworkAttachmentDefinitionSpec};
 use crate::api::{
     ANNOTATION_DHCP, ANNOTATION_DHCP_STATUS, ANNOTATION_NETWORK, ANNOTATION_ROUTE,
     LABEL_CLUSTER_NETWORK, LABEL_VLAN,
@@ -18,6 +18,7 @@ use crate::domain::backend_address::NetworkRange;
 use crate::domain::bounds::{LONGEST_TEXT, LONGEST_WORD, cut};
 use crate::domain::leasing::{Declaration, Form};
 use crate::domain::service::Attachment;
+use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 
 /// How the bridge of a cluster network is called after it. Source: network-controller-harvester,
@@ -53,9 +54,10 @@ struct Route {
 pub(super) async fn watch(at: Informer) {
     let Informer { client, views, .. } = at.clone();
     let mut listed: HashMap<String, Network> = HashMap::new();
-    let on_event = |event| match event {
+    let on_event = |event: Event<Guard<NetworkAttachmentDefinition>>| match event {
         Event::Init => listed.clear(),
         Event::InitApply(network) => {
+            let network = readable(network, &at);
             listed.insert(key(&network), known(&network));
         }
         Event::InitDone => {
@@ -70,6 +72,7 @@ pub(super) async fn watch(at: Informer) {
             }
         }
         Event::Apply(network) => {
+            let network = readable(network, &at);
             let key = key(&network);
             let new = known(&network);
             let old = lock(&views.networks).insert(key.clone(), new.clone());
@@ -97,9 +100,25 @@ pub(super) async fn watch(at: Informer) {
     };
     // Without Multus there are no networks to name.
     let not_served = || at.done(Part::Networks);
-    let api = Api::<NetworkAttachmentDefinition>::all(client);
+    let api = Api::<Guard<NetworkAttachmentDefinition>>::all(client);
     let kind = "NetworkAttachmentDefinition";
     informer::run_if_served(api, Config::default(), kind, &at.metrics, on_event, not_served).await;
+}
+
+/// A network that does not fit its type is there, and leads nowhere that is known. Its own CRD lets one be
+/// without a spec.
+fn readable(
+    network: Guard<NetworkAttachmentDefinition>,
+    at: &Informer,
+) -> NetworkAttachmentDefinition {
+    network.0.unwrap_or_else(|misfit| {
+        let kind = "NetworkAttachmentDefinition";
+        at.metrics.unreadable.with_label_values(&[kind]).inc();
+        let (name, error) = (&misfit.metadata.name, &misfit.error);
+        tracing::warn!(name, error, kind, "cannot be read");
+        let spec = NetworkAttachmentDefinitionSpec::default();
+        NetworkAttachmentDefinition { metadata: misfit.metadata, spec }
+    })
 }
 
 fn tell_users(at: &Informer, network: &str) {

@@ -121,9 +121,18 @@ async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result
     let mut network = vlan("default", "vlan7", 7);
     network["metadata"]["labels"]["network.harvesterhci.io/clusternetwork"] = json!("prod");
     cluster.bed.apply_yaml(&network.to_string()).await?;
+    // Multus takes one without a spec, and reads a file of the node instead.
+    let bare = json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": "bare", "namespace": "tenant"}});
+    cluster.bed.apply_yaml(&bare.to_string()).await?;
     let more = ["--dhcp-networks", LISTED, "--dhcp-default-network", OURS];
     let options = [&template()?[..], &more.map(str::to_owned)].concat();
-    let start = || Start { options: options.clone(), ..Start::default() };
+    let role = "harvester-guest-operator";
+    let variables = vec![("HGO_ADMISSION_OWNER".to_owned(), role.to_owned())];
+    let start = || {
+        let (options, variables) = (options.clone(), variables.clone());
+        Start { options, variables, ..Start::default() }
+    };
     let mut operator = cluster.standby(start()).await?;
     operator.leads().await?;
     for network in [OURS, THEIRS, LISTED] {
@@ -132,6 +141,9 @@ async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result
     annotate(&cluster, TENANTS, Some("host")).await?;
 
     let made = agent(&cluster, OURS, "agent", |_| true).await?;
+    // It goes with the operator's role.
+    let owners: Vec<&str> = made.owner_references().iter().map(|of| of.name.as_str()).collect();
+    ensure!(owners == [role], "{owners:?}");
     ensure!(affinity(&made).as_deref() == Some("network.harvesterhci.io/prod"), "{made:?}");
     let pod = made.spec.as_ref().and_then(|spec| spec.template.spec.clone()).unwrap_or_default();
     let container = pod.containers.first().context("no container")?;
