@@ -1,10 +1,11 @@
 //! The agent of one network: it holds all leases of it.
 //!
 //! The only room with privileges. A term begins when the network's Lease is won: the records are
-//! read, the links put right, the clients go on where the records say they were. It ends at once
-//! when the claim does, and nothing of it is kept: what counts is in the records. Invariants: no
-//! frame leaves without a current claim; frames leave on the agent's interface only; a record has
-//! an address before anybody may use it, and loses it before it is given up.
+//! read, the links put right, the clients go on where the records say they were. It ends at once when
+//! another process has the claim, and nothing of it is kept: what counts is in the records. Invariants: no
+//! frame leaves without a current claim, but those that ask for more time for what is held while the API
+//! server is silent; frames leave on the agent's interface only; a record has an address before anybody may
+//! use it, and loses it before it is given up.
 
 mod clock;
 mod hands;

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use self::act::EASE;
@@ -24,6 +25,7 @@ use super::wire::Wire;
 use super::{Agent, clock};
 use crate::api::DHCPLease;
 use crate::domain::dhcp::{Bucket, Disputes, Mac, owner_of};
+use crate::k8s::lease::Claim;
 use crate::k8s::records::Seen;
 
 /// The longest sleep. Sleeps stand still while the machine does, the clock does not.
@@ -66,6 +68,7 @@ pub(super) struct Term<'a> {
     /// Clients that were begun.
     begun: u32,
     seeds: RandomState,
+    claim: watch::Receiver<Claim>,
     /// Whether what is worked out from all leases is out of date.
     stale: bool,
     /// Ends with the term.
@@ -104,6 +107,7 @@ impl<'a> Term<'a> {
             disputes: Disputes::default(),
             begun: 0,
             seeds: RandomState::new(),
+            claim: agent.leadership.claim(),
             stale: true,
             _watch: watch,
         })
@@ -113,12 +117,22 @@ impl<'a> Term<'a> {
         self.agent.dhcp.leases.reset();
         let mut buffer = vec![0; LONGEST_FRAME];
         loop {
-            self.write_some();
+            // Without a current claim nothing is begun, written or given back.
+            let current = self.agent.leadership.is_current();
+            if current {
+                self.write_some();
+            }
             self.show();
             let pause = self.next_turn().saturating_sub(clock::now()).min(LONGEST_SLEEP);
             tokio::select! {
                 readable = self.wire.ready() => self.hear(readable, &mut buffer),
-                seen = self.records.recv() => self.seen(seen.context("the watch ended")?),
+                seen = self.records.recv(), if current => {
+                    self.seen(seen.context("the watch ended")?);
+                }
+                changed = self.claim.changed() => {
+                    changed?;
+                    tracing::info!(claim = ?*self.claim.borrow_and_update(), "the claim changed");
+                }
                 change = self.changes.next() => {
                     self.changed(change.context("the kernel tells nothing of links any more")?);
                 }

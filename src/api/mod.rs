@@ -63,6 +63,8 @@ pub const LABEL_GLOBAL_POOL: &str = "loadbalancer.harvesterhci.io/global-ip-pool
 pub const LABEL_VID: &str = "loadbalancer.harvesterhci.io/vid";
 /// Label that Harvester puts on a NetworkAttachmentDefinition: its VLAN.
 pub const LABEL_VLAN: &str = "network.harvesterhci.io/vlan-id";
+/// Label that Harvester puts on a NetworkAttachmentDefinition: its cluster network.
+pub const LABEL_CLUSTER_NETWORK: &str = "network.harvesterhci.io/clusternetwork";
 /// Annotation that Harvester puts on a NetworkAttachmentDefinition: its addresses and router, as JSON
 /// (`Layer3NetworkConf` of harvester/network-controller-harvester).
 pub const ANNOTATION_ROUTE: &str = "network.harvesterhci.io/route";
@@ -108,8 +110,12 @@ pub const ANNOTATION_LEASE_OPERATOR: &str = "loadbalancer.harvesterhci.io/operat
 /// Account of Harvester's Go controller: `harvester-load-balancer.name` of its chart (`rbac.yaml`), in
 /// the namespace of Harvester.
 pub const GO_CONTROLLER: &str = "system:serviceaccount:harvester-system:harvester-load-balancer";
-/// Annotation of a LoadBalancer with `ipam: dhcp`: who leases its address, `host` or `guest`.
+/// Annotation of a LoadBalancer with `ipam: dhcp`: who leases its address, `host` or `guest`. And of a
+/// NetworkAttachmentDefinition, `host`: the host leases there.
 pub const ANNOTATION_DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
+/// Annotation of a NetworkAttachmentDefinition on which the host leases: who serves it and since when, or
+/// why nobody does, as JSON.
+pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-status";
 
 /// Finalizer of a TokenRotation: it outlives a deletion until what must be revoked is.
 pub const ROTATION_FINALIZER: &str = "credentials.harvesterhci.io/rotation";

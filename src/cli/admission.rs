@@ -62,9 +62,9 @@ pub(super) struct AdmissionArgs {
     #[arg(long, env = "HGO_ADMISSION_URL")]
     admission_url: Option<String>,
     /// A ClusterRole that is removed together with the operator. The webhook configurations name it
-    /// as their owner and go with it.
+    /// as their owner and go with it, as do DHCP agents that the operator makes.
     #[arg(long, env = "HGO_ADMISSION_OWNER")]
-    admission_owner: Option<String>,
+    pub(super) admission_owner: Option<String>,
     /// Authorities of callers' certificates, a file in PEM. Requests to judge or change an object
     /// are then taken from callers with such a certificate only. By default an API server has none.
     #[arg(long, env = "HGO_ADMISSION_CLIENT_CA")]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
 
 use super::{ControllerArgs, admission};
 use crate::controllers::{self, Context};
@@ -33,7 +34,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     // The Lease has connections of its own: none that a burst has left behind can cost it a round.
     let keepers = client::through(way.clone(), &metrics)?;
     let leadership = Arc::new(Leadership::default());
-    let views = Views::start(&client, &args.admission.namespace, &metrics);
+    let views = Views::start(&client, &args.admission.namespace, args.dhcp.networks(), &metrics);
     let mut admission =
         admission::start(&args.admission, &client, &views, &leadership, &metrics).await?;
     let shown = Operator {
@@ -58,7 +59,9 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         client,
         views,
         metrics,
-        release_grace: Duration::from_secs(args.dhcp_release_grace.into()),
+        began: Instant::now(),
+        release_grace: args.dhcp.release_grace(),
+        agents: args.dhcp.agents(&args.admission)?.map(Arc::new),
     };
     let lookout = Lookout {
         client: ctx.client.clone(),

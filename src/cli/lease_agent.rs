@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -19,7 +20,7 @@ use crate::domain::leadership::Pace;
 use crate::http::{agent as http, probes};
 use crate::k8s::client;
 use crate::k8s::events::Events;
-use crate::k8s::lease::{Keeper, Leadership};
+use crate::k8s::lease::{Claim, Keeper, Leadership};
 use crate::k8s::records::Records;
 use crate::k8s::write::Writer;
 use crate::metrics::Metrics;
@@ -27,8 +28,8 @@ use crate::metrics::Metrics;
 /// For so long an agent that no longer renews its Lease is left alone. Leases outlast that, and an
 /// agent that a busy machine holds up need not begin anew.
 const CLAIM_SECONDS: u8 = 10;
-/// How long links may take to be removed when the agent ends.
-const CLEARING: Duration = Duration::from_secs(15);
+/// How long links may take to be removed when the agent ends: a thousand take 20 s.
+const CLEARING: Duration = Duration::from_secs(30);
 
 /// Leases addresses from the DHCP server of one network. One a network; a second one stands by.
 #[derive(Clone, Debug, Parser)]
@@ -125,18 +126,19 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
         dhcp,
         standing,
     };
+    let spoke = AtomicBool::new(false);
     let result = tokio::select! {
         () = keeper.run(&leadership) => Err(anyhow::anyhow!("nobody keeps the lease any more")),
-        result = terms(&agent) => result,
+        result = terms(&agent, &spoke) => result,
         result = &mut server => Err(anyhow::anyhow!("the HTTP server ended: {result:?}")),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    // The term is over, and nothing is sent any more; no address is given back. The links go while
-    // nobody else can have taken them over.
-    if leadership.is_current() {
+    // The term is over, and nothing is sent any more; no address is given back. The links go while nobody else can
+    // have taken them over. Where the claim is over, another agent of the same machine makes them again at once.
+    if spoke.into_inner() {
         tokio::select! {
-            () = keeper.run(&leadership) => {}
+            () = keeper.run(&leadership), if leadership.is_current() => {}
             cleared = tokio::time::timeout(CLEARING, agent.clear()) => {
                 if let Err(error) = cleared.context("too slow").and_then(|cleared| cleared) {
                     tracing::warn!(error = format!("{error:#}"), "links are left behind");
@@ -149,15 +151,17 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     result
 }
 
-/// One term after the other.
-async fn terms(agent: &Agent) -> anyhow::Result<()> {
+/// One term after the other. Notes that there was one.
+async fn terms(agent: &Agent, spoke: &AtomicBool) -> anyhow::Result<()> {
     let mut leading = agent.leadership.subscribe();
     loop {
         leading.wait_for(|leads| *leads).await?;
-        let mut lost = agent.leadership.subscribe();
+        spoke.store(true, Ordering::Relaxed);
+        // While the API server is silent, what is held goes on being renewed.
+        let mut claim = agent.leadership.claim();
         tokio::select! {
             biased;
-            changed = lost.wait_for(|leads| !leads) => {
+            changed = claim.wait_for(|claim| *claim == Claim::Lost) => {
                 changed?;
                 tracing::warn!("silent");
             }

@@ -4,6 +4,7 @@ mod admission;
 mod cloud_config;
 mod controller;
 mod core_dumps;
+mod dhcp;
 mod lease_agent;
 mod logs;
 mod support;
@@ -88,11 +89,8 @@ struct ControllerArgs {
         value_parser = clap::value_parser!(u8).range(LEASE_SECONDS)
     )]
     lease_duration: u8,
-    /// Seconds for which an address that the host leased outlives its LoadBalancer. One that is made
-    /// again by then has the same address at once. A guest's cloud provider deletes and makes it again,
-    /// up to 300 s apart, and the guest announces the address all the while.
-    #[arg(long, env = "HGO_DHCP_RELEASE_GRACE", default_value_t = 600)]
-    dhcp_release_grace: u32,
+    #[command(flatten)]
+    dhcp: dhcp::DhcpArgs,
     /// Namespaces, separated by commas, in which TokenRotations are carried out. The operator needs rights
     /// in each; elsewhere it touches no Secret.
     #[arg(long, env = "HGO_CREDENTIAL_NAMESPACES", value_delimiter = ',')]

@@ -17,7 +17,6 @@ use tokio::sync::mpsc;
 
 use super::Context;
 use crate::api::{DHCPLease, LoadBalancer};
-use crate::domain::facts;
 use crate::domain::leasing::{self, Keeping};
 use crate::domain::pacing::backoff;
 use crate::k8s::views::Views;
@@ -71,10 +70,10 @@ pub(super) fn keeper(ctx: Context) -> (Records, impl Future<Output = ()>) {
 
 async fn keep(record: Arc<DHCPLease>, keeper: Arc<Keeper>) -> Result<Action, CallError> {
     let views = &keeper.ctx.views;
-    if !views.leasing_synced() {
+    let lb = views.load_balancers.get(&crate::k8s::views::lb_of(&record));
+    if !lb.as_ref().map_or(views.leasing_synced(), |lb| views.leasing_synced_for(lb)) {
         return Ok(Action::requeue(AGENTS_EVERY));
     }
-    let lb = views.load_balancers.get(&crate::k8s::views::lb_of(&record));
     let done = match decide(&record, lb.as_deref(), &keeper.ctx) {
         Keeping::Nothing => None,
         Keeping::Later(pause) => Some(pause + Duration::from_millis(10)),
@@ -97,7 +96,7 @@ async fn keep(record: Arc<DHCPLease>, keeper: Arc<Keeper>) -> Result<Action, Cal
 }
 
 fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> Keeping {
-    let network = lb.map(|lb| facts::requirement(lb, &ctx.views.around(lb)).network);
+    let network = lb.map(|lb| ctx.views.leasing_network(lb));
     let agent = ctx.views.agent_serves(&record.spec.network);
     leasing::keep(
         record,

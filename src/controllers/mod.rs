@@ -4,6 +4,7 @@
 //! Invariant: everything here belongs to one term of leadership. It starts from a consistent
 //! list and is dropped, not wound down, when the term ends; no task of it runs on then.
 
+pub mod dhcp_agent;
 mod dhcp_lease;
 pub mod ip_pool;
 mod kube_vip;
@@ -19,6 +20,7 @@ use std::time::Duration;
 use kube::Client;
 use kube_runtime::reflector::ObjectRef;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::api::LoadBalancer;
@@ -44,6 +46,10 @@ pub struct Context {
     pub metrics: Metrics,
     /// For how long a leased address outlives its LoadBalancer.
     pub release_grace: Duration,
+    /// When the term began.
+    pub began: Instant,
+    /// How agents are made for networks that ask for one. `None`: the operator makes none.
+    pub agents: Option<Arc<dhcp_agent::Agents>>,
     /// For reads of credentials.
     pub credentials: Credentials,
     /// Namespaces in which credentials may be read and written.
@@ -52,6 +58,7 @@ pub struct Context {
 
 /// Leads until dropped. Returns only with the error that ended the term.
 pub async fn lead(ctx: Context) -> anyhow::Result<()> {
+    let ctx = Context { began: Instant::now(), ..ctx };
     // Listening begins before the lists, so that no change falls between the two.
     let mut signals = ctx.views.listen();
     ctx.views.synced().await;
@@ -73,6 +80,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let told = topology::run(ctx.clone(), moved);
     let (records, keeper) = dhcp_lease::keeper(ctx.clone());
     let agents = dhcp_lease::agents(ctx.clone());
+    let made = dhcp_agent::run(ctx.clone());
     let rotations = token_rotation::run(ctx.clone());
     let (context, due) = load_balancer::Context::new(ctx, handle.clone(), prober.clone());
     // A task of its own: whatever wakes it would have all the others here looked after.
@@ -123,6 +131,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         () = import => anyhow::bail!("nobody imports pools any more"),
         () = keeper => anyhow::bail!("nobody keeps DHCPLeases any more"),
         () = agents => anyhow::bail!("nobody looks after DHCP agents any more"),
+        () = made => anyhow::bail!("nobody makes DHCP agents any more"),
         () = rotations => anyhow::bail!("nobody looks after credentials any more"),
         () = stored => anyhow::bail!("nobody looks after stored versions any more"),
         () = told => anyhow::bail!("nobody tells VMs where they are any more"),

@@ -1,12 +1,17 @@
 //! Addresses that the host leases by DHCP: for which LoadBalancers, what becomes of each one's
 //! record, and when a recorded address may be published.
 //!
-//! Who leases is settled when a LoadBalancer gets its first address, and stays: one at `0.0.0.0`
-//! is its announcer's until it is made again, one with a record is the host's. Invariants: an
+//! The host leases on the networks that are declared for it. Whether their agents are there just now
+//! says when there is an address, never who leases it. That is settled when a LoadBalancer gets its
+//! first address, and stays: one at `0.0.0.0` is its announcer's until it is made again, one with a
+//! record is the host's. Invariants: an
 //! address is published only while its record says that it may be used, and never when somebody
 //! else has it; a record goes only when no LoadBalancer of its name wants it.
 
+pub mod deployment;
 mod keeping;
+pub mod network_status;
+mod networks;
 mod obstacle;
 
 use std::net::Ipv4Addr;
@@ -23,6 +28,7 @@ use crate::api::{
     ANNOTATION_DHCP, DHCP_FINALIZER, DHCPLease, DHCPLeaseSpec, LeaseState, LoadBalancer, READY,
 };
 pub use keeping::{Keeping, keep, without_finalizer};
+pub use networks::{Agent, Declaration, Form, Networks};
 pub use obstacle::{Other, Pool, World, obstacle};
 
 /// By how much clocks of two machines may differ before a Lease counts as left behind.
@@ -74,8 +80,13 @@ pub struct Seen<'a> {
     pub network: &'a str,
     /// The record by its name.
     pub record: Option<&'a DHCPLease>,
+    /// Whether the host leases on its network.
+    pub declared: bool,
     /// Whether the agent of the record's network, or else of its own, is there.
-    pub agent: bool,
+    pub serving: bool,
+    /// Whether the term is so young that an agent may have had no time to write what it renewed while the
+    /// API server was away.
+    pub early: bool,
     /// The time.
     pub now: DateTime<FixedOffset>,
 }
@@ -87,6 +98,8 @@ pub struct Holding {
     pub holder: String,
     /// For how long after each renewal.
     pub duration: Duration,
+    /// When the holder's clock says that it was acquired.
+    pub acquired: Option<DateTime<FixedOffset>>,
     /// When the holder's clock says that it was renewed.
     pub renewed: Option<DateTime<FixedOffset>>,
     /// `metadata.resourceVersion`: any change is a sign of life.
@@ -123,7 +136,7 @@ pub fn choice(lb: &LoadBalancer) -> Result<Option<Choice>, String> {
 
 /// What to do next.
 pub fn step(seen: &Seen<'_>) -> Step {
-    let Seen { lb, network, record, agent, .. } = *seen;
+    let Seen { lb, network, record, declared, serving, .. } = *seen;
     let leased = facts::leased(lb);
     let choice = choice(lb);
     if choice == Ok(Some(Choice::Guest)) && leased.is_none() {
@@ -146,23 +159,25 @@ pub fn step(seen: &Seen<'_>) -> Step {
             return Step::Wait(NoLease::Annotation(fault));
         }
     };
-    if agent && !network.is_empty() {
+    if declared && serving {
         return Step::Create;
     }
-    if host {
-        return Step::Wait(NoLease::NoAgent { network: network.to_owned() });
+    if declared || host {
+        return Step::Wait(NoLease::NoAgent { network: network.to_owned(), declared });
     }
     Step::Guest(Some(if network.is_empty() {
         "no network is named, and so no agent leases on it: the announcer leases the address"
             .to_owned()
     } else {
-        format!("network {network} has no DHCP agent: the announcer leases the address")
+        format!(
+            "the host does not lease on network {network}: the announcer leases the address; the annotation {ANNOTATION_DHCP}=host on the NetworkAttachmentDefinition would have the host do so"
+        )
     }))
 }
 
 /// With a record, the host leases.
 fn with(record: &DHCPLease, seen: &Seen<'_>) -> Step {
-    let Seen { lb, network, agent, now, .. } = *seen;
+    let Seen { lb, network, declared, serving, early, now, .. } = *seen;
     if record.metadata.deletion_timestamp.is_some() {
         return Step::Wait(NoLease::Returning);
     }
@@ -172,18 +187,19 @@ fn with(record: &DHCPLease, seen: &Seen<'_>) -> Step {
     if record.spec.release_after.is_some() {
         return Step::Keep;
     }
-    if let Some(lease) = usable(record, now) {
+    let published = |lease: &Lease| early && facts::leased(lb) == Some(lease.ip);
+    if let Some(lease) = usable(record, now).or_else(|| recorded(record).filter(published)) {
         return Step::Take(lease);
     }
     let said = record.status.iter().flat_map(|status| &status.conditions);
     let said = said.clone().find(|c| c.type_ == READY).and_then(|ready| ready.message.clone());
     let network = record.spec.network.clone();
     Step::Wait(if was_lost(record, lb) {
-        NoLease::Lost { network, said, agent }
-    } else if agent {
+        NoLease::Lost { network, said, agent: serving }
+    } else if serving {
         NoLease::Pending { network, said }
     } else {
-        NoLease::NoAgent { network }
+        NoLease::NoAgent { network, declared }
     })
 }
 
@@ -204,10 +220,15 @@ fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
 
 /// The address that a record says may be used now.
 pub fn usable(record: &DHCPLease, now: DateTime<FixedOffset>) -> Option<Lease> {
+    recorded(record).filter(|_| ends(record).is_none_or(|end| end > now))
+}
+
+/// The address that a record has, whether its time is over by the clock or not.
+fn recorded(record: &DHCPLease) -> Option<Lease> {
     let status = record.status.as_ref()?;
     let over = matches!(status.state, Some(LeaseState::Lost | LeaseState::Released));
     let ip: Ipv4Addr = status.address.as_ref()?.parse().ok()?;
-    if over || ends(record).is_some_and(|end| end <= now) || !is_host(ip) {
+    if over || !is_host(ip) {
         return None;
     }
     let length = status.prefix_length.and_then(|length| u8::try_from(length).ok());

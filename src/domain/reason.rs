@@ -1,6 +1,8 @@
 //! The stable words of conditions and Events. Scripts match on them: a word, once released,
 //! keeps its meaning.
 
+use crate::api::ANNOTATION_DHCP;
+
 /// Why a LoadBalancer has no address, or keeps another one than it asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wait {
@@ -156,6 +158,8 @@ pub enum NoLease {
     NoAgent {
         /// Where; empty for no network.
         network: String,
+        /// Whether the host leases there: then the agent is away.
+        declared: bool,
     },
     /// There is one that must not be published, as the text says.
     Unusable(String),
@@ -202,11 +206,14 @@ impl NoLease {
                 "the address leased on network {network} is lost, another is asked for{}",
                 more(said)
             ),
-            Self::NoAgent { network } if network.is_empty() => {
+            Self::NoAgent { network, .. } if network.is_empty() => {
                 "no network is named, and so no DHCP agent leases on it: name one".to_owned()
             }
-            Self::NoAgent { network } => format!(
-                "network {network} has no DHCP agent: it waits for one; see leaseAgent.networks of the chart, or the agent's pod"
+            Self::NoAgent { network, declared: true } => format!(
+                "the DHCP agent of network {network} is away: it waits for it; see the agent's pod"
+            ),
+            Self::NoAgent { network, declared: false } => format!(
+                "the host does not lease on network {network}: it waits until it does; annotate the NetworkAttachmentDefinition with {ANNOTATION_DHCP}=host"
             ),
             Self::Unusable(why) => format!("the leased address is not used: {why}"),
             Self::Returning => "the former address is being given back".to_owned(),

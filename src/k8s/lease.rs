@@ -2,10 +2,12 @@
 //! other. The rules are in [`crate::domain::leadership`]; this file carries them out.
 //!
 //! [`Leadership`] is a dated claim: whoever writes asks [`Leadership::is_current`] at the
-//! moment of writing, and a claim that could not be renewed ends by itself.
+//! moment of writing, and a claim that could not be renewed ends by itself. [`Claim`] says whether another
+//! process has been seen to have it since. Times are of a clock that goes on while the machine sleeps: others
+//! do not wait for a machine to wake.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -14,17 +16,33 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use tokio::sync::watch;
 
-use super::CallError;
+use super::{CallError, clock};
 use crate::api::ANNOTATION_LEASE_OPERATOR;
 use crate::domain::leadership::{Action, LeaseSeen, Observer, Pace, RETRY};
+
+/// Calls about the Lease that must fail in a row, with the claim over, before the API server counts as
+/// silent. One may just have been under way when this process stood still.
+const SILENT: u32 = 2;
+
+/// What is known of this process's claim, once it was current.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// It never was, or another process was seen to take it.
+    Lost,
+    /// It is over, because the API server does not answer: who has it now, if another has, is not known.
+    Silent,
+    /// It is current, or was a moment ago and is asked for.
+    Held,
+}
 
 /// This process's claim to lead.
 #[derive(Debug)]
 pub struct Leadership {
-    started: Instant,
+    started: Duration,
     /// End of the claim, in milliseconds since `started`; 0 for none.
     until: AtomicU64,
     leading: watch::Sender<bool>,
+    claim: watch::Sender<Claim>,
     /// Holder of the Lease, if it is another controller than this operator.
     other: watch::Sender<Option<String>>,
     /// When the keeper last finished a round, in milliseconds since `started`.
@@ -34,9 +52,10 @@ pub struct Leadership {
 impl Default for Leadership {
     fn default() -> Self {
         Self {
-            started: Instant::now(),
+            started: clock::now(),
             until: AtomicU64::new(0),
             leading: watch::Sender::new(false),
+            claim: watch::Sender::new(Claim::Lost),
             other: watch::Sender::new(None),
             last_round: AtomicU64::new(0),
         }
@@ -52,6 +71,11 @@ impl Leadership {
     /// Tells of every change of leadership.
     pub fn subscribe(&self) -> watch::Receiver<bool> {
         self.leading.subscribe()
+    }
+
+    /// Tells what becomes of the claim.
+    pub fn claim(&self) -> watch::Receiver<Claim> {
+        self.claim.subscribe()
     }
 
     /// Tells who holds the Lease whenever that is another controller than this operator. It may
@@ -71,13 +95,20 @@ impl Leadership {
     }
 
     fn now(&self) -> Duration {
-        self.started.elapsed()
+        clock::now().saturating_sub(self.started)
     }
 
     fn hold_until(&self, until: Duration) {
         let millis = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
         self.until.store(millis, Ordering::Release);
-        self.leading.send_if_modified(|leading| !std::mem::replace(leading, true));
+        // Whoever waited without a claim is told also where another was never seen to have it.
+        if self.leading.send_if_modified(|leading| !std::mem::replace(leading, true)) {
+            self.claim.send_replace(Claim::Held);
+        }
+    }
+
+    fn set(&self, claim: Claim) {
+        self.claim.send_if_modified(|before| std::mem::replace(before, claim) != claim);
     }
 
     fn note_other(&self, other: Option<&str>) {
@@ -115,9 +146,19 @@ impl Keeper {
     pub async fn run(&self, leadership: &Leadership) {
         let mut observer = Observer::default();
         let deadline = self.pace.deadline();
+        let mut failures = 0;
         loop {
             let round = self.round(leadership, &mut observer);
-            let pause = match tokio::time::timeout(deadline, round).await {
+            let done = tokio::time::timeout(deadline, round).await;
+            failures = match done {
+                Ok(Ok(_) | Err(CallError::Conflict)) => 0,
+                _ => failures + 1,
+            };
+            let held = *leadership.claim.borrow() == Claim::Held;
+            if failures >= SILENT && held && !leadership.is_current() {
+                leadership.set(Claim::Silent);
+            }
+            let pause = match done {
                 Ok(Ok(pause)) => pause,
                 Ok(Err(CallError::Conflict)) => Duration::ZERO,
                 Ok(Err(error)) => {
@@ -166,9 +207,12 @@ impl Keeper {
         let lease_seen = lease.as_ref().map(seen);
         leadership.note_other(lease_seen.as_ref().and_then(LeaseSeen::other_controller));
         let action = observer.decide(lease_seen, &self.me, leadership.now());
-        if action != Action::Renew && *leadership.leading.borrow() {
-            tracing::warn!(lease = self.name, "leadership lost: somebody else holds the lease");
-            leadership.give_up();
+        if action != Action::Renew {
+            if *leadership.leading.borrow() {
+                tracing::warn!(lease = self.name, "leadership lost: somebody else holds the lease");
+                leadership.give_up();
+            }
+            leadership.set(Claim::Lost);
         }
         match action {
             Action::Wait(until) => return Ok(until.saturating_sub(leadership.now()).min(RETRY)),
@@ -210,6 +254,7 @@ impl Keeper {
             return;
         }
         leadership.give_up();
+        leadership.set(Claim::Lost);
         let given_back = async {
             let mut lease = self.api.get(&self.name).await?;
             let Some(spec) = lease.spec.as_mut() else { return Ok(()) };

@@ -31,6 +31,7 @@ macro_rules! kind_of {
 use kind_of;
 
 pub mod client;
+pub mod clock;
 pub mod cloud_config;
 pub mod credentials;
 pub mod events;

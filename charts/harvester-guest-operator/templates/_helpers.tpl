@@ -73,3 +73,135 @@ refuses an object that something else has made. */}}
 {{- $plain := printf "hgo-lease-agent-%s" (replace "/" "-" .) -}}
 {{- printf "%s-%s" (trunc 45 $plain | trimSuffix "-" | trimSuffix ".") (sha256sum . | trunc 8) | replace "." "-" -}}
 {{- end -}}
+
+{{/* The Deployment of an agent: (dict "at" $ "network" N), N of leaseAgent.networks. With an empty one: what the agents have
+in common that the operator makes; a network's own is added by it. */}}
+{{- define "hgo.leaseAgent" -}}
+{{- $at := .at }}
+{{- $network := .network.network | default "" }}
+{{- $nad := splitn "/" 2 $network }}
+{{- $interface := .network.interface | default "net1" }}
+{{- $port := .network.metricsPort | default 8081 }}
+{{- $selector := include "hgo.selector" (dict "component" "lease-agent") | fromYaml }}
+{{- $attached := dict }}
+{{- if $network }}
+{{- $_ := set $selector "loadbalancer.harvesterhci.io/agent" (include "hgo.agent" $network) }}
+{{- if not .network.hostNetwork }}
+{{- $_ := set $attached "k8s.v1.cni.cncf.io/networks" (list (dict "namespace" $nad._0 "name" $nad._1 "interface" $interface) | toJson) }}
+{{- end }}
+{{- end -}}
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  {{- if $network }}
+  name: {{ include "hgo.agent" $network }}
+  namespace: {{ $at.Release.Namespace }}
+  {{- include "hgo.meta" (dict "at" $at "component" "lease-agent") | nindent 2 }}
+  {{- else }}
+  labels:
+    {{- toYaml (merge (dict) $selector $at.Values.commonLabels) | nindent 4 }}
+  {{- with $at.Values.commonAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- end }}
+spec:
+  # One: a second would only wait for the first one's Lease.
+  replicas: 1
+  selector:
+    matchLabels:
+      {{- toYaml $selector | nindent 6 }}
+  # The old one is gone before the new one comes. It gives no address back meanwhile.
+  strategy:
+    type: Recreate
+  template:
+    metadata:
+      labels:
+        {{- toYaml (merge (dict) $selector $at.Values.podLabels $at.Values.commonLabels) | nindent 8 }}
+      {{- with merge $attached $at.Values.podAnnotations $at.Values.commonAnnotations }}
+      annotations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+    spec:
+      serviceAccountName: harvester-guest-operator-lease-agent
+      {{- with $at.Values.imagePullSecrets }}
+      imagePullSecrets:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      enableServiceLinks: false
+      {{- with $at.Values.priorityClassName }}
+      priorityClassName: {{ . }}
+      {{- end }}
+      {{- if .network.hostNetwork }}
+      hostNetwork: true
+      dnsPolicy: ClusterFirstWithHostNet
+      {{- end }}
+      # An agent removes its links at its end: 20 ms each.
+      terminationGracePeriodSeconds: 40
+      {{- with .network.nodeSelector }}
+      nodeSelector:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      # Another node takes over 30 s after Kubernetes has found this one gone; by itself it waits 300 s.
+      tolerations:
+        - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+        - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+        {{- with $at.Values.leaseAgent.tolerations }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      # Root, because a capability that is granted to anybody else has no effect; and root with
+      # nothing but the two below.
+      securityContext:
+        runAsUser: 0
+        runAsGroup: 0
+        seccompProfile:
+          type: RuntimeDefault
+      containers:
+        - name: lease-agent
+          image: {{ include "hgo.image" $at }}
+          imagePullPolicy: {{ $at.Values.image.pullPolicy }}
+          command: [/lease-agent]
+          {{- if $network }}
+          args: [--network, {{ $network }}, --interface, {{ $interface }}]
+          {{- end }}
+          env:
+            - name: HGO_LOG_FORMAT
+              value: {{ $at.Values.log.format }}
+            - name: HGO_LOG
+              value: {{ $at.Values.log.filter | quote }}
+            - name: HGO_HTTP_ADDR
+              value: 0.0.0.0:{{ $port }}
+            - name: HGO_IDENTITY
+              valueFrom:
+                fieldRef:
+                  fieldPath: metadata.name
+            - name: HGO_NAMESPACE
+              valueFrom:
+                fieldRef:
+                  fieldPath: metadata.namespace
+          ports:
+            - name: http
+              containerPort: {{ $port }}
+          livenessProbe:
+            httpGet:
+              path: /healthz
+              port: http
+            periodSeconds: 10
+            timeoutSeconds: 3
+            failureThreshold: 3
+          readinessProbe:
+            httpGet:
+              path: /readyz
+              port: http
+            periodSeconds: 5
+            timeoutSeconds: 2
+          resources:
+            {{- toYaml $at.Values.leaseAgent.resources | nindent 12 }}
+          securityContext:
+            allowPrivilegeEscalation: false
+            readOnlyRootFilesystem: true
+            capabilities:
+              drop: [ALL]
+              # NET_ADMIN: an interface for each address. NET_RAW: DHCP before there is an address.
+              add: [NET_ADMIN, NET_RAW]
+{{- end -}}

@@ -7,6 +7,7 @@ use super::super::wire::Hearing;
 use super::super::{clock, tell};
 use super::Term;
 use crate::domain::dhcp::{Client, Event, Listening, Mac, Out, state};
+use crate::k8s::lease::Claim;
 
 /// How long the socket goes on listening to more than is needed. The next exchange is often near.
 pub(super) const EASE: Duration = Duration::from_secs(1);
@@ -48,7 +49,7 @@ impl Term<'_> {
         }
         self.attend(mac);
         if !frames.is_empty() {
-            self.send(&frames);
+            self.send(mac, &frames);
         }
         self.settle(mac);
     }
@@ -112,9 +113,14 @@ impl Term<'_> {
         }
     }
 
-    /// Sends frames, if this agent may.
-    fn send(&mut self, frames: &[Vec<u8>]) {
-        if !self.agent.leadership.is_current() {
+    /// Sends a lease's frames, if this agent may. While the API server is silent it asks for more time for what
+    /// it holds, and nothing else: another agent that does the same is the same client to the server.
+    fn send(&mut self, mac: Mac, frames: &[Vec<u8>]) {
+        let renews = || {
+            let client = self.leases.get(&mac).and_then(|lease| lease.client.as_ref());
+            *self.claim.borrow() == Claim::Silent && client.is_some_and(Client::renews)
+        };
+        if !self.agent.leadership.is_current() && !renews() {
             tracing::debug!("not sent: the claim is over");
             return;
         }

@@ -207,7 +207,12 @@ impl Term<'_> {
         if lease.released {
             return self.settle(mac);
         }
-        if let Err(later) = self.releases.take(at.now) {
+        let later = if self.agent.leadership.is_current() {
+            self.releases.take(at.now).err()
+        } else {
+            Some(at.now + LINK_PAUSE)
+        };
+        if let Some(later) = later {
             lease.retry = Some(later);
             return self.attend(mac);
         }

@@ -18,6 +18,9 @@ use crate::domain::plan::Finding;
 use crate::domain::reason::{self, NoLease};
 use crate::k8s::{CallError, call};
 
+/// For so long a term takes no published address for ended by the clock. While the API server was away,
+/// nobody led and agents went on renewing: one needs a call about its Lease, then a write.
+const AGENTS_RETURN: Duration = Duration::from_secs(20);
 /// How often a decision is repeated for a record that keeps changing under it.
 const REPETITIONS: usize = 5;
 
@@ -25,21 +28,22 @@ const REPETITIONS: usize = 5;
 /// must be known for that is not known yet; seeing it leads here again.
 pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Finding>, Error> {
     let views = &ctx.shared.views;
-    let (Some(cluster), true) = (views.cluster_id(), views.leasing_synced()) else {
+    let (Some(cluster), true) = (views.cluster_id(), views.leasing_synced_for(lb)) else {
         return Ok(None);
     };
     let name = facts::name(lb);
-    let network = facts::requirement(lb, &views.around(lb)).network;
+    let network = views.leasing_network(lb);
     let mut record = views.record(&name).map(|record| record.as_ref().clone());
     let mut fresh = false;
     for _ in 0..REPETITIONS {
         let where_ = record.as_ref().map_or(&network, |record| &record.spec.network);
-        let agent = views.agent_serves(where_);
         let seen = Seen {
             lb,
             network: &network,
             record: record.as_ref(),
-            agent,
+            declared: views.declares(&network),
+            serving: views.agent_serves(where_),
+            early: !early(ctx).is_zero(),
             now: Utc::now().fixed_offset(),
         };
         let written = match leasing::step(&seen) {
@@ -175,9 +179,15 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &Context) -> Option<Duration> {
         return None;
     }
     let record = ctx.shared.views.record(&facts::name(lb))?;
-    let left = leasing::ends(&record)? - Utc::now().fixed_offset();
+    let left = (leasing::ends(&record)? - Utc::now().fixed_offset()).to_std();
     // What is over was decided on.
-    left.to_std().ok().map(|left| left + Duration::from_millis(10))
+    let left = left.or_else(|_| Some(early(ctx)).filter(|left| !left.is_zero()).ok_or(()));
+    left.ok().map(|left| left + Duration::from_millis(10))
+}
+
+/// For how long the term is young.
+fn early(ctx: &Context) -> Duration {
+    AGENTS_RETURN.saturating_sub(ctx.shared.began.elapsed())
 }
 
 /// After a write was accepted.

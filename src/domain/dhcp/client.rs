@@ -232,6 +232,11 @@ impl Client {
         self.held.as_ref().filter(|_| self.awaits.is_none())
     }
 
+    /// Whether it asks for more time for an address that it may use, and for nothing else.
+    pub fn renews(&self) -> bool {
+        self.lease().is_some() && matches!(self.phase, Phase::Confirming(_))
+    }
+
     /// Who it is.
     pub const fn identity(&self) -> &Identity {
         &self.identity

@@ -61,10 +61,10 @@ pub fn keep(
 
 /// Whether a LoadBalancer that stays has, or is to have, its address by this record.
 fn wants(record: &DHCPLease, lb: &LoadBalancer, network: &str, now: DateTime<FixedOffset>) -> bool {
-    let seen = Seen { lb, network, record: Some(record), agent: true, now };
-    !facts::wants_pool(lb)
-        && !has_moved(record, lb, network)
-        && !matches!(step(&seen), Step::Guest(_))
+    let moved = has_moved(record, lb, network);
+    let record = Some(record);
+    let seen = Seen { lb, network, record, declared: true, serving: true, early: false, now };
+    !facts::wants_pool(lb) && !moved && !matches!(step(&seen), Step::Guest(_))
 }
 
 fn later(at: DateTime<FixedOffset>, now: DateTime<FixedOffset>) -> Keeping {

@@ -131,3 +131,6 @@ fn in_pool(ip: Ipv4Addr, pool: &Pool, segment: &Segment) -> Option<String> {
     }
     is_gateway(ranges).then(|| format!("{ip} is the gateway of IPPool {}", facts.name))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,15 +1,9 @@
 //! Who leases, what becomes of records, and which addresses are kept back.
 
-use std::sync::Arc;
-
 use super::*;
 use crate::api::{
-    AllocatedAddress, Condition, DHCPLeaseStatus, IPPoolSpec, Ipam, LB_FINALIZER,
-    LoadBalancerStatus, Range,
+    AllocatedAddress, Condition, DHCPLeaseStatus, Ipam, LB_FINALIZER, LoadBalancerStatus,
 };
-use crate::domain::backend_address::NetworkRange;
-use crate::domain::conflict::{PoolFacts, Segment};
-use crate::domain::infrastructure::Reserved;
 
 const NETWORK: &str = "default/vlan7";
 const NOW: i64 = 1_800_000_000;
@@ -57,8 +51,13 @@ fn status(record: &mut DHCPLease) -> &mut DHCPLeaseStatus {
     record.status.as_mut().unwrap()
 }
 
-fn said(lb: &LoadBalancer, record: Option<&DHCPLease>, agent: bool) -> Step {
-    step(&Seen { lb, network: NETWORK, record, agent, now: at(0) })
+/// On a network that is declared.
+fn said(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
+    step(&Seen { lb, network: NETWORK, record, declared: true, serving, early: false, now: at(0) })
+}
+
+fn undeclared(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
+    step(&Seen { lb, network: NETWORK, record, declared: false, serving, early: false, now: at(0) })
 }
 
 fn waits(step: &Step) -> &'static str {
@@ -67,12 +66,35 @@ fn waits(step: &Step) -> &'static str {
     why.reason()
 }
 
+/// An agent that is away delays an address, and one that is there declares nothing.
 #[test]
-fn a_network_with_an_agent_is_the_hosts() {
-    assert_eq!(said(&lb(), None, true), Step::Create);
-    let Step::Guest(Some(why)) = said(&lb(), None, false) else { panic!() };
-    assert!(why.contains(NETWORK), "{why}");
-    let nowhere = Seen { lb: &lb(), network: "", record: None, agent: true, now: at(0) };
+fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
+    for choice in ["", "host"] {
+        assert_eq!(said(&chosen(choice), None, true), Step::Create, "{choice}");
+        assert_eq!(waits(&said(&chosen(choice), None, false)), "NoDHCPAgent", "{choice}");
+    }
+    for serving in [true, false] {
+        let Step::Guest(Some(why)) = undeclared(&lb(), None, serving) else { panic!() };
+        assert!(why.contains(NETWORK) && why.contains(ANNOTATION_DHCP), "{why}");
+        let hosts = undeclared(&chosen("host"), None, serving);
+        assert_eq!(waits(&hosts), "NoDHCPAgent");
+        let Step::Wait(why) = hosts else { panic!() };
+        assert!(why.message().contains(&format!("{ANNOTATION_DHCP}=host")), "{why:?}");
+        // A record is the host's, wherever it is.
+        let record = leased(Some("10.7.0.9"));
+        assert!(matches!(undeclared(&lb(), Some(&record), serving), Step::Take(_)));
+        let guests = publishing(lb(), "0.0.0.0");
+        assert_eq!(said(&guests, None, serving), Step::Guest(None), "it stays the guest's");
+    }
+    let nowhere = Seen {
+        lb: &lb(),
+        network: "",
+        record: None,
+        declared: false,
+        serving: true,
+        early: false,
+        now: at(0),
+    };
     assert!(matches!(step(&nowhere), Step::Guest(Some(_))), "no network has no agent");
 }
 
@@ -141,6 +163,32 @@ fn an_address_is_taken_while_it_may_be_used() {
     assert_eq!(waits(&told(&|s| s.state = Some(LeaseState::Lost))), "DHCPLeaseLost");
 }
 
+/// What was renewed while nothing could be written is written a moment later.
+#[test]
+fn a_young_term_takes_no_published_address_for_ended() {
+    let mut record = leased(Some("10.7.0.9"));
+    status(&mut record).expires_at = Some(at(-60).to_rfc3339());
+    let early = |lb: &LoadBalancer, record: &DHCPLease, early| {
+        let record = Some(record);
+        step(&Seen {
+            lb,
+            network: NETWORK,
+            record,
+            declared: true,
+            serving: false,
+            early,
+            now: at(0),
+        })
+    };
+    let published = publishing(lb(), "10.7.0.9");
+    assert!(matches!(early(&published, &record, true), Step::Take(_)));
+    assert_eq!(waits(&early(&published, &record, false)), "DHCPLeaseLost");
+    assert_eq!(waits(&early(&lb(), &record, true)), "NoDHCPAgent", "it was not published");
+    assert_eq!(waits(&early(&publishing(lb(), "10.7.0.8"), &record, true)), "DHCPLeaseLost");
+    status(&mut record).state = Some(LeaseState::Lost);
+    assert_eq!(waits(&early(&published, &record, true)), "DHCPLeaseLost", "the agent says so");
+}
+
 /// The reason stays while the address is away: an alert rests on it.
 #[test]
 fn what_was_lost_is_not_just_late() {
@@ -171,7 +219,9 @@ fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
         lb: &lb(),
         network: "default/other",
         record: Some(&record),
-        agent: true,
+        declared: true,
+        serving: true,
+        early: false,
         now: at(0),
     };
     assert_eq!(waits(&step(&elsewhere)), "DHCPReturning");
@@ -181,7 +231,9 @@ fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
         lb: &published,
         network: "default/other",
         record: Some(&record),
-        agent: true,
+        declared: true,
+        serving: true,
+        early: false,
         now: at(0),
     };
     assert!(matches!(step(&moved), Step::Take(_)), "an address in use stays");
@@ -263,6 +315,7 @@ fn an_agent_is_there_while_its_lease_is_renewed() {
     let held = Holding {
         holder: "agent".into(),
         duration: Duration::from_secs(15),
+        acquired: None,
         renewed: Some(at(0)),
         version: "1".into(),
     };
@@ -284,137 +337,6 @@ fn what_nobody_renews_is_overdue() {
     status(&mut record).expires_at = None;
     assert!(!is_overdue(&record, at(1_000_000)), "for ever");
     assert!(!is_overdue(&leased(None), at(1_000_000)));
-}
-
-fn vlan(vlan: u16) -> Segment {
-    Segment::Vlan("br".into(), vlan)
-}
-
-fn lease(ip: &str) -> Lease {
-    let gateway = Some("10.7.0.1".parse().unwrap());
-    Lease { ip: ip.parse().unwrap(), mask: None, gateway, network: NETWORK.into() }
-}
-
-fn world() -> World {
-    World {
-        segment: vlan(7),
-        pools: Vec::new(),
-        others: Vec::new(),
-        reserved: Vec::new(),
-        range: None,
-        published: false,
-    }
-}
-
-fn pool(network: &str, segment: Segment, global: bool) -> Pool {
-    let range = Range {
-        subnet: "10.7.0.0/24".into(),
-        range_start: Some("10.7.0.100".into()),
-        range_end: Some("10.7.0.199".into()),
-        gateway: Some("10.7.0.254".into()),
-        ..Range::default()
-    };
-    let mut spec = IPPoolSpec { ranges: vec![range], ..IPPoolSpec::default() };
-    let any = || Some("*".to_owned());
-    let all = crate::api::Scope { project: any(), namespace: any(), guest_cluster: any() };
-    spec.selector = Some(crate::api::Selector {
-        network: Some(network.into()),
-        scope: global.then(|| vec![all]),
-        ..Default::default()
-    });
-    Pool { facts: Arc::new(PoolFacts::new("p", 0, &spec)), segment }
-}
-
-#[test]
-fn what_a_pool_may_give_out_is_not_published() {
-    let with = |pool, ip: &str| obstacle(&lease(ip), &World { pools: vec![pool], ..world() });
-    for pool in
-        [pool("x", vlan(7), false), pool("", vlan(9), true), pool("x", Segment::Unlisted, false)]
-    {
-        assert!(with(pool.clone(), "10.7.0.150").unwrap().contains("IPPool p"));
-        assert!(with(pool.clone(), "10.7.0.254").unwrap().contains("gateway"));
-        assert_eq!(with(pool.clone(), "10.7.0.99"), None);
-        // What is in use stays.
-        let published = World { pools: vec![pool], published: true, ..world() };
-        assert_eq!(obstacle(&lease("10.7.0.150"), &published), None);
-    }
-    assert_eq!(with(pool("x", vlan(8), false), "10.7.0.150"), None, "another segment");
-    let unlisted = World { segment: Segment::Unlisted, ..world() };
-    assert!(obstacle(&lease("10.7.0.9"), &unlisted).is_some());
-}
-
-#[test]
-fn a_gateway_is_not_published() {
-    assert!(obstacle(&lease("10.7.0.1"), &world()).is_some());
-    assert_eq!(obstacle(&lease("10.7.0.9"), &world()), None);
-}
-
-#[test]
-fn what_the_cluster_itself_has_is_never_published() {
-    use Reserved::{ClusterIp, Ingress, Management, Node, OwnIngress, PodNetwork, ServiceNetwork};
-    let name = || "secret/name".to_owned();
-    let why = |reserved: Reserved, published: bool| {
-        let world = World { reserved: vec![OwnIngress(name()), reserved], published, ..world() };
-        obstacle(&lease("10.7.0.9"), &world)
-    };
-    for (reserved, says) in [
-        (Management(name()), "10.7.0.9 is the cluster's management address"),
-        (Node(name()), "10.7.0.9 is a node's own address"),
-        (ClusterIp(name()), "10.7.0.9 is the address of a Service"),
-        (ServiceNetwork(name()), "10.7.0.9 is in the cluster's service network"),
-        (PodNetwork(name()), "10.7.0.9 is in the cluster's pod network"),
-    ] {
-        for published in [false, true] {
-            assert_eq!(why(reserved.clone(), published).as_deref(), Some(says), "{reserved:?}");
-        }
-    }
-    // Tenants choose where their Services are reached: that takes no published address away.
-    assert!(why(Ingress(name()), false).is_some());
-    assert_eq!(why(Ingress(name()), true), None);
-    // Its own Service, or that of another LoadBalancer, which was looked for.
-    assert_eq!(why(OwnIngress(name()), false), None);
-}
-
-#[test]
-fn what_the_network_does_not_have_is_not_published() {
-    let range = |cidr: &str, gateway: &str| {
-        Some(NetworkRange { cidr: cidr.parse().unwrap(), gateway: gateway.parse().ok() })
-    };
-    let why = |range, published| {
-        obstacle(&lease("10.7.0.9"), &World { range, published, ..world() }).unwrap_or_default()
-    };
-    assert_eq!(why(range("10.7.0.0/24", "10.7.0.1"), false), "");
-    assert_eq!(
-        why(range("10.8.0.0/24", ""), false),
-        format!("10.7.0.9 is outside 10.8.0.0/24, the addresses of network {NETWORK}")
-    );
-    assert!(why(range("10.7.0.0/24", "10.7.0.9"), false).contains("is the gateway of network"));
-    assert_eq!(why(range("fd00::/64", ""), false), "", "the other family says nothing");
-    assert_eq!(why(range("10.8.0.0/24", "10.7.0.9"), true), "", "what is in use stays");
-}
-
-/// Of two, exactly one publishes, and one that a pool gave its address to is always it.
-#[test]
-fn an_address_is_published_for_one() {
-    let other =
-        |by_pool, publishes, older| Other { segment: Some(vlan(7)), by_pool, publishes, older };
-    for (mine, theirs, older) in [
-        (false, false, false),
-        (false, false, true),
-        (true, false, true),
-        (false, true, true),
-        (true, true, true),
-        (true, true, false),
-    ] {
-        let me = World { published: mine, others: vec![other(false, theirs, older)], ..world() };
-        let them = World { published: theirs, others: vec![other(false, mine, !older)], ..world() };
-        let kept_back = |world| obstacle(&lease("10.7.0.9"), world).is_some();
-        assert_ne!(kept_back(&me), kept_back(&them), "{mine} {theirs} {older}");
-        let by_pool = World { others: vec![other(true, true, false)], ..me.clone() };
-        assert!(kept_back(&by_pool));
-    }
-    let elsewhere = Other { segment: Some(vlan(8)), ..other(true, true, true) };
-    assert_eq!(obstacle(&lease("10.7.0.9"), &World { others: vec![elsewhere], ..world() }), None);
 }
 
 #[test]

@@ -6,11 +6,14 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, FixedOffset, Utc};
 use ipnet::IpNet;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::core::Status;
 use kube::{Api, Resource, ResourceExt};
 use kube_runtime::reflector::{ObjectRef, store::Writer};
@@ -20,7 +23,7 @@ use super::{Informer, LEASING, Part, Signal, Views, lock};
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::dhcp::{AGENT_PREFIX, agent_name};
 use crate::domain::facts;
-use crate::domain::leasing::{self, Holding};
+use crate::domain::leasing::{self, Declaration, Holding};
 use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 
@@ -37,10 +40,66 @@ impl Agent {
     }
 }
 
+/// A network, as far as its agent is made by it.
+#[derive(Clone, Debug)]
+pub struct AgentNetwork {
+    /// `namespace/name`.
+    pub name: String,
+    /// Who makes its agent.
+    pub agent: leasing::Agent,
+    /// What it says of DHCP.
+    pub declaration: Declaration,
+    /// What is said on it of its agent; empty for nothing.
+    pub status: String,
+    /// Whether it is of a namespace in which networks are written.
+    pub may_declare: bool,
+    /// Its identity and version.
+    pub reference: ObjectReference,
+}
+
 impl Views {
     /// Whether everything that leased addresses depend on was listed once, or cannot be.
     pub fn leasing_synced(&self) -> bool {
         *self.synced.borrow() & LEASING == LEASING
+    }
+
+    /// The same, and the VMs that say on which network the LoadBalancer is, if they do.
+    pub fn leasing_synced_for(&self, lb: &LoadBalancer) -> bool {
+        let vms = || self.is_listed(Part::Vms) || self.no_vms.load(Ordering::Relaxed);
+        self.leasing_synced() && (facts::asks_vms_for_network(lb).is_none() || vms())
+    }
+
+    /// Whether the host leases on a network.
+    pub fn declares(&self, network: &str) -> bool {
+        let networks = lock(&self.networks);
+        self.dhcp.declare(network, networks.get(network).map(|known| &known.declaration))
+    }
+
+    /// Each network that asks for an agent, has one, or says something of one.
+    pub fn agent_networks(&self) -> Vec<AgentNetwork> {
+        let networks = lock(&self.networks);
+        let agents = networks.iter().map(|(name, known)| AgentNetwork {
+            name: name.clone(),
+            agent: self.dhcp.agent(name, &known.declaration),
+            declaration: known.declaration.clone(),
+            status: known.status.clone(),
+            may_declare: self.dhcp.may_declare(name),
+            reference: (*known.reference).clone(),
+        });
+        agents.filter(|of| of.agent != leasing::Agent::None || !of.status.is_empty()).collect()
+    }
+
+    /// Who serves a network, and since when by its own clock.
+    pub fn agent_of(&self, network: &str) -> Option<(String, Option<DateTime<FixedOffset>>)> {
+        let agents = lock(&self.agents);
+        let agent = agents.get(&agent_name(network))?;
+        let holding = &agent.holding;
+        agent.serves(Instant::now()).then(|| (holding.holder.clone(), holding.acquired))
+    }
+
+    /// Whether a node has a label that says so.
+    pub fn has_node(&self, label: &str) -> bool {
+        lock(&self.node_networks).values().any(|labels| labels.contains(label))
     }
 
     /// The record of a LoadBalancer, by `namespace/name`.
@@ -62,12 +121,17 @@ impl Views {
         lock(&self.cluster).clone()
     }
 
+    /// The network on which the address of a LoadBalancer is to be leased; empty for none.
+    pub fn leasing_network(&self, lb: &LoadBalancer) -> String {
+        self.dhcp.of(lb, &self.around(lb))
+    }
+
     /// Networks on which LoadBalancers without address wait for the host to lease one.
     pub fn leasing_networks(&self) -> HashSet<String> {
         let waits = |lb: &LoadBalancer| !facts::wants_pool(lb) && !facts::has_address(lb);
         let waiting = self.load_balancers.state_filter(waits);
-        let network = |lb: Arc<LoadBalancer>| facts::requirement(&lb, &self.around(&lb)).network;
-        waiting.into_iter().map(network).filter(|network| !network.is_empty()).collect()
+        let networks = waiting.iter().map(|lb| self.leasing_network(lb));
+        networks.filter(|network| !network.is_empty()).collect()
     }
 
     /// Whoever is leased for on a network must be looked at, and its record.
@@ -76,9 +140,7 @@ impl Views {
         let records = self.records.state_filter(on_it);
         self.tell_lbs(records.iter().map(|record| key(record.as_ref())));
         let waits = |lb: &LoadBalancer| {
-            !facts::wants_pool(lb)
-                && !facts::has_address(lb)
-                && facts::requirement(lb, &self.around(lb)).network == network
+            !facts::wants_pool(lb) && !facts::has_address(lb) && self.leasing_network(lb) == network
         };
         let waiting = self.load_balancers.state_filter(waits);
         self.tell_lbs(waiting.iter().map(|lb| key(lb.as_ref())));
@@ -97,6 +159,17 @@ impl Views {
         };
         let records = self.records.state_filter(is_in);
         self.tell_lbs(records.iter().map(|record| key(record.as_ref())));
+    }
+
+    /// The agent of that name came, or went: whoever it leases for must be looked at. One that is away
+    /// for less than a second is seen here alone.
+    fn tell_agent(&self, name: &str) {
+        let records = self.records.state();
+        let mut networks = self.leasing_networks();
+        networks.extend(records.iter().map(|record| record.spec.network.clone()));
+        networks.iter().filter(|network| agent_name(network) == name).for_each(|network| {
+            self.tell_network(network);
+        });
     }
 
     /// Whoever may be leased for must be looked at.
@@ -190,16 +263,25 @@ fn see(views: &Views, lease: &Lease) {
         return;
     }
     let holding = holding(lease);
+    let holder = holding.holder.clone();
     let now = Instant::now();
-    let mut agents: std::sync::MutexGuard<'_, HashMap<String, Agent>> = lock(&views.agents);
-    match agents.get_mut(&name) {
-        Some(known) if known.holding == holding => {}
-        Some(known) => *known = Agent { holding, since: Some(now) },
-        None => {
-            let since =
-                Some(now).filter(|_| !leasing::is_left_behind(&holding, Utc::now().fixed_offset()));
-            agents.insert(name, Agent { holding, since });
+    let before = {
+        let mut agents: std::sync::MutexGuard<'_, HashMap<String, Agent>> = lock(&views.agents);
+        match agents.get_mut(&name) {
+            Some(known) if known.holding == holding => return,
+            Some(known) => {
+                let before = std::mem::replace(known, Agent { holding, since: Some(now) });
+                before.holding.holder
+            }
+            None => {
+                let left = leasing::is_left_behind(&holding, Utc::now().fixed_offset());
+                agents.insert(name.clone(), Agent { holding, since: Some(now).filter(|_| !left) });
+                String::new()
+            }
         }
+    };
+    if before != holder {
+        views.tell_agent(&name);
     }
 }
 
@@ -209,12 +291,15 @@ fn holding(lease: &Lease) -> Holding {
     Holding {
         holder: spec.holder_identity.unwrap_or_default(),
         duration: Duration::from_secs(seconds),
-        renewed: spec
-            .renew_time
-            .and_then(|time| DateTime::from_timestamp(time.0.as_second(), 0))
-            .map(|time| time.fixed_offset()),
+        acquired: spec.acquire_time.and_then(moment),
+        renewed: spec.renew_time.and_then(moment),
         version: lease.metadata.resource_version.clone().unwrap_or_default(),
     }
+}
+
+#[allow(clippy::needless_pass_by_value)] // It maps a field of a Lease.
+fn moment(time: MicroTime) -> Option<DateTime<FixedOffset>> {
+    DateTime::from_timestamp(time.0.as_second(), 0).map(|time| time.fixed_offset())
 }
 
 /// Drops what decisions do not need; one that does not fit the type is skipped.

@@ -17,7 +17,7 @@ mod pools;
 mod serving;
 mod vms;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,6 +39,7 @@ use crate::domain::facts::{self, Project, Surroundings};
 use crate::domain::host_links::{HostLinks, Link};
 use crate::domain::infrastructure::Reserved;
 use crate::domain::label_index::{LabelIndex, LbKey};
+use crate::domain::leasing;
 use crate::domain::reason::Wait;
 use crate::domain::service::Attachment;
 use crate::domain::vm::{self, Pod, Topology, Vm};
@@ -46,7 +47,7 @@ use crate::metrics::Metrics;
 pub use early::WritingSlice;
 pub use echoes::Writing;
 pub use infrastructure::InfrastructureAddresses;
-pub use leases::lb_of;
+pub use leases::{AgentNetwork, lb_of};
 pub use serving::{Owned, OwnedSlice, owners, service, slice};
 
 /// Something in the cluster that a leader must look at.
@@ -121,12 +122,18 @@ pub struct Views {
     cluster: Arc<Mutex<Option<String>>>,
     /// The Leases of networks' agents, by name.
     agents: Arc<Mutex<HashMap<String, leases::Agent>>>,
+    /// On which networks the host leases, beside what NetworkAttachmentDefinitions say.
+    dhcp: Arc<leasing::Networks>,
     removals: Arc<Mutex<Removals>>,
     vms: Arc<Mutex<LabelIndex>>,
+    /// Whether the cluster serves no VMs.
+    no_vms: Arc<AtomicBool>,
     /// Addresses that belong to the cluster.
     pub infrastructure: InfrastructureAddresses,
     /// Where each node says that it is.
     nodes: Arc<Mutex<HashMap<String, Topology>>>,
+    /// Labels of each node that say on which cluster networks it is.
+    node_networks: Arc<Mutex<HashMap<String, BTreeSet<String>>>>,
     networks: Arc<Mutex<HashMap<String, networks::Network>>>,
     /// Links of nodes for VLANs.
     host_links: Arc<Mutex<HostLinks>>,
@@ -166,15 +173,21 @@ impl Informer {
             *parts |= part as u16;
             *parts != before
         });
-        if is_news && LEASING & part as u16 != 0 {
+        if is_news && (LEASING | Part::Vms as u16) & part as u16 != 0 {
             self.views.tell_leased();
         }
     }
 }
 
 impl Views {
-    /// Starts the informers. They run until the process ends. `namespace` is the operator's own.
-    pub fn start(client: &Client, namespace: &str, metrics: &Metrics) -> Self {
+    /// Starts the informers. They run until the process ends. `namespace` is the operator's own, and
+    /// `dhcp` what its options say of DHCP networks.
+    pub fn start(
+        client: &Client,
+        namespace: &str,
+        dhcp: leasing::Networks,
+        metrics: &Metrics,
+    ) -> Self {
         let writer = Writer::<LoadBalancer>::default();
         let records = Writer::<DHCPLease>::default();
         let (synced_tx, synced) = watch::channel(0);
@@ -186,10 +199,13 @@ impl Views {
             projects: Arc::default(),
             cluster: Arc::default(),
             agents: Arc::default(),
+            dhcp: Arc::new(dhcp),
             removals: Arc::default(),
             vms: Arc::default(),
+            no_vms: Arc::default(),
             infrastructure: InfrastructureAddresses::default(),
             nodes: Arc::default(),
+            node_networks: Arc::default(),
             networks: Arc::default(),
             host_links: Arc::default(),
             pools: Arc::default(),

@@ -1,18 +1,29 @@
 //! The view of NetworkAttachmentDefinitions: how a node reaches each network.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use ipnet::IpNet;
-use kube::{Api, ResourceExt};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{Api, Resource, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 use serde::Deserialize;
 
 use super::{Informer, Part, Signal, lock};
-use crate::api::kubevirt::NetworkAttachmentDefinition;
-use crate::api::{ANNOTATION_NETWORK, ANNOTATION_ROUTE, LABEL_VLAN};
+use crate::api::kubevirt::{NetworkAttachmentDefinition, NetworkAttachmentDefinitionSpec};
+use crate::api::{
+    ANNOTATION_DHCP, ANNOTATION_DHCP_STATUS, ANNOTATION_NETWORK, ANNOTATION_ROUTE,
+    LABEL_CLUSTER_NETWORK, LABEL_VLAN,
+};
 use crate::domain::backend_address::NetworkRange;
+use crate::domain::bounds::{LONGEST_TEXT, LONGEST_WORD, cut};
+use crate::domain::leasing::{Declaration, Form};
 use crate::domain::service::Attachment;
+use crate::k8s::guard::Guard;
 use crate::k8s::informer;
+
+/// How the bridge of a cluster network is called after it. Source: network-controller-harvester,
+/// pkg/utils/bridge.go.
+const BRIDGE: &str = "-br";
 
 /// The part of a bridge plugin's configuration that says where a network is.
 #[derive(Deserialize)]
@@ -23,6 +34,8 @@ struct Plugin {
     bridge: String,
     #[serde(default)]
     vlan: u16,
+    #[serde(default, rename = "vlanTrunk")]
+    vlan_trunk: Vec<serde::de::IgnoredAny>,
 }
 
 /// The part of Harvester's annotation that says which addresses a network has. Where nobody has
@@ -41,17 +54,25 @@ struct Route {
 pub(super) async fn watch(at: Informer) {
     let Informer { client, views, .. } = at.clone();
     let mut listed: HashMap<String, Network> = HashMap::new();
-    let on_event = |event| match event {
+    let on_event = |event: Event<Guard<NetworkAttachmentDefinition>>| match event {
         Event::Init => listed.clear(),
         Event::InitApply(network) => {
+            let network = readable(network, &at);
             listed.insert(key(&network), known(&network));
         }
         Event::InitDone => {
-            *lock(&views.networks) = std::mem::take(&mut listed);
+            let new = std::mem::take(&mut listed);
+            let before = std::mem::replace(&mut *lock(&views.networks), new.clone());
             at.done(Part::Networks);
             views.tell(Signal::Networks);
+            for key in new.keys().chain(before.keys()) {
+                if declaration(before.get(key)) != declaration(new.get(key)) {
+                    views.tell_network(key);
+                }
+            }
         }
         Event::Apply(network) => {
+            let network = readable(network, &at);
             let key = key(&network);
             let new = known(&network);
             let old = lock(&views.networks).insert(key.clone(), new.clone());
@@ -59,6 +80,9 @@ pub(super) async fn watch(at: Informer) {
             if attachment(old.as_ref()) != new.attachment {
                 tell_users(&at, &key);
                 views.tell(Signal::Networks);
+            }
+            if declaration(old.as_ref()) != Some(&new.declaration) {
+                views.tell_network(&key);
             }
             if old.and_then(|old| old.range) != new.range {
                 views.tell_on_network(&key);
@@ -69,6 +93,7 @@ pub(super) async fn watch(at: Informer) {
             let key = key(&network);
             let old = lock(&views.networks).remove(&key);
             views.tell(Signal::Networks);
+            views.tell_network(&key);
             if old.is_some_and(|old| old.range.is_some()) {
                 views.tell_on_network(&key);
                 views.tell_network(&key);
@@ -77,9 +102,25 @@ pub(super) async fn watch(at: Informer) {
     };
     // Without Multus there are no networks to name.
     let not_served = || at.done(Part::Networks);
-    let api = Api::<NetworkAttachmentDefinition>::all(client);
+    let api = Api::<Guard<NetworkAttachmentDefinition>>::all(client);
     let kind = "NetworkAttachmentDefinition";
     informer::run_if_served(api, Config::default(), kind, &at.metrics, on_event, not_served).await;
+}
+
+/// A network that does not fit its type is there, and leads nowhere that is known. Its own CRD lets one be
+/// without a spec.
+fn readable(
+    network: Guard<NetworkAttachmentDefinition>,
+    at: &Informer,
+) -> NetworkAttachmentDefinition {
+    network.0.unwrap_or_else(|misfit| {
+        let kind = "NetworkAttachmentDefinition";
+        at.metrics.unreadable.with_label_values(&[kind]).inc();
+        let (name, error) = (&misfit.metadata.name, &misfit.error);
+        tracing::warn!(name, error, kind, "cannot be read");
+        let spec = NetworkAttachmentDefinitionSpec::default();
+        NetworkAttachmentDefinition { metadata: misfit.metadata, spec }
+    })
 }
 
 fn tell_users(at: &Informer, network: &str) {
@@ -91,7 +132,7 @@ fn tell_users(at: &Informer, network: &str) {
 }
 
 /// A network that there is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Network {
     /// How nodes reach it, if they do.
     pub(super) attachment: Option<Attachment>,
@@ -99,6 +140,16 @@ pub(super) struct Network {
     pub(super) vlan: u16,
     /// Its addresses, if they are known.
     pub(super) range: Option<NetworkRange>,
+    /// What it says of DHCP.
+    pub(super) declaration: Declaration,
+    /// What is said on it of its agent; empty for nothing.
+    pub(super) status: String,
+    /// Its identity and version, for Events and writes.
+    pub(super) reference: Box<ObjectReference>,
+}
+
+fn declaration(known: Option<&Network>) -> Option<&Declaration> {
+    known.map(|known| &known.declaration)
 }
 
 fn known(network: &NetworkAttachmentDefinition) -> Network {
@@ -106,12 +157,39 @@ fn known(network: &NetworkAttachmentDefinition) -> Network {
     let labelled = network.labels().get(LABEL_VLAN).and_then(|vlan| vlan.parse().ok());
     let configured = attachment.as_ref().map(|attachment| attachment.vlan);
     let vlan = labelled.or(configured).unwrap_or_default();
-    Network { vlan, attachment, range: range(network) }
+    let text = |map: &BTreeMap<String, String>, key| {
+        cut(map.get(key).cloned().unwrap_or_default(), LONGEST_WORD)
+    };
+    let bridge = attachment.as_ref().map_or("", |attachment| &attachment.bridge);
+    let mut cluster_network = text(network.labels(), LABEL_CLUSTER_NETWORK);
+    if cluster_network.is_empty() {
+        bridge.strip_suffix(BRIDGE).unwrap_or_default().clone_into(&mut cluster_network);
+    }
+    let declaration = Declaration {
+        annotation: text(network.annotations(), ANNOTATION_DHCP),
+        form: form(network),
+        cluster_network,
+    };
+    let mut reference = Box::new(network.object_ref(&()));
+    reference.resource_version = network.resource_version();
+    let status = network.annotations().get(ANNOTATION_DHCP_STATUS).cloned().unwrap_or_default();
+    let status = cut(status, LONGEST_TEXT);
+    Network { vlan, attachment, range: range(network), declaration, status, reference }
+}
+
+/// Where an agent that is attached there is.
+fn form(network: &NetworkAttachmentDefinition) -> Form {
+    match serde_json::from_str::<Plugin>(&network.spec.config) {
+        Ok(plugin) if plugin.type_ != "bridge" || plugin.bridge.is_empty() => Form::Other,
+        Ok(plugin) if plugin.vlan_trunk.is_empty() => Form::Bridge,
+        Ok(_) => Form::Trunk,
+        Err(_) => Form::Other,
+    }
 }
 
 /// `None`: not a network that a bridge of the node leads to.
 fn attachment(network: &NetworkAttachmentDefinition) -> Option<Attachment> {
-    let Plugin { type_, bridge, vlan } = serde_json::from_str(&network.spec.config).ok()?;
+    let Plugin { type_, bridge, vlan, .. } = serde_json::from_str(&network.spec.config).ok()?;
     (type_ == "bridge" && !bridge.is_empty()).then_some(Attachment { bridge, vlan })
 }
 

@@ -3,6 +3,7 @@
 //! Objects are read into the few facts that decisions take and dropped at once.
 
 use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 
 use kube::{Api, ResourceExt};
 use kube_runtime::reflector::ObjectRef;
@@ -16,6 +17,7 @@ use crate::api::kubevirt::{
 };
 use crate::domain::infrastructure::Reserved;
 use crate::domain::label_index::LbKey;
+use crate::domain::leasing::deployment::LABEL_CLUSTER_NETWORKS;
 use crate::domain::vm::{self, Topology};
 use crate::domain::{topology, vm_lb};
 use crate::k8s::guard::Guard;
@@ -43,7 +45,7 @@ pub(super) async fn watch_vms(at: Informer) {
             None
         }
     };
-    informer::run(api, config, "VirtualMachineInstance", &at.metrics, |event| match event {
+    let on_event = |event| match event {
         Event::Init => listed.clear(),
         Event::InitApply(vmi) => {
             // One that cannot be read now is not gone.
@@ -66,8 +68,15 @@ pub(super) async fn watch_vms(at: Informer) {
             }
         }
         Event::Delete(vmi) => views.remove_vm(&key(&vmi)),
-    })
-    .await;
+    };
+    // Without KubeVirt no VM says on which network a guest is.
+    let not_served = || {
+        if !views.no_vms.swap(true, Ordering::Relaxed) {
+            views.tell_leased();
+        }
+    };
+    let kind = "VirtualMachineInstance";
+    informer::run_if_served(api, config, kind, &at.metrics, on_event, not_served).await;
 }
 
 pub(super) async fn watch_pods(at: Informer) {
@@ -159,6 +168,11 @@ impl Views {
         if before != Some(topology) {
             self.tell_residents(&name);
         }
+        let is_on = |(label, value): (&String, &String)| {
+            (value == "true" && label.starts_with(LABEL_CLUSTER_NETWORKS)).then(|| label.clone())
+        };
+        let networks = node.labels().iter().filter_map(is_on).collect();
+        lock(&self.node_networks).insert(name.clone(), networks);
         let may_announce = node.labels().contains_key(CONTROL_PLANE);
         let is_news = lock(&self.host_links).set_announcing(&name, may_announce);
         self.tell_announced(is_news);
@@ -170,6 +184,7 @@ impl Views {
 
     fn remove_node(&self, name: &str) {
         lock(&self.nodes).remove(name);
+        lock(&self.node_networks).remove(name);
         let is_news = lock(&self.host_links).set_announcing(name, false);
         self.tell_announced(is_news);
         self.reserve(&Reserved::Node(name.to_owned()), Vec::new());

@@ -4,6 +4,7 @@
 //! server refuses it when the object has moved on, and fields this version does not know
 //! survive it.
 
+mod agents;
 mod credentials;
 mod leases;
 mod records;
@@ -259,6 +260,10 @@ mod tests {
             writer.create_slice("ns", &json!({})).await.err(),
             writer.patch_slice("ns", "lb", &json!({})).await.err(),
             writer.delete_slice("ns", "lb", "1").await.err(),
+            writer.create_deployment("ns", &json!({})).await.err(),
+            writer.replace_deployment("ns", "d", &json!({})).await.err(),
+            writer.delete_deployment("ns", "d", "uid", "1").await.err(),
+            writer.patch_network("ns", "n", &json!({})).await.err(),
             writer.patch_vm("ns", "vm", &json!({})).await.err(),
             writer.create_pool(&IPPool::default()).await.err(),
             writer.create_record(&DHCPLease::default()).await.err(),

@@ -22,11 +22,13 @@ const HTTP: Duration = Duration::from_mins(1);
 const ACCOUNT: (&str, &str) = ("harvester-system", "harvester-guest-operator");
 
 /// One right of each role that the account is bound to: namespace, group, resource, name, verb.
-const RIGHTS: [[&str; 5]; 4] = [
+const RIGHTS: [[&str; 5]; 6] = [
     ["", "loadbalancer.harvesterhci.io", "ippools", "", "list"],
     ["kube-system", "coordination.k8s.io", "leases", "", "create"],
     ["kube-system", "", "configmaps", "kubevip", "get"],
     ["harvester-system", "", "secrets", "harvester-guest-operator-admission", "patch"],
+    ["harvester-system", "apps", "deployments", "", "create"],
+    ["default", "k8s.cni.cncf.io", "network-attachment-definitions", "", "patch"],
 ];
 
 /// Applies what an admin applies: namespace, CRDs and rights, from the repository's folders.

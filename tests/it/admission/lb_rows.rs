@@ -130,7 +130,7 @@ pub(crate) const ROWS: &[Row] = &[
     create("a health check that says all", "{spec: {listeners: [{name: a, port: 80}], healthCheck: {port: 80, successThreshold: 2, failureThreshold: 2, periodSeconds: 1, timeoutSeconds: 1}}}", &[Silent, Has("/spec/healthCheck/successThreshold", "2")], Accept, (NO_VMS, "ours")),
     create("no health check", "{spec: {listeners: [{name: a, port: 80}], healthCheck: {port: 0}}}", &[Silent, Lacks("/spec/healthCheck/periodSeconds")], Accept, (NO_VMS, "ours")),
     create("a guest's health check", "{spec: {workloadType: cluster, healthCheck: {port: 80}}}", &[Silent, Lacks("/spec/healthCheck/periodSeconds")], Accept, OURS),
-    create("leased", LEASED, &[Warn("spec.ipam dhcp: without a DHCP agent on its network, allocatedAddress.ip stays 0.0.0.0")], Accept, ("DHCP", "")),
+    create("leased", LEASED, &[Warn("spec.ipam dhcp: unless the host leases on its network, allocatedAddress.ip stays 0.0.0.0")], Accept, ("DHCP", "")),
     // Copied, and not quite right.
     never("ipam of an old page", "{spec: {workloadType: cluster, ipam: ippool}}", &[Refuse("spec.ipam", "\"ippool\" is not a value: use pool (or dhcp)")], "\"pool\", \"dhcp\""),
     never("ipam in capitals", "{spec: {workloadType: cluster, ipam: DHCP}}", &[Refuse("spec.ipam", "use dhcp (or pool)")], "\"pool\", \"dhcp\""),

@@ -2,9 +2,11 @@
 
 use anyhow::{Result, ensure};
 use harvester_guest_operator::api::TokenRotation;
+use harvester_guest_operator::domain::dhcp::agent_name;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -17,9 +19,10 @@ use serde_json::{Value, json};
 use testbed::kubevirt::{Guest, Nic, Vm, create_node};
 use testbed::{Start, eventually};
 
-use crate::leases::Agent;
+use crate::leases::{Agent, agents};
 use crate::support::{Cluster, LATER, SOON};
 
+const NETWORK: &str = "default/vlan7";
 const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
 const SECRET: &str = "harvester-guest-operator-admission";
 const REGISTERED_BY: &str = "loadbalancer.harvesterhci.io/registered-by";
@@ -48,6 +51,7 @@ pub(super) async fn begin(cluster: &Cluster) -> Result<()> {
     secrets.patch(SECRET, &PatchParams::default(), &empty).await?;
     gone::<Lease>(cluster, "kube-system", "harvester-load-balancer").await?;
     gone::<ConfigMap>(cluster, "kube-system", "kubevip").await?;
+    gone::<Deployment>(cluster, "harvester-system", &agent_name(NETWORK)).await?;
     for name in ["vm", "theirs", "sliced"] {
         gone::<Service>(cluster, "default", name).await?;
         gone::<EndpointSlice>(cluster, "default", name).await?;
@@ -137,7 +141,8 @@ where
 pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     let variables = vec![("HGO_ADMISSION_OWNER".to_owned(), "harvester-guest-operator".to_owned())];
     let admission = Some("https://127.0.0.1:0".to_owned());
-    let options = vec!["--dhcp-release-grace".to_owned(), "0".to_owned()];
+    let options = ["--dhcp-release-grace".to_owned(), "0".to_owned()];
+    let options = [&options[..], &agents::template()?].concat();
     let start = Start { admission, variables, options, ..Start::default() };
     let mut operator = cluster.standby(start).await?;
     operator.leads().await?;
@@ -207,14 +212,25 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
 
 /// An address that the host leases, from the record to its end without an agent.
 async fn leases(cluster: &Cluster) -> Result<()> {
-    let agent = Agent::start(cluster, "default/vlan7").await?;
+    let agent = Agent::start(cluster, NETWORK).await?;
     patiently(async || cluster.dhcp_lb("leased", &[]).await.map(drop)).await?;
     cluster.grant("leased", "10.7.0.20").await?;
     cluster.publishes("leased", "10.7.0.20").await?;
     agent.stop().await?;
     cluster.over("leased").await?;
     deleted(cluster, "leased").await?;
-    cluster.record_gone("leased").await
+    cluster.record_gone("leased").await?;
+    // The network asks for an agent's Deployment as well; somebody changes that.
+    agents::agent(cluster, NETWORK, "agent", |_| true).await?;
+    let stop = Patch::Merge(json!({"spec": {"replicas": 0}}));
+    let made = agents::deployments(cluster);
+    made.patch(&agent_name(NETWORK), &PatchParams::default(), &stop).await?;
+    agents::agent(cluster, NETWORK, "running agent", |agent| {
+        agent.spec.as_ref().and_then(|spec| spec.replicas) == Some(1)
+    })
+    .await?;
+    agents::annotate(cluster, NETWORK, None).await?;
+    agents::no_agent(cluster, NETWORK).await
 }
 
 fn rotations(cluster: &Cluster) -> Api<TokenRotation> {

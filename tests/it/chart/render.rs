@@ -7,6 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::domain::dhcp::agent_name;
+use harvester_guest_operator::domain::leasing::Declaration;
+use harvester_guest_operator::domain::leasing::deployment::deployment;
 use serde_json::{Value, json};
 use testbed::{Bed, Chart, Options, Version, repository, tools};
 
@@ -53,6 +55,38 @@ async fn agents_are_called_what_the_operator_calls_them() {
         let all = objects(&chart.render(&["--set", &value]).await.unwrap());
         object(&all, "Deployment", &agent_name(network));
     }
+}
+
+/// An agent is the same whoever makes it, and leaves a node that is gone within 30 s.
+#[tokio::test]
+async fn the_operator_makes_agents_as_the_chart_does() {
+    const NETWORK: &str = "default/vlan100";
+    let chart = Chart::locate().await.unwrap();
+    let more = "leaseAgent.networks[0].network=default/vlan100,leaseAgent.tolerations[0].operator=Exists,\
+                priorityClassName=p,podLabels.a=b,commonLabels.c=d,podAnnotations.e=f,imagePullSecrets[0].name=g";
+    let all = objects(&chart.render(&["--set", more]).await.unwrap());
+    let listed = &object(&all, "Deployment", &agent_name(NETWORK))["spec"];
+    let operator = object(&all, "Deployment", "harvester-guest-operator");
+    let env = operator["spec"]["template"]["spec"]["containers"][0]["env"].as_array().unwrap();
+    let given = env.iter().find(|variable| variable["name"] == "HGO_DHCP_AGENT").unwrap();
+    let template: Value = serde_saphyr::from_str(given["value"].as_str().unwrap()).unwrap();
+    let made = deployment(&template, NETWORK, &Declaration::default(), None);
+    assert_eq!(made["spec"], *listed, "the operator's (left), the chart's");
+    let pod = &listed["template"]["spec"];
+    let tolerated = pod["tolerations"].as_array().unwrap();
+    for taint in ["not-ready", "unreachable"] {
+        let key = format!("node.kubernetes.io/{taint}");
+        let one = tolerated.iter().find(|toleration| toleration["key"] == key).unwrap();
+        assert_eq!((&one["effect"], &one["tolerationSeconds"]), (&json!("NoExecute"), &json!(30)));
+    }
+    // Without the annotation's namespaces there is no such right, and each agent's Lease is named.
+    let none = ["--set", more, "--set-json", "leaseAgent.namespaces=[]"];
+    let without = chart.render(&none).await.unwrap();
+    let text = without.values().cloned().collect::<String>();
+    assert!(!text.contains("HGO_DHCP_AGENT") && !text.contains("operator-deployments"));
+    let without = objects(&without);
+    let role = object(&without, "Role", "harvester-guest-operator-lease-agent");
+    assert_eq!(role["rules"][0]["resourceNames"], json!([agent_name(NETWORK)]));
 }
 
 #[tokio::test]

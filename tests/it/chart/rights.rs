@@ -20,11 +20,13 @@ const NAME: &str = "harvester-guest-operator";
 
 /// A role of the operator's account: where it is, and what it is called. No namespace: a ClusterRole.
 type Of = (&'static str, &'static str);
-const ROLES: [Of; 6] = [
+const ROLES: [Of; 8] = [
     ("", NAME),
     ("kube-system", NAME),
     ("harvester-system", "harvester-guest-operator-admission"),
     ("harvester-system", "harvester-guest-operator-agents"),
+    ("harvester-system", "harvester-guest-operator-deployments"),
+    ("default", "harvester-guest-operator-networks"),
     ("kube-system", "harvester-guest-operator-kube-vip"),
     ("harvester-system", "harvester-guest-operator-management"),
 ];

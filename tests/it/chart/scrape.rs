@@ -16,7 +16,7 @@ use testbed::{Managed, Programs, Start, eventually, repository, tools};
 use tokio::net::TcpListener;
 
 use super::{monitoring, read};
-use crate::dhcp::fixture::{Site, on_site_with_webhooks};
+use crate::dhcp::fixture::{NETWORK, Site, on_site_with_webhooks};
 use crate::leases::Agent;
 use crate::support::{Cluster, LATER, SOON};
 
@@ -31,6 +31,14 @@ const RARE: [&str; 6] = [
     "hgo_watch_errors_total",
 ];
 
+/// One that does all that has metrics.
+fn start() -> Start {
+    let admission = Some("https://127.0.0.1:0".to_owned());
+    let mut start = Start { admission, ..crate::rotation::start() };
+    start.options.extend(["--dhcp-networks", NETWORK].map(str::to_owned));
+    start
+}
+
 #[test]
 fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -38,9 +46,7 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
     on_site_with_webhooks(Kind::Dnsmasq, Scope::new([10, 77, 0, 1]), async move |site: Site| {
         let Site { cluster, host, .. } = &site;
         crate::rotation::prepare(cluster).await?;
-        let admission = Some("https://127.0.0.1:0".to_owned());
-        let start = Start { admission, ..crate::rotation::start() };
-        let operator = cluster.standby(start).await?;
+        let operator = cluster.standby(start()).await?;
         operator.leads().await?;
         let real = site.agent().await?;
         let targets = [("operator", operator.http), ("agent", real.http)];

@@ -14,7 +14,7 @@ const VALUES: &str = "charts/harvester-guest-operator/values.yaml";
 const SCHEMA: &str = "charts/harvester-guest-operator/values.schema.json";
 
 /// Values files, and what the refusal must name.
-const WRONG: [(&str, &str); 52] = [
+const WRONG: [(&str, &str); 55] = [
     ("replicaCout: 2", "replicaCout"),
     ("replicasCount: 2", "replicasCount"),
     ("replicaCount: two", "/replicaCount"),
@@ -64,6 +64,9 @@ const WRONG: [(&str, &str); 52] = [
     ("prometheusRule: {disabled: [HGONoLeeder]}", "/prometheusRule/disabled/0"),
     ("prometheusRule: {extraRules: [{alert: A}]}", "expr"),
     ("dashboard: {label: x}", "label"),
+    ("leaseAgent: {namespaces: default}", "/leaseAgent/namespaces"),
+    ("leaseAgent: {namespaces: ['*']}", "/leaseAgent/namespaces/0"),
+    ("leaseAgent: {defaultNetwork: vlan1}", "/leaseAgent/defaultNetwork"),
     ("leaseAgent: {networks: [default/vlan1]}", "/leaseAgent/networks/0"),
     ("leaseAgent: {networks: [{network: vlan1}]}", "/leaseAgent/networks/0/network"),
     ("leaseAgent: {networks: [{network: a/b, interface: far-too-long-for-linux}]}", "interface"),

@@ -148,7 +148,8 @@ impl Site {
 
     /// An operator that leads, and keeps what nobody wants for so many seconds.
     pub(crate) async fn operator(&self, grace: u32) -> Result<Operator> {
-        let options = vec!["--dhcp-release-grace".to_owned(), grace.to_string()];
+        let options = ["--dhcp-release-grace", &grace.to_string(), "--dhcp-networks", NETWORK];
+        let options = options.map(str::to_owned).to_vec();
         let start = Start { options, ..Start::default() };
         let operator = self.cluster.standby(start).await?;
         operator.leads().await?;

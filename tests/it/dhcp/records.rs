@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
+use chrono::{DateTime, Utc};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -150,6 +151,64 @@ fn what_failed_is_tried_again() -> Result<()> {
         site.server.process.signal("CONT")?;
         site.bound("last", "address", |_| true).await?;
         site.linked(&[&web, &late, &last]).await
+    })
+}
+
+/// For longer than a lease lasts nobody answers the agent but the DHCP server. What it holds goes on being
+/// held, and the record goes on where it was. Told to end meanwhile, it leaves no link.
+#[test]
+fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
+    let scope = Scope::new([10, 77, 0, 1]).seconds(30).timers(8, 26);
+    on_site(Kind::Kea, scope, async |mut site: Site| {
+        let bed = &site.cluster.bed;
+        let proxy = Proxy::start(bed).await?;
+        let kubeconfig = proxy.kubeconfig_for_service_account(bed, ACCOUNT.0, ACCOUNT.1).await?;
+        let mut agent = Agent::start(&site.program, &kubeconfig, INTERFACE, &[]).await?;
+        agent.speaks().await?;
+        let web = site.lease("web").await?;
+        site.bound("web", "address", |_| true).await?;
+        let away = || {
+            proxy.set_rule(|_| Verdict::Hang);
+            proxy.cut_all();
+        };
+        away();
+        eventually(LATER, "end of the claim", async || {
+            agent.process.log().contains("the claim changed claim=Silent")
+        })
+        .await?;
+        // What the record said when nothing could be written any more.
+        let before = site.records().get("web").await?;
+        let status = before.status.clone().unwrap_or_default();
+        let end = DateTime::parse_from_rfc3339(&status.expires_at.context("no end")?)?;
+        site.lease("late").await?;
+        eventually(LATER, "end of the lease in the record", async || Utc::now() > end).await?;
+        let mac = web.mac.to_string();
+        let held = site.server.granted_to(&mac).await?.context("the server has it no more")?;
+        ensure!(Some(held.address.to_string()) == status.address, "{held:?}");
+        let now = site.records().get("web").await?;
+        ensure!(now.resource_version() == before.resource_version(), "{now:?}");
+
+        proxy.clear_rule();
+        proxy.cut_all();
+        let after = site.bound("web", "later end", |status| {
+            let later = status.expires_at.as_deref().map(DateTime::parse_from_rfc3339);
+            matches!(later, Some(Ok(later)) if later > end)
+        });
+        let after = after.await?;
+        ensure!(after.address == status.address, "{after:?}");
+        ensure!(after.obtained_at == status.obtained_at, "another lease: {after:?}");
+        site.bound("late", "address", |_| true).await?;
+        let log = agent.process.log();
+        ensure!(log.matches("records loaded").count() == 1, "it began anew:\n{log}");
+
+        away();
+        let silent = "the claim changed claim=Silent";
+        eventually(LATER, "end of the claim", async || {
+            agent.process.log().matches(silent).count() == 2
+        })
+        .await?;
+        agent.stop().await?;
+        site.linked(&[]).await
     })
 }
 

@@ -156,25 +156,33 @@ async fn without_an_agent_a_record_goes_when_its_time_is_over() -> Result<()> {
     cluster.record_gone("late").await
 }
 
-/// Today's behaviour, and it says so; who is at 0.0.0.0 stays there until it is made again.
+/// It says so; who is at 0.0.0.0 stays there until it is made again. Where the network is declared, one
+/// that is made while the agent is away for a moment waits for it.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_an_agent_the_announcer_leases_and_goes_on() -> Result<()> {
+async fn where_no_network_is_declared_the_announcer_leases_and_goes_on() -> Result<()> {
     let cluster = Cluster::start().await?;
     let _operator = cluster.operator().await?;
     cluster.dhcp_lb("web", &[]).await?;
     cluster.publishes("web", "0.0.0.0").await?;
     let told = ready(&cluster.lbs().get("web").await?);
     assert_eq!((told.0.as_str(), told.1.as_str()), ("True", "DHCP"));
-    assert!(told.2.contains(NETWORK) && told.2.contains("no DHCP agent"), "{told:?}");
+    assert!(told.2.contains(NETWORK) && told.2.contains("does not lease"), "{told:?}");
     cluster.dhcp_lb("host", &[(DHCP, "host")]).await?;
     let message = cluster.withdrawn("host", "NoDHCPAgent").await?;
     assert!(message.contains(NETWORK), "{message}");
     let before = cluster.lbs().get("web").await?;
 
     // An agent comes: whoever waits for it is served, whoever leases itself is left alone.
-    let _agent = Agent::start(&cluster, NETWORK).await?;
+    let agent = Agent::start(&cluster, NETWORK).await?;
     cluster.grant("host", "10.7.0.20").await?;
     cluster.publishes("host", "10.7.0.20").await?;
+    agent.stop().await?;
+    cluster.dhcp_lb("early", &[]).await?;
+    let message = cluster.withdrawn("early", "NoDHCPAgent").await?;
+    assert!(message.contains(NETWORK) && message.contains("is away"), "{message}");
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    cluster.grant("early", "10.7.0.23").await?;
+    cluster.publishes("early", "10.7.0.23").await?;
     cluster.dhcp_lb("guest", &[(DHCP, "guest")]).await?;
     cluster.publishes("guest", "0.0.0.0").await?;
     cluster.patch_lb("web", json!({"metadata": {"labels": {"touched": "yes"}}})).await?;

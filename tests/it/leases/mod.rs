@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub(crate) mod agents;
 mod crash;
 mod life;
 mod publishing;
@@ -13,15 +14,16 @@ mod refused;
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use chrono::{TimeDelta, Utc};
-use harvester_guest_operator::api::{ANNOTATION_NETWORK, DHCPLease, LoadBalancer};
+use harvester_guest_operator::api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, DHCPLease, LoadBalancer};
 use harvester_guest_operator::domain::dhcp::agent_name;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
+use testbed::kubevirt::{networks, vlan};
 use testbed::{Call, Proxy, Start, Verdict, eventually};
 use tokio::task::JoinHandle;
 
@@ -48,9 +50,24 @@ fn agents_lease(client: &Client) -> Api<Lease> {
     Api::namespaced(client.clone(), "harvester-system")
 }
 
+/// What an admin does to have the host lease on a network, by the command of the README. The network is
+/// made if there is none.
+pub(crate) async fn declare(client: &Client, network: &str) -> Result<()> {
+    let (namespace, name) = network.split_once('/').context("no namespace")?;
+    let api = networks(client, namespace);
+    if api.get_opt(name).await?.is_none() {
+        let network = serde_json::from_value(vlan(namespace, name, 7))?;
+        api.create(&PostParams::default(), &network).await?;
+    }
+    let declared = Patch::Merge(json!({"metadata": {"annotations": {ANNOTATION_DHCP: "host"}}}));
+    api.patch(name, &PatchParams::default(), &declared).await?;
+    Ok(())
+}
+
 impl Agent {
     pub(crate) async fn start(cluster: &Cluster, network: &'static str) -> Result<Self> {
         let client = cluster.client.clone();
+        declare(&client, network).await?;
         hold(&client, network, "played").await?;
         let renewed = client.clone();
         let renewing = tokio::spawn(async move {

@@ -4,13 +4,13 @@ use anyhow::{Result, ensure};
 use chrono::TimeDelta;
 use k8s_openapi::api::core::v1::Service;
 use kube::Api;
-use kube::api::{Patch, PatchParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 use testbed::kubevirt::{Guest, Nic, Vm, create_node};
-use testbed::{Proxy, Start, eventually};
+use testbed::{Proxy, Start, Verdict, eventually};
 
 use super::{Agent, FINALIZER, NETWORK, blind};
-use crate::support::{Cluster, SOON, address, ready};
+use crate::support::{Cluster, SOON, address, lb, ready};
 
 const LB_FINALIZER: &str = "wrangler.cattle.io/harvester-lb-controller";
 
@@ -219,4 +219,37 @@ async fn an_address_that_was_lost_unseen_is_not_published_again() -> Result<()> 
     proxy.clear_rule();
     cluster.grant("web", "10.7.0.21").await?;
     cluster.publishes("web", "10.7.0.21").await.map(drop)
+}
+
+/// Whose VMs say on which network it is waits until these are listed: a leader that has just begun
+/// hands nothing to the guest because it does not know.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_names_no_network_waits_for_the_list_of_vms() -> Result<()> {
+    const CLUSTER: &str = "cloudprovider.harvesterhci.io/cluster";
+    let cluster = Cluster::start().await?;
+    create_node(&cluster.client, "node-1", &[], "10.0.0.1").await?;
+    let vm = Vm::new("default", "prod-1").label("guestcluster.harvesterhci.io/name", "prod");
+    let vm = vm.nic(Nic::attached("nic-1", NETWORK, &["10.7.0.9"]));
+    let _guest = Guest::run(&cluster.client, vm, "node-1").await?;
+    let _agent = Agent::start(&cluster, NETWORK).await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    proxy.set_rule(|call| {
+        let vms = call.resource() == Some("virtualmachineinstances");
+        if vms { Verdict::Hang } else { Verdict::Pass }
+    });
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let _operator = cluster.standby(Start { via, ..Start::default() }).await?;
+    let mut unnamed = lb("unnamed", &json!({"workloadType": "cluster", "ipam": "dhcp"}))?;
+    unnamed.metadata.labels = Some([(CLUSTER.to_owned(), "prod".to_owned())].into());
+    cluster.lbs().create(&PostParams::default(), &unnamed).await?;
+    // One that came later and names its network has been looked at.
+    cluster.dhcp_lb("named", &[]).await?;
+    cluster.withdrawn("named", "DHCPPending").await?;
+    let waits = cluster.lbs().get("unnamed").await?;
+    ensure!(address(&waits).is_none(), "{waits:?}");
+    proxy.clear_rule();
+    proxy.cut_all();
+    let record = cluster.record("unnamed").await?;
+    ensure!(record.spec.network == NETWORK, "{record:?}");
+    Ok(())
 }

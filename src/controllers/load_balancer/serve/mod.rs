@@ -83,9 +83,11 @@ pub(super) async fn serve(
     }
     let listeners = vm_lb::name_fault(&at.name).map_or_else(|| vm_lb::listeners(&lb.spec), Err);
     let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
-    // Where its pool says that the address is unique. A global pool's is unique everywhere.
+    // Where its pool says that the address is unique, or where it was leased. A global pool's is unique
+    // everywhere.
     let network = match finding {
         Finding::Pool(Verdict::Held { network: Some(network), .. }) => network,
+        Finding::Host(Ok(lease)) => &lease.network,
         _ => named,
     };
     let attachment = ctx.shared.views.attachment(network);

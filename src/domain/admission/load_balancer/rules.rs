@@ -44,7 +44,7 @@ pub(super) fn judge(
         }
         if !facts::wants_pool(lb) {
             answer.warn(
-                "spec.ipam dhcp: without a DHCP agent on its network, allocatedAddress.ip stays 0.0.0.0",
+                "spec.ipam dhcp: unless the host leases on its network, allocatedAddress.ip stays 0.0.0.0",
             );
         }
     }

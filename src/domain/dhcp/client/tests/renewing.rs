@@ -243,3 +243,22 @@ pub fn an_answer_that_cannot_be_used_changes_nothing() {
     let unusable = |event: &&Event| matches!(event, Event::Unusable { .. });
     assert_eq!(bed.events.iter().filter(unusable).count(), 4);
 }
+
+/// Of all that a client says, only this is harmless when another agent may be the same client.
+#[test]
+fn a_client_renews_while_it_may_use_its_address_and_asks_for_time() {
+    let mut bed = Bed::with(Options::default());
+    assert!(!bed.client.renews(), "it waits");
+    bed.speaks();
+    assert!(!bed.client.renews(), "a DISCOVER");
+    let mut bed = Bed::bound(120);
+    assert!(!bed.client.renews(), "it says nothing");
+    bed.speaks();
+    assert!(bed.client.renews());
+    let end = bed.lease().expires.unwrap();
+    bed.until(end);
+    assert!(!bed.client.renews(), "it is over");
+    let mut bed = Bed::bound(120);
+    bed.client.release(bed.now);
+    assert!(!bed.client.renews(), "a RELEASE");
+}

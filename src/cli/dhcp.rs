@@ -1,0 +1,95 @@
+//! The options of DHCP networks.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use k8s_openapi::api::apps::v1::Deployment;
+
+use super::admission::AdmissionArgs;
+use crate::controllers::dhcp_agent::Agents;
+use crate::domain::leasing::Networks;
+
+/// Options of DHCP networks.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct DhcpArgs {
+    /// Seconds for which an address that the host leased outlives its LoadBalancer. One that is made
+    /// again by then has the same address at once. A guest's cloud provider deletes and makes it again,
+    /// up to 300 s apart, and the guest announces the address all the while.
+    #[arg(long = "dhcp-release-grace", env = "HGO_DHCP_RELEASE_GRACE", default_value_t = 600)]
+    release_grace: u32,
+    /// Networks on which the host leases, separated by commas: namespace/name of each
+    /// NetworkAttachmentDefinition. Their agents are made by somebody else, as by the chart.
+    #[arg(long = "dhcp-networks", env = "HGO_DHCP_NETWORKS", value_delimiter = ',', value_parser = network)]
+    networks: Vec<String>,
+    /// Namespaces, separated by commas, whose NetworkAttachmentDefinitions may have the host lease there, by
+    /// the annotation loadbalancer.harvesterhci.io/dhcp: host.
+    #[arg(
+        long = "dhcp-namespaces",
+        env = "HGO_DHCP_NAMESPACES",
+        value_delimiter = ',',
+        default_value = "default"
+    )]
+    namespaces: Vec<String>,
+    /// Network on which the host leases for LoadBalancers of VMs that name none: namespace/name of its
+    /// NetworkAttachmentDefinition. It is one of those on which the host leases.
+    #[arg(
+        long = "dhcp-default-network",
+        env = "HGO_DHCP_DEFAULT_NETWORK",
+        value_parser = network,
+        default_value = ""
+    )]
+    default_network: String,
+    /// What the agents have in common that the operator makes for such networks: a Deployment, as YAML.
+    /// Without it the operator makes none.
+    #[arg(long = "dhcp-agent", env = "HGO_DHCP_AGENT")]
+    agent: Option<String>,
+}
+
+impl DhcpArgs {
+    /// How long a leased address outlives its LoadBalancer.
+    pub(super) fn release_grace(&self) -> Duration {
+        Duration::from_secs(self.release_grace.into())
+    }
+
+    /// How agents are made.
+    pub(super) fn agents(&self, admission: &AdmissionArgs) -> anyhow::Result<Option<Agents>> {
+        let Some(text) = self.agent.as_deref().filter(|text| !text.is_empty()) else {
+            return Ok(None);
+        };
+        // What is no Deployment is refused here, and what is one has the form that it is filled in.
+        let template: Deployment =
+            serde_saphyr::from_str(text).context("--dhcp-agent: must be a Deployment, as YAML")?;
+        let containers = template.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+        ensure!(
+            containers.is_some_and(|pod| pod.containers.len() == 1),
+            "--dhcp-agent: spec.template.spec.containers must be one"
+        );
+        Ok(Some(Agents {
+            namespace: admission.namespace.clone(),
+            template: serde_json::to_value(&template)?,
+            owner: admission.admission_owner.clone(),
+        }))
+    }
+
+    /// On which networks the host leases.
+    pub(super) fn networks(&self) -> Networks {
+        let given =
+            |names: &[String]| names.iter().filter(|name| !name.is_empty()).cloned().collect();
+        Networks {
+            listed: given(&self.networks),
+            namespaces: given(&self.namespaces),
+            default: self.default_network.clone(),
+        }
+    }
+}
+
+/// A network's name. Empty text between two commas is none.
+fn network(text: &str) -> Result<String, String> {
+    let part = |part: &str| !part.is_empty() && !part.contains('/');
+    let named = text.split_once('/').is_some_and(|(namespace, name)| part(namespace) && part(name));
+    if named || text.is_empty() {
+        Ok(text.to_owned())
+    } else {
+        Err("must be namespace/name".to_owned())
+    }
+}

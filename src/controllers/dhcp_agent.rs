@@ -1,0 +1,266 @@
+//! Agents of networks that ask for one by their annotation: a Deployment each, in the operator's own
+//! namespace, and a word on the network of who serves it. Both are decided in [`crate::domain::leasing`].
+//!
+//! Everything is looked at each second, in memory, as agents' Leases are; a write is made only where
+//! something differs.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use chrono::Utc;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::rbac::v1::ClusterRole;
+use kube::{Api, ResourceExt};
+use kube_runtime::watcher::{Config, Event};
+use serde_json::{Value, json};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::Context;
+use crate::api::ANNOTATION_DHCP_STATUS;
+use crate::domain::dhcp::{AGENT_PREFIX, agent_name};
+use crate::domain::leasing::Agent;
+use crate::domain::leasing::deployment::{self, Plan, Stored};
+use crate::domain::leasing::network_status::{self, Facts};
+use crate::domain::pacing::backoff;
+use crate::k8s::views::AgentNetwork;
+use crate::k8s::{CallError, call, informer};
+
+/// How often all are looked at.
+const EVERY: Duration = Duration::from_secs(1);
+/// First and longest delay after a failure, per network.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
+
+/// How the operator makes agents.
+#[derive(Clone, Debug)]
+pub struct Agents {
+    /// The operator's own namespace: they are there.
+    pub namespace: String,
+    /// What all of them have in common: a Deployment.
+    pub template: Value,
+    /// The ClusterRole with which they go.
+    pub owner: Option<String>,
+}
+
+/// Makes and removes agents until dropped.
+pub(super) async fn run(ctx: Context) {
+    let Some(agents) = ctx.agents.clone() else { return std::future::pending().await };
+    let keeper = Keeper { ctx, agents: &agents, seen: Mutex::default() };
+    tokio::select! {
+        () = keeper.watch() => {}
+        () = keeper.keep() => {}
+    }
+}
+
+struct Keeper<'a> {
+    ctx: Context,
+    agents: &'a Agents,
+    seen: Mutex<Seen>,
+}
+
+/// Deployments that have the name of an agent.
+#[derive(Default)]
+struct Seen {
+    listed: bool,
+    deployments: HashMap<String, Stored>,
+}
+
+/// What could not be written, by name: how often, and when it is tried again.
+#[derive(Default)]
+struct Failures(HashMap<String, (u32, Instant)>);
+
+impl Failures {
+    fn may_try(&self, name: &str) -> bool {
+        self.0.get(name).is_none_or(|(_, again)| *again <= Instant::now())
+    }
+
+    fn note(&mut self, name: String, done: Result<(), CallError>, ctx: &Context) {
+        match done {
+            Ok(()) => drop(self.0.remove(&name)),
+            // What changed it is seen soon, and is judged then.
+            Err(CallError::Conflict | CallError::NotFound | CallError::NotLeader) => {}
+            Err(error) => {
+                tracing::warn!(name, %error, "DHCP agent not kept, trying again");
+                ctx.metrics.reconcile_errors.inc();
+                let count = self.0.get(&name).map_or(0, |(count, _)| *count);
+                let again = Instant::now() + backoff(count, RETRY.0, RETRY.1, 0.0);
+                self.0.insert(name, (count.saturating_add(1), again));
+            }
+        }
+    }
+}
+
+impl Keeper<'_> {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn watch(&self) {
+        let mut listed = HashMap::new();
+        let on_event = |event: Event<Deployment>| match event {
+            Event::Init => listed.clear(),
+            Event::InitApply(deployment) => listed.extend(read(&deployment)),
+            Event::InitDone => {
+                let mut seen = self.seen();
+                seen.deployments = std::mem::take(&mut listed);
+                seen.listed = true;
+            }
+            Event::Apply(deployment) => self.seen().deployments.extend(read(&deployment)),
+            Event::Delete(deployment) => {
+                self.seen().deployments.remove(&deployment.name_any());
+            }
+        };
+        let api = Api::<Deployment>::namespaced(self.ctx.client.clone(), &self.agents.namespace);
+        let metrics = &self.ctx.metrics;
+        informer::run(api, Config::default(), "Deployment", metrics, on_event).await;
+    }
+
+    async fn keep(&self) {
+        let owner = self.owner().await;
+        let mut failures = Failures::default();
+        let mut told = HashMap::new();
+        let mut tick = tokio::time::interval(EVERY);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            if !self.ctx.views.leasing_synced() || !self.seen().listed {
+                continue;
+            }
+            let networks = self.networks();
+            self.tell(&networks, &mut told);
+            let names = self.seen().deployments.keys().cloned().collect::<Vec<_>>();
+            let mut wanted: HashMap<String, Option<Value>> =
+                names.into_iter().map(|name| (name, None)).collect();
+            for network in networks.iter().filter(|network| network.agent == Agent::Ours) {
+                let (template, said) = (&self.agents.template, &network.declaration);
+                let object = deployment::deployment(template, &network.name, said, owner.as_ref());
+                wanted.insert(agent_name(&network.name), Some(object));
+            }
+            for (name, wanted) in wanted {
+                if failures.may_try(&name) {
+                    let done = self.carry_out(&name, wanted).await;
+                    failures.note(name, done, &self.ctx);
+                }
+            }
+            for network in networks.iter().filter(|network| network.may_declare) {
+                if failures.may_try(&network.name) {
+                    let done = self.write_status(network).await;
+                    failures.note(network.name.clone(), done, &self.ctx);
+                }
+            }
+        }
+    }
+
+    /// All networks with agents. One whose Deployment is another's has none of the operator's.
+    fn networks(&self) -> Vec<AgentNetwork> {
+        let mut networks = self.ctx.views.agent_networks();
+        let seen = self.seen();
+        for network in networks.iter_mut().filter(|network| network.agent == Agent::Ours) {
+            let name = agent_name(&network.name);
+            if seen.deployments.get(&name).is_some_and(|stored| !stored.ours) {
+                network.agent = Agent::Refused(format!(
+                    "Deployment {}/{name} is not the operator's: remove it",
+                    self.agents.namespace
+                ));
+            }
+        }
+        networks
+    }
+
+    /// Says once of each network that asks for an agent and gets none why.
+    fn tell(&self, networks: &[AgentNetwork], told: &mut HashMap<String, String>) {
+        told.retain(|name, why| {
+            networks.iter().any(|network| {
+                network.name == *name && network.agent == Agent::Refused(why.clone())
+            })
+        });
+        for network in networks {
+            if let Agent::Refused(why) = &network.agent
+                && told.insert(network.name.clone(), why.clone()).is_none()
+            {
+                tracing::warn!(network = network.name, why, "no DHCP agent is made");
+                let note = format!("no DHCP agent is made: {why}");
+                self.ctx.events.warning(network.reference.clone(), "DHCPRefused", note);
+            }
+        }
+    }
+
+    /// Writes on a network who serves it, where that is not what it says.
+    async fn write_status(&self, network: &AgentNetwork) -> Result<(), CallError> {
+        let views = &self.ctx.views;
+        let label = deployment::node_label(&network.declaration.cluster_network);
+        let stored = self.seen().deployments.get(&agent_name(&network.name)).cloned();
+        let facts = Facts {
+            network: &network.name,
+            namespace: &self.agents.namespace,
+            agent: &network.agent,
+            served_by: views.agent_of(&network.name),
+            cluster_network: &network.declaration.cluster_network,
+            has_node: label.is_none_or(|label| views.has_node(&label)),
+            deployment: stored.as_ref(),
+        };
+        let now = Utc::now().fixed_offset();
+        let Some(status) = network_status::change(&facts, &network.status, now) else {
+            return Ok(());
+        };
+        let Some((namespace, name)) = network.name.split_once('/') else { return Ok(()) };
+        let patch = json!({"metadata": {
+            "resourceVersion": network.reference.resource_version,
+            "annotations": {ANNOTATION_DHCP_STATUS: status},
+        }});
+        self.ctx.writer.patch_network(namespace, name, &patch).await
+    }
+
+    async fn carry_out(&self, name: &str, wanted: Option<Value>) -> Result<(), CallError> {
+        let stored = self.seen().deployments.get(name).cloned();
+        let (writer, namespace) = (&self.ctx.writer, &self.agents.namespace);
+        let written = match (deployment::plan(wanted, stored.as_ref()), stored) {
+            (Plan::Create(object), _) => {
+                tracing::info!(name, "DHCP agent made");
+                writer.create_deployment(namespace, &object).await?
+            }
+            (Plan::Replace(object), Some(_)) => {
+                tracing::info!(name, "DHCP agent put right");
+                writer.replace_deployment(namespace, name, &object).await?
+            }
+            (Plan::Delete, Some(stored)) => {
+                tracing::info!(name, "DHCP agent removed");
+                return writer
+                    .delete_deployment(namespace, name, &stored.uid, &stored.version)
+                    .await;
+            }
+            _ => return Ok(()),
+        };
+        // The watch may be behind.
+        self.seen().deployments.extend(read(&written));
+        Ok(())
+    }
+
+    /// A reference to the ClusterRole with which agents go when the operator is removed.
+    async fn owner(&self) -> Option<Value> {
+        let name = self.agents.owner.as_deref()?;
+        let roles = Api::<ClusterRole>::all(self.ctx.client.clone());
+        loop {
+            match call(roles.get_opt(name)).await {
+                Ok(role) => {
+                    let uid = role?.metadata.uid?;
+                    return Some(json!({
+                        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+                        "name": name, "uid": uid,
+                    }));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "DHCP agents wait for their owner, trying again");
+                    tokio::time::sleep(RETRY.0).await;
+                }
+            }
+        }
+    }
+}
+
+/// A Deployment that has the name of an agent.
+fn read(deployment: &Deployment) -> Option<(String, Stored)> {
+    let name = deployment.name_any();
+    let object = serde_json::to_value(deployment).ok()?;
+    name.starts_with(AGENT_PREFIX).then(|| (name, Stored::read(&object)))
+}

@@ -1,0 +1,137 @@
+//! What an agent's Deployment is made of, and whose is touched.
+
+use super::*;
+
+const NETWORK: &str = "default/vlan100";
+
+fn template() -> Value {
+    json!({
+        "metadata": {"labels": {"app.kubernetes.io/name": "harvester-guest-operator"}},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": {"app.kubernetes.io/component": "lease-agent"}},
+            "template": {
+                "metadata": {
+                    "labels": {"app.kubernetes.io/component": "lease-agent"},
+                    "annotations": {"note": "x"},
+                },
+                "spec": {"containers": [{
+                    "name": "lease-agent", "image": "x:1", "command": ["/lease-agent"],
+                    "resources": {"limits": {"memory": "1024Mi"}},
+                }]},
+            },
+        },
+    })
+}
+
+fn on(cluster_network: &str) -> Value {
+    let said =
+        Declaration { cluster_network: cluster_network.to_owned(), ..Declaration::default() };
+    deployment(&template(), NETWORK, &said, None)
+}
+
+/// As the API server gives it back: with defaults, and quantities in its own words.
+fn stored(mut object: Value) -> Stored {
+    object["metadata"]["uid"] = json!("u");
+    object["metadata"]["resourceVersion"] = json!("7");
+    object["spec"]["progressDeadlineSeconds"] = json!(600);
+    let container = &mut object["spec"]["template"]["spec"]["containers"][0];
+    container["terminationMessagePath"] = json!("/dev/termination-log");
+    container["resources"]["limits"]["memory"] = json!("1Gi");
+    Stored::read(&object)
+}
+
+#[test]
+fn a_network_gets_an_agent_of_its_own_where_it_is() {
+    let made = on("prod");
+    let name = agent_name(NETWORK);
+    assert_eq!(made["metadata"]["name"], name);
+    assert_eq!(made["metadata"]["labels"][KEEPER.0], KEEPER.1);
+    let selector = made["spec"]["selector"]["matchLabels"].as_object().unwrap();
+    let pod = &made["spec"]["template"];
+    assert_eq!(selector["loadbalancer.harvesterhci.io/agent"], name);
+    assert!(selector.iter().all(|(key, value)| pod["metadata"]["labels"][key] == *value));
+    let attached = pod["metadata"]["annotations"][ANNOTATION_NETWORKS].as_str().unwrap();
+    let attached: Value = serde_json::from_str(attached).unwrap();
+    assert_eq!(attached, json!([{"namespace": "default", "name": "vlan100", "interface": "net1"}]));
+    let container = &pod["spec"]["containers"][0];
+    assert_eq!(container["args"], json!(["--network", NETWORK, "--interface", "net1"]));
+    assert_eq!(container["image"], "x:1", "the rest is the template's");
+    assert_eq!(pod["metadata"]["annotations"]["note"], "x");
+    let terms =
+        &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    assert_eq!(
+        terms["nodeSelectorTerms"],
+        json!([{"matchExpressions": [
+            {"key": "network.harvesterhci.io/prod", "operator": "In", "values": ["true"]},
+        ]}])
+    );
+    for everywhere in ["", "mgmt"] {
+        assert_eq!(on(everywhere)["spec"]["template"]["spec"].get("affinity"), None);
+    }
+}
+
+/// A name is one value in every place: no text is put together with it.
+#[test]
+fn a_name_injects_nothing() {
+    let evil = "default/x\",\"name\":\"y\"}]$(HOME) --interface eth0";
+    let made = deployment(&template(), evil, &Declaration::default(), None);
+    let pod = &made["spec"]["template"];
+    let attached = pod["metadata"]["annotations"][ANNOTATION_NETWORKS].as_str().unwrap();
+    let attached: Value = serde_json::from_str(attached).unwrap();
+    assert_eq!(attached.as_array().unwrap().len(), 1);
+    assert_eq!(attached[0].as_object().unwrap().len(), 3);
+    assert_eq!(attached[0]["name"], evil.strip_prefix("default/").unwrap());
+    assert_eq!(pod["spec"]["containers"][0]["args"].as_array().unwrap().len(), 4);
+    assert_eq!(pod["spec"]["containers"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn what_is_as_wanted_is_not_written_again() {
+    assert_eq!(plan(Some(on("prod")), None), Plan::Create(on("prod")));
+    assert_eq!(plan(Some(on("prod")), Some(&stored(on("prod")))), Plan::Nothing);
+    assert_eq!(plan(None, None), Plan::Nothing);
+    assert_eq!(plan(None, Some(&stored(on("prod")))), Plan::Delete);
+    let mut leaving = on("prod");
+    leaving["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    assert_eq!(plan(Some(on("prod")), Some(&stored(leaving.clone()))), Plan::Nothing);
+    assert_eq!(plan(None, Some(&stored(leaving))), Plan::Nothing);
+}
+
+#[test]
+fn what_differs_is_put_right_in_the_version_that_was_seen() {
+    let replaces = |wanted: Value, stored: &Stored| {
+        let Plan::Replace(object) = plan(Some(wanted), Some(stored)) else { panic!() };
+        assert_eq!(object["metadata"]["resourceVersion"], "7");
+    };
+    // Another template, another cluster network, and what only the digest shows.
+    replaces(on("other"), &stored(on("prod")));
+    replaces(on("mgmt"), &stored(on("prod")));
+    let mut template = template();
+    template["spec"]["template"]["spec"]["containers"][0]["resources"] = json!({});
+    let less = deployment(&template, NETWORK, &Declaration::default(), None);
+    replaces(less, &stored(on("")));
+    // Edited by hand.
+    let edits: [&dyn Fn(&mut Value); 4] = [
+        &|spec| spec["replicas"] = json!(0),
+        &|spec| spec["template"]["spec"]["containers"][0]["image"] = json!("y:1"),
+        &|spec| spec["template"]["spec"]["containers"] = json!([]),
+        &|spec| spec["template"]["metadata"]["annotations"] = json!({}),
+    ];
+    for edit in edits {
+        let mut edited = stored(on("prod"));
+        edit(&mut edited.spec);
+        replaces(on("prod"), &edited);
+    }
+}
+
+#[test]
+fn what_is_somebody_elses_is_never_touched() {
+    for label in [Value::Null, json!("Helm"), json!("harvester-guest-operator-2")] {
+        let mut object = on("prod");
+        object["metadata"]["labels"][KEEPER.0] = label;
+        let theirs = stored(object);
+        assert_eq!(plan(Some(on("prod")), Some(&theirs)), Plan::Foreign);
+        assert_eq!(plan(None, Some(&theirs)), Plan::Nothing);
+    }
+}

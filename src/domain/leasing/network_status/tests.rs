@@ -1,0 +1,77 @@
+//! What networks say, and when it is written.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn at(seconds: i64) -> DateTime<FixedOffset> {
+    DateTime::from_timestamp(1_800_000_000 + seconds, 0).unwrap().fixed_offset()
+}
+
+fn facts(agent: &Agent) -> Facts<'_> {
+    Facts {
+        network: "default/vlan7",
+        namespace: "harvester-system",
+        agent,
+        served_by: None,
+        cluster_network: "prod",
+        has_node: true,
+        deployment: None,
+    }
+}
+
+/// What is written, as JSON, and that it is written once.
+fn written(facts: &Facts<'_>, before: &str, now: i64) -> (String, Value) {
+    let text = change(facts, before, at(now)).expect("nothing is written").expect("it is removed");
+    assert_eq!(change(facts, &text, at(now + 60)), None, "written twice: {text}");
+    let value = serde_json::from_str(&text).unwrap();
+    (text, value)
+}
+
+#[test]
+fn it_says_who_serves_and_since_when() {
+    let served = |by: &str, since| Facts {
+        served_by: Some((by.to_owned(), since)),
+        // Whoever serves is there, whatever labels and Deployments say.
+        has_node: false,
+        ..facts(&Agent::Ours)
+    };
+    let (first, value) = written(&served("pod-1", Some(at(-30))), "", 0);
+    assert_eq!(value, json!({"agent": "pod-1", "since": "2027-01-15T07:59:30Z"}));
+    let (_, value) = written(&served("pod-2", Some(at(5))), &first, 9);
+    assert_eq!(value, json!({"agent": "pod-2", "since": "2027-01-15T08:00:05Z"}));
+    let (_, value) = written(&served("pod-2", None), &first, 9);
+    assert_eq!(value["since"], "2027-01-15T08:00:09Z");
+}
+
+#[test]
+fn it_says_why_nobody_serves() {
+    let refused = Agent::Refused("why".to_owned());
+    let failure = Stored { failure: Some("quota".to_owned()), ..Stored::default() };
+    let ours = facts(&Agent::Ours);
+    let cases = [
+        (facts(&refused), "Refused", "why"),
+        (Facts { has_node: false, ..ours.clone() }, "NoNode", "network.harvesterhci.io/prod"),
+        (Facts { deployment: Some(&failure), ..ours.clone() }, "NoPod", "quota"),
+        (ours.clone(), "AgentAway", "agent=hgo-lease-agent-default-vlan7-"),
+        (Facts { has_node: false, ..facts(&Agent::Others) }, "AgentAway", "describe pods"),
+        (Facts { has_node: false, cluster_network: "mgmt", ..ours.clone() }, "AgentAway", ""),
+    ];
+    let mut before = String::new();
+    for (facts, reason, message) in cases {
+        let (_, value) = written(&facts, "", 7);
+        assert_eq!((&value["reason"], value.get("agent")), (&json!(reason), None), "{value}");
+        assert!(value["message"].as_str().unwrap().contains(message), "{value}");
+        before = value.to_string();
+    }
+    // Since when it is so stays, whatever else is said of it; what is no JSON is written anew.
+    let other = Facts { namespace: "other", ..ours.clone() };
+    assert_eq!(written(&other, &before, 70).1["since"], "2027-01-15T08:00:07Z");
+    assert_eq!(written(&ours, "yes", 70).1["since"], "2027-01-15T08:01:10Z");
+}
+
+#[test]
+fn a_network_that_asks_for_nothing_says_nothing() {
+    assert_eq!(change(&facts(&Agent::None), "", at(0)), None);
+    assert_eq!(change(&facts(&Agent::None), "{}", at(0)), Some(None));
+}

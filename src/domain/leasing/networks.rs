@@ -1,0 +1,127 @@
+//! On which networks the host leases, and who makes the agent there: what an admin has declared.
+//!
+//! A declaration is durable. Whether an agent is there at the moment decides nothing here.
+
+use std::collections::BTreeSet;
+
+use crate::api::{ANNOTATION_DHCP, LoadBalancer};
+use crate::domain::facts::{self, Surroundings};
+
+/// The value of the annotation of a NetworkAttachmentDefinition by which the host leases there.
+const HOST: &str = "host";
+
+/// What the options say of DHCP networks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Networks {
+    /// Networks that are declared whatever their NetworkAttachmentDefinition says: `namespace/name`.
+    /// Their agents are made by others.
+    pub listed: BTreeSet<String>,
+    /// Namespaces whose NetworkAttachmentDefinitions may declare themselves. A tenant may be able to
+    /// write one in a namespace of its own, and an agent has capabilities.
+    pub namespaces: BTreeSet<String>,
+    /// Where the host leases for LoadBalancers of VMs that name no network: `namespace/name`, empty for
+    /// nowhere. It must be declared as well.
+    pub default: String,
+}
+
+/// Where a network leads, as far as an agent can be attached there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// By a bridge, untagged or to one VLAN.
+    Bridge,
+    /// By a bridge to many VLANs.
+    Trunk,
+    /// By something else, or nobody can tell.
+    #[default]
+    Other,
+}
+
+/// What a NetworkAttachmentDefinition says of DHCP.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Declaration {
+    /// The annotation; empty for none.
+    pub annotation: String,
+    /// Where it leads.
+    pub form: Form,
+    /// Its cluster network: nodes that have it are labelled with it. Empty for each node.
+    pub cluster_network: String,
+}
+
+/// The agent of a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Agent {
+    /// None: the host does not lease there.
+    None,
+    /// Somebody else makes it, as the chart does.
+    Others,
+    /// The operator makes it.
+    Ours,
+    /// The annotation asks for one that the operator does not make, as the text says.
+    Refused(String),
+}
+
+impl Networks {
+    /// The network on which the address of a LoadBalancer is to be leased; empty for none. A guest cluster
+    /// is where its VMs are, so the default is not for it.
+    pub fn of(&self, lb: &LoadBalancer, around: &Surroundings) -> String {
+        let network = facts::requirement(lb, around).network;
+        if network.is_empty() && !facts::is_guest(lb) { self.default.clone() } else { network }
+    }
+
+    /// Whether the host leases on a network, given what its NetworkAttachmentDefinition says.
+    pub fn declare(&self, network: &str, declaration: Option<&Declaration>) -> bool {
+        self.listed.contains(network)
+            || declaration.is_some_and(|said| self.agent(network, said) == Agent::Ours)
+    }
+
+    /// Who makes the agent of a network.
+    pub fn agent(&self, network: &str, declaration: &Declaration) -> Agent {
+        let Declaration { annotation, form, .. } = declaration;
+        let listed = self.listed.contains(network);
+        let fault = match annotation.as_str() {
+            "" if listed => return Agent::Others,
+            "" => return Agent::None,
+            _ if !self.may_declare(network) => {
+                "it counts only in the namespaces that leaseAgent.namespaces of the chart names"
+                    .to_owned()
+            }
+            HOST if listed => {
+                "leaseAgent.networks of the chart names the network as well, and has an agent there: take one of the two away"
+                    .to_owned()
+            }
+            HOST if !is_name(network) => "the network's name is no name of Kubernetes".to_owned(),
+            HOST => match form {
+                Form::Bridge => return Agent::Ours,
+                Form::Trunk => "the network is a trunk: name one of one VLAN, or without VLAN".to_owned(),
+                Form::Other => {
+                    "spec.config is not of the CNI plugin bridge, to which an agent can be attached"
+                        .to_owned()
+                }
+            },
+            other => format!("{other:?} must be {HOST}"),
+        };
+        Agent::Refused(format!("metadata.annotations[{ANNOTATION_DHCP}]: {fault}"))
+    }
+
+    /// Whether a network is of a namespace in which the annotation counts.
+    pub fn may_declare(&self, network: &str) -> bool {
+        let namespace = network.split_once('/').map(|(namespace, _)| namespace);
+        namespace.is_some_and(|namespace| self.namespaces.contains(namespace))
+    }
+}
+
+/// Whether it is `namespace/name` as the API server takes both. A network that is not comes from
+/// nowhere that this operator knows.
+fn is_name(network: &str) -> bool {
+    let edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let fits = |part: &str| {
+        part.starts_with(edge)
+            && part.ends_with(edge)
+            && part.len() <= 253
+            && part.chars().all(|c| edge(c) || matches!(c, '-' | '.'))
+    };
+    network.split_once('/').is_some_and(|(namespace, name)| fits(namespace) && fits(name))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,74 @@
+//! Which networks are declared, and whose agent is made.
+
+use serde_json::json;
+
+use super::*;
+use crate::api::ANNOTATION_NETWORK;
+
+#[test]
+fn a_network_is_declared_by_name_or_where_its_namespace_may() {
+    let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let networks = Networks {
+        listed: set(&["prod/vlan9", "default/vlan9"]),
+        namespaces: set(&["default"]),
+        ..Networks::default()
+    };
+    let said = |annotation: &str, form| Declaration {
+        annotation: annotation.to_owned(),
+        form,
+        ..Declaration::default()
+    };
+    let refused = "";
+    for (network, annotation, form, declared, why) in [
+        ("default/vlan7", "host", Form::Bridge, true, None),
+        ("default/vlan7", "", Form::Bridge, false, None),
+        ("prod/vlan9", "", Form::Other, true, None),
+        ("default/vlan7", "guest", Form::Bridge, false, Some("\"guest\" must be host")),
+        ("default/vlan7", "Host", Form::Bridge, false, Some("must be host")),
+        ("default/vlan7", "host", Form::Trunk, false, Some("trunk")),
+        ("default/vlan7", "host", Form::Other, false, Some("bridge")),
+        ("default/a b", "host", Form::Bridge, false, Some("name")),
+        ("default/$(x)", "host", Form::Bridge, false, Some("name")),
+        ("prod/vlan8", "host", Form::Bridge, false, Some("leaseAgent.namespaces")),
+        ("default-2/vlan7", "host", Form::Bridge, false, Some("leaseAgent.namespaces")),
+        ("default", "host", Form::Bridge, false, Some(refused)),
+        ("", "host", Form::Bridge, false, Some(refused)),
+        // Two agents for one network are none that the operator makes.
+        ("default/vlan9", "host", Form::Bridge, true, Some("leaseAgent.networks")),
+        ("prod/vlan9", "host", Form::Bridge, true, Some("leaseAgent.namespaces")),
+    ] {
+        let said = said(annotation, form);
+        assert_eq!(networks.declare(network, Some(&said)), declared, "{network} {annotation}");
+        match (networks.agent(network, &said), why) {
+            (Agent::Refused(text), Some(why)) => {
+                assert!(text.contains(ANNOTATION_DHCP) && text.contains(why), "{text}");
+            }
+            (Agent::None | Agent::Others | Agent::Ours, None) => {}
+            other => panic!("{network} {annotation}: {other:?}"),
+        }
+    }
+    assert!(networks.declare("prod/vlan9", None), "listed, whether it exists or not");
+    assert!(!networks.declare("default/vlan7", None));
+    assert!(!Networks::default().declare("default/vlan7", Some(&said("host", Form::Bridge))));
+}
+
+#[test]
+fn the_default_network_is_for_vms_that_name_none() {
+    let networks = Networks { default: "default/lan".to_owned(), ..Networks::default() };
+    let lb = |workload: &str, network: Option<&str>| -> LoadBalancer {
+        let annotations = network.map(|network| json!({ANNOTATION_NETWORK: network}));
+        serde_json::from_value(json!({
+            "metadata": {"name": "web", "annotations": annotations},
+            "spec": {"workloadType": workload, "ipam": "dhcp"},
+        }))
+        .unwrap()
+    };
+    let around = Surroundings::default();
+    assert_eq!(networks.of(&lb("vm", None), &around), "default/lan");
+    assert_eq!(networks.of(&lb("vm", Some("")), &around), "default/lan");
+    assert_eq!(networks.of(&lb("vm", Some("a/b")), &around), "a/b");
+    assert_eq!(networks.of(&lb("cluster", None), &around), "");
+    let vms = Surroundings { vm_network: Some("a/b".to_owned()), ..Surroundings::default() };
+    assert_eq!(networks.of(&lb("vm", None), &vms), "default/lan");
+    assert_eq!(Networks::default().of(&lb("vm", None), &around), "");
+}

@@ -1,0 +1,76 @@
+//! Guarded writes about DHCP agents: their Deployments, in the operator's own namespace, and what their
+//! networks say of them.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::{Api, Resource};
+use serde_json::Value;
+
+use super::Writer;
+use crate::api::kubevirt::NetworkAttachmentDefinition;
+use crate::k8s::{CallError, call};
+
+const DEPLOYMENT: &str = "Deployment";
+
+impl Writer {
+    /// Creates a Deployment. Returns what the server made of it. One of that name is a conflict.
+    pub async fn create_deployment(
+        &self,
+        namespace: &str,
+        deployment: &Value,
+    ) -> Result<Deployment, CallError> {
+        self.check_leadership()?;
+        let api = Api::<Deployment>::namespaced(self.client.clone(), namespace);
+        let written = call(api.create(&PostParams::default(), &typed(deployment)?)).await;
+        self.count(DEPLOYMENT, written)
+    }
+
+    /// Puts a Deployment in the place of the one in the version that it names. Returns what the server
+    /// made of it. All of it is the operator's, so nothing of others is lost.
+    pub async fn replace_deployment(
+        &self,
+        namespace: &str,
+        name: &str,
+        deployment: &Value,
+    ) -> Result<Deployment, CallError> {
+        self.check_leadership()?;
+        let api = Api::<Deployment>::namespaced(self.client.clone(), namespace);
+        let written = call(api.replace(name, &PostParams::default(), &typed(deployment)?)).await;
+        self.count(DEPLOYMENT, written)
+    }
+
+    /// Deletes a Deployment in the version given.
+    pub async fn delete_deployment(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        version: &str,
+    ) -> Result<(), CallError> {
+        self.check_leadership()?;
+        let api = Api::<Deployment>::namespaced(self.client.clone(), namespace);
+        let only =
+            Preconditions { uid: Some(uid.to_owned()), resource_version: Some(version.to_owned()) };
+        let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
+        self.count(DEPLOYMENT, call(api.delete(name, &params)).await).map(drop)
+    }
+}
+
+impl Writer {
+    /// Patches a NetworkAttachmentDefinition's annotation.
+    pub async fn patch_network(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<(), CallError> {
+        const KIND: &str = "NetworkAttachmentDefinition";
+        let list = NetworkAttachmentDefinition::url_path(&(), Some(namespace));
+        self.patch::<NetworkAttachmentDefinition>(KIND, &list, name, patch, None).await.map(drop)
+    }
+}
+
+fn typed(deployment: &Value) -> Result<Deployment, CallError> {
+    serde_json::from_value(deployment.clone())
+        .map_err(|error| CallError::Other(Box::new(kube::Error::SerdeError(error))))
+}

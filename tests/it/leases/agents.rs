@@ -1,0 +1,210 @@
+//! Agents that the operator makes for networks which ask for one, and those of others.
+
+use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::domain::dhcp::agent_name;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+use testbed::kubevirt::{networks, vlan};
+use testbed::{Start, eventually, repository};
+
+use super::{Agent, declare};
+use crate::support::{Cluster, SOON};
+
+const DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
+
+/// The chart's agent, as the operator is given it.
+pub(crate) fn template() -> Result<[String; 2]> {
+    let text = std::fs::read_to_string(repository().join("config/manager/deployment.yaml"))?;
+    let deployment: Value = serde_saphyr::from_str(&text)?;
+    let env = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array();
+    let given = env.into_iter().flatten().find(|variable| variable["name"] == "HGO_DHCP_AGENT");
+    let given = given.and_then(|variable| variable["value"].as_str()).context("no template")?;
+    Ok(["--dhcp-agent".to_owned(), given.to_owned()])
+}
+
+pub(crate) fn deployments(cluster: &Cluster) -> Api<Deployment> {
+    Api::namespaced(cluster.client.clone(), "harvester-system")
+}
+
+/// Waits until the agent of a network is as it should be.
+pub(crate) async fn agent(
+    cluster: &Cluster,
+    network: &str,
+    what: &str,
+    is: impl Fn(&Deployment) -> bool,
+) -> Result<Deployment> {
+    eventually(SOON, &format!("{what} of {network}"), async || {
+        let found = deployments(cluster).get_opt(&agent_name(network)).await?;
+        anyhow::Ok(found.filter(|deployment| is(deployment)))
+    })
+    .await
+}
+
+pub(crate) async fn no_agent(cluster: &Cluster, network: &str) -> Result<()> {
+    eventually(SOON, &format!("end of the agent of {network}"), async || {
+        deployments(cluster).get_opt(&agent_name(network)).await.map(|found| found.is_none())
+    })
+    .await
+}
+
+/// Annotates a network; nothing takes the annotation away.
+pub(crate) async fn annotate(cluster: &Cluster, network: &str, value: Option<&str>) -> Result<()> {
+    let (namespace, name) = network.split_once('/').context("no namespace")?;
+    let patch = Patch::Merge(json!({"metadata": {"annotations": {DHCP: value}}}));
+    networks(&cluster.client, namespace).patch(name, &PatchParams::default(), &patch).await?;
+    Ok(())
+}
+
+/// Waits until it is said of a network why it has no agent.
+async fn refused(cluster: &Cluster, network: &str, why: &str) -> Result<()> {
+    let (namespace, name) = network.split_once('/').context("no namespace")?;
+    let events: Api<Event> = Api::namespaced(cluster.client.clone(), namespace);
+    eventually(SOON, &format!("refusal of {network}"), async || {
+        let all = events.list(&ListParams::default()).await?;
+        let said = all.into_iter().filter(|event| {
+            event.reason.as_deref() == Some("DHCPRefused")
+                && event.regarding.as_ref().and_then(|of| of.name.as_deref()) == Some(name)
+        });
+        anyhow::Ok(said.into_iter().any(|event| event.note.unwrap_or_default().contains(why)))
+    })
+    .await
+}
+
+/// Waits for what is said on a network of its agent; null for nothing.
+async fn says(cluster: &Cluster, network: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
+    let (namespace, name) = network.split_once('/').context("no namespace")?;
+    eventually(SOON, &format!("status of {network}"), async || {
+        let found = networks(&cluster.client, namespace).get(name).await;
+        let found = found.map_err(|error| error.to_string())?;
+        let text = found.annotations().get("loadbalancer.harvesterhci.io/dhcp-status");
+        let said: Value = text.map_or(Value::Null, |text| json!(text));
+        let said = said.as_str().map_or(Ok(Value::Null), serde_json::from_str);
+        let said = said.map_err(|error| error.to_string())?;
+        if is(&said) { Ok(Some(said)) } else { Err(said.to_string()) }
+    })
+    .await
+}
+
+fn affinity(deployment: &Deployment) -> Option<String> {
+    let pod = deployment.spec.as_ref()?.template.spec.as_ref()?;
+    let terms = pod.affinity.as_ref()?.node_affinity.as_ref()?;
+    let terms = terms.required_during_scheduling_ignored_during_execution.as_ref()?;
+    Some(terms.node_selector_terms.first()?.match_expressions.as_ref()?.first()?.key.clone())
+}
+
+/// One command makes an agent where the network is, one removes it, and nothing of others is touched.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result<()> {
+    const OURS: &str = "default/vlan7";
+    const THEIRS: &str = "default/vlan8";
+    const LISTED: &str = "default/vlan9";
+    const TENANTS: &str = "tenant/vlan7";
+    let cluster = Cluster::start().await?;
+    cluster.bed.kubectl(&["create", "namespace", "tenant"]).await?;
+    // By that name somebody else has one already.
+    let theirs = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": agent_name(THEIRS), "namespace": "harvester-system"},
+        "spec": {
+            "selector": {"matchLabels": {"a": "b"}},
+            "template": {
+                "metadata": {"labels": {"a": "b"}},
+                "spec": {"containers": [{"name": "c", "image": "i"}]},
+            },
+        },
+    });
+    cluster.bed.apply_yaml(&theirs.to_string()).await?;
+    cluster.bed.apply_yaml(&vlan("tenant", "vlan7", 7).to_string()).await?;
+    let mut network = vlan("default", "vlan7", 7);
+    network["metadata"]["labels"]["network.harvesterhci.io/clusternetwork"] = json!("prod");
+    cluster.bed.apply_yaml(&network.to_string()).await?;
+    // Multus takes one without a spec, and reads a file of the node instead.
+    let bare = json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": "bare", "namespace": "tenant"}});
+    cluster.bed.apply_yaml(&bare.to_string()).await?;
+    let more = ["--dhcp-networks", LISTED, "--dhcp-default-network", OURS];
+    let options = [&template()?[..], &more.map(str::to_owned)].concat();
+    let role = "harvester-guest-operator";
+    let variables = vec![("HGO_ADMISSION_OWNER".to_owned(), role.to_owned())];
+    let start = || {
+        let (options, variables) = (options.clone(), variables.clone());
+        Start { options, variables, ..Start::default() }
+    };
+    let mut operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    for network in [OURS, THEIRS, LISTED] {
+        declare(&cluster.client, network).await?;
+    }
+    annotate(&cluster, TENANTS, Some("host")).await?;
+
+    let made = agent(&cluster, OURS, "agent", |_| true).await?;
+    // It goes with the operator's role.
+    let owners: Vec<&str> = made.owner_references().iter().map(|of| of.name.as_str()).collect();
+    ensure!(owners == [role], "{owners:?}");
+    ensure!(affinity(&made).as_deref() == Some("network.harvesterhci.io/prod"), "{made:?}");
+    let pod = made.spec.as_ref().and_then(|spec| spec.template.spec.clone()).unwrap_or_default();
+    let container = pod.containers.first().context("no container")?;
+    let args = ["--network", OURS, "--interface", "net1"].map(str::to_owned).to_vec();
+    ensure!(container.args == Some(args), "{:?}", container.args);
+    let nowhere = says(&cluster, OURS, |said| said["reason"] == "NoNode").await?;
+    ensure!(nowhere["message"].as_str().is_some_and(|text| text.contains("prod")), "{nowhere}");
+    refused(&cluster, THEIRS, "is not the operator's").await?;
+    says(&cluster, THEIRS, |said| said["reason"] == "Refused").await?;
+    refused(&cluster, LISTED, "leaseAgent.networks").await?;
+    refused(&cluster, TENANTS, "leaseAgent.namespaces").await?;
+
+    // Edited by hand, and moved to another cluster network.
+    let stop = Patch::Merge(json!({"spec": {"replicas": 0}}));
+    deployments(&cluster).patch(&agent_name(OURS), &PatchParams::default(), &stop).await?;
+    let replicas = |deployment: &Deployment| deployment.spec.as_ref().and_then(|s| s.replicas);
+    agent(&cluster, OURS, "running agent", |found| {
+        replicas(found) == Some(1) && found.metadata.generation > Some(2)
+    })
+    .await?;
+    let label = json!({"network.harvesterhci.io/clusternetwork": "mgmt"});
+    let moved = Patch::Merge(json!({"metadata": {"labels": label}}));
+    networks(&cluster.client, "default").patch("vlan7", &PatchParams::default(), &moved).await?;
+    let everywhere = agent(&cluster, OURS, "agent anywhere", |found| affinity(found).is_none());
+    let before = everywhere.await?;
+
+    // Its pod, played, takes the network's Lease, and gives it back.
+    let played = Agent::start(&cluster, OURS).await?;
+    let served = says(&cluster, OURS, |said| said["agent"] == "played").await?;
+    ensure!(served["since"].is_string() && served.get("reason").is_none(), "{served}");
+    // One that is made in the UI names no network.
+    let ui = json!({"ipam": "dhcp", "backendServerSelector": {"app": ["web"]}});
+    cluster.lb_with("ui", ui).await?;
+    let record = cluster.record("ui").await?;
+    ensure!(record.spec.network == OURS, "{record:?}");
+    played.stop().await?;
+    says(&cluster, OURS, |said| said["reason"] == "AgentAway").await?;
+
+    // Another leader writes nothing that is as it should be. The last network was looked at with it.
+    operator.process.kill9()?;
+    cluster.free_lease().await?;
+    let _operator = cluster.standby(start()).await?;
+    cluster.bed.apply_yaml(&vlan("default", "last", 10).to_string()).await?;
+    declare(&cluster.client, "default/last").await?;
+    agent(&cluster, "default/last", "agent", |_| true).await?;
+    let after = deployments(&cluster).get(&agent_name(OURS)).await?;
+    ensure!(before.metadata.generation == after.metadata.generation, "{after:?}");
+
+    for network in [OURS, THEIRS, LISTED, TENANTS, "default/last"] {
+        annotate(&cluster, network, None).await?;
+    }
+    no_agent(&cluster, OURS).await?;
+    no_agent(&cluster, "default/last").await?;
+    for network in [OURS, THEIRS, LISTED, "default/last"] {
+        let keeps = network == LISTED;
+        says(&cluster, network, |said| said.is_null() != keeps).await?;
+    }
+    let left = deployments(&cluster).list(&ListParams::default()).await?;
+    let left: Vec<String> = left.iter().map(kube::ResourceExt::name_any).collect();
+    ensure!(left == [agent_name(THEIRS)], "{left:?}");
+    let kept = deployments(&cluster).get(&agent_name(THEIRS)).await?;
+    ensure!(kept.metadata.generation == Some(1) && kept.labels().is_empty(), "{kept:?}");
+    Ok(())
+}
