@@ -113,6 +113,9 @@ pub const GO_CONTROLLER: &str = "system:serviceaccount:harvester-system:harveste
 /// Annotation of a LoadBalancer with `ipam: dhcp`: who leases its address, `host` or `guest`. And of a
 /// NetworkAttachmentDefinition, `host`: the host leases there.
 pub const ANNOTATION_DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
+/// Annotation of a NetworkAttachmentDefinition on which the host leases: IPv4 subnets whose addresses may
+/// be leased, with commas between them. Without it any may.
+pub const ANNOTATION_DHCP_SUBNETS: &str = "loadbalancer.harvesterhci.io/dhcp-subnets";
 /// Annotation of a NetworkAttachmentDefinition on which the host leases: who serves it and since when, or
 /// why nobody does, as JSON.
 pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-status";

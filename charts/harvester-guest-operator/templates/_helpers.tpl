@@ -162,7 +162,7 @@ spec:
           imagePullPolicy: {{ $at.Values.image.pullPolicy }}
           command: [/lease-agent]
           {{- if $network }}
-          args: [--network, {{ $network }}, --interface, {{ $interface }}]
+          args: [--network, {{ $network }}, --interface, {{ $interface }}{{ with .network.subnets }}, --subnets, {{ join "," . | quote }}{{ end }}]
           {{- end }}
           env:
             - name: HGO_LOG_FORMAT
@@ -171,6 +171,8 @@ spec:
               value: {{ $at.Values.log.filter | quote }}
             - name: HGO_HTTP_ADDR
               value: 0.0.0.0:{{ $port }}
+            - name: HGO_ARP_PROBE
+              value: {{ $at.Values.leaseAgent.arpProbe | quote }}
             - name: HGO_IDENTITY
               valueFrom:
                 fieldRef:

@@ -157,7 +157,13 @@ pub fn deployment(
         });
     }
     if let Some(container) = pod["spec"]["containers"].get_mut(0) {
-        container["args"] = json!(["--network", network, "--interface", INTERFACE]);
+        let mut args = vec!["--network", network, "--interface", INTERFACE];
+        let subnets = declaration.subnets().unwrap_or_default();
+        let subnets = subnets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        if !subnets.is_empty() {
+            args.extend(["--subnets", &subnets]);
+        }
+        container["args"] = json!(args);
     }
     let mut digest = String::new();
     for octet in &Sha256::digest(wanted.to_string().as_bytes())[..8] {

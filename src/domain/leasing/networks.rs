@@ -4,7 +4,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::api::{ANNOTATION_DHCP, LoadBalancer};
+use ipnet::Ipv4Net;
+
+use crate::api::{ANNOTATION_DHCP, ANNOTATION_DHCP_SUBNETS, LoadBalancer};
 use crate::domain::facts::{self, Surroundings};
 
 /// The value of the annotation of a NetworkAttachmentDefinition by which the host leases there.
@@ -43,6 +45,8 @@ pub struct Declaration {
     pub annotation: String,
     /// Where it leads.
     pub form: Form,
+    /// Its annotation of the subnets whose addresses may be leased; empty for any.
+    pub subnets: String,
     /// Its cluster network: nodes that have it are labelled with it. Empty for each node.
     pub cluster_network: String,
 }
@@ -58,6 +62,17 @@ pub enum Agent {
     Ours,
     /// The annotation asks for one that the operator does not make, as the text says.
     Refused(String),
+}
+
+impl Declaration {
+    /// The subnets whose addresses may be leased; none: any.
+    ///
+    /// # Errors
+    /// The first part of the annotation that is no IPv4 subnet.
+    pub fn subnets(&self) -> Result<Vec<Ipv4Net>, &str> {
+        let parts = self.subnets.split(',').map(str::trim).filter(|part| !part.is_empty());
+        parts.map(|part| part.parse().map_err(|_| part)).collect()
+    }
 }
 
 impl Networks {
@@ -91,7 +106,14 @@ impl Networks {
             }
             HOST if !is_name(network) => "the network's name is no name of Kubernetes".to_owned(),
             HOST => match form {
-                Form::Bridge => return Agent::Ours,
+                Form::Bridge => {
+                    return match declaration.subnets() {
+                        Ok(_) => Agent::Ours,
+                        Err(part) => Agent::Refused(format!(
+                            "metadata.annotations[{ANNOTATION_DHCP_SUBNETS}]: {part:?} must be an IPv4 subnet, such as 10.7.0.0/24"
+                        )),
+                    };
+                }
                 Form::Trunk => "the network is a trunk: name one of one VLAN, or without VLAN".to_owned(),
                 Form::Other => {
                     "spec.config is not of the CNI plugin bridge, to which an agent can be attached"

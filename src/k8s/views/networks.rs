@@ -11,8 +11,8 @@ use serde::Deserialize;
 use super::{Informer, Part, Signal, lock};
 use crate::api::kubevirt::{NetworkAttachmentDefinition, NetworkAttachmentDefinitionSpec};
 use crate::api::{
-    ANNOTATION_DHCP, ANNOTATION_DHCP_STATUS, ANNOTATION_NETWORK, ANNOTATION_ROUTE,
-    LABEL_CLUSTER_NETWORK, LABEL_VLAN,
+    ANNOTATION_DHCP, ANNOTATION_DHCP_STATUS, ANNOTATION_DHCP_SUBNETS, ANNOTATION_NETWORK,
+    ANNOTATION_ROUTE, LABEL_CLUSTER_NETWORK, LABEL_VLAN,
 };
 use crate::domain::backend_address::NetworkRange;
 use crate::domain::bounds::{LONGEST_TEXT, LONGEST_WORD, cut};
@@ -168,6 +168,12 @@ fn known(network: &NetworkAttachmentDefinition) -> Network {
     let declaration = Declaration {
         annotation: text(network.annotations(), ANNOTATION_DHCP),
         form: form(network),
+        // Cut, a subnet would be another one.
+        subnets: network
+            .annotations()
+            .get(ANNOTATION_DHCP_SUBNETS)
+            .map_or("", |text| if text.len() > LONGEST_TEXT { "longer text" } else { text })
+            .to_owned(),
         cluster_network,
     };
     let mut reference = Box::new(network.object_ref(&()));

@@ -14,7 +14,7 @@ const VALUES: &str = "charts/harvester-guest-operator/values.yaml";
 const SCHEMA: &str = "charts/harvester-guest-operator/values.schema.json";
 
 /// Values files, and what the refusal must name.
-const WRONG: [(&str, &str); 55] = [
+const WRONG: [(&str, &str); 57] = [
     ("replicaCout: 2", "replicaCout"),
     ("replicasCount: 2", "replicasCount"),
     ("replicaCount: two", "/replicaCount"),
@@ -69,6 +69,11 @@ const WRONG: [(&str, &str); 55] = [
     ("leaseAgent: {defaultNetwork: vlan1}", "/leaseAgent/defaultNetwork"),
     ("leaseAgent: {networks: [default/vlan1]}", "/leaseAgent/networks/0"),
     ("leaseAgent: {networks: [{network: vlan1}]}", "/leaseAgent/networks/0/network"),
+    ("leaseAgent: {arpProbe: none}", "/leaseAgent/arpProbe"),
+    (
+        "leaseAgent: {networks: [{network: a/b, subnets: [10.7.0.0]}]}",
+        "/leaseAgent/networks/0/subnets/0",
+    ),
     ("leaseAgent: {networks: [{network: a/b, interface: far-too-long-for-linux}]}", "interface"),
 ];
 

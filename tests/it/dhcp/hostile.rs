@@ -13,6 +13,7 @@ use testbed::net::dhcp::{Kind, Scope};
 use super::fixture::{Agent, Site, on_site};
 use crate::support::LATER;
 
+const SUBNETS: [&str; 2] = ["--subnets", "192.168.0.0/24,10.77.0.0/24"];
 const OFFER: u8 = 2;
 const ACK: u8 = 5;
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
@@ -111,7 +112,7 @@ async fn lie(inside: &Netns, told: Arc<AtomicUsize>, end: Arc<AtomicBool>) -> Re
 fn nothing_that_a_hostile_server_says_is_recorded() -> Result<()> {
     on_site(Kind::Dnsmasq, Scope::new([10, 77, 0, 1]), async |mut site: Site| {
         site.server.stop().await?;
-        site.options = vec!["--subnets", "192.168.0.0/24,10.77.0.0/24"];
+        site.options = SUBNETS.to_vec();
         let mut agent = site.agent().await?;
         let there = site.segment.attach("liar", "10.77.0.9/24").await?;
         there.ip("route add default dev eth0").await?;
@@ -154,6 +155,7 @@ fn nothing_that_a_hostile_server_says_is_recorded() -> Result<()> {
 #[test]
 fn an_honest_server_is_heard_among_lies() -> Result<()> {
     on_site(Kind::Kea, Scope::new([10, 77, 0, 1]), async |mut site: Site| {
+        site.options = SUBNETS.to_vec();
         let agent = site.agent().await?;
         let there = site.segment.attach("liar", "10.77.0.9/24").await?;
         there.ip("route add default dev eth0").await?;

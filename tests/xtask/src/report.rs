@@ -8,7 +8,7 @@ use std::time::Duration;
 const NAMED_WAITS: usize = 3;
 /// Waits that are shorter explain nothing.
 const LONG_WAIT: Duration = Duration::from_millis(500);
-/// Lines of a failed test that are repeated, from the end: the error is there.
+/// Lines of a failed test that are repeated: from its error on, else the last ones.
 const REPEATED_LINES: usize = 30;
 
 /// Results of a run of `cargo test`.
@@ -46,13 +46,20 @@ impl Results {
         results
     }
 
-    /// What the failed tests printed last. Each line begins with the name of its test, so that a
+    /// What the failed tests printed of their errors, without backtraces. Each line begins with the name of its test, so that a
     /// search for the name finds them all.
     pub(crate) fn failed(&self) -> String {
         let mut text = String::new();
         for (name, output) in &self.failures {
-            let said: Vec<_> = output.iter().filter(|line| !line.trim().is_empty()).collect();
-            for line in &said[said.len().saturating_sub(REPEATED_LINES)..] {
+            let said: Vec<_> = output
+                .iter()
+                .filter(|line| !line.trim().is_empty())
+                .take_while(|line| !line.to_lowercase().starts_with("stack backtrace"))
+                .collect();
+            let is_error = |line: &&String| line.starts_with("Error:") || line.contains("panicked");
+            let last = said.len().saturating_sub(REPEATED_LINES);
+            let first = said.iter().position(is_error).unwrap_or(last);
+            for line in said[first..].iter().take(REPEATED_LINES) {
                 let _ = writeln!(text, "test {name} failed: {line}");
             }
         }
@@ -162,6 +169,9 @@ starting
 Error: 2 of 7 failed:
 
 test result: ok. 5 passed; 0 failed
+
+Stack backtrace:
+   0: core::future
 ---- pools::shrinks stdout ----
 thread 'pools::shrinks' panicked
 
@@ -175,8 +185,7 @@ test result: FAILED. 0 passed; 2 failed; 0 ignored
         assert_eq!((results.passed, results.failed), (0, 2));
         assert_eq!(
             results.failed(),
-            "test pools::grows failed: starting\n\
-             test pools::grows failed: Error: 2 of 7 failed:\n\
+            "test pools::grows failed: Error: 2 of 7 failed:\n\
              test pools::grows failed: test result: ok. 5 passed; 0 failed\n\
              test pools::shrinks failed: thread 'pools::shrinks' panicked\n"
         );

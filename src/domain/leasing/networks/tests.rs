@@ -53,6 +53,28 @@ fn a_network_is_declared_by_name_or_where_its_namespace_may() {
 }
 
 #[test]
+fn subnets_are_read_whole_or_refused_by_name() {
+    let networks = Networks { namespaces: ["default".to_owned()].into(), ..Networks::default() };
+    let said = |subnets: &str| Declaration {
+        annotation: "host".to_owned(),
+        form: Form::Bridge,
+        subnets: subnets.to_owned(),
+        ..Declaration::default()
+    };
+    let agent = |subnets: &str| networks.agent("default/vlan7", &said(subnets));
+    for (subnets, count) in [("", 0), ("10.7.0.0/24", 1), (" 10.7.0.0/24, 10.8.0.0/16,", 2)] {
+        assert_eq!(agent(subnets), Agent::Ours);
+        assert_eq!(said(subnets).subnets().unwrap().len(), count, "{subnets}");
+    }
+    for wrong in ["10.7.0.0", "10.7.0.0/33", "fd00::/64", "--interface"] {
+        let Agent::Refused(text) = agent(&format!("10.7.0.0/24,{wrong}")) else {
+            panic!("{wrong}")
+        };
+        assert!(text.contains(ANNOTATION_DHCP_SUBNETS) && text.contains(wrong), "{text}");
+    }
+}
+
+#[test]
 fn the_default_network_is_for_vms_that_name_none() {
     let networks = Networks { default: "default/lan".to_owned(), ..Networks::default() };
     let lb = |workload: &str, network: Option<&str>| -> LoadBalancer {
