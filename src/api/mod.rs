@@ -117,7 +117,7 @@ pub const ANNOTATION_DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
 /// be leased, with commas between them. Without it any may.
 pub const ANNOTATION_DHCP_SUBNETS: &str = "loadbalancer.harvesterhci.io/dhcp-subnets";
 /// Annotation of a NetworkAttachmentDefinition on which the host leases: who serves it and since when, or
-/// why nobody does, as JSON.
+/// why no agent does, as JSON.
 pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-status";
 
 /// Finalizer of a TokenRotation: it outlives a deletion until what must be revoked is.

@@ -18,7 +18,7 @@ pub(super) struct DhcpArgs {
     #[arg(long = "dhcp-release-grace", env = "HGO_DHCP_RELEASE_GRACE", default_value_t = 600)]
     release_grace: u32,
     /// Networks on which the host leases, separated by commas: namespace/name of each
-    /// NetworkAttachmentDefinition. Their agents are made by somebody else, as by the chart.
+    /// NetworkAttachmentDefinition. Their agents are made by others, as by the chart.
     #[arg(long = "dhcp-networks", env = "HGO_DHCP_NETWORKS", value_delimiter = ',', value_parser = network)]
     networks: Vec<String>,
     /// Namespaces, separated by commas, whose NetworkAttachmentDefinitions may have the host lease there, by

@@ -134,7 +134,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    // The term is over, and nothing is sent any more; no address is given back. The links go while nobody else can
+    // The term is over, and nothing is sent any more; no address is given back. The links go while no other agent can
     // have taken them over. Where the claim is over, another agent of the same machine makes them again at once.
     if spoke.into_inner() {
         tokio::select! {

@@ -131,7 +131,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         () = import => anyhow::bail!("nobody imports pools any more"),
         () = keeper => anyhow::bail!("nobody keeps DHCPLeases any more"),
         () = agents => anyhow::bail!("nobody looks after DHCP agents any more"),
-        () = made => anyhow::bail!("nobody makes DHCP agents any more"),
+        () = made => anyhow::bail!("DHCP agents are no longer made"),
         () = rotations => anyhow::bail!("nobody looks after credentials any more"),
         () = stored => anyhow::bail!("nobody looks after stored versions any more"),
         () = told => anyhow::bail!("nobody tells VMs where they are any more"),

@@ -101,7 +101,7 @@ impl Leadership {
     fn hold_until(&self, until: Duration) {
         let millis = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
         self.until.store(millis, Ordering::Release);
-        // Whoever waited without a claim is told also where another was never seen to have it.
+        // One that waited without a claim hears of it also where another was never seen to have it.
         if self.leading.send_if_modified(|leading| !std::mem::replace(leading, true)) {
             self.claim.send_replace(Claim::Held);
         }

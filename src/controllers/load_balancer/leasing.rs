@@ -19,7 +19,7 @@ use crate::domain::reason::{self, NoLease};
 use crate::k8s::{CallError, call};
 
 /// For so long a term takes no published address for ended by the clock. While the API server was away,
-/// nobody led and agents went on renewing: one needs a call about its Lease, then a write.
+/// no operator led and agents went on renewing: one needs a call about its Lease, then a write.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
 /// How often a decision is repeated for a record that keeps changing under it.
 const REPETITIONS: usize = 5;

@@ -81,7 +81,7 @@ pub enum Plan {
     Replace(Value),
     /// Delete what is stored.
     Delete,
-    /// Nothing: the Deployment by its name is somebody else's.
+    /// Nothing: the Deployment by its name is another's.
     Foreign,
 }
 

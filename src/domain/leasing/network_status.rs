@@ -1,4 +1,4 @@
-//! What is said on a network of the host's leasing there: who serves it and since when, or why nobody does.
+//! What is said on a network of the host's leasing there: who serves it and since when, or why no agent does.
 //!
 //! It is an annotation, as JSON, because a NetworkAttachmentDefinition has no status. It changes with what it
 //! says, and with nothing else.
@@ -37,7 +37,7 @@ struct Status {
     agent: String,
     /// Since when that is so.
     since: String,
-    /// Why nobody does.
+    /// Why no agent does.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     reason: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]

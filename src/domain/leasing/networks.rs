@@ -33,7 +33,7 @@ pub enum Form {
     Bridge,
     /// By a bridge to many VLANs.
     Trunk,
-    /// By something else, or nobody can tell.
+    /// By something else, or it cannot be read.
     #[default]
     Other,
 }
@@ -56,7 +56,7 @@ pub struct Declaration {
 pub enum Agent {
     /// None: the host does not lease there.
     None,
-    /// Somebody else makes it, as the chart does.
+    /// Others make it, as the chart does.
     Others,
     /// The operator makes it.
     Ours,

@@ -161,7 +161,7 @@ impl Views {
         self.tell_lbs(records.iter().map(|record| key(record.as_ref())));
     }
 
-    /// The agent of that name came, or went: whoever it leases for must be looked at. One that is away
+    /// The agent of that name came, or went: LoadBalancers that it leases for must be looked at. One that is away
     /// for less than a second is seen here alone.
     fn tell_agent(&self, name: &str) {
         let records = self.records.state();

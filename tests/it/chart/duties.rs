@@ -220,7 +220,7 @@ async fn leases(cluster: &Cluster) -> Result<()> {
     cluster.over("leased").await?;
     deleted(cluster, "leased").await?;
     cluster.record_gone("leased").await?;
-    // The network asks for an agent's Deployment as well; somebody changes that.
+    // The network asks for an agent's Deployment as well, which is then changed.
     agents::agent(cluster, NETWORK, "agent", |_| true).await?;
     let stop = Patch::Merge(json!({"spec": {"replicas": 0}}));
     let made = agents::deployments(cluster);

@@ -57,7 +57,7 @@ async fn agents_are_called_what_the_operator_calls_them() {
     }
 }
 
-/// An agent is the same whoever makes it, and leaves a node that is gone within 30 s.
+/// An agent is the same, made by the chart or by the operator, and leaves a node that is gone within 30 s.
 #[tokio::test]
 async fn the_operator_makes_agents_as_the_chart_does() {
     const NETWORK: &str = "default/vlan100";

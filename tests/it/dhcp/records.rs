@@ -154,8 +154,8 @@ fn what_failed_is_tried_again() -> Result<()> {
     })
 }
 
-/// For longer than a lease lasts nobody answers the agent but the DHCP server. What it holds goes on being
-/// held, and the record goes on where it was. Told to end meanwhile, it leaves no link.
+/// For longer than a lease lasts only the DHCP server answers the agent. What it holds goes on being
+/// held, and the record goes on where it was. Asked to end meanwhile, it leaves no link.
 #[test]
 fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
     let scope = Scope::new([10, 77, 0, 1]).seconds(30).timers(8, 26);

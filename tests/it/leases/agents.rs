@@ -104,7 +104,7 @@ async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result
     const TENANTS: &str = "tenant/vlan7";
     let cluster = Cluster::start().await?;
     cluster.bed.kubectl(&["create", "namespace", "tenant"]).await?;
-    // By that name somebody else has one already.
+    // By that name another has one already.
     let theirs = json!({
         "apiVersion": "apps/v1", "kind": "Deployment",
         "metadata": {"name": agent_name(THEIRS), "namespace": "harvester-system"},

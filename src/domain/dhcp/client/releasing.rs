@@ -9,7 +9,7 @@ use super::super::arp::Arp;
 use super::super::{Event, Lease, Out};
 use super::{Client, Phase};
 
-/// How long the second RELEASE waits. Nobody answers a RELEASE, and whoever was too busy for the first
+/// Pause before the second RELEASE. A RELEASE has no answer, and a server that was too busy for the first
 /// has had time since.
 const RELEASE_AGAIN: Duration = Duration::from_secs(1);
 

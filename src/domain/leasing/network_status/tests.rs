@@ -32,7 +32,7 @@ fn written(facts: &Facts<'_>, before: &str, now: i64) -> (String, Value) {
 fn it_says_who_serves_and_since_when() {
     let served = |by: &str, since| Facts {
         served_by: Some((by.to_owned(), since)),
-        // Whoever serves is there, whatever labels and Deployments say.
+        // An agent that serves is there, whatever labels and Deployments say.
         has_node: false,
         ..facts(&Agent::Ours)
     };

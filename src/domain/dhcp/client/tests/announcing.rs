@@ -162,7 +162,7 @@ pub fn an_address_that_a_station_has_is_not_given_back() {
         assert!(bed.messages.iter().all(|seen| seen.kind() != RELEASE));
         assert_eq!((bed.record().state, bed.client.deadline()), (State::Released, None));
     }
-    // Nobody has it: half a second later it goes back.
+    // No station has it: half a second later it goes back.
     let mut bed = announced();
     let before = bed.now;
     assert_eq!(bed.release(), []);

@@ -110,7 +110,7 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
     assert_eq!(bed.hears(&arp(false, NEIGHBOUR, ADDRESS, NONE)), []);
     assert_eq!(bed.record().trouble, Some(Trouble::AnswersForAll(NEIGHBOUR)));
     assert_eq!(bed.address(), None, "it may be another's");
-    // It is asked again a minute later, of whoever else may have it as well.
+    // It is asked again a minute later: another station may have it as well.
     let before = bed.now;
     let discover = bed.speaks();
     assert_eq!((discover.kind(), bed.now.checked_sub(before).unwrap()), (DISCOVER, secs(60)));
