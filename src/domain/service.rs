@@ -6,6 +6,7 @@
 //! and annotations, node ports) belongs to whoever set it.
 
 mod interface;
+mod misfit;
 pub mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,8 +15,10 @@ use std::net::IpAddr;
 use serde_json::{Map, Value, json};
 
 use self::interface::{changed_hints, hints, is_elsewhere};
+pub use self::misfit::{Misfit, misfit};
 use super::endpoints::Family;
 use super::host_links::Link;
+use super::slices::Port;
 use super::vm_lb::Listener;
 use crate::api::{DHCP_ADDRESS, GROUP, LABEL_SERVICE_LB};
 
@@ -32,6 +35,8 @@ pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
 pub const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traffic-policy";
 /// The ports that a Service had when it was made, by which it is seen that one of them is no more.
 pub const MADE_WITH_PORTS: &str = "loadbalancer.harvesterhci.io/made-with-ports";
+/// The node that announces a Service at last, as kube-vip writes it.
+pub const ANNOUNCING_NODE: &str = "kube-vip.io/vipHost";
 /// Traffic policy of a Service that names none.
 const DEFAULT_POLICY: &str = "Cluster";
 
@@ -69,6 +74,8 @@ pub struct Stored {
     pub load_balancer_ip: String,
     /// `spec.externalTrafficPolicy`.
     pub policy: String,
+    /// Whether `spec.loadBalancerSourceRanges` names any.
+    pub has_source_ranges: bool,
     /// `spec.ipFamilies`.
     pub families: Vec<String>,
     /// `spec.ports`.
@@ -158,6 +165,22 @@ impl Stored {
 
     fn policy(&self) -> &str {
         if self.policy.is_empty() { DEFAULT_POLICY } else { &self.policy }
+    }
+
+    /// The node that announced it at last. `None`: none has said so.
+    pub fn announcing_node(&self) -> Option<&str> {
+        self.annotations.get(ANNOUNCING_NODE).map(String::as_str).filter(|name| !name.is_empty())
+    }
+
+    /// Ports of the endpoints behind it, sorted.
+    pub fn backend_ports(&self) -> Vec<Port> {
+        let of = |port: &StoredPort| {
+            let target = u16::try_from(port.target).ok()?;
+            Some(Port { name: port.name.clone(), protocol: port.protocol.clone(), port: target })
+        };
+        let mut ports: Vec<Port> = self.ports.iter().filter_map(of).collect();
+        ports.sort();
+        ports
     }
 
     /// Whether the address may lead here: it is announced, or asked for.

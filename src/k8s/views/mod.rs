@@ -125,6 +125,8 @@ pub struct Views {
     pub infrastructure: InfrastructureAddresses,
     /// Where each node says that it is.
     nodes: Arc<Mutex<HashMap<String, Topology>>>,
+    /// Each node's addresses of type `InternalIP`.
+    internal_addresses: Arc<Mutex<HashMap<String, Vec<IpAddr>>>>,
     networks: Arc<Mutex<HashMap<String, networks::Network>>>,
     /// Links of nodes for VLANs.
     host_links: Arc<Mutex<HostLinks>>,
@@ -188,6 +190,7 @@ impl Views {
             vms: Arc::default(),
             infrastructure: InfrastructureAddresses::default(),
             nodes: Arc::default(),
+            internal_addresses: Arc::default(),
             networks: Arc::default(),
             host_links: Arc::default(),
             pools: Arc::default(),
@@ -314,6 +317,11 @@ impl Views {
         let infrastructure = self.infrastructure.snapshot();
         let nodes = infrastructure.entries().filter(|(o, _)| matches!(o, Reserved::Node(_)));
         nodes.flat_map(|(_, networks)| networks).map(IpNet::addr).collect()
+    }
+
+    /// The addresses of type `InternalIP` of a node that exists.
+    pub fn internal_addresses(&self, node: &str) -> Option<Vec<IpAddr>> {
+        lock(&self.internal_addresses).get(node).cloned()
     }
 
     /// How nodes reach a network, by `namespace/name` of its NetworkAttachmentDefinition.

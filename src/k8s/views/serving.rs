@@ -24,8 +24,8 @@ use crate::domain::bounds::{MOST_LISTENERS, cut};
 use crate::domain::endpoints::{Endpoint, Family};
 use crate::domain::service::settings::SETTINGS;
 use crate::domain::service::{
-    ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, MADE_WITH_POLICY, MADE_WITH_PORTS, OwnerRef,
-    Stored, StoredPort,
+    ANNOUNCING_NODE, ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, MADE_WITH_POLICY, MADE_WITH_PORTS,
+    OwnerRef, Stored, StoredPort,
 };
 use crate::domain::slices::{Port, Slice};
 use crate::k8s::informer;
@@ -33,7 +33,8 @@ use crate::k8s::trimmed::PAGE;
 use crate::k8s::unread::Unread;
 
 /// Annotations of a Service that decisions take.
-const ANNOTATIONS: [&str; 6] = [
+const ANNOTATIONS: [&str; 7] = [
+    ANNOUNCING_NODE,
     ASKED_ADDRESS,
     ASKED_INTERFACE,
     ASKED_VLAN,
@@ -329,6 +330,7 @@ pub fn service(service: &Service) -> Stored {
         has_selector: spec.selector.is_some_and(|selector| !selector.is_empty()),
         load_balancer_ip: spec.load_balancer_ip.unwrap_or_default(),
         policy: spec.external_traffic_policy.unwrap_or_default(),
+        has_source_ranges: spec.load_balancer_source_ranges.is_some_and(|all| !all.is_empty()),
         families: spec.ip_families.unwrap_or_default(),
         ports: ports.into_iter().take(MOST_LISTENERS + 1).map(port).collect(),
         ingress: ingress.iter().filter_map(|i| i.ip.clone()).take(MOST_INGRESS).collect(),

@@ -162,6 +162,9 @@ impl Views {
         let may_announce = node.labels().contains_key(CONTROL_PLANE);
         let is_news = lock(&self.host_links).set_announcing(&name, may_announce);
         self.tell_announced(is_news);
+        let internal = node.status.addresses.iter().filter(|address| address.type_ == "InternalIP");
+        let internal = internal.filter_map(|address| address.address.parse().ok()).collect();
+        lock(&self.internal_addresses).insert(name.clone(), internal);
         let addresses = node.status.addresses.iter().map(|address| address.address.as_str());
         let pods = node.spec.pod_cidrs.iter().filter_map(|text| text.parse().ok()).collect();
         self.reserve(&Reserved::Node(name.clone()), single(addresses));
@@ -170,6 +173,7 @@ impl Views {
 
     fn remove_node(&self, name: &str) {
         lock(&self.nodes).remove(name);
+        lock(&self.internal_addresses).remove(name);
         let is_news = lock(&self.host_links).set_announcing(name, false);
         self.tell_announced(is_news);
         self.reserve(&Reserved::Node(name.to_owned()), Vec::new());
