@@ -5,6 +5,7 @@
 //! requested address, no selector, its label and owner. Everything else (policies, more labels
 //! and annotations, node ports) belongs to whoever set it.
 
+mod held;
 mod interface;
 mod misfit;
 pub mod settings;
@@ -14,6 +15,7 @@ use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
+pub use self::held::{HELD_UNTIL, Held, IGNORED, NOT_ANNOUNCED, held, hold_back};
 use self::interface::{changed_hints, hints, is_elsewhere};
 pub use self::misfit::{Misfit, misfit};
 use super::endpoints::Family;
@@ -145,6 +147,8 @@ pub enum Plan {
     Create(Value),
     /// This merge patch.
     Change(Value),
+    /// This merge patch of its status, while it is [`held`].
+    ChangeStatus(Value),
     /// It is another's; this says whose.
     Foreign(String),
     /// An earlier one is on its way out.

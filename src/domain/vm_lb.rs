@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::backend_address::AddressFault;
 use super::bounds::{self, MOST_LISTENERS};
@@ -229,6 +230,8 @@ pub enum Service {
     Refused(String),
     /// An earlier one must go first.
     Waiting,
+    /// It is held back from the announcer, for so long.
+    Held(Duration),
 }
 
 /// Everything that the status of a vm load balancer says.
@@ -268,7 +271,7 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
         Service::Faulty(fault) => return not(reason::INVALID_SPEC, fault),
         Service::Foreign(whose) => return not(reason::SERVICE_CONFLICT, whose),
         Service::Refused(why) => return not(reason::SERVICE_REFUSED, why),
-        Service::Ours | Service::Waiting => {}
+        Service::Ours | Service::Waiting | Service::Held(_) => {}
     }
     let Some(backends) = &report.backends else {
         return not(

@@ -6,7 +6,8 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    ANNOUNCING_NODE, ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, MADE_WITH_POLICY, MADE_WITH_PORTS,
+    ANNOUNCING_NODE, ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, HELD_UNTIL, IGNORED,
+    MADE_WITH_POLICY, MADE_WITH_PORTS,
 };
 use crate::api::ANNOTATION_NETWORK;
 
@@ -52,6 +53,9 @@ pub fn of(service: &Value) -> Carried {
         for hint in [ANNOTATION_NETWORK, ASKED_INTERFACE, ASKED_VLAN] {
             annotations.remove(hint);
         }
+    }
+    if annotations.remove(HELD_UNTIL).is_some() {
+        annotations.remove(IGNORED);
     }
     for key in [ASKED_ADDRESS, MADE_WITH_POLICY, MADE_WITH_PORTS, ANNOUNCING_NODE] {
         annotations.remove(key);

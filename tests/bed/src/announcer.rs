@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::Result;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
-use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort};
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, PortStatus, Service, ServicePort};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -318,14 +318,17 @@ impl View {
     }
 }
 
-/// What the status says: each address with the ports that are reached there.
+/// What the status says: each address with the ports that are reached there, and what is wrong with
+/// them (`ingressEqual`, pkg/services/services.go).
 fn published(service: &Service) -> Value {
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = status.and_then(|balancer| balancer.ingress.as_ref());
     let of = |ingress: &LoadBalancerIngress| {
-        let ports = ingress.ports.iter().flatten();
-        let ports: Vec<Value> =
-            ports.map(|port| json!({"protocol": port.protocol, "port": port.port})).collect();
+        let port = |port: &PortStatus| match &port.error {
+            Some(error) => json!({"protocol": port.protocol, "port": port.port, "error": error}),
+            None => json!({"protocol": port.protocol, "port": port.port}),
+        };
+        let ports: Vec<Value> = ingress.ports.iter().flatten().map(port).collect();
         json!({"ip": ingress.ip, "ports": ports})
     };
     ingress.into_iter().flatten().map(of).collect()

@@ -76,7 +76,7 @@ fn a_slice_says_who_its_endpoints_are_and_how() {
             {"addresses": ["10.0.0.7"], "conditions": conditions(false, false, false),
                 "targetRef": vm("vm-3", "uid-3")},
             // It is no VM, and on no node.
-            {"addresses": ["192.0.2.1"], "conditions": conditions(true, true, false),
+            {"addresses": ["192.0.2.1"], "conditions": conditions(false, true, true),
                 "targetRef": {"namespace": "apps", "name": "web",
                     "uid": "dummy347-546a-4642-9da6-5608endpoint"}},
         ],
