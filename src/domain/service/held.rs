@@ -39,6 +39,10 @@ pub enum Held {
 /// Looks whether a Service is held back. `address` is the one that it asks for.
 pub fn held(stored: &Stored, address: &str, now: DateTime<Utc>) -> Option<Held> {
     let until = stored.annotations.get(HELD_UNTIL)?;
+    if !stored.ingress.is_empty() {
+        // Something announces it already.
+        return Some(Held::Over(released(stored)));
+    }
     if until.is_empty() {
         return Some(Held::Unnamed(named(stored, address, now + HOLD)));
     }

@@ -43,6 +43,11 @@ fn nothing_holds_a_service_for_ever() {
         let expected = json!({"metadata": {"resourceVersion": "7", "annotations": both}});
         assert_eq!(patch, expected, "{until}");
     }
+    // What another announcer has written stays.
+    for until in ["", "2026-11-25T12:00:01Z"] {
+        let announced = Stored { ingress: vec!["10.0.0.9".into()], ..stored(Some(until)) };
+        assert!(matches!(held(&announced, "10.0.0.5", now), Some(Held::Over(_))), "{until}");
+    }
 }
 
 #[test]
