@@ -76,8 +76,8 @@ pub struct Stored {
     pub load_balancer_ip: String,
     /// `spec.externalTrafficPolicy`.
     pub policy: String,
-    /// Whether `spec.loadBalancerSourceRanges` names any.
-    pub has_source_ranges: bool,
+    /// The first of `spec.loadBalancerSourceRanges`.
+    pub source_range: Option<String>,
     /// `spec.ipFamilies`.
     pub families: Vec<String>,
     /// `spec.ports`.

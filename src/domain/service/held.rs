@@ -8,7 +8,7 @@
 //! Invariant: an address in a status that was written from here carries [`NOT_ANNOUNCED`], and counts
 //! for nobody's announcement; kube-vip replaces it by its own.
 
-use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
+use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
 use serde_json::{Value, json};
 
 use super::{ASKED_ADDRESS, Stored, StoredPort};
@@ -37,7 +37,7 @@ pub enum Held {
 }
 
 /// Looks whether a Service is held back. `address` is the one that it asks for.
-pub fn held(stored: &Stored, address: &str, now: DateTime<Utc>) -> Option<Held> {
+pub fn held(stored: &Stored, address: &str, now: DateTime<FixedOffset>) -> Option<Held> {
     let until = stored.annotations.get(HELD_UNTIL)?;
     if !stored.ingress.is_empty() {
         // Something announces it already.
@@ -47,7 +47,8 @@ pub fn held(stored: &Stored, address: &str, now: DateTime<Utc>) -> Option<Held> 
         return Some(Held::Unnamed(named(stored, address, now + HOLD)));
     }
     // Text that cannot be read holds nothing.
-    let left = until.parse::<DateTime<Utc>>().map_or(TimeDelta::zero(), |until| until - now);
+    let left =
+        until.parse::<DateTime<FixedOffset>>().map_or(TimeDelta::zero(), |until| until - now);
     // Neither does a clock that went back.
     let is_held = left > TimeDelta::zero() && left <= HOLD;
     Some(if is_held { Held::For(left) } else { Held::Over(released(stored)) })
@@ -72,7 +73,7 @@ fn released(stored: &Stored) -> Value {
 }
 
 /// The patch of the subresource status, which takes annotations in the same write.
-fn named(stored: &Stored, address: &str, until: DateTime<Utc>) -> Value {
+fn named(stored: &Stored, address: &str, until: DateTime<FixedOffset>) -> Value {
     let port = |port: &StoredPort| json!({"port": port.port, "protocol": port.protocol, "error": NOT_ANNOUNCED});
     let ports: Vec<Value> = stored.ports.iter().map(port).collect();
     json!({

@@ -17,9 +17,10 @@ pub enum Misfit {
 
 /// Looks for one. `endpoints` are the VMs behind the Service.
 pub fn misfit(stored: &Stored, endpoints: &[Endpoint]) -> Option<Misfit> {
+    let bypassed = stored.source_range.is_some();
     no_local_backend(stored, endpoints)
         .map(Misfit::NoLocalBackend)
-        .or_else(|| stored.has_source_ranges.then(|| Misfit::SourceRanges(source_ranges(stored))))
+        .or_else(|| bypassed.then(|| Misfit::SourceRanges(source_ranges(stored))))
 }
 
 /// kube-vip 1.2 takes such an address away where no VM of the leader's own node serves

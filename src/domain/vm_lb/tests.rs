@@ -246,7 +246,7 @@ fn a_setting_of_the_service_that_does_not_fit_is_told() {
         let default_interface = last.map(str::to_owned);
         let misfit = Some(misfit);
         let (status, reason, message) =
-            ready(&Report { misfit, default_interface, ..report(told, list) }, "10.0.0.100");
+            ready(&Report { default_interface, misfit, ..report(told, list) }, "10.0.0.100");
         assert!(reason::is_ours(reason));
         (status, reason, message)
     };

@@ -331,7 +331,7 @@ pub fn service(service: &Service) -> Stored {
         has_selector: spec.selector.is_some_and(|selector| !selector.is_empty()),
         load_balancer_ip: spec.load_balancer_ip.unwrap_or_default(),
         policy: spec.external_traffic_policy.unwrap_or_default(),
-        has_source_ranges: spec.load_balancer_source_ranges.is_some_and(|all| !all.is_empty()),
+        source_range: spec.load_balancer_source_ranges.and_then(|all| all.into_iter().next()),
         families: spec.ip_families.unwrap_or_default(),
         ports: ports.into_iter().take(MOST_LISTENERS + 1).map(port).collect(),
         ingress: ingress

@@ -72,7 +72,8 @@ impl At<'_> {
         for _ in 0..REPETITIONS {
             let stored = self.stored();
             let held = self.own().filter(|own| !own.deleting);
-            let held = held.and_then(|own| service::held(&own, &wanted.asked(), Utc::now()));
+            let held = held
+                .and_then(|own| service::held(&own, &wanted.asked(), Utc::now().fixed_offset()));
             if let Some(Held::For(left)) = held {
                 return Ok(Service::Held(left.to_std().unwrap_or_default()));
             }

@@ -1,3 +1,5 @@
+//! When a new Service is held back from kube-vip, and until when.
+
 use super::*;
 
 fn stored(until: Option<&str>) -> Stored {
@@ -11,7 +13,7 @@ fn stored(until: Option<&str>) -> Stored {
     }
 }
 
-fn at(text: &str) -> DateTime<Utc> {
+fn at(text: &str) -> DateTime<FixedOffset> {
     text.parse().unwrap()
 }
 

@@ -1,3 +1,5 @@
+//! Settings that do not fit, and those that do.
+
 use std::collections::BTreeMap;
 
 use super::super::{ANNOUNCING_NODE, StoredPort};
@@ -6,10 +8,10 @@ use crate::domain::endpoints::Family;
 use crate::domain::slices;
 
 fn service(policy: &str, node: Option<&str>, is_announced: bool) -> Stored {
-    let note = |node: &str| (ANNOUNCING_NODE.to_owned(), node.to_owned());
+    let annotation = |name: &str| (ANNOUNCING_NODE.to_owned(), name.to_owned());
     Stored {
         policy: policy.into(),
-        annotations: node.map(note).into_iter().collect::<BTreeMap<_, _>>(),
+        annotations: node.map(annotation).into_iter().collect::<BTreeMap<_, _>>(),
         ingress: if is_announced { vec!["10.1.0.5".into()] } else { Vec::new() },
         ports: vec![StoredPort { port: 443, protocol: "TCP".into(), ..StoredPort::default() }],
         ..Stored::default()
@@ -47,8 +49,10 @@ fn with_policy_local_the_announcing_node_must_run_a_vm_that_serves() {
 
 #[test]
 fn of_source_ranges_it_is_said_which_ports_they_do_not_close() {
-    let with =
-        |policy: &str| Stored { has_source_ranges: true, ..service(policy, Some("n1"), true) };
+    let with = |policy: &str| Stored {
+        source_range: Some("10.0.0.0/8".into()),
+        ..service(policy, Some("n1"), true)
+    };
     let here = [vm("n1", true, false)];
     let Some(Misfit::SourceRanges(why)) = misfit(&with("Cluster"), &here) else { panic!() };
     assert!(why.contains("what the announcing node itself has on TCP 443:"), "{why}");
