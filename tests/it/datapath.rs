@@ -164,7 +164,7 @@ fn the_address_leads_to_ready_vms_and_to_nobody_else() -> Result<()> {
         create_node(&cluster.client, "node-1", &[], "10.200.0.1").await?;
         let (lan, announced_by) = (Some(lan.clone()), Some("node-1".to_owned()));
         let announcing = Announcing { lan, node: announced_by, ..Announcing::default() };
-        let _announcer = Announcer::start(cluster.client.clone(), announcing);
+        let announcer = Announcer::start(cluster.client.clone(), announcing);
         let range = json!({"subnet": "10.200.0.0/24", "rangeStart": VIP, "rangeEnd": VIP});
         cluster.pool("pool", range).await?;
         let _operator = cluster.operator().await?;
@@ -175,7 +175,7 @@ fn the_address_leads_to_ready_vms_and_to_nobody_else() -> Result<()> {
         {
             let other = node.lan.attach("other", address).await?;
             let proxy = KubeProxy::start(&cluster.bed, &host, "node-1", mode).await?;
-            let served = leads_to_ready_vms(&node, &other, &cluster).await;
+            let served = leads_to_ready_vms(&node, &other, &cluster, &announcer, mode).await;
             served.with_context(|| format!("{mode:?}"))?;
             let barred = source_ranges(&node, &other, &cluster, mode).await;
             barred.with_context(|| format!("{mode:?}"))?;
@@ -185,7 +185,13 @@ fn the_address_leads_to_ready_vms_and_to_nobody_else() -> Result<()> {
     })
 }
 
-async fn leads_to_ready_vms(node: &Node, other: &Netns, cluster: &Cluster) -> Result<()> {
+async fn leads_to_ready_vms(
+    node: &Node,
+    other: &Netns,
+    cluster: &Cluster,
+    announcer: &Announcer,
+    mode: ProxyMode,
+) -> Result<()> {
     let client = &node.client;
     let listener = |name: &str, port: u16, protocol: &str| json!({"name": name, "port": port, "protocol": protocol, "backendPort": BACKEND});
     let (tcp, udp) = (listener("tcp", LISTENER, "TCP"), listener("udp", LISTENER, "UDP"));
@@ -197,7 +203,19 @@ async fn leads_to_ready_vms(node: &Node, other: &Netns, cluster: &Cluster) -> Re
     // moment on.
     let overhearing = Overhearing::start(other);
     let spec = json!({"listeners": listeners, "backendServerSelector": selector});
+    // kube-proxy has its rules before the announcer may know of the Service, however long it takes.
+    announcer.away(true);
     cluster.lb_with("web", spec).await?;
+    let (program, args): (&str, &[&str]) = match mode {
+        ProxyMode::Iptables => ("iptables-save", &["-t", "nat"]),
+        ProxyMode::Nftables => ("nft", &["list", "table", "ip", "kube-proxy"]),
+    };
+    eventually(SOON, "rules for the address", async || {
+        let rules = node.host.command(program, args).await?;
+        anyhow::Ok(rules.contains(&VIP.to_string()))
+    })
+    .await?;
+    announcer.away(false);
     heard(client, Protocol::Tcp, at, &[]).await?;
     heard(client, Protocol::Udp, at, &[]).await?;
     let before = node.uplink.frames().await?;
