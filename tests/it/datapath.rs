@@ -16,6 +16,7 @@ use testbed::kubevirt::{Guest, Nic, Vm, create_node};
 use testbed::net::{Answer, Lan, Netns, Protocol, Responder, ask, ask_for, isolated};
 use testbed::{Announcer, Announcing, KubeProxy, ProxyMode, eventually};
 use tokio::task::JoinHandle;
+use tokio::time::sleep;
 
 use crate::support::{Cluster, LATER, SOON, ready};
 
@@ -27,6 +28,8 @@ const REMOVED: u16 = 443;
 const VIP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 200, 0, 100));
 /// What keeps kube-vip from a Service.
 const IGNORE: &str = "kube-vip.io/ignore";
+/// Between two questions of one who asks on and on.
+const PAUSE: Duration = Duration::from_millis(25);
 /// How long it is waited for what the node must not say.
 const MOMENT: Duration = Duration::from_millis(300);
 
@@ -59,7 +62,7 @@ fn from(name: &str) -> Answer {
     Answer::From(name.to_owned())
 }
 
-/// Asks without a pause until told to end; every answer must be a VM's.
+/// Asks on and on until told to end; every answer must be a VM's.
 async fn ask_on(client: Netns, at: SocketAddr, end: Arc<AtomicBool>) -> Result<usize> {
     let mut asked = 0;
     while !end.load(Ordering::Relaxed) {
@@ -70,11 +73,12 @@ async fn ask_on(client: Netns, at: SocketAddr, end: Arc<AtomicBool>) -> Result<u
             .collect();
         ensure!(failed.is_empty(), "after {asked} good answers: {failed:?}");
         asked += answers.values().sum::<usize>();
+        sleep(PAUSE).await;
     }
     Ok(asked)
 }
 
-/// A client that asks without a pause and takes note of each answer of the node.
+/// A client that asks on and on and takes note of each answer of the node.
 struct Overhearing {
     end: Arc<AtomicBool>,
     asking: JoinHandle<Result<(usize, usize)>>,
@@ -91,6 +95,8 @@ impl Overhearing {
                 let answers = ask_for(&client, Protocol::Tcp, at, 1, MOMENT).await?;
                 from_node += answers.get(&from("node")).copied().unwrap_or_default();
                 asked += 1;
+                // Ports of many thousand connections a minute come round while VMs remember them.
+                sleep(PAUSE).await;
             }
             Ok((asked, from_node))
         });
