@@ -26,6 +26,9 @@ const LISTENER: u16 = 80;
 const REMOVED: u16 = 443;
 /// The only address of the pool.
 const VIP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 200, 0, 100));
+/// Where connections are led while no VM is ready: a closed port of the announcing node, as each mode
+/// of kube-proxy writes it.
+const REFUSES: [&str; 2] = ["10.200.0.1:9\n", "10.200.0.1 . 9 "];
 /// What keeps kube-vip from a Service.
 const IGNORE: &str = "kube-vip.io/ignore";
 /// Between two questions of one who asks on and on.
@@ -212,16 +215,15 @@ async fn leads_to_ready_vms(
     // kube-proxy has its rules before the announcer may know of the Service, however long it takes.
     announcer.away(true);
     cluster.lb_with("web", spec).await?;
-    let (program, args): (&str, &[&str]) = match mode {
-        ProxyMode::Iptables => ("iptables-save", &["-t", "nat"]),
-        ProxyMode::Nftables => ("nft", &["list", "table", "ip", "kube-proxy"]),
-    };
-    eventually(SOON, "rules for the address", async || {
-        let rules = node.host.command(program, args).await?;
-        anyhow::Ok(rules.contains(&VIP.to_string()))
+    rules(node, mode, "rules for the address", |rules| rules.contains(&VIP.to_string())).await?;
+    announcer.away(false);
+    // What is begun before the announcing node is known is led to an address that never answers. The
+    // node's connection tracking keeps that for two minutes, for whatever comes from the same port of
+    // the same client: `other` does it, which hears of no silence.
+    rules(node, mode, "rules for the announcing node", |rules| {
+        REFUSES.iter().any(|refuses| rules.contains(refuses))
     })
     .await?;
-    announcer.away(false);
     heard(client, Protocol::Tcp, at, &[]).await?;
     heard(client, Protocol::Udp, at, &[]).await?;
     // What was begun before the announcing node was known may go on a moment longer.
@@ -296,6 +298,21 @@ async fn leads_to_ready_vms(
         guest.vanish().await?;
     }
     Ok(())
+}
+
+/// Waits until what kube-proxy has written is as wanted.
+async fn rules(
+    node: &Node,
+    mode: ProxyMode,
+    what: &str,
+    wanted: impl Fn(&str) -> bool,
+) -> Result<()> {
+    let (program, args): (&str, &[&str]) = match mode {
+        ProxyMode::Iptables => ("iptables-save", &["-t", "nat"]),
+        ProxyMode::Nftables => ("nft", &["list", "table", "ip", "kube-proxy"]),
+    };
+    eventually(SOON, what, async || anyhow::Ok(wanted(&node.host.command(program, args).await?)))
+        .await
 }
 
 /// Source ranges keep clients from VMs. By iptables they do not keep them from the node, and the
