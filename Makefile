@@ -71,6 +71,7 @@ nets:
 	@missing=(); \
 	[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v ip)" ] || missing+=(iproute2); \
 	[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v nft)" ] || missing+=(nftables); \
+	[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v iptables)" ] || missing+=(iptables); \
 	for each in dnsmasq:dnsmasq-base kea-dhcp4:kea-dhcp4-server dhcpd:isc-dhcp-server udhcpd:udhcpd; do \
 		[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v "$${each%%:*}")" ] || missing+=("$${each##*:}"); \
 	done; \

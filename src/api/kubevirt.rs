@@ -238,6 +238,9 @@ pub struct NodeStatus {
 /// One of a node's addresses or names.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct NodeAddress {
+    /// Its type, such as `InternalIP`.
+    #[serde(default, rename = "type")]
+    pub type_: String,
     /// An address, or a name.
     #[serde(default)]
     pub address: String,

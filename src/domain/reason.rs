@@ -242,6 +242,10 @@ pub const LAST_KNOWN_ADDRESS: &str = "LastKnownAddress";
 pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
 /// An address is held, and nothing announces it yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";
+/// The node that announces runs no VM, and the Service's traffic policy is Local.
+pub const NO_LOCAL_BACKEND: &str = "NoLocalBackend";
+/// An address leads to VMs, and clients that its Service's source ranges exclude reach the node.
+pub const SOURCE_RANGES_BYPASSED: &str = "SourceRangesBypassed";
 /// No selected VM runs.
 pub const NO_BACKENDS: &str = "NoRunningBackends";
 /// No running VM has an address that fits.
@@ -309,11 +313,13 @@ pub fn is_ours(reason: &str) -> bool {
         "InvalidAnnotation",
         "DHCPLeaseRefused",
     ];
-    const OF_VMS: [&str; 13] = [
+    const OF_VMS: [&str; 15] = [
         ANNOUNCED,
         LAST_KNOWN_ADDRESS,
         INVALID_HEALTH_CHECK,
         NOT_ANNOUNCED,
+        NO_LOCAL_BACKEND,
+        SOURCE_RANGES_BYPASSED,
         NO_BACKENDS,
         NO_BACKEND_ADDRESS,
         BACKEND_ADDRESS_REFUSED,

@@ -5,7 +5,9 @@
 //! requested address, no selector, its label and owner. Everything else (policies, more labels
 //! and annotations, node ports) belongs to whoever set it.
 
+mod held;
 mod interface;
+mod misfit;
 pub mod settings;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,9 +15,12 @@ use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
+pub use self::held::{HELD_UNTIL, Held, IGNORED, NOT_ANNOUNCED, held, hold_back};
 use self::interface::{changed_hints, hints, is_elsewhere};
+pub use self::misfit::{Misfit, misfit};
 use super::endpoints::Family;
 use super::host_links::Link;
+use super::slices::Port;
 use super::vm_lb::Listener;
 use crate::api::{DHCP_ADDRESS, GROUP, LABEL_SERVICE_LB};
 
@@ -32,6 +37,8 @@ pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
 pub const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traffic-policy";
 /// The ports that a Service had when it was made, by which it is seen that one of them is no more.
 pub const MADE_WITH_PORTS: &str = "loadbalancer.harvesterhci.io/made-with-ports";
+/// The node that announces a Service at last, as kube-vip writes it.
+pub const ANNOUNCING_NODE: &str = "kube-vip.io/vipHost";
 /// Traffic policy of a Service that names none.
 const DEFAULT_POLICY: &str = "Cluster";
 
@@ -69,6 +76,8 @@ pub struct Stored {
     pub load_balancer_ip: String,
     /// `spec.externalTrafficPolicy`.
     pub policy: String,
+    /// The first of `spec.loadBalancerSourceRanges`.
+    pub source_range: Option<String>,
     /// `spec.ipFamilies`.
     pub families: Vec<String>,
     /// `spec.ports`.
@@ -138,6 +147,8 @@ pub enum Plan {
     Create(Value),
     /// This merge patch.
     Change(Value),
+    /// This merge patch of its status, while it is [`held`].
+    ChangeStatus(Value),
     /// It is another's; this says whose.
     Foreign(String),
     /// An earlier one is on its way out.
@@ -158,6 +169,22 @@ impl Stored {
 
     fn policy(&self) -> &str {
         if self.policy.is_empty() { DEFAULT_POLICY } else { &self.policy }
+    }
+
+    /// The node that announced it at last. `None`: none has said so.
+    pub fn announcing_node(&self) -> Option<&str> {
+        self.annotations.get(ANNOUNCING_NODE).map(String::as_str).filter(|name| !name.is_empty())
+    }
+
+    /// Ports of the endpoints behind it, sorted.
+    pub fn backend_ports(&self) -> Vec<Port> {
+        let of = |port: &StoredPort| {
+            let target = u16::try_from(port.target).ok()?;
+            Some(Port { name: port.name.clone(), protocol: port.protocol.clone(), port: target })
+        };
+        let mut ports: Vec<Port> = self.ports.iter().filter_map(of).collect();
+        ports.sort();
+        ports
     }
 
     /// Whether the address may lead here: it is announced, or asked for.

@@ -2,7 +2,8 @@
 //!
 //! Invariants: an endpoint stays in the slice that has it, so that a change of one VM writes one
 //! slice; a slice holds at most [`MOST`] endpoints; there is always an endpoint that takes
-//! traffic, the [`sink`] if no VM can; while writes are under way too.
+//! traffic, the [`sink`] if no VM can; while writes are under way too. A slice with the sink leads
+//! to [`SINK_PORT`] and to no listener's port: the two change in one write.
 
 mod body;
 
@@ -20,6 +21,19 @@ pub const MOST: usize = 100;
 /// The sink's UID: the one by which the Go controller knows its own, so that it takes the sink
 /// away again if it is put back in charge.
 pub const SINK_UID: &str = "dummy347-546a-4642-9da6-5608endpoint";
+
+/// Port of the sink: discard (RFC 863). Nothing listens there on a node, and what did would not
+/// answer.
+pub const SINK_PORT: u16 = 9;
+
+/// The node that announces a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AnnouncingNode {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its own addresses.
+    pub addresses: Vec<IpAddr>,
+}
 
 /// A port of every endpoint in a slice.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,26 +110,50 @@ impl Write {
             }
         }
     }
+
+    /// The endpoints that it leaves in the slice.
+    pub fn endpoints(&self) -> &[Endpoint] {
+        match self {
+            Self::Create { endpoints, .. } | Self::Update { endpoints, .. } => endpoints,
+            Self::Delete { .. } => &[],
+        }
+    }
 }
 
-/// An endpoint that takes traffic and never answers.
+/// An endpoint that takes traffic and never answers: a closed port of the node that announces, which
+/// refuses at once, or, where that is not known, an address that is reserved for nothing (RFC 5737,
+/// RFC 6666).
 ///
 /// A Service without one is not served by kube-proxy, and its address is a node's own: what
 /// listens on the node would answer instead. kube-proxy refuses such traffic in one of its filter
 /// chains, but kube-vip admits the Service's ports in an earlier one. Traffic for the sink is
-/// sent away before either. The addresses are reserved for this: RFC 5737, RFC 6666.
-pub fn sink(name: &str, family: Family) -> Endpoint {
-    let address = match family {
-        Family::V4 => IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
-        Family::V6 => IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 1)),
-    };
+/// led away before either. It is said to terminate, since kube-proxy sends traffic there all the
+/// same, and nothing else takes it for a ready one.
+pub fn sink(name: &str, family: Family, at: Option<&AnnouncingNode>) -> Endpoint {
+    let of_node = at.and_then(|node| {
+        let address = node.addresses.iter().find(|address| Family::of(**address) == family)?;
+        Some((*address, node.name.clone()))
+    });
+    let (address, node) = of_node.unwrap_or_else(|| match family {
+        Family::V4 => (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), Arc::default()),
+        Family::V6 => (IpAddr::V6(Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 1)), Arc::default()),
+    });
     Endpoint {
         address,
         name: name.into(),
         uid: SINK_UID.into(),
-        node: Arc::default(),
+        node,
         serving: true,
-        terminating: false,
+        terminating: true,
+    }
+}
+
+/// The ports of a slice that holds these endpoints. `ports` are those of the VMs.
+pub fn ports_of(endpoints: &[impl Borrow<Endpoint>], ports: &[Port]) -> Vec<Port> {
+    if endpoints.iter().any(|endpoint| endpoint.borrow().is_sink()) {
+        ports.iter().map(|port| Port { port: SINK_PORT, ..port.clone() }).collect()
+    } else {
+        ports.to_vec()
     }
 }
 
@@ -148,14 +186,17 @@ pub struct Plan {
 }
 
 /// The writes that are next. `service` is the Service's name; the first slice has the same.
+/// `announcing` is the node that announces it, if known.
 pub fn plan<S: Borrow<Slice>>(
     service: &str,
     family: Family,
     ports: &[Port],
     stored: &[S],
     desired: &[Endpoint],
+    announcing: Option<&AnnouncingNode>,
 ) -> Plan {
-    let sink = (!desired.iter().any(Endpoint::takes_traffic)).then(|| sink(service, family));
+    let is_served = desired.iter().any(Endpoint::takes_traffic);
+    let sink = (!is_served).then(|| sink(service, family, announcing));
     let (ours, odd): (Vec<&Slice>, Vec<&Slice>) =
         stored.iter().map(Borrow::borrow).partition(|slice| slice.family == Some(family));
     let packed = pack(service, family, &ours, &odd, desired.iter().chain(&sink));
@@ -169,7 +210,7 @@ pub fn plan<S: Borrow<Slice>>(
             Some(slice)
                 if slice.sound
                     && slice.endpoints.iter().eq(endpoints.iter().copied())
-                    && slice.ports == ports =>
+                    && slice.ports == ports_of(&endpoints, ports) =>
             {
                 unchanged = Some(slice);
             }

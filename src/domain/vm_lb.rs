@@ -4,12 +4,14 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::backend_address::AddressFault;
 use super::bounds::{self, MOST_LISTENERS};
 use super::endpoints::{Backend, Endpoint};
 use super::label_index::Selector;
 use super::reason;
+use super::service::Misfit;
 use super::slices::Port;
 use crate::api::{ConditionStatus, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec, WorkloadType};
 
@@ -228,6 +230,8 @@ pub enum Service {
     Refused(String),
     /// An earlier one must go first.
     Waiting,
+    /// It is held back from the announcer, for so long.
+    Held(Duration),
 }
 
 /// Everything that the status of a vm load balancer says.
@@ -246,6 +250,8 @@ pub struct Report {
     pub health_fault: Option<String>,
     /// Why the address is announced on the announcer's default interface, not on its network.
     pub default_interface: Option<String>,
+    /// A setting of the Service that does not do what it says.
+    pub misfit: Option<Misfit>,
     /// The address that it was announced at last, while its Service asks for another that nothing
     /// announces yet.
     pub moving_from: Option<IpAddr>,
@@ -265,7 +271,7 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
         Service::Faulty(fault) => return not(reason::INVALID_SPEC, fault),
         Service::Foreign(whose) => return not(reason::SERVICE_CONFLICT, whose),
         Service::Refused(why) => return not(reason::SERVICE_REFUSED, why),
-        Service::Ours | Service::Waiting => {}
+        Service::Ours | Service::Waiting | Service::Held(_) => {}
     }
     let Some(backends) = &report.backends else {
         return not(
@@ -302,6 +308,9 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
             )
         };
     }
+    if let Some(Misfit::NoLocalBackend(why)) = &report.misfit {
+        return not(reason::NO_LOCAL_BACKEND, why);
+    }
     let Some(announced) = report.announced() else {
         let asks = match report.moving_from {
             Some(old) => format!("the Service asks for another address than {old}"),
@@ -322,6 +331,9 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
         let names = some_of(&backends.last_known);
         let message = format!("guest agent silent, last known address kept: {names}");
         return (ConditionStatus::True, reason::LAST_KNOWN_ADDRESS, message);
+    }
+    if let Some(Misfit::SourceRanges(why)) = &report.misfit {
+        return (ConditionStatus::True, reason::SOURCE_RANGES_BYPASSED, why.clone());
     }
     let message = match &report.default_interface {
         Some(why) => {

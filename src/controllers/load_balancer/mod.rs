@@ -164,7 +164,11 @@ async fn serve_and_publish(
         return Ok(Some(VMS_WITHIN));
     };
     // What another owns carries no label to watch it by, and refusals end unseen.
-    let unseen = matches!(report.service, vm_lb::Service::Foreign(_) | vm_lb::Service::Refused(_));
+    let again = match report.service {
+        vm_lb::Service::Foreign(_) | vm_lb::Service::Refused(_) => Some(LAST_RETRY),
+        vm_lb::Service::Held(left) => Some(left),
+        _ => None,
+    };
     let finding = match plan::moves_from(&lb, &finding) {
         // That is not given up while it may be announced.
         Some(old) if serve::may_lead_here(&lb, old.ip, ctx) => {
@@ -174,7 +178,7 @@ async fn serve_and_publish(
         _ => finding,
     };
     act::publish(lb, finding, Some(&report), ctx).await?;
-    Ok(unseen.then_some(LAST_RETRY))
+    Ok(again)
 }
 
 #[allow(clippy::needless_pass_by_value)] // The signature is the library's.

@@ -179,7 +179,8 @@ fn a_last_known_address_is_of_the_family_and_not_of_another_network() {
 /// A restart under the same name is another VM: what is remembered is filed by UID.
 #[test]
 fn nothing_is_remembered_across_uids() {
-    let before = Endpoint { uid: "v0".into(), ..slices::sink("web", Family::V4) };
+    let before =
+        Endpoint { uid: "v0".into(), terminating: false, ..slices::sink("web", Family::V4, None) };
     let stored = [Slice { endpoints: vec![before], ..Slice::default() }];
     let known = slices::remembered(&stored);
     let last = |vm: &Vm| known.get(&*vm.uid).map(|endpoint| endpoint.address.to_string());

@@ -5,7 +5,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, MADE_WITH_POLICY, MADE_WITH_PORTS};
+use super::{
+    ANNOUNCING_NODE, ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, HELD_UNTIL, IGNORED,
+    MADE_WITH_POLICY, MADE_WITH_PORTS,
+};
 use crate::api::ANNOTATION_NETWORK;
 
 /// Annotation of an EndpointSlice: the settings of the Service that was deleted, until the next one
@@ -14,8 +17,6 @@ pub const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 
 /// Longest text in bytes. An API server takes 256 KiB of annotations.
 const LONGEST: usize = 128 * 1024;
-/// The node that announces, as kube-vip writes it.
-const ANNOUNCING_NODE: &str = "kube-vip.io/vipHost";
 /// Fields of the spec that are the users'.
 const FIELDS: [&str; 9] = [
     "allocateLoadBalancerNodePorts",
@@ -52,6 +53,9 @@ pub fn of(service: &Value) -> Carried {
         for hint in [ANNOTATION_NETWORK, ASKED_INTERFACE, ASKED_VLAN] {
             annotations.remove(hint);
         }
+    }
+    if annotations.remove(HELD_UNTIL).is_some() {
+        annotations.remove(IGNORED);
     }
     for key in [ASKED_ADDRESS, MADE_WITH_POLICY, MADE_WITH_PORTS, ANNOUNCING_NODE] {
         annotations.remove(key);

@@ -48,7 +48,7 @@ impl Store {
             name: write.name().to_owned(),
             version: format!("w{}", self.writes),
             family: Some(family),
-            ports: ports.to_vec(),
+            ports: ports_of(endpoints, ports),
             endpoints: endpoints.clone(),
             sound: true,
             holds_settings: at.is_some_and(|at| self.slices[at].holds_settings),
@@ -66,7 +66,8 @@ impl Store {
     pub(super) fn settle(&mut self, family: Family, desired: &[Endpoint]) -> Vec<Write> {
         let mut all = Vec::new();
         for _ in 0..3 {
-            let Plan { writes, complete } = plan(WEB, family, &ports(), &self.slices, desired);
+            let Plan { writes, complete } =
+                plan(WEB, family, &ports(), &self.slices, desired, None);
             for write in &writes {
                 self.execute(write, family, &ports());
             }
@@ -156,6 +157,9 @@ fn the_sink_is_there_while_no_vm_serves_and_only_then() {
         assert_eq!(sinks(&store), expected, "{desired:?}");
         assert_eq!(writes.len(), 1, "in the same write: {writes:?}");
         assert_eq!(store.slices[0].endpoints.len(), desired.len() + expected);
+        // With the sink no port of a listener leads anywhere: its address may be a node's.
+        let port = if expected == 0 { 8080 } else { SINK_PORT };
+        assert_eq!(store.slices[0].ports, [Port { port, ..ports()[0].clone() }]);
     }
 }
 
@@ -178,29 +182,45 @@ fn endpoints_are_sorted_by_name_with_the_sink_at_the_end() {
     let zoe = Endpoint { name: "zoe".into(), uid: "a".into(), ..unready(0) };
     let mut store = Store::default();
     store.settle(Family::V4, &[zoe.clone(), unready(2), unready(1)]);
-    assert_eq!(store.slices[0].endpoints, [unready(1), unready(2), zoe, sink(WEB, Family::V4)]);
+    assert_eq!(
+        store.slices[0].endpoints,
+        [unready(1), unready(2), zoe, sink(WEB, Family::V4, None)]
+    );
 }
 
-/// Addresses that are nobody's: RFC 5737 and RFC 6666. The UID is the Go controller's word.
+/// Where no node is known, addresses that are nobody's: RFC 5737 and RFC 6666. The UID is the Go
+/// controller's word.
 #[test]
-fn the_sink_is_nobodys_address() {
-    let (v4, v6) = (sink(WEB, Family::V4), sink(WEB, Family::V6));
+fn the_sink_is_the_announcing_nodes_address_or_nobodys() {
+    let (v4, v6) = (sink(WEB, Family::V4, None), sink(WEB, Family::V6, None));
     assert_eq!(
         (v4.address.to_string().as_str(), v6.address.to_string().as_str()),
         ("192.0.2.1", "100::1")
     );
     for sink in [v4, v6] {
         assert_eq!(&*sink.uid, "dummy347-546a-4642-9da6-5608endpoint");
-        assert!(sink.is_sink() && sink.ready() && sink.node.is_empty());
+        assert!(sink.is_sink() && sink.takes_traffic() && !sink.ready() && sink.node.is_empty());
     }
     assert!(!ready(1).is_sink());
+
+    let n1 = AnnouncingNode {
+        name: "n1".into(),
+        addresses: vec!["fd00::11".parse().unwrap(), "10.0.0.11".parse().unwrap()],
+    };
+    for (family, expected) in [(Family::V4, "10.0.0.11"), (Family::V6, "fd00::11")] {
+        let sink = sink(WEB, family, Some(&n1));
+        assert_eq!((sink.address.to_string().as_str(), &*sink.node), (expected, "n1"));
+        assert!(sink.is_sink() && sink.takes_traffic() && !sink.ready());
+    }
+    let v6_only = AnnouncingNode { addresses: vec!["fd00::11".parse().unwrap()], ..n1 };
+    assert_eq!(sink(WEB, Family::V4, Some(&v6_only)), sink(WEB, Family::V4, None));
 }
 
 /// The Go controller's slice: no word of who manages it, a dummy at an address that may be a pod's,
 /// all VMs in one slice, not sorted.
 #[test]
 fn a_slice_of_the_go_controller_is_adopted_in_place() {
-    let dummy = Endpoint { address: "10.52.0.255".parse().unwrap(), ..sink(WEB, Family::V4) };
+    let dummy = Endpoint { address: "10.52.0.255".parse().unwrap(), ..sink(WEB, Family::V4, None) };
     let stored = |endpoints| Slice {
         name: WEB.to_owned(),
         version: "1".into(),
@@ -211,7 +231,7 @@ fn a_slice_of_the_go_controller_is_adopted_in_place() {
     };
     let mut store = Store::new(vec![stored(vec![dummy.clone()])]);
     assert_eq!(written(&store.settle(Family::V4, &[])), [("update", WEB)]);
-    assert_eq!(store.slices[0].endpoints, [sink(WEB, Family::V4)]);
+    assert_eq!(store.slices[0].endpoints, [sink(WEB, Family::V4, None)]);
 
     let mut store = Store::new(vec![stored(vec![dummy, ready(2), ready(1)])]);
     assert_eq!(written(&store.settle(Family::V4, &[ready(1), ready(2)])), [("update", WEB)]);

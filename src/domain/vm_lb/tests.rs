@@ -123,7 +123,7 @@ fn endpoint(name: &str, serving: bool, terminating: bool) -> Endpoint {
         uid: format!("uid-{name}").into(),
         serving,
         terminating,
-        ..slices::sink(name, crate::domain::endpoints::Family::V4)
+        ..slices::sink(name, crate::domain::endpoints::Family::V4, None)
     }
 }
 
@@ -177,6 +177,7 @@ fn report((service, ingress): Told, list: &[Backend]) -> Report {
         selector_hint: None,
         health_fault: None,
         default_interface: None,
+        misfit: None,
         moving_from: None,
     }
 }
@@ -239,6 +240,31 @@ fn an_address_for_a_name_is_told_where_nobody_runs() {
     assert_eq!(told(&[vm("a", true, false)]), "announced at 10.0.0.100");
 }
 
+#[test]
+fn a_setting_of_the_service_that_does_not_fit_is_told() {
+    let told = |told: Told, list: &[Backend], misfit: Misfit, last: Option<&str>| {
+        let default_interface = last.map(str::to_owned);
+        let misfit = Some(misfit);
+        let (status, reason, message) =
+            ready(&Report { default_interface, misfit, ..report(told, list) }, "10.0.0.100");
+        assert!(reason::is_ours(reason));
+        (status, reason, message)
+    };
+    let one = [vm("a", true, false)];
+    let local = || Misfit::NoLocalBackend("local".into());
+    let ranges = || Misfit::SourceRanges("ranges".into());
+    let (yes, no) = (ConditionStatus::True, ConditionStatus::False);
+    // Whether or not the status still says that it is announced.
+    for service in [ours(), silent(Service::Ours)] {
+        assert_eq!(told(service, &one, local(), None), (no, "NoLocalBackend", "local".into()));
+    }
+    assert_eq!(told(ours(), &[], local(), None).1, "NoRunningBackends");
+    let bypassed = (yes, "SourceRangesBypassed", "ranges".to_owned());
+    assert_eq!(told(ours(), &one, ranges(), Some("no link")), bypassed);
+    assert_eq!(told(silent(Service::Ours), &one, ranges(), None).1, "NotAnnounced");
+    assert_eq!(told(ours(), &[last_known("a")], ranges(), None).1, "LastKnownAddress");
+}
+
 /// Of several reasons the one that must be put right first.
 #[test]
 fn the_first_obstacle_is_the_one_that_is_told() {
@@ -290,6 +316,7 @@ fn the_first_obstacle_is_the_one_that_is_told() {
             selector_hint: None,
             health_fault: unchecked.then(|| "port".to_owned()),
             default_interface: None,
+            misfit: None,
             moving_from: None,
         };
         let (told_status, told, message) = ready(&report, "10.0.0.100");

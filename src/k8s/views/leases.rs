@@ -99,7 +99,7 @@ impl Views {
 
     /// Whether a node has a label that says so.
     pub fn has_node(&self, label: &str) -> bool {
-        lock(&self.node_networks).values().any(|labels| labels.contains(label))
+        lock(&self.nodes).values().any(|node| node.cluster_networks.contains(label))
     }
 
     /// The record of a LoadBalancer, by `namespace/name`.

@@ -17,7 +17,7 @@ mod pools;
 mod serving;
 mod vms;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -130,10 +130,7 @@ pub struct Views {
     no_vms: Arc<AtomicBool>,
     /// Addresses that belong to the cluster.
     pub infrastructure: InfrastructureAddresses,
-    /// Where each node says that it is.
-    nodes: Arc<Mutex<HashMap<String, Topology>>>,
-    /// Labels of each node that say on which cluster networks it is.
-    node_networks: Arc<Mutex<HashMap<String, BTreeSet<String>>>>,
+    nodes: Arc<Mutex<HashMap<String, vms::KnownNode>>>,
     networks: Arc<Mutex<HashMap<String, networks::Network>>>,
     /// Links of nodes for VLANs.
     host_links: Arc<Mutex<HostLinks>>,
@@ -205,7 +202,6 @@ impl Views {
             no_vms: Arc::default(),
             infrastructure: InfrastructureAddresses::default(),
             nodes: Arc::default(),
-            node_networks: Arc::default(),
             networks: Arc::default(),
             host_links: Arc::default(),
             pools: Arc::default(),
@@ -334,6 +330,11 @@ impl Views {
         nodes.flat_map(|(_, networks)| networks).map(IpNet::addr).collect()
     }
 
+    /// The addresses of type `InternalIP` of a node that exists.
+    pub fn internal_addresses(&self, node: &str) -> Option<Vec<IpAddr>> {
+        lock(&self.nodes).get(node).map(|node| node.internal_addresses.clone())
+    }
+
     /// How nodes reach a network, by `namespace/name` of its NetworkAttachmentDefinition.
     pub fn attachment(&self, network: &str) -> Option<Attachment> {
         lock(&self.networks).get(network)?.attachment.clone()
@@ -379,7 +380,7 @@ impl Views {
     /// A VM, and where its node says that it is.
     pub fn whereabouts(&self, key: &str) -> Option<(Vm, Topology)> {
         let vm = lock(&self.vms).vm(key).cloned()?;
-        let topology = lock(&self.nodes).get(&*vm.node).cloned()?;
+        let topology = lock(&self.nodes).get(&*vm.node)?.topology.clone();
         Some((vm, topology))
     }
 

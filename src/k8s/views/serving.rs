@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use k8s_openapi::api::core::v1::{Service, ServicePort};
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort};
 use k8s_openapi::api::discovery::v1::{Endpoint as FullEndpoint, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -24,8 +24,8 @@ use crate::domain::bounds::{MOST_LISTENERS, cut};
 use crate::domain::endpoints::{Endpoint, Family};
 use crate::domain::service::settings::SETTINGS;
 use crate::domain::service::{
-    ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, MADE_WITH_POLICY, MADE_WITH_PORTS, OwnerRef,
-    Stored, StoredPort,
+    ANNOUNCING_NODE, ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, HELD_UNTIL, MADE_WITH_POLICY,
+    MADE_WITH_PORTS, NOT_ANNOUNCED, OwnerRef, Stored, StoredPort,
 };
 use crate::domain::slices::{Port, Slice};
 use crate::k8s::informer;
@@ -33,7 +33,9 @@ use crate::k8s::trimmed::PAGE;
 use crate::k8s::unread::Unread;
 
 /// Annotations of a Service that decisions take.
-const ANNOTATIONS: [&str; 6] = [
+const ANNOTATIONS: [&str; 8] = [
+    HELD_UNTIL,
+    ANNOUNCING_NODE,
     ASKED_ADDRESS,
     ASKED_INTERFACE,
     ASKED_VLAN,
@@ -329,10 +331,22 @@ pub fn service(service: &Service) -> Stored {
         has_selector: spec.selector.is_some_and(|selector| !selector.is_empty()),
         load_balancer_ip: spec.load_balancer_ip.unwrap_or_default(),
         policy: spec.external_traffic_policy.unwrap_or_default(),
+        source_range: spec.load_balancer_source_ranges.and_then(|all| all.into_iter().next()),
         families: spec.ip_families.unwrap_or_default(),
         ports: ports.into_iter().take(MOST_LISTENERS + 1).map(port).collect(),
-        ingress: ingress.iter().filter_map(|i| i.ip.clone()).take(MOST_INGRESS).collect(),
+        ingress: ingress
+            .iter()
+            .filter(|ingress| is_announced(ingress))
+            .filter_map(|ingress| ingress.ip.clone())
+            .take(MOST_INGRESS)
+            .collect(),
     }
+}
+
+/// Whether an announcer has said so, and not this operator.
+fn is_announced(ingress: &LoadBalancerIngress) -> bool {
+    let mut ports = ingress.ports.iter().flatten();
+    !ports.any(|port| port.error.as_deref() == Some(NOT_ANNOUNCED))
 }
 
 /// Reads an EndpointSlice: the LoadBalancer that owns it, and what it says. `None`: no

@@ -2,7 +2,8 @@
 //!
 //! Objects are read into the few facts that decisions take and dropped at once.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
 use kube::{Api, ResourceExt};
@@ -135,11 +136,21 @@ pub(super) async fn watch_nodes(at: Informer) {
     .await;
 }
 
+/// What a node says of itself.
+pub(super) struct KnownNode {
+    /// Where it is.
+    pub(super) topology: Topology,
+    /// Its labels that say on which cluster networks it is.
+    pub(super) cluster_networks: BTreeSet<String>,
+    /// Its addresses of type `InternalIP`.
+    pub(super) internal_addresses: Vec<IpAddr>,
+}
+
 impl Views {
     fn set_vm(&self, vmi: &VirtualMachineInstance) {
         let (namespace, name) = (vmi.namespace().unwrap_or_default(), vmi.name_any());
         let vm = vm::vm(vmi);
-        let here = lock(&self.nodes).get(&*vm.node).cloned();
+        let here = lock(&self.nodes).get(&*vm.node).map(|node| node.topology.clone());
         let moved = here.is_some_and(|here| topology::patch(&vm, &here).is_some());
         let affected = lock(&self.vms).set_vm(&namespace, &name, vmi.labels(), vm);
         self.tell_touched(affected);
@@ -164,15 +175,19 @@ impl Views {
         let name = node.name_any();
         let label = |key: &str| node.labels().get(key).map(|value| value.as_str().into());
         let topology = Topology { region: label(TOPOLOGY_REGION), zone: label(TOPOLOGY_ZONE) };
-        let before = lock(&self.nodes).insert(name.clone(), topology.clone());
-        if before != Some(topology) {
-            self.tell_residents(&name);
-        }
         let is_on = |(label, value): (&String, &String)| {
             (value == "true" && label.starts_with(LABEL_CLUSTER_NETWORKS)).then(|| label.clone())
         };
-        let networks = node.labels().iter().filter_map(is_on).collect();
-        lock(&self.node_networks).insert(name.clone(), networks);
+        let internal = node.status.addresses.iter().filter(|address| address.type_ == "InternalIP");
+        let known = KnownNode {
+            topology: topology.clone(),
+            cluster_networks: node.labels().iter().filter_map(is_on).collect(),
+            internal_addresses: internal.filter_map(|address| address.address.parse().ok()).collect(),
+        };
+        let before = lock(&self.nodes).insert(name.clone(), known);
+        if before.is_none_or(|before| before.topology != topology) {
+            self.tell_residents(&name);
+        }
         let may_announce = node.labels().contains_key(CONTROL_PLANE);
         let is_news = lock(&self.host_links).set_announcing(&name, may_announce);
         self.tell_announced(is_news);
@@ -184,7 +199,6 @@ impl Views {
 
     fn remove_node(&self, name: &str) {
         lock(&self.nodes).remove(name);
-        lock(&self.node_networks).remove(name);
         let is_news = lock(&self.host_links).set_announcing(name, false);
         self.tell_announced(is_news);
         self.reserve(&Reserved::Node(name.to_owned()), Vec::new());

@@ -44,6 +44,19 @@ impl Writer {
         self.count(SERVICE, call(api.patch(name, &PatchParams::default(), &patch)).await)
     }
 
+    /// Patches the status of a Service, and its annotations with it. Returns what the server made of it.
+    pub async fn patch_service_status(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<Service, CallError> {
+        self.check_leadership()?;
+        let api = Api::<Service>::namespaced(self.client.clone(), namespace);
+        let patch = Patch::Merge(patch);
+        self.count(SERVICE, call(api.patch_status(name, &PatchParams::default(), &patch)).await)
+    }
+
     /// Deletes a Service. Returns it if something else holds it still.
     pub async fn delete_service(
         &self,

@@ -2,11 +2,14 @@
 //! says so in their status.
 //!
 //! It keeps kube-vip 1.2's rule, which is what others have to live with: nothing is published before
-//! the Service's EndpointSlices hold an endpoint. When they no longer do, the network loses the
-//! address, and the status keeps it. Nor does it survive a Service that changes in place what
+//! the Service's EndpointSlices hold an endpoint, with the policy Local one that serves on its own
+//! node (`getAllEndpoints`, pkg/endpoints/endpoints_generic.go). When they no longer do, the network
+//! loses the address, and the status keeps it. Nor does it survive a Service that changes in place what
 //! `serviceChanged` looks at (kube-vip v1.2.3 pkg/services/processor.go: addresses, external traffic
 //! policy, families): the network loses the address for good, and the status keeps it. A new Service is
 //! announced, and so is the same one after a restart.
+
+mod packet_filter;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,10 +18,10 @@ use std::time::Duration;
 use anyhow::Result;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, PortStatus, Service, ServicePort};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client, Resource, ResourceExt as _};
+use kube::{Api, Client, Resource, ResourceExt};
 use kube_runtime::WatchStreamExt as _;
 use kube_runtime::watcher::{self, Event, watcher};
 use serde::de::DeserializeOwned;
@@ -27,10 +30,12 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
+use self::packet_filter::PacketFilter;
 use crate::net::Lan;
 
 const ADDRESSES: &str = "kube-vip.io/loadbalancerIPs";
 const IGNORE: &str = "kube-vip.io/ignore";
+const HOST: &str = "kube-vip.io/vipHost";
 const WITHOUT_ENDPOINTS: &str = "kube-vip.io/allow-reconcile-without-endpoints";
 const SERVICE: &str = "kubernetes.io/service-name";
 /// After a write that failed.
@@ -47,6 +52,9 @@ pub struct Announcing {
     pub serving_only: bool,
     /// The network to put addresses into; without it only statuses are written.
     pub lan: Option<Arc<Lan>>,
+    /// The node that it runs on, of which it makes a note on Services. Without it each endpoint counts
+    /// as one of that node.
+    pub node: Option<String>,
     /// Start away: seeing everything, doing nothing.
     pub away: bool,
 }
@@ -129,13 +137,13 @@ struct View {
     how: Announcing,
     services: BTreeMap<Key, Service>,
     services_listed: bool,
-    /// The Service of each EndpointSlice, and how many of its endpoints count.
-    slices: BTreeMap<Key, (Key, usize)>,
+    /// The Service of each EndpointSlice, and its endpoints.
+    slices: BTreeMap<Key, (Key, Vec<Endpoint>)>,
     slices_listed: bool,
     /// Services to look at.
     changed: BTreeSet<Key>,
-    /// The addresses of each Service that are in the network.
-    bound: BTreeMap<Key, Vec<String>>,
+    /// The addresses of each Service that are in the network, and what is admitted there.
+    bound: BTreeMap<Key, Vec<(String, PacketFilter)>>,
     /// Instances of kube-vip, by the Service's UID.
     instances: BTreeMap<String, Instance>,
 }
@@ -145,6 +153,8 @@ struct View {
 struct Instance {
     /// Addresses, policy and families, as they were when it was made.
     snapshot: Value,
+    /// The ports, as they were when it was made: they are never read again (`SetServicePorts`).
+    ports: Vec<(String, i32)>,
     /// The Service has changed in one of them.
     is_lost: bool,
 }
@@ -175,9 +185,8 @@ impl View {
             Event::Apply(slice) | Event::InitApply(slice) => {
                 let name = slice.labels().get(SERVICE).cloned().unwrap_or_default();
                 let service = (slice.namespace().unwrap_or_default(), name);
-                let counted = slice.endpoints.iter().flatten().filter(|e| self.counts(e)).count();
                 self.changed.insert(service.clone());
-                self.slices.insert(key(&slice), (service, counted));
+                self.slices.insert(key(&slice), (service, slice.endpoints.unwrap_or_default()));
             }
             Event::Delete(slice) => {
                 self.changed.extend(self.slices.remove(&key(&slice)).map(|(service, _)| service));
@@ -195,45 +204,69 @@ impl View {
         self.services_listed && self.slices_listed
     }
 
-    fn counts(&self, endpoint: &Endpoint) -> bool {
+    fn counts(&self, endpoint: &Endpoint, is_local: bool) -> bool {
         let conditions = endpoint.conditions.as_ref();
         let serving = conditions.and_then(|c| c.serving.or(c.ready)).unwrap_or(true);
-        serving || !self.how.serving_only
+        let here = self.how.node.is_none() || endpoint.node_name == self.how.node;
+        if is_local { serving && here } else { serving || !self.how.serving_only }
     }
 
     /// Does what is due for a Service.
     async fn settle(&mut self, client: &Client, key: &Key) -> Result<()> {
         let asked = self.asked(key).filter(|_| !self.is_lost(key));
+        let ports = self.ports(key);
         if let Some(lan) = &self.how.lan {
             let wanted = asked.clone().unwrap_or_default();
             let bound = self.bound.entry(key.clone()).or_default();
-            while let Some(at) = bound.iter().position(|address| !wanted.contains(address)) {
-                lan.unbind(&bound[at]).await?;
+            while let Some(at) = bound.iter().position(|(address, _)| !wanted.contains(address)) {
+                let (address, filter) = &bound[at];
+                lan.unbind(address).await?;
+                filter.remove(lan.host()).await?;
                 bound.remove(at);
             }
             for address in wanted {
-                lan.bind(&address).await?;
-                if !bound.contains(&address) {
-                    bound.push(address);
+                if bound.iter().all(|(bound, _)| *bound != address) {
+                    lan.bind(&address).await?;
+                    let filter = PacketFilter::new(key, &address, &ports);
+                    bound.push((address, filter.clone()));
+                    filter.insert(lan.host()).await?;
                 }
             }
         }
-        let known = self.services.get(key).map(published);
-        let Some(asked) = asked.filter(|asked| Some(asked) != known.as_ref()) else {
+        let Some(asked) = asked else { return Ok(()) };
+        let ports: Vec<Value> = ports
+            .iter()
+            .map(|(protocol, port)| json!({"protocol": protocol, "port": port}))
+            .collect();
+        let ingress: Vec<Value> =
+            asked.iter().map(|ip| json!({"ip": ip, "ports": ports})).collect();
+        if self.services.get(key).map(published) == Some(json!(ingress)) {
             return Ok(());
-        };
-        let ingress: Vec<_> = asked.iter().map(|ip| json!({"ip": ip})).collect();
+        }
+        let api = Api::<Service>::namespaced(client.clone(), &key.0);
+        let params = PatchParams::default();
+        let node = json!({"metadata": {"annotations": {HOST: self.how.node}}});
         let status = json!({"status": {"loadBalancer": {"ingress": ingress}}});
-        let written = Api::<Service>::namespaced(client.clone(), &key.0)
-            .patch_status(&key.1, &PatchParams::default(), &Patch::Merge(status))
-            .await;
-        match written {
+        let written = async {
+            if self.how.node.is_some() {
+                api.patch(&key.1, &params, &Patch::Merge(node)).await?;
+            }
+            api.patch_status(&key.1, &params, &Patch::Merge(status)).await
+        };
+        match written.await {
             // What the watch brings is later, so this is the best knowledge there is.
             Ok(service) => drop(self.services.insert(key.clone(), service)),
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(e) => return Err(e.into()),
         }
         Ok(())
+    }
+
+    /// The ports that kube-vip knows of a Service, which are those of its instance.
+    fn ports(&self, key: &Key) -> Vec<(String, i32)> {
+        let uid = self.services.get(key).and_then(ResourceExt::uid);
+        let instance = uid.and_then(|uid| self.instances.get(&uid));
+        instance.map(|instance| instance.ports.clone()).unwrap_or_default()
     }
 
     /// Whether it changed in a way that kube-vip does not survive.
@@ -247,10 +280,11 @@ impl View {
             spec.ip_family_policy,
         ]);
         let uid = service.uid().unwrap_or_default();
-        let instance = self
-            .instances
-            .entry(uid)
-            .or_insert_with(|| Instance { snapshot: snapshot.clone(), is_lost: false });
+        let instance = self.instances.entry(uid).or_insert_with(|| Instance {
+            snapshot: snapshot.clone(),
+            ports: spec.ports.iter().flatten().map(protocol_and_port).collect(),
+            is_lost: false,
+        });
         instance.is_lost |= instance.snapshot != snapshot;
         instance.is_lost
     }
@@ -264,8 +298,10 @@ impl View {
         if spec.type_.as_deref() != Some("LoadBalancer") || ignored {
             return None;
         }
-        let any = self.slices.values().any(|(owner, counted)| owner == key && *counted > 0);
-        if !any && says(WITHOUT_ENDPOINTS) != Some("true") {
+        let is_local = spec.external_traffic_policy.as_deref() == Some("Local");
+        let own = self.slices.values().filter(|(owner, _)| owner == key);
+        let any = own.flat_map(|(_, endpoints)| endpoints).any(|e| self.counts(e, is_local));
+        if !any && (is_local || says(WITHOUT_ENDPOINTS) != Some("true")) {
             return None;
         }
         let asked = says(ADDRESSES).or(spec.load_balancer_ip.as_deref())?;
@@ -282,10 +318,24 @@ impl View {
     }
 }
 
-fn published(service: &Service) -> Vec<String> {
+/// What the status says: each address with the ports that are reached there, and what is wrong with
+/// them (`ingressEqual`, pkg/services/services.go).
+fn published(service: &Service) -> Value {
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = status.and_then(|balancer| balancer.ingress.as_ref());
-    ingress.into_iter().flatten().filter_map(|ingress| ingress.ip.clone()).collect()
+    let of = |ingress: &LoadBalancerIngress| {
+        let port = |port: &PortStatus| match &port.error {
+            Some(error) => json!({"protocol": port.protocol, "port": port.port, "error": error}),
+            None => json!({"protocol": port.protocol, "port": port.port}),
+        };
+        let ports: Vec<Value> = ingress.ports.iter().flatten().map(port).collect();
+        json!({"ip": ingress.ip, "ports": ports})
+    };
+    ingress.into_iter().flatten().map(of).collect()
+}
+
+fn protocol_and_port(port: &ServicePort) -> (String, i32) {
+    (port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()), port.port)
 }
 
 fn key<K: Resource>(object: &K) -> Key {

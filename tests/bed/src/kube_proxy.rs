@@ -1,6 +1,7 @@
 //! Owns a running kube-proxy: the node that turns Services into packets' ways.
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -11,39 +12,75 @@ use crate::{Bed, Managed, eventually, tools};
 
 /// It looks for its node and builds its first rules.
 const START: Duration = Duration::from_mins(4);
+/// Until it has ended.
+const STOP: Duration = Duration::from_secs(30);
 
-/// kube-proxy in nftables mode in a namespace made for it. Dropping it kills it; its rules stay
-/// until the namespace goes.
+/// How kube-proxy writes its rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// What RKE2, and so Harvester, has.
+    Iptables,
+    /// What Kubernetes recommends.
+    Nftables,
+}
+
+impl Mode {
+    /// As kube-proxy spells it, and as its configuration calls the part about it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Iptables => "iptables",
+            Self::Nftables => "nftables",
+        }
+    }
+
+    /// A program that prints the rules, its arguments, and a chain that is among them.
+    fn rules(self) -> (&'static str, &'static [&'static str], &'static str) {
+        match self {
+            Self::Iptables => ("iptables-save", &["-t", "nat"], ":KUBE-SERVICES"),
+            Self::Nftables => ("nft", &["list", "table", "ip", "kube-proxy"], "service-ips"),
+        }
+    }
+}
+
+/// kube-proxy in a namespace made for it. Dropping it kills it; its rules stay until the namespace
+/// goes, or [`KubeProxy::stop`] takes them away.
 #[derive(Debug)]
 pub struct KubeProxy {
     /// The process.
     pub process: Managed,
+    host: Netns,
+    config: PathBuf,
 }
 
 impl KubeProxy {
     /// Starts it for a node, which must exist and have an `InternalIP`, and waits for its first
     /// rules. The bed must be in the same namespace, see [`isolated`](crate::net::isolated).
-    pub async fn start(bed: &Bed, host: &Netns, node: &str) -> Result<Self> {
+    pub async fn start(bed: &Bed, host: &Netns, node: &str, mode: Mode) -> Result<Self> {
         let kube_proxy = tools().await?.path("kube-proxy").to_owned();
-        if let Err(e) = program("nft").arg("--version").output() {
-            bail!("kube-proxy needs the program `nft`, Debian package nftables: {e}");
+        for name in ["nft", "iptables"] {
+            if let Err(e) = program(name).arg("--version").output() {
+                bail!("kube-proxy needs the program `{name}`: `make nets` installs it: {e}");
+            }
         }
-        let config = json!({
+        let mut config = json!({
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
-            "mode": "nftables",
+            "mode": mode.name(),
             "hostnameOverride": node,
             "clientConnection": {"kubeconfig": bed.kubeconfig()},
-            "nftables": {"masqueradeAll": true, "syncPeriod": "30s", "minSyncPeriod": "100ms"},
             // These belong to the machine, not to the namespace.
             "conntrack": {
                 "maxPerCore": 0, "min": 0,
                 "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
             },
         });
-        let path = bed.dir().join("kube-proxy.json");
+        // As nodes have it: rules follow the first change at once, and later ones after a second.
+        config[mode.name()] =
+            json!({"masqueradeAll": true, "syncPeriod": "30s", "minSyncPeriod": "1s"});
+        let path = bed.dir().join(format!("kube-proxy-{}.json", mode.name()));
         fs::write(&path, config.to_string())?;
-        let log = bed.dir().join("kube-proxy.log");
+        let log = bed.dir().join(format!("kube-proxy-{}.log", mode.name()));
+        let config = path.clone();
         let process = host
             .run(move || {
                 let mut command = program(&kube_proxy.to_string_lossy());
@@ -51,13 +88,15 @@ impl KubeProxy {
                 Managed::spawn(&mut command, log)
             })
             .await?;
-        let mut started = Self { process };
+        let mut started = Self { process, host: host.clone(), config };
+        let (program, args, chain) = mode.rules();
         let ended = eventually(START, "rules of kube-proxy", async || {
             if !started.process.is_running() {
                 return Ok(Some(true));
             }
-            let chains = host.command("nft", &["list", "table", "ip", "kube-proxy"]).await?;
-            anyhow::Ok(chains.contains("service-ips").then_some(false))
+            // The table may not be there yet.
+            let rules = host.command(program, args).await.unwrap_or_default();
+            anyhow::Ok(rules.contains(chain).then_some(false))
         })
         .await
         .with_context(|| started.process.log())?;
@@ -65,5 +104,15 @@ impl KubeProxy {
             bail!("kube-proxy ended at once:\n{}", started.process.log());
         }
         Ok(started)
+    }
+
+    /// Ends it and takes its rules away.
+    pub async fn stop(mut self) -> Result<()> {
+        self.process.terminate(STOP).await?;
+        let kube_proxy = tools().await?.path("kube-proxy").to_owned();
+        let config = self.config.to_string_lossy().into_owned();
+        let name = kube_proxy.to_string_lossy().into_owned();
+        self.host.command(&name, &["--cleanup", "--config", &config]).await?;
+        Ok(())
     }
 }

@@ -44,7 +44,7 @@ pub use bed::{Bed, Options};
 pub use chart::Chart;
 pub use helm::{Helm, Version};
 pub use image::{Written, unpack_image, write_image};
-pub use kube_proxy::KubeProxy;
+pub use kube_proxy::{KubeProxy, Mode as ProxyMode};
 pub use kubeconfig::client_from;
 pub use kubelet::Kubelet;
 pub use operator::{Operator, Start, http_get, install, repository};

@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 
 pub use self::lan::Lan;
 pub use self::segment::Segment;
-pub use self::talk::{Answer, Answers, Protocol, Responder, ask};
+pub use self::talk::{Answer, Answers, Protocol, Responder, ask, ask_for};
 use crate::programs::control_plane_blocking;
 
 static NEXT: AtomicU32 = AtomicU32::new(1);

@@ -42,7 +42,7 @@ async fn on_the_pod_network_a_vm_is_at_its_pods_address_alone() -> Result<()> {
         );
         assert_eq!(said, expected);
         assert_eq!(cluster.warned(lb, REFUSED).await?, said);
-        cluster.endpoints_are(lb, &[(SINK, "192.0.2.1", "ready")]).await?;
+        cluster.endpoints_are(lb, &[(SINK, "192.0.2.1", "serving, terminating")]).await?;
         assert_eq!(operator.metric("hgo_probe_targets", &[]).await?, 0.0, "{address} is probed");
         cluster.deleted(lb).await?;
     }
@@ -142,7 +142,7 @@ async fn on_other_networks_no_vm_is_at_an_address_of_the_cluster() -> Result<()>
             if said.ends_with(&expected) { Ok(true) } else { Err(said) }
         })
         .await?;
-        cluster.endpoints_are("web", &[(SINK, "192.0.2.1", "ready")]).await?;
+        cluster.endpoints_are("web", &[(SINK, "192.0.2.1", "serving, terminating")]).await?;
     }
     guest.report(|vm| vm.nics[0].addresses = vec!["192.168.1.5".to_owned()]).await?;
     cluster.serves("web", "Announced").await.map(drop)
@@ -213,7 +213,10 @@ async fn an_established_endpoint_outlives_a_service_that_is_announced_at_its_add
     // A change that shows that all before it was seen.
     guest.pause(true).await?;
     cluster
-        .endpoints_are("web", &[("a", "192.168.1.5", "not ready"), (SINK, "192.0.2.1", "ready")])
+        .endpoints_are(
+            "web",
+            &[("a", "192.168.1.5", "not ready"), (SINK, "192.0.2.1", "serving, terminating")],
+        )
         .await?;
     guest.pause(false).await?;
     cluster.endpoints_are("web", &[("a", "192.168.1.5", "ready")]).await

@@ -26,7 +26,7 @@ async fn an_address_leads_to_ready_vms_and_is_said_where_it_is_announced() -> Re
     assert!(said.starts_with("no running backend servers"), "{said}");
     // Announced all the same, so that nothing on the node answers instead; but not Ready.
     cluster.is_reached_at("web", Some("10.1.0.2")).await?;
-    cluster.endpoints_are("web", &[(SINK, "192.0.2.1", "ready")]).await?;
+    cluster.endpoints_are("web", &[(SINK, "192.0.2.1", "serving, terminating")]).await?;
     let uid = &cluster.endpoints("web").await?[SINK].uid;
     assert_eq!(uid, "dummy347-546a-4642-9da6-5608endpoint", "the Go controller's");
 

@@ -208,7 +208,10 @@ async fn where_the_schema_does_not_look_the_condition_names_the_field() -> Resul
     cluster.waits("good", SPEC).await?;
     guest.pause(true).await?;
     cluster
-        .endpoints_are("good", &[("a", "10.52.0.7", "not ready"), (SINK, "192.0.2.1", "ready")])
+        .endpoints_are(
+            "good",
+            &[("a", "10.52.0.7", "not ready"), (SINK, "192.0.2.1", "serving, terminating")],
+        )
         .await?;
     guest.pause(false).await?;
     cluster.endpoints_are("good", &[("a", "10.52.0.7", "ready")]).await?;

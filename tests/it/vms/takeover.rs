@@ -40,7 +40,7 @@ async fn what_the_go_controller_left_is_adopted_and_no_address_moves() -> Result
 
     let _operator = cluster.operator().await?;
     cluster.endpoints_are("web", &[("a", "10.52.0.7", "ready")]).await?;
-    cluster.endpoints_are("idle", &[(SINK, "192.0.2.1", "ready")]).await?;
+    cluster.endpoints_are("idle", &[(SINK, "192.0.2.1", "serving, terminating")]).await?;
     cluster.serves("web", "Announced").await?;
     cluster.waits("idle", "NoRunningBackends").await?;
     for name in ["web", "idle"] {

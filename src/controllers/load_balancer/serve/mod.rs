@@ -22,7 +22,7 @@ use crate::domain::endpoints::{self, Backend};
 use crate::domain::facts;
 use crate::domain::health::{self, Check, Target};
 use crate::domain::plan::Finding;
-use crate::domain::service::{Identity, Wanted};
+use crate::domain::service::{self as service_domain, Identity, Wanted};
 use crate::domain::slices::remembered;
 use crate::domain::vm_lb::{self, Backends, Report, Service};
 use crate::k8s::CallError;
@@ -77,6 +77,7 @@ pub(super) async fn serve(
             selector_hint: None,
             health_fault: None,
             default_interface: None,
+            misfit: None,
             moving_from: None,
         });
         return Ok(report);
@@ -136,8 +137,10 @@ pub(super) async fn serve(
     };
     let ingress = at.ingress();
     let selector_hint = vm_lb::selector_hint(&lb.spec);
+    let own = at.own();
+    let misfit = own.as_ref().and_then(|own| service_domain::misfit(own, &backends.endpoints));
     let backends = Some(backends);
-    let default_interface = wanted.on_default_interface(at.own().as_ref());
+    let default_interface = wanted.on_default_interface(own.as_ref());
     Ok(Some(Report {
         service,
         ingress,
@@ -145,6 +148,7 @@ pub(super) async fn serve(
         selector_hint,
         health_fault,
         default_interface,
+        misfit,
         moving_from: None,
     }))
 }

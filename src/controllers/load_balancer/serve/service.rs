@@ -1,11 +1,12 @@
 //! The Service of a vm load balancer: read, written and deleted.
 
+use chrono::Utc;
 use k8s_openapi::api::core::v1::Service as FullService;
 use kube::{Api, ResourceExt};
 
 use super::settings::Settings;
 use super::{At, Obstacle, REPETITIONS};
-use crate::domain::service::{self, Plan, Stored, Wanted};
+use crate::domain::service::{self, Held, Plan, Stored, Wanted};
 use crate::domain::vm_lb::Service;
 use crate::k8s::views::service as read_service;
 use crate::k8s::{CallError, call};
@@ -70,8 +71,23 @@ impl At<'_> {
         let writer = &self.ctx.shared.writer;
         for _ in 0..REPETITIONS {
             let stored = self.stored();
+            let held = self.own().filter(|own| !own.deleting);
+            let held = held
+                .and_then(|own| service::held(&own, &wanted.asked(), Utc::now().fixed_offset()));
+            if let Some(Held::For(left)) = held {
+                return Ok(Service::Held(left.to_std().unwrap_or_default()));
+            }
             let permit = self.ctx.writes.acquire().await;
-            let answer = match service::plan(stored.as_ref(), wanted) {
+            let plan = match held {
+                Some(Held::Unnamed(patch)) => Plan::ChangeStatus(patch),
+                Some(Held::Over(patch)) => Plan::Change(patch),
+                _ => service::plan(stored.as_ref(), wanted),
+            };
+            let answer = match plan {
+                Plan::ChangeStatus(patch) => {
+                    let write = writer.patch_service_status(&self.namespace, &self.name, &patch);
+                    Box::pin(write).await
+                }
                 Plan::Keep => {
                     drop(permit);
                     self.forget_settings().await?;

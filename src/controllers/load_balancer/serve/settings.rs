@@ -6,8 +6,8 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::{At, Obstacle, REPETITIONS};
-use crate::domain::service::Stored;
 use crate::domain::service::settings::{self, Carried, SETTINGS};
+use crate::domain::service::{Stored, hold_back};
 use crate::k8s::{CallError, call};
 
 /// Fate of the settings of a Service that is deleted.
@@ -65,9 +65,10 @@ impl At<'_> {
         let writer = &self.ctx.shared.writer;
         let _permit = self.ctx.writes.acquire().await;
         let Some(settings) = settings else {
+            let service = hold_back(service);
             return Box::pin(writer.create_service(&self.namespace, &service)).await;
         };
-        let service = settings::applied(service, &settings);
+        let service = hold_back(settings::applied(service, &settings));
         match Box::pin(writer.create_service(&self.namespace, &service)).await {
             Err(error) if error.refusal().is_some() => {
                 let service = settings::without_allotted(service);

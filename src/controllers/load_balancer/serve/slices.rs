@@ -10,7 +10,7 @@ use super::{At, Obstacle, REPETITIONS, into_error};
 use crate::controllers::load_balancer::Error;
 use crate::domain::endpoints::Family;
 use crate::domain::service;
-use crate::domain::slices::{self, Plan, Port, Slice, Write};
+use crate::domain::slices::{self, AnnouncingNode, Plan, Port, Slice, Write};
 use crate::domain::vm_lb::Backends;
 use crate::k8s::views::{OwnedSlice, owners, slice as read_slice};
 use crate::k8s::{CallError, call};
@@ -30,8 +30,10 @@ impl At<'_> {
         let touched = self.ctx.shared.views.take_touched(&self.key);
         let mut wrote = false;
         for _ in 0..REPETITIONS {
+            let (stored, announcing) = (self.slices(), self.announcing_node());
+            let endpoints = &backends.endpoints;
             let Plan { writes, mut complete } =
-                slices::plan(&self.name, family, ports, &self.slices(), &backends.endpoints);
+                slices::plan(&self.name, family, ports, &stored, endpoints, announcing.as_ref());
             for write in writes {
                 match self.write_slice(family, ports, &write).await {
                     Ok(()) => wrote = true,
@@ -54,6 +56,13 @@ impl At<'_> {
         Err(CallError::Conflict.into())
     }
 
+    /// The node that announces the Service, if kube-vip says so and it is known.
+    fn announcing_node(&self) -> Option<AnnouncingNode> {
+        let name = self.own()?.announcing_node()?.to_owned();
+        let addresses = self.ctx.shared.views.internal_addresses(&name)?;
+        Some(AnnouncingNode { name: name.into(), addresses })
+    }
+
     /// The endpoints of a Service that stays as it is, because what is asked for makes none:
     /// they follow the VMs all the same.
     pub(super) async fn keep_endpoints(
@@ -61,10 +70,9 @@ impl At<'_> {
         family: Family,
         backends: &Backends,
     ) -> Result<(), Obstacle> {
-        let stored = self.slices();
-        match stored.iter().find(|slice| slice.family == Some(family)) {
-            Some(slice) if self.own().is_some() => {
-                self.write_slices(family, &slice.ports, backends).await
+        match self.own() {
+            Some(service) if self.slices().iter().any(|slice| slice.family == Some(family)) => {
+                self.write_slices(family, &service.backend_ports(), backends).await
             }
             _ => Ok(()),
         }
@@ -82,13 +90,14 @@ impl At<'_> {
         let writer = &self.ctx.shared.writer;
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true);
         let (namespace, lb) = (&self.namespace, self.identity());
+        let ports = slices::ports_of(write.endpoints(), ports);
         let (meta, endpoints) = match write {
             Write::Create { name, endpoints } => {
-                let slice = slices::create(lb, name, family, ports, endpoints, &now);
+                let slice = slices::create(lb, name, family, &ports, endpoints, &now);
                 (Box::pin(writer.create_slice(namespace, &slice)).await?, endpoints)
             }
             Write::Update { name, version, endpoints } => {
-                let patch = slices::patch(lb, version, ports, endpoints, &now);
+                let patch = slices::patch(lb, version, &ports, endpoints, &now);
                 (Box::pin(writer.patch_slice(namespace, name, &patch)).await?, endpoints)
             }
             Write::Delete { name, version } => {
@@ -102,7 +111,7 @@ impl At<'_> {
             name: write.name().to_owned(),
             version,
             family: Some(family),
-            ports: ports.to_vec(),
+            ports,
             endpoints: endpoints.clone(),
             sound: true,
             holds_settings: self

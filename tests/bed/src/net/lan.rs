@@ -36,6 +36,11 @@ impl Lan {
         })
     }
 
+    /// Where the bridge is.
+    pub fn host(&self) -> &Netns {
+        &self.host
+    }
+
     /// The bridge's name on the host.
     pub fn bridge(&self) -> &str {
         &self.bridge

@@ -145,11 +145,22 @@ pub async fn ask(
     address: SocketAddr,
     times: usize,
 ) -> Result<Answers> {
+    ask_for(from, protocol, address, times, PATIENCE).await
+}
+
+/// The same, and waits no longer than `patience` for an answer.
+pub async fn ask_for(
+    from: &Netns,
+    protocol: Protocol,
+    address: SocketAddr,
+    times: usize,
+    patience: Duration,
+) -> Result<Answers> {
     from.run(move || {
         // Each thread begins where the one that starts it is.
         thread::scope(|scope| {
             let asked: Vec<_> =
-                (0..times).map(|_| scope.spawn(|| ask_once(protocol, address))).collect();
+                (0..times).map(|_| scope.spawn(|| ask_once(protocol, address, patience))).collect();
             let mut answers = Answers::new();
             for answer in asked {
                 let answer = answer.join().map_err(|_| anyhow!("a client panicked"))?;
@@ -161,11 +172,12 @@ pub async fn ask(
     .await
 }
 
-fn ask_once(protocol: Protocol, address: SocketAddr) -> Answer {
+fn ask_once(protocol: Protocol, address: SocketAddr, patience: Duration) -> Answer {
+    let http = "GET / HTTP/1.1\r\nHost: responder\r\n\r\n";
     let answer = match protocol {
-        Protocol::Tcp => exchange(address, "who\n"),
-        Protocol::Http => exchange(address, "GET / HTTP/1.1\r\nHost: responder\r\n\r\n"),
-        Protocol::Udp => datagram(address),
+        Protocol::Tcp => exchange(address, "who\n", patience),
+        Protocol::Http => exchange(address, http, patience),
+        Protocol::Udp => datagram(address, patience),
     };
     let text = match answer {
         Ok(text) => text,
@@ -184,20 +196,20 @@ fn ask_once(protocol: Protocol, address: SocketAddr) -> Answer {
     }
 }
 
-fn exchange(address: SocketAddr, question: &str) -> io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+fn exchange(address: SocketAddr, question: &str, patience: Duration) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, patience)?;
+    stream.set_read_timeout(Some(patience))?;
     stream.write_all(question.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
 }
 
-fn datagram(address: SocketAddr) -> io::Result<String> {
+fn datagram(address: SocketAddr, patience: Duration) -> io::Result<String> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     // Only a socket with a peer is told when that refuses.
     socket.connect(address)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(patience))?;
     socket.send(b"who")?;
     let mut answer = [0; 1024];
     let length = socket.recv(&mut answer)?;

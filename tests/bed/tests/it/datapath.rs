@@ -16,7 +16,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use testbed::kubevirt::create_node;
 use testbed::net::{Answer, Answers, Lan, Netns, Protocol, Responder, ask, isolated};
-use testbed::{Announcer, Announcing, Bed, KubeProxy, Options, eventually};
+use testbed::{Announcer, Announcing, Bed, KubeProxy, Options, ProxyMode, eventually};
 
 const SOON: Duration = Duration::from_mins(2);
 /// kube-proxy's first rules can take half a minute.
@@ -181,7 +181,7 @@ fn a_client_reaches_ready_backends_through_the_address_and_nothing_else() {
         let bed = Bed::start(Options::default()).await?;
         let admin = bed.admin();
         create_node(&admin, "node-1", &[], "10.200.0.1").await?;
-        let _proxy = KubeProxy::start(&bed, &host, "node-1").await?;
+        let proxy = KubeProxy::start(&bed, &host, "node-1", ProxyMode::Nftables).await?;
         let how = Announcing { lan: Some(lan), ..Announcing::default() };
         let _announcer = Announcer::start(admin.clone(), how);
         slice(&admin, &[("10.200.0.11", true), ("10.200.0.12", true)]).await?;
@@ -201,6 +201,10 @@ fn a_client_reaches_ready_backends_through_the_address_and_nothing_else() {
         // The host listens on that port on all its addresses, and the address is one of them.
         slice(&admin, &[("10.200.0.11", false), ("10.200.0.12", false)]).await?;
         reaches("refusal", SOON, BTreeSet::from([Answer::Refused])).await?;
+        // The same by iptables: kube-proxy refuses after kube-vip's filter has admitted.
+        proxy.stop().await?;
+        let _proxy = KubeProxy::start(&bed, &host, "node-1", ProxyMode::Iptables).await?;
+        reaches("the host itself", SOON, only(&["host"])).await?;
         slice(&admin, &[("10.200.0.11", true), ("10.200.0.12", false)]).await?;
         reaches("first backend alone", SOON, only(&["one"])).await?;
 

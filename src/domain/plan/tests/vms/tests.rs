@@ -13,7 +13,7 @@ fn backend(n: u8, serving: bool, terminating: bool) -> Backend {
         uid: format!("uid-{n}").into(),
         serving,
         terminating,
-        ..slices::sink("web", Family::V4)
+        ..slices::sink("web", Family::V4, None)
     };
     Backend::Endpoint { endpoint, last_known: false }
 }
@@ -31,6 +31,7 @@ fn report((service, ingress): (Service, Vec<String>), backends: &[Backend]) -> R
         selector_hint: None,
         health_fault: None,
         default_interface: None,
+        misfit: None,
         moving_from: None,
     }
 }

@@ -44,7 +44,7 @@ fn slice_ports() -> Vec<Port> {
 
 #[test]
 fn a_slice_says_who_its_endpoints_are_and_how() {
-    let sink = slices::sink("web", Family::V4);
+    let sink = slices::sink("web", Family::V4, None);
     let all: Vec<Endpoint> = endpoints().into_iter().chain([sink]).collect();
     let slice =
         slices::create(LB, "web.ipv4-2", Family::V4, &slice_ports(), &all, "2026-01-01T00:00:00Z");
@@ -76,7 +76,7 @@ fn a_slice_says_who_its_endpoints_are_and_how() {
             {"addresses": ["10.0.0.7"], "conditions": conditions(false, false, false),
                 "targetRef": vm("vm-3", "uid-3")},
             // It is no VM, and on no node.
-            {"addresses": ["192.0.2.1"], "conditions": conditions(true, true, false),
+            {"addresses": ["192.0.2.1"], "conditions": conditions(false, true, true),
                 "targetRef": {"namespace": "apps", "name": "web",
                     "uid": "dummy347-546a-4642-9da6-5608endpoint"}},
         ],
@@ -92,7 +92,7 @@ fn read_slice(slice: &Value) -> (String, views::OwnedSlice) {
 #[test]
 fn a_slice_is_read_back_as_it_was_meant() {
     for family in [Family::V4, Family::V6] {
-        for endpoints in [endpoints(), vec![slices::sink("web", family)]] {
+        for endpoints in [endpoints(), vec![slices::sink("web", family, None)]] {
             let slice = slices::create(LB, "web", family, &slice_ports(), &endpoints, "then");
             let mut slice = serde_json::to_value(slice).unwrap();
             slice["metadata"]["resourceVersion"] = json!("9");

@@ -67,7 +67,7 @@ fn stored() -> impl Strategy<Value = Vec<Slice>> {
                 .filter_map(|(n, state)| state.map(|state| endpoint(n + first, state, of)))
                 .collect();
             if has_sink {
-                endpoints.push(sink(WEB, of));
+                endpoints.push(sink(WEB, of, None));
             }
             Slice {
                 name: name.to_owned(),
@@ -102,7 +102,7 @@ fn settle(store: &mut Store, family: Family, desired: &[Endpoint]) -> Vec<Write>
     let before = store.clone();
     let mut all = Vec::new();
     loop {
-        let Plan { writes, complete } = plan(WEB, family, &ports(), &store.slices, desired);
+        let Plan { writes, complete } = plan(WEB, family, &ports(), &store.slices, desired, None);
         let deletes = matches!(writes.last(), Some(Write::Delete { .. }));
         assert!(!deletes, "a deletion comes last: {writes:?}");
         assert!(all.len() < 20, "it goes on for ever: {all:?}");
@@ -117,7 +117,7 @@ fn settle(store: &mut Store, family: Family, desired: &[Endpoint]) -> Vec<Write>
             break;
         }
     }
-    let left = plan(WEB, family, &ports(), &store.slices, desired);
+    let left = plan(WEB, family, &ports(), &store.slices, desired, None);
     assert_eq!(left, Plan { writes: Vec::new(), complete: true });
     check(&before.slices, &store.slices, family, desired);
     let content =
@@ -142,11 +142,12 @@ fn check(before: &[Slice], after: &[Slice], family: Family, desired: &[Endpoint]
             "{} holds too many or none",
             slice.name
         );
-        assert!(slice.sound && slice.family == Some(family) && slice.ports == ports(), "{slice:?}");
+        let ports = ports_of(&slice.endpoints, &ports());
+        assert!(slice.sound && slice.family == Some(family) && slice.ports == ports, "{slice:?}");
     }
     let mut expected = desired.to_vec();
     if !desired.iter().any(|endpoint| endpoint.serving) {
-        expected.push(sink(WEB, family));
+        expected.push(sink(WEB, family, None));
     }
     let mut found: Vec<Endpoint> = after.iter().flat_map(|s| s.endpoints.clone()).collect();
     found.sort_by(|a, b| a.uid.cmp(&b.uid));
@@ -224,7 +225,7 @@ proptest! {
             shuffled.rotate_left(at);
             shuffled[at..].reverse();
         }
-        let plan = |desired: &[Endpoint]| plan(WEB, Family::V4, &ports(), &stored, desired);
+        let plan = |desired: &[Endpoint]| plan(WEB, Family::V4, &ports(), &stored, desired, None);
         prop_assert_eq!(plan(&vms), plan(&shuffled));
     }
 }

@@ -1,0 +1,73 @@
+//! When a new Service is held back from kube-vip, and until when.
+
+use super::*;
+
+fn stored(until: Option<&str>) -> Stored {
+    let held = until.map(|until| (HELD_UNTIL.to_owned(), until.to_owned()));
+    let port = StoredPort { port: 443, protocol: "TCP".into(), ..StoredPort::default() };
+    Stored {
+        version: "7".into(),
+        annotations: held.into_iter().collect(),
+        ports: vec![port],
+        ..Stored::default()
+    }
+}
+
+fn at(text: &str) -> DateTime<FixedOffset> {
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_service_is_held_from_when_its_status_names_the_address() {
+    let now = at("2026-11-25T12:00:00Z");
+    let next = |until: Option<&str>| held(&stored(until), "10.0.0.5", now);
+    assert_eq!(next(None), None);
+    let Some(Held::Unnamed(patch)) = next(Some("")) else { panic!() };
+    assert_eq!(patch["metadata"]["resourceVersion"], "7");
+    let until = patch["metadata"]["annotations"][HELD_UNTIL].as_str().unwrap();
+    assert_eq!(until, "2026-11-25T12:00:02.000Z");
+    let ingress = &patch["status"]["loadBalancer"]["ingress"];
+    let port = json!({"port": 443, "protocol": "TCP", "error": NOT_ANNOUNCED});
+    assert_eq!(*ingress, json!([{"ip": "10.0.0.5", "ports": [port]}]));
+
+    assert_eq!(next(Some(until)), Some(Held::For(HOLD)));
+    let later = held(&stored(Some(until)), "10.0.0.5", at("2026-11-25T12:00:01.500Z"));
+    assert_eq!(later, Some(Held::For(TimeDelta::milliseconds(500))));
+}
+
+/// Neither a clock that went back nor another's text keeps an address from being announced.
+#[test]
+fn nothing_holds_a_service_for_ever() {
+    let now = at("2026-11-25T12:00:00Z");
+    for until in ["2026-11-25T12:00:00Z", "2026-11-25T11:00:00Z", "2026-11-25T13:00:00Z", "soon"] {
+        let Some(Held::Over(patch)) = held(&stored(Some(until)), "10.0.0.5", now) else { panic!() };
+        let both = json!({IGNORED: null, HELD_UNTIL: null});
+        let expected = json!({"metadata": {"resourceVersion": "7", "annotations": both}});
+        assert_eq!(patch, expected, "{until}");
+    }
+    // What another announcer has written stays.
+    for until in ["", "2026-11-25T12:00:01Z"] {
+        let announced = Stored { ingress: vec!["10.0.0.9".into()], ..stored(Some(until)) };
+        assert!(matches!(held(&announced, "10.0.0.5", now), Some(Held::Over(_))), "{until}");
+    }
+}
+
+#[test]
+fn what_kube_vip_leases_and_what_a_user_has_it_ignore_is_not_held() {
+    let with = |annotations: Value| json!({"metadata": {"annotations": annotations}});
+    let asks = json!({ASKED_ADDRESS: "10.0.0.5"});
+    let held = json!({ASKED_ADDRESS: "10.0.0.5", IGNORED: "true", HELD_UNTIL: ""});
+    assert_eq!(hold_back(with(asks)), with(held));
+    for left in
+        [json!({ASKED_ADDRESS: "0.0.0.0"}), json!({ASKED_ADDRESS: "10.0.0.5", IGNORED: "true"})]
+    {
+        assert_eq!(
+            hold_back(with(left.clone()))["metadata"]["annotations"][HELD_UNTIL],
+            Value::Null
+        );
+        assert_eq!(
+            hold_back(with(left.clone()))["metadata"]["annotations"][IGNORED],
+            left[IGNORED]
+        );
+    }
+}
