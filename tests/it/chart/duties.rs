@@ -155,6 +155,13 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     // One more: a port that is no more would take the Service with it.
     let more = [80, 81].map(|port| json!({"name": format!("p{port}"), "port": port}));
     patiently(async || cluster.patch_lb("vm", json!({"spec": {"listeners": more}})).await).await?;
+    // It is held back from kube-vip at first.
+    let services = kube::Api::<Service>::default_namespaced(cluster.client.clone());
+    eventually(SOON, "two ports of the Service", async || {
+        let spec = services.get("vm").await?.spec.unwrap_or_default();
+        anyhow::Ok(spec.ports.is_some_and(|ports| ports.len() == 2))
+    })
+    .await?;
     // A pool that somebody else has written is read again; admission asks whether a LoadBalancer
     // exists.
     cluster.patch_pool("p", json!({"spec": {"description": "changed"}})).await?;
