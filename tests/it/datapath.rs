@@ -40,7 +40,7 @@ fn vm(name: &str, address: &str) -> Vm {
     Vm::new("default", name).label("app", "web").nic(Nic::pod("eth0", &[address]))
 }
 
-/// Waits until whoever asks the address hears these and nobody else; of none that the connection is
+/// Waits until clients of the address hear these and no other; of none that the connection is
 /// refused. The node must not have answered in between.
 async fn heard(client: &Netns, protocol: Protocol, at: SocketAddr, whom: &[&str]) -> Result<()> {
     let named = |name: &&str| from(name);
@@ -65,7 +65,7 @@ fn from(name: &str) -> Answer {
     Answer::From(name.to_owned())
 }
 
-/// Asks on and on until told to end; every answer must be a VM's.
+/// Asks on and on until it is stopped; every answer must be a VM's.
 async fn ask_on(client: Netns, at: SocketAddr, end: Arc<AtomicBool>) -> Result<usize> {
     let mut asked = 0;
     while !end.load(Ordering::Relaxed) {
@@ -243,7 +243,7 @@ async fn leads_to_ready_vms(
     heard(client, Protocol::Tcp, at, &["one", "two"]).await?;
     heard(client, Protocol::Udp, at, &["one", "two"]).await?;
 
-    // One of two is drained, and nobody notices.
+    // One of two is drained, and no client notices.
     let end = Arc::new(AtomicBool::new(false));
     let asking = tokio::spawn(ask_on(client.clone(), at, end.clone()));
     guest_two.terminate().await?;

@@ -6,7 +6,7 @@
 //! ado, and kube-vip is let to it once every kube-proxy has had the time to follow.
 //!
 //! Invariant: an address in a status that was written from here carries [`NOT_ANNOUNCED`], and counts
-//! for nobody's announcement; kube-vip replaces it by its own.
+//! as no announcement; kube-vip replaces it by its own.
 
 use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
 use serde_json::{Value, json};

@@ -182,7 +182,9 @@ impl Views {
         let known = KnownNode {
             topology: topology.clone(),
             cluster_networks: node.labels().iter().filter_map(is_on).collect(),
-            internal_addresses: internal.filter_map(|address| address.address.parse().ok()).collect(),
+            internal_addresses: internal
+                .filter_map(|address| address.address.parse().ok())
+                .collect(),
         };
         let before = lock(&self.nodes).insert(name.clone(), known);
         if before.is_none_or(|before| before.topology != topology) {
