@@ -24,7 +24,7 @@ use crate::domain::leadership::{Action, LeaseSeen, Observer, Pace, RETRY};
 /// silent. One may just have been under way when this process stood still.
 const SILENT: u32 = 2;
 
-/// What is known of this process's claim, once it was current.
+/// State of this process's claim, once it was current.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// It never was, or another process was seen to take it.

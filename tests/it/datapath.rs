@@ -29,7 +29,7 @@ const VIP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 200, 0, 100));
 /// Where connections are led while no VM is ready: a closed port of the announcing node, as each mode
 /// of kube-proxy writes it.
 const REFUSES: [&str; 2] = ["10.200.0.1:9\n", "10.200.0.1 . 9 "];
-/// What keeps kube-vip from a Service.
+/// Annotations that keep kube-vip from a Service.
 const IGNORE: &str = "kube-vip.io/ignore";
 /// Between two questions of one who asks on and on.
 const PAUSE: Duration = Duration::from_millis(25);
@@ -142,7 +142,7 @@ impl Uplink {
     }
 }
 
-/// What both modes of kube-proxy have in common.
+/// Settings that both modes of kube-proxy have in common.
 struct Node {
     host: Netns,
     client: Netns,

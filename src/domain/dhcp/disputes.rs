@@ -11,7 +11,7 @@ use std::net::Ipv4Addr;
 
 use super::Mac;
 
-/// What is known of the stations of a network.
+/// Knowledge of the stations of a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Disputes {
     /// The address that the servers' station disputed last.

@@ -22,7 +22,7 @@ const ANNOTATION_AGENT_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
 const ANNOTATION_WANTED: &str = "loadbalancer.harvesterhci.io/wanted";
 /// Annotation of a pod by which Multus attaches it.
 const ANNOTATION_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
-/// What the network's interface is called in the pod.
+/// Name of the network's interface in the pod.
 const INTERFACE: &str = "net1";
 /// Nodes of a cluster network have the label `network.harvesterhci.io/<cluster network>: "true"`.
 /// Source: network-controller-harvester, pkg/controller/manager/nad/controller.go.
@@ -41,7 +41,7 @@ pub struct Stored {
     pub ours: bool,
     /// Whether it is being deleted.
     pub leaving: bool,
-    /// What the operator wanted when it wrote it last.
+    /// Digest of what the operator wanted when it wrote it last.
     pub wanted: String,
     /// Its spec.
     pub spec: Value,
@@ -70,7 +70,7 @@ impl Stored {
     }
 }
 
-/// What to do about a network's Deployment.
+/// Change to a network's Deployment that is due.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Plan {
     /// Nothing.

@@ -1,4 +1,4 @@
-//! What is said on a network of the host's leasing there: who serves it and since when, or why no agent does.
+//! Status on a network of the host's leasing there: who serves it and since when, or why no agent does.
 //!
 //! It is an annotation, as JSON, because a NetworkAttachmentDefinition has no status. It changes with what it
 //! says, and with nothing else.
@@ -11,14 +11,14 @@ use super::networks::Agent;
 use crate::domain::bounds::{LONGEST_WORD, cut};
 use crate::domain::dhcp::agent_name;
 
-/// What is known of a network's agent.
+/// Knowledge of a network's agent.
 #[derive(Clone, Debug)]
 pub struct Facts<'a> {
     /// `namespace/name`.
     pub network: &'a str,
     /// The namespace of its agent.
     pub namespace: &'a str,
-    /// Who makes its agent.
+    /// Maker of its agent.
     pub agent: &'a Agent,
     /// The pod that holds the network's Lease, and since when, if one does.
     pub served_by: Option<(String, Option<DateTime<FixedOffset>>)>,

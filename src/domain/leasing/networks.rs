@@ -12,7 +12,7 @@ use crate::domain::facts::{self, Surroundings};
 /// The value of the annotation of a NetworkAttachmentDefinition by which the host leases there.
 const HOST: &str = "host";
 
-/// What the options say of DHCP networks.
+/// Options of DHCP networks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Networks {
     /// Networks that are declared whatever their NetworkAttachmentDefinition says: `namespace/name`.
@@ -26,7 +26,7 @@ pub struct Networks {
     pub default: String,
 }
 
-/// Where a network leads, as far as an agent can be attached there.
+/// Form of a network, as far as an agent can be attached there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
     /// By a bridge, untagged or to one VLAN.
@@ -38,12 +38,12 @@ pub enum Form {
     Other,
 }
 
-/// What a NetworkAttachmentDefinition says of DHCP.
+/// Declaration of DHCP in a NetworkAttachmentDefinition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Declaration {
     /// The annotation; empty for none.
     pub annotation: String,
-    /// Where it leads.
+    /// Form of the network.
     pub form: Form,
     /// Its annotation of the subnets whose addresses may be leased; empty for any.
     pub subnets: String,
@@ -89,7 +89,7 @@ impl Networks {
             || declaration.is_some_and(|said| self.agent(network, said) == Agent::Ours)
     }
 
-    /// Who makes the agent of a network.
+    /// Returns the maker of a network's agent.
     pub fn agent(&self, network: &str, declaration: &Declaration) -> Agent {
         let Declaration { annotation, form, .. } = declaration;
         let listed = self.listed.contains(network);

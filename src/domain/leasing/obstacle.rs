@@ -91,7 +91,7 @@ pub fn obstacle(lease: &Lease, world: &World) -> Option<String> {
     world.pools.iter().find_map(|pool| in_pool(ip, pool, &world.segment))
 }
 
-/// What an address of the cluster is. `None`: it may be this LoadBalancer's own: other
+/// Name of what an address of the cluster is. `None`: it may be this LoadBalancer's own: other
 /// LoadBalancers at the address were looked for.
 fn whose(reserved: &Reserved) -> Option<&'static str> {
     match reserved {

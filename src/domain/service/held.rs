@@ -25,7 +25,7 @@ pub const NOT_ANNOUNCED: &str = "loadbalancer.harvesterhci.io/NotAnnounced";
 /// a part of one.
 const HOLD: TimeDelta = TimeDelta::seconds(2);
 
-/// What is next for a Service that is held back.
+/// Next step for a Service that is held back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Held {
     /// Its status is to name the address: this patch does that.

@@ -188,7 +188,7 @@ fn endpoints_are_sorted_by_name_with_the_sink_at_the_end() {
     );
 }
 
-/// Where no node is known, addresses that no host has: RFC 5737 and RFC 6666. The UID is the Go
+/// Addresses that no host has, for while no node is known: RFC 5737 and RFC 6666. The UID is the Go
 /// controller's word.
 #[test]
 fn the_sink_is_the_announcing_nodes_address_or_nobodys() {

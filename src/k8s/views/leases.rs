@@ -45,11 +45,11 @@ impl Agent {
 pub struct AgentNetwork {
     /// `namespace/name`.
     pub name: String,
-    /// Who makes its agent.
+    /// Maker of its agent.
     pub agent: leasing::Agent,
-    /// What it says of DHCP.
+    /// Its declaration of DHCP.
     pub declaration: Declaration,
-    /// What is said on it of its agent; empty for nothing.
+    /// Status of its agent that is written on it; empty for none.
     pub status: String,
     /// Whether it is of a namespace in which networks are written.
     pub may_declare: bool,
@@ -89,7 +89,7 @@ impl Views {
         agents.filter(|of| of.agent != leasing::Agent::None || !of.status.is_empty()).collect()
     }
 
-    /// Who serves a network, and since when by its own clock.
+    /// Holder that serves a network, and since when by its own clock.
     pub fn agent_of(&self, network: &str) -> Option<(String, Option<DateTime<FixedOffset>>)> {
         let agents = lock(&self.agents);
         let agent = agents.get(&agent_name(network))?;

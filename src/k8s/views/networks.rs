@@ -140,9 +140,9 @@ pub(super) struct Network {
     pub(super) vlan: u16,
     /// Its addresses, if they are known.
     pub(super) range: Option<NetworkRange>,
-    /// What it says of DHCP.
+    /// Its declaration of DHCP.
     pub(super) declaration: Declaration,
-    /// What is said on it of its agent; empty for nothing.
+    /// Status of its agent that is written on it; empty for none.
     pub(super) status: String,
     /// Its identity and version, for Events and writes.
     pub(super) reference: Box<ObjectReference>,
@@ -183,7 +183,7 @@ fn known(network: &NetworkAttachmentDefinition) -> Network {
     Network { vlan, attachment, range: range(network), declaration, status, reference }
 }
 
-/// Where an agent that is attached there is.
+/// Form of a network, for an agent that is attached there.
 fn form(network: &NetworkAttachmentDefinition) -> Form {
     match serde_json::from_str::<Plugin>(&network.spec.config) {
         Ok(plugin) if plugin.type_ != "bridge" || plugin.bridge.is_empty() => Form::Other,

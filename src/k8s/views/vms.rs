@@ -136,9 +136,9 @@ pub(super) async fn watch_nodes(at: Informer) {
     .await;
 }
 
-/// What a node says of itself.
+/// Facts that a node gives of itself.
 pub(super) struct KnownNode {
-    /// Where it is.
+    /// Region and zone.
     pub(super) topology: Topology,
     /// Its labels that say on which cluster networks it is.
     pub(super) cluster_networks: BTreeSet<String>,

@@ -32,7 +32,7 @@ struct Backend {
 }
 
 impl Backend {
-    /// What was found: whether it says that it is ready, or no answer. One that says that it is
+    /// Takes in an answer: whether it says that it is ready, or none. One that says that it is
     /// not, or does not listen, is out at once, as a pod that is being deleted.
     fn found(&mut self, ready: Option<bool>) {
         self.silences = if ready.is_some() { 0 } else { self.silences + 1 };

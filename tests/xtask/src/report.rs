@@ -46,7 +46,7 @@ impl Results {
         results
     }
 
-    /// What the failed tests printed of their errors, without backtraces. Each line begins with the name of its test, so that a
+    /// Errors that the failed tests printed, without backtraces. Each line begins with the name of its test, so that a
     /// search for the name finds them all.
     pub(crate) fn failed(&self) -> String {
         let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Which stations answer ARP for the address on our behalf, and whether they still do when they must
+//! Stations that answer ARP for the address on our behalf, and whether they still do when they must
 //! not.
 //!
 //! A guest or kube-vip announces the address; neither asks the DHCP server. A guest's cloud provider

@@ -1,4 +1,4 @@
-//! What an agent's Deployment is made of, and whose is touched.
+//! Parts of an agent's Deployment, and Deployments that are left alone.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What networks say, and when it is written.
+//! Status on networks, and when it is written.
 
 use serde_json::{Value, json};
 

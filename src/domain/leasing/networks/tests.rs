@@ -1,4 +1,4 @@
-//! Which networks are declared, and whose agent is made.
+//! Declared networks, and those whose agent is made.
 
 use serde_json::json;
 

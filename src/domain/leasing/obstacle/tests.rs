@@ -1,4 +1,4 @@
-//! Which leased addresses are not published.
+//! Leased addresses that are not published.
 
 use super::*;
 use crate::api::{IPPoolSpec, Range};

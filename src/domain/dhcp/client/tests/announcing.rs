@@ -1,4 +1,4 @@
-//! Who announces an address for us, and who still does.
+//! Announcers of an address, and those that go on after its loss.
 
 use super::server::{DECLINE, DISCOVER, RELEASE, arp};
 use super::*;
