@@ -45,6 +45,8 @@ pub struct Settings {
     pub probe: Probe,
     /// Subnets whose addresses may be leased. Empty: any.
     pub subnets: Arc<[Ipv4Net]>,
+    /// Whether an address is kept after its lease has ended without an answer.
+    pub keep: bool,
 }
 
 /// What it does that with.

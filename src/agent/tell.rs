@@ -83,7 +83,14 @@ pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
 /// Tells people of what is wrong, once.
 pub(super) fn trouble(agent: &Agent, lease: &Lease, record: &Record) {
     let told_otherwise = |trouble: &Trouble| {
-        matches!(trouble, Trouble::AddressInUse(_) | Trouble::Expired | Trouble::Changed)
+        matches!(
+            trouble,
+            Trouble::AddressInUse(_)
+                | Trouble::TooManyInUse(_)
+                | Trouble::Taken(_)
+                | Trouble::Expired
+                | Trouble::Changed
+        )
     };
     if let Some(trouble) = record.trouble.as_ref().filter(|trouble| !told_otherwise(trouble)) {
         tracing::warn!(record = lease.title(), "{trouble}");

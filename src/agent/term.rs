@@ -69,6 +69,8 @@ pub(super) struct Term<'a> {
     begun: u32,
     seeds: RandomState,
     claim: watch::Receiver<Claim>,
+    /// Whether another agent was heard to speak for this network while it is not known who leads.
+    yields: bool,
     /// Whether what is worked out from all leases is out of date.
     stale: bool,
     /// Ends with the term.
@@ -108,6 +110,7 @@ impl<'a> Term<'a> {
             begun: 0,
             seeds: RandomState::new(),
             claim: agent.leadership.claim(),
+            yields: false,
             stale: true,
             _watch: watch,
         })

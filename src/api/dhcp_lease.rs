@@ -145,6 +145,10 @@ pub struct DHCPLeaseStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
+    /// `Keep`: the address may be used after `expiresAt` as well, until a server refuses it or another
+    /// host has it. Unset: it may not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_lease_loss: Option<OnLeaseLoss>,
     /// Since when this address has been leased without a break.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
@@ -166,6 +170,13 @@ pub struct DHCPLeaseStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub conditions: Vec<Condition>,
+}
+
+/// What becomes of an address whose lease ends without an answer of a DHCP server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum OnLeaseLoss {
+    /// It goes on being used while no server refuses it and no other host has it.
+    Keep,
 }
 
 /// Where the DHCP client stands.

@@ -21,7 +21,7 @@ pub use credentials::{
     AllCloudCredentials, AuthoritySecret, CloudCredentialTarget, Minter, RancherServer,
     RancherToken, SecretTarget, ServiceAccountToken, Source, Target,
 };
-pub use dhcp_lease::{DHCPLease, DHCPLeaseSpec, DHCPLeaseStatus, LeaseState};
+pub use dhcp_lease::{DHCPLease, DHCPLeaseSpec, DHCPLeaseStatus, LeaseState, OnLeaseLoss};
 pub use ip_pool::{IPPool, IPPoolSpec, IPPoolStatus, PoolState, Range, Scope, Selector};
 pub use load_balancer::{
     AllocatedAddress, EndpointCounts, HealthCheck, Ipam, Listener, LoadBalancer, LoadBalancerSpec,
@@ -116,6 +116,9 @@ pub const ANNOTATION_DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
 /// Annotation of a NetworkAttachmentDefinition on which the host leases: IPv4 subnets whose addresses may
 /// be leased, with commas between them. Without it any may.
 pub const ANNOTATION_DHCP_SUBNETS: &str = "loadbalancer.harvesterhci.io/dhcp-subnets";
+/// Annotation of a NetworkAttachmentDefinition on which the host leases: what becomes of an address whose
+/// lease ends without an answer, `Withdraw` (also without the annotation) or `Keep`.
+pub const ANNOTATION_DHCP_ON_LEASE_LOSS: &str = "loadbalancer.harvesterhci.io/dhcp-on-lease-loss";
 /// Annotation of a NetworkAttachmentDefinition on which the host leases: who serves it and since when, or
 /// why no agent does, as JSON.
 pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-status";

@@ -52,6 +52,10 @@ pub struct LeaseAgent {
     /// the cluster's.
     #[arg(long, env = "HGO_SUBNETS", value_delimiter = ',', value_name = "CIDR")]
     subnets: Vec<Ipv4Net>,
+    /// What becomes of an address whose lease ends without an answer of a DHCP server: withdraw takes it
+    /// out, keep leaves it while no server refuses it and no other host answers ARP for it.
+    #[arg(long, env = "HGO_ON_LEASE_LOSS", value_enum, ignore_case = true, default_value_t = OnLeaseLoss::Withdraw)]
+    on_lease_loss: OnLeaseLoss,
     /// Kubeconfig file. Else KUBECONFIG and the default file, else the pod's own account.
     #[arg(long, env = "HGO_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
@@ -71,6 +75,12 @@ enum ArpProbe {
     Quick,
     Standard,
     Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OnLeaseLoss {
+    Withdraw,
+    Keep,
 }
 
 /// Runs until SIGTERM or SIGINT, or until something that must not end ends.
@@ -118,6 +128,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
                 ArpProbe::Off => Probe::OFF,
             },
             subnets: args.subnets.into(),
+            keep: args.on_lease_loss == OnLeaseLoss::Keep,
         },
         writer: Writer::new(client.clone(), leadership.clone(), metrics.clone()),
         events: Events::start(client.clone(), &me, metrics.clone()),

@@ -25,7 +25,8 @@ use super::dhcp::Identity;
 use super::facts;
 use super::reason::{LEASE_LOST, NoLease};
 use crate::api::{
-    ANNOTATION_DHCP, DHCP_FINALIZER, DHCPLease, DHCPLeaseSpec, LeaseState, LoadBalancer, READY,
+    ANNOTATION_DHCP, DHCP_FINALIZER, DHCPLease, DHCPLeaseSpec, LeaseState, LoadBalancer,
+    OnLeaseLoss, READY,
 };
 pub use keeping::{Keeping, keep, without_finalizer};
 pub use networks::{Agent, Declaration, Form, Networks};
@@ -220,7 +221,13 @@ fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
 
 /// The address that a record says may be used now.
 pub fn usable(record: &DHCPLease, now: DateTime<FixedOffset>) -> Option<Lease> {
-    recorded(record).filter(|_| ends(record).is_none_or(|end| end > now))
+    let good = |end| end > now || keeps(record);
+    recorded(record).filter(|_| ends(record).is_none_or(good))
+}
+
+/// Whether the address of a record is kept after its end: see [`OnLeaseLoss`].
+pub fn keeps(record: &DHCPLease) -> bool {
+    record.status.as_ref().is_some_and(|status| status.on_lease_loss == Some(OnLeaseLoss::Keep))
 }
 
 /// The address that a record has, whether its time is over by the clock or not.

@@ -27,6 +27,8 @@ pub struct Dhcp {
     pub frames_dropped: IntCounter,
     /// Servers that granted what is leased now.
     pub servers: IntGauge,
+    /// Addresses that were lost, and that a station still announces.
+    pub still_announced: IntGauge,
 }
 
 impl Dhcp {
@@ -59,6 +61,10 @@ impl Dhcp {
             )?,
             servers: make
                 .gauge("hgo_dhcp_servers", "DHCP servers that granted what is leased now")?,
+            still_announced: make.gauge(
+                "hgo_dhcp_still_announced",
+                "Addresses that are no longer leased, and that a station still announces",
+            )?,
         })
     }
 }

@@ -34,6 +34,12 @@ impl Term<'_> {
                             self.disputes.note(address, by, server);
                         }
                         Event::Undisputed => self.disputes.clear(),
+                        Event::Duplicate { .. } => {
+                            let silent = *self.claim.borrow() == Claim::Silent;
+                            if silent && !std::mem::replace(&mut self.yields, true) {
+                                tracing::warn!("another agent speaks: nothing is renewed here");
+                            }
+                        }
                         _ => {}
                     }
                 }
@@ -114,13 +120,17 @@ impl Term<'_> {
     }
 
     /// Sends a lease's frames, if this agent may. While the API server is silent it asks for more time for what
-    /// it holds, and nothing else: another agent that does the same is the same client to the server.
+    /// it holds, and nothing else, until it hears another agent do the same: who leads is not known then, and
+    /// one is enough.
     fn send(&mut self, mac: Mac, frames: &[Vec<u8>]) {
+        let leads = self.agent.leadership.is_current();
+        self.yields &= !leads;
         let renews = || {
             let client = self.leases.get(&mac).and_then(|lease| lease.client.as_ref());
-            *self.claim.borrow() == Claim::Silent && client.is_some_and(Client::renews)
+            let silent = *self.claim.borrow() == Claim::Silent;
+            silent && !self.yields && client.is_some_and(Client::renews)
         };
-        if !self.agent.leadership.is_current() && !renews() {
+        if !leads && !renews() {
             tracing::debug!("not sent: the claim is over");
             return;
         }
@@ -148,5 +158,8 @@ impl Term<'_> {
         self.agent.standing.set(held().filter_map(|lease| lease.expires).min());
         let servers: std::collections::BTreeSet<_> = held().map(|lease| lease.server).collect();
         self.agent.dhcp.servers.set(i64::try_from(servers.len()).unwrap_or(i64::MAX));
+        let clients = self.leases.values().filter_map(|lease| lease.client.as_ref());
+        let still = clients.filter(|client| client.is_still_announced()).count();
+        self.agent.dhcp.still_announced.set(i64::try_from(still).unwrap_or(i64::MAX));
     }
 }

@@ -178,7 +178,7 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &Context) -> Option<Duration> {
     if facts::wants_pool(lb) {
         return None;
     }
-    let record = ctx.shared.views.record(&facts::name(lb))?;
+    let record = ctx.shared.views.record(&facts::name(lb)).filter(|r| !leasing::keeps(r))?;
     let left = (leasing::ends(&record)? - Utc::now().fixed_offset()).to_std();
     // What is over was decided on.
     let left = left.or_else(|_| Some(early(ctx)).filter(|left| !left.is_zero()).ok_or(()));

@@ -11,6 +11,7 @@ mod acquire;
 mod announcing;
 mod confirm;
 mod held;
+mod kept;
 mod options;
 mod probe;
 mod releasing;
@@ -95,6 +96,8 @@ pub struct Client {
     /// Stations that answered for the address that is held, or was held last.
     announced: Option<Announced>,
     look: Option<Look>,
+    /// Whether the lease that is held has ended, and its address is kept.
+    kept: bool,
     /// A lost address that is still announced, and by which station.
     still: Option<(Ipv4Addr, Mac)>,
     /// Since when it has been without an address.
@@ -125,6 +128,7 @@ impl Client {
             former: None,
             announced: None,
             look: None,
+            kept: false,
             still: None,
             began: start,
             naks: 0,
@@ -175,7 +179,7 @@ impl Client {
     /// When [`Client::due`] is to be called. `None`: not before something else happens.
     pub fn deadline(&self) -> Option<Duration> {
         let look = self.look.as_ref().map(|look| look.next).filter(|_| self.up);
-        let end = self.held.as_ref().and_then(|lease| lease.expires);
+        let end = self.held.as_ref().filter(|_| !self.kept).and_then(|lease| lease.expires);
         match &self.phase {
             Phase::Released(_) | Phase::Parting(_) => self.next(),
             _ => self.next().into_iter().chain(look).chain(end).min(),
@@ -235,6 +239,11 @@ impl Client {
     /// Whether it asks for more time for an address that it may use, and for nothing else.
     pub fn renews(&self) -> bool {
         self.lease().is_some() && matches!(self.phase, Phase::Confirming(_))
+    }
+
+    /// Whether a station still announces an address that was lost.
+    pub const fn is_still_announced(&self) -> bool {
+        self.still.is_some()
     }
 
     /// Who it is.
@@ -322,7 +331,12 @@ impl Client {
     /// Every input begins here: the clock only goes forward, and what is over is over.
     fn enter(&mut self, now: Duration) {
         self.now = self.now.max(now);
-        if self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {
+        if self.kept || !self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {
+            return;
+        }
+        if self.options.keep && self.awaits.is_none() {
+            self.keep();
+        } else {
             let pause = part(self.options.phase, self.options.start_within);
             self.lose(Lost::Expired, Trouble::Expired, pause);
         }
@@ -339,7 +353,7 @@ impl Client {
     /// The address is given up: first in the record. The client looks for one after `pause`.
     fn lose(&mut self, how: Lost, trouble: Trouble, pause: Duration) {
         let Some(lease) = self.held.take() else { return };
-        self.awaits = None;
+        (self.awaits, self.kept) = (None, false);
         self.began = self.now;
         self.former = Some(Former {
             address: lease.address,
@@ -361,6 +375,7 @@ impl Client {
             (self.look, self.still) = (None, None);
         }
         self.held = Some(lease);
+        self.kept = false;
         self.phase = Phase::Bound;
         self.former = None;
         (self.naks, self.conflicts) = (0, 0);
@@ -386,6 +401,7 @@ impl Client {
             state,
             lease: self.held.clone(),
             trouble,
+            keeps: self.options.keep,
             announced: self.announced.clone(),
             still_announced: self.still,
         };

@@ -94,10 +94,12 @@ impl Lease {
     }
 
     /// When to ask again after a silent attempt at `now`: half of what is left until T2, then until
-    /// the end. What never ends is asked for every hour.
+    /// the end. What never ends is asked for every hour, what has ended and is kept every
+    /// [`Self::shortest_wait`].
     pub(super) fn ask_again(&self, now: Duration) -> Duration {
         let rebind = self.rebind.filter(|rebind| now < *rebind);
         match rebind.or(self.expires) {
+            Some(end) if end <= now => now + self.shortest_wait(),
             Some(until) => {
                 let left = until.saturating_sub(now);
                 (now + self.shortest_wait().max(left / 2)).min(until)

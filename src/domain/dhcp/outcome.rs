@@ -32,6 +32,8 @@ pub struct Record {
     pub lease: Option<Lease>,
     /// What is wrong, if anything.
     pub trouble: Option<Trouble>,
+    /// Whether the address is kept after its lease has ended without an answer.
+    pub keeps: bool,
     /// The stations that answer for its address, or did for the one that it had last.
     pub announced: Option<Announced>,
     /// An address that was lost, and the station that still announces it.
@@ -70,6 +72,8 @@ pub enum Trouble {
     Refused,
     /// Another host has the address that was granted.
     AddressInUse(Mac),
+    /// As many as are asked for in a row were other hosts', the last one this station's.
+    TooManyInUse(Mac),
     /// What is offered cannot be used.
     Unusable {
         /// The offer.
@@ -85,6 +89,10 @@ pub enum Trouble {
     ServerSilent,
     /// The lease ended without an answer.
     Expired,
+    /// The lease ended without an answer, and the address is kept.
+    Kept,
+    /// Of an address that was kept: this station has it besides the one that announces it.
+    Taken(Mac),
     /// The server gave another address instead.
     Changed,
 }
@@ -95,6 +103,10 @@ impl fmt::Display for Trouble {
             Self::NoOffer => f.write_str("no DHCP server answers"),
             Self::Refused => f.write_str("the DHCP server refused the address"),
             Self::AddressInUse(mac) => write!(f, "{mac} has the address that the server gave"),
+            Self::TooManyInUse(mac) => write!(
+                f,
+                "{mac} has the address that the server gave, and other hosts have those before: the next is asked for in an hour, or when the agent starts anew"
+            ),
             Self::Unusable { address, server, why } => {
                 write!(f, "DHCP server {server} offers {address}, which is of no use: {why}")
             }
@@ -104,6 +116,12 @@ impl fmt::Display for Trouble {
             ),
             Self::ServerSilent => f.write_str("the DHCP server has been silent since T1"),
             Self::Expired => f.write_str("the lease ended, and no DHCP server answered"),
+            Self::Kept => f.write_str(
+                "the lease ended, and no DHCP server answered: the address is kept, as onLeaseLoss has it",
+            ),
+            Self::Taken(mac) => {
+                write!(f, "the lease ended, and {mac} has the address as well")
+            }
             Self::Changed => f.write_str("the DHCP server gave another address"),
         }
     }
@@ -116,6 +134,8 @@ pub enum Lost {
     Expired,
     /// A server took it back.
     Nak,
+    /// It was kept after its lease had ended, and another host has it.
+    Taken,
     /// The server gave another one.
     Changed,
 }

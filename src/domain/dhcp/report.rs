@@ -9,7 +9,7 @@ use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
 use serde_json::{Map, Value};
 
 use super::{Announced, Held, Mac, Record, State, Trouble};
-use crate::api::{Condition, ConditionStatus, DHCPLeaseStatus, LeaseState, READY};
+use crate::api::{Condition, ConditionStatus, DHCPLeaseStatus, LeaseState, OnLeaseLoss, READY};
 
 /// One moment on both clocks.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +57,7 @@ pub fn report(
         status.expires_at = lease.expires.map(|end| at.text(end));
         status.obtained_at = Some(at.text(lease.obtained));
     }
+    status.on_lease_loss = record.keeps.then_some(OnLeaseLoss::Keep);
     if let Some(announced) = &record.announced {
         status.announcers = announced.by.iter().map(ToString::to_string).collect();
         if record.lease.is_none() {
@@ -65,9 +66,11 @@ pub fn report(
     }
     let mut ready = match (&record.lease, &record.trouble) {
         (Some(lease), trouble) => {
-            let trouble = trouble.map_or_else(String::new, |trouble| format!("; {trouble}"));
-            let message = format!("{} is leased from {}{trouble}", lease.address, lease.server);
-            (ConditionStatus::True, BOUND, message)
+            let text = trouble.map_or_else(String::new, |trouble| format!("; {trouble}"));
+            let message = format!("{} is leased from {}{text}", lease.address, lease.server);
+            let reason =
+                if *trouble == Some(Trouble::Kept) { reason(Trouble::Kept) } else { BOUND };
+            (ConditionStatus::True, reason, message)
         }
         (None, Some(trouble)) => (ConditionStatus::False, reason(*trouble), trouble.to_string()),
         (None, None) if record.state == State::Released => {
@@ -105,11 +108,12 @@ pub fn reason(trouble: Trouble) -> &'static str {
     match trouble {
         Trouble::NoOffer => "NoOffer",
         Trouble::Refused => "Refused",
-        Trouble::AddressInUse(_) => "AddressInUse",
+        Trouble::AddressInUse(_) | Trouble::TooManyInUse(_) | Trouble::Taken(_) => "AddressInUse",
         Trouble::Unusable { .. } => "UnusableOffer",
         Trouble::AnswersForAll(_) => "ProxyARP",
         Trouble::ServerSilent => "ServerSilent",
         Trouble::Expired => "Expired",
+        Trouble::Kept => "Kept",
         Trouble::Changed => "Changed",
     }
 }

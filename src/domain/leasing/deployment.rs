@@ -163,6 +163,9 @@ pub fn deployment(
         if !subnets.is_empty() {
             args.extend(["--subnets", &subnets]);
         }
+        if declaration.keeps() == Ok(true) {
+            args.extend(["--on-lease-loss", "keep"]);
+        }
         container["args"] = json!(args);
     }
     let mut digest = String::new();

@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 
 use ipnet::Ipv4Net;
 
-use crate::api::{ANNOTATION_DHCP, ANNOTATION_DHCP_SUBNETS, LoadBalancer};
+use crate::api::{
+    ANNOTATION_DHCP, ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_SUBNETS, LoadBalancer,
+};
 use crate::domain::facts::{self, Surroundings};
 
 /// The value of the annotation of a NetworkAttachmentDefinition by which the host leases there.
@@ -47,6 +49,8 @@ pub struct Declaration {
     pub form: Form,
     /// Its annotation of the subnets whose addresses may be leased; empty for any.
     pub subnets: String,
+    /// Its annotation of what becomes of an address whose lease ends; empty for `Withdraw`.
+    pub on_lease_loss: String,
     /// Its cluster network: nodes that have it are labelled with it. Empty for each node.
     pub cluster_network: String,
 }
@@ -72,6 +76,31 @@ impl Declaration {
     pub fn subnets(&self) -> Result<Vec<Ipv4Net>, &str> {
         let parts = self.subnets.split(',').map(str::trim).filter(|part| !part.is_empty());
         parts.map(|part| part.parse().map_err(|_| part)).collect()
+    }
+
+    /// Whether an address whose lease ends without an answer is kept.
+    ///
+    /// # Errors
+    /// The annotation says something else.
+    pub fn keeps(&self) -> Result<bool, &str> {
+        match self.on_lease_loss.as_str() {
+            "" | "Withdraw" => Ok(false),
+            "Keep" => Ok(true),
+            other => Err(other),
+        }
+    }
+
+    /// What is wrong with the annotations that its agent would go by.
+    fn fault(&self) -> Option<String> {
+        let subnets = self.subnets().err().map(|part| {
+            format!(
+                "{ANNOTATION_DHCP_SUBNETS}]: {part:?} must be an IPv4 subnet, such as 10.7.0.0/24"
+            )
+        });
+        let keeps =
+            |text| format!("{ANNOTATION_DHCP_ON_LEASE_LOSS}]: {text:?} must be Withdraw or Keep");
+        let fault = subnets.or_else(|| self.keeps().err().map(keeps))?;
+        Some(format!("metadata.annotations[{fault}"))
     }
 }
 
@@ -106,14 +135,7 @@ impl Networks {
             }
             HOST if !is_name(network) => "the network's name is no name of Kubernetes".to_owned(),
             HOST => match form {
-                Form::Bridge => {
-                    return match declaration.subnets() {
-                        Ok(_) => Agent::Ours,
-                        Err(part) => Agent::Refused(format!(
-                            "metadata.annotations[{ANNOTATION_DHCP_SUBNETS}]: {part:?} must be an IPv4 subnet, such as 10.7.0.0/24"
-                        )),
-                    };
-                }
+                Form::Bridge => return declaration.fault().map_or(Agent::Ours, Agent::Refused),
                 Form::Trunk => "the network is a trunk: name one of one VLAN, or without VLAN".to_owned(),
                 Form::Other => {
                     "spec.config is not of the CNI plugin bridge, to which an agent can be attached"

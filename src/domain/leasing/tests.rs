@@ -327,6 +327,22 @@ fn an_agent_is_there_while_its_lease_is_renewed() {
     assert!(!is_left_behind(&Holding { renewed: None, ..held }, at(1_000_000)));
 }
 
+/// It stays published, and what it was leased for is over all the same once its record is deleted.
+#[test]
+fn a_kept_address_is_usable_after_its_end() {
+    let mut record = leased(Some("10.7.0.9"));
+    let after = at(1_000_000);
+    assert_eq!(usable(&record, after), None);
+    status(&mut record).on_lease_loss = Some(OnLeaseLoss::Keep);
+    assert_eq!(usable(&record, after).map(|lease| lease.ip), Some("10.7.0.9".parse().unwrap()));
+    assert!(keeps(&record));
+    record.metadata.deletion_timestamp = deletion();
+    let forgotten = keep(&record, None, NETWORK, false, GRACE, after);
+    assert_eq!(forgotten, Keeping::Forget);
+    status(&mut record).state = Some(LeaseState::Lost);
+    assert_eq!(usable(&record, after), None, "another host has it");
+}
+
 #[test]
 fn what_nobody_renews_is_overdue() {
     let mut record = leased(Some("10.7.0.9"));

@@ -14,7 +14,7 @@ const VALUES: &str = "charts/harvester-guest-operator/values.yaml";
 const SCHEMA: &str = "charts/harvester-guest-operator/values.schema.json";
 
 /// Values files, and what the refusal must name.
-const WRONG: [(&str, &str); 57] = [
+const WRONG: [(&str, &str); 58] = [
     ("replicaCout: 2", "replicaCout"),
     ("replicasCount: 2", "replicasCount"),
     ("replicaCount: two", "/replicaCount"),
@@ -73,6 +73,10 @@ const WRONG: [(&str, &str); 57] = [
     (
         "leaseAgent: {networks: [{network: a/b, subnets: [10.7.0.0]}]}",
         "/leaseAgent/networks/0/subnets/0",
+    ),
+    (
+        "leaseAgent: {networks: [{network: a/b, onLeaseLoss: keep}]}",
+        "/leaseAgent/networks/0/onLeaseLoss",
     ),
     ("leaseAgent: {networks: [{network: a/b, interface: far-too-long-for-linux}]}", "interface"),
 ];

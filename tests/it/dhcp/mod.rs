@@ -6,6 +6,7 @@ mod faults;
 pub(crate) mod fixture;
 mod hostile;
 mod many;
+mod moves;
 mod records;
 mod rights;
 mod router;

@@ -1,16 +1,21 @@
 //! What an agent does with records that are not as usual, and with links that are not its own.
 
+use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use chrono::{DateTime, Utc};
+use harvester_guest_operator::domain::dhcp::Mac;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
+use testbed::net::Netns;
 use testbed::net::dhcp::{Kind, Scope};
 use testbed::{Proxy, Verdict, eventually};
+use tokio::time::sleep;
 
 use super::fixture::{ACCOUNT, Agent, INTERFACE, Site, identity, link, on_site, record};
 use crate::support::{LATER, SOON};
@@ -207,9 +212,39 @@ fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
             agent.process.log().matches(silent).count() == 2
         })
         .await?;
+        // Another agent has the claim, and asks for what this one holds: one is enough.
+        let other = site.segment.attach("other", &format!("{}/24", site.scope.at(3))).await?;
+        other.ip("route add default dev eth0").await?;
+        eventually(LATER, "word of the other agent", async || {
+            duplicate(&other, web.mac).await.map_err(|error| format!("{error:#}"))?;
+            Ok::<_, String>(agent.process.log().contains("another agent speaks"))
+        })
+        .await?;
+        let sent = site.frames_from(&site.port).await?;
+        // Longer than T1.
+        sleep(Duration::from_secs(12)).await;
+        let more = site.frames_from(&site.port).await? - sent;
+        ensure!(more == 0, "{more} frames beside another agent's");
         agent.stop().await?;
         site.linked(&[]).await
     })
+}
+
+/// Broadcasts a DHCPREQUEST of a client with this hardware address (RFC 2131, table 5).
+async fn duplicate(inside: &Netns, mac: Mac) -> Result<()> {
+    let Mac(octets) = mac;
+    inside
+        .run(move || {
+            let mut message = vec![0; 236];
+            message[..8].copy_from_slice(&[1, 1, 6, 0, 7, 7, 7, 7]);
+            message[28..34].copy_from_slice(&octets);
+            message.extend([99, 130, 83, 99, 53, 1, 3, 255]);
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 68))?;
+            socket.set_broadcast(true)?;
+            socket.send_to(&message, (Ipv4Addr::BROADCAST, 67))?;
+            Ok(())
+        })
+        .await
 }
 
 /// Waits until the record's condition and an Event give a reason why there is no address.

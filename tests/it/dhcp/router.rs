@@ -5,8 +5,8 @@
 //! balancer, and the client is the agent, which answers for no address: traffic would end there.
 
 use std::net::{Ipv4Addr, UdpSocket};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -17,39 +17,52 @@ use testbed::net::{Netns, Segment};
 use super::fixture::{Site, on_site};
 
 /// From one request of the client to the next.
-const PERIOD: Duration = Duration::from_millis(20);
+pub(super) const PERIOD: Duration = Duration::from_millis(20);
 /// Requests in a row that may be lost: 0.3 s.
-const HOLE: usize = 15;
+pub(super) const HOLE: usize = 15;
 const RENEWALS: usize = 3;
 const PORT: u16 = 8080;
 
 /// Requests of a client in a namespace, until it is stopped. Returns which were answered.
-struct Client {
+pub(super) struct Client {
     over: Arc<AtomicBool>,
     answered: tokio::task::JoinHandle<Result<Vec<bool>>>,
 }
 
 impl Client {
-    fn start(inside: &Netns, address: Ipv4Addr) -> Self {
+    /// It asks the address that is there at the time.
+    pub(super) fn start(inside: &Netns, address: &Arc<Mutex<Ipv4Addr>>) -> Self {
         let (over, inside) = (Arc::new(AtomicBool::new(false)), inside.clone());
-        let until = over.clone();
-        let asking = async move { inside.run(move || ask(address, &until)).await };
+        let (until, address) = (over.clone(), address.clone());
+        let asking = async move { inside.run(move || ask(&address, &until)).await };
         Self { over, answered: tokio::spawn(asking) }
     }
 
-    /// The most requests in a row that had no answer, and how many were sent.
-    async fn stop(self) -> Result<(usize, usize)> {
+    pub(super) async fn stop(self) -> Result<Requests> {
         self.over.store(true, Ordering::Relaxed);
         let answered = self.answered.await??;
-        let lost = answered.split(|answered| *answered).map(<[bool]>::len).max();
-        Ok((lost.unwrap_or_default(), answered.len()))
+        let hole = answered.split(|answered| *answered).map(<[bool]>::len).max();
+        Ok(Requests {
+            sent: answered.len(),
+            lost: answered.iter().filter(|answered| !**answered).count(),
+            hole: hole.unwrap_or_default(),
+        })
     }
 }
 
+/// Requests of a client.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Requests {
+    pub(super) sent: usize,
+    /// Those without an answer.
+    pub(super) lost: usize,
+    /// The most of them in a row.
+    pub(super) hole: usize,
+}
+
 /// Numbered requests: each answer is the number again.
-fn ask(address: Ipv4Addr, over: &AtomicBool) -> Result<Vec<bool>> {
+fn ask(address: &Mutex<Ipv4Addr>, over: &AtomicBool) -> Result<Vec<bool>> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    socket.connect((address, PORT))?;
     socket.set_nonblocking(true)?;
     let mut answered = Vec::new();
     let mut answer = [0; 8];
@@ -60,7 +73,8 @@ fn ask(address: Ipv4Addr, over: &AtomicBool) -> Result<Vec<bool>> {
             rest -= 1;
         } else {
             // Where the way is not known, the kernel says so.
-            let _ = socket.send(&answered.len().to_be_bytes());
+            let to = *address.lock().map_err(|_| anyhow::anyhow!("poisoned"))?;
+            let _ = socket.send_to(&answered.len().to_be_bytes(), (to, PORT));
             answered.push(false);
         }
         std::thread::sleep(PERIOD);
@@ -75,7 +89,7 @@ fn ask(address: Ipv4Addr, over: &AtomicBool) -> Result<Vec<bool>> {
 
 /// Sends back what comes to the port of an address, from there. The ARP request for the router says
 /// first where the address is, as the gratuitous one of an announcer does.
-async fn echo(
+pub(super) async fn echo(
     inside: &Netns,
     address: Ipv4Addr,
     router: Ipv4Addr,
@@ -95,25 +109,30 @@ async fn echo(
     }))
 }
 
-/// The longest hole in traffic from a client behind the router, through renewals and a restart.
-async fn traffic(mut site: Site) -> Result<()> {
+/// A client behind the router, on a segment of its own, and an announcer on the site's.
+pub(super) async fn client_and_announcer(site: &Site) -> Result<(Segment, Netns, Netns)> {
     let outside = Segment::new("outside").await?;
     let router = &site.router;
     outside.plug(router, "eth1").await?;
     router.ip("address add 10.99.0.1/24 dev eth1").await?;
     router.sysctl("net/ipv4/ip_forward", "1").await?;
-    let behind = outside.attach("client", "10.99.0.2/24").await?;
-    behind.ip("route add default via 10.99.0.1").await?;
+    let client = outside.attach("client", "10.99.0.2/24").await?;
+    client.ip("route add default via 10.99.0.1").await?;
     let announcer = site.segment.attach("announcer", "10.77.0.9/24").await?;
     announcer.ip(&format!("route add default via {}", site.scope.server)).await?;
+    Ok((outside, client, announcer))
+}
 
+/// The longest hole in traffic from a client behind the router, through renewals and a restart.
+async fn traffic(mut site: Site) -> Result<()> {
+    let (_outside, behind, announcer) = client_and_announcer(&site).await?;
     let mut agent = site.agent().await?;
     let web = site.lease("web").await?;
     let mut status = site.bound("web", "address", |_| true).await?;
     let address: Ipv4Addr = status.address.clone().context("no address")?.parse()?;
     announcer.ip(&format!("address add {address}/32 dev eth0")).await?;
     let _echo = echo(&announcer, address, site.scope.server).await?;
-    let client = Client::start(&behind, address);
+    let client = Client::start(&behind, &Arc::new(Mutex::new(address)));
     for _ in 0..RENEWALS {
         status = site.renewed("web", &status).await?;
     }
@@ -121,10 +140,9 @@ async fn traffic(mut site: Site) -> Result<()> {
     let _agent = site.agent().await?;
     let status = site.renewed("web", &status).await?;
     ensure!(status.address == Some(address.to_string()), "{status:?}");
-    let (lost, sent) = client.stop().await?;
-    println!("{lost} requests in a row of {sent} lost, {PERIOD:?} apart");
-    ensure!(sent > 1_000, "{sent} requests");
-    ensure!(lost <= HOLE, "{lost} requests in a row had no answer");
+    let requests = client.stop().await?;
+    println!("{requests:?}, {PERIOD:?} apart");
+    ensure!(requests.sent > 1_000 && requests.hole <= HOLE, "{requests:?}");
 
     // The guest has not heard of the end of its load balancer, and the server gives its address to no
     // other host.

@@ -22,8 +22,8 @@ const MOST_STATIONS: usize = 4;
 const FIRST_LOOK: Duration = Duration::from_secs(30);
 /// How long an answer is waited for.
 const ANSWER: Duration = Duration::from_secs(1);
-/// From the loss of an address to the first question whether it is announced, and between two.
-const LOST_LOOK: Duration = Duration::from_secs(30);
+/// Between two questions about an address that is lost or kept, and from its loss to the first.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// So many questions without an answer show that a lost address is no longer announced.
 const MOST_SILENT: u32 = 3;
 
@@ -52,19 +52,39 @@ impl Announced {
     }
 }
 
+/// Subject of the questions about an address.
+#[derive(Clone, Debug)]
+pub enum Subject {
+    /// One that is leased: which station announces it.
+    Leased,
+    /// One whose lease has ended and that is kept: whether another host has it. These stations have
+    /// answered the present question.
+    Kept(Vec<Mac>),
+    /// One that was lost: whether it is still announced.
+    Lost,
+}
+
 /// Questions about one address.
 #[derive(Clone, Debug)]
 pub struct Look {
     about: Announced,
-    /// Whether the address was lost: then it is asked again and again.
-    lost: bool,
+    subject: Subject,
     /// Whether an answer is waited for.
     pub waits: bool,
-    silent: u32,
+    /// Questions in a row that no station answered; of an address that is kept, that another host answered as well.
+    pub tally: u32,
     pub next: Duration,
 }
 
 impl Look {
+    pub(super) fn new(about: Announced, subject: Subject, next: Duration) -> Self {
+        Self { about, subject, waits: false, tally: 0, next }
+    }
+
+    pub(super) fn is_announcer(&self, station: Mac) -> bool {
+        self.about.by.contains(&station)
+    }
+
     pub(super) fn is_about(&self, address: Ipv4Addr) -> bool {
         self.about.address == address
     }
@@ -78,9 +98,9 @@ impl Client {
     /// The address was published, or confirmed: who announces it is asked after `pause`.
     pub(super) fn look_for_announcer(&mut self, pause: Duration) {
         let Some(about) = self.announced.clone().filter(|_| self.asks_by_arp()) else { return };
-        if self.look.as_ref().is_none_or(|look| !look.lost) {
+        if self.look.as_ref().is_none_or(|look| !matches!(look.subject, Subject::Lost)) {
             let next = self.now + pause + self.dice.below(ANSWER);
-            self.look = Some(Look { about, lost: false, waits: false, silent: 0, next });
+            self.look = Some(Look::new(about, Subject::Leased, next));
         }
     }
 
@@ -93,10 +113,10 @@ impl Client {
     pub(super) fn look_after_loss(&mut self) {
         self.still = None;
         let announced = self.announced.clone().filter(|announced| !announced.by.is_empty());
-        self.look = announced.filter(|_| self.asks_by_arp()).map(|about| {
-            let next = self.now + LOST_LOOK;
-            Look { about, lost: true, waits: false, silent: 0, next }
-        });
+        let next = self.now + LOOK_AGAIN;
+        self.look = announced
+            .filter(|_| self.asks_by_arp())
+            .map(|about| Look::new(about, Subject::Lost, next));
     }
 
     pub(super) fn look_due(&mut self) {
@@ -104,15 +124,27 @@ impl Client {
         if !look.waits {
             self.ask_who_has(look.about.address);
             (look.waits, look.next) = (true, self.now + ANSWER);
-        } else if look.lost {
-            look.silent += 1;
-            if look.silent >= MOST_SILENT {
-                return self.no_longer_announced();
-            }
-            (look.waits, look.next) = (false, self.now + LOST_LOOK);
-        } else {
+            self.look = Some(look);
             return;
         }
+        match &mut look.subject {
+            Subject::Leased => return,
+            Subject::Kept(stations) => {
+                let stations = std::mem::take(stations);
+                return self.kept_answered(look, &stations);
+            }
+            Subject::Lost => {
+                look.tally += 1;
+                if look.tally >= MOST_SILENT {
+                    return self.no_longer_announced();
+                }
+            }
+        }
+        self.look_again(look);
+    }
+
+    pub(super) fn look_again(&mut self, mut look: Look) {
+        (look.waits, look.next) = (false, self.now + LOOK_AGAIN);
         self.look = Some(look);
     }
 
@@ -130,17 +162,28 @@ impl Client {
         };
         let Some(look) = self.look.as_mut().filter(answers) else { return false };
         let (address, by) = (look.about.address, arp.sender);
-        if !look.lost {
-            self.look = None;
-            if self.announced.as_mut().is_some_and(|announced| announced.note(by)) {
-                self.record(self.trouble);
+        let is_announcer = look.is_announcer(by);
+        match &mut look.subject {
+            Subject::Leased => {
+                self.look = None;
+                if self.announced.as_mut().is_some_and(|announced| announced.note(by)) {
+                    self.record(self.trouble);
+                }
             }
-        } else if look.about.by.contains(&by) {
-            (look.waits, look.silent, look.next) = (false, 0, self.now + LOST_LOOK);
-            if self.still.replace((address, by)) != Some((address, by)) {
-                self.event(Event::StillAnnounced { address, by });
-                self.record(self.trouble);
+            Subject::Kept(_) if self.options.proxy == Some(by) => {}
+            Subject::Kept(stations) => {
+                if stations.len() < MOST_STATIONS && !stations.contains(&by) {
+                    stations.push(by);
+                }
             }
+            Subject::Lost if is_announcer => {
+                (look.waits, look.tally, look.next) = (false, 0, self.now + LOOK_AGAIN);
+                if self.still.replace((address, by)) != Some((address, by)) {
+                    self.event(Event::StillAnnounced { address, by });
+                    self.record(self.trouble);
+                }
+            }
+            Subject::Lost => {}
         }
         true
     }

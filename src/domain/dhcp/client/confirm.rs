@@ -128,7 +128,7 @@ impl Client {
         let restart = confirming.restart;
         self.phase = Phase::Confirming(confirming);
         if rebinding && !restart {
-            self.tell(Trouble::ServerSilent);
+            self.tell(if self.kept { Trouble::Kept } else { Trouble::ServerSilent });
         }
     }
 
@@ -195,10 +195,14 @@ impl Client {
     }
 
     /// A server that does not know the lease offers something. Only the same address is of use
-    /// while there is one.
+    /// while there is one. Where the lease has ended and its own server offers another, the address is the
+    /// server's again.
     fn offered_besides(&mut self, reply: &Reply, mut confirming: Confirming, lease: &Lease) {
         if confirming.search != Some(reply.xid) {
             return self.ignore(Ignored::Unasked);
+        }
+        if self.kept && reply.server == lease.server && reply.address != lease.address {
+            return self.lose(Lost::Changed, Trouble::Changed, Duration::ZERO);
         }
         if reply.address != lease.address || self.judge(reply).is_err() {
             return self.ignore(Ignored::Unasked);

@@ -26,6 +26,8 @@ pub struct Options {
     pub broadcast: bool,
     /// Subnets whose addresses may be leased. Empty: any.
     pub subnets: Arc<[Ipv4Net]>,
+    /// Whether an address is kept after its lease has ended without an answer: see `kept.rs`.
+    pub keep: bool,
     /// Station that answers ARP for every address: see [`super::Disputes`].
     pub proxy: Option<Mac>,
 }
@@ -39,6 +41,7 @@ impl Default for Options {
             phase: 0,
             broadcast: false,
             subnets: Arc::default(),
+            keep: false,
             proxy: None,
         }
     }

@@ -12,10 +12,13 @@ use super::{Client, Phase};
 
 /// RFC 2131, 3.1: the pause after a DECLINE, so that it may be processed.
 const PAUSE: Duration = Duration::from_secs(10);
-/// RFC 5227: after so many conflicts a client slows down.
-const MANY_CONFLICTS: u32 = 10;
-/// To this.
-const SLOW_PAUSE: Duration = Duration::from_mins(1);
+/// RFC 5227, `MAX_CONFLICTS`: so many addresses are declined one after the other.
+const MOST_CONFLICTS: u32 = 10;
+/// Then none is asked for in so long. A server holds back what was declined for a day or so: RFC 5227's
+/// one address a minute would take all that it has.
+const CONFLICTS_PAUSE: Duration = Duration::from_hours(1);
+/// Pause where a station answers for every address: nothing is declined, the server offers the same again.
+const PROXY_PAUSE: Duration = Duration::from_mins(1);
 
 /// An address was granted.
 #[derive(Clone, Debug)]
@@ -73,16 +76,20 @@ impl Client {
         }
         if self.options.proxy == Some(arp.sender) {
             // Its server keeps the address for this client, and offers it again.
-            self.phase = Phase::Waiting(self.now + SLOW_PAUSE);
+            self.phase = Phase::Waiting(self.now + PROXY_PAUSE);
             return self.tell(Trouble::AnswersForAll(arp.sender));
         }
         let exchange = self.exchange();
         self.say_to_all(Say::Decline(address, server), &exchange);
         self.event(Event::Declined { address, by: arp.sender, server: server_mac });
         self.conflicts = self.conflicts.saturating_add(1);
-        let pause = if self.conflicts < MANY_CONFLICTS { PAUSE } else { SLOW_PAUSE };
+        let (pause, trouble) = if self.conflicts < MOST_CONFLICTS {
+            (PAUSE, Trouble::AddressInUse(arp.sender))
+        } else {
+            (CONFLICTS_PAUSE, Trouble::TooManyInUse(arp.sender))
+        };
         self.former = self.former.filter(|former| former.address != address);
         self.phase = Phase::Waiting(self.now + pause);
-        self.tell(Trouble::AddressInUse(arp.sender));
+        self.tell(trouble);
     }
 }

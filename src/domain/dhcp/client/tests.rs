@@ -7,6 +7,7 @@ mod checklist {
 }
 mod confirming;
 mod hostile;
+mod kept;
 mod leaving;
 mod probing;
 mod renewing;

@@ -36,7 +36,8 @@ fn lease(seconds: Option<u32>) -> Lease {
 
 fn record(lease: Option<Lease>, trouble: Option<Trouble>) -> Record {
     let state = if lease.is_some() { State::Bound } else { State::Lost };
-    Record { serial: 1, state, lease, trouble, announced: None, still_announced: None }
+    let (announced, still_announced) = (None, None);
+    Record { serial: 1, state, lease, trouble, keeps: false, announced, still_announced }
 }
 
 #[test]
@@ -74,6 +75,21 @@ fn a_record_without_an_address_holds_nothing() {
     let ready = &status.conditions[0];
     assert_eq!((ready.status, ready.reason.as_deref()), (ConditionStatus::False, Some("Expired")));
     assert_ne!(ready.last_transition_time, bound.conditions[0].last_transition_time);
+}
+
+#[test]
+fn a_kept_address_is_ready_and_says_so() {
+    let mut kept = record(Some(lease(Some(120))), Some(Trouble::Kept));
+    kept.keeps = true;
+    let status = report(&kept, moment(400), "me", &DHCPLeaseStatus::default());
+    assert_eq!(status.on_lease_loss, Some(OnLeaseLoss::Keep));
+    assert_eq!(status.expires_at.as_deref(), Some("2026-01-01T00:05:20.000Z"));
+    let ready = &status.conditions[0];
+    assert_eq!((ready.status, ready.reason.as_deref()), (ConditionStatus::True, Some("Kept")));
+    // Taken up again where the option is gone.
+    let lost = record(None, Some(Trouble::Expired));
+    let patch = status_patch(&report(&lost, moment(500), "me", &status), &status);
+    assert_eq!(patch["onLeaseLoss"], json!(null));
 }
 
 #[test]

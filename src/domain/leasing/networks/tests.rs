@@ -75,6 +75,28 @@ fn subnets_are_read_whole_or_refused_by_name() {
 }
 
 #[test]
+fn what_becomes_of_a_lost_address_is_one_of_two_words() {
+    let networks = Networks { namespaces: ["default".to_owned()].into(), ..Networks::default() };
+    let said = |word: &str| Declaration {
+        annotation: "host".to_owned(),
+        form: Form::Bridge,
+        on_lease_loss: word.to_owned(),
+        ..Declaration::default()
+    };
+    for (word, keeps) in [("", Ok(false)), ("Withdraw", Ok(false)), ("Keep", Ok(true))] {
+        assert_eq!(said(word).keeps(), keeps);
+        assert_eq!(networks.agent("default/vlan7", &said(word)), Agent::Ours);
+    }
+    let Agent::Refused(text) = networks.agent("default/vlan7", &said("keep")) else { panic!() };
+    assert_eq!(
+        text,
+        format!(
+            "metadata.annotations[{ANNOTATION_DHCP_ON_LEASE_LOSS}]: \"keep\" must be Withdraw or Keep"
+        )
+    );
+}
+
+#[test]
 fn the_default_network_is_for_vms_that_name_none() {
     let networks = Networks { default: "default/lan".to_owned(), ..Networks::default() };
     let lb = |workload: &str, network: Option<&str>| -> LoadBalancer {

@@ -201,14 +201,20 @@ fn a_client_reaches_ready_backends_through_the_address_and_nothing_else() {
         // The host listens on that port on all its addresses, and the address is one of them.
         slice(&admin, &[("10.200.0.11", false), ("10.200.0.12", false)]).await?;
         reaches("refusal", SOON, BTreeSet::from([Answer::Refused])).await?;
-        // The same by iptables: kube-proxy refuses after kube-vip's filter has admitted.
+        // The same by iptables: kube-proxy refuses after kube-vip's filter has admitted. As on a node, the
+        // address is bound when kube-proxy has its rules already: kube-vip puts its own before them.
+        let is_bound = async || anyhow::Ok(host.ip("address show dev br0").await?.contains(VIP));
+        slice(&admin, &[]).await?;
+        eventually(SOON, "end of the address", async || is_bound().await.map(|is| !is)).await?;
         proxy.stop().await?;
         let _proxy = KubeProxy::start(&bed, &host, "node-1", ProxyMode::Iptables).await?;
+        slice(&admin, &[("10.200.0.11", true)]).await?;
+        reaches("first backend alone", SOON, only(&["one"])).await?;
+        slice(&admin, &[("10.200.0.11", false), ("10.200.0.12", false)]).await?;
         reaches("the host itself", SOON, only(&["host"])).await?;
         slice(&admin, &[("10.200.0.11", true), ("10.200.0.12", false)]).await?;
         reaches("first backend alone", SOON, only(&["one"])).await?;
 
-        let is_bound = async || anyhow::Ok(host.ip("address show dev br0").await?.contains(VIP));
         assert!(is_bound().await?);
         slice(&admin, &[]).await?;
         eventually(SOON, "end of the address", async || is_bound().await.map(|is| !is)).await?;

@@ -86,7 +86,7 @@ pub fn what_does_not_dispute_the_address_does_not_matter() {
 }
 
 #[test]
-pub fn after_a_conflict_ten_seconds_pass_and_after_many_a_minute() {
+pub fn after_a_conflict_ten_seconds_pass_and_after_ten_an_hour() {
     let mut bed = granted(Probe::QUICK);
     let mut pauses = Vec::new();
     for n in 1..=12_u8 {
@@ -99,7 +99,8 @@ pub fn after_a_conflict_ten_seconds_pass_and_after_many_a_minute() {
         bed.hears(&answer(&request, ACK, next, SERVER, 3600));
     }
     assert_eq!(pauses[..9], [secs(10); 9]);
-    assert_eq!(pauses[9..], [secs(60); 3]);
+    assert_eq!(pauses[9..], [secs(3600); 3]);
+    assert_eq!(bed.record().trouble, Some(Trouble::TooManyInUse(NEIGHBOUR)));
 }
 
 #[test]

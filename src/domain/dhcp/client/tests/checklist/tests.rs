@@ -304,8 +304,8 @@ const STATES: &[Point] = &[
     ),
     (
         40,
-        "10 s after a DECLINE, a minute after many",
-        proofs![probing::after_a_conflict_ten_seconds_pass_and_after_many_a_minute],
+        "10 s after a DECLINE; ten in a row, then one an hour",
+        proofs![probing::after_a_conflict_ten_seconds_pass_and_after_ten_an_hour],
         &[],
     ),
     (
@@ -384,9 +384,12 @@ const STATES: &[Point] = &[
     ),
     (
         50,
-        "somebody with our hardware address is noticed",
+        "another agent with our hardware address is noticed, and speaks alone",
         proofs![hostile::somebody_else_with_our_hardware_address_is_noticed],
-        &["two::of_two_agents_one_speaks_and_the_other_takes_over_in_silence"],
+        &[
+            "two::of_two_agents_one_speaks_and_the_other_takes_over_in_silence",
+            "records::what_is_held_is_renewed_while_the_api_server_is_away",
+        ],
     ),
 ];
 

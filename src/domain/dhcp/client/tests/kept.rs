@@ -1,0 +1,145 @@
+//! An address that is kept after its lease has ended.
+
+use super::server::arp;
+use super::*;
+
+const GUEST: Mac = Mac([2, 0, 0, 0, 0, 0x55]);
+const OTHER_HOST: Mac = Mac([2, 0, 0, 0, 0, 0x57]);
+const NONE: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
+/// Length of the lease, and an hour after its end.
+const HOUR: u32 = 3600;
+
+fn keeping() -> Options {
+    Options { keep: true, resume_within: ms(0), ..Options::default() }
+}
+
+/// An hour's lease that has ended without an answer, announced by the guest.
+fn ended() -> Bed {
+    let mut bed = Bed::with(keeping());
+    bed.acquire(ADDRESS, HOUR);
+    while bed.client.listening() != Listening::DhcpAndArp {
+        bed.passes();
+    }
+    bed.hears(&arp(false, GUEST, ADDRESS, NONE));
+    let end = bed.lease().expires.unwrap();
+    bed.until(end);
+    bed
+}
+
+/// Goes on to the end of the next question by ARP, which these answer.
+fn answered(bed: &mut Bed, by: &[Mac]) {
+    let asked = bed.probes.len();
+    while bed.probes.len() == asked {
+        bed.passes();
+    }
+    for station in by {
+        bed.hears(&arp(false, *station, ADDRESS, NONE));
+    }
+    bed.until(bed.now + secs(1));
+}
+
+#[test]
+pub fn the_end_of_a_lease_without_an_answer_leaves_the_address() {
+    let mut bed = ended();
+    let record = bed.record().clone();
+    assert_eq!((record.trouble, record.keeps), (Some(Trouble::Kept), true));
+    assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), State::Rebinding));
+    // A day later: servers have been asked each minute, and no more.
+    let (before, from) = (bed.records.len(), bed.now);
+    let day = secs(24 * 3600);
+    let asked = bed.until(from + day);
+    assert!((1440..=2 * 1440 + 2).contains(&asked.len()), "{} messages", asked.len());
+    assert_eq!((bed.records.len(), bed.address()), (before, Some(ADDRESS)));
+    // The server is back.
+    let question = bed.speaks_all().remove(0);
+    bed.hears(&answer(&question, ACK, ADDRESS, SERVER, HOUR));
+    assert_eq!((bed.record().trouble, bed.client.state()), (None, State::Bound));
+    assert_eq!(bed.lease().expires, Some(bed.now + secs(HOUR.into())));
+    let lost = |event: &&Event| matches!(event, Event::Lost { .. });
+    assert_eq!(bed.events.iter().find(lost), None);
+}
+
+/// The next lease ends in the same way.
+#[test]
+pub fn an_address_that_was_renewed_after_its_end_ends_again() {
+    let mut bed = ended();
+    let question = bed.speaks_all().remove(0);
+    bed.hears(&answer(&question, ACK, ADDRESS, SERVER, HOUR));
+    let end = bed.lease().expires.unwrap();
+    bed.until(end);
+    assert_eq!((bed.record().trouble, bed.address()), (Some(Trouble::Kept), Some(ADDRESS)));
+}
+
+#[test]
+pub fn a_server_that_says_no_ends_a_kept_address() {
+    // A refusal; then: its own server offers another address, another server does.
+    let mut bed = ended();
+    let question = bed.speaks_all().remove(0);
+    bed.hears(&answer(&question, NAK, NONE, SERVER, 0));
+    assert_eq!((bed.address(), bed.record().trouble), (None, Some(Trouble::Refused)));
+    for (server, kept) in [(SERVER, None), (OTHER, Some(ADDRESS))] {
+        let mut bed = ended();
+        let discover = bed.speaks_all().remove(1);
+        bed.hears(&answer(&discover, OFFER, SECOND, server, HOUR));
+        assert_eq!(bed.address(), kept, "an offer of {server}");
+    }
+}
+
+#[test]
+pub fn another_host_at_a_kept_address_ends_it() {
+    let mut bed = ended();
+    answered(&mut bed, &[GUEST]);
+    answered(&mut bed, &[GUEST, OTHER_HOST]);
+    // An announcer that moves answers from two nodes for a moment, then from the other one alone.
+    answered(&mut bed, &[OTHER_HOST]);
+    answered(&mut bed, &[GUEST, OTHER_HOST]);
+    answered(&mut bed, &[]);
+    assert_eq!((bed.address(), bed.record().trouble), (Some(ADDRESS), Some(Trouble::Kept)));
+    answered(&mut bed, &[GUEST, OTHER_HOST]);
+    answered(&mut bed, &[OTHER_HOST, GUEST]);
+    assert_eq!((bed.address(), bed.record().trouble), (None, Some(Trouble::Taken(OTHER_HOST))));
+    assert!(bed.saw(&Event::Lost { address: ADDRESS, how: Lost::Taken }));
+    // The guest goes on all the same, and that is seen.
+    answered(&mut bed, &[GUEST]);
+    assert!(bed.saw(&Event::StillAnnounced { address: ADDRESS, by: GUEST }));
+}
+
+/// A router that answers for every address is no other host.
+#[test]
+pub fn proxy_arp_ends_no_kept_address() {
+    let mut bed = ended();
+    bed.client.beware(Some(OTHER_HOST));
+    for _ in 0..3 {
+        answered(&mut bed, &[GUEST, OTHER_HOST]);
+    }
+    assert_eq!(bed.address(), Some(ADDRESS));
+}
+
+/// An agent that starts after the end finds the address kept; with the option taken away it is lost.
+#[test]
+pub fn a_restart_after_the_end_goes_by_the_option() {
+    for (keep, kept) in [(true, Some(ADDRESS)), (false, None)] {
+        let options = Options { keep, ..keeping() };
+        let mut bed = Bed::of(Client::resume(identity(), options, held(0), 7, ms(0)));
+        bed.until(secs(600));
+        assert_eq!((bed.address(), bed.record().keeps), (kept, keep));
+    }
+}
+
+/// What no record says yet was not published, and is not kept.
+#[test]
+pub fn an_address_that_was_never_recorded_is_not_kept() {
+    let mut bed = Bed::with(keeping());
+    bed.slow = true;
+    bed.acquire(ADDRESS, HOUR);
+    bed.until(secs(HOUR.into()) + secs(1));
+    assert_eq!(bed.record().trouble, Some(Trouble::Expired));
+}
+
+/// No RELEASE: the address is the server's again.
+#[test]
+pub fn a_kept_address_is_not_released() {
+    let mut bed = ended();
+    assert_eq!(bed.release(), []);
+    assert!(bed.done && bed.record().lease.is_none());
+}
