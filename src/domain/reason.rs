@@ -240,6 +240,8 @@ pub const ANNOUNCED: &str = "Announced";
 pub const LAST_KNOWN_ADDRESS: &str = "LastKnownAddress";
 /// It does, and the health check is not done.
 pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
+/// It does, and to VMs that fail their health check as well, because most VMs fail at once.
+pub const PROBER_DOUBTED: &str = "ProberDoubted";
 /// An address is held, and nothing announces it yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";
 /// The node that announces runs no VM, and the Service's traffic policy is Local.
@@ -266,6 +268,10 @@ pub const INVALID_SPEC: &str = "InvalidSpec";
 pub const VMS_UNKNOWN: &str = "VMsUnknown";
 /// Another controller than this operator holds the Lease.
 pub const OTHER_CONTROLLER: &str = "OtherControllerLeads";
+/// Event: what the other replica says of VMs that the leader does not reach.
+pub const SECOND_OPINION: &str = "SecondOpinion";
+/// Event: VMs whose failures were doubted answer again.
+pub const PROBER_TRUSTED: &str = "ProberTrusted";
 /// The pool gives out addresses.
 pub const POOL_READY: &str = "Ready";
 /// A range of the pool makes no sense.
@@ -313,10 +319,11 @@ pub fn is_ours(reason: &str) -> bool {
         "InvalidAnnotation",
         "DHCPLeaseRefused",
     ];
-    const OF_VMS: [&str; 15] = [
+    const OF_VMS: [&str; 16] = [
         ANNOUNCED,
         LAST_KNOWN_ADDRESS,
         INVALID_HEALTH_CHECK,
+        PROBER_DOUBTED,
         NOT_ANNOUNCED,
         NO_LOCAL_BACKEND,
         SOURCE_RANGES_BYPASSED,
