@@ -31,6 +31,9 @@ use crate::prober::{Prober, survey};
 /// no more.
 const AGAIN: Duration = Duration::from_secs(30);
 
+/// Event: VMs whose failures were doubted answer again.
+const TRUSTED: &str = "ProberTrusted";
+
 /// This process among the operator's replicas.
 pub struct Replica {
     /// Its claim to lead, and its way to the others.
@@ -103,7 +106,7 @@ impl Term {
             let note = "what fell silent at once answers again, or is gone".to_owned();
             tracing::info!("{note}");
             let lease = self.ctx.replica.lease_object();
-            self.ctx.events.normal(lease, reason::PROBER_TRUSTED, note);
+            self.ctx.events.normal(lease, TRUSTED, note);
         }
     }
 
@@ -129,8 +132,8 @@ impl Term {
             let opinion = question.opinion(answer.as_ref());
             if opinion != Opinion::None && opinion != *known {
                 let told = opinion.told(&question, answer.as_ref());
+                self.warn(event(&opinion), told.clone());
                 *known = opinion;
-                self.warn(reason::SECOND_OPINION, told.clone());
                 if *known == Opinion::Dead {
                     self.prober.believe();
                     return None;
@@ -144,6 +147,15 @@ impl Term {
                 () = again.as_mut() => return Some(()),
             }
         }
+    }
+}
+
+/// The Event that tells of it. Events of one word are written as one, with the first's note.
+fn event(opinion: &Opinion) -> &'static str {
+    match opinion {
+        Opinion::Well => "ProberContradicted",
+        Opinion::Dead => "OutageConfirmed",
+        Opinion::SameNode | Opinion::None => "NoSecondOpinion",
     }
 }
 

@@ -268,10 +268,6 @@ pub const INVALID_SPEC: &str = "InvalidSpec";
 pub const VMS_UNKNOWN: &str = "VMsUnknown";
 /// Another controller than this operator holds the Lease.
 pub const OTHER_CONTROLLER: &str = "OtherControllerLeads";
-/// Event: what the other replica says of VMs that the leader does not reach.
-pub const SECOND_OPINION: &str = "SecondOpinion";
-/// Event: VMs whose failures were doubted answer again.
-pub const PROBER_TRUSTED: &str = "ProberTrusted";
 /// The pool gives out addresses.
 pub const POOL_READY: &str = "Ready";
 /// A range of the pool makes no sense.

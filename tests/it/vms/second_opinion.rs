@@ -80,7 +80,7 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
             assert!(said.contains(expected), "{said}");
         }
         shows(&leader, DOUBTED, &["reached"], |count| count == 8.0).await?;
-        told(&cluster, "SecondOpinion", "two on node node-2 reaches them").await?;
+        told(&cluster, "ProberContradicted", "two on node node-2 reaches them").await?;
         assert_eq!(slices(&cluster).await?, before, "nothing is taken out, not for a moment");
 
         here.ip(&format!("route add {VMS}")).await?;
@@ -105,7 +105,7 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
             assert_eq!(states, ["not ready", "not ready", "serving, terminating"], "{endpoints:?}");
             assert!(endpoints.contains_key(SINK));
         }
-        told(&cluster, "SecondOpinion", "two on node node-2 does not reach them either").await?;
+        told(&cluster, "OutageConfirmed", "two on node node-2 does not reach them either").await?;
         shows(&leader, DOUBTED, &[], |count| count == 0.0).await?;
         // One of the Lease each time, and none of a load balancer.
         let doubts =

@@ -115,7 +115,9 @@ fn a_doubt_ends_for_who_had_the_time_to_answer_once_most_did() {
     doubt.grow(s(12));
     assert!(doubt.explains(fails));
     let mut held = [fails; 4];
-    held.iter_mut().for_each(|health| doubt.hold(health));
+    for health in &mut held {
+        doubt.hold(health);
+    }
     assert!(held.iter().all(|health| health.is_healthy() && health.is_held()));
     doubt.answers(s(20));
     doubt.answers(s(21));
