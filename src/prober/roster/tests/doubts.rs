@@ -52,8 +52,8 @@ impl World {
             let passed = !self.silent.iter().any(|number| vm(*number) == start.address);
             let flip = self.roster.end(start.key, Some(passed), self.now);
             self.out.extend(flip.filter(|(_, healthy)| !healthy).map(|_| self.now));
-            assert_eq!(self.roster.count_held(), self.roster.held().count());
         }
+        assert_eq!(self.roster.count_held(), self.roster.held().count());
         self.now = until;
     }
 
@@ -138,6 +138,32 @@ fn what_is_believed_goes_out_and_is_judged_anew_when_it_answers() {
     world.silent = (0..15).collect();
     world.pass(15);
     assert_eq!((world.held(), world.unhealthy()), (15, vec![]), "another time");
+}
+
+#[test]
+fn what_is_believed_is_not_doubted_again_because_of_a_slower_check() {
+    let mut fleet = fleet(5, &usual());
+    let slow = Check { period: s(60), ..usual() };
+    fleet.insert("slow".to_owned(), (slow, vec![20]));
+    let mut world = World::new(fleet);
+    world.pass(70);
+    world.silent = (0..21).collect();
+    world.pass(20);
+    assert_eq!(world.held(), 15);
+    world.roster.believe();
+    world.pass(200);
+    assert_eq!((world.held(), world.unhealthy().len()), (0, 16));
+}
+
+#[test]
+fn a_slower_check_that_fails_within_a_doubt_is_doubted_too() {
+    let mut fleet = fleet(5, &usual());
+    fleet.insert("slow".to_owned(), (Check { period: s(60), ..usual() }, vec![20]));
+    let mut world = World::new(fleet);
+    world.pass(70);
+    world.silent = (0..21).collect();
+    world.pass(200);
+    assert_eq!((world.held(), world.unhealthy(), world.out.len()), (16, vec![], 0));
 }
 
 #[test]
