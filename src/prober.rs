@@ -10,21 +10,24 @@ mod dial;
 mod roster;
 mod scheduler;
 mod sockets;
+mod survey;
 mod tls;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 pub use crate::domain::health::Target;
+use crate::domain::health::second_opinion::{self, ASKED, Asked};
 use crate::domain::health::{Check, Fault};
 use crate::metrics::Metrics;
 use dial::Dial;
 use roster::{Key, Roster};
 pub use scheduler::Scheduler;
+pub use survey::survey;
 
 /// Says what to probe, and knows the verdicts. Cheap to clone; clones share everything.
 #[derive(Clone)]
@@ -36,6 +39,8 @@ struct Shared {
     wake: Notify,
     metrics: Metrics,
     changed: mpsc::UnboundedSender<String>,
+    /// How many targets are healthy only because their failures are doubted.
+    held: watch::Sender<usize>,
     /// When the clock of this term read zero.
     epoch: Instant,
 }
@@ -45,6 +50,8 @@ struct State {
     roster: Roster<Dial>,
     /// Probes under way. Entries of probes that ended are taken out by the scheduler.
     under_way: HashMap<Key, AbortHandle>,
+    /// What is said of the failures that are doubted.
+    why_doubted: String,
 }
 
 impl Prober {
@@ -59,6 +66,7 @@ impl Prober {
             wake: Notify::new(),
             metrics,
             changed,
+            held: watch::Sender::new(0),
             epoch: Instant::now(),
         });
         (Self(Arc::clone(&shared)), Scheduler::new(shared))
@@ -120,6 +128,43 @@ impl Prober {
     pub fn verdicts(&self, lb: &str) -> HashMap<String, bool> {
         self.0.lock().roster.verdicts(lb)
     }
+
+    /// Tells how many targets are healthy only because their failures are doubted.
+    pub fn held(&self) -> watch::Receiver<usize> {
+        self.0.held.subscribe()
+    }
+
+    /// Some of these, as [`second_opinion::sample`] picks them.
+    pub fn sample(&self, at: &str) -> Vec<Asked> {
+        second_opinion::sample(self.0.lock().roster.held(), at)
+    }
+
+    /// Says of LoadBalancers with such targets what is known of the doubt. Empty: that another replica
+    /// is asked.
+    pub fn explain(&self, why: String) {
+        let mut state = self.0.lock();
+        if state.why_doubted != why {
+            state.why_doubted = why;
+            let lbs = state.roster.held().map(|asked| asked.lb.into()).collect();
+            self.0.tell(state, lbs);
+        }
+    }
+
+    /// What is known of the doubt, if the LoadBalancer has such a target.
+    pub fn why_doubted(&self, lb: &str) -> Option<String> {
+        let state = self.0.lock();
+        let why = if state.why_doubted.is_empty() { ASKED } else { &state.why_doubted };
+        state.roster.holds(lb).then(|| why.to_owned())
+    }
+
+    /// Believes all failures that are doubted.
+    pub fn believe(&self) {
+        let mut state = self.0.lock();
+        let believed = state.roster.count_held();
+        self.0.metrics.probes.flipped(false, believed);
+        state.roster.believe();
+        self.0.tell(state, BTreeSet::new());
+    }
 }
 
 impl Shared {
@@ -140,7 +185,19 @@ impl Shared {
             }
         }
         self.metrics.probes.targets.set(i64::try_from(state.roster.len()).unwrap_or(i64::MAX));
-        drop(state);
+        self.tell(state, BTreeSet::new());
         self.wake.notify_one();
+    }
+
+    /// Tells what there is to tell of these LoadBalancers, and of those that a doubt concerns.
+    fn tell(&self, mut state: MutexGuard<'_, State>, mut lbs: BTreeSet<Arc<str>>) {
+        lbs.append(&mut state.roster.take_concerned());
+        let held = state.roster.count_held();
+        self.held.send_if_modified(|known| std::mem::replace(known, held) != held);
+        drop(state);
+        for lb in lbs {
+            // Nobody listens when the term is ending.
+            let _ = self.changed.send(lb.to_string());
+        }
     }
 }

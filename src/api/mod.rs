@@ -107,6 +107,10 @@ pub const DHCP_FINALIZER: &str = "loadbalancer.harvesterhci.io/dhcp-release";
 /// Annotation of the Lease: the replica of this operator that took it last, by its identity. A holder
 /// that it does not name is another controller.
 pub const ANNOTATION_LEASE_OPERATOR: &str = "loadbalancer.harvesterhci.io/operator";
+/// Annotation of the Lease: what the leader asks the other replicas about VMs that it does not reach.
+pub const ANNOTATION_LEASE_QUESTION: &str = "loadbalancer.harvesterhci.io/probe-question";
+/// Annotation of the Lease: what one of them found.
+pub const ANNOTATION_LEASE_ANSWER: &str = "loadbalancer.harvesterhci.io/probe-answer";
 /// Account of Harvester's Go controller: `harvester-load-balancer.name` of its chart (`rbac.yaml`), in
 /// the namespace of Harvester.
 pub const GO_CONTROLLER: &str = "system:serviceaccount:harvester-system:harvester-load-balancer";

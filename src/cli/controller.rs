@@ -7,7 +7,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 
 use super::{ControllerArgs, admission};
+use crate::controllers::second_opinion::{self, Replica};
 use crate::controllers::{self, Context};
+use crate::domain::health::second_opinion::Place;
 use crate::domain::leadership::Pace;
 use crate::http::operator::Operator;
 use crate::http::probes;
@@ -49,6 +51,12 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let mut server = tokio::spawn(server);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, lease = args.reach.lease, "started");
 
+    let replica = Arc::new(Replica {
+        leadership: leadership.clone(),
+        place: Place { replica: me.clone(), node: args.node.unwrap_or_default() },
+        lease: (lease.0.to_owned(), lease.1.to_owned()),
+    });
+    tokio::spawn(second_opinion::answer(replica.clone(), views.clone()));
     // Nothing between two commas is no namespace, least of all every one.
     let namespaces = args.credential_namespaces.iter().filter(|name| !name.is_empty());
     let ctx = Context {
@@ -59,6 +67,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         client,
         views,
         metrics,
+        replica,
         began: Instant::now(),
         release_grace: args.dhcp.release_grace(),
         agents: args.dhcp.agents(&args.admission)?.map(Arc::new),

@@ -80,6 +80,10 @@ struct ControllerArgs {
     /// This replica's name in the Lease and in Events. Default: host name and process id.
     #[arg(long, env = "HGO_IDENTITY")]
     identity: Option<String>,
+    /// The node that this replica runs on: where two replicas do not reach the same VMs, that is told, and
+    /// one on the leader's own node does not count as a second opinion.
+    #[arg(long, env = "HGO_NODE")]
+    node: Option<String>,
     /// Seconds, 3 to 60, after which the Lease of a leader that no longer renews it is taken. More
     /// where the API server is slow or machines stand still; a dead leader is missed for longer.
     #[arg(

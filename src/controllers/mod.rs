@@ -1,7 +1,7 @@
-//! What a leader does. A reconcile reads: gather, decide, act, report; the decisions are in
+//! What a leader does, and what it asks of the other replicas. A reconcile reads: gather, decide, act, report; the decisions are in
 //! [`crate::domain`].
 //!
-//! Invariant: everything here belongs to one term of leadership. It starts from a consistent
+//! Invariant: everything here but [`second_opinion::answer`] belongs to one term of leadership. It starts from a consistent
 //! list and is dropped, not wound down, when the term ends; no task of it runs on then.
 
 pub mod dhcp_agent;
@@ -9,6 +9,7 @@ mod dhcp_lease;
 pub mod ip_pool;
 mod kube_vip;
 pub mod load_balancer;
+pub mod second_opinion;
 mod storage;
 mod token_rotation;
 mod topology;
@@ -46,6 +47,8 @@ pub struct Context {
     pub metrics: Metrics,
     /// For how long a leased address outlives its LoadBalancer.
     pub release_grace: Duration,
+    /// This process among the operator's replicas.
+    pub replica: Arc<second_opinion::Replica>,
     /// When the term began.
     pub began: Instant,
     /// How agents are made for networks that ask for one. `None`: the operator makes none.
@@ -82,6 +85,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let agents = dhcp_lease::agents(ctx.clone());
     let made = dhcp_agent::run(ctx.clone());
     let rotations = token_rotation::run(ctx.clone());
+    let asked = second_opinion::ask(ctx.clone(), prober.clone());
     let (context, due) = load_balancer::Context::new(ctx, handle.clone(), prober.clone());
     // A task of its own: whatever wakes it would have all the others here looked after.
     let serving = load_balancer::run(Arc::new(context), woken, due);
@@ -133,6 +137,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         () = agents => anyhow::bail!("nobody looks after DHCP agents any more"),
         () = made => anyhow::bail!("DHCP agents are no longer made"),
         () = rotations => anyhow::bail!("nobody looks after credentials any more"),
+        () = asked => anyhow::bail!("the prober's doubts are not looked after any more"),
         () = stored => anyhow::bail!("nobody looks after stored versions any more"),
         () = told => anyhow::bail!("nobody tells VMs where they are any more"),
         () = catch_up => anyhow::bail!("endpoints are not watched any more"),

@@ -5,12 +5,15 @@
 //! from the spec in one place ([`check`]), which trusts no schema: Harvester's own CRD may be
 //! the one that is served, and it does not know our rules.
 
+mod doubt;
 mod schedule;
+pub mod second_opinion;
 mod spec;
 
 use std::net::IpAddr;
 use std::time::Duration;
 
+pub use doubt::{Doubt, MANY, Sight, moment};
 pub use schedule::{Phase, first, next};
 pub use spec::{
     Fault, LONGEST_BUNDLE, LONGEST_PATH, LONGEST_PERIOD, LONGEST_TIMEOUT, MOST_IN_A_ROW,
@@ -122,29 +125,50 @@ pub fn may_be_backend(address: IpAddr) -> bool {
     }
 }
 
-/// The verdict on a backend, and what speaks against it.
+/// The verdict on a backend, and what speaks against it. Times are offsets on one monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
-    healthy: bool,
-    /// Results in a row that contradict the verdict.
+    /// What the probes say, believed or not.
+    passes: bool,
+    /// Results in a row that contradict that.
     against: u32,
+    /// When a probe passed last, of one that is healthy; zero if none of this process did.
+    passed: Duration,
+    /// When one failed first since. `None`, too, for a backend that was never healthy.
+    failing: Option<Duration>,
+    /// Whether its failures are doubted.
+    held: bool,
+    /// Whether its failures were doubted, and are believed now.
+    settled: bool,
 }
 
 impl Health {
     /// A verdict that no probe of this process has confirmed: what an earlier leader published,
     /// or `false` for a backend that nobody has seen.
     pub const fn assumed(healthy: bool) -> Self {
-        Self { healthy, against: 0 }
+        let passed = Duration::ZERO;
+        Self { passes: healthy, against: 0, passed, failing: None, held: false, settled: false }
     }
 
     /// The verdict.
     pub const fn is_healthy(self) -> bool {
-        self.healthy
+        self.passes || self.held
     }
 
-    /// Takes in a result. True when the verdict flipped.
-    pub fn observe(&mut self, passed: bool, check: &Check) -> bool {
-        if passed == self.healthy {
+    /// Whether it is healthy only because its failures are doubted.
+    pub const fn is_held(self) -> bool {
+        self.held
+    }
+
+    /// Takes in a result. True when what the probes say turned.
+    pub fn observe(&mut self, passed: bool, check: &Check, now: Duration) -> bool {
+        if self.passes && passed {
+            self.passed = now;
+            self.failing = None;
+        } else if self.passes {
+            self.failing.get_or_insert(now);
+        }
+        if passed == self.passes {
             self.against = 0;
             return false;
         }
@@ -153,8 +177,30 @@ impl Health {
         if self.against < needed {
             return false;
         }
-        *self = Self::assumed(passed);
+        *self = if passed {
+            Self { passed: now, ..Self::assumed(true) }
+        } else {
+            Self { passes: false, against: 0, ..*self }
+        };
         true
+    }
+
+    /// What is known of the way to the target, if it passes, or did before it failed and nobody has
+    /// settled why.
+    pub fn sight(self, lb: &str, address: IpAddr) -> Option<Sight<'_>> {
+        let Self { passed, failing, .. } = self;
+        let counts = self.passes || (failing.is_some() && !self.settled);
+        counts.then_some(Sight { lb, address, passed, failing })
+    }
+
+    /// When it passed last and when it failed first since, if it fails and nobody has settled why.
+    pub fn silence(self) -> Option<(Duration, Duration)> {
+        self.failing.filter(|_| !self.settled).map(|since| (self.passed, since))
+    }
+
+    /// Whether it fails, did not before the moment, and has not passed since.
+    fn fell_silent_at(self, moment: Duration) -> bool {
+        self.silence().is_some_and(|(passed, since)| (passed..=since).contains(&moment))
     }
 }
 

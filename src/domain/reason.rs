@@ -240,6 +240,8 @@ pub const ANNOUNCED: &str = "Announced";
 pub const LAST_KNOWN_ADDRESS: &str = "LastKnownAddress";
 /// It does, and the health check is not done.
 pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
+/// It does, and to VMs that fail their health check as well, because most VMs fail at once.
+pub const PROBER_DOUBTED: &str = "ProberDoubted";
 /// An address is held, and nothing announces it yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";
 /// The node that announces runs no VM, and the Service's traffic policy is Local.
@@ -313,10 +315,11 @@ pub fn is_ours(reason: &str) -> bool {
         "InvalidAnnotation",
         "DHCPLeaseRefused",
     ];
-    const OF_VMS: [&str; 15] = [
+    const OF_VMS: [&str; 16] = [
         ANNOUNCED,
         LAST_KNOWN_ADDRESS,
         INVALID_HEALTH_CHECK,
+        PROBER_DOUBTED,
         NOT_ANNOUNCED,
         NO_LOCAL_BACKEND,
         SOURCE_RANGES_BYPASSED,

@@ -248,6 +248,8 @@ pub struct Report {
     pub selector_hint: Option<String>,
     /// What is wrong with the health check, if so: it is not done.
     pub health_fault: Option<String>,
+    /// What is known of VMs that fail their health check and stay in, because most VMs fail at once.
+    pub doubted: Option<String>,
     /// Why the address is announced on the announcer's default interface, not on its network.
     pub default_interface: Option<String>,
     /// A setting of the Service that does not do what it says.
@@ -263,6 +265,10 @@ impl Report {
         self.ingress.first().map(String::as_str)
     }
 }
+
+/// Why failures are doubted, in words.
+pub const DOUBTED: &str =
+    "most VMs of many load balancers fell silent at once, so the prober may be what fails";
 
 /// Status, reason and message of the `Ready` condition of one that holds an address.
 pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, String) {
@@ -322,6 +328,10 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
     if let Some(fault) = &report.health_fault {
         let message = format!("health is not checked: {fault}");
         return (ConditionStatus::True, reason::INVALID_HEALTH_CHECK, message);
+    }
+    if let Some(why) = &report.doubted {
+        let message = format!("VMs that fail their health check stay in: {DOUBTED}: {why}");
+        return (ConditionStatus::True, reason::PROBER_DOUBTED, message);
     }
     if let Some(refused) = backends.refusal() {
         let message = format!("not served, for an address that they may not have: {refused}");

@@ -5,8 +5,14 @@
 //! moment of writing, and a claim that could not be renewed ends by itself. [`Claim`] says whether another
 //! process has been seen to have it since. Times are of a clock that goes on while the machine sleeps: others
 //! do not wait for a machine to wake.
+//!
+//! All replicas read the Lease anyway, so it also carries what the leader asks the others, and an answer
+//! ([`Notes`]). A question rides on a renewal. An answer is a write of its own, and counts as a sign of the
+//! leader's life: a leader that dies in that moment is missed for one duration longer.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -14,10 +20,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::{CallError, clock};
-use crate::api::ANNOTATION_LEASE_OPERATOR;
+use crate::api::{ANNOTATION_LEASE_ANSWER, ANNOTATION_LEASE_OPERATOR, ANNOTATION_LEASE_QUESTION};
 use crate::domain::leadership::{Action, LeaseSeen, Observer, Pace, RETRY};
 
 /// Calls about the Lease that must fail in a row, with the claim over, before the API server counts as
@@ -35,6 +41,15 @@ pub enum Claim {
     Held,
 }
 
+/// What replicas say to each other by the Lease.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Notes {
+    /// What the leader asks.
+    pub question: Option<String>,
+    /// What another replica answers.
+    pub answer: Option<String>,
+}
+
 /// This process's claim to lead.
 #[derive(Debug)]
 pub struct Leadership {
@@ -47,6 +62,12 @@ pub struct Leadership {
     other: watch::Sender<Option<String>>,
     /// When the keeper last finished a round, in milliseconds since `started`.
     last_round: AtomicU64,
+    /// The notes as last read.
+    read: watch::Sender<Notes>,
+    /// What this process has to say: the question while it leads, the answer while it does not.
+    said: Mutex<Notes>,
+    /// There is something to say now.
+    news: Notify,
 }
 
 impl Default for Leadership {
@@ -58,6 +79,9 @@ impl Default for Leadership {
             claim: watch::Sender::new(Claim::Lost),
             other: watch::Sender::new(None),
             last_round: AtomicU64::new(0),
+            read: watch::Sender::new(Notes::default()),
+            said: Mutex::default(),
+            news: Notify::new(),
         }
     }
 }
@@ -82,6 +106,40 @@ impl Leadership {
     /// write what a leader writes.
     pub fn other_controller(&self) -> watch::Receiver<Option<String>> {
         self.other.subscribe()
+    }
+
+    /// Tells what replicas say to each other.
+    pub fn notes(&self) -> watch::Receiver<Notes> {
+        self.read.subscribe()
+    }
+
+    /// Has the Lease carry this question, or none, while this process leads.
+    pub fn ask(&self, question: Option<String>) {
+        self.said().question = question;
+        self.news.notify_one();
+    }
+
+    /// Has the Lease carry this answer once, unless this process leads.
+    pub fn answer(&self, answer: String) {
+        self.said().answer = Some(answer);
+        self.news.notify_one();
+    }
+
+    fn said(&self) -> std::sync::MutexGuard<'_, Notes> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, lease: Option<&Lease>) -> Notes {
+        let annotations = lease.and_then(|lease| lease.metadata.annotations.as_ref());
+        let of = |key| annotations.and_then(|all| all.get(key)).cloned();
+        let (question, answer) = (of(ANNOTATION_LEASE_QUESTION), of(ANNOTATION_LEASE_ANSWER));
+        let notes = Notes { question, answer };
+        self.read.send_if_modified(|known| {
+            let is_news = *known != notes;
+            *known = notes.clone();
+            is_news
+        });
+        notes
     }
 
     /// How long ago the Lease was last looked at.
@@ -186,7 +244,10 @@ impl Keeper {
             tokio::time::sleep(until.saturating_sub(leadership.now())).await;
             self.lapse(leadership);
         }
-        tokio::time::sleep(wake.saturating_sub(leadership.now())).await;
+        tokio::select! {
+            () = tokio::time::sleep(wake.saturating_sub(leadership.now())) => {}
+            () = leadership.news.notified() => {}
+        }
     }
 
     fn lapse(&self, leadership: &Leadership) {
@@ -205,7 +266,9 @@ impl Keeper {
         let sent = leadership.now();
         let lease = self.api.get_opt(&self.name).await?;
         let lease_seen = lease.as_ref().map(seen);
+        let other = lease_seen.as_ref().and_then(LeaseSeen::other_controller).is_some();
         leadership.note_other(lease_seen.as_ref().and_then(LeaseSeen::other_controller));
+        let notes = leadership.note(lease.as_ref());
         let action = observer.decide(lease_seen, &self.me, leadership.now());
         if action != Action::Renew {
             if *leadership.leading.borrow() {
@@ -215,7 +278,12 @@ impl Keeper {
             leadership.set(Claim::Lost);
         }
         match action {
-            Action::Wait(until) => return Ok(until.saturating_sub(leadership.now()).min(RETRY)),
+            Action::Wait(until) => {
+                if notes.question.is_some() && !other {
+                    self.give_answer(lease, leadership).await?;
+                }
+                return Ok(until.saturating_sub(leadership.now()).min(RETRY));
+            }
             Action::Create => {
                 let lease = Lease {
                     metadata: ObjectMeta {
@@ -230,7 +298,9 @@ impl Keeper {
             Action::Acquire | Action::Renew => {
                 let Some(mut lease) = lease else { return Ok(RETRY) };
                 lease.spec = Some(self.spec(lease.spec.as_ref(), action == Action::Acquire));
-                lease.metadata.annotations.get_or_insert_default().extend([self.mark()]);
+                let annotations = lease.metadata.annotations.get_or_insert_default();
+                annotations.extend([self.mark()]);
+                put_question(annotations, leadership.said().question.clone());
                 self.api.replace(&self.name, &PostParams::default(), &lease).await?;
             }
         }
@@ -246,6 +316,21 @@ impl Keeper {
             tracing::info!(lease = self.name, me = self.me, "leading");
         }
         Ok(self.pace.renew_every())
+    }
+
+    /// Writes what this process answers, if it does, in the version of the Lease that it read.
+    async fn give_answer(
+        &self,
+        lease: Option<Lease>,
+        leadership: &Leadership,
+    ) -> Result<(), CallError> {
+        let answer = leadership.said().answer.clone();
+        let (Some(mut lease), Some(answer)) = (lease, answer) else { return Ok(()) };
+        let annotation = (ANNOTATION_LEASE_ANSWER.to_owned(), answer.clone());
+        lease.metadata.annotations.get_or_insert_default().extend([annotation]);
+        self.api.replace(&self.name, &PostParams::default(), &lease).await?;
+        leadership.said().answer.take_if(|said| *said == answer);
+        Ok(())
     }
 
     /// Gives the Lease back, so that the next leader need not wait for it to expire.
@@ -286,6 +371,15 @@ impl Keeper {
             lease_transitions: Some(old.lease_transitions.unwrap_or(0) + i32::from(takes_over)),
             ..old
         }
+    }
+}
+
+/// The answer goes with the question that it is to.
+fn put_question(annotations: &mut BTreeMap<String, String>, question: Option<String>) {
+    if annotations.get(ANNOTATION_LEASE_QUESTION) != question.as_ref() {
+        annotations.remove(ANNOTATION_LEASE_ANSWER);
+        annotations.remove(ANNOTATION_LEASE_QUESTION);
+        annotations.extend(question.map(|text| (ANNOTATION_LEASE_QUESTION.to_owned(), text)));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Metrics about health checks.
 
-use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge};
+use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::Maker;
 
@@ -17,6 +17,8 @@ pub struct Probes {
     pub verdicts: IntCounterVec,
     /// Probes that began later than a tenth of their period.
     pub late: IntCounter,
+    /// Backends that fail and are held to be healthy, by what another replica found.
+    doubted: IntGaugeVec,
 }
 
 impl Probes {
@@ -43,6 +45,26 @@ impl Probes {
                 "hgo_probes_late_total",
                 "Probes that began later than a tenth of their period",
             )?,
+            doubted: make.gauges(
+                "hgo_probe_targets_doubted",
+                "VM backends that fail and stay in, because most fail at once, by the second opinion",
+                &["second_opinion"],
+            )?,
         })
+    }
+
+    /// So many verdicts flipped.
+    pub fn flipped(&self, healthy: bool, count: usize) {
+        let verdict = if healthy { "healthy" } else { "unhealthy" };
+        let count = u64::try_from(count).unwrap_or(u64::MAX);
+        self.verdicts.with_label_values(&[verdict]).inc_by(count);
+    }
+
+    /// So many backends fail and are held to be healthy; whether another replica reaches them.
+    pub fn doubt(&self, held: usize, reached: bool) {
+        let of = |it: bool| if it { "reached" } else { "none" };
+        let held = i64::try_from(held).unwrap_or(i64::MAX);
+        self.doubted.with_label_values(&[of(reached)]).set(held);
+        self.doubted.with_label_values(&[of(!reached)]).set(0);
     }
 }

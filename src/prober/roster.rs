@@ -2,14 +2,18 @@
 //!
 //! Invariants: a key is never used twice, so the result of a probe whose target is gone, or has
 //! become another, belongs to nobody. A target is either due, or under way, or refused: never
-//! two of these, so it has at most one probe at a time.
+//! two of these, so it has at most one probe at a time. There is a doubt exactly while it holds
+//! targets.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::domain::health::{Check, Health, Phase, Target, first, may_be_backend, next};
+use crate::domain::health::second_opinion::Asked;
+use crate::domain::health::{
+    Check, Doubt, Health, Phase, Target, first, may_be_backend, moment, next,
+};
 
 /// A target, as long as the same is asked of the same address.
 pub(super) type Key = u64;
@@ -21,6 +25,10 @@ pub(super) struct Roster<D> {
     /// Times at which targets are due, each with its key.
     due: BTreeSet<(Duration, Key)>,
     next_key: Key,
+    /// Failures that are not believed for now.
+    doubt: Option<Doubt>,
+    /// LoadBalancers of which more is to be said than the verdict that [`Roster::end`] returns.
+    concerned: BTreeSet<Arc<str>>,
 }
 
 struct Group<D> {
@@ -60,7 +68,8 @@ pub(super) struct Start<D> {
 impl<D> Default for Roster<D> {
     fn default() -> Self {
         let (lbs, entries) = (HashMap::new(), HashMap::new());
-        Self { lbs, entries, due: BTreeSet::new(), next_key: 0 }
+        let concerned = BTreeSet::new();
+        Self { lbs, entries, due: BTreeSet::new(), next_key: 0, doubt: None, concerned }
     }
 }
 
@@ -166,7 +175,7 @@ impl<D> Roster<D> {
 
     /// Takes in what a probe said (`None`: nothing about the target), and sets its next time:
     /// what was due while it was under way is skipped. Returns the LoadBalancer and the verdict
-    /// if that flipped.
+    /// if that flipped; failures that are doubted flip none.
     pub(super) fn end(
         &mut self,
         key: Key,
@@ -178,8 +187,89 @@ impl<D> Roster<D> {
         let due = next(now, entry.phase, check.period);
         entry.due = Some(due);
         self.due.insert((due, key));
-        let flipped = passed.is_some_and(|passed| entry.health.observe(passed, check));
-        flipped.then(|| (Arc::clone(&entry.lb), entry.health.is_healthy()))
+        let was_held = entry.health.is_held();
+        let turned = passed.is_some_and(|passed| entry.health.observe(passed, check, now));
+        let (lb, health) = (Arc::clone(&entry.lb), entry.health);
+        if was_held {
+            let doubt = self.doubt.as_mut()?;
+            let over = if turned {
+                doubt.answers(now);
+                true
+            } else if passed == Some(false) && doubt.is_over_for(check, now) {
+                doubt.believe(&mut entry.health);
+                true
+            } else {
+                false
+            };
+            self.end_doubt();
+            if over {
+                self.concerned.insert(Arc::clone(&lb));
+            }
+            return (over && !turned).then_some((lb, false));
+        }
+        if turned && !health.is_healthy() && self.doubts(key, health) {
+            return None;
+        }
+        turned.then(|| (lb, health.is_healthy()))
+    }
+
+    /// Whether the failures of a target that just turned are not to be believed. If they show that
+    /// most have failed together, those that were believed before are not any more, either.
+    fn doubts(&mut self, key: Key, health: Health) -> bool {
+        if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
+            let Some(entry) = self.entries.get_mut(&key) else { return false };
+            doubt.hold(&mut entry.health);
+            self.concerned.insert(Arc::clone(&entry.lb));
+            return true;
+        }
+        let Some(silence) = health.silence() else { return false };
+        let sights = self.entries.values().filter_map(|e| e.health.sight(&e.lb, e.address));
+        let Some(moment) = moment(sights, silence) else { return false };
+        let doubt = self.doubt.get_or_insert_default();
+        doubt.grow(moment);
+        for entry in self.entries.values_mut() {
+            if !entry.health.is_healthy() && doubt.explains(entry.health) {
+                doubt.hold(&mut entry.health);
+                self.concerned.insert(Arc::clone(&entry.lb));
+            }
+        }
+        true
+    }
+
+    /// Believes all failures that are doubted.
+    pub(super) fn believe(&mut self) {
+        let Some(mut doubt) = self.doubt.take() else { return };
+        for entry in self.entries.values_mut().filter(|entry| entry.health.is_held()) {
+            doubt.believe(&mut entry.health);
+            self.concerned.insert(Arc::clone(&entry.lb));
+        }
+    }
+
+    /// Targets that are healthy only because their failures are doubted.
+    pub(super) fn held(&self) -> impl Iterator<Item = Asked> {
+        let held = self.entries.values().filter(|entry| entry.health.is_held());
+        held.map(|entry| Asked { lb: entry.lb.to_string(), address: entry.address })
+    }
+
+    /// How many there are.
+    pub(super) fn count_held(&self) -> usize {
+        self.doubt.as_ref().map_or(0, Doubt::held)
+    }
+
+    /// Whether the LoadBalancer has such a target.
+    pub(super) fn holds(&self, lb: &str) -> bool {
+        let members = self.lbs.get(lb).into_iter().flat_map(|group| group.members.values());
+        let mut entries = members.filter_map(|key| self.entries.get(key));
+        self.doubt.is_some() && entries.any(|entry| entry.health.is_held())
+    }
+
+    /// LoadBalancers of which there is news, beside the verdicts that [`Roster::end`] returned.
+    pub(super) fn take_concerned(&mut self) -> BTreeSet<Arc<str>> {
+        std::mem::take(&mut self.concerned)
+    }
+
+    fn end_doubt(&mut self) {
+        self.doubt.take_if(|doubt| doubt.held() == 0);
     }
 
     pub(super) fn is_healthy(&self, lb: &str, id: &str) -> Option<bool> {
@@ -227,6 +317,10 @@ impl<D> Roster<D> {
         let entry = self.entries.remove(&key)?;
         if let Some(due) = entry.due {
             self.due.remove(&(due, key));
+        }
+        if let Some(doubt) = self.doubt.as_mut().filter(|_| entry.health.is_held()) {
+            doubt.gone();
+            self.end_doubt();
         }
         Some(entry)
     }

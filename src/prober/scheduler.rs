@@ -147,14 +147,9 @@ fn take_in(shared: &Shared, first: Result<Answer, JoinError>, probes: &mut JoinS
         };
         state.under_way.remove(&key);
         if let Some((lb, healthy)) = state.roster.end(key, passed, shared.now()) {
-            let verdict = if healthy { "healthy" } else { "unhealthy" };
-            shared.metrics.probes.verdicts.with_label_values(&[verdict]).inc();
+            shared.metrics.probes.flipped(healthy, 1);
             flipped.insert(lb);
         }
     }
-    drop(state);
-    for lb in flipped {
-        // Nobody listens when the term is ending.
-        let _ = shared.changed.send(lb.to_string());
-    }
+    shared.tell(state, flipped);
 }

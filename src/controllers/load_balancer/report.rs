@@ -60,8 +60,12 @@ fn served(lb: &LoadBalancer, report: &Report, ctx: &Context) {
     let (status, why, message) = vm_lb::ready(report, asked);
     let conditions = lb.status.as_ref().map_or(&[][..], |s| &s.conditions);
     let before = conditions.iter().find(|c| c.type_ == READY);
-    // The announcer needs a moment each time.
-    if why == reason::NOT_ANNOUNCED || before.is_some_and(|c| c.reason.as_deref() == Some(why)) {
+    let before = before.and_then(|c| c.reason.as_deref());
+    // The announcer needs a moment each time. Of a doubt one Event is told, of the Lease: it may be
+    // about each load balancer.
+    let told = why == reason::PROBER_DOUBTED
+        || (why == reason::ANNOUNCED && before == Some(reason::PROBER_DOUBTED));
+    if why == reason::NOT_ANNOUNCED || before == Some(why) || told {
         return;
     }
     tracing::info!(lb = facts::name(lb), reason = why, message, "served");

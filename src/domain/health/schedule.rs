@@ -10,7 +10,7 @@ use std::time::Duration;
 const FIRST_WITHIN: Duration = Duration::from_millis(200);
 
 /// A target's place within the period, whatever the period is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Phase(u64);
 
 impl Phase {

@@ -8,6 +8,8 @@ use proptest::prelude::*;
 
 use super::{Check, Health, Probe, Request, may_be_backend};
 
+const NOW: Duration = Duration::from_secs(1);
+
 fn check(success_threshold: u32, failure_threshold: u32) -> Check {
     Check {
         probe: Probe::Tcp,
@@ -49,7 +51,7 @@ proptest! {
         let mut health = Health::assumed(assumed);
         let mut before = assumed;
         for at in 0..results.len() {
-            let flipped = health.observe(results[at], &check);
+            let flipped = health.observe(results[at], &check, NOW);
             let expected = by_history(assumed, &results[..=at], &check);
             prop_assert_eq!(health.is_healthy(), expected);
             prop_assert_eq!(flipped, before != expected);
@@ -67,10 +69,10 @@ proptest! {
         let mut health = Health::assumed(assumed);
         for (successes, failures) in runs {
             for _ in 0..successes {
-                prop_assert!(!health.observe(true, &check));
+                prop_assert!(!health.observe(true, &check, NOW));
             }
             for _ in 0..failures {
-                prop_assert!(!health.observe(false, &check));
+                prop_assert!(!health.observe(false, &check, NOW));
             }
         }
         prop_assert_eq!(health.is_healthy(), assumed);
@@ -81,9 +83,9 @@ proptest! {
 fn a_threshold_that_is_lowered_counts_from_the_next_result() {
     let mut health = Health::assumed(true);
     for _ in 0..4 {
-        assert!(!health.observe(false, &check(1, 10)));
+        assert!(!health.observe(false, &check(1, 10), NOW));
     }
-    assert!(health.observe(false, &check(1, 3)));
+    assert!(health.observe(false, &check(1, 3), NOW));
     assert!(!health.is_healthy());
 }
 

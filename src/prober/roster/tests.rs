@@ -1,5 +1,7 @@
 //! What becomes of targets that change; any order of changes against a plain list of what is wanted.
 
+mod doubts;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

@@ -199,7 +199,7 @@ impl Bed {
     }
 
     /// Address of the API server.
-    pub(crate) fn address(&self) -> Result<SocketAddr> {
+    pub fn address(&self) -> Result<SocketAddr> {
         Ok(self.url.trim_start_matches("https://").parse()?)
     }
 

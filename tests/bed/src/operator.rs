@@ -14,6 +14,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::net::Netns;
 use crate::{Bed, Managed, eventually};
 
 const START: Duration = Duration::from_mins(2);
@@ -84,6 +85,8 @@ pub struct Start {
     pub options: Vec<String>,
     /// Further variables of its environment.
     pub variables: Vec<(String, String)>,
+    /// The network that it runs in, if not the caller's. Its sockets are there as well.
+    pub within: Option<Netns>,
 }
 
 /// The address that a log line gives for a field.
@@ -111,7 +114,14 @@ impl Operator {
     pub async fn start(bed: &Bed, binary: &Path, start: Start) -> Result<Self> {
         let via = start.via.as_ref().map(|(url, ca)| (url.as_str(), ca.as_str()));
         let kubeconfig = bed.service_account_kubeconfig(ACCOUNT.0, ACCOUNT.1, via).await?;
-        let mut command = Command::new(binary);
+        let mut command = match &start.within {
+            Some(network) => {
+                let mut command = Command::new("nsenter");
+                command.arg(format!("--net={}", network.path().display())).arg(binary);
+                command
+            }
+            None => Command::new(binary),
+        };
         // What the person who runs this has set for an operator of their own.
         for (name, _) in std::env::vars_os().filter(|(name, _)| is_ours(name)) {
             command.env_remove(name);

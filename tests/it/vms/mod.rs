@@ -14,6 +14,7 @@ mod order;
 pub(crate) mod raw;
 mod repair;
 mod scale;
+mod second_opinion;
 mod takeover;
 mod topology;
 mod watching;

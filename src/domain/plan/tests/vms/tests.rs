@@ -30,6 +30,7 @@ fn report((service, ingress): (Service, Vec<String>), backends: &[Backend]) -> R
         backends,
         selector_hint: None,
         health_fault: None,
+        doubted: None,
         default_interface: None,
         misfit: None,
         moving_from: None,

@@ -1,0 +1,194 @@
+//! A second opinion about VMs that the leader's probes do not reach: asked for by the leader, given by
+//! another replica, both by notes on the Lease.
+//!
+//! Invariants: only an answer from another node has failures believed that are doubted. Whoever answers
+//! probes nothing but what EndpointSlices of the operator lead to, as the LoadBalancer's own health check
+//! says.
+
+use std::net::IpAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
+use kube_runtime::reflector::ObjectRef;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::Context;
+use crate::domain::health::second_opinion::{ASKED, Answer, Asked, Opinion, Place, Question};
+use crate::domain::health::{Check, check};
+use crate::domain::reason;
+use crate::domain::slices::SINK_UID;
+use crate::domain::vm_lb::DOUBTED;
+use crate::k8s::lease::{Leadership, Notes};
+use crate::k8s::views::Views;
+use crate::prober::{Prober, survey};
+
+/// How often it is asked anew while the doubt lasts: about other targets, and what was found may be so
+/// no more.
+const AGAIN: Duration = Duration::from_secs(30);
+
+/// Event: VMs whose failures were doubted answer again.
+const TRUSTED: &str = "ProberTrusted";
+
+/// This process among the operator's replicas.
+pub struct Replica {
+    /// Its claim to lead, and its way to the others.
+    pub leadership: Arc<Leadership>,
+    /// Who and where it is.
+    pub place: Place,
+    /// Namespace and name of the Lease.
+    pub lease: (String, String),
+}
+
+impl Replica {
+    fn lease_object(&self) -> ObjectReference {
+        ObjectReference {
+            api_version: Some("coordination.k8s.io/v1".to_owned()),
+            kind: Some("Lease".to_owned()),
+            namespace: Some(self.lease.0.clone()),
+            name: Some(self.lease.1.clone()),
+            ..ObjectReference::default()
+        }
+    }
+}
+
+/// Has the others asked whenever the prober doubts itself, for a term of leadership.
+pub(super) async fn ask(ctx: Context, prober: Prober) {
+    let held = prober.held();
+    ctx.metrics.probes.doubt(0, false);
+    let mut term = Term { ctx, prober, held };
+    while term.held.wait_for(|held| *held > 0).await.is_ok() {
+        term.doubt().await;
+    }
+}
+
+/// What asking takes. No question and no metric outlives it.
+struct Term {
+    ctx: Context,
+    prober: Prober,
+    held: watch::Receiver<usize>,
+}
+
+impl Drop for Term {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Term {
+    fn end(&self) {
+        self.ctx.replica.leadership.ask(None);
+        self.ctx.metrics.probes.doubt(0, false);
+        self.prober.explain(String::new());
+    }
+
+    fn warn(&self, reason: &str, note: String) {
+        tracing::warn!(reason, "{note}");
+        self.ctx.events.warning(self.ctx.replica.lease_object(), reason, note);
+    }
+
+    /// From the first target that is held to the last.
+    async fn doubt(&mut self) {
+        let note = format!("{DOUBTED}: what fails stays in: {ASKED}");
+        self.warn(reason::PROBER_DOUBTED, note);
+        let mut opinion = Opinion::None;
+        while self.consult(&mut opinion).await.is_some() {
+            if opinion == Opinion::None {
+                self.prober.explain(Opinion::None.told(&self.question(), None));
+            }
+        }
+        self.end();
+        if opinion != Opinion::Dead {
+            let note = "what fell silent at once answers again, or is gone".to_owned();
+            tracing::info!("{note}");
+            let lease = self.ctx.replica.lease_object();
+            self.ctx.events.normal(lease, TRUSTED, note);
+        }
+    }
+
+    fn question(&self) -> Question {
+        let at = Timestamp::now().to_string();
+        let targets = self.prober.sample(&at);
+        Question { by: self.ctx.replica.place.clone(), at, targets }
+    }
+
+    /// Asks once, and follows what is found, for some time. `None`: the doubt is over.
+    async fn consult(&mut self, known: &mut Opinion) -> Option<()> {
+        let question = self.question();
+        let leadership = self.ctx.replica.leadership.clone();
+        leadership.ask(serde_json::to_string(&question).ok());
+        let mut notes = leadership.notes();
+        let mut again = pin!(sleep(AGAIN));
+        loop {
+            let held = *self.held.borrow_and_update();
+            if held == 0 {
+                return None;
+            }
+            let answer = notes.borrow_and_update().answer.as_deref().and_then(Answer::read);
+            let opinion = question.opinion(answer.as_ref());
+            if opinion != Opinion::None && opinion != *known {
+                let told = opinion.told(&question, answer.as_ref());
+                self.warn(event(&opinion), told.clone());
+                *known = opinion;
+                if *known == Opinion::Dead {
+                    self.prober.believe();
+                    return None;
+                }
+                self.prober.explain(told);
+            }
+            self.ctx.metrics.probes.doubt(held, *known == Opinion::Well);
+            tokio::select! {
+                changed = self.held.changed() => changed.ok()?,
+                changed = notes.changed() => changed.ok()?,
+                () = again.as_mut() => return Some(()),
+            }
+        }
+    }
+}
+
+/// The Event that tells of it. Events of one word are written as one, with the first's note.
+fn event(opinion: &Opinion) -> &'static str {
+    match opinion {
+        Opinion::Well => "ProberContradicted",
+        Opinion::Dead => "OutageConfirmed",
+        Opinion::SameNode | Opinion::None => "NoSecondOpinion",
+    }
+}
+
+/// Answers what a leader asks, until dropped.
+pub async fn answer(replica: Arc<Replica>, views: Views) {
+    let mut notes = replica.leadership.notes();
+    while notes.changed().await.is_ok() {
+        let Notes { question, answer } = notes.borrow_and_update().clone();
+        let Some(question) = question.as_deref().and_then(Question::read) else { continue };
+        let given = answer.as_deref().and_then(Answer::read);
+        if !question.wants_answer_of(&replica.place, given.as_ref()) {
+            continue;
+        }
+        let targets = question.targets.iter().filter_map(|asked| target(asked, &views)).collect();
+        let (passed, failed) = survey(targets).await;
+        tracing::info!(passed, failed, by = question.by.replica, "asked for a second opinion");
+        let found = question.answer(&replica.place, passed, failed);
+        if let Some(answer) = found.and_then(|answer| serde_json::to_string(&answer).ok()) {
+            replica.leadership.answer(answer);
+        }
+    }
+}
+
+/// Where and how it is probed, if it is a target: what asks is not believed.
+fn target(asked: &Asked, views: &Views) -> Option<(IpAddr, Check)> {
+    let (namespace, name) = asked.lb.split_once('/')?;
+    let lb = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;
+    let uid = lb.uid()?;
+    let check = check(&lb.spec).ok().flatten()?;
+    let mut slices = views.slices.of(&asked.lb).filter(|slice| slice.owner == uid);
+    let leads_there = slices.any(|slice| {
+        let mut endpoints = slice.slice.endpoints.iter();
+        endpoints.any(|e| e.address == asked.address && &*e.uid != SINK_UID)
+    });
+    leads_there.then_some((asked.address, check))
+}

@@ -1,0 +1,145 @@
+//! Whether failures speak against the backends, or against who probes them.
+//!
+//! A prober that loses its own way to the VMs sees most of them fail at once. So failures are doubted
+//! when one moment explains most of them: each of those targets passed before it, and has only failed
+//! since. What is doubted stays in: if the VMs are well, that saves their users, and if they are not,
+//! it costs what their users have lost anyway.
+//!
+//! Invariants: what passes after the moment is judged by itself, so a single failure counts as ever;
+//! a doubt ends with the last target that it holds.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::{Check, Health};
+
+/// VMs, and load balancers, of which fewer are not many: what they share may well have failed. The
+/// smallest number of which a majority is more than a pair.
+pub const MANY: usize = 3;
+
+/// Moments that a doubt remembers. A fault that spreads has a few.
+const MOST_MOMENTS: usize = 16;
+
+/// A target that passes its probes, or did before it failed.
+#[derive(Clone, Copy, Debug)]
+pub struct Sight<'a> {
+    /// Its LoadBalancer.
+    pub lb: &'a str,
+    /// Its VM.
+    pub address: IpAddr,
+    /// When it passed last. Zero: before anybody looked.
+    pub passed: Duration,
+    /// When it failed first since.
+    pub failing: Option<Duration>,
+}
+
+/// The moment at which most VMs fell silent, if there was one between `from` and `until`: what has
+/// been learned is that a target passed at the one and failed at the other.
+///
+/// More than half of the VMs that answered until then, [`MANY`] at least, behind [`MANY`] load
+/// balancers at least. VMs are counted, not targets: one VM may be behind each load balancer. A VM
+/// is silent if all that is known of it since the moment are failures.
+pub fn moment<'a>(
+    sights: impl Iterator<Item = Sight<'a>>,
+    (from, until): (Duration, Duration),
+) -> Option<Duration> {
+    let mut vms = HashMap::<IpAddr, (Duration, Option<Duration>)>::new();
+    let mut failing = Vec::new();
+    for Sight { lb, address, passed, failing: since } in sights {
+        failing.extend(since.map(|since| (lb, passed, since)));
+        let (last, first) = vms.entry(address).or_default();
+        *last = passed.max(*last);
+        *first = since.into_iter().chain(*first).min();
+    }
+    let silent: Vec<(Duration, Duration)> = vms
+        .values()
+        .filter_map(|(last, first)| Some((*last, (*first).filter(|first| last <= first)?)))
+        .collect();
+    let (mut begins, mut ends): (Vec<_>, Vec<_>) = silent.iter().copied().unzip();
+    begins.sort_unstable();
+    ends.sort_unstable();
+    // What fell silent together was heard last before the first of its failures.
+    let explained = ends.iter().copied().filter(|at| (from..=until).contains(at)).map(|at| {
+        let earlier = ends.partition_point(|end| *end < at);
+        (begins.partition_point(|begin| *begin <= at) - earlier, vms.len() - earlier, at)
+    });
+    let (count, answered, at) = explained.max_by_key(|(count, ..)| *count)?;
+    let lbs: BTreeSet<&str> = failing
+        .iter()
+        .filter(|(_, passed, since)| (*passed..=*since).contains(&at))
+        .map(|(lb, ..)| *lb)
+        .collect();
+    (count >= MANY && lbs.len() >= MANY && 2 * count > answered).then_some(at)
+}
+
+/// Failures that are not believed for now, and what became of the targets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Doubt {
+    /// Moments that explain them, as [`moment`] found them.
+    moments: Vec<Duration>,
+    /// Targets that fail and are held to be healthy.
+    held: usize,
+    /// Targets that were, and answer again.
+    answered: usize,
+    /// Since when most answer again.
+    mending: Option<Duration>,
+}
+
+impl Doubt {
+    /// Takes in a moment at which most of those fell silent that still answered.
+    pub fn grow(&mut self, moment: Duration) {
+        if self.moments.len() == MOST_MOMENTS {
+            self.moments.remove(0);
+        }
+        self.moments.push(moment);
+        (self.answered, self.mending) = (0, None);
+    }
+
+    /// Whether a moment of it explains why the target fails.
+    pub fn explains(&self, health: Health) -> bool {
+        self.moments.iter().any(|moment| health.fell_silent_at(*moment))
+    }
+
+    /// Holds the target to be healthy.
+    pub fn hold(&mut self, health: &mut Health) {
+        health.held = true;
+        self.held += 1;
+    }
+
+    /// A held target answers again.
+    pub fn answers(&mut self, now: Duration) {
+        self.gone();
+        self.answered += 1;
+        if self.answered > self.held {
+            self.mending.get_or_insert(now);
+        }
+    }
+
+    /// A held target is no more.
+    pub fn gone(&mut self) {
+        self.held = self.held.saturating_sub(1);
+    }
+
+    /// Believes the failures of a held target.
+    pub fn believe(&mut self, health: &mut Health) {
+        health.held = false;
+        health.settled = true;
+        self.gone();
+    }
+
+    /// Whether a held target that fails now is to be believed: most of the others answer again, and
+    /// it has had the time to do so as well.
+    pub fn is_over_for(&self, check: &Check, now: Duration) -> bool {
+        let time = check.period * check.success_threshold + check.timeout;
+        self.mending.is_some_and(|since| now >= since + time)
+    }
+
+    /// How many targets it holds.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,169 @@
+//! Which failures one moment explains: a matrix, and any mixture of VMs that fail and do not.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::super::{Check, Doubt, Health, Probe, Sight, moment};
+
+const fn s(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+fn vm(number: u8) -> IpAddr {
+    Ipv4Addr::new(10, 0, 0, number).into()
+}
+
+/// A target of VM `number` behind LoadBalancer `lb`, which passed at 98 s and failed first at 101 s.
+fn silent(lb: &str, number: u8) -> Sight<'_> {
+    Sight { lb, address: vm(number), passed: s(98), failing: Some(s(101)) }
+}
+
+/// One that passed at 102 s.
+fn well(lb: &str, number: u8) -> Sight<'_> {
+    Sight { lb, address: vm(number), passed: s(102), failing: None }
+}
+
+const LBS: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+/// VMs of these numbers, spread over so many LoadBalancers.
+fn fleet(
+    make: fn(&'static str, u8) -> Sight<'static>,
+    numbers: std::ops::Range<u8>,
+    lbs: usize,
+) -> Vec<Sight<'static>> {
+    numbers.map(|number| make(LBS[usize::from(number) % lbs], number)).collect()
+}
+
+/// What was seen, and whether most are silent.
+type Case = (&'static str, Vec<Sight<'static>>, bool);
+
+fn cases() -> Vec<Case> {
+    let behind_all = |number| LBS.map(|lb| silent(lb, number)).to_vec();
+    let rolling = |number: u8| Sight {
+        passed: s(98 + 10 * u64::from(number)),
+        failing: Some(s(101 + 10 * u64::from(number))),
+        ..silent(LBS[usize::from(number) % 3], number)
+    };
+    let long_dead = |number: u8| Sight { passed: s(1), failing: Some(s(5)), ..silent("a", number) };
+    let unseen =
+        |number: u8| Sight { passed: s(0), ..silent(LBS[usize::from(number) % 3], number) };
+    // Its port fails, and another of the VM passes.
+    let port = |number: u8| [silent("a", number), well("b", number)];
+    vec![
+        ("all VMs of three load balancers", fleet(silent, 0..3, 3), true),
+        ("all VMs of one load balancer", fleet(silent, 0..10, 1), false),
+        ("all VMs of two load balancers", fleet(silent, 0..10, 2), false),
+        ("two VMs of five load balancers", [behind_all(1), behind_all(2)].concat(), false),
+        ("three VMs of five load balancers", [1, 2, 3].map(behind_all).concat(), true),
+        ("half", [fleet(silent, 0..5, 5), fleet(well, 5..10, 5)].concat(), false),
+        ("more than half", [fleet(silent, 0..6, 5), fleet(well, 6..10, 5)].concat(), true),
+        ("a node of three", [fleet(silent, 0..10, 5), fleet(well, 10..30, 5)].concat(), false),
+        ("one VM of all", [behind_all(1), fleet(well, 2..5, 3)].concat(), false),
+        ("one after the other", (0..10).map(rolling).collect(), false),
+        ("a port", (0..10).flat_map(port).collect(), false),
+        (
+            "the last that lived",
+            [fleet(silent, 0..3, 3), (3..30).map(long_dead).collect()].concat(),
+            true,
+        ),
+        ("what the last leader left", (0..9).map(unseen).collect(), true),
+        ("nobody", vec![], false),
+    ]
+}
+
+#[test]
+fn most_vms_of_many_load_balancers_at_one_moment_are_doubted_and_nothing_less() {
+    for (what, sights, doubted) in cases() {
+        for news in sights.iter().filter(|sight| sight.failing.is_some()) {
+            let news = (news.passed, news.failing.unwrap());
+            // What died long ago is no news.
+            if news.1 > s(5) {
+                let found = moment(sights.iter().copied(), news);
+                assert_eq!(found.is_some(), doubted, "{what}");
+            }
+        }
+        if sights.is_empty() {
+            assert_eq!(moment(sights.into_iter(), (s(0), s(9))), None);
+        }
+    }
+}
+
+#[test]
+fn what_fell_silent_long_ago_is_not_doubted_because_of_one_that_does_now() {
+    let news = Sight { lb: "d", address: vm(9), passed: s(500), failing: Some(s(505)) };
+    let sights = fleet(silent, 0..9, 3).into_iter().chain([news]);
+    assert_eq!(moment(sights, (news.passed, s(505))), None);
+}
+
+#[test]
+fn a_doubt_ends_for_who_had_the_time_to_answer_once_most_did() {
+    let check = Check {
+        probe: Probe::Tcp,
+        port: 80,
+        success_threshold: 2,
+        failure_threshold: 1,
+        period: s(5),
+        timeout: s(3),
+    };
+    let mut fails = Health::assumed(true);
+    fails.observe(true, &check, s(10));
+    assert!(fails.observe(false, &check, s(15)));
+    let mut doubt = Doubt::default();
+    doubt.grow(s(12));
+    assert!(doubt.explains(fails));
+    let mut held = [fails; 4];
+    for health in &mut held {
+        doubt.hold(health);
+    }
+    assert!(held.iter().all(|health| health.is_healthy() && health.is_held()));
+    doubt.answers(s(20));
+    doubt.answers(s(21));
+    assert!(!doubt.is_over_for(&check, s(1_000)), "half");
+    doubt.answers(s(22));
+    assert_eq!([34, 35].map(|now| doubt.is_over_for(&check, s(now))), [false, true]);
+    // It spreads.
+    doubt.grow(s(30));
+    assert!(!doubt.is_over_for(&check, s(1_000)));
+    doubt.believe(&mut held[0]);
+    assert_eq!((held[0].is_healthy(), held[0].silence(), doubt.held()), (false, None, 0));
+    assert!(!doubt.explains(held[0]), "what is settled is not doubted again");
+}
+
+proptest! {
+    /// VMs that fail, each with some seconds between its last success and the moment, and from there
+    /// to its first failure.
+    #[test]
+    fn a_majority_is_found_whatever_the_periods_and_a_minority_never(
+        failing in vec((1_u64..60, 0_u64..60), 1..20),
+        healthy in 0_u8..20,
+    ) {
+        let count = u8::try_from(failing.len()).unwrap();
+        let mut sights: Vec<Sight<'_>> = failing
+            .iter()
+            .zip(0..)
+            .map(|((before, after), number)| Sight {
+                passed: s(1_000 - before),
+                failing: Some(s(1_000 + after)),
+                ..silent(LBS[usize::from(number) % 5], number)
+            })
+            .collect();
+        sights.extend((count..count + healthy).map(|number| Sight {
+            passed: s(1_100),
+            ..well(LBS[usize::from(number) % 5], number)
+        }));
+        let expected = count > healthy && count >= 3;
+        for (before, after) in failing {
+            let news = (s(1_000 - before), s(1_000 + after));
+            let found = moment(sights.iter().copied(), news);
+            prop_assert_eq!(found.is_some(), expected);
+            // One of the moments at which all of them were silent.
+            let fits = |at: Duration| sights.iter().all(|sight| {
+                sight.failing.is_none_or(|since| (sight.passed..=since).contains(&at))
+            });
+            prop_assert!(found.is_none_or(fits));
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What one replica asks another about targets that it does not reach, and what the answer means.
+//!
+//! Question and answer are annotations of the Lease that all replicas read anyway: whoever may write
+//! them may lead as well. A question only names targets. What is asked of each, and whether it is one,
+//! says the cluster, not the question.
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::Phase;
+
+/// Targets in a question: enough to tell most from few, and a moment's work.
+pub const MOST_ASKED: usize = 32;
+/// What is said of a doubt before there is an answer.
+pub const ASKED: &str = "another replica is asked whether it reaches them";
+/// Bytes of a question or an answer that are read: as many targets with the longest names are fewer.
+const LONGEST: usize = 16 * 1024;
+
+/// Where a replica is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Its name in the Lease.
+    pub replica: String,
+    /// Its node; empty if it was not given.
+    pub node: String,
+}
+
+impl Place {
+    /// The replica and its node, in words.
+    fn told(&self) -> String {
+        match self.node.as_str() {
+            "" => self.replica.clone(),
+            node => format!("{} on node {node}", self.replica),
+        }
+    }
+
+    fn is_beside(&self, other: &Self) -> bool {
+        !self.node.is_empty() && self.node == other.node
+    }
+}
+
+/// A target that the one who asks does not reach.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    /// Its LoadBalancer, `namespace/name`.
+    pub lb: String,
+    /// Where it is.
+    pub address: IpAddr,
+}
+
+/// Whether others reach what the leader does not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Question {
+    /// Who asks.
+    pub by: Place,
+    /// When: no two questions of a replica are of the same time.
+    pub at: String,
+    /// About which targets.
+    pub targets: Vec<Asked>,
+}
+
+/// What another replica found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Who asked.
+    pub to: Place,
+    /// When that was.
+    pub at: String,
+    /// Who answers.
+    pub by: Place,
+    /// Targets that passed.
+    pub passed: usize,
+    /// Targets that failed.
+    pub failed: usize,
+}
+
+/// What an answer says of a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Opinion {
+    /// Nothing: it is to another question, or there is none.
+    None,
+    /// Most targets fail there, too, but it is the same node, which may be what is at fault.
+    SameNode,
+    /// Most targets pass there.
+    Well,
+    /// Most targets fail there, too.
+    Dead,
+}
+
+impl Question {
+    /// Reads one from an annotation.
+    pub fn read(text: &str) -> Option<Self> {
+        let question: Self = read(text)?;
+        (question.targets.len() <= MOST_ASKED).then_some(question)
+    }
+
+    /// What the answer says of it.
+    pub fn opinion(&self, answer: Option<&Answer>) -> Opinion {
+        match answer.filter(|answer| answer.to == self.by && answer.at == self.at) {
+            Some(answer) if answer.passed > answer.failed => Opinion::Well,
+            Some(answer) if answer.by.is_beside(&self.by) => Opinion::SameNode,
+            Some(_) => Opinion::Dead,
+            None => Opinion::None,
+        }
+    }
+
+    /// Whether a replica at the place is to answer, given the answer that there is.
+    pub fn wants_answer_of(&self, place: &Place, given: Option<&Answer>) -> bool {
+        self.by.replica != place.replica
+            && match self.opinion(given) {
+                Opinion::None => true,
+                Opinion::SameNode => !place.is_beside(&self.by),
+                Opinion::Well | Opinion::Dead => false,
+            }
+    }
+
+    /// The answer of a replica at the place that found so many targets to pass and to fail. `None`:
+    /// it could ask fewer than half of them, and knows too little.
+    pub fn answer(&self, by: &Place, passed: usize, failed: usize) -> Option<Answer> {
+        let enough = passed + failed > 0 && 2 * (passed + failed) >= self.targets.len();
+        let (to, at, by) = (self.by.clone(), self.at.clone(), by.clone());
+        enough.then_some(Answer { to, at, by, passed, failed })
+    }
+}
+
+impl Answer {
+    /// Reads one from an annotation.
+    pub fn read(text: &str) -> Option<Self> {
+        read(text)
+    }
+}
+
+impl Opinion {
+    /// Whether the prober or the outage is to be believed, in words, for conditions and Events.
+    pub fn told(&self, question: &Question, answer: Option<&Answer>) -> String {
+        let leader = question.by.told();
+        let other = answer.map(|answer| answer.by.told()).unwrap_or_default();
+        match self {
+            Self::None => format!(
+                "only {leader} has probed them, no other replica has answered: see the network of its node, and whether another replica runs"
+            ),
+            Self::SameNode => format!(
+                "{other} does not reach them either, but is on the node of the leader, {leader}: see the network of that node"
+            ),
+            Self::Well => format!(
+                "{other} reaches them and the leader, {leader}, does not: see the network of the leader's node; if its pod is deleted, another replica leads"
+            ),
+            Self::Dead => format!("{other} does not reach them either"),
+        }
+    }
+}
+
+/// The targets to ask about: of different load balancers and VMs as far as there are such, and else
+/// whichever chance picks that the text `at` stands for.
+pub fn sample(held: impl IntoIterator<Item = Asked>, at: &str) -> Vec<Asked> {
+    let chance = |asked: &Asked| Phase::of(&[at, &asked.lb, &asked.address.to_string()]);
+    let mut of_lbs = BTreeMap::<String, Vec<Asked>>::new();
+    for asked in held {
+        of_lbs.entry(asked.lb.clone()).or_default().push(asked);
+    }
+    let mut seen = HashSet::new();
+    let mut picked: Vec<Asked> = of_lbs
+        .into_values()
+        .filter_map(|targets| {
+            let fresh = targets.iter().filter(|asked| !seen.contains(&asked.address));
+            let one = fresh.min_by_key(|asked| chance(asked)).cloned()?;
+            seen.insert(one.address);
+            Some(one)
+        })
+        .collect();
+    picked.sort_by_key(|asked| chance(asked));
+    picked.truncate(MOST_ASKED);
+    picked
+}
+
+fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
+    (text.len() <= LONGEST).then(|| serde_json::from_str(text).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests;

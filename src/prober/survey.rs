@@ -1,0 +1,35 @@
+//! One probe of each of some targets, outside of any schedule: what a second opinion rests on.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use super::ask::ask;
+use super::dial::Dial;
+use crate::domain::health::{Check, may_be_backend};
+
+/// Longest that a target may take: who asked waits.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// Probes each once, all at the same time. Returns how many pass and how many fail; what says
+/// nothing of the target counts as neither.
+pub async fn survey(targets: Vec<(IpAddr, Check)>) -> (usize, usize) {
+    let mut probes = JoinSet::new();
+    for (address, check) in targets {
+        let Ok(dial) = Dial::new(&check) else { continue };
+        if may_be_backend(address) {
+            let check = Check { timeout: check.timeout.min(LONGEST), ..check };
+            probes.spawn(async move { ask(address, &check, &dial).await.verdict() });
+        }
+    }
+    let (mut passed, mut failed) = (0, 0);
+    while let Some(verdict) = probes.join_next().await {
+        match verdict {
+            Ok(Some(true)) => passed += 1,
+            Ok(Some(false)) => failed += 1,
+            Ok(None) | Err(_) => {}
+        }
+    }
+    (passed, failed)
+}
