@@ -45,6 +45,8 @@ pub struct Settings {
     pub probe: Probe,
     /// Subnets whose addresses may be leased. Empty: any.
     pub subnets: Arc<[Ipv4Net]>,
+    /// Whether servers are asked to broadcast their answers in any case.
+    pub broadcast: bool,
 }
 
 /// What it does that with.

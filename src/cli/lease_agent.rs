@@ -52,6 +52,10 @@ pub struct LeaseAgent {
     /// the cluster's.
     #[arg(long, env = "HGO_SUBNETS", value_delimiter = ',', value_name = "CIDR")]
     subnets: Vec<Ipv4Net>,
+    /// Whether servers are asked to broadcast their answers in any case: where something between here and
+    /// the server drops answers to an address that it has not seen yet.
+    #[arg(long, env = "HGO_BROADCAST")]
+    broadcast: bool,
     /// Kubeconfig file. Else KUBECONFIG and the default file, else the pod's own account.
     #[arg(long, env = "HGO_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
@@ -118,6 +122,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
                 ArpProbe::Off => Probe::OFF,
             },
             subnets: args.subnets.into(),
+            broadcast: args.broadcast,
         },
         writer: Writer::new(client.clone(), leadership.clone(), metrics.clone()),
         events: Events::start(client.clone(), &me, metrics.clone()),

@@ -163,6 +163,7 @@ impl Term<'_> {
             resume_within: RESUME_EACH.saturating_mul(all).min(RESUME_LONGEST),
             phase: phase(self.begun),
             subnets: self.agent.settings.subnets.clone(),
+            broadcast: self.agent.settings.broadcast,
             proxy: self.disputes.proxy(),
             ..Options::default()
         }

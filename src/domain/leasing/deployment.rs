@@ -163,6 +163,9 @@ pub fn deployment(
         if !subnets.is_empty() {
             args.extend(["--subnets", &subnets]);
         }
+        if declaration.broadcasts().unwrap_or_default() {
+            args.push("--broadcast");
+        }
         container["args"] = json!(args);
     }
     let mut digest = String::new();

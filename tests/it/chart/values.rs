@@ -74,6 +74,7 @@ const WRONG: [(&str, &str); 57] = [
         "leaseAgent: {networks: [{network: a/b, subnets: [10.7.0.0]}]}",
         "/leaseAgent/networks/0/subnets/0",
     ),
+    ("leaseAgent: {networks: [{network: a/b, clientID: hostname}]}", "clientID"),
     ("leaseAgent: {networks: [{network: a/b, interface: far-too-long-for-linux}]}", "interface"),
 ];
 

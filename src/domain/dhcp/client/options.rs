@@ -1,5 +1,6 @@
 //! How a client behaves.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ pub struct Options {
     pub broadcast: bool,
     /// Subnets whose addresses may be leased. Empty: any.
     pub subnets: Arc<[Ipv4Net]>,
+    /// Address that is asked for before any was held.
+    pub wish: Option<Ipv4Addr>,
     /// Station that answers ARP for every address: see [`super::Disputes`].
     pub proxy: Option<Mac>,
 }
@@ -39,6 +42,7 @@ impl Default for Options {
             phase: 0,
             broadcast: false,
             subnets: Arc::default(),
+            wish: None,
             proxy: None,
         }
     }

@@ -56,11 +56,16 @@ fn a_network_gets_an_agent_of_its_own_where_it_is() {
     assert_eq!(attached, json!([{"namespace": "default", "name": "vlan100", "interface": "net1"}]));
     let container = &pod["spec"]["containers"][0];
     assert_eq!(container["args"], json!(["--network", NETWORK, "--interface", "net1"]));
-    let said = Declaration { subnets: "10.7.0.9/24, 10.8.0.0/16".into(), ..Declaration::default() };
+    let said = Declaration {
+        subnets: "10.7.0.9/24, 10.8.0.0/16".into(),
+        broadcast: "true".into(),
+        ..Declaration::default()
+    };
     let narrow = deployment(&template(), NETWORK, &said, None);
     let args = &narrow["spec"]["template"]["spec"]["containers"][0]["args"];
     assert_eq!(args[4], "--subnets");
     assert_eq!(args[5], "10.7.0.9/24,10.8.0.0/16");
+    assert_eq!(args[6], "--broadcast");
     assert_eq!(container["image"], "x:1", "the rest is the template's");
     assert_eq!(pod["metadata"]["annotations"]["note"], "x");
     let terms =
