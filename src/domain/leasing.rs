@@ -34,7 +34,7 @@ pub use asked::{ASKING, Asked, Fault, asked};
 pub use keeping::{Keeping, keep, without_finalizer};
 pub use networks::{Agent, Declaration, Form, Networks};
 pub use obstacle::{Other, Pool, World, obstacle};
-pub use takeover::{AGAIN as TAKEOVER_AGAIN, is_possible as may_be_taken_over};
+pub use takeover::{AGAIN as TAKEOVER_AGAIN, is_possible as may_be_taken_over, needs_service};
 
 /// By how much clocks of two machines may differ before a Lease counts as left behind.
 const CLOCKS_APART: TimeDelta = TimeDelta::seconds(60);
@@ -168,7 +168,7 @@ pub fn step(seen: &Seen<'_>) -> Step {
             return Step::Wait(NoLease::Annotation(fault));
         }
     };
-    if let Err(fault) = asked(lb) {
+    if let Some(fault) = asked(lb).err().filter(|_| declared || host) {
         return Step::Wait(NoLease::Annotation(fault.text()));
     }
     if let Some(why) = takeover::waits(seen) {

@@ -37,7 +37,7 @@ pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<F
     };
     let name = facts::name(lb);
     let network = views.leasing_network(lb);
-    if leasing::may_be_taken_over(lb) && !views.endpoints_synced() {
+    if leasing::needs_service(lb) && !views.endpoints_synced() {
         return Ok(None);
     }
     let service = views.services.of(&name).next();

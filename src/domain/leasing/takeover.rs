@@ -12,7 +12,7 @@ use chrono::TimeDelta;
 
 use super::asked::adopted;
 use super::{Choice, Seen, Step, asked, choice, is_guests, time};
-use crate::api::{LoadBalancer, READY};
+use crate::api::{Condition, LoadBalancer, READY};
 use crate::domain::reason::{NoLease, TAKEOVER};
 use crate::domain::vm_lb;
 
@@ -21,16 +21,33 @@ const GIVES_BACK: TimeDelta = TimeDelta::seconds(3);
 /// How often a takeover is looked at.
 pub const AGAIN: Duration = Duration::from_secs(1);
 
-/// Whether the host would take over what an announcer leases: the LoadBalancer's Service must be known then.
+/// Whether the host would take over what an announcer leases.
 pub fn is_possible(lb: &LoadBalancer) -> bool {
     vm_lb::is_vm(lb) && choice(lb) == Ok(Some(Choice::Host))
+}
+
+/// Whether a step depends on the LoadBalancer's Service.
+pub fn needs_service(lb: &LoadBalancer) -> bool {
+    is_possible(lb) && (is_guests(lb) || noted(lb).is_some())
+}
+
+/// The condition that says that the host takes over.
+fn noted(lb: &LoadBalancer) -> Option<&Condition> {
+    let mut conditions = lb.status.iter().flat_map(|status| &status.conditions);
+    let ready = conditions.find(|condition| condition.type_ == READY);
+    ready.filter(|ready| ready.reason.as_deref() == Some(TAKEOVER))
 }
 
 /// What to do for a LoadBalancer whose announcer leases.
 pub(super) fn begin(seen: &Seen<'_>) -> Step {
     let Seen { lb, network, declared, serving, service, .. } = *seen;
-    if !(is_possible(lb) && declared && serving) {
+    if !is_possible(lb) {
         return Step::Guest(None);
+    }
+    if !(declared && serving) {
+        return Step::Guest(Some(format!(
+            "the announcer leases the address until the host leases on network {network} and its agent is there"
+        )));
     }
     let adopted = service.map_or_else(|| asked(lb).map(|_| None), |service| adopted(lb, service));
     match adopted {
@@ -46,12 +63,9 @@ pub(super) fn begin(seen: &Seen<'_>) -> Step {
 /// Why the host does not lease yet, if it takes over.
 pub(super) fn waits(seen: &Seen<'_>) -> Option<NoLease> {
     let Seen { lb, network, service, now, .. } = *seen;
-    let conditions = lb.status.iter().flat_map(|status| &status.conditions);
-    let mut taking = conditions.filter(|c| c.type_ == READY);
-    let taking = taking.find(|ready| ready.reason.as_deref() == Some(TAKEOVER))?;
-    let since = taking.last_update_time.as_deref().and_then(time);
+    let since = noted(lb)?.last_update_time.as_deref().and_then(time);
     let given_back = since.is_none_or(|since| since + GIVES_BACK <= now);
-    let gone = service.is_none() && given_back && !is_guests(lb);
+    let gone = service.is_none() && given_back;
     (!gone).then(|| NoLease::TakingOver { network: network.to_owned() })
 }
 

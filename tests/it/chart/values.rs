@@ -14,7 +14,7 @@ const VALUES: &str = "charts/harvester-guest-operator/values.yaml";
 const SCHEMA: &str = "charts/harvester-guest-operator/values.schema.json";
 
 /// Values files, and what the refusal must name.
-const WRONG: [(&str, &str); 57] = [
+const WRONG: [(&str, &str); 58] = [
     ("replicaCout: 2", "replicaCout"),
     ("replicasCount: 2", "replicasCount"),
     ("replicaCount: two", "/replicaCount"),

@@ -46,13 +46,13 @@ impl Site {
             self.server.granted_to(KUBE_VIPS).await
         })
         .await?;
-        Ok((KubeVip { client, _machine: machine, _log: log }, granted.address.to_string()))
+        Ok((KubeVip { client, machine, _log: log }, granted.address.to_string()))
     }
 }
 
 struct KubeVip {
     client: Managed,
-    _machine: Netns,
+    machine: Netns,
     _log: tempfile::NamedTempFile,
 }
 
@@ -91,7 +91,10 @@ async fn given_back(mut site: Site) -> Result<()> {
     let _agent = site.agent().await?;
     let _operator = site.operator(600).await?;
     let (mut kube_vip, leased) = site.kube_vip().await?;
+    // Its RELEASE comes from the address, which goes with its interface.
+    kube_vip.machine.ip(&format!("address add {leased}/24 dev eth0")).await?;
     kube_vip.client.terminate(LATER).await?;
+    kube_vip.machine.ip("link delete eth0").await?;
     eventually(LATER, "address that kube-vip gives back", async || {
         site.server.granted_to(KUBE_VIPS).await.map(|granted| granted.is_none())
     })

@@ -55,16 +55,16 @@ fn an_address_is_asked_for_by_name() {
     assert_eq!(discover.wish(), Some(wished));
     assert!(bed.hears(&answer(&discover, OFFER, ADDRESS, SERVER, 120)).is_empty());
     assert!(bed.hears(&answer(&discover, OFFER, wished, SERVER, 120)).is_empty());
-    let mut wishes = Vec::new();
+    let mut asked = Vec::new();
     for _ in 0..3 {
         let request = bed.speaks();
         assert_eq!((request.kind(), request.wish()), (REQUEST, Some(wished)));
         bed.hears(&answer(&request, NAK, Ipv4Addr::UNSPECIFIED, SERVER, 0));
         let discover = bed.speaks();
-        wishes.push(discover.wish());
+        asked.push(discover.wish());
         bed.hears(&answer(&discover, OFFER, wished, SERVER, 120));
     }
-    assert_eq!(wishes, [Some(wished), None, None]);
+    assert_eq!(asked, [Some(wished), None, None]);
 }
 
 #[test]
