@@ -42,6 +42,8 @@ impl Site {
             Managed::spawn(&mut udhcpc, path).context("start udhcpc: `make nets` installs busybox")
         };
         let client = machine.run(start).await?;
+        // The server has written it before the client knows.
+        eventually(LATER, "lease of udhcpc", async || client.log().contains("obtained")).await?;
         let granted = eventually(LATER, "lease of kube-vip", async || {
             self.server.granted_to(KUBE_VIPS).await
         })
@@ -94,11 +96,11 @@ async fn given_back(mut site: Site) -> Result<()> {
     // Its RELEASE comes from the address, which goes with its interface.
     kube_vip.machine.ip(&format!("address add {leased}/24 dev eth0")).await?;
     kube_vip.client.terminate(LATER).await?;
-    kube_vip.machine.ip("link delete eth0").await?;
     eventually(LATER, "address that kube-vip gives back", async || {
         site.server.granted_to(KUBE_VIPS).await.map(|granted| granted.is_none())
     })
     .await?;
+    kube_vip.machine.ip("link delete eth0").await?;
     let adopt = [(KUBE_VIP_HWADDR, KUBE_VIPS), (KUBE_VIP_REQUESTED_IP, leased.as_str())];
     site.ask_as("adopted", &adopt).await?;
     let adopted = site.has("adopted").await?;
