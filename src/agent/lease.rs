@@ -1,5 +1,6 @@
 //! One lease as the agent holds it: its record, its client, its link.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -38,6 +39,10 @@ pub(super) struct Lease {
     /// Its record is gone, however that came about.
     pub(super) gone: bool,
     pub(super) identity: Identity,
+    /// The address that is asked for at first.
+    wish: Option<Ipv4Addr>,
+    /// Whether servers are asked to broadcast their answers in any case.
+    broadcast: bool,
     /// From when its link is there.
     pub(super) client: Option<Client>,
     pub(super) link: LinkState,
@@ -78,9 +83,14 @@ impl Lease {
         let spec = &record.spec;
         let identity = Identity {
             mac: spec.mac_address.parse::<Mac>().map_err(|error| error.to_string())?,
-            client_id: spec.client_id.parse::<ClientId>().map_err(|error| error.to_string())?,
+            client_id: Some(&spec.client_id)
+                .filter(|id| !id.is_empty())
+                .map(|id| id.parse::<ClientId>().map_err(|error| error.to_string()))
+                .transpose()?,
             hostname: spec.hostname.clone(),
         };
+        let wish = spec.requested_address.as_deref().and_then(|address| address.parse().ok());
+        let broadcast = spec.broadcast;
         Ok(Self {
             namespace: record.namespace().unwrap_or_default(),
             name: record.name_any(),
@@ -90,6 +100,8 @@ impl Lease {
             leaving: record.metadata.deletion_timestamp.is_some(),
             gone: false,
             identity,
+            wish,
+            broadcast,
             client: None,
             link: LinkState::Making,
             failures: 0,
@@ -120,7 +132,9 @@ impl Lease {
     }
 
     /// The client, which goes on where the record says that an earlier one was.
-    pub(super) fn begin(&mut self, options: Options, seed: u64, at: Moment) -> &mut Client {
+    pub(super) fn begin(&mut self, mut options: Options, seed: u64, at: Moment) -> &mut Client {
+        options.wish = self.wish;
+        options.broadcast |= self.broadcast;
         let identity = self.identity.clone();
         let client = if let Some(held) = held(&self.stored, at.wall) {
             Client::resume(identity, options, held, seed, at.now)

@@ -47,6 +47,8 @@ pub struct Settings {
     pub subnets: Arc<[Ipv4Net]>,
     /// Whether an address is kept after its lease has ended without an answer.
     pub keep: bool,
+    /// Whether servers are asked to broadcast their answers in any case.
+    pub broadcast: bool,
 }
 
 /// What it does that with.

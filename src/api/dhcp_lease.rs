@@ -2,8 +2,8 @@
 //!
 //! It has the namespace and the name of its LoadBalancer, so that one that is deleted and made
 //! again finds it. The controller writes metadata and spec, the network's agent writes the status.
-//! Invariants: who the DHCP server sees (`macAddress`, `clientID`) is in the record before the
-//! first packet and never changes; `status.address` is there only while it may be used.
+//! An admin may write one ahead of its LoadBalancer. Invariants: who the DHCP server sees (`macAddress`,
+//! `clientID`) is in the record before the first packet and never changes; `status.address` is there only while it may be used.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -68,29 +68,37 @@ use super::Condition;
         "spec.hostname is immutable: the DHCP server was told it"),
     validation = ("self.network.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-.a-z0-9]*[a-z0-9])?$')",
         "spec.network: must be namespace/name of a NetworkAttachmentDefinition"),
-    validation = ("self.macAddress.matches('^[0-9a-f][26ae](:[0-9a-f]{2}){5}$')",
-        "spec.macAddress: must be a locally administered unicast address in lower case, such as 02:00:5e:10:00:01"),
-    validation = ("self.clientID.matches('^([0-9a-f]{2})+$')",
-        "spec.clientID: must be octets in lower-case hexadecimal, the type octet included"),
-    validation = ("self.hostname.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
-        "spec.hostname: must be a DNS label: lower-case letters, digits and dashes"),
+    validation = ("self.macAddress.matches('^[0-9a-f][02468ace](:[0-9a-f]{2}){5}$') && self.macAddress != '00:00:00:00:00:00'",
+        "spec.macAddress: must be a unicast hardware address in lower case, such as 02:00:5e:10:00:01"),
+    validation = ("self.clientID == '' || self.clientID.matches('^([0-9a-f]{2}){2,}$')",
+        "spec.clientID: must be two octets or more in lower-case hexadecimal, the type octet included; empty for none"),
+    validation = ("self.hostname.matches('^[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?$')",
+        "spec.hostname: must be a DNS name: letters, digits, dashes and dots"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct DHCPLeaseSpec {
     /// `namespace/name` of the NetworkAttachmentDefinition whose agent leases the address.
     #[schemars(length(min = 3, max = 317))]
     pub network: String,
-    /// The hardware address that asks, derived from the cluster, the network and the
-    /// LoadBalancer's name. It never changes.
+    /// The hardware address that asks: derived from the cluster, the network and the LoadBalancer's
+    /// name, unless the LoadBalancer asks for another. It never changes.
     #[schemars(length(min = 17, max = 17))]
     pub mac_address: String,
-    /// The client identifier (option 61) in hexadecimal, its type octet included. It never changes.
+    /// The client identifier (option 61) in hexadecimal, its type octet included. Empty: none is sent. It
+    /// never changes.
     #[serde(rename = "clientID")]
-    #[schemars(length(min = 4, max = 510))]
+    #[schemars(length(max = 510))]
     pub client_id: String,
     /// The host name (option 12) that the DHCP server is told.
-    #[schemars(length(min = 1, max = 63))]
+    #[schemars(length(min = 1, max = 253))]
     pub hostname: String,
+    /// The IPv4 address that is asked for before any was held. The server decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 15))]
+    pub requested_address: Option<String>,
+    /// Whether the server is asked to broadcast its answers in any case.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub broadcast: bool,
     /// When the address is given back, unless the LoadBalancer is there again by then. Unset while
     /// it is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -123,6 +123,22 @@ pub const ANNOTATION_DHCP_SUBNETS: &str = "loadbalancer.harvesterhci.io/dhcp-sub
 /// Annotation of a NetworkAttachmentDefinition on which the host leases: what becomes of an address whose
 /// lease ends without an answer, `Withdraw` (also without the annotation) or `Keep`.
 pub const ANNOTATION_DHCP_ON_LEASE_LOSS: &str = "loadbalancer.harvesterhci.io/dhcp-on-lease-loss";
+/// Annotation of a LoadBalancer that the host leases for, and of a NetworkAttachmentDefinition on which it
+/// does: the form of the client identifier, `duid`, `mac` or `none`.
+pub const ANNOTATION_DHCP_CLIENT_ID: &str = "loadbalancer.harvesterhci.io/dhcp-client-id";
+/// Annotation of a NetworkAttachmentDefinition on which the host leases, `true`: the server is asked to
+/// broadcast its answers.
+pub const ANNOTATION_DHCP_BROADCAST: &str = "loadbalancer.harvesterhci.io/dhcp-broadcast";
+/// Annotation of a Service by which kube-vip keeps the hardware address that it leases with, and of a
+/// LoadBalancer that the host is to lease for with that one. Source of these four: kube-vip 1.2.3,
+/// pkg/kubevip/annotations.go.
+pub const KUBE_VIP_HWADDR: &str = "kube-vip.io/hwaddr";
+/// The same for the address that it asks for.
+pub const KUBE_VIP_REQUESTED_IP: &str = "kube-vip.io/requestedIP";
+/// The same for the host name that it tells the server.
+pub const KUBE_VIP_HOSTNAME: &str = "kube-vip.io/loadbalancerHostname";
+/// The same, `true`: the server is asked to broadcast its answers.
+pub const KUBE_VIP_BROADCAST: &str = "kube-vip.io/dhcp-broadcast";
 /// Annotation of a NetworkAttachmentDefinition on which the host leases: who serves it and since when, or
 /// why no agent does, as JSON.
 pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-status";

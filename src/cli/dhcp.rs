@@ -7,6 +7,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 
 use super::admission::AdmissionArgs;
 use crate::controllers::dhcp_agent::Agents;
+use crate::domain::dhcp::{ClientIdForm, NoForm};
 use crate::domain::leasing::Networks;
 
 /// Options of DHCP networks.
@@ -18,9 +19,10 @@ pub(super) struct DhcpArgs {
     #[arg(long = "dhcp-release-grace", env = "HGO_DHCP_RELEASE_GRACE", default_value_t = 600)]
     release_grace: u32,
     /// Networks on which the host leases, separated by commas: namespace/name of each
-    /// NetworkAttachmentDefinition. Their agents are made by others, as by the chart.
-    #[arg(long = "dhcp-networks", env = "HGO_DHCP_NETWORKS", value_delimiter = ',', value_parser = network)]
-    networks: Vec<String>,
+    /// NetworkAttachmentDefinition. Their agents are made by others, as by the chart. One may end in =mac or
+    /// =none, the form of the client identifiers there.
+    #[arg(long = "dhcp-networks", env = "HGO_DHCP_NETWORKS", value_delimiter = ',', value_parser = listed)]
+    networks: Vec<(String, ClientIdForm)>,
     /// Namespaces, separated by commas, whose NetworkAttachmentDefinitions may have the host lease there, by
     /// the annotation loadbalancer.harvesterhci.io/dhcp: host.
     #[arg(
@@ -73,14 +75,20 @@ impl DhcpArgs {
 
     /// On which networks the host leases.
     pub(super) fn networks(&self) -> Networks {
-        let given =
-            |names: &[String]| names.iter().filter(|name| !name.is_empty()).cloned().collect();
+        let is_given = |name: &&String| !name.is_empty();
+        let listed = self.networks.iter().filter(|(name, _)| is_given(&name)).cloned();
         Networks {
-            listed: given(&self.networks),
-            namespaces: given(&self.namespaces),
+            listed: listed.collect(),
+            namespaces: self.namespaces.iter().filter(is_given).cloned().collect(),
             default: self.default_network.clone(),
         }
     }
+}
+
+/// A network's name, and the form of its client identifiers.
+fn listed(text: &str) -> Result<(String, ClientIdForm), String> {
+    let (name, form) = text.split_once('=').unwrap_or((text, "duid"));
+    Ok((network(name)?, form.parse().map_err(|error: NoForm| error.to_string())?))
 }
 
 /// A network's name. Empty text between two commas is none.

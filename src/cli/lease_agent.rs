@@ -56,6 +56,10 @@ pub struct LeaseAgent {
     /// out, keep leaves it while no server refuses it and no other host answers ARP for it.
     #[arg(long, env = "HGO_ON_LEASE_LOSS", value_enum, ignore_case = true, default_value_t = OnLeaseLoss::Withdraw)]
     on_lease_loss: OnLeaseLoss,
+    /// Whether servers are asked to broadcast their answers in any case: where something between here and
+    /// the server drops answers to an address that it has not seen yet.
+    #[arg(long, env = "HGO_BROADCAST")]
+    broadcast: bool,
     /// Kubeconfig file. Else KUBECONFIG and the default file, else the pod's own account.
     #[arg(long, env = "HGO_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
@@ -129,6 +133,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
             },
             subnets: args.subnets.into(),
             keep: args.on_lease_loss == OnLeaseLoss::Keep,
+            broadcast: args.broadcast,
         },
         writer: Writer::new(client.clone(), leadership.clone(), metrics.clone()),
         events: Events::start(client.clone(), &me, metrics.clone()),

@@ -10,9 +10,10 @@ use std::collections::BTreeMap;
 use sha2::{Digest, Sha256};
 
 use crate::api::{
-    ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_DHCP, ANNOTATION_MANAGEMENT_NETWORK,
-    ANNOTATION_NETWORK, AllocatedAddress, Condition, HealthCheck, LABEL_CLUSTER, LB_FINALIZER,
-    LoadBalancer, LoadBalancerSpec, READY,
+    ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_DHCP, ANNOTATION_DHCP_CLIENT_ID,
+    ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NETWORK, AllocatedAddress, Condition, HealthCheck,
+    KUBE_VIP_BROADCAST, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR, KUBE_VIP_REQUESTED_IP, LABEL_CLUSTER,
+    LB_FINALIZER, LoadBalancer, LoadBalancerSpec, READY,
 };
 
 /// Labels that a selector may name.
@@ -42,12 +43,17 @@ const LONGEST_LIST: usize = 16;
 pub const MOST_KEPT: usize = 20 * 1024;
 
 /// Annotations that decisions take.
-const ANNOTATIONS: [&str; 5] = [
+const ANNOTATIONS: [&str; 10] = [
     ANNOTATION_NETWORK,
     ANNOTATION_CLUSTER,
     ANNOTATION_MANAGEMENT_NETWORK,
     ANNOTATION_DHCP,
     ANNOTATION_ALLOCATED,
+    ANNOTATION_DHCP_CLIENT_ID,
+    KUBE_VIP_BROADCAST,
+    KUBE_VIP_HOSTNAME,
+    KUBE_VIP_HWADDR,
+    KUBE_VIP_REQUESTED_IP,
 ];
 
 /// The text, or its beginning and three dots: `longest` bytes at most.

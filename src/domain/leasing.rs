@@ -8,11 +8,13 @@
 //! address is published only while its record says that it may be used, and never when somebody
 //! else has it; a record goes only when no LoadBalancer of its name wants it.
 
+mod asked;
 pub mod deployment;
 mod keeping;
 pub mod network_status;
 mod networks;
 mod obstacle;
+mod takeover;
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -21,16 +23,19 @@ use chrono::{DateTime, FixedOffset, TimeDelta};
 use ipnet::Ipv4Net;
 use serde_json::{Value, json};
 
-use super::dhcp::Identity;
+use super::dhcp::{ClientIdForm, Identity};
 use super::facts;
 use super::reason::{LEASE_LOST, NoLease};
+use super::service;
 use crate::api::{
     ANNOTATION_DHCP, DHCP_FINALIZER, DHCPLease, DHCPLeaseSpec, LeaseState, LoadBalancer,
     OnLeaseLoss, READY,
 };
+pub use asked::{ASKING, Asked, Fault, asked};
 pub use keeping::{Keeping, keep, without_finalizer};
 pub use networks::{Agent, Declaration, Form, Networks};
 pub use obstacle::{Other, Pool, World, obstacle};
+pub use takeover::{AGAIN as TAKEOVER_AGAIN, is_possible as may_be_taken_over, needs_service};
 
 /// By how much clocks of two machines may differ before a Lease counts as left behind.
 const CLOCKS_APART: TimeDelta = TimeDelta::seconds(60);
@@ -51,6 +56,8 @@ pub enum Step {
     Guest(Option<String>),
     /// The host leases, and there is no record yet.
     Create,
+    /// The host is to lease what an announcer leases: this merge patch notes whose lease that is.
+    Adopt(Value),
     /// The record is to be given back, and must not be: it is wanted again.
     Keep,
     /// There is no address that may be published.
@@ -85,6 +92,8 @@ pub struct Seen<'a> {
     pub declared: bool,
     /// Whether the agent of the record's network, or else of its own, is there.
     pub serving: bool,
+    /// Its Service by which an announcer leases so far.
+    pub service: Option<&'a service::Stored>,
     /// Whether the term is so young that an agent may have had no time to write what it renewed while the
     /// API server was away.
     pub early: bool,
@@ -144,13 +153,13 @@ pub fn step(seen: &Seen<'_>) -> Step {
         let why = format!("the annotation {ANNOTATION_DHCP} has the announcer lease the address");
         return Step::Guest(Some(why).filter(|_| !facts::has_address(lb)));
     }
-    let is_guests = facts::has_address(lb) && leased.is_none();
+    let is_guests = is_guests(lb);
     if let Some(record) = record.filter(|record| !is_guests || record.spec.release_after.is_none())
     {
         return with(record, seen);
     }
     if is_guests {
-        return Step::Guest(None);
+        return takeover::begin(seen);
     }
     let host = match choice {
         // What it was told before, it is not to find out for itself now.
@@ -160,6 +169,12 @@ pub fn step(seen: &Seen<'_>) -> Step {
             return Step::Wait(NoLease::Annotation(fault));
         }
     };
+    if let Some(fault) = asked(lb).err().filter(|_| declared || host) {
+        return Step::Wait(NoLease::Annotation(fault.text()));
+    }
+    if let Some(why) = takeover::waits(seen) {
+        return Step::Wait(why);
+    }
     if declared && serving {
         return Step::Create;
     }
@@ -185,6 +200,9 @@ fn with(record: &DHCPLease, seen: &Seen<'_>) -> Step {
     if has_moved(record, lb, network) {
         return Step::Wait(NoLease::OtherNetwork { network: record.spec.network.clone() });
     }
+    if is_anothers(record, lb) {
+        return Step::Wait(NoLease::OtherIdentity);
+    }
     if record.spec.release_after.is_some() {
         return Step::Keep;
     }
@@ -208,6 +226,17 @@ fn with(record: &DHCPLease, seen: &Seen<'_>) -> Step {
 /// with an address keeps it, whatever its annotations say later.
 fn has_moved(record: &DHCPLease, lb: &LoadBalancer, network: &str) -> bool {
     !network.is_empty() && record.spec.network != network && facts::leased(lb).is_none()
+}
+
+/// Whether its announcer leases its address.
+fn is_guests(lb: &LoadBalancer) -> bool {
+    facts::has_address(lb) && facts::leased(lb).is_none()
+}
+
+/// Whether a LoadBalancer without address asks to be another client than its record's. One with an address
+/// keeps it, whatever its annotations say later.
+fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
+    facts::leased(lb).is_none() && asked(lb).is_ok_and(|asked| !asked.fits(record))
 }
 
 /// Whether it had an address: then it is not just late.
@@ -268,22 +297,36 @@ fn time(text: &str) -> Option<DateTime<FixedOffset>> {
     DateTime::parse_from_rfc3339(text).ok()
 }
 
-/// The record of a LoadBalancer, as it is created.
-pub fn record(lb: &LoadBalancer, cluster: &str, network: &str) -> DHCPLease {
+/// The record of a LoadBalancer, as it is created. `form` is its network's of client identifiers.
+pub fn record(
+    lb: &LoadBalancer,
+    cluster: &str,
+    network: &str,
+    form: ClientIdForm,
+) -> Result<DHCPLease, Fault> {
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     let (namespace, name) = (part(&lb.metadata.namespace), part(&lb.metadata.name));
-    let identity = Identity::derive(cluster, network, &namespace, &name);
+    let asked = asked(lb)?;
+    let identity = asked.identity(Identity::derive(cluster, network, &namespace, &name), form);
     let spec = DHCPLeaseSpec {
         network: network.to_owned(),
         mac_address: identity.mac.to_string(),
-        client_id: identity.client_id.to_string(),
+        client_id: identity.client_id.map(|id| id.to_string()).unwrap_or_default(),
         hostname: identity.hostname,
+        requested_address: asked.address().map(|address| address.to_string()),
+        broadcast: asked.broadcast(),
         release_after: None,
     };
     let mut record = DHCPLease::new(lb.metadata.name.as_deref().unwrap_or_default(), spec);
     record.metadata.namespace.clone_from(&lb.metadata.namespace);
     record.metadata.finalizers = Some(vec![DHCP_FINALIZER.to_owned()]);
-    record
+    Ok(record)
+}
+
+/// Whether a DHCP server would take the holders of two records for one client.
+pub fn is_one_client(one: &DHCPLeaseSpec, other: &DHCPLeaseSpec) -> bool {
+    let same_id = !one.client_id.is_empty() && one.client_id == other.client_id;
+    one.network == other.network && (one.mac_address == other.mac_address || same_id)
 }
 
 /// The merge patch that has a record given back then; `None` takes that back.

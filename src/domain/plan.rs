@@ -353,6 +353,9 @@ fn ready(
                 {
                     condition(status, wait.reason(), format!("keeps {ip}: {}", wait.message()))
                 }
+                Finding::Guest(Some(why)) if status == ConditionStatus::True => {
+                    condition(status, reason, format!("{message}; {why}"))
+                }
                 _ => condition(status, reason, message),
             }
         }

@@ -170,7 +170,16 @@ pub enum NoLease {
         /// Of which.
         network: String,
     },
-    /// The annotation that chooses who leases says neither, as the text tells.
+    /// The former record is of another client, and must go first.
+    OtherIdentity,
+    /// The host takes over what kube-vip leased, which gives it back first.
+    TakingOver {
+        /// Where.
+        network: String,
+    },
+    /// Another LoadBalancer leases as the same client, as the text says.
+    IdentityTaken(String),
+    /// An annotation of DHCP cannot be followed, as the text tells.
     Annotation(String),
     /// The API server refuses the record, as the text says.
     Refused(String),
@@ -184,7 +193,9 @@ impl NoLease {
             Self::Lost { .. } => LEASE_LOST,
             Self::NoAgent { .. } => "NoDHCPAgent",
             Self::Unusable(_) => "DHCPAddressUnusable",
-            Self::Returning | Self::OtherNetwork { .. } => "DHCPReturning",
+            Self::Returning | Self::OtherNetwork { .. } | Self::OtherIdentity => "DHCPReturning",
+            Self::TakingOver { .. } => TAKEOVER,
+            Self::IdentityTaken(_) => "DHCPIdentityTaken",
             Self::Annotation(_) => "InvalidAnnotation",
             Self::Refused(_) => "DHCPLeaseRefused",
         }
@@ -220,7 +231,14 @@ impl NoLease {
             Self::OtherNetwork { network } => {
                 format!("the former address, on network {network}, is to be given back first")
             }
-            Self::Annotation(why) => why.clone(),
+            Self::OtherIdentity => {
+                "the former address was leased as another client, and is to be given back first"
+                    .to_owned()
+            }
+            Self::TakingOver { network } => format!(
+                "the host takes over the lease on network {network}: the Service is made anew with the address"
+            ),
+            Self::IdentityTaken(why) | Self::Annotation(why) => why.clone(),
             Self::Refused(why) => format!("no DHCPLease can be made: {why}"),
         }
     }
@@ -228,6 +246,8 @@ impl NoLease {
 
 /// An address that the host leased is published.
 pub const LEASED: &str = "Leased";
+/// The host takes over what an announcer leases.
+pub const TAKEOVER: &str = "DHCPTakeover";
 /// The host had leased an address, and it is withdrawn.
 pub const LEASE_LOST: &str = "DHCPLeaseLost";
 /// An address is held and published.

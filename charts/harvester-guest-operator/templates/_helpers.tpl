@@ -162,7 +162,7 @@ spec:
           imagePullPolicy: {{ $at.Values.image.pullPolicy }}
           command: [/lease-agent]
           {{- if $network }}
-          args: [--network, {{ $network }}, --interface, {{ $interface }}{{ with .network.subnets }}, --subnets, {{ join "," . | quote }}{{ end }}{{ with .network.onLeaseLoss }}, --on-lease-loss, {{ lower . }}{{ end }}]
+          args: [--network, {{ $network }}, --interface, {{ $interface }}{{ with .network.subnets }}, --subnets, {{ join "," . | quote }}{{ end }}{{ with .network.onLeaseLoss }}, --on-lease-loss, {{ lower . }}{{ end }}{{ if .network.broadcast }}, --broadcast{{ end }}]
           {{- end }}
           env:
             - name: HGO_LOG_FORMAT

@@ -164,6 +164,7 @@ impl Term<'_> {
             phase: phase(self.begun),
             subnets: self.agent.settings.subnets.clone(),
             keep: self.agent.settings.keep,
+            broadcast: self.agent.settings.broadcast,
             proxy: self.disputes.proxy(),
             ..Options::default()
         }

@@ -5,13 +5,13 @@
 //! published here. What becomes of it when its LoadBalancer goes is [`super::super::dhcp_lease`]'s:
 //! there is no Service by then.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::Utc;
 use kube::{Api, Resource, ResourceExt};
 
 use super::{Context, Error};
-use crate::api::{DHCPLease, LoadBalancer};
+use crate::api::{DHCPLease, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR, LoadBalancer};
 use crate::domain::facts;
 use crate::domain::leasing::{self, Lease, Other, Pool, Seen, Step, World};
 use crate::domain::plan::Finding;
@@ -21,6 +21,10 @@ use crate::k8s::{CallError, call};
 /// For so long a term takes no published address for ended by the clock. While the API server was away,
 /// no operator led and agents went on renewing: one needs a call about its Lease, then a write.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
+/// How often it is looked whether another LoadBalancer is still the same client.
+const LOOKS_AGAIN: Duration = Duration::from_secs(5);
+/// Within this time the view has a record that was made.
+const SEEN_WITHIN: Duration = Duration::from_secs(10);
 /// How often a decision is repeated for a record that keeps changing under it.
 const REPETITIONS: usize = 5;
 
@@ -33,6 +37,10 @@ pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<F
     };
     let name = facts::name(lb);
     let network = views.leasing_network(lb);
+    if leasing::needs_service(lb) && !views.endpoints_synced() {
+        return Ok(None);
+    }
+    let service = views.services.of(&name).next();
     let mut record = views.record(&name).map(|record| record.as_ref().clone());
     let mut fresh = false;
     for _ in 0..REPETITIONS {
@@ -43,6 +51,7 @@ pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<F
             record: record.as_ref(),
             declared: views.declares(&network),
             serving: views.agent_serves(where_),
+            service: service.as_ref(),
             early: !early(ctx).is_zero(),
             now: Utc::now().fixed_offset(),
         };
@@ -57,8 +66,27 @@ pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<F
                 None
             }
             Step::Create => {
-                let new = leasing::record(lb, &cluster, &network);
-                Some(Box::pin(ctx.shared.writer.create_record(&new)).await)
+                let form = views.client_id_form(&network);
+                let new = match leasing::record(lb, &cluster, &network, form) {
+                    Ok(new) => new,
+                    Err(fault) => {
+                        let why = NoLease::Annotation(fault.text());
+                        return Ok(Some(Finding::Host(Err(why))));
+                    }
+                };
+                match create(&new, ctx).await {
+                    Ok(created) => Some(created),
+                    Err(why) => return Ok(Some(Finding::Host(Err(why)))),
+                }
+            }
+            Step::Adopt(patch) => {
+                // It is seen, and looked at again, with what it says then.
+                let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
+                let write = ctx.shared.writer.patch_lb(&namespace, &name, &patch);
+                match Box::pin(write).await {
+                    Ok(_) | Err(CallError::Conflict | CallError::NotFound) => return Ok(None),
+                    Err(error) => return Err(error.into()),
+                }
             }
             Step::Keep => {
                 let Some(record) = &record else { return Ok(None) };
@@ -89,6 +117,29 @@ pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<F
         fresh = true;
     }
     Err(CallError::Conflict.into())
+}
+
+/// Creates a record, unless its holder would be the same client to a DHCP server as another's. Of two that are
+/// made at the same time, the second sees the first.
+async fn create(new: &DHCPLease, ctx: &Context) -> Result<Result<DHCPLease, CallError>, NoLease> {
+    let mut made = ctx.made.lock().await;
+    let views = &ctx.shared.views;
+    made.retain(|(at, _)| at.elapsed() < SEEN_WITHIN);
+    let unseen = || {
+        let same = |made: &&DHCPLease| {
+            leasing::is_one_client(&made.spec, &new.spec) && record_name(made) != record_name(new)
+        };
+        made.iter().map(|(_, made)| made).find(same).map(record_name)
+    };
+    if let Some(other) = views.same_client(new).or_else(unseen) {
+        return Err(NoLease::IdentityTaken(format!(
+            "LoadBalancer {other} leases on network {} with hardware address {} or client identifier {:?}: ask for another, by the annotation {KUBE_VIP_HWADDR} or {KUBE_VIP_HOSTNAME}",
+            new.spec.network, new.spec.mac_address, new.spec.client_id
+        )));
+    }
+    made.push((Instant::now(), new.clone()));
+    drop(made);
+    Ok(Box::pin(ctx.shared.writer.create_record(new)).await)
 }
 
 /// The record as the server has it.
@@ -183,6 +234,15 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &Context) -> Option<Duration> {
     // What is over was decided on.
     let left = left.or_else(|_| Some(early(ctx)).filter(|left| !left.is_zero()).ok_or(()));
     left.ok().map(|left| left + Duration::from_millis(10))
+}
+
+/// When what is in the way is looked at again, if its end is no event.
+pub(super) fn again(finding: &Finding) -> Option<Duration> {
+    match finding {
+        Finding::Host(Err(NoLease::TakingOver { .. })) => Some(leasing::TAKEOVER_AGAIN),
+        Finding::Host(Err(NoLease::IdentityTaken(_))) => Some(LOOKS_AGAIN),
+        _ => None,
+    }
 }
 
 /// For how long the term is young.

@@ -23,7 +23,7 @@ use kube_runtime::reflector::ObjectRef;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::ip_pool::{Handle, LedgerError};
-use crate::api::LoadBalancer;
+use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::book::Verdict;
 use crate::domain::pacing::backoff;
 use crate::domain::plan::{self, Finding};
@@ -51,6 +51,8 @@ pub struct Context {
     began: Instant,
     failures: report::Failures,
     counts: counts::Counts,
+    /// Records that were made a moment ago, and when.
+    made: tokio::sync::Mutex<Vec<(Instant, DHCPLease)>>,
 }
 
 impl Context {
@@ -65,6 +67,7 @@ impl Context {
             writes: Semaphore::new(WRITES_AT_ONCE),
             failures: report::Failures::default(),
             counts,
+            made: tokio::sync::Mutex::default(),
         };
         (context, Due(due))
     }
@@ -137,12 +140,13 @@ async fn reconcile(lb: Arc<LoadBalancer>, ctx: Arc<Context>) -> Result<Action, E
     } else {
         let found = gather::finding(lb.clone(), false, &ctx).await?;
         if let Some((lb, finding)) = found {
+            let later = leasing::again(&finding);
             if vm_lb::is_vm(&lb) && plan::may_serve(&lb) {
                 again = Box::pin(serve_and_publish(lb.clone(), finding, &ctx)).await?;
             } else {
                 Box::pin(act::publish(lb.clone(), finding, None, &ctx)).await?;
             }
-            again = again.into_iter().chain(leasing::ends_in(&lb, &ctx)).min();
+            again = again.into_iter().chain(later).chain(leasing::ends_in(&lb, &ctx)).min();
         }
     }
     ctx.failures.clear(lb.uid().as_deref());

@@ -23,6 +23,10 @@ const DUID_UUID: [u8; 2] = [0, 4];
 const CLIENT_ID: std::ops::RangeInclusive<usize> = 2..=255;
 /// Longest label of a DNS name.
 const LABEL: usize = 63;
+/// Digits by which longer names are told apart.
+const TAIL: usize = 8;
+/// RFC 2132: what follows is a hardware address of Ethernet.
+const TYPE_ETHERNET: u8 = 1;
 
 /// Option 61, its type octet included.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +36,16 @@ impl ClientId {
     /// The octets.
     pub fn octets(&self) -> &[u8] {
         &self.0
+    }
+
+    /// The one that is made of a hardware address.
+    pub fn of_mac(mac: Mac) -> Self {
+        Self([&[TYPE_ETHERNET][..], &mac.0].concat())
+    }
+
+    /// A client identifier of these octets. `None`: it cannot be one.
+    pub fn of(octets: &[u8]) -> Option<Self> {
+        CLIENT_ID.contains(&octets.len()).then(|| Self(octets.to_vec()))
     }
 }
 
@@ -56,7 +70,37 @@ impl FromStr for ClientId {
             u8::try_from(value).ok()
         };
         let octets: Option<Vec<u8>> = text.as_bytes().chunks(2).map(octet).collect();
-        octets.filter(|octets| CLIENT_ID.contains(&octets.len())).map(Self).ok_or(NoClientId)
+        octets.and_then(|octets| Self::of(&octets)).ok_or(NoClientId)
+    }
+}
+
+/// Form of the client identifier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClientIdForm {
+    /// A DUID of its own (RFC 4361), which no two clients share.
+    #[default]
+    Duid,
+    /// The hardware address with its type: what Windows and several address managers key reservations by.
+    Mac,
+    /// None is sent: servers know the client by its hardware address.
+    None,
+}
+
+/// The text is no form of a client identifier.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} must be duid, mac or none: the client identifier that the DHCP server is told")]
+pub struct NoForm(String);
+
+impl FromStr for ClientIdForm {
+    type Err = NoForm;
+
+    fn from_str(text: &str) -> Result<Self, NoForm> {
+        match text {
+            "duid" => Ok(Self::Duid),
+            "mac" => Ok(Self::Mac),
+            "none" => Ok(Self::None),
+            other => Err(NoForm(other.to_owned())),
+        }
     }
 }
 
@@ -65,8 +109,8 @@ impl FromStr for ClientId {
 pub struct Identity {
     /// The source of its frames, and `chaddr`.
     pub mac: Mac,
-    /// Option 61.
-    pub client_id: ClientId,
+    /// Option 61; none is sent without.
+    pub client_id: Option<ClientId>,
     /// Option 12: at most 255 octets are sent, none if it is empty.
     pub hostname: String,
 }
@@ -90,15 +134,35 @@ impl Identity {
         client_id.extend(&hash[6..10]);
         client_id.extend(DUID_UUID);
         client_id.extend(&hash[16..32]);
-        Self { mac: Mac(mac), client_id: ClientId(client_id), hostname: hostname(name) }
+        let client_id = Some(ClientId(client_id));
+        Self { mac: Mac(mac), client_id, hostname: hostname(name, &hash) }
+    }
+
+    /// The same holder with a client identifier of another form. It is a derived one.
+    #[must_use]
+    pub fn with_form(mut self, form: ClientIdForm) -> Self {
+        match form {
+            ClientIdForm::Duid => {}
+            ClientIdForm::Mac => self.client_id = Some(ClientId::of_mac(self.mac)),
+            ClientIdForm::None => self.client_id = None,
+        }
+        self
     }
 }
 
 /// A LoadBalancer's name as one label of a DNS name. Names of objects are lower-case letters,
-/// digits, `-` and `.`, and begin with a letter or a digit.
-fn hostname(name: &str) -> String {
-    let label: String = name.chars().map(|c| if c == '.' { '-' } else { c }).take(LABEL).collect();
-    label.trim_end_matches('-').to_owned()
+/// digits, `-` and `.`, and begin with a letter or a digit. A longer one ends in digits of the hash, because
+/// what tells it from others may be at its end.
+fn hostname(name: &str, hash: &[u8]) -> String {
+    let label = |length| {
+        let label = name.chars().map(|c| if c == '.' { '-' } else { c }).take(length);
+        label.collect::<String>().trim_end_matches('-').to_owned()
+    };
+    if name.len() <= LABEL {
+        return label(LABEL);
+    }
+    let digits = hash.iter().map(|octet| format!("{octet:02x}")).take(TAIL / 2).collect::<String>();
+    format!("{}-{digits}", label(LABEL - TAIL - 1))
 }
 
 #[cfg(test)]

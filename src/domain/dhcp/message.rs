@@ -110,7 +110,9 @@ impl Query<'_> {
 
         let mut written = Writer::default();
         written.put(options::MESSAGE_TYPE, &[self.say.message_type()]);
-        written.put(options::CLIENT_ID, self.identity.client_id.octets());
+        if let Some(id) = &self.identity.client_id {
+            written.put(options::CLIENT_ID, id.octets());
+        }
         if let Some(wish) = wish {
             written.put(options::REQUESTED_ADDRESS, &wish.octets());
         }
@@ -203,9 +205,11 @@ pub fn read(message: &[u8], identity: &Identity) -> Result<Reply, Unread> {
     let area = |from: usize, to: usize| message.get(from..to).unwrap_or_default();
     let field = message.get(OPTIONS..).unwrap_or_default();
     let options = Reader::new(field, area(108, 236), area(44, 108)).ok_or(Unread::Malformed)?;
-    // RFC 6842: a server may leave it out; if it does not, it says who is meant.
+    // RFC 6842: a server may leave it out; if it does not, it says who is meant. One that was told none may
+    // say what it knows the hardware address by.
     let meant = options.get(options::CLIENT_ID);
-    if meant.is_some_and(|id| id != identity.client_id.octets()) {
+    let other = |id: &[u8]| identity.client_id.as_ref().is_some_and(|own| own.octets() != id);
+    if meant.is_some_and(|id| other(&id)) {
         return Err(Unread::NotOurs);
     }
     reply(message, &options).ok_or(Unread::Malformed)

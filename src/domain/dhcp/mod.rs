@@ -28,7 +28,7 @@ pub use client::{Announced, Client, Held, Listening, Options, Probe};
 pub use disputes::Disputes;
 pub use filter::{Op, filter, nothing};
 pub use frame::owner_of;
-pub use identity::{ClientId, Identity};
+pub use identity::{ClientId, ClientIdForm, Identity, NoForm};
 pub use lease::Lease;
 pub use mac::Mac;
 pub use names::{AGENT_PREFIX, agent_name};

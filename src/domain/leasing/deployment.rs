@@ -166,6 +166,9 @@ pub fn deployment(
         if declaration.keeps() == Ok(true) {
             args.extend(["--on-lease-loss", "keep"]);
         }
+        if declaration.broadcasts().unwrap_or_default() {
+            args.push("--broadcast");
+        }
         container["args"] = json!(args);
     }
     let mut digest = String::new();

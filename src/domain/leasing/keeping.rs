@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, FixedOffset};
 use serde_json::{Value, json};
 
-use super::{Seen, Step, ends, has_moved, step, time};
+use super::{Seen, Step, ends, has_moved, is_anothers, step, time};
 use crate::api::{DHCP_FINALIZER, DHCPLease, LoadBalancer};
 use crate::domain::facts;
 
@@ -61,9 +61,10 @@ pub fn keep(
 
 /// Whether a LoadBalancer that stays has, or is to have, its address by this record.
 fn wants(record: &DHCPLease, lb: &LoadBalancer, network: &str, now: DateTime<FixedOffset>) -> bool {
-    let moved = has_moved(record, lb, network);
+    let moved = has_moved(record, lb, network) || is_anothers(record, lb);
     let record = Some(record);
-    let seen = Seen { lb, network, record, declared: true, serving: true, early: false, now };
+    let (declared, serving, service, early) = (true, true, None, false);
+    let seen = Seen { lb, network, record, declared, serving, service, early, now };
     !facts::wants_pool(lb) && !moved && !matches!(step(&seen), Step::Guest(_))
 }
 

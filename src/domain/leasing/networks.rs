@@ -2,13 +2,16 @@
 //!
 //! A declaration is durable. Whether an agent is there at the moment decides nothing here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::Ipv4Net;
 
+use super::asked::flag;
 use crate::api::{
-    ANNOTATION_DHCP, ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_SUBNETS, LoadBalancer,
+    ANNOTATION_DHCP, ANNOTATION_DHCP_BROADCAST, ANNOTATION_DHCP_CLIENT_ID,
+    ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_SUBNETS, LoadBalancer,
 };
+use crate::domain::dhcp::{ClientIdForm, NoForm};
 use crate::domain::facts::{self, Surroundings};
 
 /// The value of the annotation of a NetworkAttachmentDefinition by which the host leases there.
@@ -17,9 +20,9 @@ const HOST: &str = "host";
 /// Options of DHCP networks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Networks {
-    /// Networks that are declared whatever their NetworkAttachmentDefinition says: `namespace/name`.
-    /// Their agents are made by others.
-    pub listed: BTreeSet<String>,
+    /// Networks that are declared whatever their NetworkAttachmentDefinition says, `namespace/name`, and
+    /// their form of client identifiers. Their agents are made by others.
+    pub listed: BTreeMap<String, ClientIdForm>,
     /// Namespaces whose NetworkAttachmentDefinitions may declare themselves. A tenant may be able to
     /// write one in a namespace of its own, and an agent has capabilities.
     pub namespaces: BTreeSet<String>,
@@ -51,6 +54,10 @@ pub struct Declaration {
     pub subnets: String,
     /// Its annotation of what becomes of an address whose lease ends; empty for `Withdraw`.
     pub on_lease_loss: String,
+    /// Its annotation of the form of client identifiers; empty for the usual one.
+    pub client_id: String,
+    /// Its annotation of whether servers broadcast their answers; empty for no.
+    pub broadcast: String,
     /// Its cluster network: nodes that have it are labelled with it. Empty for each node.
     pub cluster_network: String,
 }
@@ -81,26 +88,46 @@ impl Declaration {
     /// Whether an address whose lease ends without an answer is kept.
     ///
     /// # Errors
-    /// The annotation says something else.
-    pub fn keeps(&self) -> Result<bool, &str> {
+    /// The annotation is neither word, as the text says.
+    pub fn keeps(&self) -> Result<bool, String> {
         match self.on_lease_loss.as_str() {
             "" | "Withdraw" => Ok(false),
             "Keep" => Ok(true),
-            other => Err(other),
+            other => Err(format!("{other:?} must be Withdraw or Keep")),
         }
     }
 
-    /// What is wrong with the annotations that its agent would go by.
-    fn fault(&self) -> Option<String> {
-        let subnets = self.subnets().err().map(|part| {
-            format!(
-                "{ANNOTATION_DHCP_SUBNETS}]: {part:?} must be an IPv4 subnet, such as 10.7.0.0/24"
-            )
-        });
-        let keeps =
-            |text| format!("{ANNOTATION_DHCP_ON_LEASE_LOSS}]: {text:?} must be Withdraw or Keep");
-        let fault = subnets.or_else(|| self.keeps().err().map(keeps))?;
-        Some(format!("metadata.annotations[{fault}"))
+    /// The form of client identifiers.
+    ///
+    /// # Errors
+    /// The annotation is no form.
+    pub fn client_id_form(&self) -> Result<ClientIdForm, NoForm> {
+        let text = self.client_id.as_str();
+        if text.is_empty() { Ok(ClientIdForm::default()) } else { text.parse() }
+    }
+
+    /// Whether servers are asked to broadcast their answers.
+    ///
+    /// # Errors
+    /// The annotation is neither, as the text says.
+    pub fn broadcasts(&self) -> Result<bool, String> {
+        let text = self.broadcast.as_str();
+        if text.is_empty() { Ok(false) } else { flag(text) }
+    }
+
+    /// What cannot be followed of the annotations beside the one that declares: which one, and why.
+    fn fault(&self) -> Option<(&str, String)> {
+        let subnets = self
+            .subnets()
+            .map_err(|part| format!("{part:?} must be an IPv4 subnet, such as 10.7.0.0/24"));
+        let client_id = self.client_id_form().map_err(|error| error.to_string());
+        let faults = [
+            (ANNOTATION_DHCP_SUBNETS, subnets.err()),
+            (ANNOTATION_DHCP_ON_LEASE_LOSS, self.keeps().err()),
+            (ANNOTATION_DHCP_CLIENT_ID, client_id.err()),
+            (ANNOTATION_DHCP_BROADCAST, self.broadcasts().err()),
+        ];
+        faults.into_iter().find_map(|(key, fault)| Some((key, fault?)))
     }
 }
 
@@ -114,14 +141,14 @@ impl Networks {
 
     /// Whether the host leases on a network, given what its NetworkAttachmentDefinition says.
     pub fn declare(&self, network: &str, declaration: Option<&Declaration>) -> bool {
-        self.listed.contains(network)
+        self.listed.contains_key(network)
             || declaration.is_some_and(|said| self.agent(network, said) == Agent::Ours)
     }
 
     /// Returns the maker of a network's agent.
     pub fn agent(&self, network: &str, declaration: &Declaration) -> Agent {
         let Declaration { annotation, form, .. } = declaration;
-        let listed = self.listed.contains(network);
+        let listed = self.listed.contains_key(network);
         let fault = match annotation.as_str() {
             "" if listed => return Agent::Others,
             "" => return Agent::None,
@@ -135,7 +162,14 @@ impl Networks {
             }
             HOST if !is_name(network) => "the network's name is no name of Kubernetes".to_owned(),
             HOST => match form {
-                Form::Bridge => return declaration.fault().map_or(Agent::Ours, Agent::Refused),
+                Form::Bridge => {
+                    return match declaration.fault() {
+                        None => Agent::Ours,
+                        Some((key, fault)) => {
+                            Agent::Refused(format!("metadata.annotations[{key}]: {fault}"))
+                        }
+                    };
+                }
                 Form::Trunk => "the network is a trunk: name one of one VLAN, or without VLAN".to_owned(),
                 Form::Other => {
                     "spec.config is not of the CNI plugin bridge, to which an agent can be attached"
@@ -145,6 +179,12 @@ impl Networks {
             other => format!("{other:?} must be {HOST}"),
         };
         Agent::Refused(format!("metadata.annotations[{ANNOTATION_DHCP}]: {fault}"))
+    }
+
+    /// The form of client identifiers of a network on which the host leases.
+    pub fn client_id_form(&self, network: &str, declaration: Option<&Declaration>) -> ClientIdForm {
+        let said = || declaration.and_then(|said| said.client_id_form().ok());
+        self.listed.get(network).copied().or_else(said).unwrap_or_default()
     }
 
     /// Whether a network is of a namespace in which the annotation counts.

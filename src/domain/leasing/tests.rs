@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::api::{
-    AllocatedAddress, Condition, DHCPLeaseStatus, Ipam, LB_FINALIZER, LoadBalancerStatus,
+    AllocatedAddress, Condition, DHCPLeaseStatus, Ipam, KUBE_VIP_HWADDR, LB_FINALIZER,
+    LoadBalancerStatus,
 };
 
 const NETWORK: &str = "default/vlan7";
@@ -35,7 +36,7 @@ fn publishing(mut lb: LoadBalancer, ip: &str) -> LoadBalancer {
 
 /// Leased for an hour, unless `address` is none.
 fn leased(address: Option<&str>) -> DHCPLease {
-    let mut record = record(&lb(), "cluster", NETWORK);
+    let mut record = record(&lb(), "cluster", NETWORK, ClientIdForm::Duid).unwrap();
     record.status = Some(DHCPLeaseStatus {
         state: Some(address.map_or(LeaseState::Selecting, |_| LeaseState::Bound)),
         address: address.map(str::to_owned),
@@ -53,11 +54,29 @@ fn status(record: &mut DHCPLease) -> &mut DHCPLeaseStatus {
 
 /// On a network that is declared.
 fn said(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
-    step(&Seen { lb, network: NETWORK, record, declared: true, serving, early: false, now: at(0) })
+    step(&Seen {
+        lb,
+        network: NETWORK,
+        record,
+        declared: true,
+        serving,
+        service: None,
+        early: false,
+        now: at(0),
+    })
 }
 
 fn undeclared(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
-    step(&Seen { lb, network: NETWORK, record, declared: false, serving, early: false, now: at(0) })
+    step(&Seen {
+        lb,
+        network: NETWORK,
+        record,
+        declared: false,
+        serving,
+        service: None,
+        early: false,
+        now: at(0),
+    })
 }
 
 fn waits(step: &Step) -> &'static str {
@@ -92,6 +111,7 @@ fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
         record: None,
         declared: false,
         serving: true,
+        service: None,
         early: false,
         now: at(0),
     };
@@ -114,7 +134,7 @@ fn the_annotation_chooses() {
 /// Who leases is settled with the first address.
 #[test]
 fn whoever_leases_goes_on() {
-    for choice in ["", "guest", "host", "nonsense"] {
+    for choice in ["", "guest", "nonsense"] {
         let guests = publishing(chosen(choice), "0.0.0.0");
         assert_eq!(said(&guests, None, true), Step::Guest(None), "{choice}");
     }
@@ -163,6 +183,29 @@ fn an_address_is_taken_while_it_may_be_used() {
     assert_eq!(waits(&told(&|s| s.state = Some(LeaseState::Lost))), "DHCPLeaseLost");
 }
 
+/// What an annotation asks of a record counts when it is made anew, which it is while no address hangs on it.
+#[test]
+fn a_record_of_another_client_goes_first() {
+    let asking = |mut lb: LoadBalancer, mac: &str| {
+        lb.metadata.annotations = Some([(KUBE_VIP_HWADDR.to_owned(), mac.to_owned())].into());
+        lb
+    };
+    let record = leased(Some("10.7.0.9"));
+    let kept = |lb: &LoadBalancer| keep(&record, Some(lb), NETWORK, true, Duration::ZERO, at(0));
+    let fresh = asking(lb(), "02:00:00:00:00:01");
+    let Step::Wait(why) = said(&fresh, Some(&record), true) else { panic!("taken") };
+    assert_eq!((why.clone(), why.reason()), (NoLease::OtherIdentity, "DHCPReturning"));
+    assert_eq!(kept(&fresh), Keeping::Delete);
+    let has = publishing(fresh, "10.7.0.9");
+    assert!(matches!(said(&has, Some(&record), true), Step::Take(_)));
+    assert_eq!(kept(&has), Keeping::Nothing);
+    // What cannot be followed takes nothing away, and makes nothing.
+    let wrong = asking(lb(), "nonsense");
+    assert!(matches!(said(&wrong, Some(&record), true), Step::Take(_)));
+    assert_eq!(kept(&wrong), Keeping::Nothing);
+    assert_eq!(waits(&said(&wrong, None, true)), "InvalidAnnotation");
+}
+
 /// What was renewed while nothing could be written is written a moment later.
 #[test]
 fn a_young_term_takes_no_published_address_for_ended() {
@@ -176,6 +219,7 @@ fn a_young_term_takes_no_published_address_for_ended() {
             record,
             declared: true,
             serving: false,
+            service: None,
             early,
             now: at(0),
         })
@@ -221,6 +265,7 @@ fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
         record: Some(&record),
         declared: true,
         serving: true,
+        service: None,
         early: false,
         now: at(0),
     };
@@ -233,6 +278,7 @@ fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
         record: Some(&record),
         declared: true,
         serving: true,
+        service: None,
         early: false,
         now: at(0),
     };
@@ -357,13 +403,13 @@ fn what_nobody_renews_is_overdue() {
 
 #[test]
 fn a_record_says_who_asks_before_anybody_does() {
-    let record = record(&lb(), "cluster", NETWORK);
+    let record = record(&lb(), "cluster", NETWORK, ClientIdForm::Duid).unwrap();
     assert_eq!(record.metadata.name.as_deref(), Some("web"));
     assert_eq!(record.metadata.namespace.as_deref(), Some("default"));
     assert_eq!(record.metadata.finalizers.as_deref(), Some(&[DHCP_FINALIZER.to_owned()][..]));
     let Identity { mac, client_id, .. } = Identity::derive("cluster", NETWORK, "default", "web");
     assert_eq!(record.spec.mac_address, mac.to_string());
-    assert_eq!(record.spec.client_id, client_id.to_string());
+    assert_eq!(record.spec.client_id, client_id.unwrap().to_string());
     assert_eq!((record.spec.network.as_str(), record.spec.hostname.as_str()), (NETWORK, "web"));
     assert_eq!(record.status, None);
 }

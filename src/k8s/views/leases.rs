@@ -21,7 +21,7 @@ use kube_runtime::watcher::{Config, Event};
 
 use super::{Informer, LEASING, Part, Signal, Views, lock};
 use crate::api::{DHCPLease, LoadBalancer};
-use crate::domain::dhcp::{AGENT_PREFIX, agent_name};
+use crate::domain::dhcp::{AGENT_PREFIX, ClientIdForm, agent_name};
 use crate::domain::facts;
 use crate::domain::leasing::{self, Declaration, Holding};
 use crate::k8s::guard::Guard;
@@ -73,6 +73,22 @@ impl Views {
     pub fn declares(&self, network: &str) -> bool {
         let networks = lock(&self.networks);
         self.dhcp.declare(network, networks.get(network).map(|known| &known.declaration))
+    }
+
+    /// The form of client identifiers of a network.
+    pub fn client_id_form(&self, network: &str) -> ClientIdForm {
+        let networks = lock(&self.networks);
+        let known = networks.get(network).map(|known| &known.declaration);
+        self.dhcp.client_id_form(network, known)
+    }
+
+    /// A record of another name whose holder is the same client to a DHCP server, by `namespace/name`.
+    pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
+        let own = key(of);
+        let same = |record: &DHCPLease| {
+            leasing::is_one_client(&record.spec, &of.spec) && key(record) != own
+        };
+        self.records.find(same).map(|record| key(record.as_ref()))
     }
 
     /// Each network that asks for an agent, has one, or says something of one.

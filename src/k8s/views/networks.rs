@@ -11,9 +11,9 @@ use serde::Deserialize;
 use super::{Informer, Part, Signal, lock};
 use crate::api::kubevirt::{NetworkAttachmentDefinition, NetworkAttachmentDefinitionSpec};
 use crate::api::{
-    ANNOTATION_DHCP, ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_STATUS,
-    ANNOTATION_DHCP_SUBNETS, ANNOTATION_NETWORK, ANNOTATION_ROUTE, LABEL_CLUSTER_NETWORK,
-    LABEL_VLAN,
+    ANNOTATION_DHCP, ANNOTATION_DHCP_BROADCAST, ANNOTATION_DHCP_CLIENT_ID,
+    ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_STATUS, ANNOTATION_DHCP_SUBNETS,
+    ANNOTATION_NETWORK, ANNOTATION_ROUTE, LABEL_CLUSTER_NETWORK, LABEL_VLAN,
 };
 use crate::domain::backend_address::NetworkRange;
 use crate::domain::bounds::{LONGEST_TEXT, LONGEST_WORD, cut};
@@ -176,6 +176,8 @@ fn known(network: &NetworkAttachmentDefinition) -> Network {
             .map_or("", |text| if text.len() > LONGEST_TEXT { "longer text" } else { text })
             .to_owned(),
         on_lease_loss: text(network.annotations(), ANNOTATION_DHCP_ON_LEASE_LOSS),
+        client_id: text(network.annotations(), ANNOTATION_DHCP_CLIENT_ID),
+        broadcast: text(network.annotations(), ANNOTATION_DHCP_BROADCAST),
         cluster_network,
     };
     let mut reference = Box::new(network.object_ref(&()));

@@ -16,7 +16,8 @@ use kube_runtime::watcher::{Config, Event};
 
 use super::{Informer, Part, Signal, Views, lock};
 use crate::api::{
-    ANNOTATION_NETWORK, GROUP, LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER,
+    ANNOTATION_NETWORK, GROUP, KUBE_VIP_BROADCAST, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR,
+    KUBE_VIP_REQUESTED_IP, LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER,
     SLICE_MANAGER,
 };
 use crate::domain::Owner;
@@ -33,7 +34,7 @@ use crate::k8s::trimmed::PAGE;
 use crate::k8s::unread::Unread;
 
 /// Annotations of a Service that decisions take.
-const ANNOTATIONS: [&str; 8] = [
+const ANNOTATIONS: [&str; 12] = [
     HELD_UNTIL,
     ANNOUNCING_NODE,
     ASKED_ADDRESS,
@@ -42,6 +43,10 @@ const ANNOTATIONS: [&str; 8] = [
     ANNOTATION_NETWORK,
     MADE_WITH_POLICY,
     MADE_WITH_PORTS,
+    KUBE_VIP_BROADCAST,
+    KUBE_VIP_HOSTNAME,
+    KUBE_VIP_HWADDR,
+    KUBE_VIP_REQUESTED_IP,
 ];
 /// Longest text of one of these: the ports of as many listeners as there may be.
 const LONGEST_ANNOTATION: usize = 4096;

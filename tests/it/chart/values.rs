@@ -14,7 +14,7 @@ const VALUES: &str = "charts/harvester-guest-operator/values.yaml";
 const SCHEMA: &str = "charts/harvester-guest-operator/values.schema.json";
 
 /// Values files, and what the refusal must name.
-const WRONG: [(&str, &str); 58] = [
+const WRONG: [(&str, &str); 59] = [
     ("replicaCout: 2", "replicaCout"),
     ("replicasCount: 2", "replicasCount"),
     ("replicaCount: two", "/replicaCount"),
@@ -78,6 +78,7 @@ const WRONG: [(&str, &str); 58] = [
         "leaseAgent: {networks: [{network: a/b, onLeaseLoss: keep}]}",
         "/leaseAgent/networks/0/onLeaseLoss",
     ),
+    ("leaseAgent: {networks: [{network: a/b, clientID: hostname}]}", "clientID"),
     ("leaseAgent: {networks: [{network: a/b, interface: far-too-long-for-linux}]}", "interface"),
 ];
 

@@ -287,7 +287,7 @@ pub(crate) fn record(name: &str, identity: &Identity) -> Result<DHCPLease> {
         "spec": {
             "network": NETWORK,
             "macAddress": identity.mac.to_string(),
-            "clientID": identity.client_id.to_string(),
+            "clientID": identity.client_id.as_ref().map(ToString::to_string).unwrap_or_default(),
             "hostname": identity.hostname,
         },
     }))?)

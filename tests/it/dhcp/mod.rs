@@ -5,6 +5,7 @@ mod crash;
 mod faults;
 pub(crate) mod fixture;
 mod hostile;
+mod identities;
 mod many;
 mod moves;
 mod records;

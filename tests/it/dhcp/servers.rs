@@ -35,7 +35,10 @@ async fn life(mut site: Site) -> Result<()> {
     ensure!(site.scope.holds(granted.address), "{granted:?}");
     ensure!(granted.hostname == "web", "{granted:?}");
     if kind != Kind::Udhcpd {
-        ensure!(granted.client_id == Some(web.client_id.to_string()), "{granted:?}");
+        ensure!(
+            granted.client_id == web.client_id.as_ref().map(ToString::to_string),
+            "{granted:?}"
+        );
     }
     ensure!(first.server == Some(site.scope.server.to_string()), "{first:?}");
     ensure!(first.prefix_length == Some(24), "{first:?}");

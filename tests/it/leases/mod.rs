@@ -11,6 +11,7 @@ mod life;
 mod publishing;
 mod record;
 mod refused;
+mod takeover;
 
 use std::time::Duration;
 

@@ -9,6 +9,7 @@ use serde_json::json;
 use testbed::kubevirt::{Guest, Nic, Vm, create_node};
 use testbed::{Proxy, Start, Verdict, eventually};
 
+use super::takeover;
 use super::{Agent, FINALIZER, NETWORK, blind};
 use crate::support::{Cluster, SOON, address, lb, ready};
 
@@ -158,7 +159,7 @@ async fn a_service_follows_the_lease_and_goes_with_it() -> Result<()> {
     assert_eq!(service["metadata"]["annotations"]["note"], "mine");
     assert_eq!(service["spec"]["sessionAffinity"], "ClientIP");
     assert_eq!(service["spec"]["loadBalancerSourceRanges"], json!(["10.0.0.0/8"]));
-    Ok(())
+    takeover::of_a_service(&cluster).await
 }
 
 /// A status is kept, not trusted: what is in it is put right, and one that is wiped too.

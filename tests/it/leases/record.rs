@@ -26,14 +26,14 @@ async fn a_record_says_who_asks_and_never_another() -> Result<()> {
     for (i, (field, wrong)) in [
         ("spec.network", json!({"network": "vlan7"})),
         ("spec.network", json!({"network": "a/b/c"})),
-        ("spec.macAddress", json!({"macAddress": "00:00:5e:10:00:01"})),
+        ("spec.macAddress", json!({"macAddress": "00:00:00:00:00:00"})),
         ("spec.macAddress", json!({"macAddress": "03:00:5e:10:00:01"})),
         ("spec.macAddress", json!({"macAddress": "02:00:5E:10:00:01"})),
         ("spec.clientID", json!({"clientID": "ff000"})),
         ("spec.clientID", json!({"clientID": "zz00"})),
-        ("spec.hostname", json!({"hostname": "Web"})),
+        ("spec.clientID", json!({"clientID": "ff"})),
         ("spec.hostname", json!({"hostname": "web-"})),
-        ("spec.hostname", json!({"hostname": "a.b"})),
+        ("spec.hostname", json!({"hostname": "a_b"})),
         ("spec.releaseAfter", json!({"releaseAfter": "tomorrow"})),
     ]
     .into_iter()
@@ -44,6 +44,11 @@ async fn a_record_says_who_asks_and_never_another() -> Result<()> {
         ensure!(refused.contains(field), "{wrong}: {refused}");
     }
     api.create(&params, &record("web", &json!({}))).await?;
+    // As kube-vip asks: with a hardware address of its own, and without a client identifier.
+    let kube_vips = json!({"macAddress": "00:00:6c:0d:5a:be", "clientID": "",
+        "hostname": "Shop.example", "requestedAddress": "10.7.0.9", "broadcast": true});
+    let kube_vips = api.create(&params, &record("kube-vips", &kube_vips)).await?;
+    ensure!(kube_vips.spec.requested_address.as_deref() == Some("10.7.0.9"), "{kube_vips:?}");
     for (field, change) in [
         ("spec.network", json!({"network": "default/vlan8"})),
         ("spec.macAddress", json!({"macAddress": "02:00:5e:10:00:02"})),

@@ -16,7 +16,10 @@ use crate::domain::vm_lb;
 /// until somebody changes it.
 pub(super) fn are_due(lb: &LoadBalancer, old: Option<&LoadBalancer>) -> bool {
     old.is_none_or(|old| {
-        old.spec != lb.spec || cluster(old) != cluster(lb) || leaser(old) != leaser(lb)
+        old.spec != lb.spec
+            || cluster(old) != cluster(lb)
+            || leaser(old) != leaser(lb)
+            || asks(old) != asks(lb)
     })
 }
 
@@ -33,9 +36,16 @@ pub(super) fn judge(
     answer.refusals.extend(faults(lb).into_iter().filter(|fault| !old_faults.contains(fault)));
     if let Some(old) = old {
         immutable(lb, old, answer);
-        if leaser(old) != leaser(lb) && facts::has_address(lb) && !facts::wants_pool(lb) {
+        let settled = facts::has_address(lb) && !facts::wants_pool(lb);
+        let taken_over = leasing::may_be_taken_over(lb) && facts::leased(lb).is_none();
+        if leaser(old) != leaser(lb) && settled && !taken_over {
             answer
                 .warn("who leases its address stays as it is until the LoadBalancer is made again");
+        }
+        if asks(old) != asks(lb) && settled && !taken_over {
+            answer.warn(
+                "as which client its address is leased stays as it is until the LoadBalancer is made again",
+            );
         }
     } else {
         if let Some(removal) = &known.removal {
@@ -73,6 +83,11 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
         && let Err(message) = leasing::choice(lb)
     {
         let field = format!("metadata.annotations[{ANNOTATION_DHCP}]");
+        found.push(Refusal { field, message });
+    }
+    if !facts::wants_pool(lb)
+        && let Err(leasing::Fault { field, message }) = leasing::asked(lb)
+    {
         found.push(Refusal { field, message });
     }
     let mut texts = Vec::new();
@@ -186,6 +201,11 @@ fn pool(lb: &LoadBalancer, old: Option<&LoadBalancer>, known: &Known, answer: &m
 
 fn leaser(lb: &LoadBalancer) -> Option<&String> {
     lb.metadata.annotations.as_ref()?.get(ANNOTATION_DHCP)
+}
+
+fn asks(lb: &LoadBalancer) -> Vec<Option<&String>> {
+    let annotations = lb.metadata.annotations.as_ref();
+    leasing::ASKING.iter().map(|key| annotations?.get(*key)).collect()
 }
 
 fn cluster(lb: &LoadBalancer) -> String {

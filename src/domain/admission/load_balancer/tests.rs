@@ -342,6 +342,28 @@ fn only_what_a_rule_takes_is_looked_up() {
     assert_eq!(asks(&request(None, &lb(json!({"listeners": "x"})))), None);
 }
 
+/// As which client an address is leased can be wrong in itself, and a right change may come too late.
+#[test]
+fn who_asks_the_dhcp_server_is_judged() {
+    let ask = |mac: &str| {
+        let dhcp = with(vm(), "spec/ipam", json!("dhcp"));
+        with(dhcp, "metadata/annotations", json!({"kube-vip.io/hwaddr": mac}))
+    };
+    let refused = create(&ask("3c:ec:ef:01:02:03"), &outside()).refusals;
+    assert_eq!(refused[0].field, "metadata.annotations[kube-vip.io/hwaddr]");
+    assert!(create(&ask("00:00:6c:0d:5a:be"), &outside()).refusals.is_empty());
+    let has = |lb| with(lb, "status", json!({"allocatedAddress": {"ip": "10.7.0.9"}}));
+    let before = has(ask("02:00:00:00:00:01"));
+    let answer = update(&before, &has(ask("02:00:00:00:00:02")), &outside());
+    assert!(answer.warnings[0].contains("until the LoadBalancer is made again"), "{answer:?}");
+    let free = |mac| update(&ask("02:00:00:00:00:01"), &ask(mac), &outside());
+    assert_eq!(free("02:00:00:00:00:02"), Answer::default());
+    assert_eq!(free("nonsense").refusals.len(), 1);
+    // Addresses of pools have no such client.
+    let pool = with(ask("nonsense"), "spec/ipam", json!("pool"));
+    assert!(create(&pool, &outside()).refusals.is_empty());
+}
+
 /// The ledger frees what a finalizer would have kept: nothing is lost, and it is told.
 #[test]
 fn a_finalizer_may_be_taken_off() {

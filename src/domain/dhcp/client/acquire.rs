@@ -58,8 +58,10 @@ pub struct Requesting {
 impl Client {
     /// The address that is asked for.
     fn wish(&self) -> Option<Offer> {
-        let former = self.former.filter(|former| former.wanted)?;
-        Some(Offer { address: former.address, server: former.server })
+        let former = self.former.filter(|former| former.wanted);
+        let former = former.map(|of| Offer { address: of.address, server: of.server });
+        let first = |address| Offer { address, server: Ipv4Addr::UNSPECIFIED };
+        former.or_else(|| self.options.wish.map(first))
     }
 
     pub(super) fn discover(&mut self) {
@@ -203,10 +205,11 @@ impl Client {
     /// A server took back what it had offered.
     fn refused(&mut self, trouble: Trouble) {
         let pause = self.pause_after_refusal();
-        if self.naks >= MOST_WISHES
-            && let Some(former) = &mut self.former
-        {
-            former.wanted = false;
+        if self.naks >= MOST_WISHES {
+            self.options.wish = None;
+            if let Some(former) = &mut self.former {
+                former.wanted = false;
+            }
         }
         self.phase = Phase::Waiting(self.now + pause);
         // Once is what happens to one of two that ask at the same moment.

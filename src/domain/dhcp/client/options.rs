@@ -1,5 +1,6 @@
 //! How a client behaves.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ pub struct Options {
     pub subnets: Arc<[Ipv4Net]>,
     /// Whether an address is kept after its lease has ended without an answer: see `kept.rs`.
     pub keep: bool,
+    /// Address that is asked for before any was held.
+    pub wish: Option<Ipv4Addr>,
     /// Station that answers ARP for every address: see [`super::Disputes`].
     pub proxy: Option<Mac>,
 }
@@ -42,6 +45,7 @@ impl Default for Options {
             broadcast: false,
             subnets: Arc::default(),
             keep: false,
+            wish: None,
             proxy: None,
         }
     }

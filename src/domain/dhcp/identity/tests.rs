@@ -8,12 +8,16 @@ fn derive(name: &str) -> Identity {
     Identity::derive("cluster", "default/net", "default", name)
 }
 
+fn id(identity: &Identity) -> String {
+    identity.client_id.as_ref().unwrap().to_string()
+}
+
 /// Servers know clients by this: a version that came to another result would lose every address.
 #[test]
 fn it_never_changes() {
     let identity = derive("web");
     assert_eq!(identity.mac.to_string(), "16:53:8e:69:17:a7");
-    assert_eq!(identity.client_id.to_string(), "ffc6ad4e9300047f3a99e24396e151161a30f46b20e3e3");
+    assert_eq!(id(&identity), "ffc6ad4e9300047f3a99e24396e151161a30f46b20e3e3");
     assert_eq!(identity.hostname, "web");
 }
 
@@ -29,7 +33,7 @@ fn each_part_matters_and_where_it_ends() {
         Identity::derive("c", "n/n", "", "ab"),
     ];
     let macs: BTreeSet<Mac> = all.iter().map(|identity| identity.mac).collect();
-    let ids: BTreeSet<String> = all.iter().map(|identity| identity.client_id.to_string()).collect();
+    let ids: BTreeSet<String> = all.iter().map(id).collect();
     assert_eq!((macs.len(), ids.len()), (all.len(), all.len()));
 }
 
@@ -45,7 +49,7 @@ fn a_hardware_address_is_of_one_station_and_of_no_vendor() {
 
 #[test]
 fn a_client_identifier_is_of_rfc_4361_with_a_uuid() {
-    let id = derive("web").client_id;
+    let id = derive("web").client_id.unwrap();
     assert_eq!((id.octets().len(), id.octets()[0], &id.octets()[5..7]), (23, 255, &[0, 4][..]));
     assert_eq!(id.to_string().parse(), Ok(id));
     for bad in ["", "ff", "fff", "zz00", "+1+1", "ff0", &"00".repeat(256), "éé"] {
@@ -56,10 +60,26 @@ fn a_client_identifier_is_of_rfc_4361_with_a_uuid() {
 
 #[test]
 fn a_host_name_is_a_label() {
-    let long = format!("{}.{}", "a".repeat(62), "b".repeat(100));
-    assert_eq!(derive(&long).hostname, "a".repeat(62));
     assert_eq!(derive("web.example").hostname, "web-example");
+    let whole = "x".repeat(63);
+    assert_eq!(derive(&whole).hostname, whole);
+    // What tells two long names apart may be at their end.
+    let long = |end: &str| derive(&format!("{}.{end}", "a".repeat(53))).hostname;
+    assert_ne!(long("bbbbbbbbbb-1a2b3c4d"), long("bbbbbbbbbb-5e6f7a8b"));
+    assert_eq!(long("bbbbbbbbbb"), format!("{}-e9c27692", "a".repeat(53)));
     assert_eq!(derive(&"x".repeat(253)).hostname.len(), 63);
+}
+
+#[test]
+fn a_client_identifier_has_the_form_that_is_chosen() {
+    let of = |form: &str| derive("web").with_form(form.parse().unwrap()).client_id;
+    assert_eq!(of("duid"), derive("web").client_id);
+    assert_eq!(of("mac").unwrap().to_string(), "0116538e6917a7");
+    assert_eq!(of("none"), None);
+    for wrong in ["", "MAC", "01", "hostname"] {
+        let error = wrong.parse::<ClientIdForm>().unwrap_err().to_string();
+        assert!(error.contains("duid, mac or none"), "{error}");
+    }
 }
 
 #[test]

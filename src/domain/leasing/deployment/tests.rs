@@ -59,6 +59,7 @@ fn a_network_gets_an_agent_of_its_own_where_it_is() {
     let said = Declaration {
         subnets: "10.7.0.9/24, 10.8.0.0/16".into(),
         on_lease_loss: "Keep".into(),
+        broadcast: "true".into(),
         ..Declaration::default()
     };
     let narrow = deployment(&template(), NETWORK, &said, None);
@@ -67,6 +68,7 @@ fn a_network_gets_an_agent_of_its_own_where_it_is() {
     assert_eq!(args[5], "10.7.0.9/24,10.8.0.0/16");
     assert_eq!(args[6], "--on-lease-loss");
     assert_eq!(args[7], "keep");
+    assert_eq!(args[8], "--broadcast");
     assert_eq!(container["image"], "x:1", "the rest is the template's");
     assert_eq!(pod["metadata"]["annotations"]["note"], "x");
     let terms =

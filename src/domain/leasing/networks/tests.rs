@@ -9,7 +9,9 @@ use crate::api::ANNOTATION_NETWORK;
 fn a_network_is_declared_by_name_or_where_its_namespace_may() {
     let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     let networks = Networks {
-        listed: set(&["prod/vlan9", "default/vlan9"]),
+        listed: ["prod/vlan9", "default/vlan9"]
+            .map(|name| (name.to_owned(), ClientIdForm::Duid))
+            .into(),
         namespaces: set(&["default"]),
         ..Networks::default()
     };
@@ -53,6 +55,35 @@ fn a_network_is_declared_by_name_or_where_its_namespace_may() {
 }
 
 #[test]
+fn a_network_says_as_which_client_addresses_are_leased() {
+    let networks = Networks {
+        listed: [("prod/vlan9".to_owned(), ClientIdForm::Mac)].into(),
+        namespaces: ["default".to_owned()].into(),
+        ..Networks::default()
+    };
+    let said = |client_id: &str, broadcast: &str| Declaration {
+        annotation: "host".to_owned(),
+        form: Form::Bridge,
+        client_id: client_id.to_owned(),
+        broadcast: broadcast.to_owned(),
+        ..Declaration::default()
+    };
+    let of = |network, said: &Declaration| networks.client_id_form(network, Some(said));
+    assert_eq!(of("default/vlan7", &said("", "")), ClientIdForm::Duid);
+    assert_eq!(of("default/vlan7", &said("none", "")), ClientIdForm::None);
+    assert_eq!(of("prod/vlan9", &said("none", "")), ClientIdForm::Mac, "its list counts");
+    assert_eq!(networks.client_id_form("prod/vlan9", None), ClientIdForm::Mac);
+    assert_eq!(networks.agent("default/vlan7", &said("mac", "true")), Agent::Ours);
+    for (client_id, broadcast, key) in
+        [("MAC", "", ANNOTATION_DHCP_CLIENT_ID), ("", "yes", ANNOTATION_DHCP_BROADCAST)]
+    {
+        let agent = networks.agent("default/vlan7", &said(client_id, broadcast));
+        let Agent::Refused(why) = agent else { panic!("{agent:?}") };
+        assert!(why.contains(key) && why.contains("must be"), "{why}");
+    }
+}
+
+#[test]
 fn subnets_are_read_whole_or_refused_by_name() {
     let networks = Networks { namespaces: ["default".to_owned()].into(), ..Networks::default() };
     let said = |subnets: &str| Declaration {
@@ -83,8 +114,8 @@ fn what_becomes_of_a_lost_address_is_one_of_two_words() {
         on_lease_loss: word.to_owned(),
         ..Declaration::default()
     };
-    for (word, keeps) in [("", Ok(false)), ("Withdraw", Ok(false)), ("Keep", Ok(true))] {
-        assert_eq!(said(word).keeps(), keeps);
+    for (word, keeps) in [("", false), ("Withdraw", false), ("Keep", true)] {
+        assert_eq!(said(word).keeps(), Ok(keeps));
         assert_eq!(networks.agent("default/vlan7", &said(word)), Agent::Ours);
     }
     let Agent::Refused(text) = networks.agent("default/vlan7", &said("keep")) else { panic!() };

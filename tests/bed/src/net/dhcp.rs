@@ -79,6 +79,18 @@ pub struct Scope {
     pub timers: Option<(u32, u32)>,
     /// Whether it speaks for the whole subnet: refuses what it does not know.
     pub authoritative: bool,
+    /// Addresses that are kept for one client each, by their number in the subnet. udhcpd has none
+    /// here.
+    pub reserved: Vec<(Reservation, u16)>,
+}
+
+/// By what a server knows the client of a reservation.
+#[derive(Clone, Debug)]
+pub enum Reservation {
+    /// Its hardware address.
+    Mac(String),
+    /// Its client identifier, its octets with colons between them.
+    ClientId(String),
 }
 
 impl Scope {
@@ -91,6 +103,7 @@ impl Scope {
             seconds: 3600,
             timers: None,
             authoritative: true,
+            reserved: Vec::new(),
         }
     }
 
@@ -119,6 +132,13 @@ impl Scope {
     #[must_use]
     pub fn prefix(mut self, bits: u8) -> Self {
         self.prefix = bits;
+        self
+    }
+
+    /// The same with an address that is kept for one client.
+    #[must_use]
+    pub fn reserve(mut self, client: Reservation, number: u16) -> Self {
+        self.reserved.push((client, number));
         self
     }
 

@@ -46,6 +46,27 @@ pub fn a_request_takes_up_the_offer_and_its_server() {
     assert!(request.is_broadcast());
 }
 
+/// It is asked for before any was held, and preferred to what else is offered, until a server has refused it.
+#[test]
+fn an_address_is_asked_for_by_name() {
+    let wished = Ipv4Addr::new(10, 0, 0, 77);
+    let mut bed = Bed::with(Options { wish: Some(wished), ..Options::default() });
+    let discover = bed.speaks();
+    assert_eq!(discover.wish(), Some(wished));
+    assert!(bed.hears(&answer(&discover, OFFER, ADDRESS, SERVER, 120)).is_empty());
+    assert!(bed.hears(&answer(&discover, OFFER, wished, SERVER, 120)).is_empty());
+    let mut asked = Vec::new();
+    for _ in 0..3 {
+        let request = bed.speaks();
+        assert_eq!((request.kind(), request.wish()), (REQUEST, Some(wished)));
+        bed.hears(&answer(&request, NAK, Ipv4Addr::UNSPECIFIED, SERVER, 0));
+        let discover = bed.speaks();
+        asked.push(discover.wish());
+        bed.hears(&answer(&discover, OFFER, wished, SERVER, 120));
+    }
+    assert_eq!(asked, [Some(wished), None, None]);
+}
+
 #[test]
 pub fn an_address_is_used_only_after_its_record_was_written() {
     let mut bed = Bed::new();

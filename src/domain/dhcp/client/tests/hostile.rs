@@ -2,6 +2,7 @@
 
 use super::server::{Answer, DISCOVER, framed};
 use super::*;
+use crate::domain::dhcp::ClientIdForm;
 use crate::domain::dhcp::Unusable;
 
 /// A client in each state in which it hears, and the message whose answer it waits for.
@@ -81,7 +82,14 @@ pub fn an_answer_to_another_client_identifier_is_not_ours() {
     let discover = bed.speaks();
     let echo = identity();
     let offer = Answer::new(&discover, OFFER, ADDRESS, SERVER, 120);
-    assert_eq!(bed.hears(&offer.with(61, echo.client_id.octets()).frame()).len(), 1);
+    assert_eq!(bed.hears(&offer.with(61, echo.client_id.unwrap().octets()).frame()).len(), 1);
+    // One that says none is known by its hardware address, whatever the server calls it.
+    let identity = identity().with_form(ClientIdForm::None);
+    let mut bed = Bed::of(Client::new(identity, Options::default(), 1, ms(0)));
+    let discover = bed.speaks();
+    assert_eq!(discover.option(61), None);
+    let offer = Answer::new(&discover, OFFER, ADDRESS, SERVER, 120);
+    assert_eq!(bed.hears(&offer.with(61, &[1, 2, 3]).frame()).len(), 1);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::json;
 
-use super::{Kind, Scope};
+use super::{Kind, Reservation, Scope};
 
 /// Name of every server's lease file.
 pub(super) const LEASES: &str = "leases";
@@ -60,6 +60,10 @@ fn dnsmasq(interface: &str, scope: &Scope, leases: &str) -> Vec<String> {
         // Else it refuses to serve more at a time.
         "--dhcp-lease-max=2000".to_owned(),
     ];
+    args.extend(scope.reserved.iter().map(|(client, number)| match client {
+        Reservation::Mac(mac) => format!("--dhcp-host={mac},{}", scope.at(*number)),
+        Reservation::ClientId(id) => format!("--dhcp-host=id:{id},{}", scope.at(*number)),
+    }));
     if scope.authoritative {
         args.push("--dhcp-authoritative".to_owned());
     }
@@ -84,6 +88,14 @@ fn kea(interface: &str, scope: &Scope, leases: &str) -> serde_json::Value {
         "max-valid-lifetime": scope.seconds,
         "authoritative": scope.authoritative,
     });
+    let reservation = |(client, number): &(Reservation, u16)| {
+        let (key, value) = match client {
+            Reservation::Mac(mac) => ("hw-address", mac),
+            Reservation::ClientId(id) => ("client-id", id),
+        };
+        json!({key: value, "ip-address": scope.at(*number)})
+    };
+    subnet["reservations"] = scope.reserved.iter().map(reservation).collect();
     if let Some((renew, rebind)) = scope.timers {
         subnet["renew-timer"] = json!(renew);
         subnet["rebind-timer"] = json!(rebind);
@@ -101,6 +113,14 @@ fn kea(interface: &str, scope: &Scope, leases: &str) -> serde_json::Value {
 }
 
 fn isc(scope: &Scope) -> String {
+    let host = |(at, (client, number)): (usize, &(Reservation, u16))| {
+        let client = match client {
+            Reservation::Mac(mac) => format!("hardware ethernet {mac}"),
+            Reservation::ClientId(id) => format!("option dhcp-client-identifier {id}"),
+        };
+        format!("host h{at} {{ {client}; fixed-address {}; }}\n", scope.at(*number))
+    };
+    let hosts: String = scope.reserved.iter().enumerate().map(host).collect();
     let authoritative = if scope.authoritative { "authoritative" } else { "not authoritative" };
     let timers = scope.timers.map_or_else(String::new, |(renew, rebind)| {
         format!("option dhcp-renewal-time {renew};\noption dhcp-rebinding-time {rebind};\n")
@@ -117,7 +137,7 @@ fn isc(scope: &Scope) -> String {
            range {first} {last};\n\
            option routers {router};\n\
            option domain-name-servers {name_server};\n\
-         }}\n",
+         }}\n{hosts}",
         seconds = scope.seconds,
         subnet = scope.at(0),
         netmask = scope.netmask(),
