@@ -1,7 +1,7 @@
-//! Owns the one task that makes and removes links, one after the other.
+//! Owns the one task that makes and removes links.
 //!
 //! To remove one takes the kernel some 20 ms, to make one half a millisecond; so what is to be made
-//! comes first, and nobody waits for the rest.
+//! comes first, and nothing waits for the rest. What a crash left behind goes together, at once.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -18,10 +18,9 @@ pub(super) enum Job {
     Make { parent: u32, mac: Mac, lease: String },
     /// Remove a lease's link.
     Remove(Mac),
-    /// Remove what a crash left behind: all links of the network but those of these names.
+    /// Remove what a crash left behind: all links of the network but those of these names that are as they
+    /// are to be.
     ClearAllBut(HashSet<String>),
-    /// Remove one such link.
-    Clear(String),
 }
 
 /// What came of it.
@@ -61,15 +60,13 @@ impl Drop for Hands {
 }
 
 async fn work(links: Links, mut queue: UnboundedReceiver<Job>, tell: UnboundedSender<Done>) {
-    let mut later: VecDeque<Job> = VecDeque::new();
+    let mut later: VecDeque<Mac> = VecDeque::new();
     loop {
         let job = match queue.try_recv() {
             Ok(job) => job,
             Err(_) => match later.pop_front() {
-                Some(job) => {
-                    if let Some(done) = remove(&links, job).await {
-                        let _ = tell.send(done);
-                    }
+                Some(mac) => {
+                    remove(&links, mac, &tell).await;
                     continue;
                 }
                 None => match queue.recv().await {
@@ -81,21 +78,18 @@ async fn work(links: Links, mut queue: UnboundedReceiver<Job>, tell: UnboundedSe
         let (parent, mac, lease) = match job {
             Job::Make { parent, mac, lease } => (parent, mac, lease),
             Job::ClearAllBut(needed) => {
-                later.extend(leftovers(&links, &needed).await);
+                clear(&links, &needed).await;
                 continue;
             }
-            job => {
-                later.push_back(job);
+            Job::Remove(mac) => {
+                later.push_back(mac);
                 continue;
             }
         };
         // What is to be removed and then made anew is removed first.
-        later.retain(|job| !matches!(job, Job::Clear(link) if *link == name(mac)));
-        if let Some(at) = later.iter().position(|job| matches!(job, Job::Remove(m) if *m == mac))
-            && let Some(job) = later.remove(at)
-            && let Some(done) = remove(&links, job).await
-        {
-            let _ = tell.send(done);
+        if let Some(at) = later.iter().position(|other| *other == mac) {
+            later.remove(at);
+            remove(&links, mac, &tell).await;
         }
         let done = match links.make(parent, mac, &lease).await {
             Ok(()) => Done::Made(mac),
@@ -105,29 +99,20 @@ async fn work(links: Links, mut queue: UnboundedReceiver<Job>, tell: UnboundedSe
     }
 }
 
-async fn leftovers(links: &Links, needed: &HashSet<String>) -> Vec<Job> {
-    let all = match links.all().await {
-        Ok(all) => all,
-        Err(error) => {
-            tracing::warn!(%error, "cannot look for links that were left behind");
-            Vec::new()
-        }
-    };
-    let left = all.into_iter().filter(|link| links.is_ours(link) && !needed.contains(&link.name));
-    left.map(|link| Job::Clear(link.name)).collect()
+/// What could not be removed goes with the namespace, or is found by the next agent.
+async fn clear(links: &Links, needed: &HashSet<String>) {
+    match links.remove_all_but(needed).await {
+        Ok(removed) if removed.is_empty() => {}
+        Ok(removed) => tracing::info!(?removed, "removed links that were left behind"),
+        Err(error) => tracing::warn!(%error, "links are left behind"),
+    }
 }
 
-async fn remove(links: &Links, job: Job) -> Option<Done> {
-    let (link, done) = match job {
-        Job::Remove(mac) => (name(mac), Some(Done::Removed(mac))),
-        Job::Clear(link) => (link, None),
-        Job::Make { .. } | Job::ClearAllBut(_) => return None,
-    };
+async fn remove(links: &Links, mac: Mac, tell: &UnboundedSender<Done>) {
+    let link = name(mac);
     if let Err(error) = links.remove(&link).await {
         // It goes with the namespace, or is found by the next agent.
         tracing::warn!(link, %error, "cannot remove a link");
-    } else if done.is_none() {
-        tracing::info!(link, "removed a link whose lease is gone");
     }
-    done
+    let _ = tell.send(Done::Removed(mac));
 }

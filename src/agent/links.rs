@@ -1,10 +1,14 @@
-//! Owns the leases' interfaces: one macvlan each, in private mode, without an address.
+//! Owns the leases' interfaces: one macvlan each, in mode `source` without any source, without an address.
+//!
+//! Such a link claims its hardware address on the interface that it is on, and is handed no frame: in another
+//! mode the kernel copies each broadcast of the network to each link.
 //!
 //! Invariants: a link's alias says whose it is, and only links with this network's alias are ever
 //! touched; its name says its hardware address, so a lease finds the one that it had. What a crash
 //! leaves behind is told by the alias and removed. What the kernel tells by itself comes through a
 //! socket of its own: it drops what it cannot deliver, and an answer may not be among that.
 
+use std::collections::HashSet;
 use std::io;
 
 use futures::channel::mpsc::UnboundedReceiver;
@@ -26,6 +30,8 @@ use crate::domain::dhcp::{Mac, agent_name};
 /// What the kernel answers.
 const EXISTS: i32 = -17;
 const NO_SUCH_DEVICE: i32 = -19;
+/// The first group that links are put into to be removed together; the next that is free is taken.
+const FIRST_GROUP: u32 = 0x6c62_0000;
 
 type Messages = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
 
@@ -55,9 +61,11 @@ pub(super) struct Link {
     pub(super) alias: String,
     /// Whether it is up, and its cable plugged in.
     pub(super) carries: bool,
-    /// Whether it is a macvlan that its siblings do not hear.
-    pub(super) private: bool,
-    /// Whether it is one, and up, and set as it is to be.
+    /// The group of links that it is in.
+    pub(super) group: u32,
+    /// The mode of a macvlan.
+    pub(super) mode: Option<MacVlanMode>,
+    /// Whether it is up, and set as it is to be.
     pub(super) ready: bool,
 }
 
@@ -90,9 +98,11 @@ impl Links {
 
     /// Whether this agent, or one before it, made the link for this network.
     ///
-    /// One that was made and not yet marked when its agent crashed is told by its name.
+    /// One that was made and not yet marked when its agent crashed is told by its name. Agents of
+    /// earlier versions made private ones.
     pub(super) fn is_ours(&self, link: &Link) -> bool {
-        let unmarked = link.alias.is_empty() && link.private;
+        let made = matches!(link.mode, Some(MacVlanMode::Source | MacVlanMode::Private));
+        let unmarked = link.alias.is_empty() && made;
         link.alias.split(' ').next() == Some(&self.mark)
             || (unmarked && link.mac.is_some_and(|mac| link.name == name(mac)))
     }
@@ -121,7 +131,7 @@ impl Links {
     /// it no address of IPv6.
     async fn add(&self, parent: u32, mac: Mac, name: &str, alias: &str) -> Result<(), Error> {
         let link =
-            LinkMacVlan::new(name, parent, MacVlanMode::Private).address(mac.0.to_vec()).arp(false);
+            LinkMacVlan::new(name, parent, MacVlanMode::Source).address(mac.0.to_vec()).arp(false);
         self.handle.link().add(link.build()).execute().await?;
         // Of a link that it is about to make, the kernel ignores the alias.
         let alias = LinkUnspec::new_with_name(name).alias(alias);
@@ -147,10 +157,31 @@ impl Links {
         if !self.is_ours(&link) {
             return Ok(());
         }
-        match self.handle.link().del(link.index).execute().await {
-            Err(error) if is(&error, NO_SUCH_DEVICE) => Ok(()),
-            answer => answer,
+        gone_or(self.handle.link().del(link.index).execute().await)
+    }
+
+    /// Removes all links of the network but those of these names that are as they are to be, and returns
+    /// the names of those that it removed. They go as a group, which takes the kernel hardly longer than one.
+    pub(super) async fn remove_all_but(
+        &self,
+        needed: &HashSet<String>,
+    ) -> Result<Vec<String>, Error> {
+        let all = self.all().await?;
+        let taken: HashSet<u32> = all.iter().map(|link| link.group).collect();
+        let stays = |link: &Link| link.ready && needed.contains(&link.name);
+        let left = all.into_iter().filter(|link| self.is_ours(link) && !stays(link));
+        let left: Vec<Link> = left.collect();
+        let free = (FIRST_GROUP..u32::MAX).find(|group| !taken.contains(group));
+        let Some(group) = free.filter(|_| !left.is_empty()) else { return Ok(Vec::new()) };
+        for link in &left {
+            let grouped = LinkUnspec::new_with_index(link.index);
+            let grouped = grouped.append_extra_attribute(LinkAttribute::Group(group)).build();
+            gone_or(self.handle.link().set(grouped).execute().await)?;
         }
+        let mut remove = self.handle.link().del(0);
+        remove.message_mut().attributes.push(LinkAttribute::Group(group));
+        gone_or(remove.execute().await)?;
+        Ok(left.into_iter().map(|link| link.name).collect())
     }
 
     /// The link by a name.
@@ -207,6 +238,14 @@ pub(super) fn name(mac: Mac) -> String {
     format!("lb{}", mac.to_string().replace(':', ""))
 }
 
+/// What was to be changed or removed may be gone already.
+fn gone_or(answer: Result<(), Error>) -> Result<(), Error> {
+    match answer {
+        Err(error) if is(&error, NO_SUCH_DEVICE) => Ok(()),
+        answer => answer,
+    }
+}
+
 fn is(error: &Error, code: i32) -> bool {
     matches!(error, Error::NetlinkError(message)
         if message.code.is_some_and(|found| found.get() == code))
@@ -221,7 +260,8 @@ fn read(message: LinkMessage) -> Link {
         parent: None,
         alias: String::new(),
         carries: flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
-        private: false,
+        group: 0,
+        mode: None,
         ready: false,
     };
     for attribute in message.attributes {
@@ -230,15 +270,23 @@ fn read(message: LinkMessage) -> Link {
             LinkAttribute::Address(mac) => link.mac = mac.try_into().ok().map(Mac),
             LinkAttribute::Link(parent) => link.parent = Some(parent),
             LinkAttribute::IfAlias(alias) => link.alias = alias,
+            LinkAttribute::Group(group) => link.group = group,
             LinkAttribute::LinkInfo(infos) => {
-                link.private = infos.iter().any(|info| {
-                    matches!(info, LinkInfo::Data(InfoData::MacVlan(data))
-                        if data.contains(&InfoMacVlan::Mode(MacVlanMode::Private)))
-                });
-                link.ready = link.private && flags.contains(LinkFlags::Up | LinkFlags::Noarp);
+                link.mode = infos.into_iter().find_map(mode);
+                link.ready = link.mode == Some(MacVlanMode::Source)
+                    && flags.contains(LinkFlags::Up | LinkFlags::Noarp);
             }
             _ => {}
         }
     }
     link
+}
+
+/// The mode of a macvlan.
+fn mode(info: LinkInfo) -> Option<MacVlanMode> {
+    let LinkInfo::Data(InfoData::MacVlan(data)) = info else { return None };
+    data.into_iter().find_map(|one| match one {
+        InfoMacVlan::Mode(mode) => Some(mode),
+        _ => None,
+    })
 }

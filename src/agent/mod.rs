@@ -16,6 +16,7 @@ mod tell;
 mod term;
 mod wire;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -113,11 +114,7 @@ impl Agent {
     /// Removes the links of the network that this agent made: it is about to end.
     pub async fn clear(&self) -> anyhow::Result<()> {
         let (links, _changes) = Links::connect(&self.settings.network)?;
-        for link in links.all().await? {
-            if links.is_ours(&link) {
-                links.remove(&link.name).await?;
-            }
-        }
+        links.remove_all_but(&HashSet::new()).await?;
         Ok(())
     }
 }

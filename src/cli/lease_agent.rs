@@ -28,8 +28,8 @@ use crate::metrics::Metrics;
 /// For so long an agent that no longer renews its Lease is left alone. Leases outlast that, and an
 /// agent that a busy machine holds up need not begin anew.
 const CLAIM_SECONDS: u8 = 10;
-/// How long links may take to be removed when the agent ends: a thousand take 20 s.
-const CLEARING: Duration = Duration::from_secs(30);
+/// How long links may take to be removed when the agent ends: a thousand take a second.
+const CLEARING: Duration = Duration::from_secs(10);
 
 /// Leases addresses from the DHCP server of one network. One a network; a second one stands by.
 #[derive(Clone, Debug, Parser)]

@@ -87,7 +87,7 @@ pub(crate) fn measure() -> Result<Leases> {
 }
 
 /// The agent as it is shipped, which is made smaller than cargo's own profile for benchmarks does.
-fn shipped() -> Result<PathBuf> {
+pub(crate) fn shipped() -> Result<PathBuf> {
     let release = Path::new(env!("CARGO_BIN_EXE_lease-agent")).parent();
     let target = release.and_then(Path::parent).context("no folder of builds")?;
     let agent = target.join("agent/lease-agent");

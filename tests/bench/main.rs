@@ -4,11 +4,12 @@
 //! writes it once, and writes the pool once for every 500. What is quoted is the ratio.
 //!
 //! `cargo bench --bench bench -- PART...` measures only the parts named: probes, allocator, worst,
-//! leases, addresses, singles, endpoints, admission, rotations. `rotations=200` measures fewer of them.
+//! leases, broadcasts, addresses, singles, endpoints, admission, rotations. `rotations=200` measures fewer of them.
 #![allow(clippy::print_stdout, clippy::cast_precision_loss)] // A report is printed, and rounded.
 
 mod admission;
 mod allocator;
+mod broadcasts;
 mod endpoints;
 #[path = "../it/dhcp/fixture.rs"]
 #[allow(dead_code, reason = "tests use the rest of it")]
@@ -72,6 +73,9 @@ fn main() -> Result<()> {
     }
     if wanted("leases") {
         report.insert("leases".to_owned(), leases::print(&leases::measure()?));
+    }
+    if wanted("broadcasts") {
+        report.insert("broadcasts".to_owned(), broadcasts::print(&broadcasts::measure()?));
     }
     let parts = PARTS.into_iter().filter(|part| wanted(part)).collect::<Vec<_>>();
     if !parts.is_empty() {

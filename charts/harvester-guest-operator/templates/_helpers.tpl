@@ -136,8 +136,8 @@ spec:
       hostNetwork: true
       dnsPolicy: ClusterFirstWithHostNet
       {{- end }}
-      # An agent removes its links at its end: 20 ms each.
-      terminationGracePeriodSeconds: 40
+      # An agent removes its links at its end, for 10 s at most, and gives its Lease back.
+      terminationGracePeriodSeconds: 20
       {{- with .network.nodeSelector }}
       nodeSelector:
         {{- toYaml . | nindent 8 }}

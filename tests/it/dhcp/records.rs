@@ -48,13 +48,20 @@ async fn macvlan(site: &Site, lease: &str, mode: &str) -> Result<String> {
 #[test]
 fn records_and_links_of_others_are_left_alone() -> Result<()> {
     on_site(Kind::Kea, Scope::new([10, 77, 0, 1]), async |site: Site| {
-        // What an agent leaves that crashed before it had written on a link whose it is; the link of
+        // What an agent leaves that crashed before it had written on a link whose it is, one of this and
+        // one of an earlier version; what an earlier one made for a lease that goes on; the link of
         // another network's agent; and one that was never a lease's.
-        macvlan(&site, "crashed", "private").await?;
-        let others = macvlan(&site, "others", "private").await?;
+        macvlan(&site, "crashed", "source").await?;
+        macvlan(&site, "earlier", "private").await?;
+        let before = macvlan(&site, "web", "private").await?;
+        let mark = format!("link set dev {before} arp off up alias");
+        site.host.ip(&format!("{mark} hgo-lease-agent-default-lan-e1714d09")).await?;
+        let others = macvlan(&site, "others", "source").await?;
         let mark = format!("link set dev {others} alias");
         site.host.ip(&format!("{mark} hgo-lease-agent-default-wan-0badcafe")).await?;
         let strange = macvlan(&site, "strange", "bridge").await?;
+        // It is in the group that an agent would put links into to remove them.
+        site.host.ip(&format!("link set dev {strange} group {}", 0x6c62_0000)).await?;
 
         // One record of another network is there before the agent is, and one comes later.
         let elsewhere = |name: &str| {
@@ -63,11 +70,11 @@ fn records_and_links_of_others_are_left_alone() -> Result<()> {
             anyhow::Ok(record)
         };
         site.records().create(&PostParams::default(), &elsewhere("early")?).await?;
-        let agent = site.agent().await?;
-        site.records().create(&PostParams::default(), &elsewhere("late")?).await?;
         let web = site.lease("web").await?;
+        let mut agent = site.agent().await?;
+        site.records().create(&PostParams::default(), &elsewhere("late")?).await?;
         site.bound("web", "address", |_| true).await?;
-        let mut wanted = [others, strange, link(&web)];
+        let mut wanted = [others.clone(), strange.clone(), link(&web)];
         wanted.sort();
         eventually(SOON, "links of others, and one of a lease", async || {
             let mut links = site.links().await.map_err(|error| error.to_string())?;
@@ -75,6 +82,8 @@ fn records_and_links_of_others_are_left_alone() -> Result<()> {
             if links == wanted { Ok(true) } else { Err(format!("{links:?}, not {wanted:?}")) }
         })
         .await?;
+        let shown = site.host.ip(&format!("-d link show {}", link(&web))).await?;
+        ensure!(shown.contains("macvlan mode source"), "of an earlier version: {shown}");
         for name in ["early", "late"] {
             let status = site.records().get(name).await?.status;
             ensure!(status.is_none(), "{name} of another network: {status:?}");
@@ -86,6 +95,12 @@ fn records_and_links_of_others_are_left_alone() -> Result<()> {
             if (1.0..=3600.0).contains(&left) { Ok(true) } else { Err(format!("{left} s")) }
         })
         .await?;
+        // At its end it takes its own along.
+        agent.stop().await?;
+        let (mut left, mut wanted) = (site.links().await?, [others, strange]);
+        left.sort();
+        wanted.sort();
+        ensure!(left == wanted, "{left:?}, not {wanted:?}");
         Ok(())
     })
 }

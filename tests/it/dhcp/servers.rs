@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use testbed::eventually;
 use testbed::net::dhcp::{Kind, Message, Scope};
 
-use super::fixture::{Agent, Site, link, on_site};
+use super::fixture::{Agent, INTERFACE, Site, link, on_site};
 use crate::support::LATER;
 
 /// In which a server that deals out one address after the other comes round to each.
@@ -45,11 +45,14 @@ async fn life(mut site: Site) -> Result<()> {
     ensure!(first.gateway == Some(site.scope.at(254).to_string()), "{first:?}");
     ensure!(first.name_servers == [site.scope.at(253).to_string()], "{first:?}");
 
-    // A macvlan of its own, in private mode, without an address, and deaf to ARP.
+    // A macvlan of its own, to which no broadcast is copied, without an address, and deaf to ARP.
     site.linked(&[&web]).await?;
     let shown = site.host.ip(&format!("-d address show {}", link(&web))).await?;
-    ensure!(shown.contains("macvlan mode private") && !shown.contains("inet"), "{shown}");
-    ensure!(shown.contains("NOARP"), "{shown}");
+    ensure!(shown.contains("macvlan mode source") && !shown.contains("inet"), "{shown}");
+    ensure!(shown.contains("NOARP") && shown.contains("LOWER_UP"), "{shown}");
+    // The interface takes in what is sent to it.
+    let taken = site.host.command("bridge", &["fdb", "show", "dev", INTERFACE]).await?;
+    ensure!(taken.lines().any(|line| line.starts_with(&mac) && line.contains("self")), "{taken}");
     ensure!(
         shown.contains(&mac) && shown.contains("hgo-lease-agent-default-lan-e1714d09 default/web"),
         "{shown}"
@@ -61,7 +64,7 @@ async fn life(mut site: Site) -> Result<()> {
     let acquired = async |agent: &Agent| agent.metric("hgo_dhcp_acquire_seconds_count").await;
     ensure!(acquired(&agent).await? == 1.0, "not counted as acquired");
 
-    // The agent ends without warning, somebody changes its link, and another one goes on where it was.
+    // The agent ends without warning, its link is changed, and another one goes on where it was.
     site.kill(&mut agent).await?;
     site.host.ip(&format!("link set dev {} arp on", link(&web))).await?;
     let agent = site.agent().await?;
