@@ -241,11 +241,6 @@ impl Client {
         self.lease().is_some() && matches!(self.phase, Phase::Confirming(_))
     }
 
-    /// Whether a station still announces an address that was lost.
-    pub const fn is_still_announced(&self) -> bool {
-        self.still.is_some()
-    }
-
     /// Who it is.
     pub const fn identity(&self) -> &Identity {
         &self.identity

@@ -91,6 +91,11 @@ impl Look {
 }
 
 impl Client {
+    /// Whether a station still announces an address that was lost.
+    pub const fn is_still_announced(&self) -> bool {
+        self.still.is_some()
+    }
+
     pub(super) fn asks_by_arp(&self) -> bool {
         self.options.probe.count > 0
     }
