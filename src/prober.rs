@@ -39,7 +39,7 @@ struct Shared {
     wake: Notify,
     metrics: Metrics,
     changed: mpsc::UnboundedSender<String>,
-    /// How many targets are healthy only because their failures are doubted.
+    /// Number of targets that are healthy only because their failures are doubted.
     held: watch::Sender<usize>,
     /// When the clock of this term read zero.
     epoch: Instant,
@@ -50,7 +50,7 @@ struct State {
     roster: Roster<Dial>,
     /// Probes under way. Entries of probes that ended are taken out by the scheduler.
     under_way: HashMap<Key, AbortHandle>,
-    /// What is said of the failures that are doubted.
+    /// Words about the failures that are doubted.
     why_doubted: String,
 }
 
@@ -150,7 +150,7 @@ impl Prober {
         }
     }
 
-    /// What is known of the doubt, if the LoadBalancer has such a target.
+    /// Words about the doubt, if the LoadBalancer has such a target.
     pub fn why_doubted(&self, lb: &str) -> Option<String> {
         let state = self.0.lock();
         let why = if state.why_doubted.is_empty() { ASKED } else { &state.why_doubted };
@@ -196,7 +196,7 @@ impl Shared {
         self.held.send_if_modified(|known| std::mem::replace(known, held) != held);
         drop(state);
         for lb in lbs {
-            // Nobody listens when the term is ending.
+            // There is no listener when the term is ending.
             let _ = self.changed.send(lb.to_string());
         }
     }

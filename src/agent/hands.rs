@@ -99,7 +99,7 @@ async fn work(links: Links, mut queue: UnboundedReceiver<Job>, tell: UnboundedSe
     }
 }
 
-/// What could not be removed goes with the namespace, or is found by the next agent.
+/// Links that could not be removed go with the namespace, or are found by the next agent.
 async fn clear(links: &Links, needed: &HashSet<String>) {
     match links.remove_all_but(needed).await {
         Ok(removed) if removed.is_empty() => {}

@@ -98,7 +98,7 @@ impl Links {
 
     /// Whether this agent, or one before it, made the link for this network.
     ///
-    /// One that was made and not yet marked when its agent crashed is told by its name. Agents of
+    /// A link that was made and not yet marked when its agent crashed is known by its name. Agents of
     /// earlier versions made private ones.
     pub(super) fn is_ours(&self, link: &Link) -> bool {
         let made = matches!(link.mode, Some(MacVlanMode::Source | MacVlanMode::Private));
@@ -238,7 +238,7 @@ pub(super) fn name(mac: Mac) -> String {
     format!("lb{}", mac.to_string().replace(':', ""))
 }
 
-/// What was to be changed or removed may be gone already.
+/// Passes over a link that is gone already.
 fn gone_or(answer: Result<(), Error>) -> Result<(), Error> {
     match answer {
         Err(error) if is(&error, NO_SUCH_DEVICE) => Ok(()),

@@ -180,10 +180,10 @@ pub struct DHCPLeaseStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// What becomes of an address whose lease ends without an answer of a DHCP server.
+/// Fate of an address whose lease ends without an answer of a DHCP server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OnLeaseLoss {
-    /// It goes on being used while no server refuses it and no other host has it.
+    /// The address stays in use while no server refuses it and no other host has it.
     Keep,
 }
 

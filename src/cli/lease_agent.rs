@@ -28,7 +28,7 @@ use crate::metrics::Metrics;
 /// For so long an agent that no longer renews its Lease is left alone. Leases outlast that, and an
 /// agent that a busy machine holds up need not begin anew.
 const CLAIM_SECONDS: u8 = 10;
-/// How long links may take to be removed when the agent ends: a thousand take a second.
+/// Time for the removal of links when the agent ends: a thousand take a second.
 const CLEARING: Duration = Duration::from_secs(10);
 
 /// Leases addresses from the DHCP server of one network. One a network; a second one stands by.
@@ -52,7 +52,7 @@ pub struct LeaseAgent {
     /// the cluster's.
     #[arg(long, env = "HGO_SUBNETS", value_delimiter = ',', value_name = "CIDR")]
     subnets: Vec<Ipv4Net>,
-    /// What becomes of an address whose lease ends without an answer of a DHCP server: withdraw takes it
+    /// Fate of an address whose lease ends without an answer of a DHCP server: withdraw takes it
     /// out, keep leaves it while no server refuses it and no other host answers ARP for it.
     #[arg(long, env = "HGO_ON_LEASE_LOSS", value_enum, ignore_case = true, default_value_t = OnLeaseLoss::Withdraw)]
     on_lease_loss: OnLeaseLoss,

@@ -80,7 +80,7 @@ struct ControllerArgs {
     /// This replica's name in the Lease and in Events. Default: host name and process id.
     #[arg(long, env = "HGO_IDENTITY")]
     identity: Option<String>,
-    /// The node that this replica runs on: where two replicas do not reach the same VMs, that is told, and
+    /// The node that this replica runs on: where two replicas do not reach the same VMs, that is said, and
     /// one on the leader's own node does not count as a second opinion.
     #[arg(long, env = "HGO_NODE")]
     node: Option<String>,

@@ -1,4 +1,4 @@
-//! What a leader does, and what it asks of the other replicas. A reconcile reads: gather, decide, act, report; the decisions are in
+//! Work of a leader, and its questions to the other replicas. A reconcile reads: gather, decide, act, report; the decisions are in
 //! [`crate::domain`].
 //!
 //! Invariant: everything here but [`second_opinion::answer`] belongs to one term of leadership. It starts from a consistent
@@ -47,7 +47,7 @@ pub struct Context {
     pub metrics: Metrics,
     /// For how long a leased address outlives its LoadBalancer.
     pub release_grace: Duration,
-    /// This process among the operator's replicas.
+    /// Place of this process among the operator's replicas.
     pub replica: Arc<second_opinion::Replica>,
     /// When the term began.
     pub began: Instant,

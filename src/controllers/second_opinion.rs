@@ -1,7 +1,7 @@
 //! A second opinion about VMs that the leader's probes do not reach: asked for by the leader, given by
 //! another replica, both by notes on the Lease.
 //!
-//! Invariants: only an answer from another node has failures believed that are doubted. Whoever answers
+//! Invariants: only an answer from another node has failures believed that are doubted. The replica that answers
 //! probes nothing but what EndpointSlices of the operator lead to, as the LoadBalancer's own health check
 //! says.
 
@@ -27,18 +27,18 @@ use crate::k8s::lease::{Leadership, Notes};
 use crate::k8s::views::Views;
 use crate::prober::{Prober, survey};
 
-/// How often it is asked anew while the doubt lasts: about other targets, and what was found may be so
+/// Period of questions while the doubt lasts: about other targets, and what was found may be so
 /// no more.
 const AGAIN: Duration = Duration::from_secs(30);
 
 /// Event: VMs whose failures were doubted answer again.
 const TRUSTED: &str = "ProberTrusted";
 
-/// This process among the operator's replicas.
+/// Place of this process among the operator's replicas.
 pub struct Replica {
     /// Its claim to lead, and its way to the others.
     pub leadership: Arc<Leadership>,
-    /// Who and where it is.
+    /// Name and node.
     pub place: Place,
     /// Namespace and name of the Lease.
     pub lease: (String, String),
@@ -66,7 +66,7 @@ pub(super) async fn ask(ctx: Context, prober: Prober) {
     }
 }
 
-/// What asking takes. No question and no metric outlives it.
+/// Tools for asking. No question and no metric outlives it.
 struct Term {
     ctx: Context,
     prober: Prober,
@@ -179,7 +179,7 @@ pub async fn answer(replica: Arc<Replica>, views: Views) {
     }
 }
 
-/// Where and how it is probed, if it is a target: what asks is not believed.
+/// Address and check of a target of ours: the question is not believed.
 fn target(asked: &Asked, views: &Views) -> Option<(IpAddr, Check)> {
     let (namespace, name) = asked.lb.split_once('/')?;
     let lb = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

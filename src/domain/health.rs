@@ -128,13 +128,13 @@ pub fn may_be_backend(address: IpAddr) -> bool {
 /// The verdict on a backend, and what speaks against it. Times are offsets on one monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// What the probes say, believed or not.
+    /// Result of the probes, believed or not.
     passes: bool,
     /// Results in a row that contradict that.
     against: u32,
-    /// When a probe passed last, of one that is healthy; zero if none of this process did.
+    /// Time of the last probe that passed, of one that is healthy; zero if none of this process did.
     passed: Duration,
-    /// When one failed first since. `None`, too, for a backend that was never healthy.
+    /// Time of the first that failed since. `None`, too, for a backend that was never healthy.
     failing: Option<Duration>,
     /// Whether its failures are doubted.
     held: bool,
@@ -185,7 +185,7 @@ impl Health {
         true
     }
 
-    /// What is known of the way to the target, if it passes, or did before it failed and nobody has
+    /// State of the way to the target, if it passes, or did before it failed and no replica has
     /// settled why.
     pub fn sight(self, lb: &str, address: IpAddr) -> Option<Sight<'_>> {
         let Self { passed, failing, .. } = self;
@@ -193,7 +193,7 @@ impl Health {
         counts.then_some(Sight { lb, address, passed, failing })
     }
 
-    /// When it passed last and when it failed first since, if it fails and nobody has settled why.
+    /// Times of the last pass and of the first failure since, if it fails and no replica has settled why.
     pub fn silence(self) -> Option<(Duration, Duration)> {
         self.failing.filter(|_| !self.settled).map(|since| (self.passed, since))
     }

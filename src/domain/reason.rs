@@ -140,14 +140,14 @@ impl Wait {
 pub enum NoLease {
     /// The agent asks for one.
     Pending {
-        /// Where.
+        /// Network.
         network: String,
         /// What the agent says of it.
         said: Option<String>,
     },
     /// It had one and has it no more.
     Lost {
-        /// Where.
+        /// Network.
         network: String,
         /// What the agent says of it.
         said: Option<String>,
@@ -174,7 +174,7 @@ pub enum NoLease {
     OtherIdentity,
     /// The host takes over what kube-vip leased, which gives it back first.
     TakingOver {
-        /// Where.
+        /// Network.
         network: String,
     },
     /// Another LoadBalancer leases as the same client, as the text says.
@@ -260,7 +260,7 @@ pub const ANNOUNCED: &str = "Announced";
 pub const LAST_KNOWN_ADDRESS: &str = "LastKnownAddress";
 /// It does, and the health check is not done.
 pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
-/// It does, and to VMs that fail their health check as well, because most VMs fail at once.
+/// The same, and to VMs that fail their health check as well, because most VMs fail at once.
 pub const PROBER_DOUBTED: &str = "ProberDoubted";
 /// An address is held, and nothing announces it yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";

@@ -248,7 +248,7 @@ pub struct Report {
     pub selector_hint: Option<String>,
     /// What is wrong with the health check, if so: it is not done.
     pub health_fault: Option<String>,
-    /// What is known of VMs that fail their health check and stay in, because most VMs fail at once.
+    /// Doubt about VMs that fail their health check and stay in, because most VMs fail at once.
     pub doubted: Option<String>,
     /// Why the address is announced on the announcer's default interface, not on its network.
     pub default_interface: Option<String>,

@@ -41,12 +41,12 @@ pub enum Claim {
     Held,
 }
 
-/// What replicas say to each other by the Lease.
+/// Messages of replicas to each other by the Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
-    /// What the leader asks.
+    /// Question of the leader.
     pub question: Option<String>,
-    /// What another replica answers.
+    /// Answer of another replica.
     pub answer: Option<String>,
 }
 
@@ -64,9 +64,9 @@ pub struct Leadership {
     last_round: AtomicU64,
     /// The notes as last read.
     read: watch::Sender<Notes>,
-    /// What this process has to say: the question while it leads, the answer while it does not.
+    /// Message of this process: the question while it leads, the answer while it does not.
     said: Mutex<Notes>,
-    /// There is something to say now.
+    /// Wakes the keeper: there is a message.
     news: Notify,
 }
 

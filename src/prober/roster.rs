@@ -251,7 +251,7 @@ impl<D> Roster<D> {
         held.map(|entry| Asked { lb: entry.lb.to_string(), address: entry.address })
     }
 
-    /// How many there are.
+    /// Number of doubted targets.
     pub(super) fn count_held(&self) -> usize {
         self.doubt.as_ref().map_or(0, Doubt::held)
     }

@@ -1,4 +1,4 @@
-//! One probe of each of some targets, outside of any schedule: what a second opinion rests on.
+//! Single probes of some targets, outside of any schedule: the base of a second opinion.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What leases cost while nothing of what is on the network is for them: broadcasts to a segment with an
+//! Cost of leases while nothing on the network is for them: broadcasts to a segment with an
 //! agent and its links, beside as many to a segment of the same form without one.
 //!
 //! The links' share is spent in threads of the kernel, which the agent's own CPU time does not show. So it is
@@ -36,13 +36,13 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// After this an agent has nothing more to do: it has asked who announces each address.
 const SETTLED: Duration = Duration::from_secs(40);
 
-/// What broadcasts cost with so many leases, as a share of one core.
+/// Cost of broadcasts with so many leases, as a share of one core.
 pub(crate) struct Row {
     leases: usize,
     what: &'static str,
     ours: f64,
     floor: f64,
-    /// What of it the agent itself took.
+    /// Share of the agent itself.
     agent: f64,
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn measure() -> Result<Vec<Row>> {
         let sender = site.segment.attach("sender", "10.77.7.250/21").await?;
         let twin = Segment::new("twin").await?;
         twin.plug(&site.host, "net8").await?;
-        twin.attach("nobody", "10.77.0.1/21").await?;
+        twin.attach("idle", "10.77.0.1/21").await?;
         let floor = twin.attach("sender", "10.77.7.250/21").await?;
         let pid = agent.process.pid();
         let mut there = 0;
@@ -82,7 +82,7 @@ pub(crate) fn measure() -> Result<Vec<Row>> {
     Ok(told.try_iter().collect())
 }
 
-/// Who has 10.77.7.251? A station that is no lease's wants to know.
+/// A question for 10.77.7.251 by a station that is no lease's.
 fn arp() -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend([2, 0xaa, 0, 0, 0, 1, 0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 1]);

@@ -21,7 +21,7 @@ use crate::k8s::{CallError, call};
 /// For so long a term takes no published address for ended by the clock. While the API server was away,
 /// no operator led and agents went on renewing: one needs a call about its Lease, then a write.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
-/// How often it is looked whether another LoadBalancer is still the same client.
+/// Period of the question whether another LoadBalancer is still the same client.
 const LOOKS_AGAIN: Duration = Duration::from_secs(5);
 /// Within this time the view has a record that was made.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
@@ -236,7 +236,7 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &Context) -> Option<Duration> {
     left.ok().map(|left| left + Duration::from_millis(10))
 }
 
-/// When what is in the way is looked at again, if its end is no event.
+/// Time until an obstacle is looked at again, if its end is no event.
 pub(super) fn again(finding: &Finding) -> Option<Duration> {
     match finding {
         Finding::Host(Err(NoLease::TakingOver { .. })) => Some(leasing::TAKEOVER_AGAIN),

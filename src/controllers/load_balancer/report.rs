@@ -61,7 +61,7 @@ fn served(lb: &LoadBalancer, report: &Report, ctx: &Context) {
     let conditions = lb.status.as_ref().map_or(&[][..], |s| &s.conditions);
     let before = conditions.iter().find(|c| c.type_ == READY);
     let before = before.and_then(|c| c.reason.as_deref());
-    // The announcer needs a moment each time. Of a doubt one Event is told, of the Lease: it may be
+    // The announcer needs a moment each time. A doubt has one Event, of the Lease: it may be
     // about each load balancer.
     let told = why == reason::PROBER_DOUBTED
         || (why == reason::ANNOUNCED && before == Some(reason::PROBER_DOUBTED));

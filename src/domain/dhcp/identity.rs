@@ -23,7 +23,7 @@ const DUID_UUID: [u8; 2] = [0, 4];
 const CLIENT_ID: std::ops::RangeInclusive<usize> = 2..=255;
 /// Longest label of a DNS name.
 const LABEL: usize = 63;
-/// Digits by which longer names are told apart.
+/// Digits by which longer names differ.
 const TAIL: usize = 8;
 /// RFC 2132: what follows is a hardware address of Ethernet.
 const TYPE_ETHERNET: u8 = 1;
@@ -88,7 +88,7 @@ pub enum ClientIdForm {
 
 /// The text is no form of a client identifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} must be duid, mac or none: the client identifier that the DHCP server is told")]
+#[error("{0:?} must be duid, mac or none: the client identifier that the DHCP server sees")]
 pub struct NoForm(String);
 
 impl FromStr for ClientIdForm {

@@ -205,7 +205,7 @@ pub fn read(message: &[u8], identity: &Identity) -> Result<Reply, Unread> {
     let area = |from: usize, to: usize| message.get(from..to).unwrap_or_default();
     let field = message.get(OPTIONS..).unwrap_or_default();
     let options = Reader::new(field, area(108, 236), area(44, 108)).ok_or(Unread::Malformed)?;
-    // RFC 6842: a server may leave it out; if it does not, it says who is meant. One that was told none may
+    // RFC 6842: a server may leave it out; if it does not, it says who is meant. A server that got none may
     // say what it knows the hardware address by.
     let meant = options.get(options::CLIENT_ID);
     let other = |id: &[u8]| identity.client_id.as_ref().is_some_and(|own| own.octets() != id);

@@ -134,7 +134,7 @@ pub enum Lost {
     Expired,
     /// A server took it back.
     Nak,
-    /// It was kept after its lease had ended, and another host has it.
+    /// Another host has it, and it was kept after its lease had ended.
     Taken,
     /// The server gave another one.
     Changed,

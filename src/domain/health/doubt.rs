@@ -28,9 +28,9 @@ pub struct Sight<'a> {
     pub lb: &'a str,
     /// Its VM.
     pub address: IpAddr,
-    /// When it passed last. Zero: before anybody looked.
+    /// Time of the last pass. Zero: before the first probe.
     pub passed: Duration,
-    /// When it failed first since.
+    /// Time of the first failure since.
     pub failing: Option<Duration>,
 }
 
@@ -135,7 +135,7 @@ impl Doubt {
         self.mending.is_some_and(|since| now >= since + time)
     }
 
-    /// How many targets it holds.
+    /// Number of targets that it holds.
     pub fn held(&self) -> usize {
         self.held
     }

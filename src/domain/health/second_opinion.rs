@@ -1,6 +1,6 @@
-//! What one replica asks another about targets that it does not reach, and what the answer means.
+//! Question of one replica to another about targets that it does not reach, and the meaning of the answer.
 //!
-//! Question and answer are annotations of the Lease that all replicas read anyway: whoever may write
+//! Question and answer are annotations of the Lease that all replicas read anyway: an account that may write
 //! them may lead as well. A question only names targets. What is asked of each, and whether it is one,
 //! says the cluster, not the question.
 
@@ -13,12 +13,12 @@ use super::Phase;
 
 /// Targets in a question: enough to tell most from few, and a moment's work.
 pub const MOST_ASKED: usize = 32;
-/// What is said of a doubt before there is an answer.
+/// Words about a doubt before there is an answer.
 pub const ASKED: &str = "another replica is asked whether it reaches them";
 /// Bytes of a question or an answer that are read: as many targets with the longest names are fewer.
 const LONGEST: usize = 16 * 1024;
 
-/// Where a replica is.
+/// Place of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Its name in the Lease.
@@ -46,29 +46,29 @@ impl Place {
 pub struct Asked {
     /// Its LoadBalancer, `namespace/name`.
     pub lb: String,
-    /// Where it is.
+    /// Its node.
     pub address: IpAddr,
 }
 
 /// Whether others reach what the leader does not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
-    /// Who asks.
+    /// Replica that asks.
     pub by: Place,
-    /// When: no two questions of a replica are of the same time.
+    /// Time: no two questions of a replica are of the same time.
     pub at: String,
     /// About which targets.
     pub targets: Vec<Asked>,
 }
 
-/// What another replica found.
+/// Finding of another replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Who asked.
+    /// Replica that asked.
     pub to: Place,
-    /// When that was.
+    /// Time of the question.
     pub at: String,
-    /// Who answers.
+    /// Replica that answers.
     pub by: Place,
     /// Targets that passed.
     pub passed: usize,
@@ -76,7 +76,7 @@ pub struct Answer {
     pub failed: usize,
 }
 
-/// What an answer says of a question.
+/// Meaning of an answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opinion {
     /// Nothing: it is to another question, or there is none.
@@ -96,7 +96,7 @@ impl Question {
         (question.targets.len() <= MOST_ASKED).then_some(question)
     }
 
-    /// What the answer says of it.
+    /// Meaning of the answer.
     pub fn opinion(&self, answer: Option<&Answer>) -> Opinion {
         match answer.filter(|answer| answer.to == self.by && answer.at == self.at) {
             Some(answer) if answer.passed > answer.failed => Opinion::Well,

@@ -1,4 +1,4 @@
-//! Who the DHCP server is to see, where users say so: by kube-vip's own annotations where it has them.
+//! Client that the DHCP server is to see, where users say so: by kube-vip's own annotations where it has them.
 //!
 //! kube-vip knows its lease again by its hardware address alone, or by a host name that it sends as the client
 //! identifier as well. What asks by its annotations is therefore the same client to a server. Invariants:
@@ -17,7 +17,7 @@ use crate::api::{
 use crate::domain::dhcp::{ClientId, ClientIdForm, Identity, Mac, NoForm};
 use crate::domain::service;
 
-/// How hardware addresses begin that kube-vip draws. Source: `GenerateMac` in pkg/vip/util.go.
+/// First octets of hardware addresses that kube-vip draws. Source: `GenerateMac` in pkg/vip/util.go.
 const KUBE_VIP: [u8; 3] = [0x00, 0x00, 0x6c];
 /// Bit of a hardware address that no vendor has given.
 const LOCAL: u8 = 0x02;
@@ -38,7 +38,7 @@ pub const ASKING: [&str; 5] = [
 const OF_A_SERVICE: [&str; 4] =
     [KUBE_VIP_HWADDR, KUBE_VIP_REQUESTED_IP, KUBE_VIP_HOSTNAME, KUBE_VIP_BROADCAST];
 
-/// What a LoadBalancer asks for.
+/// Wishes of a LoadBalancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
     mac: Option<Mac>,
@@ -52,18 +52,18 @@ pub struct Asked {
 enum AskedId {
     /// The network's form.
     Any,
-    /// This form.
+    /// A form.
     Form(ClientIdForm),
-    /// This one.
+    /// A given one.
     Is(ClientId),
 }
 
 /// Annotation that cannot be followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Which field.
+    /// Field.
     pub field: String,
-    /// What is wrong with it and what would be right.
+    /// Fault, and what would be right.
     pub message: String,
 }
 
@@ -141,7 +141,7 @@ pub(super) fn flag(text: &str) -> Result<bool, String> {
 }
 
 impl Asked {
-    /// Who the server is to see. `derived` is the holder that a LoadBalancer is without asking, `form` what its
+    /// Client that the server is to see. `derived` is the holder that a LoadBalancer is without asking, `form` what its
     /// network says of the client identifier.
     pub fn identity(&self, derived: Identity, form: ClientIdForm) -> Identity {
         let mut identity = derived;
@@ -197,7 +197,7 @@ impl Asked {
     }
 }
 
-/// What a LoadBalancer is to ask for so that it goes on as the client that kube-vip has been for its Service.
+/// Annotations that a LoadBalancer is to have so that it goes on as the client that kube-vip has been for its Service.
 /// `None`: it asks for that already, or kube-vip leases nothing.
 ///
 /// # Errors

@@ -115,7 +115,7 @@ impl Declaration {
         if text.is_empty() { Ok(false) } else { flag(text) }
     }
 
-    /// What cannot be followed of the annotations beside the one that declares: which one, and why.
+    /// Fault of the annotations beside the one that declares: which one, and why.
     fn fault(&self) -> Option<(&str, String)> {
         let subnets = self
             .subnets()

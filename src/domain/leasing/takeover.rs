@@ -3,7 +3,7 @@
 //! Only for a LoadBalancer of VMs, whose Service is here, and only where its annotation asks for it. Whose
 //! lease it is, is written on the LoadBalancer first; then the Service goes, at which kube-vip gives the address
 //! back (`deleteService` in pkg/services/services.go stops its client, which sends a RELEASE); only then the
-//! host asks for the same address as the same client. In another order the server would be told by kube-vip that
+//! host asks for the same address as the same client. In another order the server would hear from kube-vip that
 //! the address is free that the host has.
 
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::domain::vm_lb;
 
 /// For so long after its Service is gone kube-vip may still be about to give the address back.
 const GIVES_BACK: TimeDelta = TimeDelta::seconds(3);
-/// How often a takeover is looked at.
+/// Period at which a takeover is looked at.
 pub const AGAIN: Duration = Duration::from_secs(1);
 
 /// Whether the host would take over what an announcer leases.
@@ -38,7 +38,7 @@ fn noted(lb: &LoadBalancer) -> Option<&Condition> {
     ready.filter(|ready| ready.reason.as_deref() == Some(TAKEOVER))
 }
 
-/// What to do for a LoadBalancer whose announcer leases.
+/// Next step for a LoadBalancer whose announcer leases.
 pub(super) fn begin(seen: &Seen<'_>) -> Step {
     let Seen { lb, network, declared, serving, service, .. } = *seen;
     if !is_possible(lb) {

@@ -183,7 +183,7 @@ fn an_address_is_taken_while_it_may_be_used() {
     assert_eq!(waits(&told(&|s| s.state = Some(LeaseState::Lost))), "DHCPLeaseLost");
 }
 
-/// What an annotation asks of a record counts when it is made anew, which it is while no address hangs on it.
+/// A wish of an annotation counts when it is made anew, which it is while no address hangs on it.
 #[test]
 fn a_record_of_another_client_goes_first() {
     let asking = |mut lb: LoadBalancer, mac: &str| {
@@ -373,7 +373,7 @@ fn an_agent_is_there_while_its_lease_is_renewed() {
     assert!(!is_left_behind(&Holding { renewed: None, ..held }, at(1_000_000)));
 }
 
-/// It stays published, and what it was leased for is over all the same once its record is deleted.
+/// A kept address stays published, and is over all the same once its record is deleted.
 #[test]
 fn a_kept_address_is_usable_after_its_end() {
     let mut record = leased(Some("10.7.0.9"));

@@ -58,7 +58,7 @@ struct KubeVip {
     _log: tempfile::NamedTempFile,
 }
 
-/// What kube-vip leased is asked for as kube-vip: dnsmasq knows that client, and gives no second address. An
+/// An address that kube-vip leased is asked for as kube-vip: dnsmasq knows that client, and gives no second address. An
 /// address that is kept for a hardware address, and one that is asked for, are had by who asks so.
 #[test]
 fn dnsmasq_knows_who_asks_as_kube_vip_or_by_a_hardware_address_of_its_own() -> Result<()> {

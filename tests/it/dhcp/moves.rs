@@ -1,4 +1,4 @@
-//! What a client far away notices when agents, servers and cables move: lost requests, and the address
+//! Requests that a client far away loses when agents, servers and cables move, and the address
 //! at the end, one line each.
 
 use std::net::Ipv4Addr;

@@ -30,7 +30,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// It asks the address that is there at the time.
+    /// Asks the address that is there at the time.
     pub(super) fn start(inside: &Netns, address: &Arc<Mutex<Ipv4Addr>>) -> Self {
         let (over, inside) = (Arc::new(AtomicBool::new(false)), inside.clone());
         let (until, address) = (over.clone(), address.clone());

@@ -77,7 +77,7 @@ pub(super) async fn of_a_service(cluster: &Cluster) -> Result<()> {
     same_client(cluster).await
 }
 
-/// Two that ask to be one client: the second is told of the first, and has its turn when that is gone.
+/// Two that ask to be one client: the second hears of the first, and has its turn when that is gone.
 async fn same_client(cluster: &Cluster) -> Result<()> {
     let ask = [(ANNOTATION_NETWORK, NETWORK), ("kube-vip.io/hwaddr", MAC)];
     cluster.dhcp_lb("second", &ask).await?;

@@ -1,4 +1,4 @@
-//! What the leader does not reach, and another replica does, or does not either.
+//! VMs that the leader does not reach, and another replica does, or does not either.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
@@ -21,7 +21,7 @@ use super::{SINK, version, vm};
 use crate::support::{Cluster, SOON, ready, shows};
 
 const LBS: [&str; 4] = ["a", "b", "c", "d"];
-/// Where VMs are. In each network this host answers for them, on the ports that are listened on.
+/// Addresses of VMs. In each network this host answers for them, on the ports that are listened on.
 const VMS: &str = "local 10.210.0.0/16 dev lo";
 const PORT: u16 = 8080;
 const DOUBTED: &str = "hgo_probe_targets_doubted";

@@ -55,12 +55,12 @@ impl Announced {
 /// Subject of the questions about an address.
 #[derive(Clone, Debug)]
 pub enum Subject {
-    /// One that is leased: which station announces it.
+    /// An address that is leased: which station announces it.
     Leased,
-    /// One whose lease has ended and that is kept: whether another host has it. These stations have
+    /// An address that is kept after its lease has ended: whether another host has it. These stations have
     /// answered the present question.
     Kept(Vec<Mac>),
-    /// One that was lost: whether it is still announced.
+    /// An address that was lost: whether it is still announced.
     Lost,
 }
 

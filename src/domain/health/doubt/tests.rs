@@ -1,4 +1,4 @@
-//! Which failures one moment explains: a matrix, and any mixture of VMs that fail and do not.
+//! Failures that one moment explains: a matrix, and any mixture of VMs that fail and do not.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn silent(lb: &str, number: u8) -> Sight<'_> {
     Sight { lb, address: vm(number), passed: s(98), failing: Some(s(101)) }
 }
 
-/// One that passed at 102 s.
+/// A target that passed at 102 s.
 fn well(lb: &str, number: u8) -> Sight<'_> {
     Sight { lb, address: vm(number), passed: s(102), failing: None }
 }
@@ -37,7 +37,7 @@ fn fleet(
     numbers.map(|number| make(LBS[usize::from(number) % lbs], number)).collect()
 }
 
-/// What was seen, and whether most are silent.
+/// Targets as seen, and whether most are silent.
 type Case = (&'static str, Vec<Sight<'static>>, bool);
 
 fn cases() -> Vec<Case> {
@@ -70,7 +70,7 @@ fn cases() -> Vec<Case> {
             true,
         ),
         ("what the last leader left", (0..9).map(unseen).collect(), true),
-        ("nobody", vec![], false),
+        ("no target", vec![], false),
     ]
 }
 

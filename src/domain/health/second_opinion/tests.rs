@@ -1,4 +1,4 @@
-//! What answers mean, who gives them, and what is asked.
+//! Answers and their meaning, the replicas that give them, and the questions.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;

@@ -1,4 +1,4 @@
-//! What becomes of verdicts when many targets fail at once, in a world with a clock of its own.
+//! Verdicts when many targets fail at once, in a world with a clock of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -28,7 +28,7 @@ struct World {
     now: Duration,
     /// VMs that are not reached.
     silent: BTreeSet<u8>,
-    /// When verdicts flipped to unhealthy.
+    /// Times at which verdicts flipped to unhealthy.
     out: Vec<Duration>,
 }
 

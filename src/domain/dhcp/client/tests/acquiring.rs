@@ -46,7 +46,7 @@ pub fn a_request_takes_up_the_offer_and_its_server() {
     assert!(request.is_broadcast());
 }
 
-/// It is asked for before any was held, and preferred to what else is offered, until a server has refused it.
+/// The wish is asked for before any address was held, and preferred to what else is offered, until a server has refused it.
 #[test]
 fn an_address_is_asked_for_by_name() {
     let wished = Ipv4Addr::new(10, 0, 0, 77);

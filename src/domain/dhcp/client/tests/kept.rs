@@ -126,7 +126,7 @@ pub fn a_restart_after_the_end_goes_by_the_option() {
     }
 }
 
-/// What no record says yet was not published, and is not kept.
+/// An address that no record has yet was not published, and is not kept.
 #[test]
 pub fn an_address_that_was_never_recorded_is_not_kept() {
     let mut bed = Bed::with(keeping());
