@@ -253,6 +253,10 @@ fn value(variable: &EnvVar, pod: &Pod, address: Ipv4Addr) -> Result<String> {
     match source.map(|field| field.field_path.as_str()) {
         Some("metadata.name") => Ok(pod.name_any()),
         Some("metadata.namespace") => Ok(pod.namespace().unwrap_or_default()),
+        Some("spec.nodeName") => {
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+            node.context("a pod that is bound to no node")
+        }
         other => anyhow::bail!("{}: {other:?} is not played", variable.name),
     }
 }
