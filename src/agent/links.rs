@@ -12,7 +12,8 @@ use std::collections::HashSet;
 use std::io;
 
 use futures::channel::mpsc::UnboundedReceiver;
-use futures::{StreamExt as _, TryStreamExt as _};
+use futures::future::BoxFuture;
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
@@ -47,8 +48,9 @@ pub(super) struct Links {
 pub(super) struct Changes {
     messages: Messages,
     links: Links,
-    /// Whether something was not told, because there was no room for it.
-    missed: bool,
+    /// A look at all links, since something was not told, because there was no room for it. Kept while
+    /// whoever waits does something else: it takes longer the more links there are.
+    look: Option<BoxFuture<'static, Result<Vec<Link>, Error>>>,
 }
 
 /// What is known of a link.
@@ -88,7 +90,7 @@ impl Links {
         let (connection, handle, _) = new_connection()?;
         tokio::spawn(connection);
         let links = Self { handle, mark: agent_name(network) };
-        Ok((links.clone(), Changes { messages, links, missed: false }))
+        Ok((links.clone(), Changes { messages, links, look: None }))
     }
 
     /// All links there are.
@@ -208,9 +210,9 @@ impl Changes {
     /// waits.
     pub(super) async fn next(&mut self) -> Option<Change> {
         loop {
-            if self.missed {
-                let all = self.links.all().await;
-                self.missed = false;
+            if let Some(look) = &mut self.look {
+                let all = look.await;
+                self.look = None;
                 match all {
                     Ok(all) => return Some(Change::All(all)),
                     Err(error) => {
@@ -226,7 +228,10 @@ impl Changes {
                 NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) => {
                     return Some(Change::Gone(read(link)));
                 }
-                NetlinkPayload::Overrun(_) => self.missed = true,
+                NetlinkPayload::Overrun(_) => {
+                    let links = self.links.clone();
+                    self.look = Some(async move { links.all().await }.boxed());
+                }
                 _ => {}
             }
         }
@@ -289,4 +294,35 @@ fn mode(info: LinkInfo) -> Option<MacVlanMode> {
         InfoMacVlan::Mode(mode) => Some(mode),
         _ => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures::channel::mpsc::unbounded;
+    use rtnetlink::packet_core::NetlinkHeader;
+
+    use super::*;
+
+    /// An agent that is busy drops its wait for the kernel's word each time that something else comes.
+    #[tokio::test]
+    async fn a_look_at_all_links_goes_on_while_there_is_other_work() {
+        let (links, _) = Links::connect("default/lan").unwrap();
+        let (tell, messages) = unbounded();
+        let mut changes = Changes { messages, links, look: None };
+        let lost = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::Overrun(vec![]));
+        tell.unbounded_send((lost, SocketAddr::new(0, 0))).unwrap();
+        let told = async {
+            loop {
+                if let Some(told) = changes.next().now_or_never() {
+                    break told;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let told = tokio::time::timeout(Duration::from_secs(30), told).await.unwrap();
+        let Some(Change::All(all)) = told else { panic!("{told:?}") };
+        assert!(all.iter().any(|link| link.name == "lo"), "{all:?}");
+    }
 }

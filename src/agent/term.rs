@@ -9,6 +9,7 @@ mod paper;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::RandomState;
+use std::ops::Bound;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -50,7 +51,7 @@ pub(super) struct Term<'a> {
     records: UnboundedReceiver<Seen>,
     wire: Wire,
     /// Whose client waits for ARP.
-    probing: HashSet<Mac>,
+    probing: BTreeSet<Mac>,
     /// How many wait for DHCP.
     asking: usize,
     /// When less may be listened to.
@@ -97,7 +98,7 @@ impl<'a> Term<'a> {
             complete: false,
             records,
             wire: Wire::new(&settings.interface),
-            probing: HashSet::new(),
+            probing: BTreeSet::new(),
             asking: 0,
             ease: None,
             changes,
@@ -195,7 +196,10 @@ impl<'a> Term<'a> {
                 }
                 continue;
             }
-            for mac in self.probing.clone() {
+            // What one does may take it from among them.
+            let mut next = self.probing.first().copied();
+            while let Some(mac) = next {
+                next = self.probing.range((Bound::Excluded(mac), Bound::Unbounded)).next().copied();
                 let lease = self.leases.get_mut(&mac);
                 if let Some(client) = lease.and_then(|lease| lease.client.as_mut()) {
                     let said = client.heard(frame, now);

@@ -169,20 +169,21 @@ mod tests {
         frame
     }
 
-    /// The first frame is the one that an idle agent sends for a new lease. What is sent is not heard,
-    /// only what comes: on this interface that is the same, once more.
+    /// The first frame is the one that an idle agent sends for a new lease. What another socket sends is
+    /// heard once: when it comes, not when it leaves.
     #[tokio::test]
     async fn a_socket_sends_as_soon_as_it_is_open() {
         if may_open("lo").is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {
             eprintln!("skipped: no right to open packet sockets (CAP_NET_RAW)");
             return;
         }
-        let mut wire = Wire::new("lo");
+        let (mut wire, mut other) = (Wire::new("lo"), Wire::new("lo"));
+        other.listen(Hearing::Dhcp).unwrap();
         for _ in 0..3 {
             wire.listen(Hearing::Dhcp).unwrap();
-            let sent = [frame(1), frame(2)];
-            for frame in &sent {
-                wire.send(frame).unwrap();
+            let sent = [frame(1), frame(2), frame(3)];
+            for (from, frame) in [&wire, &other, &other].into_iter().zip(&sent) {
+                from.send(frame).unwrap();
             }
             let mut heard = Vec::new();
             let last = async {

@@ -54,8 +54,9 @@ fn records_and_links_of_others_are_left_alone() -> Result<()> {
         macvlan(&site, "crashed", "source").await?;
         macvlan(&site, "earlier", "private").await?;
         let before = macvlan(&site, "web", "private").await?;
-        let mark = format!("link set dev {before} arp off up alias");
-        site.host.ip(&format!("{mark} hgo-lease-agent-default-lan-e1714d09")).await?;
+        site.host.ip(&format!("link set dev {before} arp off up")).await?;
+        let mark = "hgo-lease-agent-default-lan-e1714d09 default/web";
+        site.host.command("ip", &["link", "set", "dev", &before, "alias", mark]).await?;
         let others = macvlan(&site, "others", "source").await?;
         let mark = format!("link set dev {others} alias");
         site.host.ip(&format!("{mark} hgo-lease-agent-default-wan-0badcafe")).await?;
