@@ -134,7 +134,7 @@ impl Prober {
         self.0.held.subscribe()
     }
 
-    /// Some of these, as [`second_opinion::sample`] picks them.
+    /// Returns some of these, as [`second_opinion::sample`] picks them.
     pub fn sample(&self, at: &str) -> Vec<Asked> {
         second_opinion::sample(self.0.lock().roster.held(), at)
     }

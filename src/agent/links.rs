@@ -48,8 +48,8 @@ pub(super) struct Links {
 pub(super) struct Changes {
     messages: Messages,
     links: Links,
-    /// A look at all links, since something was not told, because there was no room for it. Kept while
-    /// whoever waits does something else: it takes longer the more links there are.
+    /// A look at all links, since the kernel dropped a message for want of room. Kept while
+    /// the agent does something else: it takes longer the more links there are.
     look: Option<BoxFuture<'static, Result<Vec<Link>, Error>>>,
 }
 
@@ -313,16 +313,16 @@ mod tests {
         let mut changes = Changes { messages, links, look: None };
         let lost = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::Overrun(vec![]));
         tell.unbounded_send((lost, SocketAddr::new(0, 0))).unwrap();
-        let told = async {
+        let change = async {
             loop {
-                if let Some(told) = changes.next().now_or_never() {
-                    break told;
+                if let Some(change) = changes.next().now_or_never() {
+                    break change;
                 }
                 tokio::task::yield_now().await;
             }
         };
-        let told = tokio::time::timeout(Duration::from_secs(30), told).await.unwrap();
-        let Some(Change::All(all)) = told else { panic!("{told:?}") };
+        let change = tokio::time::timeout(Duration::from_secs(30), change).await.unwrap();
+        let Some(Change::All(all)) = change else { panic!("{change:?}") };
         assert!(all.iter().any(|link| link.name == "lo"), "{all:?}");
     }
 }

@@ -48,12 +48,12 @@ pub(super) struct DhcpArgs {
 }
 
 impl DhcpArgs {
-    /// How long a leased address outlives its LoadBalancer.
+    /// Time for which a leased address outlives its LoadBalancer.
     pub(super) fn release_grace(&self) -> Duration {
         Duration::from_secs(self.release_grace.into())
     }
 
-    /// How agents are made.
+    /// Way in which agents are made.
     pub(super) fn agents(&self, admission: &AdmissionArgs) -> anyhow::Result<Option<Agents>> {
         let Some(text) = self.agent.as_deref().filter(|text| !text.is_empty()) else {
             return Ok(None);

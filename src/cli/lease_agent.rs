@@ -167,7 +167,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     result
 }
 
-/// One term after the other. Notes that there was one.
+/// Runs one term after the other. Notes that there was one.
 async fn terms(agent: &Agent, spoke: &AtomicBool) -> anyhow::Result<()> {
     let mut leading = agent.leadership.subscribe();
     loop {

@@ -26,17 +26,17 @@ use crate::domain::pacing::backoff;
 use crate::k8s::views::AgentNetwork;
 use crate::k8s::{CallError, call, informer};
 
-/// How often all are looked at.
+/// Period at which all are looked at.
 const EVERY: Duration = Duration::from_secs(1);
 /// First and longest delay after a failure, per network.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
-/// How the operator makes agents.
+/// Way in which the operator makes agents.
 #[derive(Clone, Debug)]
 pub struct Agents {
     /// The operator's own namespace: they are there.
     pub namespace: String,
-    /// What all of them have in common: a Deployment.
+    /// Deployment that all of them have in common.
     pub template: Value,
     /// The ClusterRole with which they go.
     pub owner: Option<String>,
@@ -65,7 +65,7 @@ struct Seen {
     deployments: HashMap<String, Stored>,
 }
 
-/// What could not be written, by name: how often, and when it is tried again.
+/// Writes that failed, by name: how often, and when it is tried again.
 #[derive(Default)]
 struct Failures(HashMap<String, (u32, Instant)>);
 

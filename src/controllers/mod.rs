@@ -49,9 +49,9 @@ pub struct Context {
     pub release_grace: Duration,
     /// Place of this process among the operator's replicas.
     pub replica: Arc<second_opinion::Replica>,
-    /// When the term began.
+    /// Begin of the term.
     pub began: Instant,
-    /// How agents are made for networks that ask for one. `None`: the operator makes none.
+    /// Way in which agents are made for networks that ask for one. `None`: the operator makes none.
     pub agents: Option<Arc<dhcp_agent::Agents>>,
     /// For reads of credentials.
     pub credentials: Credentials,

@@ -36,7 +36,7 @@ const TRUSTED: &str = "ProberTrusted";
 
 /// Place of this process among the operator's replicas.
 pub struct Replica {
-    /// Its claim to lead, and its way to the others.
+    /// Claim to lead, and the way to the others.
     pub leadership: Arc<Leadership>,
     /// Name and node.
     pub place: Place,
@@ -98,7 +98,7 @@ impl Term {
         let mut opinion = Opinion::None;
         while self.consult(&mut opinion).await.is_some() {
             if opinion == Opinion::None {
-                self.prober.explain(Opinion::None.told(&self.question(), None));
+                self.prober.explain(Opinion::None.words(&self.question(), None));
             }
         }
         self.end();
@@ -131,14 +131,14 @@ impl Term {
             let answer = notes.borrow_and_update().answer.as_deref().and_then(Answer::read);
             let opinion = question.opinion(answer.as_ref());
             if opinion != Opinion::None && opinion != *known {
-                let told = opinion.told(&question, answer.as_ref());
-                self.warn(event(&opinion), told.clone());
+                let words = opinion.words(&question, answer.as_ref());
+                self.warn(event(&opinion), words.clone());
                 *known = opinion;
                 if *known == Opinion::Dead {
                     self.prober.believe();
                     return None;
                 }
-                self.prober.explain(told);
+                self.prober.explain(words);
             }
             self.ctx.metrics.probes.doubt(held, *known == Opinion::Well);
             tokio::select! {

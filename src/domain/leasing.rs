@@ -92,7 +92,7 @@ pub struct Seen<'a> {
     pub declared: bool,
     /// Whether the agent of the record's network, or else of its own, is there.
     pub serving: bool,
-    /// Its Service by which an announcer leases so far.
+    /// Service by which an announcer leases so far.
     pub service: Option<&'a service::Stored>,
     /// Whether the term is so young that an agent may have had no time to write what it renewed while the
     /// API server was away.
@@ -108,7 +108,7 @@ pub struct Holding {
     pub holder: String,
     /// For how long after each renewal.
     pub duration: Duration,
-    /// When the holder's clock says that it was acquired.
+    /// Time of acquisition by the holder's clock.
     pub acquired: Option<DateTime<FixedOffset>>,
     /// When the holder's clock says that it was renewed.
     pub renewed: Option<DateTime<FixedOffset>>,

@@ -33,11 +33,11 @@ const SILENT: u32 = 2;
 /// State of this process's claim, once it was current.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// It never was, or another process was seen to take it.
+    /// Never current, or another process was seen to take it.
     Lost,
-    /// It is over, because the API server does not answer: who has it now, if another has, is not known.
+    /// Over, because the API server does not answer: who has it now, if another has, is not known.
     Silent,
-    /// It is current, or was a moment ago and is asked for.
+    /// Current, or was a moment ago and is asked for.
     Held,
 }
 
@@ -272,7 +272,10 @@ impl Keeper {
         let action = observer.decide(lease_seen, &self.me, leadership.now());
         if action != Action::Renew {
             if *leadership.leading.borrow() {
-                tracing::warn!(lease = self.name, "leadership lost: somebody else holds the lease");
+                tracing::warn!(
+                    lease = self.name,
+                    "leadership lost: another process holds the lease"
+                );
                 leadership.give_up();
             }
             leadership.set(Claim::Lost);

@@ -53,14 +53,14 @@ impl Probes {
         })
     }
 
-    /// So many verdicts flipped.
+    /// Counts verdicts that flipped.
     pub fn flipped(&self, healthy: bool, count: usize) {
         let verdict = if healthy { "healthy" } else { "unhealthy" };
         let count = u64::try_from(count).unwrap_or(u64::MAX);
         self.verdicts.with_label_values(&[verdict]).inc_by(count);
     }
 
-    /// So many backends fail and are held to be healthy; whether another replica reaches them.
+    /// Shows how many backends fail and are held to be healthy; whether another replica reaches them.
     pub fn doubt(&self, held: usize, reached: bool) {
         let of = |it: bool| if it { "reached" } else { "none" };
         let held = i64::try_from(held).unwrap_or(i64::MAX);

@@ -18,7 +18,7 @@ use crate::domain::plan::Finding;
 use crate::domain::reason::{self, NoLease};
 use crate::k8s::{CallError, call};
 
-/// For so long a term takes no published address for ended by the clock. While the API server was away,
+/// Time for which a term takes no published address for ended by the clock. While the API server was away,
 /// no operator led and agents went on renewing: one needs a call about its Lease, then a write.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
 /// Period of the question whether another LoadBalancer is still the same client.
@@ -245,7 +245,7 @@ pub(super) fn again(finding: &Finding) -> Option<Duration> {
     }
 }
 
-/// For how long the term is young.
+/// Time for which the term stays young.
 fn early(ctx: &Context) -> Duration {
     AGENTS_RETURN.saturating_sub(ctx.shared.began.elapsed())
 }

@@ -63,9 +63,9 @@ fn served(lb: &LoadBalancer, report: &Report, ctx: &Context) {
     let before = before.and_then(|c| c.reason.as_deref());
     // The announcer needs a moment each time. A doubt has one Event, of the Lease: it may be
     // about each load balancer.
-    let told = why == reason::PROBER_DOUBTED
+    let has_event = why == reason::PROBER_DOUBTED
         || (why == reason::ANNOUNCED && before == Some(reason::PROBER_DOUBTED));
-    if why == reason::NOT_ANNOUNCED || before == Some(why) || told {
+    if why == reason::NOT_ANNOUNCED || before == Some(why) || has_event {
         return;
     }
     tracing::info!(lb = facts::name(lb), reason = why, message, "served");

@@ -186,7 +186,7 @@ impl Client {
         }
     }
 
-    /// When something is due of what is under way.
+    /// Time at which something is due of what is under way.
     fn next(&self) -> Option<Duration> {
         let under_way = match &self.phase {
             Phase::Released(again) => return again.as_ref().map(|(at, _)| *at),

@@ -80,10 +80,10 @@ pub enum Trouble {
         address: Ipv4Addr,
         /// The server that made it.
         server: Ipv4Addr,
-        /// What is wrong with it.
+        /// Fault.
         why: Unusable,
     },
-    /// This station answers ARP for every address, so none is known to be free.
+    /// A station answers ARP for every address, so none is known to be free.
     AnswersForAll(Mac),
     /// The server of the lease has been silent from T1 to T2.
     ServerSilent,
@@ -156,7 +156,7 @@ pub enum Event {
         server: Ipv4Addr,
         /// Its offer.
         address: Ipv4Addr,
-        /// What is wrong with it.
+        /// Fault.
         why: Unusable,
     },
     /// An address was granted, and nobody else has it.

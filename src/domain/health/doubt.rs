@@ -24,9 +24,9 @@ const MOST_MOMENTS: usize = 16;
 /// A target that passes its probes, or did before it failed.
 #[derive(Clone, Copy, Debug)]
 pub struct Sight<'a> {
-    /// Its LoadBalancer.
+    /// LoadBalancer.
     pub lb: &'a str,
-    /// Its VM.
+    /// VM.
     pub address: IpAddr,
     /// Time of the last pass. Zero: before the first probe.
     pub passed: Duration,

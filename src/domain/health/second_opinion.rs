@@ -21,15 +21,15 @@ const LONGEST: usize = 16 * 1024;
 /// Place of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// Its name in the Lease.
+    /// Name in the Lease.
     pub replica: String,
-    /// Its node; empty if it was not given.
+    /// Node; empty if it was not given.
     pub node: String,
 }
 
 impl Place {
     /// The replica and its node, in words.
-    fn told(&self) -> String {
+    fn words(&self) -> String {
         match self.node.as_str() {
             "" => self.replica.clone(),
             node => format!("{} on node {node}", self.replica),
@@ -44,9 +44,9 @@ impl Place {
 /// A target that the one who asks does not reach.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
-    /// Its LoadBalancer, `namespace/name`.
+    /// LoadBalancer, `namespace/name`.
     pub lb: String,
-    /// Its node.
+    /// Node.
     pub address: IpAddr,
 }
 
@@ -134,9 +134,9 @@ impl Answer {
 
 impl Opinion {
     /// Whether the prober or the outage is to be believed, in words, for conditions and Events.
-    pub fn told(&self, question: &Question, answer: Option<&Answer>) -> String {
-        let leader = question.by.told();
-        let other = answer.map(|answer| answer.by.told()).unwrap_or_default();
+    pub fn words(&self, question: &Question, answer: Option<&Answer>) -> String {
+        let leader = question.by.words();
+        let other = answer.map(|answer| answer.by.words()).unwrap_or_default();
         match self {
             Self::None => format!(
                 "only {leader} has probed them, no other replica has answered: see the network of its node, and whether another replica runs"

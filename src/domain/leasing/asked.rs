@@ -34,7 +34,7 @@ pub const ASKING: [&str; 5] = [
     KUBE_VIP_BROADCAST,
     ANNOTATION_DHCP_CLIENT_ID,
 ];
-/// Those of them that kube-vip keeps on a Service it leases for, or reads there.
+/// Annotations of them that kube-vip keeps on a Service it leases for, or reads there.
 const OF_A_SERVICE: [&str; 4] =
     [KUBE_VIP_HWADDR, KUBE_VIP_REQUESTED_IP, KUBE_VIP_HOSTNAME, KUBE_VIP_BROADCAST];
 

@@ -43,7 +43,7 @@ pub struct Stored {
     pub leaving: bool,
     /// Digest of what the operator wanted when it wrote it last.
     pub wanted: String,
-    /// Its spec.
+    /// Spec.
     pub spec: Value,
     /// Why it makes no pod, if the Deployment controller says so.
     pub failure: Option<String>,

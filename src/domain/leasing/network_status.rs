@@ -66,7 +66,7 @@ pub fn change(
     serde_json::to_string(&status).ok().map(Some)
 }
 
-/// What is to be said. Without a time: since it was first said.
+/// Text of the status. Without a time: since it was first said.
 fn status(facts: &Facts<'_>) -> Option<Status> {
     let Facts { network, namespace, agent, cluster_network, .. } = facts;
     let why = |reason: &str, message: String| {

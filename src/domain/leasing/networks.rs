@@ -26,7 +26,7 @@ pub struct Networks {
     /// Namespaces whose NetworkAttachmentDefinitions may declare themselves. A tenant may be able to
     /// write one in a namespace of its own, and an agent has capabilities.
     pub namespaces: BTreeSet<String>,
-    /// Where the host leases for LoadBalancers of VMs that name no network: `namespace/name`, empty for
+    /// Network on which the host leases for LoadBalancers of VMs that name no network: `namespace/name`, empty for
     /// nowhere. It must be declared as well.
     pub default: String,
 }
@@ -34,11 +34,11 @@ pub struct Networks {
 /// Form of a network, as far as an agent can be attached there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
-    /// By a bridge, untagged or to one VLAN.
+    /// A bridge, untagged or to one VLAN.
     Bridge,
-    /// By a bridge to many VLANs.
+    /// A bridge to many VLANs.
     Trunk,
-    /// By something else, or it cannot be read.
+    /// Something else, or it cannot be read.
     #[default]
     Other,
 }
@@ -50,15 +50,15 @@ pub struct Declaration {
     pub annotation: String,
     /// Form of the network.
     pub form: Form,
-    /// Its annotation of the subnets whose addresses may be leased; empty for any.
+    /// Annotation of the subnets whose addresses may be leased; empty for any.
     pub subnets: String,
-    /// Its annotation of what becomes of an address whose lease ends; empty for `Withdraw`.
+    /// Annotation of the fate of an address whose lease ends; empty for `Withdraw`.
     pub on_lease_loss: String,
-    /// Its annotation of the form of client identifiers; empty for the usual one.
+    /// Annotation of the form of client identifiers; empty for the usual one.
     pub client_id: String,
-    /// Its annotation of whether servers broadcast their answers; empty for no.
+    /// Annotation of whether servers broadcast their answers; empty for no.
     pub broadcast: String,
-    /// Its cluster network: nodes that have it are labelled with it. Empty for each node.
+    /// Cluster network: nodes that have it are labelled with it. Empty for each node.
     pub cluster_network: String,
 }
 

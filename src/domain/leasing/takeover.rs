@@ -16,7 +16,7 @@ use crate::api::{Condition, LoadBalancer, READY};
 use crate::domain::reason::{NoLease, TAKEOVER};
 use crate::domain::vm_lb;
 
-/// For so long after its Service is gone kube-vip may still be about to give the address back.
+/// Time after the end of a Service for which kube-vip may still be about to give the address back.
 const GIVES_BACK: TimeDelta = TimeDelta::seconds(3);
 /// Period at which a takeover is looked at.
 pub const AGAIN: Duration = Duration::from_secs(1);

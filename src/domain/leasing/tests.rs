@@ -206,7 +206,7 @@ fn a_record_of_another_client_goes_first() {
     assert_eq!(waits(&said(&wrong, None, true)), "InvalidAnnotation");
 }
 
-/// What was renewed while nothing could be written is written a moment later.
+/// A renewal from while nothing could be written is written a moment later.
 #[test]
 fn a_young_term_takes_no_published_address_for_ended() {
     let mut record = leased(Some("10.7.0.9"));

@@ -47,13 +47,13 @@ pub struct AgentNetwork {
     pub name: String,
     /// Maker of its agent.
     pub agent: leasing::Agent,
-    /// Its declaration of DHCP.
+    /// Declaration of DHCP.
     pub declaration: Declaration,
     /// Status of its agent that is written on it; empty for none.
     pub status: String,
     /// Whether it is of a namespace in which networks are written.
     pub may_declare: bool,
-    /// Its identity and version.
+    /// Identity and version.
     pub reference: ObjectReference,
 }
 

@@ -22,7 +22,7 @@ use crate::domain::service::Attachment;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 
-/// How the bridge of a cluster network is called after it. Source: network-controller-harvester,
+/// Ending of the name of a cluster network's bridge. Source: network-controller-harvester,
 /// pkg/utils/bridge.go.
 const BRIDGE: &str = "-br";
 
@@ -141,11 +141,11 @@ pub(super) struct Network {
     pub(super) vlan: u16,
     /// Its addresses, if they are known.
     pub(super) range: Option<NetworkRange>,
-    /// Its declaration of DHCP.
+    /// Declaration of DHCP.
     pub(super) declaration: Declaration,
     /// Status of its agent that is written on it; empty for none.
     pub(super) status: String,
-    /// Its identity and version, for Events and writes.
+    /// Identity and version, for Events and writes.
     pub(super) reference: Box<ObjectReference>,
 }
 

@@ -140,9 +140,9 @@ pub(super) async fn watch_nodes(at: Informer) {
 pub(super) struct KnownNode {
     /// Region and zone.
     pub(super) topology: Topology,
-    /// Its labels that say on which cluster networks it is.
+    /// Labels that say on which cluster networks it is.
     pub(super) cluster_networks: BTreeSet<String>,
-    /// Its addresses of type `InternalIP`.
+    /// Addresses of type `InternalIP`.
     pub(super) internal_addresses: Vec<IpAddr>,
 }
 

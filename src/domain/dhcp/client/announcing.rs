@@ -20,11 +20,11 @@ use super::Client;
 const MOST_STATIONS: usize = 4;
 /// From the publication of an address to the question who announces it.
 const FIRST_LOOK: Duration = Duration::from_secs(30);
-/// How long an answer is waited for.
+/// Wait for an answer.
 const ANSWER: Duration = Duration::from_secs(1);
 /// Between two questions about an address that is lost or kept, and from its loss to the first.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
-/// So many questions without an answer show that a lost address is no longer announced.
+/// Number of questions without an answer that show that a lost address is no longer announced.
 const MOST_SILENT: u32 = 3;
 
 /// An address, and the stations that answered for it while it was held.
@@ -159,7 +159,7 @@ impl Client {
         }
     }
 
-    /// What ARP shows of the address that was asked about. Returns whether it was an answer.
+    /// Takes an ARP frame that may be about the address that was asked for. Returns whether it was an answer.
     pub(super) fn look_heard(&mut self, arp: Arp) -> bool {
         let ours = self.identity.mac;
         let answers = |look: &&mut Look| {

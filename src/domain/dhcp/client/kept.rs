@@ -11,7 +11,7 @@ use super::super::{Lost, Mac, Trouble};
 use super::announcing::{Announced, Look, Subject};
 use super::{Client, part};
 
-/// So many questions in a row that two stations answered show that another host has the address. Once is
+/// Number of questions in a row, answered by two stations, that show that another host has the address. Once is
 /// what an announcer does that moves to another node.
 const MOST_DOUBLE: u32 = 2;
 
@@ -27,7 +27,7 @@ impl Client {
         self.record(Some(Trouble::Kept));
     }
 
-    /// These stations answered for the address that is kept. One alone may be its announcer, which has moved.
+    /// Judges the stations that answered for the address that is kept. One alone may be its announcer, which has moved.
     pub(super) fn kept_answered(&mut self, mut look: Look, stations: &[Mac]) {
         let is_strange = |station: &&Mac| !look.is_announcer(**station);
         let stranger = stations.iter().find(is_strange).filter(|_| stations.len() > 1).copied();

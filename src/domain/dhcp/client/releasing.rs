@@ -88,7 +88,7 @@ impl Client {
         self.phase = Phase::Parting(parting);
     }
 
-    /// What ARP shows of the address that is about to be given back.
+    /// Takes an ARP frame that may be about the address that is about to be given back.
     pub(super) fn parting_heard(&mut self, arp: Arp) {
         let Phase::Parting(parting) = &self.phase else { return };
         let address = parting.lease.address;

@@ -34,8 +34,8 @@ fn an_answer_is_to_one_question_and_the_leaders_own_node_decides_nothing() {
     ] {
         let answer = question.answer(&place("b", node), passed, failed).unwrap();
         assert_eq!(question.opinion(Some(&answer)), opinion, "{answer:?}");
-        let told = opinion.told(&question, Some(&answer));
-        assert!(told.contains('b') && !told.contains("  "), "{told}");
+        let words = opinion.words(&question, Some(&answer));
+        assert!(words.contains('b') && !words.contains("  "), "{words}");
         for other in [
             Question { at: "12:01".into(), ..question.clone() },
             Question { by: place("c", "one"), ..question.clone() },

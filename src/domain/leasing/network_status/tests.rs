@@ -20,7 +20,7 @@ fn facts(agent: &Agent) -> Facts<'_> {
     }
 }
 
-/// What is written, as JSON, and that it is written once.
+/// Text that is written, as JSON, and that it is written once.
 fn written(facts: &Facts<'_>, before: &str, now: i64) -> (String, Value) {
     let text = change(facts, before, at(now)).expect("nothing is written").expect("it is removed");
     assert_eq!(change(facts, &text, at(now + 60)), None, "written twice: {text}");
