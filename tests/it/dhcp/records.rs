@@ -179,7 +179,7 @@ fn what_failed_is_tried_again() -> Result<()> {
 /// held, and the record goes on where it was. Asked to end meanwhile, it leaves no link.
 #[test]
 fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
-    let scope = Scope::new([10, 77, 0, 1]).seconds(30).timers(8, 26);
+    let scope = Scope::new([10, 77, 0, 1]).seconds(30).timers(8, 14);
     on_site(Kind::Kea, scope, async |mut site: Site| {
         let bed = &site.cluster.bed;
         let proxy = Proxy::start(bed).await?;

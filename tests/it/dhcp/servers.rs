@@ -17,7 +17,7 @@ fn short(kind: Kind) -> Scope {
     match kind {
         // It has none that are shorter.
         Kind::Dnsmasq => scope.seconds(120).timers(30, 50),
-        _ => scope.seconds(40).timers(10, 25),
+        _ => scope.seconds(60).timers(15, 30),
     }
 }
 
