@@ -9,6 +9,7 @@ mod held;
 mod interface;
 mod misfit;
 pub mod settings;
+pub mod stored;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

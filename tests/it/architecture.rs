@@ -13,9 +13,10 @@ use std::path::{Path, PathBuf};
 const LONGEST_FILE: usize = 450;
 
 /// Crates that a decision may use.
-const DOMAIN_CRATES: [&str; 12] = [
+const DOMAIN_CRATES: [&str; 13] = [
     "std",
     "core",
+    "k8s_openapi",
     "serde",
     "serde_json",
     "serde_saphyr",

@@ -3,9 +3,9 @@
 use k8s_openapi::api::core::v1::Service;
 use proptest::prelude::*;
 
+use super::stored::read_service;
 use super::*;
 use crate::domain::host_links::HostLinks;
-use crate::k8s::views;
 
 const LB: Identity<'_> = Identity { namespace: "apps", name: "web", uid: "lb-1" };
 
@@ -29,7 +29,7 @@ fn on<'a>(network: &'a str, attachment: &'a Attachment, wanted: &Wanted<'a>) -> 
 }
 
 fn read(service: &Value) -> Stored {
-    views::service(&serde_json::from_value::<Service>(service.clone()).unwrap())
+    read_service(&serde_json::from_value::<Service>(service.clone()).unwrap())
 }
 
 /// A created Service as stored.

@@ -48,7 +48,7 @@ pub use early::WritingSlice;
 pub use echoes::Writing;
 pub use infrastructure::InfrastructureAddresses;
 pub use leases::{AgentNetwork, lb_of};
-pub use serving::{Owned, OwnedSlice, owners, service, slice};
+pub use serving::{Owned, OwnedSlice};
 
 /// Something in the cluster that a leader must look at.
 #[derive(Clone, Debug)]

@@ -6,9 +6,9 @@ use kube::{Api, ResourceExt};
 
 use super::settings::Settings;
 use super::{At, Obstacle, REPETITIONS};
+use crate::domain::service::stored::read_service;
 use crate::domain::service::{self, Held, Plan, Stored, Wanted};
 use crate::domain::vm_lb::Service;
-use crate::k8s::views::service as read_service;
 use crate::k8s::{CallError, call};
 
 impl At<'_> {

@@ -10,9 +10,10 @@ use super::{At, Obstacle, REPETITIONS, into_error};
 use crate::controllers::load_balancer::Error;
 use crate::domain::endpoints::Family;
 use crate::domain::service;
+use crate::domain::service::stored::owners;
 use crate::domain::slices::{self, AnnouncingNode, Plan, Port, Slice, Write};
 use crate::domain::vm_lb::Backends;
-use crate::k8s::views::{OwnedSlice, owners, slice as read_slice};
+use crate::k8s::views::OwnedSlice;
 use crate::k8s::{CallError, call};
 
 impl At<'_> {
@@ -135,7 +136,7 @@ impl At<'_> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
         let slices = &self.ctx.shared.views.slices;
         match Box::pin(call(api.get(name))).await {
-            Ok(stored) => match read_slice(&stored) {
+            Ok(stored) => match OwnedSlice::read(&stored) {
                 Some((lb, slice)) if lb == self.key && slice.owner == self.uid => {
                     slices.note(&lb, name, &slice.slice.version.clone(), slice);
                     Ok(())

@@ -5,8 +5,8 @@ use k8s_openapi::api::core::v1::Service;
 use super::super::{Identity, Plan, Wanted, plan};
 use super::*;
 use crate::domain::host_links::Link;
+use crate::domain::service::stored::read_service;
 use crate::domain::vm_lb::Listener;
-use crate::k8s::views;
 
 const LB: Identity<'_> = Identity { namespace: "apps", name: "web", uid: "lb-1" };
 
@@ -87,7 +87,7 @@ fn the_next_service_has_what_users_set_and_what_the_server_allotted_and_nothing_
     assert_eq!(made, expected);
     // It needs no further write.
     let read = |service: &Value| {
-        views::service(&serde_json::from_value::<Service>(service.clone()).unwrap())
+        read_service(&serde_json::from_value::<Service>(service.clone()).unwrap())
     };
     assert_eq!(plan(Some(&read(&made)), &next), Plan::Keep);
     // What another has by now is not asked for again.

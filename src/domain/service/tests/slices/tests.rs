@@ -84,8 +84,9 @@ fn a_slice_says_who_its_endpoints_are_and_how() {
     assert_eq!(slice, expected);
 }
 
-fn read_slice(slice: &Value) -> (String, views::OwnedSlice) {
-    views::slice(&serde_json::from_value::<EndpointSlice>(slice.clone()).unwrap()).unwrap()
+fn read_slice(slice: &Value) -> (String, String, slices::Slice) {
+    let slice = serde_json::from_value::<EndpointSlice>(slice.clone()).unwrap();
+    stored::read_slice(&slice).unwrap()
 }
 
 /// What is written is read back as what was planned, or it would be written again for ever.
@@ -96,7 +97,7 @@ fn a_slice_is_read_back_as_it_was_meant() {
             let slice = slices::create(LB, "web", family, &slice_ports(), &endpoints, "then");
             let mut slice = serde_json::to_value(slice).unwrap();
             slice["metadata"]["resourceVersion"] = json!("9");
-            let (key, read) = read_slice(&slice);
+            let (key, owner, read) = read_slice(&slice);
             let expected = slices::Slice {
                 name: "web".into(),
                 version: "9".into(),
@@ -106,10 +107,7 @@ fn a_slice_is_read_back_as_it_was_meant() {
                 sound: true,
                 holds_settings: false,
             };
-            assert_eq!(
-                (key.as_str(), read.owner.as_str(), &*read.slice),
-                ("apps/web", "lb-1", &expected)
-            );
+            assert_eq!((key.as_str(), owner.as_str(), &read), ("apps/web", "lb-1", &expected));
         }
     }
 }
@@ -135,7 +133,7 @@ fn a_patch_makes_a_go_controllers_slice_sound() {
                 "targetRef": {"namespace": "apps", "name": "web", "uid": slices::SINK_UID}},
         ],
     });
-    let before = read_slice(&stored).1.slice;
+    let before = read_slice(&stored).2;
     assert!(!before.sound && before.endpoints.len() == 2);
     assert!(before.endpoints.iter().all(Endpoint::ready), "what was ready stays so meanwhile");
     let endpoints = endpoints();
@@ -146,7 +144,7 @@ fn a_patch_makes_a_go_controllers_slice_sound() {
     let annotations =
         json!({"others": "stay", "endpoints.kubernetes.io/last-change-trigger-time": "now"});
     assert_eq!(stored["metadata"]["annotations"], annotations);
-    let after = read_slice(&stored).1.slice;
+    let after = read_slice(&stored).2;
     assert!(after.sound);
     assert_eq!((&after.ports, &after.endpoints), (&slice_ports(), &endpoints));
 }
