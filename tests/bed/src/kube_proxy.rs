@@ -12,8 +12,8 @@ use crate::{Bed, Managed, eventually, tools};
 
 /// It looks for its node and builds its first rules.
 const START: Duration = Duration::from_mins(4);
-/// Until it has ended.
-const STOP: Duration = Duration::from_secs(30);
+/// Until it has ended. A machine on which many namespaces come and go holds its calls to the kernel up.
+const STOP: Duration = Duration::from_mins(4);
 
 /// How kube-proxy writes its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
