@@ -18,11 +18,11 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::Context;
 use crate::api::ANNOTATION_DHCP_STATUS;
+use crate::domain::backoff::backoff;
 use crate::domain::dhcp::{AGENT_PREFIX, agent_name};
 use crate::domain::leasing::Agent;
 use crate::domain::leasing::deployment::{self, Plan, Stored};
 use crate::domain::leasing::network_status::{self, Facts};
-use crate::domain::pacing::backoff;
 use crate::k8s::views::AgentNetwork;
 use crate::k8s::{CallError, call, informer};
 

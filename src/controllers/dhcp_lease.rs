@@ -17,8 +17,8 @@ use tokio::sync::mpsc;
 
 use super::Context;
 use crate::api::{DHCPLease, LoadBalancer};
+use crate::domain::backoff::backoff;
 use crate::domain::leasing::{self, Keeping};
-use crate::domain::pacing::backoff;
 use crate::k8s::views::Views;
 use crate::k8s::{CallError, call};
 

@@ -28,7 +28,7 @@ use tokio::sync::mpsc;
 
 use super::Context;
 use crate::api::{LABEL_ROTATION, READY, ROTATION_FINALIZER, TokenRotation};
-use crate::domain::pacing::backoff;
+use crate::domain::backoff::backoff;
 use crate::domain::rotation::census::Census;
 use crate::domain::rotation::status::UNREADABLE;
 use crate::domain::rotation::{

@@ -19,9 +19,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
-use super::conflict::{Conflict, Segment, network_mismatch};
+use super::conflict::{Conflict, network_mismatch};
 use super::infrastructure::Reserved;
 use super::ledger::{Ledger, NoAddress};
+use super::network::Segment;
 use super::pool_choice::{Requirement, Selector};
 use super::ranges::{RangeError, Subnet};
 use super::reason::Wait;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::book::WorldEntry;
 use super::bounds::{LONGEST_WORD, cut};
-use super::conflict::Segment;
+use super::network::Segment;
 use super::pool_choice::Requirement;
 use super::{Claim, LbFacts, Owner};
 use crate::api::{

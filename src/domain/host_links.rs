@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::service::Attachment;
+use super::network::Attachment;
 
 /// Links that a HostNetworkConfig has made.
 #[derive(Clone, Debug, PartialEq, Eq)]

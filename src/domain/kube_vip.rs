@@ -19,7 +19,8 @@ use std::net::IpAddr;
 
 use serde::Deserialize;
 
-use super::conflict::{self, PoolFacts, Segment};
+use super::conflict::{self, PoolFacts};
+use super::network::Segment;
 use super::ranges::Ranges;
 use crate::api::{DHCP_ADDRESS, IPPool, IPPoolSpec, Range, Scope, Selector};
 

@@ -5,11 +5,13 @@
 
 pub mod admission;
 pub mod backend_address;
+pub mod backoff;
 pub mod book;
 pub mod bounds;
 pub mod certificates;
 pub mod cloud_config;
 pub mod cloud_credential;
+mod condition;
 pub mod conflict;
 pub mod convert;
 pub mod crowd;
@@ -28,9 +30,11 @@ pub mod leadership;
 pub mod leasing;
 pub mod ledger;
 pub mod manual_release;
+pub mod network;
 pub mod pacing;
 pub mod plan;
 pub mod pool_choice;
+pub mod pool_status;
 pub mod ranges;
 pub mod reason;
 pub mod registration;
@@ -55,7 +59,7 @@ pub struct LbFacts {
     pub requirement: pool_choice::Requirement,
     /// Where the network is that the LoadBalancer, or its guest cluster's VMs, name.
     /// `None`: they name none.
-    pub segment: Option<conflict::Segment>,
+    pub segment: Option<network::Segment>,
     /// Whether a guest cluster announces the address, not the nodes.
     pub guest: bool,
     /// The pool that `spec.ipPool` names.
@@ -71,7 +75,7 @@ pub struct LbFacts {
 impl LbFacts {
     /// Segments on which an address of a pool on `pool` is announced for this LoadBalancer. The
     /// annotation of a vm LoadBalancer counts as well: an earlier Service may be announced there.
-    pub fn announced_at(&self, pool: &conflict::Segment) -> Vec<conflict::Segment> {
+    pub fn announced_at(&self, pool: &network::Segment) -> Vec<network::Segment> {
         match (&self.segment, self.guest) {
             (Some(own), true) => vec![own.clone()],
             (None, true) => vec![pool.clone()],

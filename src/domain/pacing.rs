@@ -1,4 +1,4 @@
-//! How often ledgers are written, and how failures are retried.
+//! How often ledgers are written.
 //!
 //! A write of a pool costs the API server in proportion to the pool (measured: 30 ms of its CPU at
 //! 1,000 claims, 120 ms at 5,000), and its store as many bytes. So while several wait, requests are
@@ -86,13 +86,6 @@ impl Budget {
         }
         is_there
     }
-}
-
-/// The delay before attempt `failures + 1`: doubling from `first`, at most `most`, with
-/// `jitter` in 0.0 to 1.0 taking off up to half.
-pub fn backoff(failures: u32, first: Duration, most: Duration, jitter: f64) -> Duration {
-    let doubled = first.saturating_mul(1_u32.checked_shl(failures.min(20)).unwrap_or(u32::MAX));
-    doubled.min(most).mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0)
 }
 
 #[cfg(test)]
@@ -187,13 +180,5 @@ mod tests {
         assert_eq!(taken(1_000, 1_100), 3);
         assert_eq!(taken(1_100, 2_100), 10);
         assert_eq!(taken(9_000, 9_010), 3);
-    }
-
-    #[test]
-    fn backoff_doubles_up_to_its_bound_and_jitter_only_shortens() {
-        let delay = |n, jitter| backoff(n, ms(10), ms(1_000), jitter);
-        assert_eq!((delay(0, 0.0), delay(1, 0.0), delay(3, 0.0)), (ms(10), ms(20), ms(80)));
-        assert_eq!(delay(40, 0.0), ms(1_000));
-        assert_eq!(delay(0, 1.0), ms(5));
     }
 }

@@ -3,21 +3,18 @@
 
 mod moving;
 
-use std::net::IpAddr;
-
 use serde_json::{Map, Value, json};
 
 pub use self::moving::{moves_from, staying_at};
 use super::book::Verdict;
-use super::bounds::{self, LONGEST_TEXT};
-use super::conflict::Conflict;
+use super::condition::{condition, with_condition};
 use super::leasing::Lease;
 use super::reason::NoLease;
 use super::vm_lb::{self, Backends, Report};
-use super::{facts, reason};
+use super::{bounds, facts, reason};
 use crate::api::{
     ANNOTATION_ALLOCATED, AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS,
-    EndpointCounts, IPPoolStatus, LB_FINALIZER, LoadBalancer, LoadBalancerStatus, READY,
+    EndpointCounts, LB_FINALIZER, LoadBalancer, LoadBalancerStatus, READY,
 };
 
 /// What a reconcile found out about a LoadBalancer that is not being deleted.
@@ -138,103 +135,6 @@ pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
             "finalizers": rest,
         }})
     })
-}
-
-/// The condition that says why a manual release was not carried out.
-pub fn manual_release_refused(reason: &str, message: String) -> Condition {
-    Condition {
-        type_: MANUAL_RELEASE.to_owned(),
-        ..condition(ConditionStatus::False, reason, message)
-    }
-}
-
-const MANUAL_RELEASE: &str = "ManualRelease";
-
-/// A pool's `Ready` condition.
-pub fn pool_ready(pool: &super::book::Pool) -> Condition {
-    let (status, reason, message) = match (&pool.fault, pool.deleting) {
-        (Some(fault), _) => (ConditionStatus::False, reason::INVALID_RANGE, fault.to_string()),
-        (None, true) => (
-            ConditionStatus::False,
-            reason::DELETING,
-            format!("waits for {} addresses to be released", pool.ledger.claims().len()),
-        ),
-        (None, false) if pool.conflict.is_some() => {
-            let conflict = pool.conflict.as_ref();
-            (
-                ConditionStatus::False,
-                conflict.map_or(reason::RANGE_CONFLICT, Conflict::reason),
-                conflict.map(Conflict::standing_back).unwrap_or_default(),
-            )
-        }
-        (None, false) => (ConditionStatus::True, reason::POOL_READY, held_back(pool)),
-    };
-    condition(status, reason, message)
-}
-
-/// Addresses of the pool's ranges that are the cluster's own, in words; empty for none. One that a
-/// LoadBalancer holds comes first.
-fn held_back(pool: &super::book::Pool) -> String {
-    const SHOWN: usize = 5;
-    let holder = |ip: &IpAddr| pool.ledger.owner_of(*ip).map(|owner| &owner.name);
-    let mut all: Vec<_> = pool.infrastructure.iter().collect();
-    all.sort_by_key(|(ip, _)| holder(ip).is_none());
-    let shown = all.iter().take(SHOWN).map(|(ip, what)| match holder(ip) {
-        Some(name) => format!("{ip} is {what}, and LoadBalancer {name} holds it: move that"),
-        None => format!("{ip} is {what}"),
-    });
-    let shown = shown.collect::<Vec<_>>().join("; ");
-    match all.len() {
-        0 => String::new(),
-        count if count > SHOWN => format!("held back: {shown}; and {} more", count - SHOWN),
-        _ => format!("held back: {shown}"),
-    }
-}
-
-/// The status that a pool should have, given the stored conditions, what there is to say of a
-/// manual release, and the spec's generation. `now` is an RFC 3339 time.
-pub fn pool_status(
-    pool: &super::book::Pool,
-    conditions: &[Condition],
-    notice: Option<&Condition>,
-    generation: Option<i64>,
-    now: &str,
-) -> IPPoolStatus {
-    let ledger = &pool.ledger;
-    let (total, available) = (ledger.total(), ledger.available());
-    let used = i64::try_from(ledger.claims().len()).unwrap_or(i64::MAX);
-    let entries = ledger.claims().iter();
-    let mut conditions =
-        with_condition(conditions, pool_ready(pool), now).unwrap_or_else(|| conditions.to_vec());
-    match notice {
-        Some(notice) => {
-            conditions = with_condition(&conditions, notice.clone(), now).unwrap_or(conditions);
-        }
-        None => conditions.retain(|c| c.type_ != MANUAL_RELEASE),
-    }
-    IPPoolStatus {
-        total,
-        available,
-        used_percent: Some(percent(used, total)),
-        last_allocated: ledger.cursor().map(|ip| ip.to_string()).unwrap_or_default(),
-        allocated: entries.clone().map(|(ip, o)| (ip.to_string(), o.name.clone())).collect(),
-        allocated_owners: entries
-            .filter(|(_, o)| !o.uid.is_empty())
-            .map(|(ip, o)| (ip.to_string(), o.uid.clone()))
-            .collect(),
-        allocated_history: ledger.history().map(|(ip, n)| (ip.to_string(), n.to_owned())).collect(),
-        observed_generation: generation,
-        conditions,
-    }
-}
-
-/// `part` of `whole` in percent, rounded up; 100 of nothing, and never more.
-fn percent(part: i64, whole: i64) -> i64 {
-    if whole == 0 {
-        return 100;
-    }
-    let rounded_up = (i128::from(part) * 100 + i128::from(whole) - 1) / i128::from(whole);
-    i64::try_from(rounded_up).unwrap_or(100).min(100)
 }
 
 /// Reserved fields stay as they are: a patch that left them out would be due for ever.
@@ -399,50 +299,6 @@ pub fn unanswered(lb: &LoadBalancer, holder: &str, now: &str) -> Option<Value> {
         "metadata": {"resourceVersion": lb.metadata.resource_version},
         "status": {"conditions": conditions},
     }))
-}
-
-fn condition(status: ConditionStatus, reason: &str, message: String) -> Condition {
-    Condition {
-        type_: READY.to_owned(),
-        status,
-        reason: Some(reason.to_owned()),
-        message: Some(bounds::cut(message, LONGEST_TEXT)).filter(|m| !m.is_empty()),
-        ..Condition::default()
-    }
-}
-
-/// The list with `new` in it. `None`: it says so already. Times change only with content.
-pub(super) fn with_condition(
-    list: &[Condition],
-    new: Condition,
-    now: &str,
-) -> Option<Vec<Condition>> {
-    let old = list.iter().find(|c| c.type_ == new.type_);
-    // Go clients write an empty message where this operator writes none.
-    let text = |field: &Option<String>| field.clone().unwrap_or_default();
-    if let Some(old) = old
-        && old.status == new.status
-        && text(&old.reason) == text(&new.reason)
-        && text(&old.message) == text(&new.message)
-    {
-        return None;
-    }
-    let transition = old
-        .filter(|old| old.status == new.status)
-        .and_then(|old| old.last_transition_time.clone())
-        .unwrap_or_else(|| now.to_owned());
-    let type_ = new.type_.clone();
-    let new = Condition {
-        last_update_time: Some(now.to_owned()),
-        last_transition_time: Some(transition),
-        ..new
-    };
-    let mut list: Vec<Condition> = list.to_vec();
-    match list.iter_mut().find(|c| c.type_ == type_) {
-        Some(slot) => *slot = new,
-        None => list.push(new),
-    }
-    Some(list)
 }
 
 #[cfg(test)]

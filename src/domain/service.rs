@@ -21,6 +21,7 @@ use self::interface::{changed_hints, hints, is_elsewhere};
 pub use self::misfit::{Misfit, misfit};
 use super::endpoints::Family;
 use super::host_links::Link;
+use super::network::Attachment;
 use super::slices::Port;
 use super::vm_lb::Listener;
 use crate::api::{DHCP_ADDRESS, GROUP, LABEL_SERVICE_LB};
@@ -100,15 +101,6 @@ pub struct StoredPort {
     pub target: i32,
     /// Port of every node, allocated by the API server; 0 for none.
     pub node_port: i32,
-}
-
-/// How kube-vip reaches the network that a LoadBalancer names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attachment {
-    /// The bridge of the cluster network, on every node.
-    pub bridge: String,
-    /// The VLAN; 0 for untagged.
-    pub vlan: u16,
 }
 
 /// What the Service must say.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use harvester_guest_operator::api::kubevirt::VirtualMachineInstance;
 use harvester_guest_operator::api::{IPPoolStatus, LoadBalancer};
 use harvester_guest_operator::domain::book::{Book, PoolSeen, World};
-use harvester_guest_operator::domain::conflict::Segment;
+use harvester_guest_operator::domain::network::Segment;
 use harvester_guest_operator::domain::pool_choice::Requirement;
 use harvester_guest_operator::domain::{LbFacts, Owner, bounds, vm, vm_lb};
 use serde::de::DeserializeOwned;

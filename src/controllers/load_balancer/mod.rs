@@ -24,8 +24,8 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::ip_pool::{Handle, LedgerError};
 use crate::api::{DHCPLease, LoadBalancer};
+use crate::domain::backoff::backoff;
 use crate::domain::book::Verdict;
-use crate::domain::pacing::backoff;
 use crate::domain::plan::{self, Finding};
 use crate::domain::{facts, vm_lb};
 use crate::k8s::CallError;

@@ -25,8 +25,9 @@ pub use leased::Leased;
 
 use super::{Answer, Operation, Request};
 use crate::api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, Range};
-use crate::domain::conflict::{self, Conflict, Over, PoolFacts, Segment};
+use crate::domain::conflict::{self, Conflict, Over, PoolFacts};
 use crate::domain::manual_release::ManualRelease;
+use crate::domain::network::Segment;
 use crate::domain::ranges::{self, RangeError, Ranges};
 
 /// Holders that a refusal names; the others are counted.

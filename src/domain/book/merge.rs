@@ -21,8 +21,8 @@ use std::net::IpAddr;
 
 use super::{Book, Pool};
 use crate::api::{IPPoolSpec, IPPoolStatus};
-use crate::domain::conflict::Segment;
 use crate::domain::ledger::Ledger;
+use crate::domain::network::Segment;
 use crate::domain::pool_choice::Selector;
 use crate::domain::ranges::Ranges;
 use crate::domain::{Claim, Owner};

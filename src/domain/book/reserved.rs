@@ -15,8 +15,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use super::{Book, Pool};
-use crate::domain::conflict::Segment;
 use crate::domain::ledger::Fitness;
+use crate::domain::network::Segment;
 use crate::domain::{Claim, LbFacts, Owner};
 
 /// An address that is announced on segments that no ledger covers.

@@ -13,8 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::{Book, Pool};
-use crate::domain::conflict::{self, Conflict, Contender, Segment};
+use crate::domain::conflict::{self, Conflict, Contender};
 use crate::domain::infrastructure::Reserved;
+use crate::domain::network::Segment;
 use crate::domain::ranges::Ranges;
 use crate::domain::{Claim, Owner};
 

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::api;
+use crate::domain::network::Attachment;
 
 /// A pool of `10.0.0.<first>` to `10.0.0.<last>`; `scope` is `project/namespace/cluster`.
 fn pool(

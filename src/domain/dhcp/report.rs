@@ -9,7 +9,8 @@ use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
 use serde_json::{Map, Value};
 
 use super::{Announced, Held, Mac, Record, State, Trouble};
-use crate::api::{Condition, ConditionStatus, DHCPLeaseStatus, LeaseState, OnLeaseLoss, READY};
+use crate::api::{Condition, ConditionStatus, DHCPLeaseStatus, LeaseState, OnLeaseLoss};
+use crate::domain::condition::{condition, with_condition};
 
 /// One moment on both clocks.
 #[derive(Clone, Copy, Debug)]
@@ -124,26 +125,8 @@ fn conditions(
     at: Moment,
 ) -> Vec<Condition> {
     let now = at.wall.to_rfc3339_opts(SecondsFormat::Secs, true);
-    let old = former.iter().find(|condition| condition.type_ == READY);
-    let mut ready = Condition {
-        type_: READY.to_owned(),
-        status,
-        reason: Some(reason.to_owned()),
-        message: Some(message),
-        last_update_time: Some(now.clone()),
-        last_transition_time: Some(now),
-    };
-    if let Some(old) = old {
-        if old.status == ready.status {
-            ready.last_transition_time.clone_from(&old.last_transition_time);
-        }
-        let same = old.reason == ready.reason && old.message == ready.message;
-        if same && old.status == ready.status {
-            ready.last_update_time.clone_from(&old.last_update_time);
-        }
-    }
-    let others = former.iter().filter(|condition| condition.type_ != READY).cloned();
-    others.chain([ready]).collect()
+    with_condition(former, condition(status, reason, message), &now)
+        .unwrap_or_else(|| former.to_vec())
 }
 
 /// The merge patch (RFC 7396) that makes a stored status this one.

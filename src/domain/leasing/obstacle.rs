@@ -12,8 +12,9 @@ use std::sync::Arc;
 
 use super::Lease;
 use crate::domain::backend_address::NetworkRange;
-use crate::domain::conflict::{PoolFacts, Segment};
+use crate::domain::conflict::PoolFacts;
 use crate::domain::infrastructure::Reserved;
+use crate::domain::network::Segment;
 use crate::domain::ranges::Ranges;
 
 /// An IPPool, and where its addresses are seen.

@@ -2,12 +2,11 @@
 
 use proptest::prelude::*;
 
-use super::super::book::{Book, Pool, PoolSeen, World};
+use super::super::Claim;
 use super::super::ranges::Subnet;
 use super::super::reason::Wait;
-use super::super::{Claim, LbFacts, Owner};
 use super::*;
-use crate::api::{IPPoolSpec, LoadBalancerStatus, Range, WorkloadType};
+use crate::api::{LoadBalancerStatus, WorkloadType};
 
 const THEN: &str = "2026-01-01T00:00:00Z";
 const NOW: &str = "2026-02-02T00:00:00Z";
@@ -315,10 +314,6 @@ proptest! {
         prop_assert!(!has_address || vm_lb::is_vm(&lb) || after.is_some());
         prop_assert!(after == before || before != Some("192.168.9.9") || lb.status.as_ref().unwrap().allocated_address.as_ref().unwrap().ip.as_deref() == before);
     }
-}
-
-mod pools {
-    mod tests;
 }
 
 mod vms {

@@ -18,7 +18,7 @@ use crate::api::{
     OnDelete, PendingCredential, PendingStep, PreviousCredential, READY, Target, TokenRotation,
     TokenRotationStatus,
 };
-use crate::domain::plan::with_condition;
+use crate::domain::condition::with_condition;
 
 /// The reason of Ready when the target, or what was made for it, cannot be read.
 pub const UNREADABLE: &str = "TargetUnreadable";

@@ -6,9 +6,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{ASKED_INTERFACE, ASKED_VLAN, Attachment, Stored, Wanted};
+use super::{ASKED_INTERFACE, ASKED_VLAN, Stored, Wanted};
 use crate::api::ANNOTATION_NETWORK;
 use crate::domain::host_links::Link;
+use crate::domain::network::Attachment;
 
 impl Attachment {
     /// The interface of a node by which it reaches the network.

@@ -18,8 +18,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::authority::{Identity, Material, Trusted, Unfit};
 use super::tls::InUse;
+use crate::domain::backoff::backoff;
 use crate::domain::certificates::{At, SETTLING, Step, adopt, plan, ready};
-use crate::domain::pacing::backoff;
 use crate::domain::registration::{Owner, Part, Place};
 use crate::k8s::CallError;
 use crate::k8s::installation::{Installation, Look, Sealed};

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{Keeper, LONGEST_PAUSE, State, Stop, take_secret};
-use crate::domain::pacing::backoff;
+use crate::domain::backoff::backoff;
 use crate::domain::registration::{
     CONFIGURATION, Owner, Part, Place, Registration, bundles, is_ours, needs_conversion, patch,
     says,

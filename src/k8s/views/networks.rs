@@ -18,7 +18,7 @@ use crate::api::{
 use crate::domain::backend_address::NetworkRange;
 use crate::domain::bounds::{LONGEST_TEXT, LONGEST_WORD, cut};
 use crate::domain::leasing::{Declaration, Form};
-use crate::domain::service::Attachment;
+use crate::domain::network::Attachment;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::{Known, NAMED, Question};
 use crate::domain::admission::Answer;
-use crate::domain::conflict::Segment;
+use crate::domain::network::Segment;
 
 /// An address that is leased.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::api::LABEL_GLOBAL_POOL;
-use crate::domain::service::Attachment;
+use crate::domain::network::Attachment;
 
 pub(super) fn request<'a>(
     operation: Operation,

@@ -6,7 +6,7 @@ use super::super::tests::{at, for_namespace, lb, owner, seen};
 use super::super::{Verdict, Wait};
 use super::*;
 use crate::domain::ledger::HISTORY_LENGTH;
-use crate::domain::plan::pool_status;
+use crate::domain::pool_status::pool_status;
 
 /// A LoadBalancer that publishes `10.0.0.<last>` of pool `a`.
 fn entry(n: usize, last: Option<usize>) -> WorldEntry {

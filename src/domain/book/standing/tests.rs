@@ -3,7 +3,7 @@
 use super::super::tests::{at, everybody, lb, named, owner, seen};
 use super::super::{PoolSeen, Verdict, Wait, World, WorldEntry};
 use super::*;
-use crate::domain::service::Attachment;
+use crate::domain::network::Attachment;
 
 /// A pool of `10.0.0.<first>` to `.<last>` that nobody gets without naming it.
 fn pool(name: &str, created: i64, first: u8, last: u8) -> PoolSeen {
@@ -96,7 +96,7 @@ fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
     assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10", "it is in use");
     assert_eq!(ip_of(&book.claim(&named(2, "a"))), "a 10.0.0.12");
     assert!(book.take_touched().contains("a"), "the condition says so");
-    let ready = crate::domain::plan::pool_ready(&book.pools()["a"]);
+    let ready = crate::domain::pool_status::pool_ready(&book.pools()["a"]);
     assert_eq!(
         ready.message.as_deref(),
         Some(

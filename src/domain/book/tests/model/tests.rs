@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
 use super::super::*;
-use crate::domain::conflict::Segment;
-use crate::domain::plan::pool_status;
-use crate::domain::service::Attachment;
+use crate::domain::network::Attachment;
+use crate::domain::network::Segment;
+use crate::domain::pool_status::pool_status;
 
 const POOLS: [(&str, &str); 3] = [("a", "10.0.0"), ("b", "10.0.1"), ("c", "10.0.2")];
 /// The last two are one and the same, until they are not.

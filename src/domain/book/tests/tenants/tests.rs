@@ -52,7 +52,8 @@ fn with_victim(publishes: bool) -> (Book, LbFacts) {
 /// The pool as the book would have it stored.
 fn stored(book: &Book, of: &PoolSeen) -> PoolSeen {
     let pool = &book.pools()[&of.name];
-    let status = crate::domain::plan::pool_status(pool, &[], None, Some(1), "2026-01-01T00:00:00Z");
+    let status =
+        crate::domain::pool_status::pool_status(pool, &[], None, Some(1), "2026-01-01T00:00:00Z");
     PoolSeen { status, ..of.clone() }
 }
 

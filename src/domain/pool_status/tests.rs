@@ -1,6 +1,14 @@
-//! What a pool's status says.
+//! What a pool's status says, for ledgers of all kinds.
 
-use super::super::*;
+use serde_json::json;
+
+use super::super::book::{Book, Pool, PoolSeen, Verdict, World};
+use super::super::{LbFacts, Owner};
+use super::*;
+use crate::api::{IPPoolSpec, Range};
+
+const THEN: &str = "2026-01-01T00:00:00Z";
+const NOW: &str = "2026-02-02T00:00:00Z";
 
 /// Pool `a`: a gateway, and `size` addresses from `10.0.0.10`; a size of 0 is a fault.
 fn seen(size: usize) -> PoolSeen {
@@ -19,7 +27,7 @@ fn seen(size: usize) -> PoolSeen {
     PoolSeen {
         name: "a".into(),
         created: 0,
-        segment: crate::domain::conflict::Segment::Management,
+        segment: crate::domain::network::Segment::Management,
         deleting: false,
         spec: IPPoolSpec { ranges: vec![range], selector: Some(selector), ..IPPoolSpec::default() },
         status: IPPoolStatus::default(),

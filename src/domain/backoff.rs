@@ -1,0 +1,24 @@
+//! How failures are retried.
+
+use std::time::Duration;
+
+/// The delay before attempt `failures + 1`: doubling from `first`, at most `most`, with
+/// `jitter` in 0.0 to 1.0 taking off up to half.
+pub fn backoff(failures: u32, first: Duration, most: Duration, jitter: f64) -> Duration {
+    let doubled = first.saturating_mul(1_u32.checked_shl(failures.min(20)).unwrap_or(u32::MAX));
+    doubled.min(most).mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backoff_doubles_up_to_its_bound_and_jitter_only_shortens() {
+        let ms = Duration::from_millis;
+        let delay = |n, jitter| backoff(n, ms(10), ms(1_000), jitter);
+        assert_eq!((delay(0, 0.0), delay(1, 0.0), delay(3, 0.0)), (ms(10), ms(20), ms(80)));
+        assert_eq!(delay(40, 0.0), ms(1_000));
+        assert_eq!(delay(0, 1.0), ms(5));
+    }
+}
