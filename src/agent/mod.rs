@@ -9,6 +9,7 @@
 
 mod clock;
 mod hands;
+mod health;
 mod lease;
 mod links;
 mod privileges;
@@ -24,6 +25,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use ipnet::Ipv4Net;
 
+pub use self::health::Health;
 use self::links::Links;
 use self::term::Term;
 use crate::domain::dhcp::Probe;

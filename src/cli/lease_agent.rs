@@ -14,10 +14,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::controller::identity;
 use super::logs::Logs;
-use crate::agent::{self, Agent, Settings, Standing};
+use crate::agent::{self, Agent, Health, Settings, Standing};
 use crate::domain::dhcp::{Probe, agent_name};
 use crate::domain::leadership::Pace;
-use crate::http::{agent as http, probes};
+use crate::http::probes;
 use crate::k8s::client;
 use crate::k8s::events::Events;
 use crate::k8s::lease::{Claim, Keeper, Leadership};
@@ -108,7 +108,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     let client = client::through(way, &metrics)?;
     let leadership = Arc::new(Leadership::default());
     let standing = Arc::new(Standing::default());
-    let shown = http::Agent {
+    let shown = Health {
         metrics: metrics.clone(),
         dhcp: dhcp.clone(),
         standing: standing.clone(),

@@ -3,7 +3,6 @@
 //! Every replica serves all of it, whether it leads or not.
 
 pub mod admission;
-pub mod agent;
 pub mod authority;
 pub mod conversion;
 pub mod keeper;

@@ -18,6 +18,9 @@ const LOOK: Duration = Duration::from_millis(500);
 /// kubelet takes no pod out for being slow once.
 const PATIENCE: Duration = Duration::from_secs(2);
 const SILENCES: u32 = 3;
+/// After its pod is deleted an endpoint is terminating, whatever its probe says; kube-proxy hears of it and
+/// writes its rules within this time (`minSyncPeriod`).
+const DELETED: Duration = Duration::from_secs(1);
 /// How often it is tried again to connect, and after how long.
 const CONNECTS: u32 = 20;
 const RECONNECT: Duration = Duration::from_millis(50);
@@ -80,6 +83,15 @@ impl Balancer {
     /// Adds an operator by the addresses of its traffic and of its probes.
     pub fn add(&self, traffic: SocketAddr, probes: SocketAddr) {
         lock(&self.backends).push(Backend { traffic, probes, ready: false, silences: 0 });
+    }
+
+    /// Takes out an operator whose pod is being deleted.
+    pub fn delete(&self, traffic: SocketAddr) {
+        let backends = self.backends.clone();
+        tokio::spawn(async move {
+            sleep(DELETED).await;
+            lock(&backends).retain(|backend| backend.traffic != traffic);
+        });
     }
 }
 

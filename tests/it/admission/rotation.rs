@@ -90,6 +90,7 @@ async fn replicas_are_replaced_without_a_refused_call() -> Result<()> {
     let load = Load::start(&cluster.client, RATE)?;
     for operator in &mut operators {
         sleep(Duration::from_secs(1)).await;
+        balancer.delete(operator.admission.context("no admission")?);
         let ended = operator.process.terminate(SOON).await?;
         ensure!(ended.success(), "{ended}");
         *operator = replica(&cluster, &balancer).await?;

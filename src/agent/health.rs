@@ -1,17 +1,17 @@
-//! What a lease agent shows of itself, as [`super::probes`] asks for it.
+//! What a lease agent shows of itself, as [`crate::http::probes`] asks for it.
 //!
 //! An agent that stands by is ready: it would speak as soon as nobody else does.
 
 use std::sync::Arc;
 
-use super::probes::Process;
-use crate::agent::Standing;
+use super::Standing;
+use crate::http::probes::Process;
 use crate::k8s::lease::Leadership;
 use crate::metrics::{Dhcp, Metrics};
 
 /// What the answers are made of.
 #[derive(Clone)]
-pub struct Agent {
+pub struct Health {
     /// The process's metrics.
     pub metrics: Metrics,
     /// Those of its leases.
@@ -22,7 +22,7 @@ pub struct Agent {
     pub leadership: Arc<Leadership>,
 }
 
-impl Process for Agent {
+impl Process for Health {
     fn metrics(&self) -> &Metrics {
         self.standing.show(&self.dhcp, self.leadership.is_current());
         &self.metrics
