@@ -28,7 +28,7 @@ use super::spread::{Dice, part};
 use super::{Event, Identity, Ignored, Lease, Lost, Mac, Out, Record, State, Trouble};
 pub use announcing::Announced;
 pub use held::Held;
-pub use options::{Options, Probe};
+pub use options::{Listening, Options, Probe};
 
 use acquire::{Requesting, Selecting};
 use announcing::Look;
@@ -39,17 +39,6 @@ use releasing::Parting;
 /// How long an address that was lost counts as one that we may still be announcing ourselves. Until
 /// then nobody is asked about it: the answer would be our own.
 const STILL_OURS: Duration = Duration::from_mins(5);
-
-/// What must hear before a client speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listening {
-    /// Nothing: no socket is needed.
-    Nothing,
-    /// Answers of DHCP servers.
-    Dhcp,
-    /// Those, and ARP.
-    DhcpAndArp,
-}
 
 /// What is under way. A lease is held or not besides.
 #[derive(Clone, Debug)]

@@ -86,3 +86,14 @@ impl Probe {
     /// None.
     pub const OFF: Self = Self { count: 0, ..Self::QUICK };
 }
+
+/// What must hear before a client speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listening {
+    /// Nothing: no socket is needed.
+    Nothing,
+    /// Answers of DHCP servers.
+    Dhcp,
+    /// Those, and ARP.
+    DhcpAndArp,
+}
