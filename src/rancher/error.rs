@@ -52,9 +52,17 @@ impl Error {
 
     /// What an answer means that is no success.
     pub(super) fn of(status: u16, body: &[u8]) -> Self {
-        let body: Value = serde_json::from_slice(body).unwrap_or_default();
+        let read: Option<Value> = serde_json::from_slice(body).ok().filter(Value::is_object);
+        // Who answers for a Rancher that is not there, such as an ingress, knows nothing of what it has.
+        if read.is_none() && status == 404 {
+            let message = "it is not Rancher that answers".to_owned();
+            return Self::Refused { status, message };
+        }
+        let plain =
+            std::str::from_utf8(body).ok().filter(|text| !text.trim_start().starts_with('<'));
+        let body = read.unwrap_or_default();
         let text = ["message", "Message"].into_iter().find_map(|field| body[field].as_str());
-        let message = safe(text.unwrap_or_default());
+        let message = safe(text.or(plain.filter(|_| body.is_null())).unwrap_or_default().trim());
         match status {
             401 => Self::Unauthorized,
             // On the way to another cluster a token that is not accepted makes its bearer nobody.
@@ -125,7 +133,18 @@ mod tests {
             (403, &stranger[..], Error::Unauthorized),
             (403, &known[..], Error::Forbidden("User \"u-abc\" cannot get".to_owned())),
             (404, &br#"{"message":"x"}"#[..], Error::NotFound("x".to_owned())),
+            (
+                404,
+                &b"<html>404 Not Found</html>"[..],
+                Error::Refused { status: 404, message: "it is not Rancher that answers".into() },
+            ),
             (409, &b""[..], Error::Conflict),
+            (502, &b"<html>"[..], Error::Refused { status: 502, message: String::new() }),
+            (
+                503,
+                &b"service unavailable\n"[..],
+                Error::Refused { status: 503, message: "service unavailable".into() },
+            ),
             (500, &br#"{"message":"y"}"#[..], Error::Refused { status: 500, message: "y".into() }),
         ] {
             assert_eq!(Error::of(status, body), expected, "{status}");

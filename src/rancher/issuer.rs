@@ -1,6 +1,6 @@
 //! Tokens that are made by a plan: a name is its description in Rancher, by which it is found again.
 
-use super::{Dated, Error, Listed, Order, Rancher, Secret, Token, Trust};
+use super::{Dated, Error, Listed, Order, Rancher, Secret, Token, TokenApi, Trust};
 use crate::domain::rotation::kubeconfig::Reach;
 use crate::domain::rotation::token::{Says, Token as Value};
 use crate::domain::rotation::{Made, Seconds};
@@ -17,7 +17,9 @@ pub struct Issuer {
 /// What Rancher says of the key's user's tokens.
 #[derive(Clone, Debug)]
 pub struct Issued {
-    /// All of them.
+    /// The API that lists them, and makes others.
+    pub api: TokenApi,
+    /// All that it lists.
     pub tokens: Vec<Token>,
     /// The server's time.
     pub now: Option<Seconds>,
@@ -51,7 +53,7 @@ impl Issuer {
     /// Everything that the key's user has.
     pub async fn issued(&self) -> Result<Issued, Error> {
         let Dated { value, date } = self.rancher.tokens(&self.key).await?;
-        Ok(Issued { tokens: value, now: date })
+        Ok(Issued { api: value.api, tokens: value.tokens, now: date })
     }
 
     /// The cloud credentials for Harvester that the key's user may see.
@@ -62,12 +64,13 @@ impl Issuer {
     /// Makes a token by this name.
     pub async fn mint(
         &self,
+        issued: &Issued,
         name: &str,
         lifetime: Seconds,
         cluster: Option<&str>,
     ) -> Result<(Value, Made), Error> {
         let order = Order { lifetime, description: name, cluster };
-        let minted = self.rancher.mint(&self.key, order).await?.value;
+        let minted = self.rancher.mint(&self.key, issued.api, order).await?.value;
         let value = Value::new(minted.secret.reveal().to_owned());
         let token = minted.token;
         let made = Made { hash: value.hash(), issued: token.created, expires: token.ends };
@@ -121,6 +124,13 @@ impl Issuer {
         }
         if let Some(own) = issued.tokens.iter().find(|token| token.name == says.name) {
             return Ok(life(own, now));
+        }
+        // One of the other API, which the key may not be allowed to read.
+        if issued.api != TokenApi::of(&says.name)
+            && let Ok(Dated { value: Some(token), date }) =
+                self.rancher.token(&self.key, &says.name).await
+        {
+            return Ok(life(&token, date.or(now)));
         }
         // Somebody else's: only it can ask about itself.
         let secret = Secret::from(value);

@@ -25,7 +25,7 @@ pub use credentials::{Listed, Stored};
 pub use error::Error;
 pub use issuer::{Issued, Issuer, Life};
 pub use target::Sight;
-pub use tokens::{Minted, Order, Token};
+pub use tokens::{Minted, Order, Token, TokenApi};
 pub use trust::Trust;
 use wire::{Answer, Ask, Endpoint};
 

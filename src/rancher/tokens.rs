@@ -1,7 +1,9 @@
 //! Tokens in Rancher's API: made, found again, read, revoked.
 //!
 //! There are two kinds: those of /v3, which every version has so far, and those of ext.cattle.io,
-//! whose names begin with `ext/` here, as what they are presented as does.
+//! whose names begin with `ext/` here, as what they are presented as does. ext.cattle.io is asked only
+//! where /v3 is gone: before 2.12 a plain user may not ask (403), and it is an aggregated API, which
+//! may be unavailable while /v3 works.
 //!
 //! Invariant: when a token ends is reckoned from its creation and its lifetime; `expiresAt` is empty
 //! at first, and wrong when the lifetime was changed.
@@ -19,6 +21,31 @@ use super::{Dated, Rancher, Secret, parsed, plain};
 const V3: &str = "/v3/tokens";
 const EXT: &str = "/apis/ext.cattle.io/v1/tokens";
 const EXT_PREFIX: &str = "ext/";
+
+/// APIs of tokens. A server's own tokens are made and listed by one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenApi {
+    /// `/v3/tokens`.
+    V3,
+    /// `/apis/ext.cattle.io/v1/tokens`, where the other is gone.
+    Ext,
+}
+
+impl TokenApi {
+    /// The API that has a token of this name.
+    pub fn of(name: &str) -> Self {
+        if name.starts_with(EXT_PREFIX) { Self::Ext } else { Self::V3 }
+    }
+}
+
+/// Tokens of the API key's user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenList {
+    /// The API that lists them, and makes others.
+    pub api: TokenApi,
+    /// All that it lists.
+    pub tokens: Vec<Token>,
+}
 
 /// A token, without what it is presented as.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,20 +155,31 @@ struct NewList {
 }
 
 impl Rancher {
-    /// Makes a token for the user of the key: one of /v3, or of ext.cattle.io where those are gone.
+    /// Makes a token for the user of the key, by the API that [`Self::tokens`] found.
     ///
-    /// If the answer is lost, there may be a token all the same: it is among [`Self::tokens`], told
+    /// If the answer is lost, there may be a token all the same: it is among [`Self::tokens`], known
     /// by its description. What it is presented as is lost then.
-    pub async fn mint(&self, key: &Secret, order: Order<'_>) -> Result<Dated<Minted>, Error> {
+    pub async fn mint(
+        &self,
+        key: &Secret,
+        api: TokenApi,
+        order: Order<'_>,
+    ) -> Result<Dated<Minted>, Error> {
+        match api {
+            TokenApi::V3 => self.mint_old(key, order).await,
+            TokenApi::Ext => self.mint_new(key, order).await,
+        }
+    }
+
+    async fn mint_old(&self, key: &Secret, order: Order<'_>) -> Result<Dated<Minted>, Error> {
         let body = json!({
             "type": "token", "ttl": order.lifetime * 1000, "description": order.description,
             "clusterId": order.cluster.unwrap_or_default(),
         });
-        match self.send(key, Method::POST, V3, Some(plain(&body))).await {
-            Ok(answer) => minted_old(&answer),
-            Err(error) if is_gone(&error) => self.mint_new(key, order).await,
-            Err(error) => Err(error),
-        }
+        let answer = self.send(key, Method::POST, V3, Some(plain(&body))).await?;
+        let mut form: OldForm = parsed(&answer)?;
+        let secret = form.token.take();
+        minted(&answer, form.token()?, secret)
     }
 
     async fn mint_new(&self, key: &Secret, order: Order<'_>) -> Result<Dated<Minted>, Error> {
@@ -162,24 +200,23 @@ impl Rancher {
         minted(&answer, form.token()?, secret)
     }
 
-    /// The tokens of the key's user, of either kind; an administrator's are all of the second.
-    pub async fn tokens(&self, key: &Secret) -> Result<Dated<Vec<Token>>, Error> {
-        let mut found = Dated { value: Vec::new(), date: None };
-        let old = self.send(key, Method::GET, V3, None).await;
-        if let Some(answer) = unless_gone(old)? {
-            found.date = answer.date;
-            for form in parsed::<OldList>(&answer)?.data.into_iter().flatten() {
-                found.value.push(form.token()?);
-            }
-        }
-        let new = self.send(key, Method::GET, EXT, None).await;
-        if let Some(answer) = unless_gone(new)? {
-            found.date = answer.date;
-            for form in parsed::<NewList>(&answer)?.items {
-                found.value.push(form.token()?);
-            }
-        }
-        Ok(found)
+    /// The tokens of the key's user; an administrator's are everybody's where /v3 is gone.
+    pub async fn tokens(&self, key: &Secret) -> Result<Dated<TokenList>, Error> {
+        let answer = match self.send(key, Method::GET, V3, None).await {
+            Ok(answer) => answer,
+            Err(error) if is_gone(&error) => return self.tokens_new(key).await,
+            Err(error) => return Err(error),
+        };
+        let forms = parsed::<OldList>(&answer)?.data.into_iter().flatten();
+        let tokens = forms.map(OldForm::token).collect::<Result<_, _>>()?;
+        Ok(Dated { value: TokenList { api: TokenApi::V3, tokens }, date: answer.date })
+    }
+
+    async fn tokens_new(&self, key: &Secret) -> Result<Dated<TokenList>, Error> {
+        let answer = self.send(key, Method::GET, EXT, None).await?;
+        let forms = parsed::<NewList>(&answer)?.items.into_iter();
+        let tokens = forms.map(NewForm::token).collect::<Result<_, _>>()?;
+        Ok(Dated { value: TokenList { api: TokenApi::Ext, tokens }, date: answer.date })
     }
 
     /// The token of this name, if the key's user may see it. Anybody may see themselves.
@@ -189,10 +226,9 @@ impl Rancher {
             Err(Error::NotFound(_)) => return Ok(Dated { value: None, date: None }),
             Err(error) => return Err(error),
         };
-        let token = if name.starts_with(EXT_PREFIX) {
-            parsed::<NewForm>(&answer)?.token()?
-        } else {
-            parsed::<OldForm>(&answer)?.token()?
+        let token = match TokenApi::of(name) {
+            TokenApi::V3 => parsed::<OldForm>(&answer)?.token()?,
+            TokenApi::Ext => parsed::<NewForm>(&answer)?.token()?,
         };
         Ok(Dated { value: Some(token), date: answer.date })
     }
@@ -239,12 +275,6 @@ impl NewForm {
     }
 }
 
-fn minted_old(answer: &Answer) -> Result<Dated<Minted>, Error> {
-    let mut form: OldForm = parsed(answer)?;
-    let secret = form.token.take();
-    minted(answer, form.token()?, secret)
-}
-
 fn minted(
     answer: &Answer,
     token: Token,
@@ -253,14 +283,6 @@ fn minted(
     let secret = secret.filter(|secret| !secret.is_empty()).map(Secret);
     let secret = secret.ok_or_else(|| Error::Unreadable("there is no token in it".to_owned()))?;
     Ok(Dated { value: Minted { token, secret }, date: answer.date })
-}
-
-fn unless_gone(answer: Result<Answer, Error>) -> Result<Option<Answer>, Error> {
-    match answer {
-        Ok(answer) => Ok(Some(answer)),
-        Err(error) if is_gone(&error) => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 /// Whether the way itself is not there.

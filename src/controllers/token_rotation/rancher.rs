@@ -223,7 +223,7 @@ impl Run<'_> {
     pub(super) async fn mint_there(&mut self, name: &str) -> Result<(), CallError> {
         let Some(side) = &self.side else { return Ok(()) };
         let scope = self.scope();
-        match side.issuer.mint(name, self.plan.lifetime, scope.as_deref()).await {
+        match side.issuer.mint(&side.issued, name, self.plan.lifetime, scope.as_deref()).await {
             Ok((token, made)) => {
                 let hand = Hand { name: name.to_owned(), made: Some(made), verified: false };
                 self.take(Some(InHand { hand, token: Some(token) }));

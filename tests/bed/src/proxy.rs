@@ -42,6 +42,9 @@ pub enum Verdict {
         /// The text for people.
         message: String,
     },
+    /// The client gets a page in HTML with this code, as an ingress writes it whose backend is gone; the
+    /// server never sees the call.
+    Page(u16),
     /// The client's connection is closed; the server never sees the call.
     CutBefore,
     /// The server answers in full, but the client's connection is closed instead of the answer.
@@ -149,4 +152,18 @@ impl Drop for Proxy {
         // The connections' tasks belong to this one and end with it.
         self.accept.abort();
     }
+}
+
+/// An ingress's own page: of nginx, as ingress-nginx ships it.
+pub(crate) fn html(code: u16) -> String {
+    let title = match code {
+        404 => "404 Not Found",
+        502 => "502 Bad Gateway",
+        503 => "503 Service Temporarily Unavailable",
+        _ => "504 Gateway Time-out",
+    };
+    format!(
+        "<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n<center><h1>{title}</h1></center>\r\n\
+         <hr><center>nginx</center>\r\n</body>\r\n</html>\r\n"
+    )
 }

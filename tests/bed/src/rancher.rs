@@ -23,12 +23,16 @@
 //! | no header: 200 for /version, 401 with text for the rest of the Kubernetes API | all | seen on main |
 //! | a token for one cluster: 401 on /v3/tokens and `local` | all | seen on main |
 //! | a cluster without agent 503, unknown 404, of others 403 | all | seen on main; an unknown one for whoever is no administrator: assumed |
-//! | SelfSubjectReview names the user, and the token in `requesttokenid` | all | seen on `local`; on another cluster: assumed |
+//! | SelfSubjectReview names the user | all | seen on `local`; on another cluster: assumed |
+//! | and the token in `requesttokenid` | from 2.11 | the same; since when: read (authenticate.go of v2.8.5 to v2.10.3) |
 //! | generateKubeconfig: `kubeconfig-<user>xxxxx`, description "Kubeconfig token", lifetime by kubeconfig-default, clamped by auth-token-max | to 2.15 | read |
 //! | the same, clamped by kubeconfig-max; 0 and 0 give a dead token | main | seen |
 //! | `lastUsedAt` by the second | all | seen on main |
 //! | token-hashing: the secret of a new token is stored as `$3:1:…` | all | seen on main |
 //! | ext tokens: `ext/name:secret`, `value` once, `bearerToken` from 2.13 on; nobody may extend one; deletion ends it at once; not on /v3 | from 2.12 | seen on main; since when: read and, for the first, assumed |
+//! | below ext.cattle.io before it has the kind: 403 for a plain user, whose role does not name it, 404 for an administrator | to 2.11 (tokens), to 2.13 (kubeconfigs) | read: steve's proxy of `/apis`, role_data.go of v2.8.5 to v2.12.3 |
+//! | the aggregated API without an endpoint: 503 `service unavailable` as plain text; /v3 answers on | all | seen on main, for 15 to 30 s after each start |
+//! | an ingress whose backend is gone: 404 or 502 as a page in HTML ([`crate::proxy::Verdict::Page`]) | all | seen of ingress-nginx |
 //! | ext kubeconfigs with a `ttl` in s; bound is kubeconfig-default to 2.15, kubeconfig-max on main | from 2.14 | seen on main, read |
 //! | what is in them, and in the UI's credentials: a v3 token before 2.15, an ext token since | | read, seen on main |
 //! | /v3/tokens is gone | none; [`Rancher::retire_v3_tokens`] | assumed: it has been announced; how it will answer is not known |
@@ -274,6 +278,11 @@ impl Rancher {
     /// Takes /v3/tokens away; tokens that are there stay good.
     pub fn retire_v3_tokens(&self) {
         self.shared.with(|world| world.retired = true);
+    }
+
+    /// Takes the endpoint of the aggregated API away, or brings it back.
+    pub fn ext_is_down(&self, down: bool) {
+        self.shared.with(|world| world.ext_is_down = down);
     }
 
     /// A v3 token of a user, as it is presented. `ttl` in milliseconds is clamped as usual.

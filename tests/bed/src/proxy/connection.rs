@@ -108,6 +108,11 @@ async fn handle(
             shared.journal.answered(entry, code);
             return Ok(response);
         }
+        Verdict::Page(code) => {
+            request.into_body().collect().await?;
+            shared.journal.answered(entry, code);
+            return page(code);
+        }
         Verdict::CutBefore => bail!("cut before the server"),
         Verdict::CutAfter => {
             let response = forward(request, shared, upstream, entry).await?;
@@ -168,6 +173,14 @@ async fn connect(shared: &Shared) -> Result<SendRequest<Incoming>> {
     // It ends by itself when its sender and the last answer's body are gone.
     tokio::spawn(connection);
     Ok(sender)
+}
+
+fn page(code: u16) -> Result<Response<Body>> {
+    Response::builder()
+        .status(code)
+        .header(CONTENT_TYPE, "text/html")
+        .body(Either::Right(Full::new(Bytes::from(super::html(code)))))
+        .with_context(|| format!("a page with code {code}"))
 }
 
 fn refusal(code: u16, reason: &str, message: &str) -> Result<Response<Body>> {

@@ -41,6 +41,15 @@ pub(super) fn json_answer(status: u16, body: Value) -> Answer {
     Answer { status, body: Body::Json(body), unauthenticated: false }
 }
 
+pub(super) fn text(status: u16, body: &str) -> Answer {
+    Answer { status, body: Body::Text(body.to_owned()), unauthenticated: false }
+}
+
+/// An ingress's own page.
+pub(super) fn page(status: u16) -> Answer {
+    text(status, &crate::proxy::html(status))
+}
+
 pub(super) fn empty(status: u16) -> Answer {
     Answer { status, body: Body::Empty, unauthenticated: false }
 }

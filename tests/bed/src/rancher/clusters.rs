@@ -102,6 +102,10 @@ impl World {
         }
         let Who::Token(name) = who else { return unauthorized() };
         let user = self.tokens.get(name).map(|token| token.user.clone()).unwrap_or_default();
+        let mut extra = json!({"principalid": [format!("local://{user}")], "username": [user]});
+        if self.version >= Version::V2_11 {
+            extra["requesttokenid"] = json!([name]);
+        }
         json_answer(
             201,
             json!({
@@ -110,11 +114,7 @@ impl World {
                 "status": {"userInfo": {
                     "username": user,
                     "groups": ["system:authenticated", "system:cattle:authenticated"],
-                    "extra": {
-                        "requesttokenid": [name],
-                        "principalid": [format!("local://{user}")],
-                        "username": [user],
-                    },
+                    "extra": extra,
                 }},
             }),
         )

@@ -5,18 +5,31 @@
 use serde_json::{Value, json};
 
 use super::Version;
-use super::answer::{Answer, Request, json_answer, kubernetes};
+use super::answer::{Answer, Request, json_answer, kubernetes, text};
 use super::world::{Kind, Token, World, rfc3339};
 
 impl World {
     /// Answers below /apis/ext.cattle.io/v1.
     pub(super) fn ext(&mut self, user: &str, request: &Request, path: &[&str]) -> Answer {
+        if self.ext_is_down {
+            return text(503, "service unavailable\n");
+        }
         match path {
             ["tokens", rest @ ..] if self.version >= Version::V2_12 => {
                 self.ext_tokens(user, request, rest)
             }
             ["kubeconfigs", rest @ ..] if self.version >= Version::V2_14 => {
                 self.ext_kubeconfigs(user, request, rest)
+            }
+            // Authorization comes before the question whether there is such a thing, and the roles of a
+            // plain user name it since it exists.
+            [kind, ..] if !self.is_admin(user) => {
+                let verb = if request.method == "GET" { "list" } else { "create" };
+                let message = format!(
+                    "{kind}.ext.cattle.io is forbidden: User \"{user}\" cannot {verb} resource \"{kind}\" \
+                     in API group \"ext.cattle.io\" at the cluster scope"
+                );
+                kubernetes(403, "Forbidden", &message)
             }
             _ => kubernetes(404, "NotFound", "the server could not find the requested resource"),
         }

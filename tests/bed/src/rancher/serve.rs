@@ -18,7 +18,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 
-use super::answer::{Answer, Body, kubernetes, norman};
+use super::answer::{Answer, Body, kubernetes, norman, page};
 use super::credentials::Stuck;
 use super::world::{World, http_date};
 use crate::proxy::{Call, Journal, Verdict};
@@ -113,6 +113,10 @@ async fn handle(request: Request<Incoming>, shared: &Shared) -> Result<Response<
                 kubernetes(code, reason, &message)
             };
             return response(refusal, shared.with(|world| world.now()));
+        }
+        Verdict::Page(code) => {
+            shared.journal.answered(entry, code);
+            return response(page(code), shared.with(|world| world.now()));
         }
         Verdict::CutBefore => bail!("cut before the server"),
         Verdict::Hang => {

@@ -19,6 +19,7 @@ const SECRET_LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 const MINUTE: i64 = 60_000;
 pub(super) const HOUR: i64 = 60 * MINUTE;
 
+#[allow(clippy::struct_excessive_bools, reason = "each is a fault of its own")]
 pub(super) struct World {
     pub(super) version: Version,
     /// What is added to the machine's time.
@@ -28,6 +29,8 @@ pub(super) struct World {
     settings: BTreeMap<String, String>,
     pub(super) hashing: bool,
     pub(super) retired: bool,
+    /// The aggregated API has no endpoint.
+    pub(super) ext_is_down: bool,
     pub(super) users: BTreeMap<String, User>,
     pub(super) clusters: BTreeMap<String, Cluster>,
     pub(super) tokens: BTreeMap<String, Token>,
@@ -123,6 +126,7 @@ impl World {
             settings: settings.into_iter().map(own).collect(),
             hashing: false,
             retired: false,
+            ext_is_down: false,
             users: BTreeMap::new(),
             clusters: BTreeMap::from([("local".to_owned(), local)]),
             tokens: BTreeMap::new(),

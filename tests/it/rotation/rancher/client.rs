@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::rancher::{Error, Issuer, Order, Rancher, Secret, Token, Trust};
+use harvester_guest_operator::rancher::{
+    Error, Issuer, Order, Rancher, Secret, Token, TokenApi, Trust,
+};
 use serde_json::json;
 use testbed::rancher::Version;
 use testbed::{Verdict, eventually};
@@ -40,7 +42,7 @@ impl Site {
     }
 
     async fn find(&self, description: &str) -> Result<Vec<Token>, Error> {
-        let mut all = self.client.tokens(&self.key).await?.value;
+        let mut all = self.client.tokens(&self.key).await?.value.tokens;
         all.retain(|token| token.description == description);
         Ok(all)
     }
@@ -70,7 +72,9 @@ async fn a_token_is_made_found_read_and_revoked() -> Result<()> {
             if retired {
                 site.there.retire_v3_tokens();
             }
-            let made = site.client.mint(&site.key, order("uid-1")).await?;
+            let api = if retired { TokenApi::Ext } else { TokenApi::V3 };
+            ensure!(site.client.tokens(&site.key).await?.value.api == api, "{version:?}");
+            let made = site.client.mint(&site.key, api, order("uid-1")).await?;
             let (date, made) = (made.date.context("no date")?, made.value);
             ensure!(site.there.accepts(made.secret.reveal()), "{version:?}");
             assert_eq!(made.token.name.starts_with("ext/"), retired, "{version:?}");
@@ -78,7 +82,7 @@ async fn a_token_is_made_found_read_and_revoked() -> Result<()> {
             assert_eq!(made.token.ends, Some(made.token.created + 30 * DAY));
             assert!((date - made.token.created).abs() <= 60, "{date}");
 
-            site.client.mint(&site.key, order("uid-2")).await?;
+            site.client.mint(&site.key, api, order("uid-2")).await?;
             let found = site.find("uid-1").await?;
             assert_eq!(found, std::slice::from_ref(&made.token));
             assert_eq!(site.find("uid-3").await?, []);
@@ -96,10 +100,41 @@ async fn a_token_is_made_found_read_and_revoked() -> Result<()> {
             assert_eq!(site.client.token(&site.key, &made.token.name).await?.value, None);
             let dead = site.cluster("c-m-prod")?.bearer(&made.secret).await.err();
             assert_eq!(dead, Some(Error::Unauthorized));
-            let dead = site.client.mint(&made.secret, order("x")).await.err();
+            let dead = site.client.mint(&made.secret, api, order("x")).await.err();
             assert_eq!(dead, Some(Error::Unauthorized));
         }
     }
+    Ok(())
+}
+
+/// Whether there is a token, a Secret or a whole API is for Rancher to say, and not for an ingress
+/// before it. What is not needed, the aggregated API, may be away.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_known_is_not_taken_for_none() -> Result<()> {
+    let site = Site::new(Version::V2_14).await?;
+    let made = site.client.mint(&site.key, TokenApi::V3, order("uid-1")).await?.value.token;
+    let credential = site.credential()?;
+    for code in [404, 502, 503] {
+        site.there.set_rule(move |_| Verdict::Page(code));
+        let answers = [
+            site.client.tokens(&site.key).await.map(drop),
+            site.client.token(&site.key, &made.name).await.map(drop),
+            site.client.revoke(&site.key, &made.name).await.map(drop),
+            site.client.stored(&site.key, &credential).await.map(drop),
+            site.client.credentials(&site.key).await.map(drop),
+            site.cluster("c-m-prod")?.bearer(&site.key).await.map(drop),
+        ];
+        for answer in answers {
+            let error = answer.err().context("a page was taken for an answer")?;
+            ensure!(matches!(error, Error::Refused { status, .. } if status == code), "{error:?}");
+        }
+    }
+    site.there.clear_rule();
+    site.there.ext_is_down(true);
+    assert_eq!(site.find("uid-1").await?, [made]);
+    site.there.retire_v3_tokens();
+    let error = site.client.tokens(&site.key).await.err().context("there is no list")?;
+    ensure!(matches!(error, Error::Refused { status: 503, .. }), "{error:?}");
     Ok(())
 }
 
@@ -110,7 +145,7 @@ async fn only_the_token_by_that_name_is_revoked() -> Result<()> {
     let issuer = Issuer::new(site.there.url(), Some(site.there.ca_pem()), site.key.clone());
     let issuer = issuer.map_err(anyhow::Error::msg)?;
     for name in ["guest-1", "guest-10", "a-guest-1"] {
-        issuer.mint(name, 30 * DAY, None).await?;
+        issuer.mint(&issuer.issued().await?, name, 30 * DAY, None).await?;
     }
     issuer.revoke("guest-1").await?;
     for (name, left) in [("guest-1", 0), ("guest-10", 1), ("a-guest-1", 1)] {
@@ -132,7 +167,7 @@ async fn what_is_granted_is_told_by_creation_and_lifetime() -> Result<()> {
         ("0", -1, Some(-1)),
     ] {
         assert!(site.there.set("auth-token-max-ttl-minutes", max));
-        let made = site.client.mint(&site.key, lives(asked)).await?.value;
+        let made = site.client.mint(&site.key, TokenApi::V3, lives(asked)).await?.value;
         let expected = granted.map(|life: i64| made.token.created + life.max(0));
         assert_eq!(made.token.ends, expected, "{max} {asked}");
         assert_eq!(made.token.cluster.as_deref(), Some("c-m-prod"));
@@ -141,7 +176,7 @@ async fn what_is_granted_is_told_by_creation_and_lifetime() -> Result<()> {
     // The ext API: less than nothing is for ever, where nothing bounds it.
     site.there.retire_v3_tokens();
     assert!(site.there.set("auth-token-default-ttl-minutes", "0"));
-    let made = site.client.mint(&site.key, lives(0)).await?.value;
+    let made = site.client.mint(&site.key, TokenApi::Ext, lives(0)).await?.value;
     assert_eq!(made.token.ends, None);
     assert!(site.there.accepts(made.secret.reveal()));
     Ok(())
@@ -154,7 +189,12 @@ async fn a_lost_answer_leaves_a_token_that_is_found() -> Result<()> {
         "POST" => Verdict::CutAfter,
         _ => Verdict::Pass,
     });
-    let lost = site.client.mint(&site.key, order("uid-1")).await.err().context("answered")?;
+    let lost = site
+        .client
+        .mint(&site.key, TokenApi::V3, order("uid-1"))
+        .await
+        .err()
+        .context("answered")?;
     assert!(lost.may_be_done(), "{lost}");
     let found = site.find("uid-1").await?;
     assert_eq!(found.len(), 1, "sent once: {:?}", site.there.calls());
@@ -162,7 +202,12 @@ async fn a_lost_answer_leaves_a_token_that_is_found() -> Result<()> {
         "POST" => Verdict::Refuse { code: 500, reason: "ServerError", message: "no".to_owned() },
         _ => Verdict::Pass,
     });
-    let failed = site.client.mint(&site.key, order("uid-1")).await.err().context("answered")?;
+    let failed = site
+        .client
+        .mint(&site.key, TokenApi::V3, order("uid-1"))
+        .await
+        .err()
+        .context("answered")?;
     assert_eq!(failed, Error::Refused { status: 500, message: "no".to_owned() });
     assert!(failed.may_be_done());
     assert_eq!(site.find("uid-1").await?.len(), 1);
@@ -286,7 +331,11 @@ async fn whoever_is_not_trusted_is_told_nothing() -> Result<()> {
     // In the system's authorities there is none of the test's.
     for trust in [Trust::Pem(&other), Trust::System] {
         let Ok(client) = Rancher::new(site.there.url(), trust) else { continue };
-        let error = client.mint(&site.key, order("x")).await.err().context("it was trusted")?;
+        let error = client
+            .mint(&site.key, TokenApi::V3, order("x"))
+            .await
+            .err()
+            .context("it was trusted")?;
         assert!(matches!(&error, Error::Silent(why) if why.contains("certificate")), "{error}");
     }
     assert!(site.there.calls().is_empty());
@@ -308,7 +357,7 @@ async fn odd_answers_are_bounded_and_give_nothing_away() -> Result<()> {
     for code in [200, 201, 302, 307, 400, 403, 404, 409, 422, 500, 503] {
         refuse(code, echo.clone());
         let results = [
-            site.client.mint(&site.key, order("x")).await.map(drop),
+            site.client.mint(&site.key, TokenApi::V3, order("x")).await.map(drop),
             site.client.tokens(&site.key).await.map(drop),
             site.client.token(&site.key, "token-abcde").await.map(drop),
             site.client.stored(&site.key, "cc-abcde").await.map(drop),
@@ -321,11 +370,12 @@ async fn odd_answers_are_bounded_and_give_nothing_away() -> Result<()> {
     assert!(said.iter().any(|text| text.contains("not followed")));
     assert!(said.iter().any(|text| text.contains("not understood")));
     refuse(500, "x".repeat(9 << 20));
-    let long = site.client.mint(&site.key, order("x")).await.err().context("it was read")?;
+    let long =
+        site.client.mint(&site.key, TokenApi::V3, order("x")).await.err().context("it was read")?;
     assert!(matches!(long, Error::Unreadable(_)), "{long}");
     site.there.clear_rule();
 
-    let made = site.client.mint(&site.key, order("x")).await?;
+    let made = site.client.mint(&site.key, TokenApi::V3, order("x")).await?;
     said.push(format!("{made:?} {:?} {:?}", site.key, site.client));
     let stored = site.client.stored(&site.key, &site.credential()?).await?;
     said.push(format!("{stored:?}"));
@@ -343,14 +393,16 @@ async fn odd_answers_are_bounded_and_give_nothing_away() -> Result<()> {
 async fn a_server_that_says_nothing_is_not_waited_for_without_end() -> Result<()> {
     let site = Site::new(Version::Main).await?;
     site.there.stop();
-    let down = site.client.mint(&site.key, order("x")).await.err().context("it is down")?;
+    let down =
+        site.client.mint(&site.key, TokenApi::V3, order("x")).await.err().context("it is down")?;
     assert!(matches!(down, Error::Silent(_)), "{down}");
     site.there.restart();
     site.there.set_rule(|_| Verdict::Hang);
-    let hung = tokio::time::timeout(SOON, site.client.mint(&site.key, order("x"))).await?;
+    let hung =
+        tokio::time::timeout(SOON, site.client.mint(&site.key, TokenApi::V3, order("x"))).await?;
     let hung = hung.err().context("it hangs")?;
     assert!(matches!(&hung, Error::Silent(why) if why.contains("not within")), "{hung}");
     site.there.set_rule(|_| Verdict::Delay(Duration::from_millis(500)));
-    site.client.mint(&site.key, order("x")).await?;
+    site.client.mint(&site.key, TokenApi::V3, order("x")).await?;
     Ok(())
 }

@@ -93,6 +93,7 @@ async fn a_rancher_that_fails_costs_nothing_but_time() -> Result<()> {
     site.cluster.rotation(site.spec(&[])).await?;
     site.cluster.annotate("rotate", "0").await?;
     site.rotated("0").await?;
+    site.there.ext_is_down(true);
     let (quiet, kind) = (AtomicUsize::new(0), AtomicUsize::new(0));
     site.there.set_rule(move |call| {
         let refuse = |code, reason| Verdict::Refuse { code, reason, message: "no".to_owned() };
@@ -100,13 +101,15 @@ async fn a_rancher_that_fails_costs_nothing_but_time() -> Result<()> {
         if quiet.fetch_add(1, Ordering::Relaxed) < 16 {
             return Verdict::Pass;
         }
-        let verdict = match (kind.load(Ordering::Relaxed) % 6, writes(call)) {
+        let verdict = match (kind.load(Ordering::Relaxed) % 8, writes(call)) {
             (0, _) => refuse(500, "ServerError"),
             (1, true) => Verdict::CutAfter,
             (2, _) => Verdict::CutBefore,
             (3, true) => refuse(409, "Conflict"),
             (4, _) => refuse(503, "ServiceUnavailable"),
             (5, _) => Verdict::Delay(Duration::from_millis(300)),
+            (6, _) => Verdict::Page(404),
+            (7, _) => Verdict::Page(502),
             _ => return Verdict::Pass,
         };
         quiet.store(0, Ordering::Relaxed);
@@ -115,7 +118,7 @@ async fn a_rancher_that_fails_costs_nothing_but_time() -> Result<()> {
     });
     let mut uses = 0;
     let rotate = async {
-        for number in 1..=3 {
+        for number in 1..=4 {
             let request = number.to_string();
             site.cluster.annotate("rotate", &request).await?;
             site.rotated(&request).await?;

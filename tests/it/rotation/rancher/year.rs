@@ -169,7 +169,7 @@ impl Rotation {
                 }
                 Ok(())
             }
-            Act::Mint(name) => match issuer.mint(&name, self.plan.lifetime, None).await {
+            Act::Mint(name) => match issuer.mint(&known, &name, self.plan.lifetime, None).await {
                 Ok((value, made)) => {
                     let hand = Hand { name, made: Some(made), verified: false };
                     self.hand = Some((hand, Some(value)));
