@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::domain::dhcp::agent_name;
-use harvester_guest_operator::domain::leasing::Declaration;
+
 use harvester_guest_operator::domain::leasing::deployment::deployment;
 use serde_json::{Value, json};
 use testbed::{Bed, Chart, Options, Version, repository, tools};
@@ -70,7 +70,7 @@ async fn the_operator_makes_agents_as_the_chart_does() {
     let env = operator["spec"]["template"]["spec"]["containers"][0]["env"].as_array().unwrap();
     let given = env.iter().find(|variable| variable["name"] == "HGO_DHCP_AGENT").unwrap();
     let template: Value = serde_saphyr::from_str(given["value"].as_str().unwrap()).unwrap();
-    let made = deployment(&template, NETWORK, &Declaration::default(), None);
+    let made = deployment(&template, NETWORK, "", &[], None);
     assert_eq!(made["spec"], *listed, "the operator's (left), the chart's");
     let pod = &listed["template"]["spec"];
     let tolerated = pod["tolerations"].as_array().unwrap();
