@@ -131,10 +131,23 @@ impl Keeper<'_> {
             let names = self.seen().deployments.keys().cloned().collect::<Vec<_>>();
             let mut wanted: HashMap<String, Option<Value>> =
                 names.into_iter().map(|name| (name, None)).collect();
-            for network in networks.iter().filter(|network| network.agent == Agent::Ours) {
-                let (template, said) = (&self.agents.template, &network.declaration);
-                let object = deployment::deployment(template, &network.name, said, owner.as_ref());
-                wanted.insert(agent_name(&network.name), Some(object));
+            for network in &networks {
+                let name = agent_name(&network.name);
+                let options = match network.agent {
+                    Agent::Ours => Some(deployment::options(&network.declaration)),
+                    Agent::Faulty(_) => self.options(&network.name),
+                    Agent::None | Agent::Others | Agent::Refused(_) => continue,
+                };
+                // Without options that are known it is left as it is.
+                wanted.remove(&name);
+                if let Some(options) = options {
+                    let (template, on) =
+                        (&self.agents.template, &network.declaration.cluster_network);
+                    let owner = owner.as_ref();
+                    let object =
+                        deployment::deployment(template, &network.name, on, &options, owner);
+                    wanted.insert(name, Some(object));
+                }
             }
             for (name, wanted) in wanted {
                 if failures.may_try(&name) {
@@ -149,6 +162,11 @@ impl Keeper<'_> {
                 }
             }
         }
+    }
+
+    /// Options that the agent of a network has.
+    fn options(&self, network: &str) -> Option<Vec<String>> {
+        self.seen().deployments.get(&agent_name(network))?.options(network)
     }
 
     /// All networks with agents. One whose Deployment is another's has none of the operator's.
@@ -167,19 +185,25 @@ impl Keeper<'_> {
         networks
     }
 
-    /// Says once of each network that asks for an agent and gets none why.
+    /// Says once of each network that asks for an agent and gets none, or none as it asks, why.
     fn tell(&self, networks: &[AgentNetwork], told: &mut HashMap<String, String>) {
         told.retain(|name, why| {
-            networks.iter().any(|network| {
-                network.name == *name && network.agent == Agent::Refused(why.clone())
-            })
+            networks
+                .iter()
+                .any(|network| network.name == *name && network.agent.fault() == Some(why))
         });
         for network in networks {
-            if let Agent::Refused(why) = &network.agent
-                && told.insert(network.name.clone(), why.clone()).is_none()
+            if let Some(why) = network.agent.fault()
+                && told.insert(network.name.clone(), why.to_owned()).is_none()
             {
-                tracing::warn!(network = network.name, why, "no DHCP agent is made");
-                let note = format!("no DHCP agent is made: {why}");
+                let what = match (&network.agent, self.options(&network.name)) {
+                    (Agent::Faulty(_), Some(_)) => {
+                        "the DHCP agent goes on with the options that it has"
+                    }
+                    _ => "no DHCP agent is made",
+                };
+                tracing::warn!(network = network.name, why, "{what}");
+                let note = format!("{what}: {why}");
                 self.ctx.events.warning(network.reference.clone(), "DHCPRefused", note);
             }
         }

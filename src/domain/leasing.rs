@@ -90,6 +90,8 @@ pub struct Seen<'a> {
     pub record: Option<&'a DHCPLease>,
     /// Whether the host leases on its network.
     pub declared: bool,
+    /// Why it leases nothing anew there, if an annotation of the network cannot be followed.
+    pub fault: Option<&'a str>,
     /// Whether the agent of the record's network, or else of its own, is there.
     pub serving: bool,
     /// Service by which an announcer leases so far.
@@ -146,7 +148,7 @@ pub fn choice(lb: &LoadBalancer) -> Result<Option<Choice>, String> {
 
 /// What to do next.
 pub fn step(seen: &Seen<'_>) -> Step {
-    let Seen { lb, network, record, declared, serving, .. } = *seen;
+    let Seen { lb, network, record, declared, fault, serving, .. } = *seen;
     let leased = facts::leased(lb);
     let choice = choice(lb);
     if choice == Ok(Some(Choice::Guest)) && leased.is_none() {
@@ -174,6 +176,12 @@ pub fn step(seen: &Seen<'_>) -> Step {
     }
     if let Some(why) = takeover::waits(seen) {
         return Step::Wait(why);
+    }
+    if let Some(fault) = fault {
+        return Step::Wait(NoLease::NetworkFault {
+            network: network.to_owned(),
+            fault: fault.to_owned(),
+        });
     }
     if declared && serving {
         return Step::Create;

@@ -161,6 +161,13 @@ pub enum NoLease {
         /// Whether the host leases there: then the agent is away.
         declared: bool,
     },
+    /// An annotation of the network cannot be followed.
+    NetworkFault {
+        /// Network.
+        network: String,
+        /// Which one, what is wrong and what would be right.
+        fault: String,
+    },
     /// There is one that must not be published, as the text says.
     Unusable(String),
     /// The former record is on its way out.
@@ -192,6 +199,7 @@ impl NoLease {
             Self::Pending { .. } => "DHCPPending",
             Self::Lost { .. } => LEASE_LOST,
             Self::NoAgent { .. } => "NoDHCPAgent",
+            Self::NetworkFault { .. } => "DHCPNetworkInvalid",
             Self::Unusable(_) => "DHCPAddressUnusable",
             Self::Returning | Self::OtherNetwork { .. } | Self::OtherIdentity => "DHCPReturning",
             Self::TakingOver { .. } => TAKEOVER,
@@ -225,6 +233,9 @@ impl NoLease {
             ),
             Self::NoAgent { network, declared: false } => format!(
                 "the host does not lease on network {network}: it waits until it does; annotate the NetworkAttachmentDefinition with {ANNOTATION_DHCP}=host"
+            ),
+            Self::NetworkFault { network, fault } => format!(
+                "nothing is leased anew on network {network} until its NetworkAttachmentDefinition is put right: {fault}"
             ),
             Self::Unusable(why) => format!("the leased address is not used: {why}"),
             Self::Returning => "the former address is being given back".to_owned(),
@@ -325,11 +336,14 @@ pub fn is_ours(reason: &str) -> bool {
         "IPPoolNotReady",
         "GuestClusterRemoved",
     ];
-    const OF_LEASES: [&str; 8] = [
+    const OF_LEASES: [&str; 11] = [
         LEASED,
         LEASE_LOST,
+        TAKEOVER,
         "DHCPPending",
         "NoDHCPAgent",
+        "DHCPNetworkInvalid",
+        "DHCPIdentityTaken",
         "DHCPAddressUnusable",
         "DHCPReturning",
         "InvalidAnnotation",

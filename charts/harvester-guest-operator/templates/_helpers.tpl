@@ -142,10 +142,10 @@ spec:
       nodeSelector:
         {{- toYaml . | nindent 8 }}
       {{- end }}
-      # Another node takes over 30 s after Kubernetes has found this one gone; by itself it waits 300 s.
+      # Another node takes over as soon as Kubernetes has found this one silent; by itself it waits 300 s more.
       tolerations:
         - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
-        - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+        - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 0}
         {{- with $at.Values.leaseAgent.tolerations }}
         {{- toYaml . | nindent 8 }}
         {{- end }}

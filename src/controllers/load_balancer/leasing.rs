@@ -45,11 +45,13 @@ pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<F
     let mut fresh = false;
     for _ in 0..REPETITIONS {
         let where_ = record.as_ref().map_or(&network, |record| &record.spec.network);
+        let fault = views.network_fault(&network);
         let seen = Seen {
             lb,
             network: &network,
             record: record.as_ref(),
             declared: views.declares(&network),
+            fault: fault.as_deref(),
             serving: views.agent_serves(where_),
             service: service.as_ref(),
             early: !early(ctx).is_zero(),

@@ -50,6 +50,14 @@ pub struct Stored {
 }
 
 impl Stored {
+    /// Options that its agent has on a network. `None`: it is not the operator's, or not that network's.
+    pub fn options(&self, network: &str) -> Option<Vec<String>> {
+        let args = self.spec["template"]["spec"]["containers"][0]["args"].as_array()?;
+        let args: Vec<&str> = args.iter().map(Value::as_str).collect::<Option<_>>()?;
+        let options = args.strip_prefix(&arguments(network)).filter(|_| self.ours)?;
+        Some(options.iter().map(|option| (*option).to_owned()).collect())
+    }
+
     /// Reads a Deployment.
     pub fn read(object: &Value) -> Self {
         let meta = &object["metadata"];
@@ -124,11 +132,34 @@ fn covers(stored: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// The Deployment of a network's agent. `owner` is a reference to what it goes with.
+/// Options of an agent, by a network's annotations.
+pub fn options(declaration: &Declaration) -> Vec<String> {
+    let mut options = Vec::new();
+    let subnets = declaration.subnets().unwrap_or_default();
+    let subnets = subnets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    if !subnets.is_empty() {
+        options.extend(["--subnets".to_owned(), subnets]);
+    }
+    if declaration.keeps() == Ok(true) {
+        options.extend(["--on-lease-loss", "keep"].map(str::to_owned));
+    }
+    if declaration.broadcasts().unwrap_or_default() {
+        options.push("--broadcast".to_owned());
+    }
+    options
+}
+
+/// Arguments of each agent of the network.
+fn arguments(network: &str) -> [&str; 4] {
+    ["--network", network, "--interface", INTERFACE]
+}
+
+/// The Deployment of a network's agent with these options. `owner` is a reference to what it goes with.
 pub fn deployment(
     template: &Value,
     network: &str,
-    declaration: &Declaration,
+    cluster_network: &str,
+    options: &[String],
     owner: Option<&Value>,
 ) -> Value {
     let name = agent_name(network);
@@ -148,7 +179,7 @@ pub fn deployment(
     let (namespace, of) = network.split_once('/').unwrap_or_default();
     let attached = json!([{"namespace": namespace, "name": of, "interface": INTERFACE}]);
     pod["metadata"]["annotations"][ANNOTATION_NETWORKS] = json!(attached.to_string());
-    if let Some(label) = node_label(&declaration.cluster_network) {
+    if let Some(label) = node_label(cluster_network) {
         let has_it = json!({"key": label, "operator": "In", "values": ["true"]});
         pod["spec"]["affinity"]["nodeAffinity"] = json!({
             "requiredDuringSchedulingIgnoredDuringExecution": {
@@ -157,19 +188,8 @@ pub fn deployment(
         });
     }
     if let Some(container) = pod["spec"]["containers"].get_mut(0) {
-        let mut args = vec!["--network", network, "--interface", INTERFACE];
-        let subnets = declaration.subnets().unwrap_or_default();
-        let subnets = subnets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        if !subnets.is_empty() {
-            args.extend(["--subnets", &subnets]);
-        }
-        if declaration.keeps() == Ok(true) {
-            args.extend(["--on-lease-loss", "keep"]);
-        }
-        if declaration.broadcasts().unwrap_or_default() {
-            args.push("--broadcast");
-        }
-        container["args"] = json!(args);
+        let args = arguments(network).into_iter().chain(options.iter().map(String::as_str));
+        container["args"] = json!(args.collect::<Vec<_>>());
     }
     let mut digest = String::new();
     for octet in &Sha256::digest(wanted.to_string().as_bytes())[..8] {

@@ -63,8 +63,8 @@ pub fn keep(
 fn wants(record: &DHCPLease, lb: &LoadBalancer, network: &str, now: DateTime<FixedOffset>) -> bool {
     let moved = has_moved(record, lb, network) || is_anothers(record, lb);
     let record = Some(record);
-    let (declared, serving, service, early) = (true, true, None, false);
-    let seen = Seen { lb, network, record, declared, serving, service, early, now };
+    let (declared, fault, serving, service, early) = (true, None, true, None, false);
+    let seen = Seen { lb, network, record, declared, fault, serving, service, early, now };
     !facts::wants_pool(lb) && !moved && !matches!(step(&seen), Step::Guest(_))
 }
 

@@ -1,4 +1,5 @@
-//! Status on a network of the host's leasing there: who serves it and since when, or why no agent does.
+//! Status on a network of the host's leasing there: who serves it and since when, or why no agent does, and which
+//! annotation is not followed.
 //!
 //! It is an annotation, as JSON, because a NetworkAttachmentDefinition has no status. It changes with what it
 //! says, and with nothing else.
@@ -37,7 +38,7 @@ struct Status {
     agent: String,
     /// Since when that is so.
     since: String,
-    /// Why no agent does.
+    /// Why no agent does, or why it does not as the annotations say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     reason: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -76,11 +77,18 @@ fn status(facts: &Facts<'_>) -> Option<Status> {
     match agent {
         Agent::None => return None,
         Agent::Refused(message) => return why("Refused", message.clone()),
-        Agent::Others | Agent::Ours => {}
+        Agent::Others | Agent::Ours | Agent::Faulty(_) => {}
     }
-    if let Some((agent, since)) = &facts.served_by {
+    if let Some((by, since)) = &facts.served_by {
         let since = since.map(time).unwrap_or_default();
-        return Some(Status { agent: agent.clone(), since, ..Status::default() });
+        let told = match agent {
+            Agent::Faulty(fault) => why("FormerOptions", fault.clone()),
+            _ => None,
+        };
+        return Some(Status { agent: by.clone(), since, ..told.unwrap_or_default() });
+    }
+    if let Agent::Faulty(fault) = agent {
+        return why("Refused", fault.clone());
     }
     let name = agent_name(network);
     let ours = || **agent == Agent::Ours;

@@ -1,6 +1,7 @@
 //! On which networks the host leases, and who makes the agent there: what an admin has declared.
 //!
-//! A declaration is durable. Whether an agent is there at the moment decides nothing here.
+//! A declaration is durable. Whether an agent is there at the moment decides nothing here, nor does a fault in
+//! another annotation: that one delays what is leased anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -71,8 +72,21 @@ pub enum Agent {
     Others,
     /// The operator makes it.
     Ours,
+    /// The operator makes none anew, and leaves one that it made with the options that it has: another
+    /// annotation cannot be followed, as the text says.
+    Faulty(String),
     /// The annotation asks for one that the operator does not make, as the text says.
     Refused(String),
+}
+
+impl Agent {
+    /// Why none is made, if one is asked for.
+    pub fn fault(&self) -> Option<&str> {
+        match self {
+            Self::None | Self::Others | Self::Ours => None,
+            Self::Faulty(fault) | Self::Refused(fault) => Some(fault),
+        }
+    }
 }
 
 impl Declaration {
@@ -141,8 +155,16 @@ impl Networks {
 
     /// Whether the host leases on a network, given what its NetworkAttachmentDefinition says.
     pub fn declare(&self, network: &str, declaration: Option<&Declaration>) -> bool {
-        self.listed.contains_key(network)
-            || declaration.is_some_and(|said| self.agent(network, said) == Agent::Ours)
+        let asks = |said| matches!(self.agent(network, said), Agent::Ours | Agent::Faulty(_));
+        self.listed.contains_key(network) || declaration.is_some_and(asks)
+    }
+
+    /// Why nothing is leased anew on a network that is declared, if an annotation cannot be followed.
+    pub fn fault(&self, network: &str, declaration: Option<&Declaration>) -> Option<String> {
+        match self.agent(network, declaration?) {
+            Agent::Faulty(fault) => Some(fault),
+            Agent::None | Agent::Others | Agent::Ours | Agent::Refused(_) => None,
+        }
     }
 
     /// Returns the maker of a network's agent.
@@ -166,7 +188,7 @@ impl Networks {
                     return match declaration.fault() {
                         None => Agent::Ours,
                         Some((key, fault)) => {
-                            Agent::Refused(format!("metadata.annotations[{key}]: {fault}"))
+                            Agent::Faulty(format!("metadata.annotations[{key}]: {fault}"))
                         }
                     };
                 }

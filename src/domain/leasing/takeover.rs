@@ -40,13 +40,18 @@ fn noted(lb: &LoadBalancer) -> Option<&Condition> {
 
 /// Next step for a LoadBalancer whose announcer leases.
 pub(super) fn begin(seen: &Seen<'_>) -> Step {
-    let Seen { lb, network, declared, serving, service, .. } = *seen;
+    let Seen { lb, network, declared, fault, serving, service, .. } = *seen;
     if !is_possible(lb) {
         return Step::Guest(None);
     }
     if !(declared && serving) {
         return Step::Guest(Some(format!(
             "the announcer leases the address until the host leases on network {network} and its agent is there"
+        )));
+    }
+    if let Some(fault) = fault {
+        return Step::Guest(Some(format!(
+            "the announcer leases the address until network {network} is put right: {fault}"
         )));
     }
     let adopted = service.map_or_else(|| asked(lb).map(|_| None), |service| adopted(lb, service));

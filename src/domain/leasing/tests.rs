@@ -59,6 +59,7 @@ fn said(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
         network: NETWORK,
         record,
         declared: true,
+        fault: None,
         serving,
         service: None,
         early: false,
@@ -72,6 +73,7 @@ fn undeclared(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> S
         network: NETWORK,
         record,
         declared: false,
+        fault: None,
         serving,
         service: None,
         early: false,
@@ -83,6 +85,41 @@ fn waits(step: &Step) -> &'static str {
     let Step::Wait(why) = step else { panic!("{step:?}") };
     assert!(crate::domain::reason::is_ours(why.reason()));
     why.reason()
+}
+
+/// A fault delays what is leased anew, and takes nothing from whoever has an address.
+#[test]
+fn a_network_with_a_fault_is_the_hosts_and_says_what_is_wrong() {
+    const FAULT: &str = "metadata.annotations[x]: \"y\" must be z";
+    let faulty = |lb: &LoadBalancer, record: Option<&DHCPLease>, serving| {
+        step(&Seen {
+            lb,
+            network: NETWORK,
+            record,
+            declared: true,
+            fault: Some(FAULT),
+            serving,
+            service: None,
+            early: false,
+            now: at(0),
+        })
+    };
+    for serving in [true, false] {
+        for choice in ["", "host"] {
+            let step = faulty(&chosen(choice), None, serving);
+            assert_eq!(waits(&step), "DHCPNetworkInvalid");
+            let Step::Wait(why) = step else { panic!() };
+            assert!(why.message().contains(FAULT) && why.message().contains(NETWORK), "{why:?}");
+        }
+        let held = leased(Some("10.7.0.9"));
+        let published = publishing(lb(), "10.7.0.9");
+        assert!(matches!(faulty(&published, Some(&held), serving), Step::Take(_)));
+        assert!(matches!(faulty(&chosen("guest"), None, serving), Step::Guest(Some(_))));
+        assert_eq!(faulty(&publishing(lb(), "0.0.0.0"), None, serving), Step::Guest(None));
+    }
+    let mut left = leased(Some("10.7.0.9"));
+    left.spec.release_after = Some(at(60).to_rfc3339());
+    assert_eq!(faulty(&lb(), Some(&left), true), Step::Keep);
 }
 
 /// An agent that is away delays an address, and one that is there declares nothing.
@@ -110,6 +147,7 @@ fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
         network: "",
         record: None,
         declared: false,
+        fault: None,
         serving: true,
         service: None,
         early: false,
@@ -218,6 +256,7 @@ fn a_young_term_takes_no_published_address_for_ended() {
             network: NETWORK,
             record,
             declared: true,
+            fault: None,
             serving: false,
             service: None,
             early,
@@ -264,6 +303,7 @@ fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
         network: "default/other",
         record: Some(&record),
         declared: true,
+        fault: None,
         serving: true,
         service: None,
         early: false,
@@ -277,6 +317,7 @@ fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
         network: "default/other",
         record: Some(&record),
         declared: true,
+        fault: None,
         serving: true,
         service: None,
         early: false,

@@ -75,6 +75,12 @@ impl Views {
         self.dhcp.declare(network, networks.get(network).map(|known| &known.declaration))
     }
 
+    /// Why nothing is leased anew on a network that is declared, if an annotation cannot be followed.
+    pub fn network_fault(&self, network: &str) -> Option<String> {
+        let networks = lock(&self.networks);
+        self.dhcp.fault(network, networks.get(network).map(|known| &known.declaration))
+    }
+
     /// The form of client identifiers of a network.
     pub fn client_id_form(&self, network: &str) -> ClientIdForm {
         let networks = lock(&self.networks);

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::domain::dhcp::agent_name;
-use harvester_guest_operator::domain::leasing::Declaration;
+
 use harvester_guest_operator::domain::leasing::deployment::deployment;
 use serde_json::{Value, json};
 use testbed::{Bed, Chart, Options, Version, repository, tools};
@@ -57,7 +57,8 @@ async fn agents_are_called_what_the_operator_calls_them() {
     }
 }
 
-/// An agent is the same, made by the chart or by the operator, and leaves a node that is gone within 30 s.
+/// An agent is the same, made by the chart or by the operator, and leaves a node that is silent at once, one that
+/// only is not ready after 30 s.
 #[tokio::test]
 async fn the_operator_makes_agents_as_the_chart_does() {
     const NETWORK: &str = "default/vlan100";
@@ -70,14 +71,15 @@ async fn the_operator_makes_agents_as_the_chart_does() {
     let env = operator["spec"]["template"]["spec"]["containers"][0]["env"].as_array().unwrap();
     let given = env.iter().find(|variable| variable["name"] == "HGO_DHCP_AGENT").unwrap();
     let template: Value = serde_saphyr::from_str(given["value"].as_str().unwrap()).unwrap();
-    let made = deployment(&template, NETWORK, &Declaration::default(), None);
+    let made = deployment(&template, NETWORK, "", &[], None);
     assert_eq!(made["spec"], *listed, "the operator's (left), the chart's");
     let pod = &listed["template"]["spec"];
     let tolerated = pod["tolerations"].as_array().unwrap();
-    for taint in ["not-ready", "unreachable"] {
+    for (taint, seconds) in [("not-ready", 30), ("unreachable", 0)] {
         let key = format!("node.kubernetes.io/{taint}");
         let one = tolerated.iter().find(|toleration| toleration["key"] == key).unwrap();
-        assert_eq!((&one["effect"], &one["tolerationSeconds"]), (&json!("NoExecute"), &json!(30)));
+        let (effect, stays) = (&one["effect"], &one["tolerationSeconds"]);
+        assert_eq!((effect, stays), (&json!("NoExecute"), &json!(seconds)));
     }
     // Without the annotation's namespaces there is no such right, and each agent's Lease is named.
     let none = ["--set", more, "--set-json", "leaseAgent.namespaces=[]"];

@@ -1,6 +1,7 @@
 //! Agents that the operator makes for networks which ask for one, and those of others.
 
 use anyhow::{Context as _, Result, ensure};
+use harvester_guest_operator::api::ANNOTATION_DHCP_SUBNETS;
 use harvester_guest_operator::domain::dhcp::agent_name;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::events::v1::Event;
@@ -54,6 +55,14 @@ pub(crate) async fn no_agent(cluster: &Cluster, network: &str) -> Result<()> {
 pub(crate) async fn annotate(cluster: &Cluster, network: &str, value: Option<&str>) -> Result<()> {
     let (namespace, name) = network.split_once('/').context("no namespace")?;
     let patch = Patch::Merge(json!({"metadata": {"annotations": {DHCP: value}}}));
+    networks(&cluster.client, namespace).patch(name, &PatchParams::default(), &patch).await?;
+    Ok(())
+}
+
+async fn subnets(cluster: &Cluster, network: &str, value: Option<&str>) -> Result<()> {
+    let (namespace, name) = network.split_once('/').context("no namespace")?;
+    let patch =
+        Patch::Merge(json!({"metadata": {"annotations": {ANNOTATION_DHCP_SUBNETS: value}}}));
     networks(&cluster.client, namespace).patch(name, &PatchParams::default(), &patch).await?;
     Ok(())
 }
@@ -179,6 +188,27 @@ async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result
     cluster.lb_with("ui", ui).await?;
     let record = cluster.record("ui").await?;
     ensure!(record.spec.network == OURS, "{record:?}");
+
+    // An annotation that cannot be followed ends no lease, and makes nobody's address the announcer's.
+    cluster.grant("ui", "10.7.0.9").await?;
+    cluster.publishes("ui", "10.7.0.9").await?;
+    subnets(&cluster, OURS, Some("10.7.0.0/33")).await?;
+    let former = says(&cluster, OURS, |said| said["reason"] == "FormerOptions").await?;
+    ensure!(former["agent"] == "played", "{former}");
+    refused(&cluster, OURS, "goes on with the options that it has").await?;
+    cluster.lb_with("later", json!({"ipam": "dhcp"})).await?;
+    let why = cluster.waits("later", "DHCPNetworkInvalid").await?;
+    for part in [OURS, ANNOTATION_DHCP_SUBNETS, "\"10.7.0.0/33\"", "such as 10.7.0.0/24"] {
+        ensure!(why.contains(part), "{part}: {why}");
+    }
+    cluster.publishes("ui", "10.7.0.9").await?;
+    agent(&cluster, OURS, "agent that goes on", |found| {
+        found.metadata.generation == before.metadata.generation
+    })
+    .await?;
+    subnets(&cluster, OURS, None).await?;
+    cluster.record("later").await?;
+
     played.stop().await?;
     says(&cluster, OURS, |said| said["reason"] == "AgentAway").await?;
 

@@ -149,8 +149,12 @@ impl Bed {
     /// Goes on to that time, deadlines on the way included; what was said on the way.
     fn until(&mut self, time: Duration) -> Vec<Seen> {
         let mut sent = Vec::new();
+        let mut still = 0;
         while self.client.deadline().is_some_and(|deadline| deadline <= time) {
+            let before = self.now;
             sent.extend(self.passes());
+            still = if self.now > before { 0 } else { still + 1 };
+            assert!(still < 1000, "the client does not get beyond {before:?}: {:?}", self.record());
         }
         self.now = time;
         sent

@@ -25,9 +25,7 @@ fn template() -> Value {
 }
 
 fn on(cluster_network: &str) -> Value {
-    let said =
-        Declaration { cluster_network: cluster_network.to_owned(), ..Declaration::default() };
-    deployment(&template(), NETWORK, &said, None)
+    deployment(&template(), NETWORK, cluster_network, &[], None)
 }
 
 /// As the API server gives it back: with defaults, and quantities in its own words.
@@ -62,7 +60,7 @@ fn a_network_gets_an_agent_of_its_own_where_it_is() {
         broadcast: "true".into(),
         ..Declaration::default()
     };
-    let narrow = deployment(&template(), NETWORK, &said, None);
+    let narrow = deployment(&template(), NETWORK, "", &options(&said), None);
     let args = &narrow["spec"]["template"]["spec"]["containers"][0]["args"];
     assert_eq!(args[4], "--subnets");
     assert_eq!(args[5], "10.7.0.9/24,10.8.0.0/16");
@@ -88,7 +86,7 @@ fn a_network_gets_an_agent_of_its_own_where_it_is() {
 #[test]
 fn a_name_injects_nothing() {
     let evil = "default/x\",\"name\":\"y\"}]$(HOME) --interface eth0";
-    let made = deployment(&template(), evil, &Declaration::default(), None);
+    let made = deployment(&template(), evil, "", &[], None);
     let pod = &made["spec"]["template"];
     let attached = pod["metadata"]["annotations"][ANNOTATION_NETWORKS].as_str().unwrap();
     let attached: Value = serde_json::from_str(attached).unwrap();
@@ -122,7 +120,7 @@ fn what_differs_is_put_right_in_the_version_that_was_seen() {
     replaces(on("mgmt"), &stored(on("prod")));
     let mut template = template();
     template["spec"]["template"]["spec"]["containers"][0]["resources"] = json!({});
-    let less = deployment(&template, NETWORK, &Declaration::default(), None);
+    let less = deployment(&template, NETWORK, "", &[], None);
     replaces(less, &stored(on("")));
     // Edited by hand.
     let edits: [&dyn Fn(&mut Value); 4] = [
@@ -147,4 +145,33 @@ fn what_is_somebody_elses_is_never_touched() {
         assert_eq!(plan(Some(on("prod")), Some(&theirs)), Plan::Foreign);
         assert_eq!(plan(None, Some(&theirs)), Plan::Nothing);
     }
+}
+
+/// The last options that could be followed are those of the Deployment.
+#[test]
+fn the_options_of_an_agent_are_read_from_its_deployment() {
+    let said = Declaration {
+        subnets: "10.7.0.0/24".into(),
+        on_lease_loss: "Keep".into(),
+        broadcast: "true".into(),
+        ..Declaration::default()
+    };
+    for said in [said, Declaration::default()] {
+        let options = options(&said);
+        let made = deployment(&template(), NETWORK, "prod", &options, None);
+        assert_eq!(stored(made.clone()).options(NETWORK), Some(options.clone()));
+        // What else changes, changes with them.
+        let moved = deployment(&template(), NETWORK, "other", &options, None);
+        assert!(matches!(plan(Some(moved), Some(&stored(made.clone()))), Plan::Replace(_)));
+        assert_eq!(stored(made.clone()).options("default/other"), None);
+        let mut theirs = made.clone();
+        theirs["metadata"]["labels"][KEEPER.0] = json!("Helm");
+        assert_eq!(stored(theirs).options(NETWORK), None);
+        for args in [json!([]), json!(["--network", 7]), Value::Null] {
+            let mut edited = made.clone();
+            edited["spec"]["template"]["spec"]["containers"][0]["args"] = args;
+            assert_eq!(Stored::read(&edited).options(NETWORK), None);
+        }
+    }
+    assert_eq!(Stored::default().options(NETWORK), None);
 }

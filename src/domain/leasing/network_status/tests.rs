@@ -71,6 +71,23 @@ fn it_says_why_nobody_serves() {
 }
 
 #[test]
+fn it_says_which_annotation_is_not_followed() {
+    let faulty = Agent::Faulty("this one".to_owned());
+    let (_, value) = written(&facts(&faulty), "", 7);
+    assert_eq!((&value["reason"], &value["message"]), (&json!("Refused"), &json!("this one")));
+    let served_by = Some(("pod-1".to_owned(), Some(at(-30))));
+    let served = Facts { served_by, ..facts(&faulty) };
+    let (before, value) = written(&served, &value.to_string(), 8);
+    let since = "2027-01-15T07:59:30Z";
+    let told = json!({
+        "agent": "pod-1", "since": since, "reason": "FormerOptions", "message": "this one",
+    });
+    assert_eq!(value, told);
+    let right = Facts { agent: &Agent::Ours, ..served };
+    assert_eq!(written(&right, &before, 9).1, json!({"agent": "pod-1", "since": since}));
+}
+
+#[test]
 fn a_network_that_asks_for_nothing_says_nothing() {
     assert_eq!(change(&facts(&Agent::None), "", at(0)), None);
     assert_eq!(change(&facts(&Agent::None), "{}", at(0)), Some(None));

@@ -54,6 +54,42 @@ fn a_network_is_declared_by_name_or_where_its_namespace_may() {
     assert!(!Networks::default().declare("default/vlan7", Some(&said("host", Form::Bridge))));
 }
 
+/// Fault of a network that is the host's all the same.
+fn fault(networks: &Networks, said: &Declaration) -> String {
+    let network = "default/vlan7";
+    assert!(networks.declare(network, Some(said)), "{said:?} is the guest's");
+    let agent = networks.agent(network, said);
+    let Agent::Faulty(why) = &agent else { panic!("{agent:?}") };
+    assert_eq!(agent.fault(), Some(why.as_str()));
+    assert_eq!(networks.fault(network, Some(said)).as_ref(), Some(why));
+    why.clone()
+}
+
+/// Where the annotation does not count, or no agent can be attached, a fault beside it changes nothing.
+#[test]
+fn a_fault_declares_nothing() {
+    let networks = Networks { namespaces: ["default".to_owned()].into(), ..Networks::default() };
+    let faulty = |annotation: &str, form| Declaration {
+        annotation: annotation.to_owned(),
+        form,
+        subnets: "10.7.0.0/33".to_owned(),
+        ..Declaration::default()
+    };
+    for (network, annotation, form, declared) in [
+        ("default/vlan7", "host", Form::Bridge, true),
+        ("default/vlan7", "", Form::Bridge, false),
+        ("default/vlan7", "hots", Form::Bridge, false),
+        ("default/vlan7", "host", Form::Trunk, false),
+        ("default/vlan7", "host", Form::Other, false),
+        ("tenant/vlan7", "host", Form::Bridge, false),
+    ] {
+        let said = faulty(annotation, form);
+        assert_eq!(networks.declare(network, Some(&said)), declared, "{network} {said:?}");
+        assert_eq!(networks.fault(network, Some(&said)).is_some(), declared, "{network} {said:?}");
+    }
+    assert_eq!(networks.fault("default/vlan7", None), None);
+}
+
 #[test]
 fn a_network_says_as_which_client_addresses_are_leased() {
     let networks = Networks {
@@ -77,8 +113,7 @@ fn a_network_says_as_which_client_addresses_are_leased() {
     for (client_id, broadcast, key) in
         [("MAC", "", ANNOTATION_DHCP_CLIENT_ID), ("", "yes", ANNOTATION_DHCP_BROADCAST)]
     {
-        let agent = networks.agent("default/vlan7", &said(client_id, broadcast));
-        let Agent::Refused(why) = agent else { panic!("{agent:?}") };
+        let why = fault(&networks, &said(client_id, broadcast));
         assert!(why.contains(key) && why.contains("must be"), "{why}");
     }
 }
@@ -98,9 +133,7 @@ fn subnets_are_read_whole_or_refused_by_name() {
         assert_eq!(said(subnets).subnets().unwrap().len(), count, "{subnets}");
     }
     for wrong in ["10.7.0.0", "10.7.0.0/33", "fd00::/64", "--interface"] {
-        let Agent::Refused(text) = agent(&format!("10.7.0.0/24,{wrong}")) else {
-            panic!("{wrong}")
-        };
+        let text = fault(&networks, &said(&format!("10.7.0.0/24,{wrong}")));
         assert!(text.contains(ANNOTATION_DHCP_SUBNETS) && text.contains(wrong), "{text}");
     }
 }
@@ -118,9 +151,8 @@ fn what_becomes_of_a_lost_address_is_one_of_two_words() {
         assert_eq!(said(word).keeps(), Ok(keeps));
         assert_eq!(networks.agent("default/vlan7", &said(word)), Agent::Ours);
     }
-    let Agent::Refused(text) = networks.agent("default/vlan7", &said("keep")) else { panic!() };
     assert_eq!(
-        text,
+        fault(&networks, &said("keep")),
         format!(
             "metadata.annotations[{ANNOTATION_DHCP_ON_LEASE_LOSS}]: \"keep\" must be Withdraw or Keep"
         )

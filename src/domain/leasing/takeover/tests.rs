@@ -49,8 +49,9 @@ fn leasing() -> Stored {
 }
 
 fn seen<'a>(lb: &'a LoadBalancer, service: Option<&'a Stored>) -> Seen<'a> {
-    let (network, record, declared, serving, early) = (NETWORK, None, true, true, false);
-    Seen { lb, network, record, declared, serving, service, early, now: at(0) }
+    let (network, record, declared, fault) = (NETWORK, None, true, None);
+    let (serving, early) = (true, false);
+    Seen { lb, network, record, declared, fault, serving, service, early, now: at(0) }
 }
 
 #[test]
@@ -97,7 +98,8 @@ fn nothing_is_taken_over_unasked_or_where_nothing_would_lease() {
     }
     let away = Seen { serving: false, ..seen(&lb, Some(&kube_vips)) };
     let undeclared = Seen { declared: false, ..seen(&lb, Some(&kube_vips)) };
-    for (seen, why) in [(away, "no agent"), (undeclared, "not declared")] {
+    let faulty = Seen { fault: Some("fault"), ..seen(&lb, Some(&kube_vips)) };
+    for (seen, why) in [(away, "no agent"), (undeclared, "not declared"), (faulty, "fault")] {
         let step = step(&seen);
         assert!(
             matches!(&step, Step::Guest(Some(said)) if said.contains(NETWORK)),
