@@ -19,7 +19,6 @@ use clap::ValueEnum;
 
 use self::request::{Make, Request, Work};
 use crate::domain::cloud_config::list::{Credential, table};
-use crate::domain::cloud_config::rotation::rotation;
 use crate::domain::cloud_config::text::{self, Form, Material};
 use crate::domain::cloud_config::{
     self, Csi, Found, Guest, Refused, Removal, StandIn, Step, What, plan, revoke, wanted_token,
@@ -33,8 +32,6 @@ use crate::metrics::Metrics;
 const ROUNDS: usize = 30;
 /// How long Kubernetes may take to fill a token Secret.
 const FILLED: Duration = Duration::from_mins(1);
-/// For how many days a token of a TokenRotation works, unless it is said.
-const ROTATION_DAYS: u16 = 30;
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Options of `cloud-config`. Switches, as users write them: which go together, `request` says.
@@ -71,13 +68,6 @@ pub(super) struct CloudConfigArgs {
     /// Makes a further token and prints that. Those before stay valid until they are revoked.
     #[arg(long)]
     rotate: bool,
-    /// Also makes a TokenRotation: the operator then keeps a cloud config with a token that ends in Secret
-    /// CLUSTER-cloud-config, in the same namespace.
-    #[arg(long)]
-    rotation: bool,
-    /// With --rotation: days for which such a token works.
-    #[arg(long, default_value_t = ROTATION_DAYS, value_parser = clap::value_parser!(u16).range(1..=365))]
-    rotation_days: u16,
     /// What to revoke: old (all tokens but the newest), all (tokens, rights and account), gone (the
     /// same, of guests that are gone), or the name of a token Secret. With --rotate, the new token is
     /// printed first.
@@ -175,9 +165,6 @@ impl Hand {
         let names = [guest.token(), wanted_token(guest, &Found::default(), &stamp, true)];
         let found = self.api.found(guest, &names).await?;
         let token = wanted_token(guest, &found, &stamp, make.rotate);
-        if let Some(days) = make.rotation {
-            rotation(guest, days, &found, &self.api.ground(guest).await?, "")?;
-        }
         let found = self.complete(guest, make.csi, &token, &names, found).await?;
         for note in cloud_config::too_much(guest, &found) {
             say(&note)?;
@@ -189,11 +176,6 @@ impl Hand {
                 filled.authority.clone_from(authority);
             }
             material = Some(filled);
-        }
-        if let Some(days) = make.rotation {
-            let authority = material.as_ref().map(|m| m.authority.as_slice()).unwrap_or_default();
-            let config = text::without_token(guest, &server, authority);
-            self.replaced(guest, days, &found, &config).await?;
         }
         match &material {
             None => {
@@ -235,26 +217,6 @@ impl Hand {
             let Some(step) = steps.first() else { return Ok(found) };
             self.create(step).await?;
             found = self.api.found(guest, names).await?;
-        }
-        bail!("others change the same objects all the time: try again later")
-    }
-
-    /// Creates the TokenRotation and its Secret, where they are missing.
-    async fn replaced(
-        &self,
-        guest: &Guest,
-        days: u16,
-        found: &Found,
-        config: &str,
-    ) -> anyhow::Result<()> {
-        for _ in 0..ROUNDS {
-            let ground = self.api.ground(guest).await?;
-            let steps = rotation(guest, days, found, &ground, config)?;
-            if self.dry_run {
-                return would(&steps);
-            }
-            let Some(step) = steps.first() else { return Ok(()) };
-            self.create(step).await?;
         }
         bail!("others change the same objects all the time: try again later")
     }

@@ -9,7 +9,6 @@
 
 pub mod list;
 mod rights;
-pub mod rotation;
 mod stand_in;
 pub mod text;
 
@@ -139,7 +138,6 @@ pub enum Kind {
     ClusterRole,
     RoleBinding,
     ClusterRoleBinding,
-    TokenRotation,
 }
 
 /// An object by name.

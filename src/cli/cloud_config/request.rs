@@ -35,8 +35,6 @@ pub(super) struct Make {
     /// In PEM.
     pub(super) authority: Option<Vec<u8>>,
     pub(super) rotate: bool,
-    /// For how many days tokens of the TokenRotation work, if there is to be one.
-    pub(super) rotation: Option<u16>,
     /// What goes once the new token is out.
     pub(super) revoke: Option<What>,
 }
@@ -69,14 +67,6 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
     refuse(
         what == Some(What::Token(String::new())),
         "--revoke: must be old, all, gone, or the name of a token Secret",
-    );
-    refuse(
-        args.rotation && !makes,
-        "--rotation: goes with making a cloud config, not with --list or --revoke alone",
-    );
-    refuse(
-        !args.rotation && args.rotation_days != super::ROTATION_DAYS,
-        "--rotation-days: --rotation is not given, so there is nothing that it is about",
     );
     refuse(args.out.is_some() && !makes, "--out: nothing is printed that would go there");
     refuse(
@@ -113,7 +103,6 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
                 server: server.transpose().map_err(|why| Refused(vec![why]))?,
                 authority: authority.transpose()?,
                 rotate: args.rotate,
-                rotation: args.rotation.then_some(args.rotation_days),
                 revoke: what,
             }),
         ),

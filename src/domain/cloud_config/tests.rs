@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::list::{Credential, Machine, Survey, table};
+use super::list::{Credential, Machine, Rotation, Survey, table};
 use super::*;
 
 type Spoil = fn(&mut Found);
@@ -350,7 +350,7 @@ fn guests_are_known_by_their_vms() {
         let namespace = namespace.to_owned();
         let name = "keeper".to_owned();
         let account = account.map(str::to_owned);
-        let rotations = vec![rotation::Rotation { namespace, name, account, secret: None }];
+        let rotations = vec![Rotation { namespace, name, account }];
         Survey { rotations, ..survey(Vec::new()) }.credentials(None)[0].rotation.clone()
     };
     assert_eq!(rotation("guests", Some("blue")).as_deref(), Some("keeper"));

@@ -45,9 +45,7 @@ pub struct Material {
 
 /// The text in its form. It is wiped from memory when it is dropped.
 pub fn text(form: Form, guest: &Guest, server: &str, material: &Material) -> Zeroizing<String> {
-    let token = Zeroizing::new(quoted(&material.token));
-    let user = joined(&["\n    token: ", &token, "\n"]);
-    let config = kubeconfig(guest, server, &material.authority, &user);
+    let config = kubeconfig(guest, server, material);
     if form == Form::Kubeconfig {
         return config;
     }
@@ -75,22 +73,19 @@ pub fn text(form: Form, guest: &Guest, server: &str, material: &Material) -> Zer
     }
 }
 
-/// A kubeconfig whose user has no token yet.
-pub fn without_token(guest: &Guest, server: &str, authority: &[u8]) -> Zeroizing<String> {
-    kubeconfig(guest, server, authority, " {}\n")
-}
-
 /// As Harvester's own: one of each, called `default`.
-fn kubeconfig(guest: &Guest, server: &str, authority: &[u8], user: &str) -> Zeroizing<String> {
+fn kubeconfig(guest: &Guest, server: &str, material: &Material) -> Zeroizing<String> {
+    let token = Zeroizing::new(quoted(&material.token));
     joined(&[
         "apiVersion: v1\nkind: Config\nclusters:\n- name: default\n  cluster:\n    server: ",
         &quoted(server),
         "\n    certificate-authority-data: ",
-        &STANDARD.encode(authority),
+        &STANDARD.encode(&material.authority),
         "\ncontexts:\n- name: default\n  context:\n    cluster: default\n    namespace: ",
         &quoted(&guest.namespace),
-        "\n    user: default\ncurrent-context: default\nusers:\n- name: default\n  user:",
-        user,
+        "\n    user: default\ncurrent-context: default\nusers:\n- name: default\n  user:\n    token: ",
+        &token,
+        "\n",
     ])
 }
 

@@ -9,7 +9,6 @@ mod objects;
 mod rights;
 pub(crate) mod roles;
 mod rotate;
-mod rotation;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

@@ -146,5 +146,9 @@ async fn what_is_missing_in_the_cluster_is_named() -> Result<()> {
     harvester.cluster.bed.apply_yaml(super::roles::HARVESTERS).await?;
     let said = harvester.refused(&["--cluster", "red", "--csi", "narrow"]).await?;
     ensure!(said.contains("harvester-guest-operator:csi-cluster"), "{said}");
+    // A Harvester without this operator serves no TokenRotations.
+    let crd = "tokenrotations.credentials.harvesterhci.io";
+    harvester.cluster.bed.kubectl(&["delete", "crd", crd]).await?;
+    ensure!(harvester.done(&["--list"]).await?.contains("blue-token"));
     Ok(())
 }

@@ -34,10 +34,6 @@ fn texts_are_what_clients_read() {
         text(form, &Guest::new("blue", "guests").unwrap(), "https://192.168.7.10:6443", &material())
     };
     assert_eq!(*of(Form::Kubeconfig), CONFIG);
-    let empty =
-        without_token(&Guest::new("blue", "guests").unwrap(), "https://192.168.7.10:6443", b"PEM");
-    let (head, _) = CONFIG.split_once("  user:\n    token").unwrap();
-    assert_eq!(*empty, format!("{head}  user: {{}}\n"));
     let read = |text: &str| serde_saphyr::from_str::<Value>(text).unwrap();
     assert_eq!(read(CONFIG)["users"][0]["user"]["token"], "eyJ.a.b\"\n");
     let decoded = |value: &Value| {
