@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::credentials::raw_within;
+use super::credentials::{Raw, raw_within};
 use super::{CallError, call_within};
 use crate::api::TokenRotation;
 use crate::api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine};
@@ -239,6 +239,28 @@ impl Credentials {
         raw_within(PATIENCE, &self.client, request).await?.accepted().map(drop)
     }
 
+    /// A further token of the guest's account, for ten minutes, and no longer than the Secret is there. The
+    /// use of that Secret's own token would be noted there as the guest's.
+    pub async fn passing(
+        &self,
+        guest: &Guest,
+        (name, uid): (&str, &str),
+    ) -> anyhow::Result<Zeroizing<String>> {
+        let bound = json!({"apiVersion": "v1", "kind": "Secret", "name": name, "uid": uid});
+        let body = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+            "spec": {"expirationSeconds": 600, "boundObjectRef": bound}});
+        let list = ServiceAccount::url_path(&(), Some(&guest.namespace));
+        let params = PostParams::default();
+        let bytes = body.to_string().into_bytes();
+        let request =
+            Request::new(list).create_subresource("token", &guest.cluster, &params, bytes);
+        let answer = raw_within(PATIENCE, &self.client, request).await;
+        let signed = answer.and_then(Raw::granted::<Signed>);
+        let Guest { namespace, cluster } = guest;
+        let why = || format!("have a token signed of ServiceAccount {namespace}/{cluster}");
+        Ok(signed.with_context(why)?.status.token)
+    }
+
     /// What a token Secret holds. `None`: not yet, or not any more.
     pub async fn material(&self, namespace: &str, name: &str) -> anyhow::Result<Option<Material>> {
         let values = self.values(namespace, name).await;
@@ -264,6 +286,17 @@ type Values = BTreeMap<String, Zeroizing<String>>;
 struct Holds {
     #[serde(default)]
     data: Option<Values>,
+}
+
+/// What is wanted of a TokenRequest.
+#[derive(Deserialize)]
+struct Signed {
+    status: SignedStatus,
+}
+
+#[derive(Deserialize)]
+struct SignedStatus {
+    token: Zeroizing<String>,
 }
 
 /// An object with values in it.

@@ -52,6 +52,7 @@ async fn each_option_is_refused_by_its_name() -> Result<()> {
         (own(blue(&["--list", "--dry-run"])), "--dry-run", "--list"),
         (own(blue(&["--rotate", "--revoke", "all"])), "--rotate", "--revoke old"),
         (own(blue(&["--rotate", "--revoke", "gone"])), "--rotate", "--revoke old"),
+        (own(blue(&["--list", "--skip-check"])), "--skip-check", "nothing is printed"),
         (own(blue(&["--revoke", ""])), "--revoke", "old, all, gone"),
         (own(blue(&["--output", "yaml"])), "--output", "cloud-init-rke2"),
         (own(blue(&["--csi", "wide"])), "--csi", "narrow"),
