@@ -19,7 +19,6 @@ use clap::ValueEnum;
 
 use self::request::{Make, Request, Work};
 use crate::domain::cloud_config::list::{Credential, table};
-use crate::domain::cloud_config::rotation::rotation;
 use crate::domain::cloud_config::text::{self, Form, Material};
 use crate::domain::cloud_config::{
     self, Csi, Found, Guest, Refused, Removal, StandIn, Step, What, plan, revoke, wanted_token,
@@ -28,14 +27,15 @@ use crate::k8s::CallError;
 use crate::k8s::client;
 use crate::k8s::cloud_config::{Credentials, PATIENCE};
 use crate::metrics::Metrics;
+use crate::rancher::{ApiServer, Trust};
 
 /// Rounds of one piece of work: each but the last ends with a write, or with a write of somebody else.
 const ROUNDS: usize = 30;
 /// How long Kubernetes may take to fill a token Secret.
 const FILLED: Duration = Duration::from_mins(1);
-/// For how many days a token of a TokenRotation works, unless it is said.
-const ROTATION_DAYS: u16 = 30;
 const LOOK: Duration = Duration::from_millis(200);
+/// How long the cloud config may take to work.
+const CHECKED: Duration = Duration::from_secs(15);
 
 /// Options of `cloud-config`. Switches, as users write them: which go together, `request` says.
 #[allow(clippy::struct_excessive_bools)]
@@ -65,19 +65,12 @@ pub(super) struct CloudConfigArgs {
     /// The authorities of that server's certificate, in PEM. Default: the cluster's own.
     #[arg(long)]
     certificate_authority: Option<PathBuf>,
-    /// What the guest's CSI driver may do.
-    #[arg(long, value_enum, default_value_t = CsiRights::Harvester)]
-    csi: CsiRights,
+    /// What the guest's CSI driver may do. Default: narrow for a new guest, and what it has for another.
+    #[arg(long, value_enum)]
+    csi: Option<CsiRights>,
     /// Makes a further token and prints that. Those before stay valid until they are revoked.
     #[arg(long)]
     rotate: bool,
-    /// Also makes a TokenRotation: the operator then keeps a cloud config with a token that ends in Secret
-    /// CLUSTER-cloud-config, in the same namespace.
-    #[arg(long)]
-    rotation: bool,
-    /// With --rotation: days for which such a token works.
-    #[arg(long, default_value_t = ROTATION_DAYS, value_parser = clap::value_parser!(u16).range(1..=365))]
-    rotation_days: u16,
     /// What to revoke: old (all tokens but the newest), all (tokens, rights and account), gone (the
     /// same, of guests that are gone), or the name of a token Secret. With --rotate, the new token is
     /// printed first.
@@ -92,6 +85,9 @@ pub(super) struct CloudConfigArgs {
     /// Says what would be done, and does nothing.
     #[arg(long)]
     dry_run: bool,
+    /// Prints the cloud config without trying it out: where --server cannot be reached from here.
+    #[arg(long)]
+    skip_check: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -106,6 +102,9 @@ enum Output {
     CloudInitRke2,
     /// User data for nodes of K3s.
     CloudInitK3s,
+    /// For K3s: that Secret for the guest, and HelmCharts of the cloud provider and the CSI driver.
+    #[value(name = "helm-chart-k3s")]
+    HelmChartK3s,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -175,10 +174,13 @@ impl Hand {
         let names = [guest.token(), wanted_token(guest, &Found::default(), &stamp, true)];
         let found = self.api.found(guest, &names).await?;
         let token = wanted_token(guest, &found, &stamp, make.rotate);
-        if let Some(days) = make.rotation {
-            rotation(guest, days, &found, &self.api.ground(guest).await?, "")?;
+        let csi = cloud_config::csi(guest, &found, make.csi);
+        if csi == Csi::None && make.csi.is_none() {
+            say(
+                "the guest has no rights for a CSI driver, and gets none: --csi narrow gives them",
+            )?;
         }
-        let found = self.complete(guest, make.csi, &token, &names, found).await?;
+        let found = self.complete(guest, csi, &token, &names, found).await?;
         for note in cloud_config::too_much(guest, &found) {
             say(&note)?;
         }
@@ -188,19 +190,20 @@ impl Hand {
             if let Some(authority) = &make.authority {
                 filled.authority.clone_from(authority);
             }
+            if make.check {
+                let uid = found.tokens.iter().find(|there| there.name == token);
+                let uid = uid.map(|there| there.uid.as_str()).unwrap_or_default();
+                let passing = self.api.passing(guest, (&token, uid)).await?;
+                try_out(guest, &server, &filled.authority, &passing).await?;
+            }
             material = Some(filled);
-        }
-        if let Some(days) = make.rotation {
-            let authority = material.as_ref().map(|m| m.authority.as_slice()).unwrap_or_default();
-            let config = text::without_token(guest, &server, authority);
-            self.replaced(guest, days, &found, &config).await?;
         }
         match &material {
             None => {
                 print(&format!("would print the cloud config with the token of Secret {token}\n"))?;
             }
             Some(material) => {
-                let text = text::text(make.form, guest, &server, material);
+                let text = text::text(make.form, guest, &server, material, csi != Csi::None);
                 match &make.out {
                     Some(path) => {
                         file::write(path, &text)
@@ -235,26 +238,6 @@ impl Hand {
             let Some(step) = steps.first() else { return Ok(found) };
             self.create(step).await?;
             found = self.api.found(guest, names).await?;
-        }
-        bail!("others change the same objects all the time: try again later")
-    }
-
-    /// Creates the TokenRotation and its Secret, where they are missing.
-    async fn replaced(
-        &self,
-        guest: &Guest,
-        days: u16,
-        found: &Found,
-        config: &str,
-    ) -> anyhow::Result<()> {
-        for _ in 0..ROUNDS {
-            let ground = self.api.ground(guest).await?;
-            let steps = rotation(guest, days, found, &ground, config)?;
-            if self.dry_run {
-                return would(&steps);
-            }
-            let Some(step) = steps.first() else { return Ok(()) };
-            self.create(step).await?;
         }
         bail!("others change the same objects all the time: try again later")
     }
@@ -399,6 +382,23 @@ impl Hand {
     }
 }
 
+/// Asks the server that the cloud config names whom it takes a token's bearer for.
+async fn try_out(guest: &Guest, server: &str, authority: &[u8], token: &str) -> anyhow::Result<()> {
+    let bearer = format!("system:serviceaccount:{}:{}", guest.namespace, guest.cluster);
+    let tried = async {
+        let authority = String::from_utf8_lossy(authority);
+        let there = ApiServer::new(server, Trust::Pem(&authority), None)?;
+        there.accepts(token, &bearer, CHECKED).await
+    };
+    tried.await.map_err(|why| {
+        refused(format!(
+            "--server {server}: the cloud config does not work there: {why}. Nothing was printed. Where the \
+             guest's nodes reach that server and this machine does not, give --skip-check"
+        ))
+        .into()
+    })
+}
+
 fn refused(why: String) -> Refused {
     Refused(vec![why])
 }
@@ -424,6 +424,7 @@ impl From<Output> for Form {
             Output::RancherSecret => Self::RancherSecret,
             Output::CloudInitRke2 => Self::CloudInitRke2,
             Output::CloudInitK3s => Self::CloudInitK3s,
+            Output::HelmChartK3s => Self::HelmChartK3s,
         }
     }
 }

@@ -9,7 +9,6 @@
 
 pub mod list;
 mod rights;
-pub mod rotation;
 mod stand_in;
 pub mod text;
 
@@ -22,7 +21,9 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 pub use revoke::{Removal, Revocation, What, revoke};
-pub use rights::{CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, Csi, SHARED_NAMESPACES};
+pub use rights::{
+    CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, Csi, SHARED_NAMESPACES, csi,
+};
 pub use stand_in::{StandIn, stand_in, stand_in_for};
 
 /// Annotation of a ServiceAccount: it was made for the guest cluster of that name.
@@ -139,7 +140,6 @@ pub enum Kind {
     ClusterRole,
     RoleBinding,
     ClusterRoleBinding,
-    TokenRotation,
 }
 
 /// An object by name.
@@ -380,22 +380,29 @@ fn owner(guest: &Guest, found: &Found) -> Value {
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "name": guest.cluster, "uid": uid})
 }
 
-/// What the guest may do that it no longer needs to, in words.
+/// What the guest may do in all namespaces and need not, in words.
 pub fn too_much(guest: &Guest, found: &Found) -> Vec<String> {
     let subject = guest.subject();
-    let wide = |binding: &&Binding| {
-        binding.namespace.is_none()
-            && binding.gives(CLOUD_PROVIDER)
-            && binding.subjects.contains(&subject)
-    };
     let say = |binding: &Binding| {
-        format!(
-            "{} lets the guest at the LoadBalancers, VMs and volumes of all namespaces; the RoleBinding is \
-             enough: delete it",
-            binding.object()
-        )
+        let object = binding.object();
+        if binding.namespace.is_some() || !binding.subjects.contains(&subject) {
+            None
+        } else if binding.gives(CLOUD_PROVIDER) {
+            Some(format!(
+                "{object} lets the guest at the LoadBalancers, VMs and volumes of all namespaces; the \
+                 RoleBinding is enough: delete it"
+            ))
+        } else if binding.gives(CSI_DRIVER) {
+            Some(format!(
+                "{object} lets the guest at the network file systems, snapshots and backups of all \
+                 namespaces, and change any VM from Harvester 1.8 on: delete it, then make the cloud config \
+                 with --csi narrow; tokens stay as they are"
+            ))
+        } else {
+            None
+        }
     };
-    found.bindings.iter().filter(wide).map(say).collect()
+    found.bindings.iter().filter_map(say).collect()
 }
 
 #[cfg(test)]

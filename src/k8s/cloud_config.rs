@@ -11,7 +11,6 @@ use anyhow::Context as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{
     ClusterRole, ClusterRoleBinding, RoleBinding, RoleRef, Subject as FullSubject,
@@ -23,12 +22,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
-use super::credentials::raw_within;
+use super::credentials::{Raw, raw_within};
 use super::{CallError, call_within};
 use crate::api::TokenRotation;
 use crate::api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine};
-use crate::domain::cloud_config::list::{Machine, Survey};
-use crate::domain::cloud_config::rotation::{BINDING, Ground, Rotation};
+use crate::domain::cloud_config::list::{Machine, Rotation, Survey};
 use crate::domain::cloud_config::text::{Material, VIP};
 use crate::domain::cloud_config::{
     ANNOTATION_ACCOUNT, ANNOTATION_ACCOUNT_UID, ANNOTATION_GUEST, ANNOTATION_STANDS_IN, Account,
@@ -42,8 +40,6 @@ pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Until what is not served yet is asked for again.
 const MOMENT: Duration = Duration::from_millis(500);
-/// What the operator does with Secrets where it replaces credentials.
-const SECRET_VERBS: [&str; 6] = ["get", "list", "watch", "create", "patch", "delete"];
 
 /// Reads and writes them.
 pub struct Credentials {
@@ -85,18 +81,18 @@ impl Credentials {
             bindings: self.bindings(namespace).await?,
             tokens: tokens.into_iter().map(|meta| (place(&meta), token(&meta))).collect(),
             machines: None,
-            rotations: self.rotations(namespace).await?.unwrap_or_default(),
+            rotations: self.rotations(namespace).await?,
         })
     }
 
-    /// TokenRotations, in one namespace or in all. `None`: the cluster does not serve them.
-    async fn rotations(&self, namespace: Option<&str>) -> anyhow::Result<Option<Vec<Rotation>>> {
+    /// TokenRotations, in one namespace or in all. None where the cluster does not serve them.
+    async fn rotations(&self, namespace: Option<&str>) -> anyhow::Result<Vec<Rotation>> {
         let all = scoped::<TokenRotation>(&self.client, namespace);
         let listed = async {
             loop {
                 match call(all.list(&ListParams::default())).await {
-                    Ok(list) => return Ok(Some(list.items)),
-                    Err(error) if has_code(&error, 404) => return Ok(None),
+                    Ok(list) => return Ok(list.items),
+                    Err(error) if has_code(&error, 404) => return Ok(Vec::new()),
                     // What has just been installed is not served for a moment.
                     Err(error) if has_code(&error, 429) => tokio::time::sleep(MOMENT).await,
                     Err(error) => return Err(error),
@@ -107,53 +103,7 @@ impl Credentials {
             .await
             .unwrap_or(Err(CallError::Timeout(PATIENCE)))
             .context("list TokenRotations")?;
-        Ok(listed.map(|rotations| rotations.into_iter().map(rotation).collect()))
-    }
-
-    /// Whether a TokenRotation would be carried out for the guest, and what is in its place.
-    pub async fn ground(&self, guest: &Guest) -> anyhow::Result<Ground> {
-        let namespace = guest.namespace.as_str();
-        let rotations = self.rotations(Some(namespace)).await?;
-        let secrets = Api::<PartialObjectMeta<Secret>>::namespaced(self.client.clone(), namespace);
-        let name = guest.published();
-        let secret = call(secrets.get_opt(&name)).await;
-        let secret = secret.with_context(|| format!("read Secret {namespace}/{name}"))?;
-        let secret = secret.map(|secret| secret.annotations().get(ANNOTATION_GUEST).cloned());
-        let bindings = Api::<RoleBinding>::namespaced(self.client.clone(), namespace);
-        let binding = call(bindings.get_opt(BINDING)).await;
-        let binding = binding.with_context(|| format!("read RoleBinding {namespace}/{BINDING}"))?;
-        let subjects = binding.and_then(|binding| binding.subjects).unwrap_or_default();
-        let account = subjects.into_iter().find(|subject| subject.kind == "ServiceAccount");
-        let Some(account) = account else {
-            return Ok(Ground { rotations, secret, ..Ground::default() });
-        };
-        let place = account.namespace.unwrap_or_default();
-        let user = format!("system:serviceaccount:{place}:{}", account.name);
-        let mut lacks = Vec::new();
-        for verb in SECRET_VERBS {
-            let what = json!({"resource": "secrets", "verb": verb});
-            if !self.may(&user, namespace, what).await? {
-                lacks.push(format!("{verb} Secrets in {namespace}"));
-            }
-        }
-        let what = json!({"resource": "serviceaccounts", "subresource": "token", "verb": "create",
-            "name": guest.cluster});
-        if !self.may(&user, namespace, what).await? {
-            lacks.push(format!("have tokens made of ServiceAccount {namespace}/{}", guest.cluster));
-        }
-        let operator = Some(format!("ServiceAccount {place}/{}", account.name));
-        Ok(Ground { rotations, operator, lacks, secret })
-    }
-
-    /// Whether a user may do that in the namespace, as the API server sees it.
-    async fn may(&self, user: &str, namespace: &str, mut what: Value) -> anyhow::Result<bool> {
-        what["namespace"] = json!(namespace);
-        let review = json!({"metadata": {}, "spec": {"user": user, "resourceAttributes": what}});
-        let review: SubjectAccessReview = serde_json::from_value(review)?;
-        let reviews = Api::<SubjectAccessReview>::all(self.client.clone());
-        let answer = call(reviews.create(&PostParams::default(), &review)).await;
-        let answer = answer.with_context(|| format!("ask what {user} may do"))?;
-        Ok(answer.status.is_some_and(|status| status.allowed))
+        Ok(listed.into_iter().map(rotation).collect())
     }
 
     /// The VMs, in one namespace or in all.
@@ -289,6 +239,28 @@ impl Credentials {
         raw_within(PATIENCE, &self.client, request).await?.accepted().map(drop)
     }
 
+    /// A further token of the guest's account, for ten minutes, and no longer than the Secret is there. The
+    /// use of that Secret's own token would be noted there as the guest's.
+    pub async fn passing(
+        &self,
+        guest: &Guest,
+        (name, uid): (&str, &str),
+    ) -> anyhow::Result<Zeroizing<String>> {
+        let bound = json!({"apiVersion": "v1", "kind": "Secret", "name": name, "uid": uid});
+        let body = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+            "spec": {"expirationSeconds": 600, "boundObjectRef": bound}});
+        let list = ServiceAccount::url_path(&(), Some(&guest.namespace));
+        let params = PostParams::default();
+        let bytes = body.to_string().into_bytes();
+        let request =
+            Request::new(list).create_subresource("token", &guest.cluster, &params, bytes);
+        let answer = raw_within(PATIENCE, &self.client, request).await;
+        let signed = answer.and_then(Raw::granted::<Signed>);
+        let Guest { namespace, cluster } = guest;
+        let why = || format!("have a token signed of ServiceAccount {namespace}/{cluster}");
+        Ok(signed.with_context(why)?.status.token)
+    }
+
     /// What a token Secret holds. `None`: not yet, or not any more.
     pub async fn material(&self, namespace: &str, name: &str) -> anyhow::Result<Option<Material>> {
         let values = self.values(namespace, name).await;
@@ -314,6 +286,17 @@ type Values = BTreeMap<String, Zeroizing<String>>;
 struct Holds {
     #[serde(default)]
     data: Option<Values>,
+}
+
+/// What is wanted of a TokenRequest.
+#[derive(Deserialize)]
+struct Signed {
+    status: SignedStatus,
+}
+
+#[derive(Deserialize)]
+struct SignedStatus {
+    token: Zeroizing<String>,
 }
 
 /// An object with values in it.
@@ -355,7 +338,6 @@ fn place(object: &Object) -> (String, String) {
         Kind::ClusterRole => of::<ClusterRole>(namespace),
         Kind::RoleBinding => of::<RoleBinding>(namespace),
         Kind::ClusterRoleBinding => of::<ClusterRoleBinding>(namespace),
-        Kind::TokenRotation => of::<TokenRotation>(namespace),
     }
 }
 
@@ -417,7 +399,6 @@ fn rotation(rotation: TokenRotation) -> Rotation {
         namespace: rotation.metadata.namespace.unwrap_or_default(),
         name: rotation.metadata.name.unwrap_or_default(),
         account: account.map(|account| account.service_account_name),
-        secret: rotation.spec.target.secret.map(|secret| secret.name),
     }
 }
 

@@ -5,6 +5,7 @@
 //! over HTTPS, to no other host; a [`Secret`] shows its text by [`Secret::reveal`] alone and is wiped
 //! when it is dropped; an [`Error`] holds none.
 
+mod api_server;
 mod credentials;
 mod error;
 mod issuer;
@@ -21,6 +22,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use zeroize::Zeroizing;
 
+pub use api_server::ApiServer;
 pub use credentials::{Listed, Stored};
 pub use error::Error;
 pub use issuer::{Issued, Issuer, Life};

@@ -28,15 +28,16 @@ pub(super) enum Work {
 }
 
 pub(super) struct Make {
-    pub(super) csi: Csi,
+    /// The CSI driver's rights, if any are asked for.
+    pub(super) csi: Option<Csi>,
     pub(super) form: Form,
     pub(super) out: Option<PathBuf>,
     pub(super) server: Option<String>,
     /// In PEM.
     pub(super) authority: Option<Vec<u8>>,
     pub(super) rotate: bool,
-    /// For how many days tokens of the TokenRotation work, if there is to be one.
-    pub(super) rotation: Option<u16>,
+    /// Whether it is tried out before it is printed.
+    pub(super) check: bool,
     /// What goes once the new token is out.
     pub(super) revoke: Option<What>,
 }
@@ -70,14 +71,7 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
         what == Some(What::Token(String::new())),
         "--revoke: must be old, all, gone, or the name of a token Secret",
     );
-    refuse(
-        args.rotation && !makes,
-        "--rotation: goes with making a cloud config, not with --list or --revoke alone",
-    );
-    refuse(
-        !args.rotation && args.rotation_days != super::ROTATION_DAYS,
-        "--rotation-days: --rotation is not given, so there is nothing that it is about",
-    );
+    refuse(args.skip_check && !makes, "--skip-check: nothing is printed that would be tried out");
     refuse(args.out.is_some() && !makes, "--out: nothing is printed that would go there");
     refuse(
         args.out.is_some() && args.dry_run,
@@ -107,13 +101,13 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
         (_, what, Some(guest)) => Work::Make(
             guest,
             Box::new(Make {
-                csi: args.csi.into(),
+                csi: args.csi.map(Csi::from),
                 form: args.output.into(),
                 out: args.out.clone(),
                 server: server.transpose().map_err(|why| Refused(vec![why]))?,
                 authority: authority.transpose()?,
                 rotate: args.rotate,
-                rotation: args.rotation.then_some(args.rotation_days),
+                check: !args.skip_check,
                 revoke: what,
             }),
         ),

@@ -9,7 +9,6 @@ use std::collections::BTreeSet;
 use chrono::NaiveDate;
 
 use super::rights::{CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED};
-use super::rotation::Rotation;
 use super::{Account, Binding, Found, Guest, Token, too_much};
 
 const DAY: i64 = 24 * 60 * 60;
@@ -27,6 +26,17 @@ pub struct Survey {
     pub machines: Option<Vec<Machine>>,
     /// TokenRotations.
     pub rotations: Vec<Rotation>,
+}
+
+/// A TokenRotation that makes tokens of an account.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rotation {
+    /// Its namespace, which is the account's.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The account's name. `None`: it makes none of an account.
+    pub account: Option<String>,
 }
 
 /// A VM.

@@ -31,6 +31,32 @@ pub enum Csi {
     None,
 }
 
+/// The rights of the guest's CSI driver: those that are asked for, else those that the guest has. One that
+/// is new, or whose making was cut short, gets narrow ones: its token is made last.
+pub fn csi(guest: &Guest, found: &Found, asked: Option<Csi>) -> Csi {
+    let subject = guest.subject();
+    let has = |role: &str, in_namespace: bool| {
+        let mut bindings = found.bindings.iter();
+        bindings.any(|binding| {
+            binding.gives(role)
+                && binding.subjects.contains(&subject)
+                && binding.namespace.is_some() == in_namespace
+        })
+    };
+    let is_narrow = has(CSI_DRIVER, true) || has(CSI_CLUSTER, false) || has(CSI_SHARED, true);
+    match asked {
+        Some(csi) => csi,
+        None if has(CSI_DRIVER, false) => Csi::Harvester,
+        None if is_narrow || !has_had_token(guest, found) => Csi::Narrow,
+        None => Csi::None,
+    }
+}
+
+fn has_had_token(guest: &Guest, found: &Found) -> bool {
+    let stand_in = found.taken.get(&guest.token());
+    !found.own(guest).is_empty() || stand_in.is_some_and(|taken| taken.stands_for.is_some())
+}
+
 /// A binding that the guest should have.
 struct Wanted {
     namespace: Option<String>,
@@ -162,7 +188,9 @@ fn fault(guest: &Guest, wanted: &Wanted, there: &Binding) -> Option<String> {
     }
     let (kind, name) = &there.role;
     Some(if there.gives(CSI_CLUSTER) {
-        format!("{object} was made with --csi narrow: say so again, or --revoke all and begin anew")
+        format!(
+            "{object} was made with --csi narrow: leave --csi out, or --revoke all and begin anew"
+        )
     } else {
         format!(
             "{object} is there and gives {kind} {name} instead of {}: it is not ours",

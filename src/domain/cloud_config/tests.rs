@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::list::{Credential, Machine, Survey, table};
+use super::list::{Credential, Machine, Rotation, Survey, table};
 use super::*;
 
 type Spoil = fn(&mut Found);
@@ -134,6 +134,46 @@ fn what_is_missing_is_made_in_order_and_what_is_there_is_left() {
     assert_eq!((owners(4), owners(5), owners(6)), (1, 1, 0));
     let none = plan(&guest(), Csi::None, "blue-token", &empty()).unwrap();
     assert_eq!(names(&none), [expected[0], expected[1], expected[3]]);
+}
+
+#[test]
+fn rights_of_a_csi_driver_stay_as_they_are_unless_others_are_asked_for() {
+    let of = |found: &Found| csi(&guest(), found, None);
+    for asked in [Csi::Harvester, Csi::Narrow, Csi::None] {
+        assert_eq!(csi(&guest(), &whole(), Some(asked)), asked);
+    }
+    assert_eq!((of(&empty()), of(&whole())), (Csi::Narrow, Csi::Harvester));
+    let with = |bindings: &[Binding]| Found { bindings: bindings.to_vec(), ..whole() };
+    let provider = || binding(Some("guests"), "guests-blue", CLOUD_PROVIDER, &["blue"]);
+    for narrow in [
+        binding(Some("guests"), "guests-blue:csi", CSI_DRIVER, &["blue"]),
+        binding(None, "guests-blue", CSI_CLUSTER, &["blue"]),
+        binding(Some("harvester-system"), "guests-blue:csi", CSI_SHARED, &["blue"]),
+    ] {
+        let both = binding(None, "guests-blue", CSI_DRIVER, &["blue"]);
+        assert_eq!(of(&with(&[provider(), narrow.clone()])), Csi::Narrow, "{narrow:?}");
+        assert_eq!(of(&with(&[narrow, both])), Csi::Harvester);
+    }
+    // With a token its making came to an end without such rights; without one it was cut short.
+    let mut found = with(&[provider(), binding(None, "other", CSI_DRIVER, &["red"])]);
+    assert_eq!(of(&found), Csi::None);
+    found.tokens.clear();
+    assert_eq!(of(&found), Csi::Narrow);
+    let stands_for = Some("blue-token-2".to_owned());
+    found.taken.insert("blue-token".into(), Taken { stands_for, ..Taken::default() });
+    assert_eq!(of(&found), Csi::None);
+}
+
+#[test]
+fn what_reaches_beyond_the_namespace_is_named() {
+    let said = too_much(&guest(), &whole());
+    assert!(said.len() == 1 && said[0].contains("--csi narrow"), "{said:?}");
+    let mut found = whole();
+    found.bindings[1].role.1 = CSI_CLUSTER.into();
+    found.bindings.push(binding(None, "other", CSI_DRIVER, &["red"]));
+    assert_eq!(too_much(&guest(), &found), Vec::<String>::new());
+    found.bindings.push(binding(None, "blue", CLOUD_PROVIDER, &["blue"]));
+    assert!(too_much(&guest(), &found).iter().any(|note| note.contains("ClusterRoleBinding blue")));
 }
 
 #[test]
@@ -350,7 +390,7 @@ fn guests_are_known_by_their_vms() {
         let namespace = namespace.to_owned();
         let name = "keeper".to_owned();
         let account = account.map(str::to_owned);
-        let rotations = vec![rotation::Rotation { namespace, name, account, secret: None }];
+        let rotations = vec![Rotation { namespace, name, account }];
         Survey { rotations, ..survey(Vec::new()) }.credentials(None)[0].rotation.clone()
     };
     assert_eq!(rotation("guests", Some("blue")).as_deref(), Some("keeper"));
@@ -393,7 +433,7 @@ fn the_table_says_what_there_is() {
         .collect();
     assert_eq!(lines[0], ["NAMESPACE", "CLUSTER", "TOKEN", "AGE", "LAST USED", "GUEST", "NOTES"]);
     assert_eq!(lines[1][..6], ["guests", "blue", "blue-token", "40d", "2027-01-14", "2 VMs"]);
-    assert!(lines[1][6].starts_with("ClusterRoleBinding blue lets the guest"), "{text}");
+    assert!(lines[1][6].contains("ClusterRoleBinding blue lets the guest"), "{text}");
     assert_eq!(
         lines[2],
         ["guests", "blue", "blue-token-1", "3h", "never", "2 VMs", "refused since 2027-01-01"]

@@ -20,6 +20,58 @@ const RKE2_PATH: &str = "/var/lib/rancher/rke2/etc/config-files/cloud-provider-c
 /// Where it was before, and where it is described to be for K3s and for nodes that are set up by hand.
 const PATH: &str = "/etc/kubernetes/cloud-config";
 
+/// What the charts are to be told, so that they mount the Secret: a path would be preferred to it.
+const CHART_VALUES: &str = "\
+# harvester-cloud-provider: --set cloudConfigPath= --set cloudConfig.secretName=harvester-csi-config
+#                           --set cloudConfig.secretKey=cloud-provider-config
+# harvester-csi-driver: --set cloudConfig.secretName=harvester-csi-config
+";
+/// All but its value.
+const SECRET: &str = "\
+apiVersion: v1
+kind: Secret
+metadata:
+  name: harvester-csi-config
+  namespace: kube-system
+type: Opaque
+data:
+  cloud-provider-config: ";
+/// All but the guest cluster's name. It is installed before a node is ready, for it makes nodes ready.
+const CLOUD_PROVIDER: &str = "
+---
+apiVersion: helm.cattle.io/v1
+kind: HelmChart
+metadata:
+  name: harvester-cloud-provider
+  namespace: kube-system
+spec:
+  bootstrap: true
+  targetNamespace: kube-system
+  repo: https://charts.harvesterhci.io/
+  chart: harvester-cloud-provider
+  valuesContent: |-
+    cloudConfigPath: \"\"
+    cloudConfig:
+      secretName: harvester-csi-config
+      secretKey: cloud-provider-config
+    global:
+      cattle:
+        clusterName: ";
+const CSI_DRIVER: &str = "
+---
+apiVersion: helm.cattle.io/v1
+kind: HelmChart
+metadata:
+  name: harvester-csi-driver
+  namespace: kube-system
+spec:
+  targetNamespace: kube-system
+  repo: https://charts.harvesterhci.io/
+  chart: harvester-csi-driver
+  valuesContent: |-
+    cloudConfig:
+      secretName: harvester-csi-config";
+
 /// What is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -33,6 +85,8 @@ pub enum Form {
     CloudInitRke2,
     /// User data for nodes of K3s.
     CloudInitK3s,
+    /// That Secret, and what has K3s install the charts with it.
+    HelmChartK3s,
 }
 
 /// What a token Secret holds.
@@ -43,23 +97,26 @@ pub struct Material {
     pub authority: Vec<u8>,
 }
 
-/// The text in its form. It is wiped from memory when it is dropped.
-pub fn text(form: Form, guest: &Guest, server: &str, material: &Material) -> Zeroizing<String> {
-    let token = Zeroizing::new(quoted(&material.token));
-    let user = joined(&["\n    token: ", &token, "\n"]);
-    let config = kubeconfig(guest, server, &material.authority, &user);
+/// The text in its form. It is wiped from memory when it is dropped. `driver`: the guest has a CSI driver.
+pub fn text(
+    form: Form,
+    guest: &Guest,
+    server: &str,
+    material: &Material,
+    driver: bool,
+) -> Zeroizing<String> {
+    let config = kubeconfig(guest, server, material);
     if form == Form::Kubeconfig {
         return config;
     }
     let encoded = Zeroizing::new(STANDARD.encode(config.as_bytes()));
     match form {
         Form::Kubeconfig => config,
-        Form::Secret => joined(&[
-            "apiVersion: v1\nkind: Secret\nmetadata:\n  name: harvester-csi-config\n  namespace: kube-system\n\
-             type: Opaque\ndata:\n  cloud-provider-config: ",
-            &encoded,
-            "\n",
-        ]),
+        Form::Secret => joined(&[CHART_VALUES, SECRET, &encoded, "\n"]),
+        Form::HelmChartK3s => {
+            let driver = if driver { CSI_DRIVER } else { "" };
+            joined(&[SECRET, &encoded, CLOUD_PROVIDER, &quoted(&guest.cluster), driver, "\n"])
+        }
         Form::RancherSecret => joined(&[
             "apiVersion: v1\nkind: Secret\nmetadata:\n  name: ",
             &quoted(&safe_name(&["harvesterconfig", &guest.cluster])),
@@ -75,22 +132,19 @@ pub fn text(form: Form, guest: &Guest, server: &str, material: &Material) -> Zer
     }
 }
 
-/// A kubeconfig whose user has no token yet.
-pub fn without_token(guest: &Guest, server: &str, authority: &[u8]) -> Zeroizing<String> {
-    kubeconfig(guest, server, authority, " {}\n")
-}
-
 /// As Harvester's own: one of each, called `default`.
-fn kubeconfig(guest: &Guest, server: &str, authority: &[u8], user: &str) -> Zeroizing<String> {
+fn kubeconfig(guest: &Guest, server: &str, material: &Material) -> Zeroizing<String> {
+    let token = Zeroizing::new(quoted(&material.token));
     joined(&[
         "apiVersion: v1\nkind: Config\nclusters:\n- name: default\n  cluster:\n    server: ",
         &quoted(server),
         "\n    certificate-authority-data: ",
-        &STANDARD.encode(authority),
+        &STANDARD.encode(&material.authority),
         "\ncontexts:\n- name: default\n  context:\n    cluster: default\n    namespace: ",
         &quoted(&guest.namespace),
-        "\n    user: default\ncurrent-context: default\nusers:\n- name: default\n  user:",
-        user,
+        "\n    user: default\ncurrent-context: default\nusers:\n- name: default\n  user:\n    token: ",
+        &token,
+        "\n",
     ])
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use testbed::{Chart, eventually};
 
 use super::{all_on, default_objects, duties, object, objects};
-use crate::cloud_config::roles::HARVESTERS;
+use crate::cloud_config::roles::RELEASES;
 use crate::support::{Cluster, LATER};
 
 const NAME: &str = "harvester-guest-operator";
@@ -180,8 +180,6 @@ async fn the_account_has_no_other_role() {
 async fn guests_get_harvesters_own_rights() {
     const ROLE: &str = "harvesterhci.io:cloudprovider";
     let all_on = Chart::locate().await.unwrap().render(&["--values", &all_on()]).await.unwrap();
-    let harvesters = HARVESTERS.split("---\n").map(|text| serde_saphyr::from_str(text).unwrap());
-    let harvesters: Vec<Value> = harvesters.collect();
     let rights = |role: &Value| {
         let rules: Vec<PolicyRule> = serde_json::from_value(role["rules"].clone()).unwrap();
         let all: BTreeSet<String> = single(&rules).iter().map(|rule| format!("{rule:?}")).collect();
@@ -189,7 +187,14 @@ async fn guests_get_harvesters_own_rights() {
         all
     };
     let ours = rights(object(&objects(&all_on), "ClusterRole", ROLE));
-    assert_eq!(ours, rights(object(&harvesters, "ClusterRole", ROLE)), "the chart's (left)");
+    for release in &RELEASES {
+        let roles = release.roles();
+        let roles = roles.split("---\n").map(|text| serde_saphyr::from_str(text).unwrap());
+        let harvesters: Vec<Value> = roles.collect();
+        let name = release.name;
+        let harvesters = rights(object(&harvesters, "ClusterRole", ROLE));
+        assert_eq!(ours, harvesters, "{name}: the chart's (left)");
+    }
 }
 
 /// What would be everything, if it could be made: a webhook sees whatever is written, and a Secret may hold

@@ -9,6 +9,7 @@ use harvester_guest_operator::domain::cloud_config::{Kind, Object, Removal};
 use harvester_guest_operator::k8s::CallError;
 use harvester_guest_operator::k8s::cloud_config::Credentials;
 use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{Proxy, Verdict};
@@ -57,7 +58,7 @@ async fn each_write_may_fail() -> Result<()> {
         for at in 0.. {
             rounds += 1;
             let cluster = format!("c{rounds}");
-            let make = ["--cluster", &cluster, "--csi", "narrow"];
+            let make = ["--cluster", &cluster];
             let (ran, writes) = failing(&harvester, &proxy, at, verdict.clone(), &make).await?;
             ensure!(ran.ok == (writes <= at), "{at} {verdict:?}: {ran:?}");
             let config = harvester.done(&make).await?;
@@ -68,6 +69,10 @@ async fn each_write_may_fail() -> Result<()> {
                 "{at} {verdict:?}"
             );
             ensure!(harvester.done(&make).await? == config);
+            // Wherever the first run ended: a new guest has narrow rights.
+            let wide = Api::<ClusterRoleBinding>::all(harvester.client());
+            let role = wide.get(&format!("guests-{cluster}")).await?.role_ref.name;
+            ensure!(role.ends_with(":csi-cluster"), "{at} {verdict:?}: {role}");
             if ran.ok {
                 ensure!(at >= 7, "only {at} writes failed");
                 break;
@@ -115,7 +120,7 @@ async fn what_somebody_has_just_changed_is_looked_at_again() -> Result<()> {
     let mut rounds = 0;
     loop {
         let cluster = format!("c{rounds}");
-        let make = ["--cluster", &cluster];
+        let make = ["--cluster", &cluster, "--csi", "harvester", "--skip-check"];
         let (ran, creations) = failing(&harvester, &proxy, rounds, conflict.clone(), &make).await?;
         ensure!(ran.ok && who(&ran.out).await?.is_some(), "{rounds}: {ran:?}");
         let revoke = ["--cluster", &cluster, "--revoke", "all"];

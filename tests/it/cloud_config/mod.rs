@@ -9,7 +9,6 @@ mod objects;
 mod rights;
 pub(crate) mod roles;
 mod rotate;
-mod rotation;
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -25,6 +24,7 @@ use serde_json::{Value, json};
 use testbed::{client_from, eventually};
 use tokio::process::Command;
 
+use self::roles::Release;
 use crate::support::{Cluster, SOON};
 
 /// A Harvester without VMs: its roles, its namespaces, two namespaces for guests.
@@ -43,11 +43,16 @@ struct Ran {
 
 impl Harvester {
     async fn start() -> Result<Self> {
+        Self::of(Release::newest()).await
+    }
+
+    /// One with the roles of that release.
+    async fn of(release: &Release) -> Result<Self> {
         let cluster = Cluster::start().await?;
         for name in ["longhorn-system", "guests", "other"] {
             cluster.bed.apply_yaml(&namespace(name)).await?;
         }
-        cluster.bed.apply_yaml(roles::HARVESTERS).await?;
+        cluster.bed.apply_yaml(&release.roles()).await?;
         let kubeconfig = cluster.bed.kubeconfig().to_owned();
         Ok(Self { cluster, kubeconfig })
     }

@@ -7,6 +7,7 @@ use kube::Api;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
+use super::roles::Release;
 use super::{Harvester, who, yaml};
 
 const PROVIDER: &str = "harvesterhci.io:cloudprovider";
@@ -91,6 +92,9 @@ async fn what_the_ui_and_the_script_made_is_taken_over() -> Result<()> {
     apply(&harvester, &[
         account("script"),
         binding(None, "script", PROVIDER, &["script"]),
+        json!({"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/service-account-token",
+            "metadata": {"name": "script-token", "namespace": "guests",
+                "annotations": {"kubernetes.io/service-account.name": "script"}}}),
         account("ui"),
         binding(Some("guests"), "guests-ui", PROVIDER, &["ui"]),
         binding(None, "guests-ui", DRIVER, &["ui"]),
@@ -100,15 +104,19 @@ async fn what_the_ui_and_the_script_made_is_taken_over() -> Result<()> {
     ])
     .await?;
     harvester.filled("ui-token").await?;
+    harvester.filled("script-token").await?;
     let before = harvester.everything().await?;
     let config = harvester.done(&["--cluster", "ui"]).await?;
     ensure!(harvester.everything().await? == before, "something was written");
     ensure!(who(&config).await?.as_deref() == Some("system:serviceaccount:guests:ui"));
-    // Narrow rights do not take away what the UI gave.
-    harvester.done(&["--cluster", "ui", "--csi", "narrow"]).await?;
+    narrowed(&harvester, &config).await?;
 
     let ran = harvester.run(&["--cluster", "script"]).await?;
     ensure!(ran.ok && ran.said.contains("ClusterRoleBinding script lets the guest"), "{ran:?}");
+    // It had no rights for a CSI driver, and gets none unasked.
+    let wide: Api<ClusterRoleBinding> = Api::all(harvester.client());
+    ensure!(ran.said.contains("--csi narrow"), "{ran:?}");
+    ensure!(wide.get_opt("guests-script").await?.is_none());
     let list = harvester.done(&["--list"]).await?;
     ensure!(
         list.lines().any(|l| l.contains("script-token") && l.contains("ClusterRoleBinding script")),
@@ -116,10 +124,29 @@ async fn what_the_ui_and_the_script_made_is_taken_over() -> Result<()> {
     );
     // It goes with the rest.
     harvester.done(&["--cluster", "script", "--revoke", "all"]).await?;
-    let wide: Api<ClusterRoleBinding> = Api::all(harvester.client());
     ensure!(
         wide.get_opt("script").await?.is_none() && wide.get_opt("guests-script").await?.is_none()
     );
+    Ok(())
+}
+
+/// What the UI gave for the whole cluster is named each time, and goes only by hand. Then narrow rights take
+/// its place, and the token stays.
+async fn narrowed(harvester: &Harvester, config: &str) -> Result<()> {
+    let wide: Api<ClusterRoleBinding> = Api::all(harvester.client());
+    for args in [&["--cluster", "ui"][..], &["--cluster", "ui", "--csi", "narrow"]] {
+        let ran = harvester.run(args).await?;
+        ensure!(ran.ok && ran.said.contains("ClusterRoleBinding guests-ui lets"), "{ran:?}");
+        ensure!(wide.get("guests-ui").await?.role_ref.name == DRIVER, "{args:?}");
+    }
+    wide.delete("guests-ui", &DeleteParams::default()).await?;
+    // From here on it has narrow rights, whether they are asked for or not.
+    for _ in 0..2 {
+        let ran = harvester.run(&["--cluster", "ui"]).await?;
+        ensure!(ran.ok && ran.out == config && !ran.said.contains("lets the guest"), "{ran:?}");
+    }
+    let role = wide.get("guests-ui").await?.role_ref.name;
+    ensure!(role == "harvester-guest-operator:csi-cluster", "{role}");
     Ok(())
 }
 
@@ -143,8 +170,12 @@ async fn what_is_missing_in_the_cluster_is_named() -> Result<()> {
     let foreign = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
         "metadata": {"name": "harvester-guest-operator:csi-cluster"}, "rules": []});
     apply(&harvester, &[foreign]).await?;
-    harvester.cluster.bed.apply_yaml(super::roles::HARVESTERS).await?;
+    harvester.cluster.bed.apply_yaml(&Release::newest().roles()).await?;
     let said = harvester.refused(&["--cluster", "red", "--csi", "narrow"]).await?;
     ensure!(said.contains("harvester-guest-operator:csi-cluster"), "{said}");
+    // A Harvester without this operator serves no TokenRotations.
+    let crd = "tokenrotations.credentials.harvesterhci.io";
+    harvester.cluster.bed.kubectl(&["delete", "crd", crd]).await?;
+    ensure!(harvester.done(&["--list"]).await?.contains("blue-token"));
     Ok(())
 }

@@ -8,6 +8,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, RoleBinding};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
+use testbed::{Proxy, Verdict};
 
 use super::{Harvester, decoded, run, who, yaml};
 
@@ -19,7 +20,8 @@ async fn the_objects_are_those_of_harvesters_own_call() -> Result<()> {
     let url = harvester.cluster.bed.url();
 
     let before = harvester.everything().await?;
-    let would = harvester.done(&["--cluster", "blue", "--dry-run"]).await?;
+    let harvesters = ["--cluster", "blue", "--csi", "harvester"];
+    let would = harvester.done(&[&harvesters[..], &["--dry-run"]].concat()).await?;
     let named = [
         "ServiceAccount guests/blue",
         "RoleBinding guests/guests-blue",
@@ -31,7 +33,7 @@ async fn the_objects_are_those_of_harvesters_own_call() -> Result<()> {
     ensure!(lines == named, "{would}");
     ensure!(harvester.everything().await? == before, "the dry run wrote something");
 
-    let config = harvester.done(&["--cluster", "blue"]).await?;
+    let config = harvester.done(&harvesters).await?;
     ensure!(who(&config).await?.as_deref() == Some(USER), "{config}");
     let parsed = yaml(&config)?;
     ensure!(parsed["clusters"][0]["cluster"]["server"] == url, "{config}");
@@ -53,6 +55,7 @@ async fn the_objects_are_those_of_harvesters_own_call() -> Result<()> {
     ensure!(harvester.everything().await? == made, "a second run changed something");
     file(&harvester, &config).await?;
     authority(&harvester, &config).await?;
+    tried_out(&harvester, &config).await?;
     server(&harvester).await
 }
 
@@ -92,6 +95,10 @@ async fn forms(harvester: &Harvester, config: &str) -> Result<()> {
     let secret = yaml(&form("secret").await?)?;
     ensure!(decoded(&secret["data"]["cloud-provider-config"])? == config, "{secret}");
     harvester.cluster.bed.dry_run(&secret.to_string()).await?;
+    let charts = form("helm-chart-k3s").await?;
+    let kinds: Vec<_> = charts.lines().filter(|line| line.starts_with("kind: ")).collect();
+    ensure!(kinds == ["kind: Secret", "kind: HelmChart", "kind: HelmChart"], "{charts}");
+    ensure!(yaml(charts.split("---\n").next().unwrap_or_default())? == secret, "{charts}");
     let rancher = yaml(&form("rancher-secret").await?)?;
     ensure!(decoded(&rancher["data"]["credential"])? == config, "{rancher}");
     ensure!(
@@ -150,16 +157,51 @@ async fn authority(harvester: &Harvester, config: &str) -> Result<()> {
     let other = testbed::Authority::new("other")?.pem();
     std::fs::write(&path, &other)?;
     let path = path.to_str().unwrap_or_default();
-    let with = ["--cluster", "blue", "--certificate-authority", path];
+    let with = ["--cluster", "blue", "--certificate-authority", path, "--skip-check"];
     let printed = harvester.done(&with).await?;
     ensure!(of(&printed)? == other, "{printed}");
     ensure!(yaml(&printed)?["users"] == yaml(config)?["users"], "{printed}");
     Ok(())
 }
 
+/// What is printed works at the server that it names, or the refusal says what does not.
+async fn tried_out(harvester: &Harvester, config: &str) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("proxy.pem");
+    let proxy = Proxy::start(&harvester.cluster.bed).await?;
+    std::fs::write(&path, proxy.ca_pem())?;
+    let authority = ["--certificate-authority", path.to_str().unwrap_or_default()];
+    let at = async |server: &str, more: &[&str]| {
+        let blue = ["--namespace", "guests", "--cluster", "blue", "--server", server];
+        run(&harvester.kubeconfig, &[&blue, more].concat()).await
+    };
+    let refused = async |server: &str, more: &[&str], why: &str| {
+        let ran = at(server, more).await?;
+        let said = [server, why, "--skip-check"].iter().all(|word| ran.said.contains(word));
+        ensure!(!ran.ok && ran.out.is_empty() && said, "{why}: {ran:?}");
+        anyhow::Ok(())
+    };
+    refused(proxy.url(), &[], "UnknownIssuer").await?;
+    refused("https://127.0.0.1:1", &authority, "Connection refused").await?;
+    let below = format!("{}/k8s/clusters/local", harvester.cluster.bed.url());
+    refused(&below, &["--rotate", "--revoke", "old"], "not").await?;
+    ensure!(who(config).await?.is_some(), "a token was revoked for one that does not work");
+    ensure!(at(proxy.url(), &authority).await?.ok);
+    // Kubernetes 1.27 has no such review; any other that it accepts the token for will do.
+    proxy.set_rule(|call| match call.resource() {
+        Some("selfsubjectreviews") => {
+            let message = "the server could not find the requested resource".to_owned();
+            Verdict::Refuse { code: 404, reason: "NotFound", message }
+        }
+        _ => Verdict::Pass,
+    });
+    ensure!(at(proxy.url(), &authority).await?.ok);
+    Ok(())
+}
+
 /// Without a URL it is the address that Harvester noted; where there is none, that is said.
 async fn server(harvester: &Harvester) -> Result<()> {
-    let args = ["--namespace", "guests", "--cluster", "blue"];
+    let args = ["--namespace", "guests", "--cluster", "blue", "--skip-check"];
     let ran = run(&harvester.kubeconfig, &args).await?;
     ensure!(
         !ran.ok && ran.said.contains("--server") && ran.said.contains("harvester-system/vip"),

@@ -14,6 +14,7 @@ use serde_json::json;
 use testbed::{client_from, eventually};
 
 use super::Harvester;
+use super::roles::{RELEASES, Release};
 use crate::support::SOON;
 
 /// Group, resource with its subresource, verbs.
@@ -21,16 +22,17 @@ type Row = (&'static str, &'static str, &'static [&'static str]);
 
 /// What the cloud provider asks for in the guest's namespace (harvester/cloud-provider-harvester):
 /// LoadBalancers in pkg/cloud-controller-manager/loadbalancer.go, VMs in instance.go, instances by a
-/// watch in pkg/controller/virtualmachineinstance/controller.go.
+/// watch, and host names from their guest agents, in pkg/controller/virtualmachineinstance/controller.go.
 const CLOUD_PROVIDER: &[Row] = &[
     ("loadbalancer.harvesterhci.io", "loadbalancers", &["get", "create", "update", "delete"]),
     ("kubevirt.io", "virtualmachines", &["get"]),
     ("kubevirt.io", "virtualmachineinstances", &["get", "list", "watch"]),
+    ("subresources.kubevirt.io", "virtualmachineinstances/guestosinfo", &["get"]),
 ];
 
-/// What the CSI driver asks for there (harvester/harvester-csi-driver, pkg/csi/controller_server.go;
+/// What the CSI driver asks for there (harvester/harvester-csi-driver v0.2.9, pkg/csi/controller_server.go;
 /// node_server.go and manager.go ask for less): claims; pods, to see whether a volume is in use;
-/// volumes of VMs; snapshots.
+/// volumes of VMs.
 const CSI_HERE: &[Row] = &[
     ("", "persistentvolumeclaims", &["get", "create", "update", "delete"]),
     ("", "pods", &["list"]),
@@ -39,10 +41,18 @@ const CSI_HERE: &[Row] = &[
     ("subresources.kubevirt.io", "virtualmachines/addvolume", &["update"]),
     ("subresources.kubevirt.io", "virtualmachines/removevolume", &["update"]),
     ("subresources.kubevirt.io", "virtualmachineinstances/removevolume", &["update"]),
-    ("snapshot.storage.k8s.io", "volumesnapshots", &["get", "list", "create", "delete"]),
 ];
 
-/// What it asks for that is in no namespace: the same file, `validStorageClass`, `waitForVASettled`.
+/// The same, with Harvester 1.8: snapshots and backups, and volumes of VMs by a patch of the VM, also in
+/// pkg/controller/node/controller.go.
+const CSI_HERE_1_8: &[Row] = &[
+    ("kubevirt.io", "virtualmachines", &["patch"]),
+    ("snapshot.storage.k8s.io", "volumesnapshots", &["get", "list", "create", "delete"]),
+    ("harvesterhci.io", "volumeremotebackups", &["get", "list", "create", "delete"]),
+    ("harvesterhci.io", "volumeremoterestores", &["get", "create", "delete"]),
+];
+
+/// What it asks for that is in no namespace: `validStorageClass`, `waitForVASettled`.
 const CSI_CLUSTER: &[Row] = &[
     ("storage.k8s.io", "storageclasses", &["get"]),
     ("storage.k8s.io", "volumeattachments", &["list"]),
@@ -50,6 +60,9 @@ const CSI_CLUSTER: &[Row] = &[
 
 /// Settings by name: `getHarvCSIConfig` and `validateOnlineExpansion`.
 const SETTINGS: [&str; 2] = ["csi-driver-config", "csi-online-expand-validation"];
+
+/// The setting without which it ends at once: pkg/csi/manager.go. Every account may read it.
+const SERVER_VERSION: &str = "server-version";
 
 /// Volumes for several nodes, in `harvester-system`: `createNetworkFilesystem`, `publishRWXVolume`.
 const CSI_FILES: &[Row] =
@@ -63,6 +76,7 @@ const NEVER: &[Row] = &[
     ("", "secrets", &["get", "list", "watch", "create", "update", "patch", "delete"]),
     ("", "serviceaccounts", &["get", "list", "create", "delete"]),
     ("", "serviceaccounts/token", &["create"]),
+    ("", "nodes", &["get", "list", "watch"]),
     ("", "configmaps", &["get", "list", "create"]),
     ("", "namespaces", &["get", "list", "create", "delete"]),
     ("", "pods", &["create", "delete", "update"]),
@@ -70,7 +84,7 @@ const NEVER: &[Row] = &[
     ("", "persistentvolumes", &["get", "list", "create", "delete"]),
     ("", "services", &["get", "list", "create"]),
     ("loadbalancer.harvesterhci.io", "ippools", &["get", "list", "create", "update", "delete"]),
-    ("kubevirt.io", "virtualmachines", &["create", "update", "patch", "delete"]),
+    ("kubevirt.io", "virtualmachines", &["create", "update", "delete"]),
     ("kubevirt.io", "virtualmachineinstances", &["create", "update", "delete"]),
     ("subresources.kubevirt.io", "virtualmachines/start", &["update"]),
     ("subresources.kubevirt.io", "virtualmachines/stop", &["update"]),
@@ -86,20 +100,27 @@ const NEVER: &[Row] = &[
     ("k8s.cni.cncf.io", "network-attachment-definitions", &["create", "delete"]),
 ];
 
-/// What Harvester's CSI role gives in every namespace, because it is bound for the whole cluster.
-const WIDE: &[Row] = &[
-    ("harvesterhci.io", "networkfilesystems", &["get", "list", "create", "update", "delete"]),
-    ("longhorn.io", "volumes", &["list"]),
-    ("snapshot.storage.k8s.io", "volumesnapshots", &["get", "list", "create", "delete"]),
-];
+/// What Harvester's CSI role gives in every namespace, where it is bound for the whole cluster.
+fn wide(release: &Release) -> Vec<Row> {
+    match release.name {
+        "1.3" => Vec::new(),
+        "1.5" => [CSI_FILES, CSI_LONGHORN].concat(),
+        _ => [CSI_FILES, CSI_LONGHORN, CSI_HERE_1_8].concat(),
+    }
+}
 
 /// Whether the client may do each of it. Each answer that is not as expected is told.
 async fn may(client: &Client, namespace: Option<&str>, rows: &[Row], expected: bool) -> Result<()> {
     let reviews: Api<SelfSubjectAccessReview> = Api::all(client.clone());
-    let asked = rows.iter().flat_map(|(group, resource, verbs)| {
-        verbs.iter().map(move |verb| (*group, *resource, *verb, None))
-    });
-    each(&reviews, namespace, asked.collect(), expected).await
+    each(&reviews, namespace, one_by_one(rows), expected).await
+}
+
+fn one_by_one(rows: &[Row]) -> Vec<Asked> {
+    let verbs = |(group, resource, verbs): &Row| {
+        let (group, resource) = (*group, *resource);
+        verbs.iter().map(move |verb| (group, resource, *verb, None)).collect::<Vec<_>>()
+    };
+    rows.iter().flat_map(verbs).collect()
 }
 
 type Asked = (&'static str, &'static str, &'static str, Option<&'static str>);
@@ -137,21 +158,26 @@ async fn each(
     Ok(())
 }
 
-/// All that is needed, where it is needed.
-async fn suffices(client: &Client) -> Result<()> {
-    may(client, Some("guests"), CLOUD_PROVIDER, true).await?;
-    may(client, Some("guests"), CSI_HERE, true).await?;
-    may(client, None, CSI_CLUSTER, true).await?;
-    may(client, Some("harvester-system"), CSI_FILES, true).await?;
-    may(client, Some("longhorn-system"), CSI_LONGHORN, true).await?;
+/// All that is needed, where it is needed, as far as the release gives it to a driver.
+async fn suffices(client: &Client, release: &Release, csi: &str) -> Result<()> {
+    let here = if release.name == "1.8" { CSI_HERE_1_8 } else { &[] };
+    may(client, Some("guests"), &[CLOUD_PROVIDER, CSI_HERE, here].concat(), true).await?;
+    let is_narrow = csi == "narrow";
+    let shared = is_narrow || release.name != "1.3";
+    may(client, None, &CSI_CLUSTER[..if shared { 2 } else { 1 }], true).await?;
+    may(client, Some("harvester-system"), CSI_FILES, shared).await?;
+    may(client, Some("longhorn-system"), CSI_LONGHORN, shared).await?;
     let reviews = Api::all(client.clone());
-    let settings = SETTINGS.map(|name| ("harvesterhci.io", "settings", "get", Some(name)));
-    each(&reviews, None, settings.to_vec(), true).await
+    let setting = |name| ("harvesterhci.io", "settings", "get", Some(name));
+    each(&reviews, None, vec![setting(SERVER_VERSION)], true).await?;
+    let named = is_narrow || release.name == "1.8";
+    each(&reviews, None, SETTINGS.map(setting).to_vec(), named).await
 }
 
-/// The API server hears of a binding a moment after it was made.
-async fn soon_suffices(client: &Client) -> Result<()> {
-    eventually(SOON, "rights of the guest", async || suffices(client).await.map(|()| true)).await
+/// The API server hears of a binding, or of a role's rules, a moment after the write.
+async fn soon_suffices(client: &Client, release: &Release, csi: &str) -> Result<()> {
+    let what = format!("rights of a guest, {csi}, on {}", release.name);
+    eventually(SOON, &what, async || suffices(client, release, csi).await.map(|()| true)).await
 }
 
 /// Nothing of that elsewhere but `wide`, and nothing of the rest anywhere.
@@ -160,42 +186,43 @@ async fn is_all(client: &Client, wide: &[Row]) -> Result<()> {
         may(client, Some(place), NEVER, false).await?;
     }
     may(client, None, NEVER, false).await?;
-    let is_wide = |row: &&Row| wide.iter().any(|w| (w.0, w.1) == (row.0, row.1));
-    let elsewhere = [CLOUD_PROVIDER, CSI_HERE, CSI_FILES, CSI_LONGHORN].concat();
-    let elsewhere: Vec<Row> = elsewhere.iter().filter(|row| !is_wide(row)).copied().collect();
-    for place in ["other", "default", "kube-system"] {
-        may(client, Some(place), &elsewhere, false).await?;
-        may(client, Some(place), wide, true).await?;
-    }
     let reviews = Api::all(client.clone());
+    let elsewhere = [CLOUD_PROVIDER, CSI_HERE, CSI_HERE_1_8, CSI_FILES, CSI_LONGHORN].concat();
+    let wide = one_by_one(wide);
+    let mut elsewhere = one_by_one(&elsewhere);
+    elsewhere.retain(|asked| !wide.contains(asked));
+    for place in ["other", "default", "kube-system"] {
+        each(&reviews, Some(place), elsewhere.clone(), false).await?;
+        each(&reviews, Some(place), wide.clone(), true).await?;
+    }
     let setting = ("harvesterhci.io", "settings", "get", Some("auth-secret"));
     each(&reviews, None, vec![setting], false).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_may_do_what_guests_need_and_no_more() -> Result<()> {
-    let harvester = Harvester::start().await?;
-    let config = harvester.done(&["--cluster", "blue"]).await?;
-    let client = client_from(&config).await?;
-    soon_suffices(&client).await?;
-    is_all(&client, WIDE).await?;
-
-    let config = harvester.done(&["--cluster", "green", "--csi", "narrow"]).await?;
-    let client = client_from(&config).await?;
-    soon_suffices(&client).await?;
-    is_all(&client, &[]).await?;
-
-    let config = harvester.done(&["--cluster", "red", "--csi", "none"]).await?;
-    let client = client_from(&config).await?;
-    eventually(SOON, "rights of the cloud provider", async || {
-        may(&client, Some("guests"), CLOUD_PROVIDER, true).await.map(|()| true)
-    })
-    .await?;
-    for place in ["guests", "harvester-system", "longhorn-system"] {
-        may(&client, Some(place), WIDE, false).await?;
+    let [oldest, ..] = &RELEASES;
+    let harvester = Harvester::of(oldest).await?;
+    // A new guest gets narrow rights unless others are asked for.
+    let narrow = client_from(&harvester.done(&["--cluster", "green"]).await?).await?;
+    let harvesters = ["--cluster", "blue", "--csi", "harvester"];
+    let harvesters = client_from(&harvester.done(&harvesters).await?).await?;
+    let none = ["--cluster", "red", "--csi", "none"];
+    let none = client_from(&harvester.done(&none).await?).await?;
+    for release in &RELEASES {
+        harvester.cluster.bed.apply_yaml(&release.roles()).await?;
+        for (client, csi) in [(&narrow, "narrow"), (&harvesters, "harvester")] {
+            let wide = if csi == "narrow" { Vec::new() } else { wide(release) };
+            soon_suffices(client, release, csi).await?;
+            is_all(client, &wide).await?;
+        }
     }
-    may(&client, None, CSI_CLUSTER, false).await?;
-    may(&client, Some("guests"), NEVER, false).await
+    may(&none, Some("guests"), CLOUD_PROVIDER, true).await?;
+    for place in ["guests", "harvester-system", "longhorn-system"] {
+        may(&none, Some(place), &wide(Release::newest()), false).await?;
+    }
+    may(&none, None, CSI_CLUSTER, false).await?;
+    may(&none, Some("guests"), NEVER, false).await
 }
 
 /// The same by hand: kubectl, with the printed file.
@@ -210,7 +237,8 @@ async fn kubectl_does_what_a_guest_does() -> Result<()> {
     let path = folder.path().join("blue");
     let out = path.to_str().unwrap_or_default();
     harvester.done(&["--cluster", "blue", "--csi", "narrow", "--out", out]).await?;
-    soon_suffices(&client_from(&std::fs::read_to_string(&path)?).await?).await?;
+    let client = client_from(&std::fs::read_to_string(&path)?).await?;
+    soon_suffices(&client, Release::newest(), "narrow").await?;
     let guest = async |args: &[&str], input: &str| {
         bed.kubectl_with_input(&[&["--kubeconfig", out], args].concat(), input).await
     };

@@ -31,13 +31,10 @@ users:
 #[test]
 fn texts_are_what_clients_read() {
     let of = |form| {
-        text(form, &Guest::new("blue", "guests").unwrap(), "https://192.168.7.10:6443", &material())
+        let guest = Guest::new("blue", "guests").unwrap();
+        text(form, &guest, "https://192.168.7.10:6443", &material(), true)
     };
     assert_eq!(*of(Form::Kubeconfig), CONFIG);
-    let empty =
-        without_token(&Guest::new("blue", "guests").unwrap(), "https://192.168.7.10:6443", b"PEM");
-    let (head, _) = CONFIG.split_once("  user:\n    token").unwrap();
-    assert_eq!(*empty, format!("{head}  user: {{}}\n"));
     let read = |text: &str| serde_saphyr::from_str::<Value>(text).unwrap();
     assert_eq!(read(CONFIG)["users"][0]["user"]["token"], "eyJ.a.b\"\n");
     let decoded = |value: &Value| {
@@ -61,12 +58,44 @@ fn texts_are_what_clients_read() {
     assert_eq!(decoded(&read(&golden)["write_files"][1]["content"]), CONFIG);
     // A name that YAML would take for something else.
     let odd = Guest::new("true", "123").unwrap();
-    let secret = read(&text(Form::RancherSecret, &odd, "https://h", &material()));
+    let secret = read(&text(Form::RancherSecret, &odd, "https://h", &material(), true));
     let annotations = &secret["metadata"]["annotations"];
     assert_eq!(annotations["v2prov-secret-authorized-for-cluster"], "true");
     assert_eq!(secret["metadata"]["name"], "harvesterconfig-true");
     let config = read(&decoded(&secret["data"]["credential"]));
     assert_eq!(config["contexts"][0]["context"]["namespace"], "123");
+}
+
+#[test]
+fn charts_of_k3s_mount_the_secret_beside_them() {
+    let guest = Guest::new("123", "guests").unwrap();
+    let of = |driver| {
+        let all = text(Form::HelmChartK3s, &guest, "https://h", &material(), driver);
+        let read = |text| serde_saphyr::from_str::<Value>(text).unwrap();
+        all.split("---\n").map(read).collect::<Vec<_>>()
+    };
+    let objects = of(true);
+    let [secret, provider, driver] = &objects[..] else { panic!("{objects:?}") };
+    let alone = text(Form::Secret, &guest, "https://h", &material(), true);
+    assert_eq!(*secret, serde_saphyr::from_str::<Value>(&alone).unwrap());
+    let values = |chart: &Value| -> Value {
+        serde_saphyr::from_str(chart["spec"]["valuesContent"].as_str().unwrap()).unwrap()
+    };
+    for (chart, name) in [(provider, "harvester-cloud-provider"), (driver, "harvester-csi-driver")]
+    {
+        assert_eq!(
+            (&chart["kind"], &chart["metadata"]["name"]),
+            (&"HelmChart".into(), &name.into())
+        );
+        let named = &values(chart)["cloudConfig"]["secretName"];
+        assert_eq!(*named, secret["metadata"]["name"]);
+    }
+    let told = values(provider);
+    assert_eq!(told["global"]["cattle"]["clusterName"], "123");
+    assert_eq!(told["cloudConfigPath"], "");
+    let key = told["cloudConfig"]["secretKey"].as_str().unwrap();
+    assert!(secret["data"][key].is_string());
+    assert_eq!(of(false), objects[..2]);
 }
 
 #[test]
