@@ -104,10 +104,34 @@ fn affinity(deployment: &Deployment) -> Option<String> {
     Some(terms.node_selector_terms.first()?.match_expressions.as_ref()?.first()?.key.clone())
 }
 
+const OURS: &str = "default/vlan7";
+
+/// An annotation that cannot be followed ends no lease, and lets no announcer lease.
+async fn a_typo_ends_nothing(cluster: &Cluster, before: &Deployment) -> Result<()> {
+    cluster.grant("ui", "10.7.0.9").await?;
+    cluster.publishes("ui", "10.7.0.9").await?;
+    subnets(cluster, OURS, Some("10.7.0.0/33")).await?;
+    let former = says(cluster, OURS, |said| said["reason"] == "FormerOptions").await?;
+    ensure!(former["agent"] == "played", "{former}");
+    refused(cluster, OURS, "goes on with the options that it has").await?;
+    cluster.lb_with("later", json!({"ipam": "dhcp"})).await?;
+    let why = cluster.waits("later", "DHCPNetworkInvalid").await?;
+    for part in [OURS, ANNOTATION_DHCP_SUBNETS, "\"10.7.0.0/33\"", "such as 10.7.0.0/24"] {
+        ensure!(why.contains(part), "{part}: {why}");
+    }
+    cluster.publishes("ui", "10.7.0.9").await?;
+    agent(cluster, OURS, "agent that goes on", |found| {
+        found.metadata.generation == before.metadata.generation
+    })
+    .await?;
+    subnets(cluster, OURS, None).await?;
+    cluster.record("later").await?;
+    Ok(())
+}
+
 /// One command makes an agent where the network is, one removes it, and nothing of others is touched.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result<()> {
-    const OURS: &str = "default/vlan7";
     const THEIRS: &str = "default/vlan8";
     const LISTED: &str = "default/vlan9";
     const TENANTS: &str = "tenant/vlan7";
@@ -189,25 +213,7 @@ async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result
     let record = cluster.record("ui").await?;
     ensure!(record.spec.network == OURS, "{record:?}");
 
-    // An annotation that cannot be followed ends no lease, and makes nobody's address the announcer's.
-    cluster.grant("ui", "10.7.0.9").await?;
-    cluster.publishes("ui", "10.7.0.9").await?;
-    subnets(&cluster, OURS, Some("10.7.0.0/33")).await?;
-    let former = says(&cluster, OURS, |said| said["reason"] == "FormerOptions").await?;
-    ensure!(former["agent"] == "played", "{former}");
-    refused(&cluster, OURS, "goes on with the options that it has").await?;
-    cluster.lb_with("later", json!({"ipam": "dhcp"})).await?;
-    let why = cluster.waits("later", "DHCPNetworkInvalid").await?;
-    for part in [OURS, ANNOTATION_DHCP_SUBNETS, "\"10.7.0.0/33\"", "such as 10.7.0.0/24"] {
-        ensure!(why.contains(part), "{part}: {why}");
-    }
-    cluster.publishes("ui", "10.7.0.9").await?;
-    agent(&cluster, OURS, "agent that goes on", |found| {
-        found.metadata.generation == before.metadata.generation
-    })
-    .await?;
-    subnets(&cluster, OURS, None).await?;
-    cluster.record("later").await?;
+    a_typo_ends_nothing(&cluster, &before).await?;
 
     played.stop().await?;
     says(&cluster, OURS, |said| said["reason"] == "AgentAway").await?;
