@@ -53,32 +53,18 @@ fn status(record: &mut DHCPLease) -> &mut DHCPLeaseStatus {
 }
 
 /// On a network that is declared.
+fn seen<'a>(lb: &'a LoadBalancer, record: Option<&'a DHCPLease>, serving: bool) -> Seen<'a> {
+    let (network, declared, fault) = (NETWORK, true, None);
+    let (service, early, now) = (None, false, at(0));
+    Seen { lb, network, record, declared, fault, serving, service, early, now }
+}
+
 fn said(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
-    step(&Seen {
-        lb,
-        network: NETWORK,
-        record,
-        declared: true,
-        fault: None,
-        serving,
-        service: None,
-        early: false,
-        now: at(0),
-    })
+    step(&seen(lb, record, serving))
 }
 
 fn undeclared(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
-    step(&Seen {
-        lb,
-        network: NETWORK,
-        record,
-        declared: false,
-        fault: None,
-        serving,
-        service: None,
-        early: false,
-        now: at(0),
-    })
+    step(&Seen { declared: false, ..seen(lb, record, serving) })
 }
 
 fn waits(step: &Step) -> &'static str {
@@ -92,17 +78,7 @@ fn waits(step: &Step) -> &'static str {
 fn a_network_with_a_fault_is_the_hosts_and_says_what_is_wrong() {
     const FAULT: &str = "metadata.annotations[x]: \"y\" must be z";
     let faulty = |lb: &LoadBalancer, record: Option<&DHCPLease>, serving| {
-        step(&Seen {
-            lb,
-            network: NETWORK,
-            record,
-            declared: true,
-            fault: Some(FAULT),
-            serving,
-            service: None,
-            early: false,
-            now: at(0),
-        })
+        step(&Seen { fault: Some(FAULT), ..seen(lb, record, serving) })
     };
     for serving in [true, false] {
         for choice in ["", "host"] {
