@@ -59,11 +59,16 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     tokio::spawn(second_opinion::answer(replica.clone(), views.clone()));
     // Nothing between two commas is no namespace, least of all every one.
     let namespaces = args.credential_namespaces.iter().filter(|name| !name.is_empty());
+    let namespaces = namespaces.map(|text| {
+        let (namespace, secrets) = text.split_once('/').unwrap_or((text, ""));
+        let secrets = secrets.split('+').filter(|name| !name.is_empty());
+        (namespace.to_owned(), secrets.map(str::to_owned).collect())
+    });
     let ctx = Context {
         writer: Writer::new(client.clone(), leadership.clone(), metrics.clone()),
         events: Events::start(client.clone(), &me, metrics.clone()),
         credentials: Credentials::new(client.clone(), way, metrics.clone()),
-        credential_namespaces: Arc::new(namespaces.cloned().collect()),
+        credential_namespaces: Arc::new(namespaces.collect()),
         client,
         views,
         metrics,

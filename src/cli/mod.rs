@@ -96,7 +96,7 @@ struct ControllerArgs {
     #[command(flatten)]
     dhcp: dhcp::DhcpArgs,
     /// Namespaces, separated by commas, in which TokenRotations are carried out. The operator needs rights
-    /// in each; elsewhere it touches no Secret.
+    /// in each; elsewhere it touches no Secret. NAMESPACE/SECRET+SECRET: it touches those Secrets alone.
     #[arg(long, env = "HGO_CREDENTIAL_NAMESPACES", value_delimiter = ',')]
     credential_namespaces: Vec<String>,
     #[command(flatten)]

@@ -14,7 +14,7 @@ mod storage;
 mod token_rotation;
 mod topology;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,8 +55,9 @@ pub struct Context {
     pub agents: Option<Arc<dhcp_agent::Agents>>,
     /// For reads of credentials.
     pub credentials: Credentials,
-    /// Namespaces in which credentials may be read and written.
-    pub credential_namespaces: Arc<BTreeSet<String>>,
+    /// Namespaces in which credentials may be read and written, and the Secrets there to which that is
+    /// limited, if it is.
+    pub credential_namespaces: Arc<BTreeMap<String, BTreeSet<String>>>,
 }
 
 /// Leads until dropped. Returns only with the error that ended the term.

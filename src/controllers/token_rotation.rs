@@ -106,7 +106,11 @@ pub(super) async fn run(ctx: Context) {
     let namespaces = ctx.credential_namespaces.clone();
     let mut secrets: FuturesUnordered<_> = namespaces
         .iter()
-        .map(|namespace| watch_secrets(keeper.clone(), namespace, wake.clone()))
+        .flat_map(|(namespace, names)| {
+            let each = |name| watch_secrets(keeper.clone(), namespace, name, wake.clone());
+            let all = names.is_empty().then_some(None).into_iter();
+            all.chain(names.iter().map(|name| Some(name.as_str()))).map(each).collect::<Vec<_>>()
+        })
         .collect();
     let secrets = async { while secrets.next().await.is_some() {} };
     // Where no namespace is named, nothing is watched and the others go on.
@@ -181,7 +185,12 @@ async fn watch(
 }
 
 /// Whoever rests on a Secret that somebody has touched must be looked at.
-async fn watch_secrets(keeper: Arc<Keeper>, namespace: &str, wake: mpsc::UnboundedSender<Name>) {
+async fn watch_secrets(
+    keeper: Arc<Keeper>,
+    namespace: &str,
+    name: Option<&str>,
+    wake: mpsc::UnboundedSender<Name>,
+) {
     let touch = |secret: &PartialObjectMeta<Secret>| {
         let (name, made_for) = (secret.name_any(), secret.labels().get(LABEL_ROTATION).cloned());
         let rests_on = |rotation: &TokenRotation| {
@@ -218,12 +227,12 @@ async fn watch_secrets(keeper: Arc<Keeper>, namespace: &str, wake: mpsc::Unbound
             }
         }
     };
-    keeper.ctx.credentials.watch_secrets(namespace, on_event).await;
+    keeper.ctx.credentials.watch_secrets(namespace, name, on_event).await;
 }
 
 impl Keeper {
     fn is_allowed(&self, namespace: &str) -> bool {
-        self.ctx.credential_namespaces.contains(namespace)
+        self.ctx.credential_namespaces.contains_key(namespace)
     }
 
     /// For how long there is nothing to do, as far as the record says and nobody has touched anything.

@@ -1,7 +1,7 @@
-//! Credentials as they are now: where they are read, what they are bound to, and whether they work.
+//! Credentials as they are now: where they are read, and what they are bound to.
 //!
 //! Invariants: a Secret's value is read here and not by the library, which repeats in the log what it
-//! cannot read; a token is tried out on a connection of its own; time is the API server's.
+//! cannot read; time is the API server's.
 
 use std::time::{Duration, Instant};
 
@@ -10,11 +10,10 @@ use base64::engine::general_purpose::STANDARD;
 use chrono::DateTime;
 use http::header::DATE;
 use http_body_util::BodyExt as _;
-use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ListParams, PostParams};
 use kube::client::Body;
-use kube::config::AuthInfo;
 use kube::core::{PartialObjectMeta, Request, Status};
 use kube::{Api, Client, Config, Resource as _, ResourceExt as _};
 use kube_runtime::watcher;
@@ -141,14 +140,18 @@ impl Credentials {
         informer::run_if_served(api, config, "TokenRotation", &self.metrics, on_event, || ()).await;
     }
 
-    /// Watches what Secrets of a namespace are called, not what they hold, until dropped.
+    /// Watches what Secrets of a namespace are called, or that one, not what they hold, until dropped.
     pub async fn watch_secrets(
         &self,
         namespace: &str,
+        name: Option<&str>,
         on_event: impl FnMut(Event<PartialObjectMeta<Secret>>),
     ) {
         let api = Api::<PartialObjectMeta<Secret>>::namespaced(self.client.clone(), namespace);
-        let config = watcher::Config::default();
+        let mut config = watcher::Config::default();
+        if let Some(name) = name {
+            config = config.fields(&format!("metadata.name={name}"));
+        }
         informer::run(api, config, "Secret", &self.metrics, on_event).await;
     }
 
@@ -184,10 +187,19 @@ impl Credentials {
         }
     }
 
-    /// UID of the Secret that a credential is bound to.
-    pub async fn bond(&self, namespace: &str, name: &str) -> Result<String, CallError> {
+    /// UID of the Secret that a credential is bound to. One that was not made for the rotation is a conflict.
+    pub async fn bond(
+        &self,
+        namespace: &str,
+        name: &str,
+        rotation: &str,
+    ) -> Result<String, CallError> {
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        Ok(call(api.get_metadata(name)).await?.uid().unwrap_or_default())
+        let bond = call(api.get_metadata(name)).await?;
+        if bond.labels().get(LABEL_ROTATION).is_none_or(|made_for| made_for != rotation) {
+            return Err(CallError::Conflict);
+        }
+        Ok(bond.uid().unwrap_or_default())
     }
 
     /// The names of all that a rotation has made and that are there.
@@ -198,22 +210,49 @@ impl Credentials {
         Ok(list.items.iter().map(kube::ResourceExt::name_any).collect())
     }
 
-    /// Who a token speaks for, on the way that its user goes; without one, on ours.
-    pub async fn whose(&self, token: &Token, reach: Option<&Reach>) -> Result<String, String> {
-        let mut config = match reach {
-            Some(reach) => config_of(reach)?,
-            None => self.config.clone(),
+    /// Fails if this operator has no right to tokens of the account. Whoever may create a Secret gets any
+    /// account's token in it, which no right prevents.
+    pub async fn check_right_to_sign(
+        &self,
+        namespace: &str,
+        account: &str,
+    ) -> Result<(), CallError> {
+        let what = ResourceAttributes {
+            namespace: Some(namespace.to_owned()),
+            resource: Some("serviceaccounts".to_owned()),
+            subresource: Some("token".to_owned()),
+            name: Some(account.to_owned()),
+            verb: Some("create".to_owned()),
+            ..ResourceAttributes::default()
         };
-        config.auth_info =
-            AuthInfo { token: Some(token.reveal().to_owned().into()), ..AuthInfo::default() };
-        config.default_retry = false;
-        config.connect_timeout = Some(Duration::from_secs(3));
-        let client = Client::try_from(config).map_err(|error| error.to_string())?;
-        let review = SelfSubjectReview::default();
-        let answer = call(Api::all(client).create(&PostParams::default(), &review)).await;
-        let review: SelfSubjectReview = answer.map_err(|error| error.to_string())?;
-        let user = review.status.and_then(|status| status.user_info);
-        Ok(user.and_then(|user| user.username).unwrap_or_default())
+        let mut review = SelfSubjectAccessReview::default();
+        review.spec.resource_attributes = Some(what);
+        let reviews = Api::<SelfSubjectAccessReview>::all(self.client.clone());
+        let answer = call(reviews.create(&PostParams::default(), &review)).await?;
+        if answer.status.is_some_and(|status| status.allowed) {
+            return Ok(());
+        }
+        let why = format!(
+            "the operator cannot create resource \"serviceaccounts/token\" of ServiceAccount \
+             {namespace}/{account}: the chart's credentials.namespaces must name it"
+        );
+        Err(kube::Error::Api(Status::failure(&why, "Forbidden").with_code(403).boxed()).into())
+    }
+
+    /// The way that this operator goes itself.
+    pub fn own_way(&self) -> Reach {
+        let mut pem = String::new();
+        for certificate in self.config.root_cert.iter().flatten() {
+            pem.push_str("-----BEGIN CERTIFICATE-----\n");
+            pem.push_str(&STANDARD.encode(certificate));
+            pem.push_str("\n-----END CERTIFICATE-----\n");
+        }
+        Reach {
+            server: self.config.cluster_url.to_string(),
+            authority: Some(STANDARD.encode(pem)).filter(|text| !text.is_empty()),
+            server_name: self.config.tls_server_name.clone(),
+            insecure: self.config.accept_invalid_certs,
+        }
     }
 }
 
@@ -225,26 +264,4 @@ fn content(secret: &Value, key: &str) -> Content {
     });
     let version = secret["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
     Content { version, value, immutable: secret["immutable"] == true }
-}
-
-fn config_of(reach: &Reach) -> Result<Config, String> {
-    let server = reach.server.parse().map_err(|_| "its cluster's server is no URL".to_owned())?;
-    let mut config = Config::new(server);
-    if let Some(authority) = &reach.authority {
-        let pem = STANDARD.decode(authority.split_whitespace().collect::<String>());
-        let unfit = || "its cluster's certificate-authority-data is no certificate".to_owned();
-        let certificates = pem.ok().and_then(|pem| certificates(&pem)).ok_or_else(unfit)?;
-        config.root_cert = Some(certificates);
-    }
-    config.accept_invalid_certs = reach.insecure;
-    config.tls_server_name.clone_from(&reach.server_name);
-    Ok(config)
-}
-
-/// The certificates of a PEM text. `None`: there is none.
-fn certificates(pem: &[u8]) -> Option<Vec<Vec<u8>>> {
-    let all: Result<Vec<Vec<u8>>, _> = x509_parser::pem::Pem::iter_from_buffer(pem)
-        .map(|pem| pem.map(|pem| pem.contents))
-        .collect();
-    all.ok().filter(|all| !all.is_empty())
 }

@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use super::error::safe;
+use super::issuer::pem;
 use super::wire::{Answer, Ask, Endpoint};
 use super::{Error, REVIEW, Trust, plain};
+use crate::domain::rotation::kubeconfig::Reach;
 
 /// May be asked by every account, everywhere, and tells a token that is accepted from one that is not.
 const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
@@ -22,6 +24,16 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 pub struct ApiServer(Endpoint);
 
 impl ApiServer {
+    /// The server that a kubeconfig leads to.
+    pub fn of(reach: &Reach) -> Result<Self, String> {
+        if let Some(fault) = reach.fault() {
+            return Err(fault);
+        }
+        let authority = reach.authority.as_deref().map(pem).transpose()?;
+        let trust = authority.as_deref().map_or(Trust::System, Trust::Pem);
+        Self::new(&reach.server, trust, reach.server_name.as_deref())
+    }
+
     /// The server at a URL. The fault is in words, if the URL or the authorities cannot be used. `name`: the
     /// one in its certificate, if another than the URL's.
     pub fn new(url: &str, trust: Trust<'_>, name: Option<&str>) -> Result<Self, String> {

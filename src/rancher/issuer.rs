@@ -210,7 +210,7 @@ fn number(name: &str, prefix: &str) -> Option<u64> {
     name.strip_prefix(prefix)?.strip_prefix('-')?.parse().ok()
 }
 
-fn pem(encoded: &str) -> Result<String, String> {
+pub(super) fn pem(encoded: &str) -> Result<String, String> {
     use base64::Engine as _;
     let plain: String = encoded.split_whitespace().collect();
     let bytes = base64::engine::general_purpose::STANDARD.decode(plain).ok();

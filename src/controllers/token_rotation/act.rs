@@ -3,6 +3,8 @@
 //! Invariants: what was made stays in hand until it is published or given up; a write of the target
 //! says which version it replaces, and is followed by a look at it.
 
+use std::time::Duration;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 
@@ -13,6 +15,11 @@ use crate::domain::rotation::token::Token;
 use crate::domain::rotation::{Act, Change, Hand, Made, Step, Target, decide, told};
 use crate::k8s::CallError;
 use crate::k8s::write::At;
+use crate::rancher::ApiServer;
+
+/// How long a new credential may take to work at its server, one that is silent included: so long, of each
+/// pause between two tries, nothing else is done by one of the few who work.
+const TRIED_WITHIN: Duration = Duration::from_secs(10);
 
 impl Run<'_> {
     fn account(&self) -> (Option<ServiceAccountToken>, bool) {
@@ -28,6 +35,9 @@ impl Run<'_> {
         let (namespace, uid) = (self.namespace(), self.uid());
         let (writer, credentials) = (&self.keeper.ctx.writer, &self.keeper.ctx.credentials);
         let filled_for = Some(account.as_str()).filter(|_| stored);
+        if stored {
+            credentials.check_right_to_sign(&namespace, &account).await?;
+        }
         // One that belongs to the account goes with it, and what its tokens are bound to as well.
         let owns = |owner: &&OwnerReference| {
             (owner.api_version.as_str(), owner.kind.as_str(), &owner.name)
@@ -35,7 +45,7 @@ impl Run<'_> {
         };
         let owner = self.rotation.owner_references().iter().find(owns);
         let bond = match writer.create_bond((&namespace, name), &uid, filled_for, owner).await {
-            Err(CallError::Conflict) => credentials.bond(&namespace, name).await?,
+            Err(CallError::Conflict) => credentials.bond(&namespace, name, &uid).await?,
             other => other?,
         };
         let token = if stored {
@@ -76,23 +86,17 @@ impl Run<'_> {
         };
         let account = self.account().0.unwrap_or_default().service_account_name;
         let expected = format!("system:serviceaccount:{}:{account}", self.namespace());
-        let mut why = String::new();
-        for attempt in 0..TRIES {
-            if attempt > 0 {
-                tokio::time::sleep(BETWEEN_TRIES).await;
+        let own = || self.keeper.ctx.credentials.own_way();
+        let there = ApiServer::of(&self.read.reach.clone().unwrap_or_else(own));
+        let tried = async { there?.accepts(token.reveal(), &expected, TRIED_WITHIN).await };
+        match tried.await {
+            Ok(()) => {
+                let hand = Hand { verified: true, ..hand };
+                self.take(Some(InHand { hand, token: Some(token) }));
+                Ok(())
             }
-            let reach = self.read.reach.as_ref();
-            match self.keeper.ctx.credentials.whose(&token, reach).await {
-                Ok(who) if who == expected => {
-                    let hand = Hand { verified: true, ..hand };
-                    self.take(Some(InHand { hand, token: Some(token) }));
-                    return Ok(());
-                }
-                Ok(who) => why = format!("it speaks for {who:?} and not for {expected}"),
-                Err(error) => why = error,
-            }
+            Err(why) => self.failed(Step::Verify, &hand.name, &why).await,
         }
-        self.failed(Step::Verify, &hand.name, &why).await
     }
 
     pub(super) async fn publish(&mut self, keep: bool) -> Result<(), CallError> {

@@ -97,10 +97,13 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, U
             .to_owned());
     };
     let holds = config.token_of(user)?;
-    let reach = Some(config.reach(user)?);
+    let reach = config.reach(user)?;
+    if let Some(fault) = reach.fault() {
+        return Err(fault);
+    }
     let beside = all.iter().filter(|(other, _)| other != user).map(|(_, token)| token.hash());
     let target = there(holds, beside.collect());
-    Ok(Read { target, watched: Watched::default(), kubeconfig: Some(config), reach })
+    Ok(Read { target, watched: Watched::default(), kubeconfig: Some(config), reach: Some(reach) })
 }
 
 fn told(user: &str, way: &Way) -> WatchedCredential {

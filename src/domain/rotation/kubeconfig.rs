@@ -55,6 +55,27 @@ pub struct Reach {
     pub insecure: bool,
 }
 
+impl Reach {
+    /// Why no token may be sent there, if none may.
+    pub fn fault(&self) -> Option<Unfit> {
+        let is_secure = self.server.get(..8).is_some_and(|s| s.eq_ignore_ascii_case("https://"));
+        if self.insecure {
+            Some(
+                "its cluster has insecure-skip-tls-verify, so the token would go to whatever answers there: it \
+                 must have certificate-authority-data instead"
+                    .to_owned(),
+            )
+        } else if is_secure {
+            None
+        } else {
+            Some(
+                "its cluster's server must begin with https://: a token is not sent in clear"
+                    .to_owned(),
+            )
+        }
+    }
+}
+
 impl Kubeconfig {
     /// Reads YAML or JSON. What does not fit is not repeated in the error: it may be secret.
     pub fn parse(text: &str) -> Result<Self, Unfit> {

@@ -45,6 +45,14 @@ pub enum Verdict {
     /// The client gets a page in HTML with this code, as an ingress writes it whose backend is gone; the
     /// server never sees the call.
     Page(u16),
+    /// The client gets this JSON, in which `$AUTHORIZATION` stands for what it sent as that header, as from a
+    /// server that repeats what it is told; the server never sees the call.
+    Answer {
+        /// The HTTP status.
+        code: u16,
+        /// The body.
+        body: String,
+    },
     /// The client's connection is closed; the server never sees the call.
     CutBefore,
     /// The server answers in full, but the client's connection is closed instead of the answer.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use testbed::Chart;
 
@@ -105,6 +105,51 @@ async fn what_does_not_fit_together_is_refused() {
     let chart = Chart::locate().await.unwrap();
     let error = chart.render(&["--set", "serviceAccount.create=false"]).await.unwrap_err();
     assert!(format!("{error:#}").contains("serviceAccount.name"), "{error:#}");
+    for (namespace, named) in [
+        (r#"{"name": "a", "secrets": ["b"], "serviceAccounts": ["c"]}"#, "a: secrets and"),
+        (r#"{"name": "kube-system"}"#, "kube-system: the Secrets"),
+        (
+            r#"{"name": "harvester-system", "serviceAccounts": ["c"]}"#,
+            "harvester-system: the Secrets",
+        ),
+        (r#"{"name": "cattle-global-data"}"#, "cattle-global-data: the Secrets"),
+    ] {
+        let set = format!("credentials.namespaces=[{namespace}]");
+        let error = chart.render(&["--set-json", &set]).await.unwrap_err();
+        assert!(format!("{error:#}").contains(named), "{namespace}: {error:#}");
+    }
+}
+
+/// Which accounts' tokens and which Secrets: none of the first unless they are named.
+#[tokio::test]
+async fn rights_to_credentials_are_as_narrow_as_the_values() {
+    let chart = Chart::locate().await.unwrap();
+    let of = async |namespace: &str| {
+        let set = format!("credentials.namespaces=[{namespace}]");
+        let rendered = chart.render(&["--set-json", &set]).await.unwrap();
+        let role = rendered["rbac/credentials.yaml"].split("---\n");
+        let mut role = role.filter(|part| part.contains("kind: Role\n"));
+        let role = role.next().unwrap().to_owned();
+        let about = |resource: &str| {
+            let role: Value = serde_saphyr::from_str(&role).unwrap();
+            let rules = role["rules"].as_array().unwrap().clone();
+            rules.into_iter().find(|rule| rule["resources"][0] == resource)
+        };
+        let env = rendered["manager/deployment.yaml"].lines();
+        let env =
+            env.skip_while(|line| !line.contains("HGO_CREDENTIAL_NAMESPACES")).nth(1).unwrap();
+        (about("secrets").unwrap(), about("serviceaccounts/token"), env.trim().to_owned())
+    };
+    let (secrets, tokens, env) = of(r#"{"name": "a"}"#).await;
+    assert_eq!((tokens, secrets.get("resourceNames"), env.as_str()), (None, None, "value: a"));
+    let (_, tokens, _) = of(r#"{"name": "a", "serviceAccounts": ["*"]}"#).await;
+    assert_eq!(tokens.unwrap().get("resourceNames"), None);
+    let (_, tokens, _) = of(r#"{"name": "a", "serviceAccounts": ["b", "c"]}"#).await;
+    assert_eq!(tokens.unwrap()["resourceNames"], json!(["b", "c"]));
+    let (secrets, tokens, env) = of(r#"{"name": "cattle-system", "secrets": ["b", "c"]}"#).await;
+    assert_eq!(secrets["resourceNames"], json!(["b", "c"]));
+    assert_eq!(secrets["verbs"], json!(["get", "list", "watch", "patch"]));
+    assert_eq!((tokens, env.as_str()), (None, "value: cattle-system/b+c"));
 }
 
 /// What Rancher sets for every chart.

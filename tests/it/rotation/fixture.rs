@@ -12,12 +12,13 @@ use harvester_guest_operator::api::{LABEL_ROTATION, TokenRotation, TokenRotation
 use k8s_openapi::ByteString;
 use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::rbac::v1::Role;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use kube_runtime::WatchStreamExt as _;
 use kube_runtime::watcher::{self, Event, watcher};
 use serde_json::{Value, json};
-use testbed::{Operator, Proxy, Start, eventually};
+use testbed::{Chart, Operator, Proxy, Start, eventually};
 
 use crate::support::{Cluster, LATER, SOON};
 
@@ -57,6 +58,33 @@ pub(crate) async fn prepare(cluster: &Cluster) -> Result<()> {
         .await?;
     }
     Ok(())
+}
+
+/// Gives the operator the rights that the chart does for the namespace with these values, and no others.
+pub(super) async fn limit(cluster: &Cluster, values: &Value) -> Result<()> {
+    let mut namespace = values.clone();
+    namespace["name"] = json!("default");
+    let namespaces = format!("credentials.namespaces=[{namespace}]");
+    let rendered = Chart::locate().await?.render(&["--set-json", &namespaces]).await?;
+    let rendered = rendered.get("rbac/credentials.yaml").context("no rights in the chart")?;
+    let role = rendered.split("---\n").find(|part| part.contains("kind: Role\n"));
+    let role: Role = serde_saphyr::from_str(role.context("no role")?)?;
+    let roles: Api<Role> = Api::namespaced(cluster.client.clone(), "default");
+    let patch = Patch::Merge(json!({"rules": role.rules}));
+    roles.patch("harvester-guest-operator-credentials", &PatchParams::default(), &patch).await?;
+    // Before, it might have tokens made of every account.
+    let review = json!({"metadata": {}, "spec": {
+        "user": "system:serviceaccount:harvester-system:harvester-guest-operator",
+        "resourceAttributes": {"namespace": "default", "resource": "serviceaccounts",
+            "subresource": "token", "name": "default", "verb": "create"},
+    }});
+    let review: SubjectAccessReview = serde_json::from_value(review)?;
+    eventually(SOON, "end of a right", async || {
+        let api = Api::all(cluster.client.clone());
+        let answer: SubjectAccessReview = api.create(&PostParams::default(), &review).await?;
+        anyhow::Ok(!answer.status.is_some_and(|status| status.allowed))
+    })
+    .await
 }
 
 /// An operator that may replace credentials in the guest's namespace.

@@ -8,6 +8,7 @@ mod life;
 mod people;
 mod rancher;
 mod rights;
+mod strict;
 mod watched;
 
 use anyhow::Result;

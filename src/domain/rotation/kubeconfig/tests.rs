@@ -156,3 +156,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_token_is_sent_to_nobody_unknown_and_not_in_clear() {
+    let reach = |server: &str, insecure| Reach {
+        server: server.to_owned(),
+        authority: None,
+        server_name: None,
+        insecure,
+    };
+    for good in ["https://a", "HTTPS://a"] {
+        assert_eq!(reach(good, false).fault(), None, "{good}");
+    }
+    for bad in ["http://a", "a", "", "https:/a", "\u{e9}\u{e9}\u{e9}\u{e9}\u{e9}"] {
+        assert!(reach(bad, false).fault().is_some_and(|why| why.contains("https://")), "{bad}");
+    }
+    let why = reach("https://a", true).fault();
+    assert!(why.is_some_and(|why| why.contains("insecure-skip-tls-verify")));
+}

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use http_body_util::{BodyExt as _, Either, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{self as client, SendRequest};
-use hyper::header::{CONNECTION, CONTENT_TYPE};
+use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE};
 use hyper::server::conn::http1 as server;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
@@ -113,6 +113,13 @@ async fn handle(
             shared.journal.answered(entry, code);
             return page(code);
         }
+        Verdict::Answer { code, body } => {
+            let told = request.headers().get(AUTHORIZATION).and_then(|told| told.to_str().ok());
+            let body = body.replace("$AUTHORIZATION", told.unwrap_or_default());
+            request.into_body().collect().await?;
+            shared.journal.answered(entry, code);
+            return answer(code, body);
+        }
         Verdict::CutBefore => bail!("cut before the server"),
         Verdict::CutAfter => {
             let response = forward(request, shared, upstream, entry).await?;
@@ -193,9 +200,13 @@ fn refusal(code: u16, reason: &str, message: &str) -> Result<Response<Body>> {
         "reason": reason,
         "code": code,
     });
+    answer(code, status.to_string())
+}
+
+fn answer(code: u16, body: String) -> Result<Response<Body>> {
     Response::builder()
         .status(code)
         .header(CONTENT_TYPE, "application/json")
-        .body(Either::Right(Full::new(Bytes::from(status.to_string()))))
-        .with_context(|| format!("refuse with code {code}"))
+        .body(Either::Right(Full::new(Bytes::from(body))))
+        .with_context(|| format!("answer with code {code}"))
 }

@@ -118,6 +118,13 @@ async fn handle(request: Request<Incoming>, shared: &Shared) -> Result<Response<
             shared.journal.answered(entry, code);
             return response(page(code), shared.with(|world| world.now()));
         }
+        Verdict::Answer { code, body } => {
+            shared.journal.answered(entry, code);
+            let told = request.authorization.unwrap_or_default();
+            let body = super::answer::Body::Text(body.replace("$AUTHORIZATION", &told));
+            let answer = Answer { status: code, body, unauthenticated: false };
+            return response(answer, shared.with(|world| world.now()));
+        }
         Verdict::CutBefore => bail!("cut before the server"),
         Verdict::Hang => {
             let _ = rules.changed().await;

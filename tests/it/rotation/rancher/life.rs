@@ -6,10 +6,10 @@ use anyhow::{Context as _, Result, ensure};
 use kube::Api;
 use kube::api::PostParams;
 use serde_json::json;
-use testbed::eventually;
 use testbed::rancher::Version;
+use testbed::{Start, eventually};
 
-use super::super::fixture::start;
+use super::super::fixture::{limit, start};
 use super::{KEY, MINTER, Site};
 use crate::support::SOON;
 use harvester_guest_operator::api::TokenRotation;
@@ -51,7 +51,10 @@ async fn both_tokens_are_in_it_until_the_overlap_is_over() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn it_is_replaced_by_ranchers_time() -> Result<()> {
     let site = Site::new(Version::Main).await?;
-    let operator = site.cluster.standby(start()).await?;
+    // The API key's Secret is all that the operator may read here, and it may make none.
+    limit(&site.cluster, &json!({"secrets": [MINTER]})).await?;
+    let options = vec!["--credential-namespaces".to_owned(), format!("default/{MINTER}")];
+    let operator = site.cluster.standby(Start { options, ..start() }).await?;
     operator.leads().await?;
     site.cluster.rotation(site.spec(&[])).await?;
     site.cluster.says("adoption", |s| s.current.is_some()).await?;
