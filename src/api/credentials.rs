@@ -141,8 +141,8 @@ pub struct RancherServer {
     /// Where it is, as its setting server-url says: `https://` and a host.
     #[schemars(length(min = 9, max = 512))]
     pub url: String,
-    /// Certificates of the authorities that sign its own, in PEM. Unset: those that the operator's image
-    /// trusts.
+    /// Certificates of the authorities that sign its own, in PEM. Unset: those under `ca.crt` in the API
+    /// key's Secret, else the public ones and those of the chart's `additionalTrustedCAs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]
     pub certificate_authority: Option<String>,

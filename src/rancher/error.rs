@@ -2,7 +2,10 @@
 //!
 //! Invariant: no text of the server or of a library is passed on before [`safe`] has looked at it.
 
+use chrono::DateTime;
 use serde_json::Value;
+use tokio_rustls::rustls::pki_types::UnixTime;
+use tokio_rustls::rustls::{self, CertificateError};
 
 /// What a server's text is cut to.
 const LONGEST: usize = 200;
@@ -79,6 +82,31 @@ impl Error {
     }
 }
 
+/// Why there is no connection. What the TLS library says of a certificate's time has the present time in it,
+/// and would be another text at each look.
+pub(super) fn unconnected(error: &std::io::Error) -> String {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    let at = |time: &UnixTime| {
+        let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+        DateTime::from_timestamp(seconds, 0).map(|at| at.format("%F %T UTC").to_string())
+    };
+    match inner {
+        Some(rustls::Error::InvalidCertificate(CertificateError::ExpiredContext {
+            not_after,
+            ..
+        })) => {
+            format!("its certificate has ended on {}", at(not_after).unwrap_or_default())
+        }
+        Some(rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext {
+            not_before,
+            ..
+        })) => {
+            format!("its certificate is valid from {} on", at(not_before).unwrap_or_default())
+        }
+        _ => safe(&error.to_string()),
+    }
+}
+
 /// A text without what may be a secret, and not too long.
 pub(super) fn safe(text: &str) -> String {
     let belongs = |c: char| c.is_ascii_alphanumeric() || "-_+/=".contains(c);
@@ -122,6 +150,25 @@ mod tests {
         assert_eq!(safe("a\nb"), "a b");
         let long = safe(&"é ".repeat(400));
         assert!(long.len() <= LONGEST + '…'.len_utf8() && long.ends_with('…'), "{long}");
+    }
+
+    #[test]
+    fn a_certificate_that_has_ended_is_told_the_same_at_each_look() {
+        let at = |seconds| UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds));
+        let told = |error| {
+            let error = rustls::Error::InvalidCertificate(error);
+            unconnected(&std::io::Error::new(std::io::ErrorKind::InvalidData, error))
+        };
+        for now in [1_800_000_001, 1_800_000_099] {
+            let (time, not_after) = (at(now), at(1_800_000_000));
+            let ended = told(CertificateError::ExpiredContext { time, not_after });
+            assert_eq!(ended, "its certificate has ended on 2027-01-15 08:00:00 UTC");
+            let (time, not_before) = (at(now - 200), at(1_800_000_000));
+            let early = told(CertificateError::NotValidYetContext { time, not_before });
+            assert_eq!(early, "its certificate is valid from 2027-01-15 08:00:00 UTC on");
+        }
+        let other = told(CertificateError::UnknownIssuer);
+        assert_eq!(other, "invalid peer certificate: UnknownIssuer");
     }
 
     #[test]

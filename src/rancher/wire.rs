@@ -25,7 +25,7 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use zeroize::Zeroizing;
 
-use super::error::{Error, safe};
+use super::error::{Error, safe, unconnected};
 use super::trust::{Trust, settings};
 
 const CONNECT: Duration = Duration::from_secs(8);
@@ -125,7 +125,7 @@ impl Endpoint {
         let stream = timeout(CONNECT, connect)
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-            .map_err(|e| Error::Silent(safe(&e.to_string())))?;
+            .map_err(|e| Error::Silent(unconnected(&e)))?;
         let mut builder = http1::Builder::new();
         builder.max_buf_size(LONGEST_HEAD);
         let (mut sender, connection) =

@@ -9,6 +9,8 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testbed::{Managed, eventually, unpack_image, write_image};
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 
 use crate::support::{Cluster, SOON, address};
 
@@ -101,7 +103,7 @@ fn materials(root: &Path) -> Result<()> {
     ensure!(bill["bomFormat"] == "CycloneDX");
     let components = bill["components"].as_array().context("no components")?;
     let names: BTreeSet<&str> = components.iter().filter_map(|c| c["name"].as_str()).collect();
-    for name in ["kube-client", "tokio", "aws-lc-sys", "libc6"] {
+    for name in ["kube-client", "tokio", "aws-lc-sys", "libc6", "ca-certificates"] {
         ensure!(names.contains(name), "{name} is not in the bill");
     }
     for name in ["proptest", "testbed"] {
@@ -112,6 +114,10 @@ fn materials(root: &Path) -> Result<()> {
         let name = component["name"].as_str().context("no name")?;
         ensure!(texts.contains(&format!("{name} ")), "no licence of {name}");
     }
+    let trusted = fs::read(root.join("etc/ssl/certs/ca-certificates.crt"))?;
+    let certificates: Vec<_> =
+        CertificateDer::pem_slice_iter(&trusted).collect::<Result<_, _>>()?;
+    ensure!(certificates.len() > 100, "{} public authorities", certificates.len());
     // Nothing but what is meant to be there.
     let mut top: Vec<String> = Vec::new();
     for entry in fs::read_dir(root)? {

@@ -207,3 +207,13 @@ spec:
               # NET_ADMIN: an interface for each address. NET_RAW: DHCP before there is an address.
               add: [NET_ADMIN, NET_RAW]
 {{- end -}}
+
+{{/* The ConfigMap with authorities beside the public ones. Empty: there is none. */}}
+{{- define "hgo.trustedCAs" -}}
+{{- with .Values.additionalTrustedCAs }}
+{{- if and .configMap .pem }}
+{{- fail "additionalTrustedCAs: configMap and pem: one of the two" }}
+{{- end }}
+{{- if .pem }}harvester-guest-operator-trusted-cas{{ else }}{{ .configMap }}{{ end }}
+{{- end }}
+{{- end }}

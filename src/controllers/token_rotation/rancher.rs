@@ -84,14 +84,24 @@ pub(super) async fn look(
     }
 }
 
-/// The authorities that the spec gives or names; or why they cannot be had.
+/// Where the API key's Secret has authorities, if it has any.
+const AUTHORITY_KEY: &str = "ca.crt";
+
+/// The authorities that the spec gives or names, else those beside the API key; or why they cannot be had.
 async fn authority(
     keeper: &Keeper,
     namespace: &str,
     server: &RancherServer,
 ) -> Result<Result<Option<String>, String>, CallError> {
     let Some(wants) = &server.certificate_authority_secret else {
-        return Ok(Ok(server.certificate_authority.clone()));
+        if server.certificate_authority.is_some() {
+            return Ok(Ok(server.certificate_authority.clone()));
+        }
+        let beside = &server.minter.secret_name;
+        let read = keeper.ctx.credentials.secret(namespace, beside, AUTHORITY_KEY).await?;
+        let pem = read.0.and_then(|secret| secret.value);
+        let pem = pem.filter(|pem| !pem.reveal().trim().is_empty());
+        return Ok(Ok(pem.map(|pem| pem.reveal().to_owned())));
     };
     let field = "spec.rancher.certificateAuthoritySecret";
     let read = keeper.ctx.credentials.secret(namespace, &wants.name, &wants.key).await;

@@ -1,7 +1,7 @@
 //! Owns the image: an OCI archive, written without a container engine.
 //!
-//! Its root holds the programs, exactly the libraries that they are linked to, an account, the licences
-//! of what is linked in, and a bill of materials. Everything in it is a function of the sources and
+//! Its root holds the programs, exactly the libraries that they are linked to, an account, public
+//! authorities, the licences of what is in it, and a bill of materials. Everything in it is a function of the sources and
 //! of the machine's libraries: two builds have one digest.
 
 mod archive;
@@ -43,6 +43,7 @@ pub fn write_image(programs: &[&Path], version: &str, out: &Path) -> Result<Writ
     let mut files = BTreeMap::from([
         ("etc/passwd".to_owned(), Entry::file(format!("nonroot:x:{USER}:{USER}::/:/none\n"))),
         ("etc/group".to_owned(), Entry::file(format!("nonroot:x:{USER}:\n"))),
+        (materials::AUTHORITIES.to_owned(), Entry::file(Materials::authorities()?)),
         ("licenses/LICENSE".to_owned(), Entry::file(fs::read(repository().join("LICENSE"))?)),
         ("licenses/THIRD-PARTY.txt".to_owned(), Entry::file(materials.licences()?)),
         ("sbom.cdx.json".to_owned(), Entry::file(materials.bill(version)?)),
@@ -52,7 +53,7 @@ pub fn write_image(programs: &[&Path], version: &str, out: &Path) -> Result<Writ
         let content = fs::read(program).with_context(|| program.display().to_string())?;
         files.insert(name.to_owned(), Entry::program(content));
     }
-    for library in &materials.libraries {
+    for library in materials.linked() {
         let path = library.path.to_str().context("a path that is not UTF-8")?;
         let content = fs::read(&library.path).with_context(|| path.to_owned())?;
         files.insert(path.trim_start_matches('/').to_owned(), Entry::program(content));

@@ -14,7 +14,7 @@ const VALUES: &str = "charts/harvester-guest-operator/values.yaml";
 const SCHEMA: &str = "charts/harvester-guest-operator/values.schema.json";
 
 /// Values files, and what the refusal must name.
-const WRONG: [(&str, &str); 59] = [
+const WRONG: [(&str, &str); 60] = [
     ("replicaCout: 2", "replicaCout"),
     ("replicasCount: 2", "replicasCount"),
     ("replicaCount: two", "/replicaCount"),
@@ -64,6 +64,7 @@ const WRONG: [(&str, &str); 59] = [
     ("prometheusRule: {disabled: [HGONoLeeder]}", "/prometheusRule/disabled/0"),
     ("prometheusRule: {extraRules: [{alert: A}]}", "expr"),
     ("dashboard: {label: x}", "label"),
+    ("additionalTrustedCAs: {pem: x}", "/additionalTrustedCAs/pem"),
     ("leaseAgent: {namespaces: default}", "/leaseAgent/namespaces"),
     ("leaseAgent: {namespaces: ['*']}", "/leaseAgent/namespaces/0"),
     ("leaseAgent: {defaultNetwork: vlan1}", "/leaseAgent/defaultNetwork"),
@@ -81,6 +82,9 @@ const WRONG: [(&str, &str); 59] = [
     ("leaseAgent: {networks: [{network: a/b, clientID: hostname}]}", "clientID"),
     ("leaseAgent: {networks: [{network: a/b, interface: far-too-long-for-linux}]}", "interface"),
 ];
+
+/// Where the image has the public authorities.
+const PUBLIC: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 #[tokio::test]
 async fn what_is_wrong_is_refused_by_name() {
@@ -118,6 +122,40 @@ async fn what_does_not_fit_together_is_refused() {
         let error = chart.render(&["--set-json", &set]).await.unwrap_err();
         assert!(format!("{error:#}").contains(named), "{namespace}: {error:#}");
     }
+}
+
+/// A company's own authorities, as text or as a ConfigMap that is there, beside the image's.
+#[tokio::test]
+async fn further_authorities_are_trusted_beside_those_of_the_image() {
+    let chart = Chart::locate().await.unwrap();
+    let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    let text = json!({"pem": pem}).to_string();
+    for (values, map) in [
+        (text.as_str(), "harvester-guest-operator-trusted-cas"),
+        (r#"{"configMap": "company"}"#, "company"),
+    ] {
+        let set = format!("additionalTrustedCAs={values}");
+        let rendered = chart.render(&["--set-json", &set]).await.unwrap();
+        let deployment: Value =
+            serde_saphyr::from_str(&rendered["manager/deployment.yaml"]).unwrap();
+        let pod = &deployment["spec"]["template"]["spec"];
+        let container = &pod["containers"][0];
+        let folder = &container["volumeMounts"][0]["mountPath"];
+        assert_eq!(pod["volumes"][0]["configMap"]["name"], map);
+        let variables = container["env"].as_array().unwrap();
+        let of =
+            |name| &variables.iter().find(|variable| variable["name"] == name).unwrap()["value"];
+        assert_eq!((of("SSL_CERT_FILE"), of("SSL_CERT_DIR")), (&json!(PUBLIC), folder));
+        let made = rendered.get("manager/trusted-cas.yaml");
+        let made = made.map(|text| serde_saphyr::from_str::<Value>(text).unwrap());
+        assert_eq!(
+            made.map(|map| map["data"]["ca.crt"].clone()),
+            (map != "company").then(|| json!(pem))
+        );
+    }
+    let both = r#"additionalTrustedCAs={"configMap": "a", "pem": "-----BEGIN CERTIFICATE----- -----END CERTIFICATE-----"}"#;
+    let error = chart.render(&["--set-json", both]).await.unwrap_err();
+    assert!(format!("{error:#}").contains("additionalTrustedCAs"), "{error:#}");
 }
 
 /// Which accounts' tokens and which Secrets: none of the first unless they are named.

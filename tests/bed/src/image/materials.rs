@@ -12,12 +12,18 @@ use serde_json::{Value, json};
 use super::{PROGRAM, run};
 use crate::repository;
 
+/// Where programs look for authorities, and the package and folder that they are taken from. What this
+/// machine trusts besides is not in there.
+pub(super) const AUTHORITIES: &str = "etc/ssl/certs/ca-certificates.crt";
+const PACKAGE: &str = "ca-certificates";
+const PUBLIC: &str = "/usr/share/ca-certificates/mozilla";
+
 /// How deep in a crate licences of what it brings along lie: `aws-lc-sys/aws-lc/LICENSE`.
 const DEPTH: usize = 2;
 
 pub(super) struct Materials {
     crates: Vec<Crate>,
-    pub(super) libraries: Vec<Library>,
+    libraries: Vec<Library>,
 }
 
 struct Crate {
@@ -27,7 +33,7 @@ struct Crate {
     dir: PathBuf,
 }
 
-/// A shared library, at the path where it is looked for.
+/// A shared library, at the path where it is looked for, or what else is a package's.
 pub(super) struct Library {
     pub(super) path: PathBuf,
     package: String,
@@ -36,7 +42,28 @@ pub(super) struct Library {
 
 impl Materials {
     pub(super) fn read(programs: &[&Path]) -> Result<Self> {
-        Ok(Self { crates: crates()?, libraries: libraries(programs)? })
+        let mut libraries = libraries(programs)?;
+        let (path, package) = (PathBuf::from(PUBLIC), PACKAGE.to_owned());
+        libraries.push(Library { version: version(&package)?, path, package });
+        Ok(Self { crates: crates()?, libraries })
+    }
+
+    /// What is looked for by the loader: all but the authorities.
+    pub(super) fn linked(&self) -> impl Iterator<Item = &Library> {
+        self.libraries.iter().filter(|library| library.package != PACKAGE)
+    }
+
+    /// The public authorities, one PEM after the other.
+    pub(super) fn authorities() -> Result<Vec<u8>> {
+        let entries = fs::read_dir(PUBLIC).with_context(|| PUBLIC.to_owned())?;
+        let mut paths: Vec<PathBuf> =
+            entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        paths.sort();
+        let mut all = Vec::new();
+        for path in paths {
+            all.extend(fs::read(path)?);
+        }
+        Ok(all)
     }
 
     /// The bill of materials, as CycloneDX writes it.
@@ -147,12 +174,17 @@ fn libraries(programs: &[&Path]) -> Result<Vec<Library>> {
         let owner = names.into_iter().find_map(search);
         let owner = owner.with_context(|| format!("no package has {path}"))?;
         let package = owner.split([':', ',']).next().unwrap_or_default().to_owned();
-        let show = ["--show", "--showformat=${Version}\n", &package];
-        let version = run(Command::new("dpkg-query").args(show))?;
-        let version = version.lines().next().unwrap_or_default().to_owned();
+        let version = version(&package)?;
         libraries.push(Library { path: PathBuf::from(path), package, version });
     }
     Ok(libraries)
+}
+
+/// The version of a package of this machine.
+fn version(package: &str) -> Result<String> {
+    let show = ["--show", "--showformat=${Version}\n", package];
+    let version = run(Command::new("dpkg-query").args(show))?;
+    Ok(version.lines().next().unwrap_or_default().to_owned())
 }
 
 fn licence_files(dir: &Path, depth: usize) -> Vec<PathBuf> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 use testbed::rancher::Version;
 use testbed::{Start, eventually};
@@ -18,10 +18,24 @@ use harvester_guest_operator::api::TokenRotation;
 async fn both_tokens_are_in_it_until_the_overlap_is_over() -> Result<()> {
     for version in [Version::V2_11, Version::V2_14] {
         let site = Site::new(version).await?;
-        let operator = site.cluster.standby(start()).await?;
+        // The spec names no authority: it is one that the operator trusts, or lies beside the API key.
+        let folder = tempfile::tempdir()?;
+        let mut variables = Vec::new();
+        if version == Version::V2_11 {
+            std::fs::write(folder.path().join("company.pem"), site.there.ca_pem())?;
+            let folder = folder.path().to_string_lossy().into_owned();
+            variables.push(("SSL_CERT_DIR".to_owned(), folder));
+        } else {
+            let patch = json!({"stringData": {"ca.crt": site.there.ca_pem()}});
+            let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+            site.cluster.guest_secrets().patch(MINTER, &params, &patch).await?;
+        }
+        let operator = site.cluster.standby(Start { variables, ..start() }).await?;
         operator.leads().await?;
         let made_by_the_ui = site.published()?;
-        site.cluster.rotation(site.spec(&[])).await?;
+        let mut server = super::server(&site.there);
+        server.as_object_mut().context("no object")?.remove("certificateAuthority");
+        site.cluster.rotation(site.spec(&[("rancher", server)])).await?;
         site.cluster.says("adoption", |s| s.current.as_ref().is_some_and(|c| !c.ours)).await?;
         ensure!(site.published()? == made_by_the_ui, "replaced before its time");
 
