@@ -1,12 +1,12 @@
 //! What to write to a LoadBalancer: one merge patch with finalizer, claim, address, backends and
 //! condition together, or nothing when all of it is there already.
 
+mod held_back;
 mod moving;
-
-use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
+use self::held_back::held_back;
 pub use self::moving::{moves_from, staying_at};
 use super::book::Verdict;
 use super::bounds::{self, LONGEST_TEXT};
@@ -170,25 +170,6 @@ pub fn pool_ready(pool: &super::book::Pool) -> Condition {
         (None, false) => (ConditionStatus::True, reason::POOL_READY, held_back(pool)),
     };
     condition(status, reason, message)
-}
-
-/// Addresses of the pool's ranges that are the cluster's own, in words; empty for none. One that a
-/// LoadBalancer holds comes first.
-fn held_back(pool: &super::book::Pool) -> String {
-    const SHOWN: usize = 5;
-    let holder = |ip: &IpAddr| pool.ledger.owner_of(*ip).map(|owner| &owner.name);
-    let mut all: Vec<_> = pool.infrastructure.iter().collect();
-    all.sort_by_key(|(ip, _)| holder(ip).is_none());
-    let shown = all.iter().take(SHOWN).map(|(ip, what)| match holder(ip) {
-        Some(name) => format!("{ip} is {what}, and LoadBalancer {name} holds it: move that"),
-        None => format!("{ip} is {what}"),
-    });
-    let shown = shown.collect::<Vec<_>>().join("; ");
-    match all.len() {
-        0 => String::new(),
-        count if count > SHOWN => format!("held back: {shown}; and {} more", count - SHOWN),
-        _ => format!("held back: {shown}"),
-    }
 }
 
 /// The status that a pool should have, given the stored conditions, what there is to say of a
