@@ -17,10 +17,9 @@
 //!   the name had, from its pool's ledger, from history, or as it asks for it itself.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
 
 use super::conflict::{Conflict, network_mismatch};
-use super::infrastructure::Reserved;
+use super::infrastructure::HeldBack;
 use super::ledger::{Ledger, NoAddress};
 use super::network::Segment;
 use super::pool_choice::{Requirement, Selector};
@@ -52,8 +51,8 @@ pub struct Pool {
     pub fault: Option<RangeError>,
     /// Being deleted: it gives out nothing.
     pub deleting: bool,
-    /// Addresses of its ranges that are the cluster's own, and what each is. None is given out.
-    pub infrastructure: BTreeMap<IpAddr, Reserved>,
+    /// Networks in its ranges that are the cluster's own, and what each is. No address is given out.
+    pub infrastructure: HeldBack,
     /// The claims.
     pub ledger: Ledger,
 }
@@ -91,8 +90,9 @@ pub struct Book {
     stirred: waiters::Stirred,
     standing: standing::Standing,
     reserved: reserved::Reservations,
-    /// Addresses of the cluster itself: nodes, the management address, Services of others.
-    infrastructure: BTreeMap<IpAddr, Reserved>,
+    /// What is the cluster's own: nodes, the management address, Services of others, networks of pods
+    /// and Services.
+    infrastructure: HeldBack,
 }
 
 /// Sorts by age, then name, so that the order of service never depends on arrival.

@@ -10,6 +10,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::ranges::Ranges;
+
 /// The kind and name of the object that an address of the cluster belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reserved {
@@ -32,9 +34,14 @@ pub enum Reserved {
 }
 
 impl Reserved {
-    /// Whether pools hold back single addresses of the object.
+    /// Whether pools hold back what the object claims. Each cluster IP is in a service network.
     pub fn is_held_back(&self) -> bool {
-        matches!(self, Self::Management(_) | Self::Node(_) | Self::Ingress(_))
+        !matches!(self, Self::ClusterIp(_) | Self::OwnIngress(_))
+    }
+
+    /// Whether it claims a network as a whole, in which no address can be a load balancer's.
+    pub fn is_network(&self) -> bool {
+        matches!(self, Self::ServiceNetwork(_) | Self::PodNetwork(_))
     }
 
     /// Whether the address is where a load balancer is reached. Tenants choose such addresses, so
@@ -59,6 +66,10 @@ impl fmt::Display for Reserved {
         }
     }
 }
+
+/// Networks of which no pool gives out an address, and what each is. Single addresses are networks
+/// of one.
+pub type HeldBack = BTreeMap<IpNet, Reserved>;
 
 /// Every reserved address, by the objects that claim it.
 #[derive(Clone, Debug, Default)]
@@ -112,13 +123,12 @@ impl Infrastructure {
         added.into_iter().chain(removed).collect()
     }
 
-    /// Single addresses that no pool gives out, and what each is: nodes, the management address, and
-    /// where Services are reached that no LoadBalancer owns.
-    pub fn held_back(&self) -> BTreeMap<IpAddr, Reserved> {
-        let single =
-            self.by_network.iter().filter(|(net, _)| net.prefix_len() == net.max_prefix_len());
-        let first = single.filter_map(|(net, objects)| {
-            Some((net.addr(), objects.iter().find(|object| object.is_held_back())?.clone()))
+    /// Networks of which no pool gives out an address, and what each is: nodes, the management
+    /// address, where Services are reached that no LoadBalancer owns, and the networks of pods and
+    /// Services.
+    pub fn held_back(&self) -> HeldBack {
+        let first = self.by_network.iter().filter_map(|(net, objects)| {
+            Some((*net, objects.iter().find(|object| object.is_held_back())?.clone()))
         });
         first.collect()
     }
@@ -151,6 +161,22 @@ impl Infrastructure {
     pub fn entries(&self) -> impl Iterator<Item = (&Reserved, &[IpNet])> {
         self.by_object.iter().map(|(object, networks)| (object, networks.as_slice()))
     }
+}
+
+/// Those networks that have addresses of the ranges.
+pub fn within(all: &HeldBack, ranges: &Ranges) -> HeldBack {
+    let mut found = HeldBack::new();
+    for stretch in ranges.stretches() {
+        let first = IpNet::from(stretch.first);
+        let around = (0..first.max_prefix_len()).filter_map(|length| {
+            let network = IpNet::new(first.addr(), length).ok()?.trunc();
+            all.get_key_value(&network)
+        });
+        let last = IpNet::from(stretch.last);
+        // By address, then by length: what begins within the stretch.
+        found.extend(around.chain(all.range(first..=last)).map(|(net, what)| (*net, what.clone())));
+    }
+    found
 }
 
 fn length(network: IpNet) -> (bool, u8) {

@@ -5,6 +5,7 @@
 //! * free, claimed and excluded addresses do not meet;
 //! * an address that another pool gave out on the same network is held back: not free, and not
 //!   given to anybody here until it is let go;
+//! * nor is one of a network that is closed, whatever happens to it;
 //! * a claim outside the ranges (a pool that shrank under it) is kept until it is released,
 //!   and does not count as free afterwards;
 //! * history is a hint: it never refuses an address and never makes one unavailable.
@@ -14,6 +15,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+
+use ipnet::IpNet;
 
 use super::Owner;
 use super::free_set::FreeSet;
@@ -50,6 +53,8 @@ pub enum Fitness {
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     ranges: Ranges,
+    /// The ranges without what is closed.
+    open: Ranges,
     free: FreeSet,
     claims: BTreeMap<IpAddr, Owner>,
     /// Claims outside the ranges.
@@ -66,7 +71,8 @@ pub struct Ledger {
 impl Ledger {
     /// An empty ledger. The search for free addresses starts after `cursor`.
     pub fn new(ranges: Ranges, cursor: Option<IpAddr>) -> Self {
-        Self { free: FreeSet::full(&ranges), ranges, cursor, ..Self::default() }
+        let (free, open) = (FreeSet::full(&ranges), ranges.clone());
+        Self { ranges, open, free, cursor, ..Self::default() }
     }
 
     /// The ranges it was made for.
@@ -166,7 +172,7 @@ impl Ledger {
             self.held.remove(key(&owner));
         }
         if self.ranges.find(ip).is_some() {
-            if !self.held_back.contains(&ip) {
+            if !self.held_back.contains(&ip) && self.open.find(ip).is_some() {
                 self.free.put(ip);
             }
             self.remember(ip, owner.name.clone());
@@ -190,7 +196,7 @@ impl Ledger {
         if !self.held_back.remove(&ip) {
             return false;
         }
-        if !self.claims.contains_key(&ip) {
+        if !self.claims.contains_key(&ip) && self.open.find(ip).is_some() {
             self.free.put(ip);
         }
         true
@@ -202,6 +208,21 @@ impl Ledger {
         let let_go = over.iter().filter(|ip| self.let_go(**ip)).count();
         let held_back = ips.iter().filter(|ip| self.hold_back(**ip)).count();
         let_go + held_back > 0
+    }
+
+    /// Gives out no address of exactly these networks; who has one keeps it. `false` if that changed
+    /// nothing.
+    pub fn close(&mut self, networks: &[IpNet]) -> bool {
+        let open = self.ranges.without(networks);
+        if open == self.open {
+            return false;
+        }
+        self.free = FreeSet::full(&open);
+        for ip in self.claims.keys().chain(&self.held_back) {
+            self.free.take(*ip);
+        }
+        self.open = open;
+        true
     }
 
     /// What is held back.
@@ -240,6 +261,11 @@ impl Ledger {
     /// Every claim, ascending by address.
     pub fn claims(&self) -> &BTreeMap<IpAddr, Owner> {
         &self.claims
+    }
+
+    /// Claims of addresses of a network, ascending.
+    pub fn claims_in(&self, network: IpNet) -> impl Iterator<Item = (&IpAddr, &Owner)> {
+        self.claims.range(network.network()..=network.broadcast())
     }
 
     /// Every former owner, oldest first.
@@ -300,8 +326,8 @@ impl Ledger {
         for ip in &self.held_back {
             assert!(!self.free.contains(*ip), "{ip} is held back and free");
         }
-        let taken = in_range.union(&self.held_back).count();
-        assert_eq!(self.available() + i64::try_from(taken).unwrap(), self.total());
+        let taken = in_range.union(&self.held_back).filter(|ip| self.open.find(**ip).is_some());
+        assert_eq!(self.available() + i64::try_from(taken.count()).unwrap(), self.open.total());
         assert_eq!(
             self.bytes,
             self.claims.iter().map(|(ip, o)| claim_bytes(*ip, o)).sum::<usize>()

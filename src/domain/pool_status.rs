@@ -1,7 +1,8 @@
 //! What a pool's status says.
 
-use std::net::IpAddr;
+mod held_back;
 
+use self::held_back::held_back;
 use super::condition::{condition, with_condition};
 use super::conflict::Conflict;
 use super::reason;
@@ -37,25 +38,6 @@ pub fn pool_ready(pool: &super::book::Pool) -> Condition {
         (None, false) => (ConditionStatus::True, reason::POOL_READY, held_back(pool)),
     };
     condition(status, reason, message)
-}
-
-/// Addresses of the pool's ranges that are the cluster's own, in words; empty for none. One that a
-/// LoadBalancer holds comes first.
-fn held_back(pool: &super::book::Pool) -> String {
-    const SHOWN: usize = 5;
-    let holder = |ip: &IpAddr| pool.ledger.owner_of(*ip).map(|owner| &owner.name);
-    let mut all: Vec<_> = pool.infrastructure.iter().collect();
-    all.sort_by_key(|(ip, _)| holder(ip).is_none());
-    let shown = all.iter().take(SHOWN).map(|(ip, what)| match holder(ip) {
-        Some(name) => format!("{ip} is {what}, and LoadBalancer {name} holds it: move that"),
-        None => format!("{ip} is {what}"),
-    });
-    let shown = shown.collect::<Vec<_>>().join("; ");
-    match all.len() {
-        0 => String::new(),
-        count if count > SHOWN => format!("held back: {shown}; and {} more", count - SHOWN),
-        _ => format!("held back: {shown}"),
-    }
 }
 
 /// The status that a pool should have, given the stored conditions, what there is to say of a

@@ -133,6 +133,26 @@ impl Ranges {
         self.find(ip).map(|s| &self.subnets[s.range])
     }
 
+    /// The ranges without the addresses of some networks.
+    #[must_use]
+    pub fn without(&self, networks: &[IpNet]) -> Self {
+        let rest = |stretch: &Stretch| {
+            let v4 = stretch.first.is_ipv4();
+            let same_family = networks.iter().filter(|net| net.addr().is_ipv4() == v4);
+            let holes = same_family.map(|net| (to_u128(net.network()), to_u128(net.broadcast())));
+            let rest = cut(to_u128(stretch.first), to_u128(stretch.last), holes.collect());
+            let range = stretch.range;
+            let stretches = rest.into_iter().map(move |(first, last)| Stretch {
+                first: from_u128(first, v4),
+                last: from_u128(last, v4),
+                range,
+            });
+            stretches.collect::<Vec<_>>()
+        };
+        let stretches = self.stretches.iter().flat_map(rest).collect();
+        Self { subnets: self.subnets.clone(), stretches }
+    }
+
     /// How many addresses can be given out. Saturates at `i64::MAX`, the field's type.
     pub fn total(&self) -> i64 {
         self.stretches

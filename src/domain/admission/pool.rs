@@ -10,6 +10,7 @@
 //! * an address that the host leased by DHCP is in no ledger: no range may be made over it.
 
 mod form;
+mod inside;
 mod leased;
 mod surprise;
 
@@ -26,6 +27,7 @@ pub use leased::Leased;
 use super::{Answer, Operation, Request};
 use crate::api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, Range};
 use crate::domain::conflict::{self, Conflict, Over, PoolFacts};
+use crate::domain::infrastructure::HeldBack;
 use crate::domain::manual_release::ManualRelease;
 use crate::domain::network::Segment;
 use crate::domain::ranges::{self, RangeError, Ranges};
@@ -90,8 +92,8 @@ pub struct Known {
     pub exists: Option<bool>,
     /// Namespaces of the scope that do not exist.
     pub missing: Vec<String>,
-    /// Addresses of nodes.
-    pub nodes: Vec<IpAddr>,
+    /// What is the cluster's own.
+    pub infrastructure: HeldBack,
     /// Addresses that the host leased by DHCP.
     pub leased: Vec<Leased>,
 }
@@ -220,6 +222,7 @@ impl Question {
         }
         if self.changed {
             leased::judge(self, known, &mut answer);
+            inside::judge(self, known, &mut answer);
             let new = self.conflicts(known).into_iter();
             let before = self.conflicts_before(known);
             let (worse, old): (Vec<_>, Vec<_>) =

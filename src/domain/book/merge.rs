@@ -21,6 +21,7 @@ use std::net::IpAddr;
 
 use super::{Book, Pool};
 use crate::api::{IPPoolSpec, IPPoolStatus};
+use crate::domain::infrastructure::HeldBack;
 use crate::domain::ledger::Ledger;
 use crate::domain::network::Segment;
 use crate::domain::pool_choice::Selector;
@@ -206,7 +207,7 @@ impl Book {
             selector: Selector::new(seen.spec.selector.as_ref()),
             fault,
             deleting: seen.deleting,
-            infrastructure: BTreeMap::new(),
+            infrastructure: HeldBack::new(),
             ledger,
         };
         let stays = before.is_some_and(|before| {

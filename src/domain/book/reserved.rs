@@ -331,3 +331,6 @@ fn beyond(facts: &LbFacts, pool: &Pool) -> Vec<Segment> {
     segments.dedup();
     segments
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,17 +6,18 @@
 //! * an address of a pool's ranges that another pool of the network holds, or that is reserved
 //!   there ([`super::reserved`]), is held back in that pool, whichever is the older, in use or not,
 //!   and comes free when it is released;
-//! * so is an address of the cluster itself;
+//! * so is an address of the cluster itself, or of its networks;
 //! * nobody's address is changed by this: what two held before is told, and stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 use super::{Book, Pool};
 use crate::domain::conflict::{self, Conflict, Contender};
-use crate::domain::infrastructure::Reserved;
+use crate::domain::infrastructure::{HeldBack, Reserved, within};
 use crate::domain::network::Segment;
-use crate::domain::ranges::Ranges;
 use crate::domain::{Claim, Owner};
 
 /// What is known of how pools stand to each other.
@@ -96,11 +97,11 @@ impl Book {
         }
     }
 
-    /// Takes over which addresses are the cluster's own, and what each is. They are held back in every
+    /// Takes over which networks are the cluster's own, and what each is. They are held back in every
     /// pool, whatever its network: where networks meet is not known of them.
-    pub fn set_infrastructure(&mut self, addresses: BTreeMap<IpAddr, Reserved>) {
-        if self.infrastructure != addresses {
-            self.infrastructure = addresses;
+    pub fn set_infrastructure(&mut self, held_back: HeldBack) {
+        if self.infrastructure != held_back {
+            self.infrastructure = held_back;
             self.standing.changed();
         }
     }
@@ -167,21 +168,25 @@ impl Book {
         self.share_reserved(&mut shared);
         let mut in_use = BTreeSet::new();
         for (name, pool) in &mut self.pools {
-            let mut held_back = held_back.remove(name).unwrap_or_default();
+            let held_back = held_back.remove(name).unwrap_or_default();
             let conflict = conflicts.remove(name);
             let infrastructure = within(&self.infrastructure, pool.ledger.ranges());
-            for (ip, what) in &infrastructure {
-                held_back.insert(*ip);
-                let Some(owner) = pool.ledger.owner_of(*ip) else { continue };
-                let place = (name.clone(), *ip);
-                if !self.standing.reserved_in_use.contains(&place) {
-                    let (pool, holder) = (name.clone(), owner.name.clone());
-                    let news = News::ReservedInUse { pool, ip: *ip, what: what.clone(), holder };
-                    self.standing.news.push(news);
+            // The smallest network says best what an address is.
+            for (network, what) in infrastructure.iter().rev() {
+                for (ip, owner) in pool.ledger.claims_in(*network) {
+                    let place = (name.clone(), *ip);
+                    let is_known = self.standing.reserved_in_use.contains(&place);
+                    if in_use.insert(place) && !is_known {
+                        let (pool, holder) = (name.clone(), owner.name.clone());
+                        let what = what.clone();
+                        let news = News::ReservedInUse { pool, ip: *ip, what, holder };
+                        self.standing.news.push(news);
+                    }
                 }
-                in_use.insert(place);
             }
+            let networks: Vec<IpNet> = infrastructure.keys().copied().collect();
             let mut changed = pool.ledger.set_held_back(&held_back);
+            changed |= pool.ledger.close(&networks);
             changed |= pool.infrastructure != infrastructure;
             pool.infrastructure = infrastructure;
             if pool.conflict != conflict {
@@ -224,9 +229,6 @@ impl Book {
     /// Lets pools give out an address that they hold back, unless another still has it.
     pub(super) fn let_go(&mut self, ip: IpAddr) {
         self.stir_at(ip);
-        if self.infrastructure.contains_key(&ip) {
-            return;
-        }
         let is_free = |name: &str, pool: &Pool| {
             let holds = |other: &Pool| other.ledger.owner_of(ip).is_some();
             let meets = |at: &str, other: &Pool| other.contender(at).meets(&pool.contender(name));
@@ -293,13 +295,6 @@ impl Pool {
         let stretches = other.ledger.ranges().stretches();
         stretches.iter().flat_map(|s| claims.range(s.first..=s.last).map(|(ip, _)| *ip))
     }
-}
-
-/// Those addresses that are in the ranges.
-fn within(all: &BTreeMap<IpAddr, Reserved>, ranges: &Ranges) -> BTreeMap<IpAddr, Reserved> {
-    let stretches = ranges.stretches().iter();
-    let inside = stretches.flat_map(|stretch| all.range(stretch.first..=stretch.last));
-    inside.map(|(ip, what)| (*ip, what.clone())).collect()
 }
 
 /// Addresses that both pools hold, for different owners, seen from the first one.

@@ -139,3 +139,6 @@ impl Pool {
         if is_asked { !is_named || !is_still_full() } else { is_named }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -98,3 +98,45 @@ fn addresses_of_nodes_are_told_apart() {
     assert!(!all.is_node(ip("10.0.0.10")));
     assert!(!all.is_node(ip("10.52.0.7")));
 }
+
+#[test]
+fn pools_hold_back_what_is_the_clusters_but_its_own_load_balancers() {
+    let held_back = cluster().held_back();
+    let shown: Vec<String> = held_back.iter().map(|(net, what)| format!("{net}: {what}")).collect();
+    assert_eq!(
+        shown,
+        [
+            "10.0.0.10/32: the management address (ConfigMap harvester-system/vip)",
+            "10.0.0.11/32: an address of Node n1",
+            "10.52.0.0/24: in the pod network of Node n1",
+            "10.53.0.0/16: in the service network (ServiceCIDR kubernetes)",
+            "fd00::11/128: an address of Node n1",
+            "fd52::/64: in the pod network of Node n1",
+        ]
+    );
+}
+
+#[test]
+fn networks_are_found_that_have_addresses_of_the_ranges() {
+    let held_back = cluster().held_back();
+    for (first, last, expected) in [
+        ("10.0.0.2", "10.0.0.9", &[][..]),
+        ("10.0.0.11", "10.0.0.11", &["10.0.0.11/32"]),
+        ("10.0.0.2", "10.0.0.254", &["10.0.0.10/32", "10.0.0.11/32"]),
+        ("10.53.7.1", "10.53.7.9", &["10.53.0.0/16"]),
+        ("10.52.0.250", "10.53.0.9", &["10.52.0.0/24", "10.53.0.0/16"]),
+        ("10.51.0.0", "10.52.0.0", &["10.52.0.0/24"]),
+        ("fd52::ffff", "fd52::ffff", &["fd52::/64"]),
+    ] {
+        let subnet = if first.contains(':') { "fd00::/8" } else { "10.0.0.0/8" };
+        let range = crate::api::Range {
+            subnet: subnet.into(),
+            range_start: Some(first.into()),
+            range_end: Some(last.into()),
+            gateway: Some(if first.contains(':') { "fd00::1" } else { "10.255.0.1" }.into()),
+            ..Default::default()
+        };
+        let found = within(&held_back, &Ranges::parse(&[range]).unwrap());
+        assert_eq!(found.keys().copied().collect::<Vec<_>>(), nets(expected), "{first}");
+    }
+}

@@ -29,6 +29,7 @@ fn v4(n: usize) -> IpAddr {
 #[derive(Default)]
 struct Model {
     pool: Vec<IpAddr>,
+    closed: Vec<IpNet>,
     claims: BTreeMap<IpAddr, Owner>,
     /// Oldest first.
     history: Vec<(IpAddr, String)>,
@@ -47,7 +48,10 @@ impl Model {
     }
 
     fn free(&self) -> Vec<IpAddr> {
-        self.pool.iter().copied().filter(|ip| !self.claims.contains_key(ip)).collect()
+        let is_free = |ip: &IpAddr| {
+            !self.claims.contains_key(ip) && !self.closed.iter().any(|net| net.contains(ip))
+        };
+        self.pool.iter().copied().filter(is_free).collect()
     }
 
     fn record(&mut self, ip: IpAddr, owner: &Owner) {
@@ -109,6 +113,7 @@ enum Step {
     Release(usize),
     Restore(usize, usize),
     Remember(usize, usize),
+    Close(Vec<(usize, u8)>),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -117,6 +122,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0_usize..9).prop_map(Step::Release),
         1 => (0_usize..9, 0_usize..9).prop_map(|(ip, o)| Step::Restore(ip, o)),
         1 => (0_usize..9, 0_usize..9).prop_map(|(ip, o)| Step::Remember(ip, o)),
+        1 => prop::collection::vec((0_usize..9, 29_u8..=32), 0..3).prop_map(Step::Close),
     ]
 }
 
@@ -146,6 +152,12 @@ proptest! {
                     ledger.remember(v4(n), owners[o].name.clone());
                     model.remember(v4(n), &owners[o].name);
                 }
+                Step::Close(networks) => {
+                    let net = |(n, length)| IpNet::new(v4(n), length).unwrap().trunc();
+                    model.closed = networks.into_iter().map(net).collect();
+                    ledger.close(&model.closed);
+                    prop_assert!(!ledger.close(&model.closed), "nothing is left to change");
+                }
             }
             ledger.self_check();
             prop_assert_eq!(ledger.claims(), &model.claims);
@@ -158,6 +170,25 @@ proptest! {
             }
         }
     }
+}
+
+/// Neither a release nor the end of another pool's claim opens what is closed.
+#[test]
+fn an_address_of_a_closed_network_comes_free_when_the_network_goes() {
+    let mut ledger = ledger("10.0.0.0/28");
+    let first = ledger.claim(&owner(1)).unwrap();
+    assert!(ledger.close(&["10.0.0.0/29".parse().unwrap()]));
+    assert_eq!((ledger.total(), ledger.available()), (13, 7));
+    assert_eq!(ledger.claim(&owner(1)), Ok(first), "it is in use");
+    assert_eq!(ledger.claim(&owner(2)), Ok(ip("10.0.0.8")));
+    assert!(ledger.hold_back(ip("10.0.0.3")));
+    assert!(ledger.let_go(ip("10.0.0.3")));
+    ledger.release(first);
+    ledger.self_check();
+    assert_eq!(ledger.available(), 6);
+    assert!(ledger.close(&[]));
+    ledger.self_check();
+    assert_eq!(ledger.available(), 12);
 }
 
 #[test]

@@ -162,6 +162,29 @@ fn why_there_is_no_address_is_told_in_the_known_words() {
     }
 }
 
+/// Who leads is told where nothing else is.
+#[test]
+fn an_object_without_an_answer_is_told_which_controller_leads() {
+    const NOW: &str = "2026-01-01T00:00:00Z";
+    let lb = lb(WorkloadType::Cluster);
+    let patch = unanswered(&lb, "go", NOW).unwrap();
+    let [said] = patch["status"]["conditions"].as_array().unwrap().as_slice() else {
+        panic!("{patch}")
+    };
+    assert_eq!(
+        (&said["reason"], &said["status"]),
+        (&json!(reason::OTHER_CONTROLLER), &json!("False"))
+    );
+    assert!(said["message"].as_str().unwrap().contains("go"), "{said}");
+    let mut told = lb.clone();
+    told.status = serde_json::from_value(patch["status"].clone()).unwrap();
+    assert_eq!(unanswered(&told, "go", NOW), None, "it says so already");
+    let waiting = Finding::Pool(Verdict::Waiting(Wait::Full { pools: vec!["a".into()] }));
+    for answered in [patched(&lb, &holds("a", 5, None)), patched(&lb, &waiting)] {
+        assert_eq!(unanswered(&answered, "go", NOW), None, "{answered:?}");
+    }
+}
+
 /// Times tell when something changed, not when it was looked at.
 #[test]
 fn condition_times_change_with_their_content_alone() {

@@ -176,6 +176,25 @@ fn an_address_comes_with_the_mask_and_gateway_of_its_own_range() {
     assert_eq!((subnet("10.0.0.1"), subnet("10.9.0.6"), subnet("::1")), (None, None, None));
 }
 
+#[test]
+fn networks_are_cut_out_of_ranges() {
+    let ranges = parse(&["10.0.0.0/24", "fd00::/64 start=fd00::10 end=fd00::1f"]).unwrap();
+    for (networks, expected) in [
+        (&[][..], &["10.0.0.2-10.0.0.254", "fd00::10-fd00::1f"][..]),
+        (&["10.0.0.0/25", "fd00::18/125"], &["10.0.0.128-10.0.0.254", "fd00::10-fd00::17"]),
+        (
+            &["10.0.0.7/32", "10.9.0.0/16"],
+            &["10.0.0.2-10.0.0.6", "10.0.0.8-10.0.0.254", "fd00::10-fd00::1f"],
+        ),
+        (&["10.0.0.0/8", "10.0.0.7/32", "::/0"], &[]),
+    ] {
+        let networks: Vec<IpNet> = networks.iter().map(|net| net.parse().unwrap()).collect();
+        let rest = ranges.without(&networks);
+        let shown = rest.stretches().iter().map(|s| format!("{}-{}", s.first, s.last));
+        assert_eq!(shown.collect::<Vec<_>>(), expected, "{networks:?}");
+    }
+}
+
 /// A range drawn at random. Numbers are offsets from an address below the subnet.
 #[derive(Clone, Debug)]
 struct Drawn {

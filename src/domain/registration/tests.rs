@@ -86,6 +86,8 @@ fn judgement_fails_closed_and_changes_fail_open() {
     );
     let own = &judge["matchConditions"][0]["expression"];
     assert_eq!(own, "request.userInfo.username != 'system:serviceaccount:ns:op'");
+    // A user waits for both where a replica has just lost its power.
+    assert_eq!((&judge["timeoutSeconds"], &change["timeoutSeconds"]), (&json!(5), &json!(5)));
 }
 
 #[test]

@@ -239,6 +239,10 @@ fn of_the_addresses_only_those_are_kept_that_lead_to_a_vm() {
         interface["name"] = json!("qualified");
         assert_eq!(nic(&interface).unwrap().addresses, ips(expected), "{interface}");
     }
+    // Root in the guest adds as many as it likes.
+    let many: Vec<String> = (1..99).map(|n| format!("10.0.0.{n}")).collect();
+    let many = nic(&json!({"name": "qualified", "ipAddresses": many})).unwrap();
+    assert_eq!(many.addresses.len(), MOST_ADDRESSES);
 }
 
 /// Twenty thousand VMs say something every few seconds; most of it makes no difference.

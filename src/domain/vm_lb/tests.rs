@@ -107,6 +107,7 @@ fn only_a_vm_load_balancer_with_a_selector_selects() {
         (Some(WorkloadType::Vm), Some(some.clone()), true),
         (Some(WorkloadType::Cluster), Some(some.clone()), false),
         (None, Some(Selector::new()), false),
+        (None, Some(Selector::from([("app".to_owned(), vec!["x".to_owned(); 65])])), false),
         (None, None, false),
     ] {
         let mut lb = LoadBalancer::default();

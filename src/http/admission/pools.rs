@@ -58,7 +58,7 @@ async fn known(at: &Admission, question: &Question) -> Known {
             None => None,
         },
         missing: missing.map(str::to_owned).collect(),
-        nodes: views.node_addresses(),
+        infrastructure: views.infrastructure.held_back(),
         leased: leased(at),
     }
 }

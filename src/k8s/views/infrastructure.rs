@@ -1,7 +1,7 @@
 //! The view of addresses that belong to the cluster: nodes and their pod networks (told by the view
 //! of nodes), Services, ServiceCIDRs and Harvester's management address.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +14,7 @@ use kube_runtime::watcher::{Config, Event};
 use super::{Informer, Part, Signal, Views, lock};
 use crate::api::GROUP;
 use crate::api::kubevirt::ServiceAddresses;
-use crate::domain::infrastructure::{Infrastructure, Reserved};
+use crate::domain::infrastructure::{HeldBack, Infrastructure, Reserved};
 use crate::k8s::informer;
 use crate::k8s::trimmed::PAGE;
 
@@ -49,8 +49,8 @@ impl InfrastructureAddresses {
         lock(&self.0).clone()
     }
 
-    /// Single addresses that no pool gives out, and what each is.
-    pub fn held_back(&self) -> BTreeMap<IpAddr, Reserved> {
+    /// Networks of which no pool gives out an address, and what each is.
+    pub fn held_back(&self) -> HeldBack {
         lock(&self.0).held_back()
     }
 

@@ -132,4 +132,19 @@ mod tests {
         removals.set("ns".into(), "1".into(), None);
         assert!(removals.by_cluster.is_empty() && removals.cluster_of.is_empty());
     }
+
+    /// As Harvester's webhook has it.
+    #[test]
+    fn an_annotation_that_says_true_shows_it_and_no_other_does() {
+        for (value, shows) in [("true", true), ("false", false), ("disk-0", false), ("", false)] {
+            let mut vm: Machine = serde_json::from_value(serde_json::json!({
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
+                "metadata": {"name": "vm", "annotations": {ANNOTATION_REMOVES_VOLUMES: value}},
+            }))
+            .unwrap();
+            assert_eq!(shown_by(&vm), None, "a VM of no cluster");
+            vm.metadata.labels = Some([(LABEL_GUEST_CLUSTER.to_owned(), "a".to_owned())].into());
+            assert_eq!(shown_by(&vm).is_some(), shows, "{value}");
+        }
+    }
 }

@@ -36,7 +36,6 @@ use crate::domain::Owner;
 use crate::domain::backend_address::NetworkRange;
 use crate::domain::facts::{self, Project, Surroundings};
 use crate::domain::host_links::{HostLinks, Link};
-use crate::domain::infrastructure::Reserved;
 use crate::domain::label_index::{LabelIndex, LbKey};
 use crate::domain::leasing;
 use crate::domain::network::Attachment;
@@ -321,13 +320,6 @@ impl Views {
         say: impl FnMut((&Arc<str>, &Vm, &[Pod])) -> T,
     ) -> Vec<T> {
         lock(&self.vms).members(namespace, name).map(say).collect()
-    }
-
-    /// All nodes' own addresses.
-    pub fn node_addresses(&self) -> Vec<IpAddr> {
-        let infrastructure = self.infrastructure.snapshot();
-        let nodes = infrastructure.entries().filter(|(o, _)| matches!(o, Reserved::Node(_)));
-        nodes.flat_map(|(_, networks)| networks).map(IpNet::addr).collect()
     }
 
     /// The addresses of type `InternalIP` of a node that exists.

@@ -1,6 +1,6 @@
 //! The table of requests for IPPools, put to the rules as they are.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
@@ -81,7 +81,7 @@ fn answer(row: &Row) -> Result<(Answer, Value)> {
                         .filter(|n| *n == "none")
                         .map(Into::into)
                         .collect(),
-                    nodes: Vec::new(),
+                    infrastructure: BTreeMap::new(),
                     leased: Vec::new(),
                 })
             }

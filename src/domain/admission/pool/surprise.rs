@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use super::{Known, Question};
 use crate::api::Range;
 use crate::domain::admission::Answer;
+use crate::domain::infrastructure::within;
 use crate::domain::ranges::{Ranges, to_u128};
 
 /// What kubectl shows without cutting it.
@@ -86,11 +87,13 @@ fn is_link_local(net: &IpNet) -> bool {
 }
 
 fn of_addresses(ranges: &Ranges, known: &Known, warnings: &mut Vec<String>) {
-    let mut taken: Vec<&IpAddr> =
-        known.nodes.iter().filter(|ip| ranges.find(**ip).is_some()).collect();
-    taken.sort();
-    for ip in taken.iter().take(FEW) {
-        warnings.push(format!("{ip} is a node's own address: add it to exclude of its range"));
+    for (network, what) in within(&known.infrastructure, ranges).iter().take(FEW) {
+        let is_one = network.prefix_len() == network.max_prefix_len();
+        warnings.push(if is_one {
+            format!("{} is held back: it is {what}", network.addr())
+        } else {
+            format!("addresses of {network} are held back: each is {what}")
+        });
     }
     if ranges.total() == 0 {
         warnings.push(

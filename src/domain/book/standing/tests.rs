@@ -90,7 +90,8 @@ fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
     assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
     let node = |name: &str| Reserved::Node(name.into());
     let address = |last: u8| IpAddr::from([10, 0, 0, last]);
-    let all = [(address(10), node("n1")), (address(11), node("n2")), (address(99), node("n3"))];
+    let all = [(10, "n1"), (11, "n2"), (99, "n3")];
+    let all = all.map(|(last, name)| (IpNet::from(address(last)), node(name)));
     book.take_touched();
     book.set_infrastructure(BTreeMap::from(all));
     assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10", "it is in use");
@@ -110,11 +111,60 @@ fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
     assert_eq!(ip_of(&book.claim(&named(3, "a"))), "a 10.0.0.13");
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
     // The node goes, and its address is free.
-    book.set_infrastructure(BTreeMap::from([(address(10), node("n1"))]));
+    book.set_infrastructure(BTreeMap::from([(address(10).into(), node("n1"))]));
     book.judge();
     assert_eq!(book.serve_waiters(), [owner(4)]);
     assert_eq!(book.claims_of("u4"), [at("a", "10.0.0.11")]);
     assert_eq!(book.take_news(), []);
+}
+
+/// Networks of pods and Services, as they become known and go.
+#[test]
+fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
+    let mut book = book(&[&pool("a", 1, 10, 17)]);
+    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
+    assert_eq!(ip_of(&book.claim(&named(2, "a"))), "a 10.0.0.11");
+    let network = |text: &str, what: Reserved| (text.parse().unwrap(), what);
+    let services = network("10.0.0.8/29", Reserved::ServiceNetwork("kubernetes".into()));
+    let pods = network("10.0.0.17/32", Reserved::PodNetwork("n1".into()));
+    let node = network("10.0.0.11/32", Reserved::Node("n1".into()));
+    book.set_infrastructure(HeldBack::from([services.clone(), pods, node]));
+    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10", "it is in use");
+    assert_eq!(ip_of(&book.claim(&named(3, "a"))), "a 10.0.0.16");
+    assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
+    let ready = crate::domain::pool_status::pool_ready(&book.pools()["a"]);
+    assert_eq!(
+        ready.message.as_deref(),
+        Some(
+            "held back: 10.0.0.8/29 is in the service network (ServiceCIDR kubernetes), and LoadBalancer ns/lb1 holds 10.0.0.10: move that; \
+             10.0.0.11 is an address of Node n1, and LoadBalancer ns/lb2 holds it: move that; \
+             10.0.0.17 is in the pod network of Node n1"
+        )
+    );
+    let told: Vec<_> = book
+        .take_news()
+        .into_iter()
+        .map(|news| match news {
+            News::ReservedInUse { ip, what, holder, .. } => format!("{ip} {holder} {what}"),
+            other => format!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "10.0.0.11 ns/lb2 an address of Node n1",
+            "10.0.0.10 ns/lb1 in the service network (ServiceCIDR kubernetes)",
+        ]
+    );
+    // Released, it is not given to another; nor when another pool lets go of it.
+    book.release("u1");
+    book.merge(&pool("b", 2, 10, 17), &everybody());
+    book.judge();
+    assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
+    // The network is another's from now on.
+    book.set_infrastructure(HeldBack::from([services]));
+    assert_eq!(book.serve_waiters(), [owner(4)]);
+    assert_eq!(book.claims_of("u4"), [at("a", "10.0.0.17")]);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::tests::{everybody, judged, pool};
 use super::*;
+use crate::domain::infrastructure::Reserved;
 
 #[test]
 fn what_will_surprise_is_said_in_a_line() {
@@ -15,7 +16,7 @@ fn what_will_surprise_is_said_in_a_line() {
     let known = Known {
         has_network: Some(false),
         missing: vec!["gone".into()],
-        nodes: vec!["10.0.0.15".parse().unwrap()],
+        infrastructure: [("10.0.0.15/32".parse().unwrap(), Reserved::Node("n1".into()))].into(),
         ..Known::default()
     };
     let at = |first: &str, last: &str| json!({"subnet": "10.0.0.0/24", "rangeStart": first, "rangeEnd": last});
@@ -43,7 +44,10 @@ fn what_will_surprise_is_said_in_a_line() {
             ),
             "gateway: 10.9.0.1 is outside",
         ),
-        (of(at("10.0.0.10", "10.0.0.19"), Value::Null), "10.0.0.15 is a node's own address"),
+        (
+            of(at("10.0.0.10", "10.0.0.19"), Value::Null),
+            "10.0.0.15 is held back: it is an address of Node n1",
+        ),
         (of(calm.clone(), json!({})), "spec.selector.scope is empty: only"),
         (
             of(calm.clone(), json!({"scope": [{"project": "*"}]})),
@@ -56,6 +60,17 @@ fn what_will_surprise_is_said_in_a_line() {
         (
             of(calm.clone(), json!({"scope": [{"project": "c:p", "namespace": "ns"}]})),
             "project is written cluster/project",
+        ),
+        (
+            of(calm.clone(), json!({"scope": [plain[0], plain[0]]})),
+            "scope[1] repeats spec.selector.scope[0]",
+        ),
+        (
+            of(
+                calm.clone(),
+                json!({"scope": [{"project": "*", "namespace": "*", "guestCluster": "c"}]}),
+            ),
+            "any tenant may name that guestCluster",
         ),
         (of(calm.clone(), json!({"network": "ns/none", "scope": plain})), "ns/none does not exist"),
         (

@@ -55,6 +55,15 @@ fn a_pool_that_is_named_must_admit_it() {
         let answer = create(&naming, &known);
         assert_eq!((refusals(&answer), answer.warnings), (vec![], vec![warning.to_owned()]));
     }
+    let mismatch = Wait::NetworkMismatch {
+        pool: "theirs".into(),
+        pool_network: "ns/a".into(),
+        network: "ns/b".into(),
+    };
+    let elsewhere = there(PoolSeen { mismatch: Some(mismatch.clone()), ..ours });
+    let refusal = format!("metadata.annotations[{NETWORK}]: {}", mismatch.message());
+    assert_eq!(refusals(&create(&naming, &elsewhere)), [refusal]);
+    assert_eq!(refusals(&update(&holding, &described, &elsewhere)), [""; 0], "it stays");
 }
 
 #[test]

@@ -1,0 +1,61 @@
+//! Ranges over networks of pods and Services.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::domain::admission::pool::tests::{judged, pool, range, told};
+use crate::domain::infrastructure::Reserved;
+
+fn known(networks: &[(&str, Reserved)]) -> Known {
+    let all = networks.iter().map(|(net, what)| (net.parse().unwrap(), what.clone()));
+    Known { infrastructure: all.collect(), ..Known::default() }
+}
+
+#[test]
+fn a_range_is_refused_where_nothing_of_it_is_left() {
+    let new = |first, last| pool(&json!({"ranges": range(first, last)}));
+    let services = Reserved::ServiceNetwork("kubernetes".into());
+    let some = known(&[
+        ("10.0.0.0/28", services.clone()),
+        ("10.0.0.16/28", Reserved::PodNetwork("n1".into())),
+        ("10.0.0.40/32", Reserved::Node("n1".into())),
+    ]);
+    let answers = |object: &Value, old: Option<Value>| judged(object, old.as_ref(), &some);
+    assert_eq!(
+        told(&answers(&new(2, 15), None)),
+        [
+            "spec.ranges[0]: 10.0.0.2 is in the service network (ServiceCIDR kubernetes), of which no address is given out: \
+             name addresses of the network on which load balancers are reached"
+        ]
+    );
+    assert_eq!(told(&answers(&new(10, 31), None)).len(), 1, "in two of them, as a whole");
+    // Of these something is left, and what is not is said.
+    for (first, last, warnings) in [
+        (
+            10,
+            32,
+            &[
+                "addresses of 10.0.0.0/28 are held back: each is in the service network (ServiceCIDR kubernetes)",
+                "addresses of 10.0.0.16/28 are held back: each is in the pod network of Node n1",
+            ][..],
+        ),
+        (40, 40, &["10.0.0.40 is held back: it is an address of Node n1"]),
+        (50, 60, &[]),
+    ] {
+        let answer = answers(&new(first, last), None);
+        assert_eq!(told(&answer), [""; 0], "{first} to {last}");
+        let said = answer.warnings.iter().filter(|warning| warning.contains("held back"));
+        assert!(said.eq(warnings), "{first} to {last}: {:?}", answer.warnings);
+    }
+    // What was there before can be changed otherwise.
+    let mut another = new(2, 15);
+    another["spec"]["ranges"]
+        .as_array_mut()
+        .unwrap()
+        .extend(range(50, 60).as_array().cloned().unwrap());
+    assert_eq!(told(&answers(&another, Some(new(2, 15)))), [""; 0]);
+    assert_eq!(told(&answers(&new(2, 14), Some(new(2, 15)))), [""; 0]);
+    assert_eq!(told(&answers(&new(2, 15), Some(new(50, 60)))).len(), 1);
+    // Networks that are not known refuse nothing.
+    assert_eq!(told(&judged(&new(2, 15), None, &Known::default())), [""; 0]);
+}

@@ -1,0 +1,29 @@
+//! Who is asked again when something has changed.
+
+use super::super::tests::{everybody, for_namespace, lb, named, seen};
+use super::*;
+
+/// What one tenant does costs those nothing who wait for other pools.
+#[test]
+fn only_those_are_asked_again_whom_a_change_may_serve() {
+    let mut book = Book::default();
+    book.merge(&seen("a", "10.0.0", 1), &everybody());
+    book.merge(&for_namespace(seen("b", "10.0.1", 1), "other"), &everybody());
+    book.claim(&lb(1));
+    book.claim(&lb(2));
+    let mut others = lb(3);
+    others.requirement.namespace = "nowhere".into();
+    book.claim(&others);
+    book.claim(&named(4, "c"));
+    let concerned = |pool: &str| {
+        let stirred = Stirred { pools: BTreeSet::from([pool.to_owned()]), ..Stirred::default() };
+        let all = book.waiting().filter(|(facts, wait)| book.may_change(facts, wait, &stirred));
+        all.map(|(facts, _)| facts.owner.name.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(book.waiting().count(), 3);
+    assert_eq!(concerned("a"), [""; 0], "it is as full as it was");
+    assert_eq!(concerned("b"), [""; 0], "it admits none of them");
+    assert_eq!(concerned("c").len(), 3, "it is gone, or new");
+    book.release("u1");
+    assert_eq!(book.serve_waiters(), [lb(2).owner]);
+}
