@@ -5,12 +5,12 @@
 //! starts it all.
 
 pub mod agent;
-pub mod api;
 pub mod cli;
 pub mod controllers;
-pub mod domain;
 pub mod http;
 pub mod k8s;
 pub mod metrics;
 pub mod prober;
 pub mod rancher;
+
+pub use {api, domain};

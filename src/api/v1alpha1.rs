@@ -1,7 +1,7 @@
 //! `LoadBalancer` as it was before v1beta1: still served for old clients, never stored.
 //!
 //! Every field is the one that Harvester serves. What v1beta1 has besides is not here: it travels
-//! in an annotation, see [`crate::domain::convert`]. The API server holds a request to the rules
+//! in an annotation, see [`crate::domain::conversion`]. The API server holds a request to the rules
 //! of the version it is made in, so the rules of v1beta1 that can be told in these fields are
 //! repeated here.
 

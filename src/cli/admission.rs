@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::domain::registration::{Part, Place, emptied, is_ours};
+use crate::domain::admission::webhook_configuration::{Part, Place, emptied, is_ours};
 use crate::http::admission::Admission;
 use crate::http::keeper::{Keeper, find_me, jitter};
 use crate::http::listener::{AGE, Ending, Server};

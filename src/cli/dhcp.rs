@@ -8,7 +8,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use super::admission::AdmissionArgs;
 use crate::controllers::dhcp_agent::Agents;
 use crate::domain::dhcp::{ClientIdForm, NoForm};
-use crate::domain::leasing::Networks;
+use crate::domain::dhcp_lease::Networks;
 
 /// Options of DHCP networks.
 #[derive(Clone, Debug, clap::Args)]

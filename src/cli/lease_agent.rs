@@ -16,7 +16,7 @@ use super::controller::identity;
 use super::logs::Logs;
 use crate::agent::{self, Agent, Health, Settings, Standing};
 use crate::domain::dhcp::{Probe, agent_name};
-use crate::domain::leadership::Pace;
+use crate::domain::leader_election::Pace;
 use crate::http::probes;
 use crate::k8s::client;
 use crate::k8s::events::Events;

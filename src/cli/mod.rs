@@ -18,7 +18,7 @@ use clap::{Parser, Subcommand};
 
 pub use self::lease_agent::LeaseAgent;
 use self::logs::Logs;
-use crate::domain::leadership::{DEFAULT_LEASE_SECONDS, LEASE_SECONDS};
+use crate::domain::leader_election::{DEFAULT_LEASE_SECONDS, LEASE_SECONDS};
 
 /// Load-balancer addresses for guests of Harvester.
 #[derive(Debug, Parser)]

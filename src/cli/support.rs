@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 
 use super::Reach;
 use crate::api::{IPPool, LoadBalancer, TokenRotation};
-use crate::domain::registration::{CONFIGURATION, CRD};
-use crate::domain::support;
+use crate::domain::admission::webhook_configuration::{CONFIGURATION, CRD};
+use crate::domain::support_report;
 use crate::k8s::guard::Guard;
 use crate::k8s::{CallError, call, client};
 use crate::metrics::Metrics;
@@ -50,11 +50,11 @@ async fn report(client: &Client, namespace: &str, name: &str) -> Value {
         "validation": configuration::<ValidatingWebhookConfiguration>(client).await,
         "mutation": configuration::<MutatingWebhookConfiguration>(client).await,
         "notRead": not_read,
-        "pools": pools.iter().map(support::pool).collect::<Vec<_>>(),
-        "loadBalancers": support::counts(&lbs),
-        "waiters": support::waiters(&lbs),
-        "credentials": support::credentials(&rotations),
-        "lastDecisions": support::decisions(&pools, &lbs),
+        "pools": pools.iter().map(support_report::pool).collect::<Vec<_>>(),
+        "loadBalancers": support_report::counts(&lbs),
+        "waiters": support_report::waiters(&lbs),
+        "credentials": support_report::credentials(&rotations),
+        "lastDecisions": support_report::decisions(&pools, &lbs),
     })
 }
 
@@ -96,7 +96,7 @@ async fn crd(client: &Client) -> Value {
                     "status": v.subresources.as_ref().is_some_and(|s| s.status.is_some())})
                 })
                 .collect();
-            support::registration(&json!({
+            support_report::registration(&json!({
                 "metadata": crd.metadata,
                 "versions": versions,
                 "storedVersions": crd.status.and_then(|status| status.stored_versions),
@@ -116,7 +116,7 @@ where
         + Debug,
 {
     let all = Api::<K>::all(client.clone());
-    support::registration(&said(call(all.get(CONFIGURATION)).await))
+    support_report::registration(&said(call(all.get(CONFIGURATION)).await))
 }
 
 fn said(answer: Result<impl Serialize, CallError>) -> Value {

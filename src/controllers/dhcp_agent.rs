@@ -1,5 +1,5 @@
 //! Agents of networks that ask for one by their annotation: a Deployment each, in the operator's own
-//! namespace, and a word on the network of who serves it. Both are decided in [`crate::domain::leasing`].
+//! namespace, and a word on the network of who serves it. Both are decided in [`crate::domain::dhcp_lease`].
 //!
 //! Everything is looked at each second, in memory, as agents' Leases are; a write is made only where
 //! something differs.
@@ -18,11 +18,11 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::Context;
 use crate::api::ANNOTATION_DHCP_STATUS;
-use crate::domain::backoff::backoff;
 use crate::domain::dhcp::{AGENT_PREFIX, agent_name};
-use crate::domain::leasing::Agent;
-use crate::domain::leasing::deployment::{self, Plan, Stored};
-use crate::domain::leasing::network_status::{self, Facts};
+use crate::domain::dhcp_lease::Agent;
+use crate::domain::dhcp_lease::agent_deployment::{self, Plan, Stored};
+use crate::domain::dhcp_lease::network_status::{self, Facts};
+use crate::domain::limits::backoff::backoff;
 use crate::k8s::views::AgentNetwork;
 use crate::k8s::{CallError, call, informer};
 
@@ -134,7 +134,7 @@ impl Keeper<'_> {
             for network in &networks {
                 let name = agent_name(&network.name);
                 let options = match network.agent {
-                    Agent::Ours => Some(deployment::options(&network.declaration)),
+                    Agent::Ours => Some(agent_deployment::options(&network.declaration)),
                     Agent::Faulty(_) => self.options(&network.name),
                     Agent::None | Agent::Others | Agent::Refused(_) => continue,
                 };
@@ -145,7 +145,7 @@ impl Keeper<'_> {
                         (&self.agents.template, &network.declaration.cluster_network);
                     let owner = owner.as_ref();
                     let object =
-                        deployment::deployment(template, &network.name, on, &options, owner);
+                        agent_deployment::deployment(template, &network.name, on, &options, owner);
                     wanted.insert(name, Some(object));
                 }
             }
@@ -212,7 +212,7 @@ impl Keeper<'_> {
     /// Writes on a network who serves it, where that is not what it says.
     async fn write_status(&self, network: &AgentNetwork) -> Result<(), CallError> {
         let views = &self.ctx.views;
-        let label = deployment::node_label(&network.declaration.cluster_network);
+        let label = agent_deployment::node_label(&network.declaration.cluster_network);
         let stored = self.seen().deployments.get(&agent_name(&network.name)).cloned();
         let facts = Facts {
             network: &network.name,
@@ -238,7 +238,7 @@ impl Keeper<'_> {
     async fn carry_out(&self, name: &str, wanted: Option<Value>) -> Result<(), CallError> {
         let stored = self.seen().deployments.get(name).cloned();
         let (writer, namespace) = (&self.ctx.writer, &self.agents.namespace);
-        let written = match (deployment::plan(wanted, stored.as_ref()), stored) {
+        let written = match (agent_deployment::plan(wanted, stored.as_ref()), stored) {
             (Plan::Create(object), _) => {
                 tracing::info!(name, "DHCP agent made");
                 writer.create_deployment(namespace, &object).await?

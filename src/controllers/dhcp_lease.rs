@@ -17,8 +17,8 @@ use tokio::sync::mpsc;
 
 use super::Context;
 use crate::api::{DHCPLease, LoadBalancer};
-use crate::domain::backoff::backoff;
-use crate::domain::leasing::{self, Keeping};
+use crate::domain::dhcp_lease::{self, Keeping};
+use crate::domain::limits::backoff::backoff;
 use crate::k8s::views::Views;
 use crate::k8s::{CallError, call};
 
@@ -98,7 +98,7 @@ async fn keep(record: Arc<DHCPLease>, keeper: Arc<Keeper>) -> Result<Action, Cal
 fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> Keeping {
     let network = lb.map(|lb| ctx.views.leasing_network(lb));
     let agent = ctx.views.agent_serves(&record.spec.network);
-    leasing::keep(
+    dhcp_lease::keep(
         record,
         lb,
         &network.unwrap_or_default(),
@@ -126,7 +126,7 @@ async fn carry_out(record: &DHCPLease, what: Keeping, ctx: &Context) -> Result<(
         Keeping::Nothing | Keeping::Later(_) => return Ok(()),
         Keeping::Leave(at) => {
             tracing::info!(namespace, name, %at, "leased address is kept for its LoadBalancer until then");
-            let patch = leasing::release_after(record, Some(at));
+            let patch = dhcp_lease::release_after(record, Some(at));
             ctx.writer.patch_record(record, &patch).await.map(drop)
         }
         Keeping::Delete => {
@@ -134,7 +134,7 @@ async fn carry_out(record: &DHCPLease, what: Keeping, ctx: &Context) -> Result<(
             ctx.writer.delete_record(record).await
         }
         Keeping::Forget => {
-            let Some(patch) = leasing::without_finalizer(record) else { return Ok(()) };
+            let Some(patch) = dhcp_lease::without_finalizer(record) else { return Ok(()) };
             let forgotten = ctx.writer.patch_record(record, &patch).await.map(drop);
             if forgotten.is_ok() {
                 tracing::warn!(
@@ -230,7 +230,7 @@ fn count(ctx: &Context) -> BTreeMap<String, Network> {
     let now = Utc::now().fixed_offset();
     for record in ctx.views.records.state() {
         let network = networks.entry(record.spec.network.clone()).or_default();
-        network.overdue += i64::from(leasing::is_overdue(&record, now));
+        network.overdue += i64::from(dhcp_lease::is_overdue(&record, now));
         let state = record.status.as_ref().and_then(|status| status.state);
         let state = state.map_or_else(|| "New".to_owned(), |state| format!("{state:?}"));
         *states.entry(state).or_default() += 1;

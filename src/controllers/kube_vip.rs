@@ -1,5 +1,5 @@
 //! Takes over the addresses that kube-vip's cloud provider was told. What becomes of them is
-//! decided in [`crate::domain::kube_vip`].
+//! decided in [`crate::domain::pools::kube_vip_import`].
 //!
 //! Once for a cluster: an annotation on the ConfigMap says that it was done, to the Go controller
 //! too. Taken away, it is done again at the next start of a term. Whatever fails on the way leaves
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::Context;
 use crate::api::{ANNOTATION_IMPORT_REPORT, ANNOTATION_IMPORTED, IPPool, LoadBalancer};
-use crate::domain::kube_vip::{self, Import, Known, NewPool};
+use crate::domain::pools::kube_vip_import::{self, Import, Known, NewPool};
 use crate::k8s::{CallError, call};
 
 const NAMESPACE: &str = "kube-system";
@@ -72,7 +72,7 @@ async fn import(ctx: &Context) -> Result<(), CallError> {
         return Ok(());
     }
     let data = map.data.clone().unwrap_or_default();
-    let mut import = kube_vip::plan(&data, &known(ctx).await?);
+    let mut import = kube_vip_import::plan(&data, &known(ctx).await?);
     let created = create(ctx, &mut import).await?;
     let report = import.report(&created);
     let patch = json!({"metadata": {
@@ -114,7 +114,7 @@ async fn create(ctx: &Context, import: &mut Import) -> Result<BTreeSet<String>, 
             // Somebody was faster.
             Err(CallError::Conflict) => import.left.push(pool.name.clone()),
             Err(error) => match error.refusal() {
-                Some(why) => import.refused.push(kube_vip::Refused {
+                Some(why) => import.refused.push(kube_vip_import::Refused {
                     key: pool.name.clone(),
                     value: String::new(),
                     why: format!("the IPPool is refused: {why}"),

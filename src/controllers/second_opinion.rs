@@ -18,11 +18,13 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::Context;
-use crate::domain::health::second_opinion::{ASKED, Answer, Asked, Opinion, Place, Question};
-use crate::domain::health::{Check, check};
 use crate::domain::reason;
-use crate::domain::slices::SINK_UID;
-use crate::domain::vm_lb::DOUBTED;
+use crate::domain::vm_backends::endpoint_slices::SINK_UID;
+use crate::domain::vm_backends::health::second_opinion::{
+    ASKED, Answer, Asked, Opinion, Place, Question,
+};
+use crate::domain::vm_backends::health::{Check, check};
+use crate::domain::vm_backends::listeners::DOUBTED;
 use crate::k8s::lease::{Leadership, Notes};
 use crate::k8s::views::Views;
 use crate::prober::{Prober, survey};

@@ -1,4 +1,4 @@
-//! Tells VMs where they run. What is told is decided in [`crate::domain::topology`].
+//! Tells VMs where they run. What is told is decided in [`crate::domain::vm_backends::topology`].
 //!
 //! Slow on purpose: a change of a node's labels concerns every VM on it, and none is in a hurry.
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::Context;
-use crate::domain::topology;
+use crate::domain::vm_backends::topology;
 use crate::k8s::CallError;
 
 /// From one write to the next.

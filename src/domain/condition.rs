@@ -1,7 +1,7 @@
 //! Conditions of all kinds: one form, one way to set them.
 
-use super::bounds::{self, LONGEST_TEXT};
-use crate::api::{Condition, ConditionStatus, READY};
+use crate::load_balancer::bounds::{self, LONGEST_TEXT};
+use api::{Condition, ConditionStatus, READY};
 
 /// `Ready`, without times. An empty message is left out, and a long one cut.
 pub(super) fn condition(status: ConditionStatus, reason: &str, message: String) -> Condition {

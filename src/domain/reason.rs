@@ -1,7 +1,7 @@
 //! The stable words of conditions and Events. Scripts match on them: a word, once released,
 //! keeps its meaning.
 
-use crate::api::ANNOTATION_DHCP;
+use api::ANNOTATION_DHCP;
 
 /// Why a LoadBalancer has no address, or keeps another one than it asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::probes::Process;
 use crate::api::{LoadBalancer, READY};
-use crate::domain::endpoints::Endpoint;
+use crate::domain::vm_backends::endpoints::Endpoint;
 use crate::k8s::lease::Leadership;
 use crate::k8s::views::Views;
 use crate::metrics::Metrics;

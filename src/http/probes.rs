@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 
 use super::listener::{AGE, Ending, Server};
-use crate::domain::pacing::Budget;
+use crate::domain::pools::write_pacing::Budget;
 use crate::k8s::lease::Leadership;
 use crate::metrics::Metrics;
 

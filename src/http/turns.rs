@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-use crate::domain::crowd::Source;
+use crate::domain::limits::connections::Source;
 
 /// Those who wait for a turn. Clones share it.
 #[derive(Clone, Debug, Default)]

@@ -311,7 +311,7 @@ mod tests {
     use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig, crypto::aws_lc_rs};
 
     use super::*;
-    use crate::domain::crowd::Source;
+    use crate::domain::limits::connections::Source;
     use crate::http::authority::Material;
     use crate::http::listener::{AGE, Ending, Server};
 

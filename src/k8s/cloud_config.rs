@@ -26,9 +26,9 @@ use super::credentials::{Raw, raw_within};
 use super::{CallError, call_within};
 use crate::api::TokenRotation;
 use crate::api::kubevirt::{LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine};
-use crate::domain::cloud_config::list::{Machine, Rotation, Survey};
-use crate::domain::cloud_config::text::{Material, VIP};
-use crate::domain::cloud_config::{
+use crate::domain::credentials::guest_account::list::{Machine, Rotation, Survey};
+use crate::domain::credentials::guest_account::output::{Material, VIP};
+use crate::domain::credentials::guest_account::{
     ANNOTATION_ACCOUNT, ANNOTATION_ACCOUNT_UID, ANNOTATION_GUEST, ANNOTATION_STANDS_IN, Account,
     Binding, CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, Found, Guest, Kind,
     LABEL_INVALID_SINCE, LABEL_LAST_USED, Object, Removal, SHARED_NAMESPACES, Subject, TOKEN_TYPE,

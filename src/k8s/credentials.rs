@@ -25,10 +25,10 @@ use zeroize::Zeroizing;
 use super::guard::Guard;
 use super::{CALL_DEADLINE, CallError, call, call_within, informer};
 use crate::api::{LABEL_ROTATION, TokenRotation};
-use crate::domain::rotation::Seconds;
-use crate::domain::rotation::content::Content;
-use crate::domain::rotation::kubeconfig::Reach;
-use crate::domain::rotation::token::Token;
+use crate::domain::credentials::kubeconfig::Reach;
+use crate::domain::credentials::rotation::Seconds;
+use crate::domain::credentials::rotation::target_secret::Content;
+use crate::domain::credentials::token::Token;
 use crate::metrics::Metrics;
 
 /// The API server's clock, as last heard.

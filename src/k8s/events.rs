@@ -10,8 +10,8 @@ use kube::Client;
 use kube_runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::Notify;
 
-use crate::domain::bounds::cut;
-use crate::domain::fair_queue::FairQueue;
+use crate::domain::limits::fair_queue::FairQueue;
+use crate::domain::load_balancer::bounds::cut;
 use crate::metrics::Metrics;
 
 /// Events written in a row after a rest.

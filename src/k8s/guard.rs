@@ -9,7 +9,7 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use crate::domain::bounds::{LONGEST_TEXT, cut};
+use crate::domain::load_balancer::bounds::{LONGEST_TEXT, cut};
 
 /// An object, or what can be said of it.
 #[derive(Clone, Debug)]

@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 
 use super::{CallError, call, informer};
 use crate::api::LABEL_SERVICE_NAME;
-use crate::domain::registration::{CONFIGURATION, CRD, Owner, Part};
+use crate::domain::admission::webhook_configuration::{CONFIGURATION, CRD, Owner, Part};
 use crate::metrics::Metrics;
 
 /// The Secret that the replicas share.

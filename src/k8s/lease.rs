@@ -1,5 +1,5 @@
 //! Leadership, held on the Lease that the Go controller uses, so that the two exclude each
-//! other. The rules are in [`crate::domain::leadership`]; this file carries them out.
+//! other. The rules are in [`crate::domain::leader_election`]; this file carries them out.
 //!
 //! [`Leadership`] is a dated claim: whoever writes asks [`Leadership::is_current`] at the
 //! moment of writing, and a claim that could not be renewed ends by itself. [`Claim`] says whether another
@@ -24,7 +24,7 @@ use tokio::sync::{Notify, watch};
 
 use super::{CallError, clock};
 use crate::api::{ANNOTATION_LEASE_ANSWER, ANNOTATION_LEASE_OPERATOR, ANNOTATION_LEASE_QUESTION};
-use crate::domain::leadership::{Action, LeaseSeen, Observer, Pace, RETRY};
+use crate::domain::leader_election::{Action, LeaseSeen, Observer, Pace, RETRY};
 
 /// Calls about the Lease that must fail in a row, with the claim over, before the API server counts as
 /// silent. One may just have been under way when this process stood still.

@@ -14,7 +14,8 @@ use super::lease::Leadership;
 use super::views::Views;
 use super::write::Writer;
 use crate::api::GROUP;
-use crate::domain::{plan, reason};
+use crate::domain::load_balancer::status;
+use crate::domain::reason;
 use crate::metrics::Metrics;
 
 /// How often LoadBalancers without an answer are looked for.
@@ -93,7 +94,9 @@ impl Lookout {
                 if age < UNANSWERED {
                     continue;
                 }
-                let Some(patch) = plan::unanswered(&lb, holder, &now.to_string()) else { continue };
+                let Some(patch) = status::unanswered(&lb, holder, &now.to_string()) else {
+                    continue;
+                };
                 let namespace = lb.namespace().unwrap_or_default();
                 // Whoever answers in the meantime is faster, and right.
                 let told = self.writer.tell_lb(&namespace, &lb.name_any(), &patch).await;

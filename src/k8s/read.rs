@@ -10,7 +10,7 @@ use kube::{Api, Client, ResourceExt};
 use super::views::Views;
 use super::{CallError, call};
 use crate::api::{IPPool, LoadBalancer};
-use crate::domain::conflict::PoolFacts;
+use crate::domain::pools::conflict::PoolFacts;
 
 /// Pools that are read at a time.
 const READS: usize = 16;

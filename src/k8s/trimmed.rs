@@ -6,7 +6,7 @@ use kube::core::ObjectMeta;
 use serde::{Deserialize, Deserializer};
 
 use crate::api::LoadBalancer;
-use crate::domain::bounds;
+use crate::domain::load_balancer::bounds;
 
 /// Objects in one answer of a list. Each may be a megabyte and a half of text.
 pub const PAGE: u32 = 50;

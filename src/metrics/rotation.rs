@@ -3,7 +3,7 @@
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 
 use super::Maker;
-use crate::domain::rotation::Step;
+use crate::domain::credentials::rotation::Step;
 
 /// What the leader sees of TokenRotations.
 #[derive(Clone)]

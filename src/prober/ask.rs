@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::dial::{Dial, Get};
-use crate::domain::health::Check;
+use crate::domain::vm_backends::health::Check;
 
 /// Status line and headers of an answer, in bytes: the buffer that takes them.
 const LONGEST_HEAD: usize = 16 * 1024;

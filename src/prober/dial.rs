@@ -8,7 +8,7 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::tls;
-use crate::domain::health::{Check, Fault, Probe, Request};
+use crate::domain::vm_backends::health::{Check, Fault, Probe, Request};
 
 /// A check in the form that sockets need.
 pub(super) struct Dial {

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::ask::ask;
 use super::dial::Dial;
-use crate::domain::health::{Check, may_be_backend};
+use crate::domain::vm_backends::health::{Check, may_be_backend};
 
 /// Longest that a target may take: who asked waits.
 const LONGEST: Duration = Duration::from_secs(10);

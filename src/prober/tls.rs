@@ -17,7 +17,7 @@ use rustls::{
     WantsVerifier,
 };
 
-use crate::domain::health::{Fault, Request};
+use crate::domain::vm_backends::health::{Fault, Request};
 
 const RIGHT_BUNDLE: &str = "give the certificates of the CAs that sign the backends', in PEM";
 

@@ -13,7 +13,7 @@ use super::error::safe;
 use super::issuer::pem;
 use super::wire::{Answer, Ask, Endpoint};
 use super::{Error, REVIEW, Trust, plain};
-use crate::domain::rotation::kubeconfig::Reach;
+use crate::domain::credentials::kubeconfig::Reach;
 
 /// May be asked by every account, everywhere, and tells a token that is accepted from one that is not.
 const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";

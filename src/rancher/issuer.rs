@@ -1,9 +1,9 @@
 //! Tokens that are made by a plan: a name is its description in Rancher, by which it is found again.
 
 use super::{Dated, Error, Listed, Order, Rancher, Secret, Token, TokenApi, Trust};
-use crate::domain::rotation::kubeconfig::Reach;
-use crate::domain::rotation::token::{Says, Token as Value};
-use crate::domain::rotation::{Made, Seconds};
+use crate::domain::credentials::kubeconfig::Reach;
+use crate::domain::credentials::rotation::{Made, Seconds};
+use crate::domain::credentials::token::{Says, Token as Value};
 
 /// A Rancher, and the API key with which it is asked.
 #[derive(Clone, Debug)]

@@ -49,8 +49,8 @@ impl Secret {
     }
 }
 
-impl From<&crate::domain::rotation::token::Token> for Secret {
-    fn from(token: &crate::domain::rotation::token::Token) -> Self {
+impl From<&crate::domain::credentials::token::Token> for Secret {
+    fn from(token: &crate::domain::credentials::token::Token) -> Self {
         Self::new(token.reveal().to_owned())
     }
 }

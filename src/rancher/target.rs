@@ -2,10 +2,10 @@
 
 use super::issuer::{Issued, Issuer, Life};
 use super::{Dated, Error, Secret, Stored};
-use crate::domain::cloud_credential::CloudCredential;
-use crate::domain::rotation::kubeconfig::Reach;
-use crate::domain::rotation::token::Token as Value;
-use crate::domain::rotation::{Held, Target};
+use crate::domain::credentials::cloud_credential::CloudCredential;
+use crate::domain::credentials::kubeconfig::Reach;
+use crate::domain::credentials::rotation::{Held, Target};
+use crate::domain::credentials::token::Token as Value;
 
 /// A cloud credential as it was read.
 #[derive(Debug)]

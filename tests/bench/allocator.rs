@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use harvester_guest_operator::api::Range;
 use harvester_guest_operator::domain::Owner;
-use harvester_guest_operator::domain::ledger::Ledger;
-use harvester_guest_operator::domain::ranges::Ranges;
+use harvester_guest_operator::domain::pools::ledger::Ledger;
+use harvester_guest_operator::domain::pools::ranges::Ranges;
 
 /// One figure.
 pub(crate) struct Row {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::domain::health::{Check, Probe, Request, Target};
+use harvester_guest_operator::domain::vm_backends::health::{Check, Probe, Request, Target};
 use harvester_guest_operator::metrics::Metrics;
 use harvester_guest_operator::prober::Prober;
 use serde_json::{Value, json};

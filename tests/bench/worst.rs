@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use harvester_guest_operator::api::kubevirt::VirtualMachineInstance;
 use harvester_guest_operator::api::{IPPoolStatus, LoadBalancer};
-use harvester_guest_operator::domain::book::{Book, PoolSeen, World};
+use harvester_guest_operator::domain::load_balancer::bounds;
 use harvester_guest_operator::domain::network::Segment;
-use harvester_guest_operator::domain::pool_choice::Requirement;
-use harvester_guest_operator::domain::{LbFacts, Owner, bounds, vm, vm_lb};
+use harvester_guest_operator::domain::pools::allocator::{Book, PoolSeen, World};
+use harvester_guest_operator::domain::pools::selection::Requirement;
+use harvester_guest_operator::domain::vm_backends::{listeners, vm};
+use harvester_guest_operator::domain::{LbFacts, Owner};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -29,7 +31,7 @@ pub(crate) fn measure() -> Vec<(&'static str, Duration)> {
                 let mut lb = lb.clone();
                 clock(|| {
                     black_box(bounds::trim(&mut lb));
-                    drop(black_box(vm_lb::listeners(&lb.spec)));
+                    drop(black_box(listeners::listeners(&lb.spec)));
                 })
             }),
         ),

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use harvester_guest_operator::api::{self, IPPool, LoadBalancer, TokenRotation};
-use harvester_guest_operator::domain::ranges::Ranges;
+use harvester_guest_operator::domain::pools::ranges::Ranges;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };

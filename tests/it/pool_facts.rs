@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use harvester_guest_operator::domain::admission::{Answer, Operation, Request};
-use harvester_guest_operator::domain::leasing::Networks;
+use harvester_guest_operator::domain::dhcp_lease::Networks;
 use harvester_guest_operator::http::admission::{Admission, Stage};
 use harvester_guest_operator::k8s::read::Reader;
 use harvester_guest_operator::k8s::views::Views;

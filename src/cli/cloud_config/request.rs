@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use x509_parser::pem::Pem;
 
 use super::{CloudConfigArgs, Csi, Form, Guest, Refused, What, file};
-use crate::domain::cloud_config::{namespace_fault, text};
+use crate::domain::credentials::guest_account::{namespace_fault, output};
 
 /// What is asked for.
 pub(super) struct Request {
@@ -77,7 +77,7 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
         args.out.is_some() && args.dry_run,
         "--out: --dry-run prints no token and writes no file",
     );
-    let server = args.server.as_deref().map(text::server);
+    let server = args.server.as_deref().map(output::server);
     if let Some(Err(why)) = &server {
         faults.push(why.clone());
     }

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use super::LedgerTask;
 use super::load::StoredPool;
 use crate::api::{ANNOTATION_MANUAL_RELEASE, IPPoolStatus, POOL_FINALIZER};
-use crate::domain::backoff::backoff;
-use crate::domain::book::Pool;
-use crate::domain::pool_status;
+use crate::domain::limits::backoff::backoff;
+use crate::domain::pools::allocator::Pool;
+use crate::domain::pools::status;
 use crate::k8s::CallError;
 use crate::k8s::write::{Writer, differs};
 
@@ -161,7 +161,7 @@ impl LedgerTask {
 
 /// What one pool needs. `None`: nothing.
 fn job(name: String, pool: &Pool, stored: &StoredPool, plain: bool, now: &str) -> Option<Job> {
-    let desired = pool_status::pool_status(
+    let desired = status::pool_status(
         pool,
         &stored.status.conditions,
         stored.notice.as_ref(),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tokio::sync::{mpsc, oneshot};
 
 use super::sweep::Orphan;
-use crate::domain::book::Verdict;
+use crate::domain::pools::allocator::Verdict;
 use crate::domain::{LbFacts, Owner};
 
 /// Why the ledger gave no answer.

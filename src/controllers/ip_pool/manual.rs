@@ -8,8 +8,8 @@ use kube::core::PartialObjectMeta;
 use super::LedgerTask;
 use crate::api::{Condition, LoadBalancer};
 use crate::domain::Claim;
-use crate::domain::manual_release::ManualRelease;
-use crate::domain::pool_status::manual_release_refused;
+use crate::domain::pools::manual_release::ManualRelease;
+use crate::domain::pools::status::manual_release_refused;
 use crate::k8s::{CallError, call};
 
 /// The API server did not say whether the LoadBalancer exists. Asked again.

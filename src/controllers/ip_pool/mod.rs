@@ -24,8 +24,8 @@ use self::mailbox::{Batch, Message};
 pub use self::mailbox::{Handle, LedgerError};
 use super::Context;
 use crate::api::LoadBalancer;
-use crate::domain::book::Book;
-use crate::domain::pacing::Pace;
+use crate::domain::pools::allocator::Book;
+use crate::domain::pools::write_pacing::Pace;
 
 /// How often claims are compared with the LoadBalancers that exist.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
@@ -183,10 +183,10 @@ impl LedgerTask {
     fn answer(
         &self,
         batch: Batch,
-        verdicts: Vec<crate::domain::book::Verdict>,
+        verdicts: Vec<crate::domain::pools::allocator::Verdict>,
         failed: &BTreeSet<String>,
     ) {
-        use crate::domain::book::Verdict;
+        use crate::domain::pools::allocator::Verdict;
         self.ctx.metrics.batch_size.observe(to_f64(batch.claims.len() + batch.releases.len()));
         for ((_, reply), verdict) in batch.claims.into_iter().zip(verdicts) {
             let answer = match &verdict {

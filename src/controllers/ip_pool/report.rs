@@ -6,8 +6,8 @@ use kube::{Resource, ResourceExt};
 
 use super::LedgerTask;
 use crate::api::IPPool;
-use crate::domain::book::Repair;
-use crate::domain::book::standing::{News, Shared};
+use crate::domain::pools::allocator::Repair;
+use crate::domain::pools::allocator::overlap::{News, Shared};
 use crate::domain::reason::Wait;
 
 impl LedgerTask {

@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use super::{Context, Error, gather, report};
 use crate::api::LoadBalancer;
-use crate::domain::book::Verdict;
-use crate::domain::facts;
-use crate::domain::plan::{self, Finding};
-use crate::domain::vm_lb::Report;
+use crate::domain::load_balancer::facts;
+use crate::domain::load_balancer::status::{self, Finding};
+use crate::domain::pools::allocator::Verdict;
+use crate::domain::vm_backends::listeners::Report;
 use crate::k8s::CallError;
 
 /// How often a decision is repeated for an object that keeps changing under it.
@@ -29,14 +29,16 @@ pub(super) async fn publish(
     let mut partial = ctx.shared.views.is_partial(&lb);
     for _ in 0..REPETITIONS {
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
-        let Some(patch) = plan::patch(&lb, &finding, report, &now) else {
+        let Some(patch) = status::patch(&lb, &finding, report, &now) else {
             ctx.counts.settle(&lb);
             return Ok(());
         };
         // What was just decided on all that is known need not be decided again. Without a report,
         // and when pools change, the next step waits for this one.
         let is_all = report.is_some() && is_published(&lb, &finding);
-        if !partial && !plan::is_urgent(&lb, &patch) && ctx.counts.defer(&lb, patch.clone(), is_all)
+        if !partial
+            && !status::is_urgent(&lb, &patch)
+            && ctx.counts.defer(&lb, patch.clone(), is_all)
         {
             return Ok(());
         }
@@ -83,7 +85,7 @@ pub(super) async fn publish(
 
 /// Lets a deleted object go, once the ledger has let go of it.
 pub(super) async fn finalize(lb: &LoadBalancer, ctx: &Context) -> Result<(), Error> {
-    let Some(mut patch) = plan::finalize(lb) else { return Ok(()) };
+    let Some(mut patch) = status::finalize(lb) else { return Ok(()) };
     let mut partial = ctx.shared.views.is_partial(lb);
     for _ in 0..REPETITIONS {
         if !std::mem::take(&mut partial) {
@@ -93,7 +95,7 @@ pub(super) async fn finalize(lb: &LoadBalancer, ctx: &Context) -> Result<(), Err
                 Err(error) => return Err(error.into()),
             }
         }
-        let again = gather::current(lb, ctx).await?.as_deref().and_then(plan::finalize);
+        let again = gather::current(lb, ctx).await?.as_deref().and_then(status::finalize);
         match again {
             Some(again) => patch = again,
             None => return Ok(()),

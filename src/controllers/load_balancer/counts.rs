@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{Context, act};
 use crate::api::LoadBalancer;
-use crate::domain::facts;
+use crate::domain::load_balancer::facts;
 use crate::k8s::CallError;
 
 /// How long counts may be behind.

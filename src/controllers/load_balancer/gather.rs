@@ -9,9 +9,9 @@ use super::{Context, Error, leasing};
 use crate::api::LoadBalancer;
 use crate::controllers::ip_pool::LedgerError;
 use crate::domain::LbFacts;
-use crate::domain::book::Verdict;
-use crate::domain::facts::{self, Project, is_leaving, wants_pool};
-use crate::domain::plan::Finding;
+use crate::domain::load_balancer::facts::{self, Project, is_leaving, wants_pool};
+use crate::domain::load_balancer::status::Finding;
+use crate::domain::pools::allocator::Verdict;
 use crate::domain::reason::Wait;
 use crate::k8s::{CallError, call};
 

@@ -12,9 +12,9 @@ use kube::{Api, Resource, ResourceExt};
 
 use super::{Context, Error};
 use crate::api::{DHCPLease, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR, LoadBalancer};
-use crate::domain::facts;
-use crate::domain::leasing::{self, Lease, Other, Pool, Seen, Step, World};
-use crate::domain::plan::Finding;
+use crate::domain::dhcp_lease::{self, Lease, Other, Pool, Seen, Step, World};
+use crate::domain::load_balancer::facts;
+use crate::domain::load_balancer::status::Finding;
 use crate::domain::reason::{self, NoLease};
 use crate::k8s::{CallError, call};
 
@@ -37,7 +37,7 @@ pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<F
     };
     let name = facts::name(lb);
     let network = views.leasing_network(lb);
-    if leasing::needs_service(lb) && !views.endpoints_synced() {
+    if dhcp_lease::needs_service(lb) && !views.endpoints_synced() {
         return Ok(None);
     }
     let service = views.services.of(&name).next();
@@ -57,7 +57,7 @@ pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<F
             early: !early(ctx).is_zero(),
             now: Utc::now().fixed_offset(),
         };
-        let written = match leasing::step(&seen) {
+        let written = match dhcp_lease::step(&seen) {
             Step::Guest(why) => return Ok(Some(Finding::Guest(why))),
             Step::Wait(why) => return Ok(Some(Finding::Host(Err(why)))),
             Step::Take(lease) => {
@@ -69,7 +69,7 @@ pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<F
             }
             Step::Create => {
                 let form = views.client_id_form(&network);
-                let new = match leasing::record(lb, &cluster, &network, form) {
+                let new = match dhcp_lease::record(lb, &cluster, &network, form) {
                     Ok(new) => new,
                     Err(fault) => {
                         let why = NoLease::Annotation(fault.text());
@@ -92,7 +92,7 @@ pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<F
             }
             Step::Keep => {
                 let Some(record) = &record else { return Ok(None) };
-                let patch = leasing::release_after(record, None);
+                let patch = dhcp_lease::release_after(record, None);
                 Some(Box::pin(ctx.shared.writer.patch_record(record, &patch)).await)
             }
         };
@@ -129,7 +129,8 @@ async fn create(new: &DHCPLease, ctx: &Context) -> Result<Result<DHCPLease, Call
     made.retain(|(at, _)| at.elapsed() < SEEN_WITHIN);
     let unseen = || {
         let same = |made: &&DHCPLease| {
-            leasing::is_one_client(&made.spec, &new.spec) && record_name(made) != record_name(new)
+            dhcp_lease::is_one_client(&made.spec, &new.spec)
+                && record_name(made) != record_name(new)
         };
         made.iter().map(|(_, made)| made).find(same).map(record_name)
     };
@@ -156,7 +157,7 @@ async fn current(lb: &LoadBalancer, ctx: &Context) -> Result<Option<DHCPLease>, 
 }
 
 fn unless_in_the_way(lb: &LoadBalancer, lease: Lease, ctx: &Context) -> Result<Lease, NoLease> {
-    match leasing::obstacle(&lease, &world(lb, &lease, ctx)) {
+    match dhcp_lease::obstacle(&lease, &world(lb, &lease, ctx)) {
         Some(why) => Err(NoLease::Unusable(why)),
         None => Ok(lease),
     }
@@ -231,8 +232,8 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &Context) -> Option<Duration> {
     if facts::wants_pool(lb) {
         return None;
     }
-    let record = ctx.shared.views.record(&facts::name(lb)).filter(|r| !leasing::keeps(r))?;
-    let left = (leasing::ends(&record)? - Utc::now().fixed_offset()).to_std();
+    let record = ctx.shared.views.record(&facts::name(lb)).filter(|r| !dhcp_lease::keeps(r))?;
+    let left = (dhcp_lease::ends(&record)? - Utc::now().fixed_offset()).to_std();
     // What is over was decided on.
     let left = left.or_else(|_| Some(early(ctx)).filter(|left| !left.is_zero()).ok_or(()));
     left.ok().map(|left| left + Duration::from_millis(10))
@@ -241,7 +242,7 @@ pub(super) fn ends_in(lb: &LoadBalancer, ctx: &Context) -> Option<Duration> {
 /// Time until an obstacle is looked at again, if its end is no event.
 pub(super) fn again(finding: &Finding) -> Option<Duration> {
     match finding {
-        Finding::Host(Err(NoLease::TakingOver { .. })) => Some(leasing::TAKEOVER_AGAIN),
+        Finding::Host(Err(NoLease::TakingOver { .. })) => Some(dhcp_lease::TAKEOVER_AGAIN),
         Finding::Host(Err(NoLease::IdentityTaken(_))) => Some(LOOKS_AGAIN),
         _ => None,
     }

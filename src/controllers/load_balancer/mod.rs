@@ -24,10 +24,11 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::ip_pool::{Handle, LedgerError};
 use crate::api::{DHCPLease, LoadBalancer};
-use crate::domain::backoff::backoff;
-use crate::domain::book::Verdict;
-use crate::domain::plan::{self, Finding};
-use crate::domain::{facts, vm_lb};
+use crate::domain::limits::backoff::backoff;
+use crate::domain::load_balancer::facts;
+use crate::domain::load_balancer::status::{self, Finding};
+use crate::domain::pools::allocator::Verdict;
+use crate::domain::vm_backends::listeners;
 use crate::k8s::CallError;
 use crate::prober::Prober;
 
@@ -132,7 +133,7 @@ async fn reconcile(lb: Arc<LoadBalancer>, ctx: Arc<Context>) -> Result<Action, E
     let mut again = None;
     if facts::is_leaving(&lb) {
         ctx.counts.settle(&lb);
-        if vm_lb::is_vm(&lb) && !Box::pin(serve::withdraw(&lb, &ctx)).await? {
+        if listeners::is_vm(&lb) && !Box::pin(serve::withdraw(&lb, &ctx)).await? {
             return Ok(Action::await_change());
         }
         ctx.ledger.release(facts::owner(&lb)).await?;
@@ -141,7 +142,7 @@ async fn reconcile(lb: Arc<LoadBalancer>, ctx: Arc<Context>) -> Result<Action, E
         let found = gather::finding(lb.clone(), false, &ctx).await?;
         if let Some((lb, finding)) = found {
             let later = leasing::again(&finding);
-            if vm_lb::is_vm(&lb) && plan::may_serve(&lb) {
+            if listeners::is_vm(&lb) && status::may_serve(&lb) {
                 again = Box::pin(serve_and_publish(lb.clone(), finding, &ctx)).await?;
             } else {
                 Box::pin(act::publish(lb.clone(), finding, None, &ctx)).await?;
@@ -169,15 +170,15 @@ async fn serve_and_publish(
     };
     // What another owns carries no label to watch it by, and refusals end unseen.
     let again = match report.service {
-        vm_lb::Service::Foreign(_) | vm_lb::Service::Refused(_) => Some(LAST_RETRY),
-        vm_lb::Service::Held(left) => Some(left),
+        listeners::Service::Foreign(_) | listeners::Service::Refused(_) => Some(LAST_RETRY),
+        listeners::Service::Held(left) => Some(left),
         _ => None,
     };
-    let finding = match plan::moves_from(&lb, &finding) {
+    let finding = match status::moves_from(&lb, &finding) {
         // That is not given up while it may be announced.
         Some(old) if serve::may_lead_here(&lb, old.ip, ctx) => {
             report.moving_from = Some(old.ip).filter(|_| report.ingress.is_empty());
-            plan::staying_at(old)
+            status::staying_at(old)
         }
         _ => finding,
     };

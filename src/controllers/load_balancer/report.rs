@@ -8,10 +8,11 @@ use kube::{Resource, ResourceExt};
 
 use super::{Context, leasing};
 use crate::api::{ConditionStatus, LoadBalancer, READY};
-use crate::domain::book::Verdict;
-use crate::domain::plan::Finding;
-use crate::domain::vm_lb::{self, Report};
-use crate::domain::{facts, reason};
+use crate::domain::load_balancer::facts;
+use crate::domain::load_balancer::status::Finding;
+use crate::domain::pools::allocator::Verdict;
+use crate::domain::reason;
+use crate::domain::vm_backends::listeners::{self, Report};
 
 /// After a write was accepted.
 pub(super) fn published(
@@ -57,7 +58,7 @@ pub(super) fn published(
 fn served(lb: &LoadBalancer, report: &Report, ctx: &Context) {
     let allocated = lb.status.as_ref().and_then(|s| s.allocated_address.as_ref());
     let asked = allocated.and_then(|a| a.ip.as_deref()).unwrap_or_default();
-    let (status, why, message) = vm_lb::ready(report, asked);
+    let (status, why, message) = listeners::ready(report, asked);
     let conditions = lb.status.as_ref().map_or(&[][..], |s| &s.conditions);
     let before = conditions.iter().find(|c| c.type_ == READY);
     let before = before.and_then(|c| c.reason.as_deref());

@@ -12,10 +12,10 @@ use kube::ResourceExt as _;
 use super::run::Run;
 use super::{Keeper, lock};
 use crate::api::{RancherServer, SecretTarget, TokenRotation};
-use crate::domain::rotation::census::{Census, Found};
-use crate::domain::rotation::status::Standing;
-use crate::domain::rotation::watched::Watched;
-use crate::domain::rotation::{Seconds, Target, due, status};
+use crate::domain::credentials::rotation::inventory::{Census, Found};
+use crate::domain::credentials::rotation::status::Standing;
+use crate::domain::credentials::rotation::watched::Watched;
+use crate::domain::credentials::rotation::{Seconds, Target, due, status};
 use crate::rancher::{Error, Issued, Issuer};
 
 /// How many contents are read in a look; each takes up to three calls.

@@ -6,10 +6,10 @@
 use super::run::{BETWEEN_TRIES, Look, Run, TRIES};
 use super::{InHand, Keeper, census};
 use crate::api::{ApiKey, RancherServer, TokenRotation, WatchedCredential};
-use crate::domain::rotation::content::{self, Read};
-use crate::domain::rotation::token::Token;
-use crate::domain::rotation::watched::{self, Watched};
-use crate::domain::rotation::{Hand, Record, Step, Target, kept_until, status};
+use crate::domain::credentials::rotation::target_secret::{self, Read};
+use crate::domain::credentials::rotation::watched::{self, Watched};
+use crate::domain::credentials::rotation::{Hand, Record, Step, Target, kept_until, status};
+use crate::domain::credentials::token::Token;
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
 use crate::rancher::{Error, Issued, Issuer, Secret, Sight};
@@ -151,7 +151,7 @@ async fn see(
                 None => return Err(error),
             },
         };
-        let mut read = content::read(wants, rotation.spec.source.is_some(), secret.as_ref());
+        let mut read = target_secret::read(wants, rotation.spec.source.is_some(), secret.as_ref());
         let token = read.token(wants, secret.as_ref());
         if let Err(error) = ask(&issuer, &known, &mut read, token).await {
             return Ok(Err(error));

@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use super::rancher::{self, Side};
 use super::{InHand, Keeper, lock, pause};
 use crate::api::{ROTATION_FINALIZER, TokenRotation};
-use crate::domain::rotation::content::{self, Read};
-use crate::domain::rotation::status::{self, Beside, Standing};
-use crate::domain::rotation::watched::Watched;
-use crate::domain::rotation::{
-    Act, Change, Hand, Plan, Record, Seconds, Seen, Step, Target, decide, ends, failed,
+use crate::domain::credentials::rotation::status::{self, Beside, Standing};
+use crate::domain::credentials::rotation::target_secret::{self, Read};
+use crate::domain::credentials::rotation::watched::Watched;
+use crate::domain::credentials::rotation::{
+    Act, Change, Hand, Plan, Record, Seconds, Seen, Step, Target, decide, expiry, failed,
 };
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
@@ -128,10 +128,12 @@ async fn look(keeper: &Keeper, rotation: &TokenRotation) -> Result<Look, CallErr
     let rotated = rotation.spec.source.is_some();
     let (read, clock, blind) =
         match keeper.ctx.credentials.secret(&namespace, &wants.name, &wants.key).await {
-            Ok((secret, clock)) => (content::read(wants, rotated, secret.as_ref()), clock, None),
+            Ok((secret, clock)) => {
+                (target_secret::read(wants, rotated, secret.as_ref()), clock, None)
+            }
             Err(error) => match error.refusal() {
                 Some(why) => {
-                    let read = content::read(wants, rotated, None);
+                    let read = target_secret::read(wants, rotated, None);
                     (read, Clock::local(), Some(why.to_owned()))
                 }
                 None => return Err(error),
@@ -405,7 +407,7 @@ impl Run<'_> {
         let now = self.clock.now();
         let end = self.rotation.status.as_ref().and_then(|status| status.expires_at.as_deref());
         let end = end.and_then(status::seconds);
-        let pause = pause(&[until, ends::alarm(&self.plan, &self.record, end), end], now);
+        let pause = pause(&[until, expiry::alarm(&self.plan, &self.record, end), end], now);
         // Nobody tells when a Rancher changes.
         let most = match &self.side {
             Some(side) if side.unread > 0 => READ_ON,

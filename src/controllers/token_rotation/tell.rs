@@ -9,7 +9,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::{Context, Keeper, lock};
 use crate::api::{ConditionStatus, READY, TokenRotation};
-use crate::domain::rotation::{Seconds, due, ends, status, watched};
+use crate::domain::credentials::rotation::{Seconds, due, expiry, status, watched};
 use crate::k8s::credentials::Clock;
 
 /// How often. That time passes is no event.
@@ -81,7 +81,7 @@ fn note(sheet: &mut Sheet, rotation: &TokenRotation, now: Seconds) {
     let (namespace, name) = (rotation.namespace().unwrap_or_default(), rotation.name_any());
     let rotated = due(&plan, &record).is_some();
     let labels = vec![namespace.clone(), name.clone(), rotated.to_string()];
-    let late = ends::alarm(&plan, &record, end).is_some_and(|at| at <= now);
+    let late = expiry::alarm(&plan, &record, end).is_some_and(|at| at <= now);
     sheet.overdue.insert(labels.clone(), late.into());
     if let Some(end) = end {
         sheet.ends.insert(labels, end);
@@ -105,9 +105,9 @@ fn note(sheet: &mut Sheet, rotation: &TokenRotation, now: Seconds) {
         let minter = &there.minter;
         let labels = vec![namespace, minter.secret_name.clone(), minter.key.clone()];
         let refused = said.conditions.iter().any(|condition| {
-            condition.type_ == ends::MINTER_EXPIRING && condition.status == ConditionStatus::True
+            condition.type_ == expiry::MINTER_EXPIRING && condition.status == ConditionStatus::True
         });
-        let near = refused || ends::key_alarm(&plan, key).is_some_and(|at| at <= now);
+        let near = refused || expiry::key_alarm(&plan, key).is_some_and(|at| at <= now);
         let overdue = sheet.key_overdue.entry(labels.clone()).or_default();
         *overdue = i64::from(near).max(*overdue);
         let first = sheet.key_ends.entry(labels).or_insert(end);

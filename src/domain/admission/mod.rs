@@ -4,8 +4,10 @@
 //! request changes nothing. Objects that come in may be of any shape: what does not fit its type is
 //! left for the schema to refuse, and never a reason to panic.
 
+pub mod certificates;
 pub mod load_balancer;
 pub mod pool;
+pub mod webhook_configuration;
 
 use std::fmt;
 

@@ -8,31 +8,24 @@
 //! Invariants: no frame makes anything here panic; only what was checked for xid, hardware address
 //! and client identifier changes a lease; an address may be used only after its record was written.
 
-mod arp;
 mod client;
 mod disputes;
-mod filter;
-mod frame;
 mod identity;
 mod lease;
 mod mac;
-mod message;
-mod names;
-mod options;
-mod outcome;
-mod report;
-mod spread;
-mod unusable;
+pub mod wire;
 
+pub use crate::dhcp_lease::agent_name::{AGENT_PREFIX, agent_name};
+pub use crate::dhcp_lease::status::{
+    Moment, former, held, link_failed, reason, report, state, status_patch,
+};
+pub use client::jitter::{Bucket, phase, start_within};
+pub use client::offer_check::Unusable;
+pub use client::output::{Event, Ignored, Lost, Out, Record, State, Trouble};
 pub use client::{Announced, Client, Held, Listening, Options, Probe};
 pub use disputes::Disputes;
-pub use filter::{Op, filter, nothing};
-pub use frame::owner_of;
 pub use identity::{ClientId, ClientIdForm, Identity, NoForm};
 pub use lease::Lease;
 pub use mac::Mac;
-pub use names::{AGENT_PREFIX, agent_name};
-pub use outcome::{Event, Ignored, Lost, Out, Record, State, Trouble};
-pub use report::{Moment, former, held, link_failed, reason, report, state, status_patch};
-pub use spread::{Bucket, phase, start_within};
-pub use unusable::Unusable;
+pub use wire::bpf::{Op, filter, nothing};
+pub use wire::ethernet::owner_of;

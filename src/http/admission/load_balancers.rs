@@ -11,10 +11,10 @@ use super::{Admission, Stage};
 use crate::api::LoadBalancer;
 use crate::domain::admission::load_balancer::{self, Asks, Known, Named, PoolSeen};
 use crate::domain::admission::{Answer, Request};
-use crate::domain::conflict::{PoolFacts, network_mismatch};
-use crate::domain::facts::{self, Surroundings};
+use crate::domain::load_balancer::facts::{self, Surroundings};
 use crate::domain::network::Segment;
-use crate::domain::ranges::Ranges;
+use crate::domain::pools::conflict::{PoolFacts, network_mismatch};
+use crate::domain::pools::ranges::Ranges;
 use crate::domain::reason::Wait;
 use crate::k8s::CallError;
 

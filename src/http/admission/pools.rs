@@ -16,7 +16,7 @@ use crate::domain::admission::pool::{
     Holder, Known, Leased, Look, Question, look, mutate, network,
 };
 use crate::domain::admission::{Answer, Request};
-use crate::domain::leasing;
+use crate::domain::dhcp_lease;
 use crate::k8s::CallError;
 
 /// LoadBalancers that are asked about at the API server for one request.
@@ -69,7 +69,7 @@ fn leased(at: &Admission) -> Vec<Leased> {
     let now = Utc::now().fixed_offset();
     let records = views.records.state();
     let leased = records.iter().filter_map(|record| {
-        let lease = leasing::usable(record, now)?;
+        let lease = dhcp_lease::usable(record, now)?;
         let namespace = record.namespace().unwrap_or_default();
         let name = format!("{namespace}/{}", record.name_any());
         Some(Leased { ip: lease.ip, name, segment: views.segment(&lease.network) })

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::*;
-use crate::domain::certificates::{SERVING_LIFE, Step, plan};
+use crate::domain::admission::certificates::{SERVING_LIFE, Step, plan};
 
 const NOW: Duration = Duration::from_hours(500_000);
 
@@ -28,7 +28,7 @@ fn what_is_made_is_good_and_reads_back_the_same() {
     assert_eq!(serving.names, names());
     assert!(read.identity().is_some());
     let names = names();
-    let at = crate::domain::certificates::At {
+    let at = crate::domain::admission::certificates::At {
         now: NOW,
         early: Duration::ZERO,
         names: &names,

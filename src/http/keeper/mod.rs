@@ -1,6 +1,6 @@
 //! Keeps admission reachable: the Secret with its certificates, the certificate in use, and the
 //! configurations that lead the API server here. What is to be done is decided in
-//! [`crate::domain::certificates`] and [`crate::domain::registration`].
+//! [`crate::domain::admission::certificates`] and [`crate::domain::admission::webhook_configuration`].
 //!
 //! Invariants: every replica does all of this, and each write is refused if somebody was faster.
 //! A configuration is written only after the Secret was read anew, so that nobody puts an older
@@ -18,9 +18,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::authority::{Identity, Material, Trusted, Unfit};
 use super::tls::InUse;
-use crate::domain::backoff::backoff;
-use crate::domain::certificates::{At, SETTLING, Step, adopt, plan, ready};
-use crate::domain::registration::{Owner, Part, Place};
+use crate::domain::admission::certificates::{At, SETTLING, Step, adopt, plan, ready};
+use crate::domain::admission::webhook_configuration::{Owner, Part, Place};
+use crate::domain::limits::backoff::backoff;
 use crate::k8s::CallError;
 use crate::k8s::installation::{Installation, Look, Sealed};
 use crate::metrics::Metrics;

@@ -12,11 +12,11 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{Keeper, LONGEST_PAUSE, State, Stop, take_secret};
-use crate::domain::backoff::backoff;
-use crate::domain::registration::{
+use crate::domain::admission::webhook_configuration::{
     CONFIGURATION, Owner, Part, Place, Registration, bundles, is_ours, needs_conversion, patch,
     says,
 };
+use crate::domain::limits::backoff::backoff;
 use crate::http::authority::Trusted;
 use crate::http::webhook;
 use crate::k8s::CallError;

@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::line::{Arriving, Line, Progress};
 use super::{Caller, Seat, WIND_DOWN};
-use crate::domain::crowd::Phase;
+use crate::domain::limits::connections::Phase;
 
 /// Head and unread body of one connection. The library's least is 8 KiB.
 const BUFFER: usize = 16 * 1024;

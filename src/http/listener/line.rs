@@ -10,7 +10,7 @@ use axum::body::{Bytes, HttpBody};
 use hyper::body::{Frame, Incoming, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::domain::crowd::Phase;
+use crate::domain::limits::connections::Phase;
 
 /// How far request and answer have got. All of it is noted in one task.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use super::{Views, lock};
 use crate::api::LoadBalancer;
-use crate::domain::facts;
+use crate::domain::load_balancer::facts;
 
 /// By `namespace/name`.
 #[derive(Default)]

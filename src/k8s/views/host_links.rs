@@ -7,8 +7,9 @@ use kube_runtime::watcher::{Config, Event};
 
 use super::{Informer, Part, Views, lock};
 use crate::api::kubevirt::{HostNetworkConfig, HostNetworkConfigStatus};
-use crate::domain::host_links::HostLink;
-use crate::domain::{facts, vm_lb};
+use crate::domain::load_balancer::facts;
+use crate::domain::network::host_links::HostLink;
+use crate::domain::vm_backends::listeners;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 
@@ -59,7 +60,7 @@ impl Views {
     /// vm LoadBalancers may be announced elsewhere from now on. It happens seldom.
     pub(super) fn tell_announced(&self, is_news: bool) {
         if is_news && self.endpoints_synced() {
-            let vms = self.load_balancers.state_filter(vm_lb::is_vm);
+            let vms = self.load_balancers.state_filter(listeners::is_vm);
             self.tell_lbs(vms.iter().map(|lb| facts::name(lb)));
         }
     }

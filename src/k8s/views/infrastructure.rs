@@ -14,7 +14,7 @@ use kube_runtime::watcher::{Config, Event};
 use super::{Informer, Part, Signal, Views, lock};
 use crate::api::GROUP;
 use crate::api::kubevirt::ServiceAddresses;
-use crate::domain::infrastructure::{HeldBack, Infrastructure, Reserved};
+use crate::domain::network::infrastructure::{HeldBack, Infrastructure, Reserved};
 use crate::k8s::informer;
 use crate::k8s::trimmed::PAGE;
 

@@ -22,8 +22,8 @@ use kube_runtime::watcher::{Config, Event};
 use super::{Informer, LEASING, Part, Signal, Views, lock};
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::dhcp::{AGENT_PREFIX, ClientIdForm, agent_name};
-use crate::domain::facts;
-use crate::domain::leasing::{self, Declaration, Holding};
+use crate::domain::dhcp_lease::{self, Declaration, Holding};
+use crate::domain::load_balancer::facts;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 
@@ -36,7 +36,7 @@ pub(super) struct Agent {
 
 impl Agent {
     fn serves(&self, now: Instant) -> bool {
-        self.since.is_some_and(|since| leasing::serves(&self.holding, now - since))
+        self.since.is_some_and(|since| dhcp_lease::serves(&self.holding, now - since))
     }
 }
 
@@ -46,7 +46,7 @@ pub struct AgentNetwork {
     /// `namespace/name`.
     pub name: String,
     /// Maker of its agent.
-    pub agent: leasing::Agent,
+    pub agent: dhcp_lease::Agent,
     /// Declaration of DHCP.
     pub declaration: Declaration,
     /// Status of its agent that is written on it; empty for none.
@@ -92,7 +92,7 @@ impl Views {
     pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
         let own = key(of);
         let same = |record: &DHCPLease| {
-            leasing::is_one_client(&record.spec, &of.spec) && key(record) != own
+            dhcp_lease::is_one_client(&record.spec, &of.spec) && key(record) != own
         };
         self.records.find(same).map(|record| key(record.as_ref()))
     }
@@ -108,7 +108,7 @@ impl Views {
             may_declare: self.dhcp.may_declare(name),
             reference: (*known.reference).clone(),
         });
-        agents.filter(|of| of.agent != leasing::Agent::None || !of.status.is_empty()).collect()
+        agents.filter(|of| of.agent != dhcp_lease::Agent::None || !of.status.is_empty()).collect()
     }
 
     /// Holder that serves a network, and since when by its own clock.
@@ -296,7 +296,7 @@ fn see(views: &Views, lease: &Lease) {
                 before.holding.holder
             }
             None => {
-                let left = leasing::is_left_behind(&holding, Utc::now().fixed_offset());
+                let left = dhcp_lease::is_left_behind(&holding, Utc::now().fixed_offset());
                 agents.insert(name.clone(), Agent { holding, since: Some(now).filter(|_| !left) });
                 String::new()
             }

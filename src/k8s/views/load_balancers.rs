@@ -10,7 +10,8 @@ use kube_runtime::watcher::{Config, Event};
 
 use super::{Informer, Part, Signal, Views, lock};
 use crate::api::LoadBalancer;
-use crate::domain::{Owner, vm_lb};
+use crate::domain::Owner;
+use crate::domain::vm_backends::listeners;
 use crate::k8s::guard::{Guard, Misfit};
 use crate::k8s::informer;
 use crate::k8s::trimmed::{PAGE, Trimmed};
@@ -132,7 +133,7 @@ pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
 fn select(views: &Views, lb: &LoadBalancer) {
     let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
     let mut vms = lock(&views.vms);
-    match vm_lb::selector(lb) {
+    match listeners::selector(lb) {
         Some(selector) => drop(vms.set_lb(&namespace, &name, selector)),
         None => vms.remove_lb(&namespace, &name),
     }

@@ -14,7 +14,7 @@ use super::{Informer, Views, lock};
 use crate::api::kubevirt::{
     ANNOTATION_REMOVES_VOLUMES, LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine,
 };
-use crate::domain::facts;
+use crate::domain::load_balancer::facts;
 use crate::k8s::informer;
 
 type Machine = PartialObjectMeta<VirtualMachine>;

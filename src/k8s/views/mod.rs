@@ -33,15 +33,15 @@ use self::echoes::Echoes;
 use self::machines::Removals;
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::Owner;
-use crate::domain::backend_address::NetworkRange;
-use crate::domain::facts::{self, Project, Surroundings};
-use crate::domain::host_links::{HostLinks, Link};
-use crate::domain::label_index::{LabelIndex, LbKey};
-use crate::domain::leasing;
+use crate::domain::dhcp_lease;
+use crate::domain::load_balancer::facts::{self, Project, Surroundings};
 use crate::domain::network::Attachment;
 use crate::domain::network::Segment;
+use crate::domain::network::host_links::{HostLinks, Link};
 use crate::domain::reason::Wait;
-use crate::domain::vm::{self, Pod, Topology, Vm};
+use crate::domain::vm_backends::backend_address::NetworkRange;
+use crate::domain::vm_backends::selector_index::{LabelIndex, LbKey};
+use crate::domain::vm_backends::vm::{self, Pod, Topology, Vm};
 use crate::metrics::Metrics;
 pub use early::WritingSlice;
 pub use echoes::Writing;
@@ -113,7 +113,7 @@ pub struct Views {
     /// Every record of a leased address.
     pub records: Store<DHCPLease>,
     /// Services of vm load balancers, by name.
-    pub services: Owned<crate::domain::service::Stored>,
+    pub services: Owned<crate::domain::vm_backends::service::Stored>,
     /// EndpointSlices of vm load balancers, by the LoadBalancer that owns them.
     pub slices: Owned<OwnedSlice>,
     projects: Arc<Mutex<HashMap<String, Project>>>,
@@ -122,7 +122,7 @@ pub struct Views {
     /// The Leases of networks' agents, by name.
     agents: Arc<Mutex<HashMap<String, leases::Agent>>>,
     /// On which networks the host leases, beside what NetworkAttachmentDefinitions say.
-    dhcp: Arc<leasing::Networks>,
+    dhcp: Arc<dhcp_lease::Networks>,
     removals: Arc<Mutex<Removals>>,
     vms: Arc<Mutex<LabelIndex>>,
     /// Whether the cluster serves no VMs.
@@ -181,7 +181,7 @@ impl Views {
     pub fn start(
         client: &Client,
         namespace: &str,
-        dhcp: leasing::Networks,
+        dhcp: dhcp_lease::Networks,
         metrics: &Metrics,
     ) -> Self {
         let writer = Writer::<LoadBalancer>::default();

@@ -10,7 +10,7 @@ use kube_runtime::watcher::{Config, Event};
 
 use super::{Informer, Part, Signal, Views, lock};
 use crate::api::ANNOTATION_NAMESPACE_PROJECT;
-use crate::domain::facts::Project;
+use crate::domain::load_balancer::facts::Project;
 use crate::k8s::informer;
 
 pub(super) async fn watch(at: Informer) {

@@ -15,10 +15,10 @@ use crate::api::{
     ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_STATUS, ANNOTATION_DHCP_SUBNETS,
     ANNOTATION_NETWORK, ANNOTATION_ROUTE, LABEL_CLUSTER_NETWORK, LABEL_VLAN,
 };
-use crate::domain::backend_address::NetworkRange;
-use crate::domain::bounds::{LONGEST_TEXT, LONGEST_WORD, cut};
-use crate::domain::leasing::{Declaration, Form};
+use crate::domain::dhcp_lease::{Declaration, Form};
+use crate::domain::load_balancer::bounds::{LONGEST_TEXT, LONGEST_WORD, cut};
 use crate::domain::network::Attachment;
+use crate::domain::vm_backends::backend_address::NetworkRange;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::{Informer, Part, Signal, Views, lock};
 use crate::api::{IPPool, IPPoolSpec};
-use crate::domain::conflict::PoolFacts;
+use crate::domain::pools::conflict::PoolFacts;
 use crate::k8s::guard::Guard;
 use crate::k8s::{CallError, call, informer};
 

@@ -14,8 +14,10 @@ use kube_runtime::watcher::{Config, Event};
 use super::{Informer, Part, Signal, Views, lock};
 use crate::api::LABEL_SERVICE_LB;
 use crate::domain::Owner;
-use crate::domain::service::stored::{owner, owners, qualified, read_service, read_slice};
-use crate::domain::slices::Slice;
+use crate::domain::vm_backends::endpoint_slices::Slice;
+use crate::domain::vm_backends::service::stored::{
+    owner, owners, qualified, read_service, read_slice,
+};
 use crate::k8s::informer;
 use crate::k8s::trimmed::PAGE;
 use crate::k8s::unread::Unread;

@@ -16,11 +16,11 @@ use super::{Informer, Part, Signal, Views, lock};
 use crate::api::kubevirt::{
     LAUNCHER, LauncherPod, Node, TOPOLOGY_REGION, TOPOLOGY_ZONE, VirtualMachineInstance,
 };
-use crate::domain::infrastructure::Reserved;
-use crate::domain::label_index::LbKey;
-use crate::domain::leasing::deployment::LABEL_CLUSTER_NETWORKS;
-use crate::domain::vm::{self, Topology};
-use crate::domain::{topology, vm_lb};
+use crate::domain::dhcp_lease::agent_deployment::LABEL_CLUSTER_NETWORKS;
+use crate::domain::network::infrastructure::Reserved;
+use crate::domain::vm_backends::selector_index::LbKey;
+use crate::domain::vm_backends::vm::{self, Topology};
+use crate::domain::vm_backends::{listeners, topology};
 use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 
@@ -228,7 +228,7 @@ impl Views {
                 self.tell(Signal::Moved(vm));
             }
         }
-        for lb in self.load_balancers.state_filter(vm_lb::is_vm) {
+        for lb in self.load_balancers.state_filter(listeners::is_vm) {
             self.tell(Signal::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
         }
     }

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use super::Writer;
 use crate::api::{ANNOTATION_HASH, LABEL_ROTATION, TokenRotation, Workload, WorkloadKind};
-use crate::domain::registration::{MANAGED_BY, MANAGER};
-use crate::domain::rotation::token::{Token, hash};
+use crate::domain::admission::webhook_configuration::{MANAGED_BY, MANAGER};
+use crate::domain::credentials::token::{Token, hash};
 use crate::k8s::credentials::{Raw, raw};
 use crate::k8s::{CallError, call};
 

@@ -233,7 +233,7 @@ fn status_diff(old: &IPPoolStatus, new: &IPPoolStatus) -> Value {
 mod tests {
     use super::*;
     use crate::api::{DHCPLease, Workload, WorkloadKind};
-    use crate::domain::rotation::token::Token;
+    use crate::domain::credentials::token::Token;
 
     fn status(allocated: &[(&str, &str)]) -> IPPoolStatus {
         let allocated = allocated.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();

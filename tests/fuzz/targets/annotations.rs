@@ -4,10 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use harvester_guest_operator::domain::convert::{Version, convert};
-use harvester_guest_operator::domain::kube_vip::{Known, plan};
-use harvester_guest_operator::domain::manual_release::ManualRelease;
-use harvester_guest_operator::domain::ranges::Ranges;
+use harvester_guest_operator::domain::conversion::{Version, convert};
+use harvester_guest_operator::domain::pools::kube_vip_import::{Known, plan};
+use harvester_guest_operator::domain::pools::manual_release::ManualRelease;
+use harvester_guest_operator::domain::pools::ranges::Ranges;
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! A ConversionReview of any shape, and one object there and back.
 #![no_main]
 
-use harvester_guest_operator::domain::convert::{Version, convert};
+use harvester_guest_operator::domain::conversion::{Version, convert};
 use harvester_guest_operator::http::conversion::review;
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 #![no_main]
 
 use harvester_guest_operator::api::Range;
-use harvester_guest_operator::domain::ranges::Ranges;
+use harvester_guest_operator::domain::pools::ranges::Ranges;
 use libfuzzer_sys::fuzz_target;
 
 /// Each line is a range: subnet, start, end, gateway, then exclusions.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use harvester_guest_operator::domain::admission::pool::{Known, Look, look, mutate, network};
 use harvester_guest_operator::domain::admission::{self, Answer, Request};
-use harvester_guest_operator::domain::conflict::PoolFacts;
 use harvester_guest_operator::domain::network::{Attachment, Segment};
+use harvester_guest_operator::domain::pools::conflict::PoolFacts;
 use serde_json::{Value, json};
 
 use super::pool_rows::{Expect, Operation, Row, object, rows};

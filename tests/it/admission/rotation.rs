@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::domain::certificates::{AUTHORITY_LIFE, SERVING_LIFE};
+use harvester_guest_operator::domain::admission::certificates::{AUTHORITY_LIFE, SERVING_LIFE};
 use harvester_guest_operator::http::authority::Material;
 use kube::api::DeleteParams;
 use testbed::{Balancer, Operator, eventually};

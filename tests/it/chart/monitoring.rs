@@ -86,8 +86,8 @@ fn rules_and_dashboard_ask_for_metrics_that_exist() {
         rules().iter().map(|rule| rule["expr"].as_str().unwrap().to_owned()).collect();
     asked.extend(queries().into_iter().map(|(_, query)| query));
     let parts =
-        ["", "/admission", "/dhcp", "/leadership", "/leasing", "/probes", "/rotation", "/watches"];
-    let source = parts.map(|part| read(&format!("src/metrics{part}.rs"))).concat();
+        ["mod", "admission", "dhcp", "leadership", "leasing", "probes", "rotation", "watches"];
+    let source = parts.map(|part| read(&format!("src/metrics/{part}.rs"))).concat();
     let mut names = BTreeSet::new();
     for query in &asked {
         for (at, _) in query.match_indices("hgo_") {

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::domain::dhcp::agent_name;
 
-use harvester_guest_operator::domain::leasing::deployment::deployment;
+use harvester_guest_operator::domain::dhcp_lease::agent_deployment::deployment;
 use serde_json::{Value, json};
 use testbed::{Bed, Chart, Options, Version, repository, tools};
 

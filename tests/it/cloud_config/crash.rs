@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::domain::cloud_config::{Kind, Object, Removal};
+use harvester_guest_operator::domain::credentials::guest_account::{Kind, Object, Removal};
 use harvester_guest_operator::k8s::CallError;
 use harvester_guest_operator::k8s::cloud_config::Credentials;
 use k8s_openapi::api::core::v1::ServiceAccount;

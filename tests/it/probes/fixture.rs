@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Result;
-use harvester_guest_operator::domain::health::{Check, Probe, Request, Target};
+use harvester_guest_operator::domain::vm_backends::health::{Check, Probe, Request, Target};
 use harvester_guest_operator::metrics::Metrics;
 use harvester_guest_operator::prober::Prober;
 use testbed::Issued;

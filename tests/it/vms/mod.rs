@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::LoadBalancer;
-use harvester_guest_operator::domain::slices::SINK_UID;
+use harvester_guest_operator::domain::vm_backends::endpoint_slices::SINK_UID;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::LoadBalancer;
-use harvester_guest_operator::domain::slices::SINK_UID;
+use harvester_guest_operator::domain::vm_backends::endpoint_slices::SINK_UID;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt as _;

@@ -16,15 +16,16 @@ use kube::ResourceExt;
 use self::settings::Settings;
 use super::{Context, Error};
 use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
-use crate::domain::backend_address::Rules;
-use crate::domain::book::Verdict;
-use crate::domain::endpoints::{self, Backend};
-use crate::domain::facts;
-use crate::domain::health::{self, Check, Target};
-use crate::domain::plan::Finding;
-use crate::domain::service::{self as service_domain, Identity, Wanted};
-use crate::domain::slices::remembered;
-use crate::domain::vm_lb::{self, Backends, Report, Service};
+use crate::domain::load_balancer::facts;
+use crate::domain::load_balancer::status::Finding;
+use crate::domain::pools::allocator::Verdict;
+use crate::domain::vm_backends::backend_address::Rules;
+use crate::domain::vm_backends::endpoint_slices::remembered;
+use crate::domain::vm_backends::endpoints::{self, Backend};
+use crate::domain::vm_backends::health::{self, Check, Target};
+use crate::domain::vm_backends::listeners::{self, Backends, Report, Service};
+use crate::domain::vm_backends::service as service_domain;
+use crate::domain::vm_backends::service::{Identity, Wanted};
 use crate::k8s::CallError;
 
 /// How often a write is decided anew for an object that keeps changing under it.
@@ -83,7 +84,8 @@ pub(super) async fn serve(
         });
         return Ok(report);
     }
-    let listeners = vm_lb::name_fault(&at.name).map_or_else(|| vm_lb::listeners(&lb.spec), Err);
+    let listeners =
+        listeners::name_fault(&at.name).map_or_else(|| listeners::listeners(&lb.spec), Err);
     let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
     // Where its pool says that the address is unique, or where it was leased. A global pool's is unique
     // everywhere.
@@ -115,7 +117,7 @@ pub(super) async fn serve(
         at.know_service().await?;
         match &listeners {
             Ok(listeners) => {
-                let ports = vm_lb::ports(listeners);
+                let ports = listeners::ports(listeners);
                 at.write_slices(wanted.family(), &ports, &backends).await?;
                 at.write_service(&wanted).await
             }
@@ -137,7 +139,7 @@ pub(super) async fn serve(
         Err(Obstacle::Error(error)) => return Err(error),
     };
     let ingress = at.ingress();
-    let selector_hint = vm_lb::selector_hint(&lb.spec);
+    let selector_hint = listeners::selector_hint(&lb.spec);
     let own = at.own();
     let misfit = own.as_ref().and_then(|own| service_domain::misfit(own, &backends.endpoints));
     let backends = Some(backends);

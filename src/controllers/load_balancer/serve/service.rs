@@ -6,9 +6,9 @@ use kube::{Api, ResourceExt};
 
 use super::settings::Settings;
 use super::{At, Obstacle, REPETITIONS};
-use crate::domain::service::stored::read_service;
-use crate::domain::service::{self, Held, Plan, Stored, Wanted};
-use crate::domain::vm_lb::Service;
+use crate::domain::vm_backends::listeners::Service;
+use crate::domain::vm_backends::service::stored::read_service;
+use crate::domain::vm_backends::service::{self, Held, Plan, Stored, Wanted};
 use crate::k8s::{CallError, call};
 
 impl At<'_> {

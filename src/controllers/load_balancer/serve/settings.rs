@@ -6,8 +6,8 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::{At, Obstacle, REPETITIONS};
-use crate::domain::service::settings::{self, Carried, SETTINGS};
-use crate::domain::service::{Stored, hold_back};
+use crate::domain::vm_backends::service::settings::{self, Carried, SETTINGS};
+use crate::domain::vm_backends::service::{Stored, hold_back};
 use crate::k8s::{CallError, call};
 
 /// Fate of the settings of a Service that is deleted.

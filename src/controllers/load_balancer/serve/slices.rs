@@ -8,11 +8,11 @@ use kube::Api;
 
 use super::{At, Obstacle, REPETITIONS, into_error};
 use crate::controllers::load_balancer::Error;
-use crate::domain::endpoints::Family;
-use crate::domain::service;
-use crate::domain::service::stored::owners;
-use crate::domain::slices::{self, AnnouncingNode, Plan, Port, Slice, Write};
-use crate::domain::vm_lb::Backends;
+use crate::domain::vm_backends::endpoint_slices::{self, AnnouncingNode, Plan, Port, Slice, Write};
+use crate::domain::vm_backends::endpoints::Family;
+use crate::domain::vm_backends::listeners::Backends;
+use crate::domain::vm_backends::service;
+use crate::domain::vm_backends::service::stored::owners;
 use crate::k8s::views::OwnedSlice;
 use crate::k8s::{CallError, call};
 
@@ -33,8 +33,14 @@ impl At<'_> {
         for _ in 0..REPETITIONS {
             let (stored, announcing) = (self.slices(), self.announcing_node());
             let endpoints = &backends.endpoints;
-            let Plan { writes, mut complete } =
-                slices::plan(&self.name, family, ports, &stored, endpoints, announcing.as_ref());
+            let Plan { writes, mut complete } = endpoint_slices::plan(
+                &self.name,
+                family,
+                ports,
+                &stored,
+                endpoints,
+                announcing.as_ref(),
+            );
             for write in writes {
                 match self.write_slice(family, ports, &write).await {
                     Ok(()) => wrote = true,
@@ -91,14 +97,14 @@ impl At<'_> {
         let writer = &self.ctx.shared.writer;
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true);
         let (namespace, lb) = (&self.namespace, self.identity());
-        let ports = slices::ports_of(write.endpoints(), ports);
+        let ports = endpoint_slices::ports_of(write.endpoints(), ports);
         let (meta, endpoints) = match write {
             Write::Create { name, endpoints } => {
-                let slice = slices::create(lb, name, family, &ports, endpoints, &now);
+                let slice = endpoint_slices::create(lb, name, family, &ports, endpoints, &now);
                 (Box::pin(writer.create_slice(namespace, &slice)).await?, endpoints)
             }
             Write::Update { name, version, endpoints } => {
-                let patch = slices::patch(lb, version, &ports, endpoints, &now);
+                let patch = endpoint_slices::patch(lb, version, &ports, endpoints, &now);
                 (Box::pin(writer.patch_slice(namespace, name, &patch)).await?, endpoints)
             }
             Write::Delete { name, version } => {

@@ -3,11 +3,11 @@
 use serde_json::{Map, Value, json};
 
 use super::{Answer, Request, is_blank, is_guest, read, shown};
-use crate::api::{
+use crate::load_balancer::facts::{self, Project, Surroundings};
+use api::{
     ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NAMESPACE,
     ANNOTATION_NETWORK, ANNOTATION_PROJECT, LABEL_CLUSTER,
 };
-use crate::domain::facts::{self, Project, Surroundings};
 
 /// What an unset field of a health check with a port means.
 const HEALTH_DEFAULTS: [(&str, i32); 4] =

@@ -1,16 +1,14 @@
 //! Rules of the spec. What is wrong with listeners, names and health checks is told by the
 //! functions that the reconciler asks as well, so that both say the same.
 
+use super::super::Refusal;
 use super::{Answer, Known, Named, PoolSeen};
-use crate::api::{
-    ANNOTATION_DHCP, ANNOTATION_NETWORK, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec,
-};
-use crate::domain::admission::Refusal;
-use crate::domain::bounds;
-use crate::domain::facts::{self, Project};
-use crate::domain::health;
-use crate::domain::leasing;
-use crate::domain::vm_lb;
+use crate::dhcp_lease;
+use crate::load_balancer::bounds;
+use crate::load_balancer::facts::{self, Project};
+use crate::vm_backends::health;
+use crate::vm_backends::listeners;
+use api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec};
 
 /// Whether there is something to judge: what was stored before a rule was made stays as it is
 /// until somebody changes it.
@@ -37,7 +35,7 @@ pub(super) fn judge(
     if let Some(old) = old {
         immutable(lb, old, answer);
         let settled = facts::has_address(lb) && !facts::wants_pool(lb);
-        let taken_over = leasing::may_be_taken_over(lb) && facts::leased(lb).is_none();
+        let taken_over = dhcp_lease::may_be_taken_over(lb) && facts::leased(lb).is_none();
         if leaser(old) != leaser(lb) && settled && !taken_over {
             answer
                 .warn("who leases its address stays as it is until the LoadBalancer is made again");
@@ -49,7 +47,7 @@ pub(super) fn judge(
         }
     } else {
         if let Some(removal) = &known.removal {
-            let field = format!("metadata.labels[{}]", crate::api::LABEL_CLUSTER);
+            let field = format!("metadata.labels[{}]", api::LABEL_CLUSTER);
             answer.refuse(field, removal.message());
         }
         if !facts::wants_pool(lb) {
@@ -58,7 +56,7 @@ pub(super) fn judge(
             );
         }
     }
-    if let Some(address) = vm_lb::address_for_name(&lb.spec).filter(|_| vm_lb::is_vm(lb)) {
+    if let Some(address) = listeners::address_for_name(&lb.spec).filter(|_| listeners::is_vm(lb)) {
         answer.warn(format!(
             "backendServers (label {LABEL_VM_NAME}): {address} is an address and selects nothing: name VMs"
         ));
@@ -80,22 +78,22 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
     }
     found.extend(reserved(&lb.spec));
     if !facts::wants_pool(lb)
-        && let Err(message) = leasing::choice(lb)
+        && let Err(message) = dhcp_lease::choice(lb)
     {
         let field = format!("metadata.annotations[{ANNOTATION_DHCP}]");
         found.push(Refusal { field, message });
     }
     if !facts::wants_pool(lb)
-        && let Err(leasing::Fault { field, message }) = leasing::asked(lb)
+        && let Err(dhcp_lease::Fault { field, message }) = dhcp_lease::asked(lb)
     {
         found.push(Refusal { field, message });
     }
     let mut texts = Vec::new();
     let name = lb.metadata.name.as_deref().filter(|name| !name.is_empty());
     texts.extend(name.and_then(bounds::name_fault).filter(|_| facts::is_guest(lb)));
-    if vm_lb::is_vm(lb) {
-        texts.extend(name.and_then(vm_lb::name_fault));
-        texts.extend(vm_lb::listeners(&lb.spec).err());
+    if listeners::is_vm(lb) {
+        texts.extend(name.and_then(listeners::name_fault));
+        texts.extend(listeners::listeners(&lb.spec).err());
         texts.extend(bounds::selector_fault(&lb.spec));
     }
     let check = health::check(&lb.spec).err();
@@ -153,7 +151,7 @@ fn pool(lb: &LoadBalancer, old: Option<&LoadBalancer>, known: &Known, answer: &m
     let requirement = facts::requirement(lb, &known.around);
     let Some(name) = facts::named_pool(lb) else {
         let served = |pools: &Vec<_>| {
-            pools.iter().any(|selector: &crate::domain::pool_choice::Selector| {
+            pools.iter().any(|selector: &crate::pools::selection::Selector| {
                 selector.fit(&requirement).is_some()
             })
         };
@@ -205,7 +203,7 @@ fn leaser(lb: &LoadBalancer) -> Option<&String> {
 
 fn asks(lb: &LoadBalancer) -> Vec<Option<&String>> {
     let annotations = lb.metadata.annotations.as_ref();
-    leasing::ASKING.iter().map(|key| annotations?.get(*key)).collect()
+    dhcp_lease::ASKING.iter().map(|key| annotations?.get(*key)).collect()
 }
 
 fn cluster(lb: &LoadBalancer) -> String {

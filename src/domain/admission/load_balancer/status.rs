@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use serde_json::{Map, Value};
 
 use super::{Answer, Known, is_blank, is_guest, shown};
-use crate::api::{DHCP_ADDRESS, READY};
+use api::{DHCP_ADDRESS, READY};
 
 /// Differences that are told. More say nothing new.
 const MOST_TOLD: usize = 4;

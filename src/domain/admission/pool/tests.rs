@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::api::LABEL_GLOBAL_POOL;
-use crate::domain::network::Attachment;
+use crate::network::Attachment;
+use api::LABEL_GLOBAL_POOL;
 
 pub(super) fn request<'a>(
     operation: Operation,

@@ -3,8 +3,9 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::message::{Kind, Reply, Say};
-use super::super::{Event, Ignored, Lease, Mac, Trouble, Unusable, unusable};
+use super::super::wire::message::{Kind, Reply, Say};
+use super::super::{Event, Ignored, Lease, Mac, Trouble, Unusable};
+use super::offer_check;
 use super::probe::Probing;
 use super::speak::Exchange;
 use super::{Client, Phase};
@@ -196,7 +197,7 @@ impl Client {
 
     /// Whether the offer or grant can be used.
     pub(super) fn judge(&mut self, reply: &Reply) -> Result<(), Unusable> {
-        unusable::judge(reply, &self.options.subnets).inspect_err(|why| {
+        offer_check::judge(reply, &self.options.subnets).inspect_err(|why| {
             let (server, address, why) = (reply.server, reply.address, *why);
             self.event(Event::Unusable { server, address, why });
         })

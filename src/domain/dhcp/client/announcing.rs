@@ -12,7 +12,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::arp::Arp;
+use super::super::wire::arp::Arp;
 use super::super::{Event, Mac};
 use super::Client;
 

@@ -9,8 +9,8 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::frame::Way;
-use super::super::message::{Kind, Reply, Say};
+use super::super::wire::ethernet::Way;
+use super::super::wire::message::{Kind, Reply, Say};
 use super::super::{Event, Ignored, Lease, Lost, Mac, Trouble};
 use super::{Client, Phase};
 

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use super::super::arp::Arp;
-use super::super::message::Say;
+use super::super::wire::arp::Arp;
+use super::super::wire::message::Say;
 use super::super::{Event, Ignored, Lease, Trouble};
 use super::{Client, Phase};
 

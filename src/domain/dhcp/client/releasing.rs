@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::super::arp::Arp;
+use super::super::wire::arp::Arp;
 use super::super::{Event, Lease, Out};
 use super::{Client, Phase};
 

@@ -3,9 +3,10 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::frame::{self, Way};
-use super::super::message::{Query, Say};
-use super::super::{Event, Lease, Out, arp};
+use super::super::wire::arp;
+use super::super::wire::ethernet::{self, Way};
+use super::super::wire::message::{Query, Say};
+use super::super::{Event, Lease, Out};
 use super::Client;
 
 /// The first wait for an answer; it doubles from try to try.
@@ -59,7 +60,7 @@ impl Client {
         let broadcast = self.options.broadcast || may_be_live;
         self.spoken = xid;
         let query = Query { say, identity: &self.identity, xid, secs, broadcast };
-        self.out.push(Out::Send(frame::to_server(way, &query.write())));
+        self.out.push(Out::Send(ethernet::to_server(way, &query.write())));
     }
 
     pub(super) fn say_to_all(&mut self, say: Say, exchange: &Exchange) {

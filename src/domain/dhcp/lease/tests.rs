@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 
+use super::super::phase;
+use super::super::wire::message::Kind;
 use super::*;
-use crate::domain::dhcp::message::Kind;
-use crate::domain::dhcp::phase;
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
 

@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::{Roster, check, s, set};
-use crate::domain::health::{Check, Target};
+use crate::domain::vm_backends::health::{Check, Target};
 
 /// Load balancers, each with its check and the VMs behind it.
 type Fleet = BTreeMap<String, (Check, Vec<u8>)>;

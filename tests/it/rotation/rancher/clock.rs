@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::TokenRotationStatus;
-use harvester_guest_operator::domain::rotation::status::seconds;
+use harvester_guest_operator::domain::credentials::rotation::status::seconds;
 use serde_json::json;
 use testbed::rancher::Version;
 use testbed::{Call, eventually};

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use futures::future::try_join_all;
-use harvester_guest_operator::domain::rotation::schedule::Schedule;
-use harvester_guest_operator::domain::rotation::token::Token as Value;
-use harvester_guest_operator::domain::rotation::{
+use harvester_guest_operator::domain::credentials::rotation::schedule::Schedule;
+use harvester_guest_operator::domain::credentials::rotation::{
     self, Act, Change, Hand, Held, Plan, Record, Requests, Seen, Step, Target,
 };
+use harvester_guest_operator::domain::credentials::token::Token as Value;
 use harvester_guest_operator::rancher::{Issuer, Rancher, Secret, Trust};
 use testbed::eventually;
 use testbed::rancher::Version;

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
+use super::super::tests::{judged, pool, range, told};
 use super::*;
-use crate::domain::admission::pool::tests::{judged, pool, range, told};
-use crate::domain::infrastructure::Reserved;
+use crate::network::infrastructure::Reserved;
 
 fn known(networks: &[(&str, Reserved)]) -> Known {
     let all = networks.iter().map(|(net, what)| (net.parse().unwrap(), what.clone()));

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
+use super::super::tests::{everybody, judged, pool, range, told};
 use super::*;
-use crate::domain::admission::pool::tests::{everybody, judged, pool, range, told};
 
 const VLAN: &str = "ns/seven";
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::tests::{everybody, judged, pool};
 use super::*;
-use crate::domain::infrastructure::Reserved;
+use crate::network::infrastructure::Reserved;
 
 #[test]
 fn what_will_surprise_is_said_in_a_line() {

@@ -17,11 +17,8 @@ pub fn a_discover_comes_from_nowhere_and_goes_to_all() {
 #[test]
 pub fn clients_of_one_moment_do_not_begin_together() {
     let start = |n| {
-        let options = Options {
-            start_within: secs(4),
-            phase: crate::domain::dhcp::phase(n),
-            ..Options::default()
-        };
+        let options =
+            Options { start_within: secs(4), phase: crate::dhcp::phase(n), ..Options::default() };
         Bed::with(options).client.deadline().unwrap()
     };
     let mut starts: Vec<Duration> = (0..500).map(start).collect();
@@ -271,7 +268,7 @@ pub fn an_ack_that_is_not_what_was_offered_is_judged_again() {
         Some(Trouble::Unusable {
             address: ADDRESS,
             server: SERVER,
-            why: crate::domain::dhcp::Unusable::TooShort
+            why: crate::dhcp::Unusable::TooShort
         })
     );
     assert_eq!((bed.client.state(), bed.address()), (State::Selecting, None));

@@ -20,7 +20,7 @@ pub fn a_lease_is_used_at_once_and_asked_after() {
 #[test]
 pub fn restarted_clients_do_not_ask_together() {
     let start = |n, left| {
-        let options = Options { phase: crate::domain::dhcp::phase(n), ..Options::default() };
+        let options = Options { phase: crate::dhcp::phase(n), ..Options::default() };
         Client::resume(identity(), options, held(left), 7, ms(0)).deadline().unwrap()
     };
     for (left, within) in [(120, secs(30)), (40, secs(10))] {
@@ -111,7 +111,7 @@ pub fn who_the_client_is_stays_the_same_in_every_message() {
         assert_eq!((seen.source, seen.chaddr), (identity().mac, identity().mac));
         assert_eq!(
             seen.option(61),
-            identity().client_id.as_ref().map(crate::domain::dhcp::ClientId::octets)
+            identity().client_id.as_ref().map(crate::dhcp::ClientId::octets)
         );
         // From the grant on, the address may be in use.
         let may_be_live = n >= 2 && [DISCOVER, REQUEST].contains(&seen.kind());

@@ -2,8 +2,8 @@
 
 use super::server::{Answer, DISCOVER, framed};
 use super::*;
-use crate::domain::dhcp::ClientIdForm;
-use crate::domain::dhcp::Unusable;
+use crate::dhcp::ClientIdForm;
+use crate::dhcp::Unusable;
 
 /// A client in each state in which it hears, and the message whose answer it waits for.
 fn listening() -> [(Bed, Seen, u8); 4] {

@@ -16,7 +16,7 @@ pub fn a_release_names_the_lease_and_nothing_else() {
         assert_eq!((release.server(), release.secs, release.flags), (Some(SERVER), 0, 0));
         assert_eq!(
             release.option(61),
-            identity().client_id.as_ref().map(crate::domain::dhcp::ClientId::octets)
+            identity().client_id.as_ref().map(crate::dhcp::ClientId::octets)
         );
         for code in [50, 51, 55, 57, 12] {
             assert_eq!(release.option(code), None, "option {code}");

@@ -4,7 +4,7 @@
 
 use std::net::Ipv4Addr;
 
-use crate::domain::dhcp::Mac;
+use crate::dhcp::Mac;
 
 pub const SERVER_MAC: Mac = Mac([0x02, 0, 0, 0, 0, 0xfe]);
 pub const DISCOVER: u8 = 1;

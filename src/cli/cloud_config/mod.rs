@@ -1,0 +1,440 @@
+//! The `cloud-config` command: a guest cluster's way into Harvester. It works with the rights of
+//! whoever runs it.
+//!
+//! Invariants: a token is written to standard output or to a file that only its owner may read, and
+//! nowhere else; what is asked is checked as a whole before anything is written; every round begins
+//! with what the API server has now, so that whoever runs it again goes on where it stopped. No log is
+//! kept: what was done is said on standard error.
+
+mod file;
+mod request;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use chrono::Utc;
+use clap::ValueEnum;
+
+use self::request::{Make, Request, Work};
+use crate::domain::credentials::guest_account::list::{Credential, table};
+use crate::domain::credentials::guest_account::output::{self, Form, Material};
+use crate::domain::credentials::guest_account::{
+    self, Csi, Found, Guest, Refused, Removal, StandIn, Step, What, plan, revoke, wanted_token,
+};
+use crate::k8s::CallError;
+use crate::k8s::client;
+use crate::k8s::cloud_config::{Credentials, PATIENCE};
+use crate::metrics::Metrics;
+use crate::rancher::{ApiServer, Trust};
+
+/// Rounds of one piece of work: each but the last ends with a write, or with a write of somebody else.
+const ROUNDS: usize = 30;
+/// How long Kubernetes may take to fill a token Secret.
+const FILLED: Duration = Duration::from_mins(1);
+const LOOK: Duration = Duration::from_millis(200);
+/// How long the cloud config may take to work.
+const CHECKED: Duration = Duration::from_secs(15);
+
+/// Options of `cloud-config`. Switches, as users write them: which go together, `request` says.
+#[allow(clippy::struct_excessive_bools)]
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct CloudConfigArgs {
+    /// Kubeconfig file of Harvester. Else KUBECONFIG and the default file, else the pod's own account.
+    #[arg(long, env = "HGO_KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+    /// The guest cluster's name. Its ServiceAccount is called so.
+    #[arg(long)]
+    cluster: Option<String>,
+    /// The namespace of the guest cluster's VMs.
+    #[arg(long, short)]
+    namespace: Option<String>,
+    /// With --list and --revoke gone: all namespaces.
+    #[arg(long, short = 'A')]
+    all_namespaces: bool,
+    /// What is printed.
+    #[arg(long, short, value_enum, default_value_t = Output::Kubeconfig)]
+    output: Output,
+    /// Writes it to this file, which only its owner may read, instead of standard output.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// The URL by which the guest's nodes reach Harvester. Default: https://VIP:6443.
+    #[arg(long)]
+    server: Option<String>,
+    /// The authorities of that server's certificate, in PEM. Default: the cluster's own.
+    #[arg(long)]
+    certificate_authority: Option<PathBuf>,
+    /// What the guest's CSI driver may do. Default: narrow for a new guest, and what it has for another.
+    #[arg(long, value_enum)]
+    csi: Option<CsiRights>,
+    /// Makes a further token and prints that. Those before stay valid until they are revoked.
+    #[arg(long)]
+    rotate: bool,
+    /// What to revoke: old (all tokens but the newest), all (tokens, rights and account), gone (the
+    /// same, of guests that are gone), or the name of a token Secret. With --rotate, the new token is
+    /// printed first.
+    #[arg(long, value_name = "WHAT")]
+    revoke: Option<String>,
+    /// Days without use after which a guest without VMs counts as gone.
+    #[arg(long, default_value_t = 7)]
+    unused_days: u16,
+    /// Lists credentials, with age and last use, and whether their guest is there.
+    #[arg(long)]
+    list: bool,
+    /// Says what would be done, and does nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Prints the cloud config without trying it out: where --server cannot be reached from here.
+    #[arg(long)]
+    skip_check: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// The kubeconfig.
+    Kubeconfig,
+    /// A Secret for the guest: kube-system/harvester-csi-config.
+    Secret,
+    /// A Secret for the Rancher that provisions the guest: fleet-default/harvesterconfig-CLUSTER.
+    RancherSecret,
+    /// User data for nodes of RKE2.
+    CloudInitRke2,
+    /// User data for nodes of K3s.
+    CloudInitK3s,
+    /// For K3s: that Secret for the guest, and HelmCharts of the cloud provider and the CSI driver.
+    #[value(name = "helm-chart-k3s")]
+    HelmChartK3s,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CsiRights {
+    /// As Harvester gives them, for the whole cluster.
+    Harvester,
+    /// In its namespace, and elsewhere only what it needs there.
+    Narrow,
+    /// None.
+    None,
+}
+
+/// Does what is asked.
+pub(super) async fn run(args: CloudConfigArgs) -> anyhow::Result<()> {
+    let request = request::read(&args)?;
+    let metrics = Metrics::new()?;
+    let client = client::connect_within(PATIENCE, args.kubeconfig.as_deref(), &metrics).await?;
+    let hand = Hand { api: Credentials::new(client), dry_run: request.dry_run };
+    if let Some(namespace) = &request.namespace {
+        ensure!(
+            hand.api.has_namespace(namespace).await?,
+            "--namespace {namespace:?}: there is no such namespace: it must be that of the guest's VMs"
+        );
+    }
+    match &request.work {
+        Work::List => hand.list(&request).await,
+        Work::Make(guest, make) => hand.make(guest, make).await,
+        Work::Revoke(guest, what) => hand.revoke(guest, what, None).await,
+        Work::RevokeGone(guest) => hand.revoke_gone(&request, guest.as_ref()).await,
+    }
+}
+
+struct Hand {
+    api: Credentials,
+    dry_run: bool,
+}
+
+impl Hand {
+    async fn list(&self, request: &Request) -> anyhow::Result<()> {
+        let credentials = self.credentials(request).await?;
+        let table = table(&credentials, Utc::now().timestamp(), request.unused_days);
+        print(&table)
+    }
+
+    /// All credentials that the request is about.
+    async fn credentials(&self, request: &Request) -> anyhow::Result<Vec<Credential>> {
+        let namespace = request.namespace.as_deref();
+        let mut survey = self.api.survey(namespace).await?;
+        match self.api.machines(namespace).await {
+            Ok(machines) => survey.machines = Some(machines),
+            Err(error) => say(&format!("whether guests are there is not known: {error:#}"))?,
+        }
+        let mut credentials = survey.credentials(namespace);
+        if let Some(cluster) = &request.cluster {
+            credentials.retain(|credential| credential.guest.cluster == *cluster);
+        }
+        Ok(credentials)
+    }
+
+    async fn make(&self, guest: &Guest, make: &Make) -> anyhow::Result<()> {
+        // All that can be refused is refused before anything is written.
+        let server = match &make.server {
+            Some(server) => server.clone(),
+            None => output::default_server(self.api.vip().await?.as_deref()).map_err(refused)?,
+        };
+        let stamp = Utc::now().format("%Y%m%d%H%M%S%3f").to_string();
+        let names = [guest.token(), wanted_token(guest, &Found::default(), &stamp, true)];
+        let found = self.api.found(guest, &names).await?;
+        let token = wanted_token(guest, &found, &stamp, make.rotate);
+        let csi = guest_account::csi(guest, &found, make.csi);
+        if csi == Csi::None && make.csi.is_none() {
+            say(
+                "the guest has no rights for a CSI driver, and gets none: --csi narrow gives them",
+            )?;
+        }
+        let found = self.complete(guest, csi, &token, &names, found).await?;
+        for note in guest_account::too_much(guest, &found) {
+            say(&note)?;
+        }
+        let mut material = None;
+        if !self.dry_run {
+            let mut filled = self.filled(guest, &token).await?;
+            if let Some(authority) = &make.authority {
+                filled.authority.clone_from(authority);
+            }
+            if make.check {
+                let uid = found.tokens.iter().find(|there| there.name == token);
+                let uid = uid.map(|there| there.uid.as_str()).unwrap_or_default();
+                let passing = self.api.passing(guest, (&token, uid)).await?;
+                try_out(guest, &server, &filled.authority, &passing).await?;
+            }
+            material = Some(filled);
+        }
+        match &material {
+            None => {
+                print(&format!("would print the cloud config with the token of Secret {token}\n"))?;
+            }
+            Some(material) => {
+                let text = output::text(make.form, guest, &server, material, csi != Csi::None);
+                match &make.out {
+                    Some(path) => {
+                        file::write(path, &text)
+                            .with_context(|| format!("--out {}", path.display()))?;
+                        say(&format!("wrote {}", path.display()))?;
+                    }
+                    None => print(&text)?,
+                }
+            }
+        }
+        match &make.revoke {
+            Some(what) => self.revoke(guest, what, Some(&token)).await,
+            None => self.stand_in(guest, Some(&token), false).await,
+        }
+    }
+
+    /// Creates what is missing, and returns what there is then.
+    async fn complete(
+        &self,
+        guest: &Guest,
+        csi: Csi,
+        token: &str,
+        names: &[String],
+        mut found: Found,
+    ) -> anyhow::Result<Found> {
+        for _ in 0..ROUNDS {
+            let steps = plan(guest, csi, token, &found)?;
+            if self.dry_run {
+                would(&steps)?;
+                return Ok(found);
+            }
+            let Some(step) = steps.first() else { return Ok(found) };
+            self.create(step).await?;
+            found = self.api.found(guest, names).await?;
+        }
+        bail!("others change the same objects all the time: try again later")
+    }
+
+    async fn create(&self, step: &Step) -> anyhow::Result<()> {
+        match self.api.create(&step.object, &step.body).await {
+            Ok(()) => say(&format!("created {}", step.object)),
+            // Somebody else was faster: what is there now is looked at like anything else.
+            Err(CallError::Conflict) => Ok(()),
+            Err(error) => Err(error).with_context(|| {
+                format!("create {}; run it again: it goes on from there", step.object)
+            }),
+        }
+    }
+
+    /// What the token Secret holds, once Kubernetes has filled it.
+    async fn filled(&self, guest: &Guest, token: &str) -> anyhow::Result<Material> {
+        let namespace = &guest.namespace;
+        let filled = async {
+            loop {
+                if let Some(material) = self.api.material(namespace, token).await? {
+                    return anyhow::Ok(material);
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        tokio::time::timeout(FILLED, filled).await.with_context(|| {
+            format!(
+                "Secret {namespace}/{token} has no token after {FILLED:?}: is kube-controller-manager running?"
+            )
+        })?
+    }
+
+    async fn revoke(&self, guest: &Guest, what: &What, kept: Option<&str>) -> anyhow::Result<()> {
+        let names = [guest.token()];
+        let plain = guest.token();
+        let mut first_is_gone = *what == What::Old;
+        for _ in 0..ROUNDS {
+            let found = self.api.found(guest, &names).await?;
+            let revocation = revoke(guest, &found, what, kept)?;
+            let mut changed = false;
+            for removal in &revocation.removals {
+                first_is_gone |= removal.object.name == plain;
+                changed |= self.remove(removal).await?;
+            }
+            if changed {
+                continue;
+            }
+            if revocation.removals.is_empty() {
+                say("nothing to revoke")?;
+            }
+            if !matches!(what, What::All | What::Gone) {
+                self.stand_in(guest, kept, first_is_gone).await?;
+            }
+            ensure!(revocation.left.is_empty(), "left as it is: {}", revocation.left.join("\n"));
+            return Ok(());
+        }
+        bail!("others change the same objects all the time: run it again")
+    }
+
+    /// Whether it is not as it was seen.
+    async fn remove(&self, removal: &Removal) -> anyhow::Result<bool> {
+        if self.dry_run {
+            print(&format!("would delete {}\n", removal.object))?;
+            return Ok(false);
+        }
+        match self.api.remove(removal).await {
+            Ok(()) => say(&format!("deleted {}", removal.object)).map(|()| false),
+            // Another one did, or it went with its owner.
+            Err(CallError::NotFound) => Ok(false),
+            Err(CallError::Conflict) => Ok(true),
+            Err(error) => Err(error).with_context(|| {
+                format!("delete {}; run it again: it goes on from there", removal.object)
+            }),
+        }
+    }
+
+    async fn revoke_gone(&self, request: &Request, guest: Option<&Guest>) -> anyhow::Result<()> {
+        let credentials = self.credentials(request).await?;
+        if let (Some(guest), []) = (guest, &credentials[..]) {
+            say(&format!("{}/{} has no credential", guest.namespace, guest.cluster))?;
+        }
+        let now = Utc::now().timestamp();
+        let mut left = Vec::new();
+        for credential in &credentials {
+            let Guest { namespace, cluster } = &credential.guest;
+            match credential.lives(now, request.unused_days) {
+                Some(why) if guest.is_some() => {
+                    bail!(
+                        "--revoke gone: {namespace}/{cluster} is not gone: {why}; --revoke all takes it all the same"
+                    )
+                }
+                Some(_) => {}
+                None => {
+                    if let Err(error) = self.revoke(&credential.guest, &What::Gone, None).await {
+                        left.push(format!("{namespace}/{cluster}: {error:#}"));
+                    }
+                }
+            }
+        }
+        ensure!(left.is_empty(), "{}", left.join("\n"));
+        Ok(())
+    }
+
+    /// Puts right what stands in the place of a first token that is gone.
+    async fn stand_in(&self, guest: &Guest, kept: Option<&str>, make: bool) -> anyhow::Result<()> {
+        for _ in 0..ROUNDS {
+            let found = self.api.found(guest, &[guest.token()]).await?;
+            let newest = found.valid(guest).last().map(|token| token.name.clone());
+            let kept = kept.or(newest.as_deref());
+            let Some(StandIn { old, copies, object }) =
+                guest_account::stand_in(guest, &found, kept, make)
+            else {
+                return Ok(());
+            };
+            if self.dry_run {
+                let what = copies.as_deref().unwrap_or("nothing");
+                return print(&format!("would put {what} into {object}\n"));
+            }
+            if let Some(old) = old
+                && self.remove(&old).await?
+            {
+                continue;
+            }
+            let body = guest_account::stand_in_for(guest, &found, copies.as_deref());
+            let created = match &copies {
+                Some(from) => self.api.copy(&object, &body, from).await,
+                None => self.api.create(&object, &body).await,
+            };
+            match created {
+                Ok(()) => {
+                    let what = copies.as_deref().unwrap_or("no token");
+                    return say(&format!(
+                        "{object} holds {what} for whoever asks for it by that name"
+                    ));
+                }
+                Err(CallError::Conflict | CallError::NotFound) => {}
+                Err(error) => return Err(error).with_context(|| format!("create {object}")),
+            }
+        }
+        bail!("others change Secret {}/{} all the time", guest.namespace, guest.token())
+    }
+}
+
+/// Asks the server that the cloud config names whom it takes a token's bearer for.
+async fn try_out(guest: &Guest, server: &str, authority: &[u8], token: &str) -> anyhow::Result<()> {
+    let bearer = format!("system:serviceaccount:{}:{}", guest.namespace, guest.cluster);
+    let tried = async {
+        let authority = String::from_utf8_lossy(authority);
+        let there = ApiServer::new(server, Trust::Pem(&authority), None)?;
+        there.accepts(token, &bearer, CHECKED).await
+    };
+    tried.await.map_err(|why| {
+        refused(format!(
+            "--server {server}: the cloud config does not work there: {why}. Nothing was printed. Where the \
+             guest's nodes reach that server and this machine does not, give --skip-check"
+        ))
+        .into()
+    })
+}
+
+fn refused(why: String) -> Refused {
+    Refused(vec![why])
+}
+
+fn would(steps: &[Step]) -> anyhow::Result<()> {
+    steps.iter().try_for_each(|step| print(&format!("would create {}\n", step.object)))
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("write to standard output")
+}
+
+fn say(text: &str) -> anyhow::Result<()> {
+    writeln!(std::io::stderr(), "{text}").context("write to standard error")
+}
+
+impl From<Output> for Form {
+    fn from(output: Output) -> Self {
+        match output {
+            Output::Kubeconfig => Self::Kubeconfig,
+            Output::Secret => Self::Secret,
+            Output::RancherSecret => Self::RancherSecret,
+            Output::CloudInitRke2 => Self::CloudInitRke2,
+            Output::CloudInitK3s => Self::CloudInitK3s,
+            Output::HelmChartK3s => Self::HelmChartK3s,
+        }
+    }
+}
+
+impl From<CsiRights> for Csi {
+    fn from(rights: CsiRights) -> Self {
+        match rights {
+            CsiRights::Harvester => Self::Harvester,
+            CsiRights::Narrow => Self::Narrow,
+            CsiRights::None => Self::None,
+        }
+    }
+}

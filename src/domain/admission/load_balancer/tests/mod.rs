@@ -1,0 +1,367 @@
+//! Requests and what is answered, rule by rule.
+
+mod pools;
+mod properties;
+mod spec;
+mod status;
+
+use serde_json::json;
+
+use super::*;
+use crate::load_balancer::facts::Project;
+
+const NETWORK: &str = "loadbalancer.harvesterhci.io/network";
+const PROJECT: &str = "loadbalancer.harvesterhci.io/project";
+const NAMESPACE: &str = "loadbalancer.harvesterhci.io/namespace";
+const CLUSTER: &str = "loadbalancer.harvesterhci.io/cluster";
+const MANAGEMENT: &str = "cloudprovider.harvesterhci.io/managementNetwork";
+const LABEL: &str = "cloudprovider.harvesterhci.io/cluster";
+
+/// A LoadBalancer in namespace `ns`.
+#[allow(clippy::needless_pass_by_value)] // It is written where it is called.
+pub(super) fn lb(spec: Value) -> Value {
+    json!({
+        "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
+        "metadata": {"name": "web", "namespace": "ns"}, "spec": spec,
+    })
+}
+
+pub(super) fn vm() -> Value {
+    lb(json!({"listeners": [{"name": "http", "port": 80, "protocol": "TCP", "backendPort": 8080}]}))
+}
+
+pub(super) fn guest() -> Value {
+    lb(json!({"workloadType": "cluster"}))
+}
+
+/// The object with fields in place of its own.
+pub(super) fn with(mut object: Value, path: &str, value: Value) -> Value {
+    let mut at = &mut object;
+    for part in path.split('/') {
+        at = &mut at[part];
+    }
+    *at = value;
+    object
+}
+
+pub(super) fn request<'a>(old: Option<&'a Value>, object: &'a Value) -> Request<'a> {
+    Request {
+        operation: if old.is_some() { Operation::Update } else { Operation::Create },
+        subresource: "",
+        namespace: "ns",
+        name: "web",
+        user: "tenant",
+        by_operator: false,
+        object: Some(object),
+        old,
+    }
+}
+
+pub(super) fn outside() -> Known {
+    known(Project::Outside)
+}
+
+fn known(project: Project) -> Known {
+    Known { around: Surroundings { project, vm_network: None }, ..Known::default() }
+}
+
+fn refusals(answer: &Answer) -> Vec<String> {
+    answer.refusals.iter().map(ToString::to_string).collect()
+}
+
+fn create(object: &Value, known: &Known) -> Answer {
+    validate(&request(None, object), known)
+}
+
+fn update(old: &Value, object: &Value, known: &Known) -> Answer {
+    validate(&request(Some(old), object), known)
+}
+
+#[test]
+fn annotations_say_what_counts() {
+    let ours = || Project::In("local/ours".into());
+    for (project, type_, given, label, expected) in [
+        (ours(), "vm", json!({}), None, json!({NAMESPACE: "ns", PROJECT: "local/ours"})),
+        (
+            ours(),
+            "vm",
+            json!({PROJECT: "*", NAMESPACE: "*", NETWORK: "*", CLUSTER: "*"}),
+            None,
+            json!({NAMESPACE: "ns", PROJECT: "local/ours", NETWORK: "*", CLUSTER: "*"}),
+        ),
+        (Project::Outside, "vm", json!({PROJECT: "local/theirs"}), None, json!({NAMESPACE: "ns"})),
+        (
+            Project::Unknown,
+            "vm",
+            json!({PROJECT: "local/theirs"}),
+            None,
+            json!({NAMESPACE: "ns", PROJECT: "local/theirs"}),
+        ),
+        (
+            Project::Outside,
+            "cluster",
+            json!({"a/b": "c"}),
+            Some("guest"),
+            json!({"a/b": "c", NAMESPACE: "ns", NETWORK: "ns/vms", CLUSTER: "guest"}),
+        ),
+        (
+            Project::Outside,
+            "cluster",
+            json!({NETWORK: "ns/own", CLUSTER: "x"}),
+            Some("guest"),
+            json!({NAMESPACE: "ns", NETWORK: "ns/own", CLUSTER: "x"}),
+        ),
+        (
+            Project::Outside,
+            "cluster",
+            json!({MANAGEMENT: "ns/mgmt", NETWORK: ""}),
+            None,
+            json!({NAMESPACE: "ns", NETWORK: "ns/mgmt", MANAGEMENT: "ns/mgmt"}),
+        ),
+        // A vm load balancer has no management network, and no guest cluster.
+        (
+            Project::Outside,
+            "vm",
+            json!({MANAGEMENT: "ns/mgmt"}),
+            Some("guest"),
+            json!({NAMESPACE: "ns", MANAGEMENT: "ns/mgmt"}),
+        ),
+    ] {
+        let mut object = with(vm(), "metadata/annotations", given.clone());
+        object["spec"]["workloadType"] = json!(type_);
+        if let Some(label) = label {
+            object["metadata"]["labels"] = json!({LABEL: label});
+        }
+        let mut known = known(project);
+        known.around.vm_network = (type_ == "cluster").then(|| "ns/vms".into());
+        let answer = mutate(&request(None, &object), &known);
+        let changed = answer.object.as_ref().unwrap_or(&object);
+        assert_eq!(changed["metadata"]["annotations"], expected, "{given}");
+        let claims = given.get(PROJECT).is_some_and(|given| expected.get(PROJECT) != Some(given));
+        let says =
+            answer.warnings.iter().any(|warning| warning.starts_with("annotation project: "));
+        assert_eq!(says, claims, "{given}: {:?}", answer.warnings);
+        // What was given before is no news.
+        let again = mutate(&request(Some(&object), &object), &known);
+        assert_eq!(again.warnings, Vec::<String>::new(), "{given}");
+    }
+}
+
+#[test]
+fn an_annotation_that_is_overwritten_is_told() {
+    let object = with(vm(), "metadata/annotations", json!({PROJECT: "local/theirs"}));
+    for (project, told) in [
+        (
+            Project::In("local/ours".into()),
+            "annotation project: the namespace is \"local/ours\", not \"local/theirs\"",
+        ),
+        (Project::Outside, "annotation project: the namespace is in none, not \"local/theirs\""),
+    ] {
+        assert_eq!(mutate(&request(None, &object), &known(project)).warnings, [told]);
+    }
+}
+
+#[test]
+fn a_health_check_says_what_its_defaults_are() {
+    let filled = |check: Value, old: Option<&Value>| {
+        let object = with(vm(), "spec/healthCheck", check);
+        let answer = mutate(&request(old, &object), &outside());
+        let changed = answer.object.unwrap_or(object)["spec"]["healthCheck"].clone();
+        (changed, answer.warnings)
+    };
+    let full = json!({"port": 8080, "successThreshold": 1, "failureThreshold": 3, "periodSeconds": 5, "timeoutSeconds": 3});
+    let (check, warnings) = filled(json!({"port": 8080, "periodSeconds": 0}), None);
+    assert_eq!(check, full);
+    assert!(warnings[0].contains("2, 2, 1 s, 1 s") && warnings[0].len() <= 120, "{warnings:?}");
+    let own = with(full.clone(), "periodSeconds", json!(9));
+    assert_eq!(filled(own.clone(), None), (own, vec![]));
+    for none in [
+        json!({}),
+        json!({"port": 0}),
+        json!({"port": -1}),
+        json!(null),
+        json!("x"),
+        json!({"port": "x"}),
+    ] {
+        assert_eq!(filled(none.clone(), None).0, none);
+    }
+    // A client that leaves them out each time.
+    let stored = with(vm(), "spec/healthCheck", full.clone());
+    assert_eq!(filled(json!({"port": 8080}), Some(&stored)), (full, vec![]));
+    let guest = with(guest(), "spec/healthCheck", json!({"port": 80}));
+    let after = mutate(&request(None, &guest), &outside()).object.unwrap();
+    assert_eq!(after["spec"], guest["spec"], "a guest looks after its own");
+}
+
+#[test]
+fn what_was_stored_is_filled_in_only_when_it_is_edited() {
+    let stored = with(vm(), "spec/healthCheck", json!({"port": 8080}));
+    let labelled = with(stored.clone(), "metadata/labels", json!({"a": "b"}));
+    let after = mutate(&request(Some(&stored), &labelled), &outside()).object.unwrap();
+    assert_eq!(after["spec"], stored["spec"]);
+}
+
+#[test]
+fn what_people_write_by_mistake_gets_a_hint() {
+    for (path, value, refusal) in [
+        ("ipam", json!("ippool"), "spec.ipam: \"ippool\" is not a value: use pool (or dhcp)"),
+        ("ipam", json!("DHCP"), "spec.ipam: \"DHCP\" is not a value: use dhcp (or pool)"),
+        ("ipam", json!("static"), "spec.ipam: \"static\" is not a value: use pool or dhcp"),
+        (
+            "workloadType",
+            json!("VM"),
+            "spec.workloadType: \"VM\" is not a value: use vm (or cluster)",
+        ),
+        (
+            "workloadType",
+            json!("Cluster"),
+            "spec.workloadType: \"Cluster\" is not a value: use cluster (or vm)",
+        ),
+        (
+            "workloadType",
+            json!("guest"),
+            "spec.workloadType: \"guest\" is not a value: use cluster (or vm)",
+        ),
+        (
+            "workloadType",
+            json!("pod"),
+            "spec.workloadType: \"pod\" is not a value: use vm or cluster",
+        ),
+        (
+            "listeners",
+            json!({"http": {"port": 80}}),
+            "spec.listeners: it is a map: use a list, [{name: http, port: 80, backendPort: 8080}]",
+        ),
+        (
+            "listeners",
+            json!([{"port": "80"}]),
+            "spec.listeners[0].port: \"80\" is text: write 80, without quotes",
+        ),
+        (
+            "listeners",
+            json!([{"port": 80}, {"port": 81, "backendPort": "http"}]),
+            "spec.listeners[1].backendPort: \"http\" is text: use a number; names of ports are not looked up",
+        ),
+        (
+            "healthCheck",
+            json!({"port": "8080"}),
+            "spec.healthCheck.port: \"8080\" is text: write 8080, without quotes",
+        ),
+        (
+            "healthCheck",
+            json!({"periodSeconds": "5s"}),
+            "spec.healthCheck.periodSeconds: \"5s\" is text: use a number; names of ports are not looked up",
+        ),
+        (
+            "backendServerSelector",
+            json!({"app": "web"}),
+            "spec.backendServerSelector[app]: \"web\" is no list: use [\"web\"]",
+        ),
+        (
+            "backendServerSelector",
+            json!({"tier": 1}),
+            "spec.backendServerSelector[tier]: 1 is no list: use [\"1\"]",
+        ),
+        (
+            "backendServerSelector",
+            json!({"matchLabels": {"app": "web"}}),
+            "spec.backendServerSelector[matchLabels]: is not known here: write each label and its values, app: [web, api]",
+        ),
+        (
+            "backendServerSelector",
+            json!(["app=web"]),
+            "spec.backendServerSelector: [\"app=web\"] is no map: use label: [value, ...]",
+        ),
+    ] {
+        let object = with(vm(), &format!("spec/{path}"), value.clone());
+        let answer = mutate(&request(None, &object), &outside());
+        assert_eq!(refusals(&answer), [refusal], "{path} {value}");
+        assert_eq!(answer.object, None, "what is refused is not changed");
+        // One that is stored, somehow, can still be labelled.
+        let labelled = with(object.clone(), "metadata/labels", json!({"a": "b"}));
+        assert!(mutate(&request(Some(&object), &labelled), &outside()).refusals.is_empty());
+    }
+    for (path, value) in [
+        ("ipam", json!("pool")),
+        ("ipam", json!("")),
+        ("ipam", json!(null)),
+        ("ipam", json!(7)),
+        ("workloadType", json!("cluster")),
+        ("listeners", json!(null)),
+        ("listeners", json!("x")),
+        ("healthCheck", json!(null)),
+        ("backendServerSelector", json!({"app": ["web"]})),
+        ("backendServerSelector", json!({})),
+        ("backendServerSelector", json!([])),
+    ] {
+        let object = with(vm(), &format!("spec/{path}"), value.clone());
+        let answer = mutate(&request(None, &object), &outside());
+        assert!(answer.refusals.is_empty(), "{path} {value}: {:?}", answer.refusals);
+    }
+}
+
+#[test]
+fn the_operator_and_deletions_pass() {
+    let (old, new) = (vm(), with(lb(json!({"ipam": "x"})), "status", json!({"address": "x"})));
+    let operator = Request { by_operator: true, ..request(Some(&old), &new) };
+    let deletion =
+        Request { operation: Operation::Delete, object: None, ..request(Some(&old), &new) };
+    for request in [operator, deletion] {
+        assert_eq!(asks(&request), None);
+        assert_eq!(mutate(&request, &outside()), Answer::default());
+        assert_eq!(validate(&request, &outside()), Answer::default());
+    }
+}
+
+#[test]
+fn only_what_a_rule_takes_is_looked_up() {
+    let asked = |old: Option<&Value>, object: &Value| {
+        let asks = asks(&request(old, object)).unwrap();
+        (asks.pool, asks.pools, asks.address)
+    };
+    let naming = with(vm(), "spec/ipPool", json!("p"));
+    let labelled = |object: &Value| with(object.clone(), "metadata/labels", json!({"a": "b"}));
+    assert_eq!(asked(None, &vm()), (None, true, None));
+    assert_eq!(asked(None, &naming), (Some("p".into()), false, None));
+    assert_eq!(asked(Some(&naming), &labelled(&naming)), (None, false, None));
+    assert_eq!(asked(Some(&vm()), &labelled(&vm())), (None, false, None));
+    let dhcp = with(guest(), "spec/ipam", json!("dhcp"));
+    assert_eq!(asked(None, &dhcp), (None, false, None));
+    let leasing = with(dhcp, "status", json!({"allocatedAddress": {"ip": "0.0.0.0"}}));
+    let leased = with(leasing.clone(), "status/address", json!("10.9.0.7"));
+    assert_eq!(asked(Some(&leasing), &leased), (None, false, "10.9.0.7".parse().ok()));
+    assert_eq!(asked(Some(&leased), &leased).2, None);
+    assert_eq!(asks(&request(None, &lb(json!({"listeners": "x"})))), None);
+}
+
+/// As which client an address is leased can be wrong in itself, and a right change may come too late.
+#[test]
+fn who_asks_the_dhcp_server_is_judged() {
+    let ask = |mac: &str| {
+        let dhcp = with(vm(), "spec/ipam", json!("dhcp"));
+        with(dhcp, "metadata/annotations", json!({"kube-vip.io/hwaddr": mac}))
+    };
+    let refused = create(&ask("3c:ec:ef:01:02:03"), &outside()).refusals;
+    assert_eq!(refused[0].field, "metadata.annotations[kube-vip.io/hwaddr]");
+    assert!(create(&ask("00:00:6c:0d:5a:be"), &outside()).refusals.is_empty());
+    let has = |lb| with(lb, "status", json!({"allocatedAddress": {"ip": "10.7.0.9"}}));
+    let before = has(ask("02:00:00:00:00:01"));
+    let answer = update(&before, &has(ask("02:00:00:00:00:02")), &outside());
+    assert!(answer.warnings[0].contains("until the LoadBalancer is made again"), "{answer:?}");
+    let free = |mac| update(&ask("02:00:00:00:00:01"), &ask(mac), &outside());
+    assert_eq!(free("02:00:00:00:00:02"), Answer::default());
+    assert_eq!(free("nonsense").refusals.len(), 1);
+    // Addresses of pools have no such client.
+    let pool = with(ask("nonsense"), "spec/ipam", json!("pool"));
+    assert!(create(&pool, &outside()).refusals.is_empty());
+}
+
+/// The ledger frees what a finalizer would have kept: nothing is lost, and it is told.
+#[test]
+fn a_finalizer_may_be_taken_off() {
+    let stored = with(vm(), "metadata/finalizers", json!([LB_FINALIZER]));
+    let answer = update(&stored, &vm(), &outside());
+    assert!(answer.refusals.is_empty());
+    assert!(answer.warnings[0].starts_with("metadata.finalizers: "), "{answer:?}");
+    assert_eq!(update(&vm(), &vm(), &outside()), Answer::default());
+}

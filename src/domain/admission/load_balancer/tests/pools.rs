@@ -1,0 +1,97 @@
+//! What other objects say: pools, and guest clusters that are being removed.
+
+use serde_json::{Value, json};
+
+use super::*;
+use api;
+
+fn pool(scope: &Value) -> PoolSeen {
+    let selector: api::Selector = serde_json::from_value(json!({"scope": scope})).unwrap();
+    PoolSeen { selector: Selector::new(Some(&selector)), ..PoolSeen::default() }
+}
+
+#[test]
+fn a_pool_that_is_named_must_admit_it() {
+    let naming = with(vm(), "spec/ipPool", json!("theirs"));
+    let there = |pool: PoolSeen| Known { named: Named::There(pool), ..outside() };
+    let theirs = pool(&json!([{"namespace": "theirs"}]));
+    let refusal = r#"spec.ipPool: it names "theirs", whose scope does not admit {network:"" project:"" namespace:"ns" cluster:""}: name another, or ask who keeps the pool"#;
+    assert_eq!(refusals(&create(&naming, &there(theirs.clone()))), [refusal]);
+    assert_eq!(refusals(&update(&vm(), &naming, &there(theirs.clone()))), [refusal]);
+    // Whoever has an address there keeps it; whoever does not ask is not told.
+    let holding = with(
+        naming.clone(),
+        "status",
+        json!({"allocatedAddress": {"ipPool": "theirs", "ip": "10.1.0.2"}}),
+    );
+    let described = with(holding.clone(), "spec/description", json!("x"));
+    assert!(update(&holding, &described, &there(theirs.clone())).refusals.is_empty());
+    let unknown = Known { named: Named::There(theirs.clone()), ..Known::default() };
+    assert!(create(&naming, &unknown).refusals.is_empty(), "its project is not known yet");
+    // A label that changes whom it belongs to.
+    let of = |cluster: &str| {
+        with(with(guest(), "spec/ipPool", json!("p")), "metadata/labels", json!({LABEL: cluster}))
+    };
+    let one = pool(&json!([{"namespace": "ns", "guestCluster": "one"}]));
+    assert!(create(&of("one"), &there(one.clone())).refusals.is_empty());
+    assert_eq!(update(&of("one"), &of("two"), &there(one)).refusals.len(), 1);
+
+    let ours = pool(&json!([{"namespace": "ns"}]));
+    assert_eq!(create(&naming, &there(ours.clone())), Answer::default());
+    for (known, warning) in [
+        (
+            Known { named: Named::Missing, ..outside() },
+            "spec.ipPool: there is no IPPool \"theirs\" yet; it waits for one",
+        ),
+        (
+            there(PoolSeen { idle: Some("it is being deleted".into()), ..ours.clone() }),
+            "spec.ipPool: theirs gives out no addresses: it is being deleted",
+        ),
+        (
+            there(PoolSeen { full: true, ..ours.clone() }),
+            "spec.ipPool: theirs has no available IP now; it waits for one",
+        ),
+    ] {
+        let answer = create(&naming, &known);
+        assert_eq!((refusals(&answer), answer.warnings), (vec![], vec![warning.to_owned()]));
+    }
+    let mismatch = Wait::NetworkMismatch {
+        pool: "theirs".into(),
+        pool_network: "ns/a".into(),
+        network: "ns/b".into(),
+    };
+    let elsewhere = there(PoolSeen { mismatch: Some(mismatch.clone()), ..ours });
+    let refusal = format!("metadata.annotations[{NETWORK}]: {}", mismatch.message());
+    assert_eq!(refusals(&create(&naming, &elsewhere)), [refusal]);
+    assert_eq!(refusals(&update(&holding, &described, &elsewhere)), [""; 0], "it stays");
+}
+
+#[test]
+fn one_that_no_pool_admits_is_told() {
+    let pools = |pools: &[PoolSeen]| Known {
+        pools: Some(pools.iter().map(|pool| pool.selector.clone()).collect()),
+        ..outside()
+    };
+    let theirs = pool(&json!([{"namespace": "theirs"}]));
+    let any = pool(&json!([{"project": "*", "namespace": "*", "guestCluster": "*"}]));
+    let told = create(&vm(), &pools(std::slice::from_ref(&theirs))).warnings;
+    assert_eq!(
+        told,
+        [r#"no IPPool admits it now, it waits: {network:"" project:"" namespace:"ns" cluster:""}"#]
+    );
+    assert_eq!(create(&vm(), &pools(&[theirs.clone(), any])), Answer::default());
+    assert_eq!(create(&vm(), &outside()), Answer::default(), "pools are not known");
+    let long = with(vm(), "metadata/annotations", json!({NETWORK: "n".repeat(300)}));
+    let told = create(&long, &pools(&[theirs])).warnings;
+    assert_eq!(told[0].chars().count(), 120);
+}
+
+#[test]
+fn a_guest_cluster_that_is_being_removed_gets_no_new_load_balancer() {
+    let removal = Wait::ClusterRemoved { cluster: "guest".into(), vm: "ns/node-1".into() };
+    let known = Known { removal: Some(removal), ..outside() };
+    let refusal = "metadata.labels[cloudprovider.harvesterhci.io/cluster]: the vm ns/node-1 shows guest cluster guest is being removed: it gets no address before its VMs are gone";
+    assert_eq!(refusals(&create(&guest(), &known)), [refusal]);
+    let described = with(guest(), "spec/description", json!("x"));
+    assert!(update(&guest(), &described, &known).refusals.is_empty(), "what is there stays");
+}

@@ -1,0 +1,278 @@
+//! Whose the status is.
+
+use serde_json::{Value, json};
+
+use super::*;
+use api::ANNOTATION_ALLOCATED;
+
+fn stored_guest() -> Value {
+    with(
+        guest(),
+        "status",
+        json!({
+            "address": "10.1.0.2",
+            "allocatedAddress": {"ipPool": "p", "ip": "10.1.0.2", "mask": "255.255.255.0", "gateway": "10.1.0.1", "ipv6Pool": "six"},
+            "addresses": ["10.1.0.2"],
+            "observedGeneration": 7,
+            "conditions": [
+                {"type": "Mine", "status": "True"},
+                {"type": "Ready", "status": "True", "reason": "Allocated", "lastUpdateTime": "2026-01-01T00:00:00Z"},
+            ],
+        }),
+    )
+}
+
+fn stored_vm() -> Value {
+    with(
+        vm(),
+        "status",
+        json!({
+            "address": "10.1.0.3",
+            "allocatedAddress": {"ipPool": "p", "ip": "10.1.0.3", "mask": "255.255.255.0", "gateway": "10.1.0.1"},
+            "backendServers": ["10.52.0.7"],
+            "endpoints": {"total": 1, "ready": 0},
+            "conditions": [{"type": "Ready", "status": "False", "reason": "BackendsNotReady", "message": "m"}],
+        }),
+    )
+}
+
+/// What is stored after a request, without annotations, and what is told.
+fn after(old: &Value, new: &Value, known: &Known) -> (Value, Vec<String>) {
+    let answer = mutate(&request(Some(old), new), known);
+    assert!(answer.refusals.is_empty(), "{answer:?}");
+    let mut object = answer.object.unwrap_or_else(|| new.clone());
+    let judged = validate(&request(Some(old), &object), known);
+    assert!(judged.refusals.is_empty(), "{:?}", judged.refusals);
+    object["metadata"].as_object_mut().unwrap().remove("annotations");
+    (object, answer.warnings)
+}
+
+#[test]
+fn what_a_client_leaves_out_stays() {
+    for stored in [stored_guest(), stored_vm()] {
+        let status = |status: Value| with(stored.clone(), "status", status);
+        let without = |field: &str| {
+            let mut object = stored.clone();
+            object["status"].as_object_mut().unwrap().remove(field);
+            object
+        };
+        let mut none = stored.clone();
+        none.as_object_mut().unwrap().remove("status");
+        let mut cases = vec![
+            none,
+            status(json!(null)),
+            status(json!({})),
+            // As a Go client sends what it does not have.
+            status(json!({"allocatedAddress": {}, "address": "", "backendServers": null})),
+            with(stored.clone(), "status/allocatedAddress", json!({})),
+            with(stored.clone(), "status/allocatedAddress/mask", json!("")),
+        ];
+        for field in [
+            "allocatedAddress",
+            "addresses",
+            "backendServers",
+            "endpoints",
+            "observedGeneration",
+            "conditions",
+        ] {
+            cases.push(without(field));
+        }
+        for case in cases {
+            assert_eq!(after(&stored, &case, &outside()), (stored.clone(), vec![]), "{case}");
+        }
+    }
+    let stored = stored_vm();
+    let silent = with(stored.clone(), "status/address", json!(null));
+    assert_eq!(after(&stored, &silent, &outside()).0, stored, "a vm's address is the operator's");
+}
+
+#[test]
+fn conditions_of_others_are_theirs() {
+    let stored = stored_guest();
+    let ready = stored["status"]["conditions"][1].clone();
+    let set = |list: Value| with(stored.clone(), "status/conditions", list);
+    let other = json!({"type": "Other", "status": "False"});
+    for (sent, kept) in [
+        (json!([]), stored["status"]["conditions"].clone()),
+        (json!([ready]), json!([ready])),
+        (json!([other, ready]), json!([other, ready])),
+        // Without Ready, it comes back to its place.
+        (json!([other]), json!([other, ready])),
+        (json!([other, {"type": "Third"}]), json!([other, ready, {"type": "Third"}])),
+        // A field that a client dropped.
+        (json!([{"type": "Ready", "status": "True", "reason": "Allocated"}]), json!([ready])),
+    ] {
+        assert_eq!(after(&stored, &set(sent.clone()), &outside()).0, set(kept), "{sent}");
+    }
+}
+
+#[test]
+fn what_the_operator_writes_nobody_else_changes() {
+    for (stored, changes) in [
+        (
+            stored_guest(),
+            vec![
+                ("status/allocatedAddress/ip", json!("10.1.0.9"), "status.allocatedAddress.ip"),
+                ("status/allocatedAddress/ipPool", json!("q"), "status.allocatedAddress.ipPool"),
+                (
+                    "status/allocatedAddress/gateway",
+                    json!("10.1.0.254"),
+                    "status.allocatedAddress.gateway",
+                ),
+                (
+                    "status/allocatedAddress/ipv6IP",
+                    json!("fd00::1"),
+                    "status.allocatedAddress.ipv6IP",
+                ),
+                ("status/allocatedAddress", json!("10.1.0.9"), "status.allocatedAddress"),
+                ("status/addresses", json!(["10.1.0.9"]), "status.addresses"),
+                ("status/observedGeneration", json!(8), "status.observedGeneration"),
+                ("status/backendServers", json!(["10.1.0.9"]), "status.backendServers"),
+                ("status/endpoints", json!({"total": 1, "ready": 1}), "status.endpoints.ready"),
+                (
+                    "status/conditions",
+                    json!([{"type": "Ready", "status": "False", "reason": "Allocated", "lastUpdateTime": "2026-01-01T00:00:00Z"}]),
+                    "status.conditions[Ready].status",
+                ),
+                (
+                    "status/conditions",
+                    json!([{"type": "Ready", "status": "True"}, {"type": "Ready", "status": "False"}]),
+                    "status.conditions[Ready]",
+                ),
+                ("status", json!("x"), "status"),
+            ],
+        ),
+        (
+            stored_vm(),
+            vec![
+                ("status/address", json!("10.1.0.9"), "status.address"),
+                ("status/endpoints/ready", json!(1), "status.endpoints.ready"),
+                ("status/backendServers", json!(["10.52.0.8"]), "status.backendServers"),
+            ],
+        ),
+        // Nothing was given yet.
+        (
+            vm(),
+            vec![
+                ("status/address", json!("10.1.0.9"), "status.address"),
+                (
+                    "status/allocatedAddress",
+                    json!({"ip": "10.1.0.9", "ipPool": "p"}),
+                    "status.allocatedAddress.ip",
+                ),
+                (
+                    "status/conditions",
+                    json!([{"type": "Ready", "status": "True"}]),
+                    "status.conditions[Ready].status",
+                ),
+            ],
+        ),
+    ] {
+        for (path, value, field) in changes {
+            let sent = with(stored.clone(), path, value.clone());
+            let changed = mutate(&request(Some(&stored), &sent), &outside()).object.unwrap();
+            let leaving =
+                with(changed.clone(), "metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
+            for changed in [changed, leaving] {
+                let answer = validate(&request(Some(&stored), &changed), &outside());
+                let told = answer.refusals.iter().find(|refusal| refusal.field == field);
+                let told = told.unwrap_or_else(|| panic!("{path} {value}: {answer:?}"));
+                assert!(told.message.starts_with("only the operator writes it: "), "{told}");
+                assert!(told.message.ends_with("; remove status from what you send"), "{told}");
+            }
+        }
+    }
+    let stored = stored_guest();
+    let sent = with(stored.clone(), "status/allocatedAddress/ip", json!("10.1.0.9"));
+    let answer = validate(&request(Some(&stored), &sent), &outside());
+    assert_eq!(
+        answer.refusals[0].to_string(),
+        "status.allocatedAddress.ip: only the operator writes it: it is \"10.1.0.2\", not \"10.1.0.9\"; remove status from what you send"
+    );
+}
+
+/// Its cloud provider writes what the guest announces, which lags behind a change of pools: it must
+/// not be stopped for that, and must not say it either.
+#[test]
+fn a_guest_is_reached_at_its_claim_or_nowhere() {
+    let stored = stored_guest();
+    let sent = |address: Value| with(stored.clone(), "status/address", address);
+    for (address, kept) in
+        [(json!("10.1.0.2"), json!("10.1.0.2")), (json!(""), json!("")), (json!(null), json!(null))]
+    {
+        let (object, warnings) = after(&stored, &sent(address.clone()), &outside());
+        assert_eq!((&object["status"]["address"], warnings), (&kept, vec![]), "{address}");
+    }
+    for address in ["10.1.0.9", "127.0.0.1", "example.com"] {
+        let (object, warnings) = after(&stored, &sent(json!(address)), &outside());
+        assert_eq!(object, stored, "{address}");
+        let told =
+            format!("status.address stays \"10.1.0.2\": \"{address}\" is not its claim, 10.1.0.2");
+        assert_eq!(warnings, [told]);
+        // Where mutation was left out.
+        let answer = validate(&request(Some(&stored), &sent(json!(address))), &outside());
+        assert_eq!(answer.refusals[0].field, "status.address");
+    }
+    let early = with(guest(), "status", json!({"address": "10.1.0.9"}));
+    let (object, warnings) = after(&guest(), &early, &outside());
+    assert_eq!(object["status"], json!({}));
+    assert_eq!(
+        warnings,
+        ["status.address stays unset: \"10.1.0.9\" is not its claim: it has none yet"]
+    );
+    // The claim, after a moment without.
+    let withdrawn = sent(json!(""));
+    assert_eq!(after(&withdrawn, &stored, &outside()).0, stored);
+}
+
+#[test]
+fn a_guest_that_leases_says_where_unless_it_is_anothers() {
+    let leasing = with(guest(), "status", json!({"allocatedAddress": {"ip": "0.0.0.0"}}));
+    let at = |address: &str| with(leasing.clone(), "status/address", json!(address));
+    assert_eq!(after(&leasing, &at("10.9.0.7"), &outside()), (at("10.9.0.7"), vec![]));
+    assert_eq!(after(&at("10.9.0.7"), &at("10.9.0.8"), &outside()), (at("10.9.0.8"), vec![]));
+    let taken = Known { taken_by: Some("the address of another LoadBalancer".into()), ..outside() };
+    let (object, warnings) = after(&at("10.9.0.7"), &at("10.1.0.2"), &taken);
+    assert_eq!(object, at("10.9.0.7"));
+    assert_eq!(
+        warnings,
+        ["status.address stays \"10.9.0.7\": 10.1.0.2 is the address of another LoadBalancer"]
+    );
+    assert_eq!(
+        after(&leasing, &at("x"), &outside()).1,
+        ["status.address stays unset: \"x\" is no IP address"]
+    );
+    // What it has is not judged again.
+    assert_eq!(after(&at("10.1.0.2"), &at("10.1.0.2"), &taken), (at("10.1.0.2"), vec![]));
+}
+
+/// A backup holds what another object was given.
+#[test]
+fn a_new_object_brings_no_status() {
+    for backup in [stored_guest(), stored_vm()] {
+        let answer = mutate(&request(None, &backup), &outside());
+        assert_eq!(
+            answer.warnings,
+            [
+                "status: only the operator writes it: what was sent is dropped, an address is claimed anew"
+            ]
+        );
+        let new = answer.object.unwrap();
+        let foreign = json!([{"type": "Mine", "status": "True"}]);
+        match backup["status"].get("endpoints") {
+            Some(_) => assert_eq!(new.get("status"), None),
+            None => assert_eq!(new["status"], json!({"conditions": foreign})),
+        }
+        assert!(validate(&request(None, &new), &outside()).refusals.is_empty());
+        let asks = &new["metadata"]["annotations"][ANNOTATION_ALLOCATED];
+        let claim = &backup["status"]["allocatedAddress"];
+        let (pool, ip) = (claim["ipPool"].as_str().unwrap(), claim["ip"].as_str().unwrap());
+        assert_eq!(*asks, json!(format!("{pool}/{ip}")), "it asks for the same address");
+        // Where mutation was left out.
+        assert!(!validate(&request(None, &backup), &outside()).refusals.is_empty());
+    }
+    let typed = with(guest(), "status", json!({"allocatedAddress": {}}));
+    let answer = mutate(&request(None, &typed), &outside());
+    assert_eq!(answer.warnings, Vec::<String>::new());
+    assert_eq!(answer.object.unwrap()["status"], typed["status"]);
+}

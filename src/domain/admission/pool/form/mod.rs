@@ -1,0 +1,311 @@
+//! Changes to an IPPool before it is judged, and hints that can be given only then.
+//!
+//! The schema is checked between mutation and validation. What does not fit its type is refused
+//! there, in words that help nobody who copied an example: so it is refused here first, with the
+//! form that would be right. Fields that the schema does not know are dropped even before.
+
+use serde_json::{Map, Value, json};
+
+use super::super::{Answer, Operation, Request};
+use super::{leaves, text};
+use api::{LABEL_GLOBAL_POOL, LABEL_VID};
+
+const SPEC: [&str; 7] = [
+    "description",
+    "ranges",
+    "selector",
+    "state",
+    "quota",
+    "releaseCooldownSeconds",
+    "conflictProbe",
+];
+const SELECTOR: [&str; 3] = ["priority", "network", "scope"];
+const SCOPE: [&str; 3] = ["project", "namespace", "guestCluster"];
+const RANGE: [&str; 5] = ["subnet", "rangeStart", "rangeEnd", "gateway", "exclude"];
+
+/// Sets the labels that Harvester's own webhook sets, puts back a status that was left out, and
+/// refuses what the schema would refuse without a hint. `vlan` is the network's, if it is known.
+pub fn mutate(request: &Request<'_>, vlan: Option<u16>) -> Answer {
+    let mut answer = Answer::default();
+    let plain = request.subresource.is_empty() && !request.by_operator;
+    let Some(object) = request.object.filter(|_| plain && request.operation != Operation::Delete)
+    else {
+        return answer;
+    };
+    let mut new = object.clone();
+    if let Some(old) = request.old {
+        restore_status(&mut new, old);
+    }
+    if !leaves(object) && object.is_object() {
+        let old_spec = request.old.map(|old| &old["spec"]);
+        if old_spec != Some(&object["spec"]) {
+            check(&object["spec"], &mut answer);
+        }
+        if !answer.refusals.is_empty() {
+            return answer;
+        }
+        label(&mut new, vlan);
+        warn_of_flag(request, object, &mut answer);
+    }
+    answer.object = (new != *object).then_some(new);
+    answer
+}
+
+/// The network that the pool is for, as far as that is a text.
+pub fn network(object: &Value) -> &str {
+    object["spec"]["selector"]["network"].as_str().unwrap_or_default()
+}
+
+/// A PUT of the whole pool without its status would wipe the ledger, where IPPool is served
+/// without a status subresource.
+fn restore_status(new: &mut Value, old: &Value) {
+    let nothing = |status: &Value| status.as_object().is_none_or(Map::is_empty);
+    if (new["status"].is_null() || new["status"].is_object())
+        && nothing(&new["status"])
+        && !nothing(&old["status"])
+        && let Some(fields) = new.as_object_mut()
+    {
+        fields.insert("status".to_owned(), old["status"].clone());
+    }
+}
+
+/// Sets the two labels that Harvester's webhook derives from the spec: `global-ip-pool` from the
+/// scope, `vid` from the network.
+fn label(new: &mut Value, vlan: Option<u16>) {
+    let global = if serves_all(new) { "true" } else { "false" };
+    let vid = match vlan {
+        Some(vlan) => Some(vlan.to_string()),
+        None if network(new).is_empty() => Some("0".to_owned()),
+        None => None,
+    };
+    let Some(metadata) = new.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    let labels = metadata.entry("labels").or_insert(Value::Null);
+    if labels.is_null() {
+        *labels = json!({});
+    }
+    let Some(labels) = labels.as_object_mut() else { return };
+    labels.insert(LABEL_GLOBAL_POOL.to_owned(), json!(global));
+    if let Some(vid) = vid {
+        labels.insert(LABEL_VID.to_owned(), json!(vid));
+    }
+}
+
+/// Whether the scope is one entry of three `*`.
+fn serves_all(pool: &Value) -> bool {
+    let scope = pool["spec"]["selector"]["scope"].as_array().map(Vec::as_slice);
+    matches!(scope, Some([one]) if SCOPE.iter().all(|field| one[field] == "*"))
+}
+
+/// Warns of a label or an annotation by hand that is meant to make the pool global: only the scope
+/// does. An exported global pool whose scope was narrowed carries the label, too.
+fn warn_of_flag(request: &Request<'_>, object: &Value, answer: &mut Answer) {
+    for place in ["labels", "annotations"] {
+        let flag = |of: &Value| text(of, &["metadata", place, LABEL_GLOBAL_POOL]);
+        let new = flag(object).filter(|value| request.old.and_then(flag).as_ref() != Some(value));
+        if new.is_some_and(|value| value == "true") && !serves_all(object) {
+            answer.warn(format!(
+                "metadata.{place}: global-ip-pool follows the scope: one entry of three \"*\" makes a pool global"
+            ));
+        }
+    }
+}
+
+fn check(spec: &Value, answer: &mut Answer) {
+    let Some(fields) = spec.as_object() else { return };
+    for (field, place) in [
+        ("network", "spec.selector.network"),
+        ("priority", "spec.selector.priority"),
+        ("scope", "spec.selector.scope"),
+        ("subnet", "spec.ranges[0].subnet"),
+        ("gateway", "spec.ranges[0].gateway"),
+        ("rangeStart", "spec.ranges[0].rangeStart"),
+        ("rangeEnd", "spec.ranges[0].rangeEnd"),
+        ("exclude", "spec.ranges[0].exclude"),
+    ] {
+        if fields.contains_key(field) {
+            answer.refuse(
+                format!("spec.{field}"),
+                format!("has no effect here: its place is {place}"),
+            );
+        }
+    }
+    unknown(fields, "spec", &SPEC, answer);
+    check_text(&spec["description"], "spec.description", "text", answer);
+    check_ranges(&spec["ranges"], answer);
+    check_selector(&spec["selector"], answer);
+}
+
+fn check_ranges(ranges: &Value, answer: &mut Answer) {
+    let right = "must be a list: - subnet: 192.168.1.0/24";
+    let Some(list) = ranges.as_array() else {
+        if ranges.is_null() {
+            answer.refuse("spec.ranges", format!("range can't be empty: it {right}"));
+        } else {
+            answer.refuse("spec.ranges", right);
+        }
+        return;
+    };
+    if list.is_empty() {
+        answer.refuse("spec.ranges", format!("range can't be empty: it {right}"));
+    }
+    for (index, range) in list.iter().enumerate() {
+        let path = format!("spec.ranges[{index}]");
+        let Some(fields) = range.as_object() else {
+            let right = range.as_str().unwrap_or("192.168.1.0/24");
+            answer.refuse(path, format!("must be an object: - subnet: {}", clip(right)));
+            continue;
+        };
+        unknown(fields, &path, &RANGE, answer);
+        if fields.get("subnet").is_none_or(Value::is_null) {
+            answer
+                .refuse(format!("{path}.subnet"), "is missing: a network, such as 192.168.1.0/24");
+        }
+        for field in ["subnet", "rangeStart", "rangeEnd", "gateway"] {
+            check_text(&range[field], &format!("{path}.{field}"), "an address", answer);
+        }
+        match &range["exclude"] {
+            Value::Null | Value::Array(_) => {}
+            other => {
+                let right = other.as_str().unwrap_or("192.168.1.10");
+                answer.refuse(
+                    format!("{path}.exclude"),
+                    format!("must be a list: [{}]", clip(right)),
+                );
+            }
+        }
+    }
+}
+
+fn check_selector(selector: &Value, answer: &mut Answer) {
+    let fields = match selector {
+        Value::Null => return,
+        Value::Object(fields) => fields,
+        _ => {
+            let right = "must be an object: {priority: 10, network: namespace/name, scope: [...]}";
+            return answer.refuse("spec.selector", right);
+        }
+    };
+    unknown(fields, "spec.selector", &SELECTOR, answer);
+    check_text(
+        &selector["network"],
+        "spec.selector.network",
+        "namespace/name of a network",
+        answer,
+    );
+    match &selector["priority"] {
+        Value::Null => {}
+        Value::Number(number) if number.is_u64() || number.is_i64() => {}
+        other => {
+            let number = other.as_str().and_then(|text| text.trim().parse::<u32>().ok());
+            let right = number.map_or_else(|| "10".to_owned(), |number| number.to_string());
+            answer.refuse(
+                "spec.selector.priority",
+                format!("must be a whole number without quotes: priority: {right}"),
+            );
+        }
+    }
+    for field in SCOPE {
+        if fields.contains_key(field) {
+            answer.refuse(
+                format!("spec.selector.{field}"),
+                format!("has no effect here: its place is spec.selector.scope[0].{field}"),
+            );
+        }
+    }
+    match &selector["scope"] {
+        Value::Null => {}
+        Value::Array(list) => {
+            for (index, entry) in list.iter().enumerate() {
+                let path = format!("spec.selector.scope[{index}]");
+                let Some(fields) = entry.as_object() else {
+                    answer.refuse(
+                        path,
+                        "must be an object: {project: \"*\", namespace: \"*\", guestCluster: \"*\"}",
+                    );
+                    continue;
+                };
+                unknown(fields, &path, &SCOPE, answer);
+                for field in SCOPE {
+                    check_text(&entry[field], &format!("{path}.{field}"), "text, or \"*\"", answer);
+                }
+            }
+        }
+        other => {
+            // The API server has dropped what the map held.
+            let value =
+                |field: &str| other[field].as_str().map_or_else(|| "\"*\"".to_owned(), clip);
+            answer.refuse(
+                "spec.selector.scope",
+                format!(
+                    "must be a list: - project: {}, namespace: {}, guestCluster: {}",
+                    value("project"),
+                    value("namespace"),
+                    value("guestCluster")
+                ),
+            );
+        }
+    }
+}
+
+fn check_text(value: &Value, path: &str, what: &str, answer: &mut Answer) {
+    match value {
+        Value::Null | Value::String(_) => {}
+        Value::Array(list) if list.len() == 1 => {
+            answer.refuse(path, format!("must be {what}, not a list: leave out the dash"));
+        }
+        Value::Number(_) | Value::Bool(_) => {
+            answer.refuse(path, format!("must be {what}: \"{value}\", in quotes"));
+        }
+        _ => answer.refuse(path, format!("must be {what}")),
+    }
+}
+
+/// Fields that the API server drops silently, if it has not yet.
+fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut Answer) {
+    for field in fields.keys().filter(|field| !known.contains(&field.as_str())) {
+        let at = format!("{path}.{}", clip(field));
+        let is_told = answer.refusals.iter().any(|refusal| refusal.field == at);
+        if is_told {
+            continue;
+        }
+        match known.iter().find(|known| alike(field, known)) {
+            Some(meant) => {
+                answer.warn(format!("{at} is unknown and dropped: did you mean {meant}?"));
+            }
+            None => answer.warn(format!("{at} is unknown and dropped")),
+        }
+    }
+}
+
+/// Whether one is the other but for case, dashes, a plural, or one letter.
+fn alike(a: &str, b: &str) -> bool {
+    let plain = |text: &str| -> Vec<char> {
+        let letters = text.chars().filter(|c| c.is_alphanumeric());
+        letters.flat_map(char::to_lowercase).take(40).collect()
+    };
+    let (a, b) = (plain(a), plain(b));
+    let (short, long) = if a.len() <= b.len() { (&a, &b) } else { (&b, &a) };
+    if long.len() - short.len() > 1 {
+        return false;
+    }
+    let same = short.iter().zip(long).take_while(|(x, y)| x == y).count();
+    let skip = usize::from(short.len() == long.len());
+    // What follows the first difference is the same, with or without the letter in question.
+    short[same..].iter().skip(skip).eq(long[same..].iter().skip(1))
+        || (skip == 1 && is_swap(&short[same..], &long[same..]))
+}
+
+/// Whether one begins with the other's first two letters, exchanged, and goes on the same.
+fn is_swap(one: &[char], other: &[char]) -> bool {
+    let pair = |letters: &[char]| Some((*letters.first()?, *letters.get(1)?));
+    let (Some((first, second)), Some(turned)) = (pair(one), pair(other)) else { return false };
+    turned == (second, first) && one[2..] == other[2..]
+}
+
+/// What somebody else wrote, short enough for a line.
+fn clip(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(50).collect()
+}
+
+#[cfg(test)]
+mod tests;

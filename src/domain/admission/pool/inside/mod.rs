@@ -1,0 +1,38 @@
+//! Ranges that lie as a whole in a network of pods or Services: nothing of them is ever given out.
+
+use ipnet::IpNet;
+
+use super::super::Answer;
+use super::{Known, Question};
+use crate::network::infrastructure::within;
+use crate::pools::ranges::Stretch;
+
+/// Refuses each such range that is new.
+pub(super) fn judge(question: &Question, known: &Known, answer: &mut Answer) {
+    let Some(ranges) = question.pool.ranges.as_ref().filter(|_| question.ranges_changed) else {
+        return;
+    };
+    let mut networks = within(&known.infrastructure, ranges);
+    networks.retain(|_, what| what.is_network());
+    let rest = ranges.without(&networks.keys().copied().collect::<Vec<IpNet>>());
+    for index in 0..question.spec.ranges.len() {
+        let of_range = |stretch: &&Stretch| stretch.range == index;
+        let Some(first) = ranges.stretches().iter().find(of_range) else { continue };
+        let stored = question.before.as_ref().and_then(|before| before.ranges.as_ref());
+        let is_stored = stored.is_some_and(|stored| stored.find(first.first).is_some());
+        let is_usable = rest.stretches().iter().any(|stretch| stretch.range == index);
+        let around = networks.iter().find(|(network, _)| network.contains(&first.first));
+        if let Some((_, what)) = around.filter(|_| !is_stored && !is_usable) {
+            answer.refuse(
+                format!("spec.ranges[{index}]"),
+                format!(
+                    "{} is {what}, of which no address is given out: name addresses of the network on which load balancers are reached",
+                    first.first
+                ),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

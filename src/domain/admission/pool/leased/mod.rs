@@ -1,0 +1,57 @@
+//! Addresses that the host leased by DHCP and that a pool's ranges take in.
+//!
+//! No ledger has them, so the pool would give one to a second LoadBalancer, and the first would lose
+//! it. Only what a change takes in is refused: a pool that was let in before can still be changed.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use super::super::Answer;
+use super::{Known, NAMED, Question};
+use crate::network::Segment;
+
+/// An address that is leased.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leased {
+    /// The address.
+    pub ip: Ipv4Addr,
+    /// `namespace/name` of the LoadBalancer that it was leased for.
+    pub name: String,
+    /// Where it is seen.
+    pub segment: Segment,
+}
+
+/// Refuses ranges that take leased addresses in.
+pub(super) fn judge(question: &Question, known: &Known, answer: &mut Answer) {
+    let Some(ranges) = &question.pool.ranges else { return };
+    let is_global = question.pool.selector.is_global();
+    let before = question.before.as_ref().filter(|old| {
+        old.selector.network() == question.pool.selector.network()
+            && old.selector.is_global() == is_global
+    });
+    let before = before.and_then(|old| old.ranges.as_ref());
+    let seen = known.leased.iter().filter(|l| is_global || l.segment.meets(&known.segment));
+    let mut taken: Vec<(usize, &Leased)> = seen
+        .filter_map(|leased| {
+            let ip = IpAddr::V4(leased.ip);
+            let is_new = before.is_none_or(|before| before.find(ip).is_none());
+            ranges.find(ip).filter(|_| is_new).map(|stretch| (stretch.range, leased))
+        })
+        .collect();
+    taken.sort_by_key(|(range, leased)| (*range, leased.ip));
+    let Some((range, _)) = taken.first() else { return };
+    let named = taken.iter().take(NAMED).map(|(_, l)| format!("{} ({})", l.ip, l.name));
+    let named = named.collect::<Vec<_>>().join(", ");
+    let more = match taken.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    answer.refuse(
+        format!("spec.ranges[{range}]"),
+        format!(
+            "{named}{more} leased from a DHCP server on this network: give the pool addresses that the server does not give out, or add these to exclude"
+        ),
+    );
+}
+
+#[cfg(test)]
+mod tests;

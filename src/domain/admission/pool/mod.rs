@@ -1,0 +1,393 @@
+//! Rules of IPPools that need more than the schema: what may be stored, and what would surprise.
+//!
+//! Invariants:
+//! * the verdict on a conflict is the one that the ledger's owner reaches ([`conflict`]), or a
+//!   stricter one: no pool may put another out of use;
+//! * only a change is judged: an object that breaks a rule made after it can still be labelled,
+//!   annotated, finalized and corrected;
+//! * the operator, and whoever finishes a deletion, is never in the way of a rule about the spec;
+//! * a leaked claim, whose LoadBalancer is gone, blocks nothing;
+//! * an address that the host leased by DHCP is in no ledger: no range may be made over it.
+
+mod form;
+mod inside;
+mod leased;
+mod surprise;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use chrono::DateTime;
+use serde_json::{Map, Value};
+
+pub use form::{mutate, network};
+pub use leased::Leased;
+
+use super::{Answer, Operation, Request};
+use crate::network::Segment;
+use crate::network::infrastructure::HeldBack;
+use crate::pools::conflict::{self, Conflict, Over, PoolFacts};
+use crate::pools::manual_release::ManualRelease;
+use crate::pools::ranges::{self, RangeError, Ranges};
+use api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, Range};
+
+/// Holders that a refusal names; the others are counted.
+const NAMED: usize = 3;
+/// Conflicts that a refusal names.
+const CONFLICTS: usize = 5;
+/// Entries of a scope. The schema has the same bound; Harvester's has none.
+const MOST_SCOPES: usize = 1_024;
+
+/// Somebody who holds an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The address.
+    pub ip: String,
+    /// `namespace/name` of the LoadBalancer.
+    pub name: String,
+    /// Its UID, if the ledger says so.
+    pub uid: String,
+}
+
+/// A request that cannot be answered from itself.
+#[derive(Clone, Debug)]
+pub struct Question {
+    operation: Operation,
+    pool: PoolFacts,
+    before: Option<PoolFacts>,
+    spec: IPPoolSpec,
+    /// The pool's ranges or selector are new or changed.
+    changed: bool,
+    ranges_changed: bool,
+    /// The fault of a new range whose bounds are reversed.
+    reversed: Option<RangeError>,
+    release: Option<Result<ManualRelease, String>>,
+    allocated: BTreeMap<String, String>,
+    /// Who would lose an address. Whoever answers finds out which of them exist.
+    pub at_stake: Vec<Holder>,
+}
+
+/// The first look at a request.
+#[derive(Clone, Debug)]
+pub enum Look {
+    /// Nothing more must be known.
+    Decided(Answer),
+    /// This must be.
+    Ask(Box<Question>),
+}
+
+/// What must be known to judge a request.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// All pools, and where the network of each is.
+    pub pools: Vec<(Arc<PoolFacts>, Segment)>,
+    /// Where the pool's own network is.
+    pub segment: Segment,
+    /// Whether that network exists. `None`: not known.
+    pub has_network: Option<bool>,
+    /// Those at stake that exist.
+    pub holders: Vec<Holder>,
+    /// Whether the LoadBalancer of a manual release exists. `None`: not known.
+    pub exists: Option<bool>,
+    /// Namespaces of the scope that do not exist.
+    pub missing: Vec<String>,
+    /// What is the cluster's own.
+    pub infrastructure: HeldBack,
+    /// Addresses that the host leased by DHCP.
+    pub leased: Vec<Leased>,
+}
+
+/// Decides what can be decided from the request alone; what is as it was, passes.
+pub fn look(request: &Request<'_>) -> Look {
+    let pass = || Look::Decided(Answer::default());
+    if request.by_operator {
+        return pass();
+    }
+    let old = request.old;
+    if let Some(refused) = guard_status(request) {
+        return Look::Decided(refused);
+    }
+    if !request.subresource.is_empty() {
+        return pass();
+    }
+    let (object, ends) = match (request.operation, request.object, old) {
+        (Operation::Delete, _, Some(old)) => (old, true),
+        (Operation::Create | Operation::Update, Some(object), _) => (object, false),
+        _ => return pass(),
+    };
+    if leaves(object) {
+        return pass();
+    }
+    let spec = |object: &Value| serde_json::from_value::<IPPoolSpec>(object["spec"].clone()).ok();
+    // What does not fit its type is the schema's to refuse, or too old to be asked about.
+    let (Some(spec), before) = (spec(object), old.and_then(spec)) else { return pass() };
+    let scopes = |spec: &IPPoolSpec| {
+        spec.selector.as_ref().and_then(|selector| selector.scope.as_ref()).map_or(0, Vec::len)
+    };
+    if scopes(&spec) > MOST_SCOPES.max(before.as_ref().map_or(0, scopes)) && !ends {
+        let mut refused = Answer::default();
+        let message = format!("has {} entries: {MOST_SCOPES} at most", scopes(&spec));
+        refused.refuse("spec.selector.scope", message);
+        return Look::Decided(refused);
+    }
+    let made = old.map_or(i64::MAX, created);
+    let facts = |spec: &IPPoolSpec| {
+        let name = if request.name.is_empty() { "(new)" } else { request.name };
+        PoolFacts::new(name, made, spec)
+    };
+    let (pool, before) = (facts(&spec), before.as_ref().map(facts));
+    let old_spec = old.map(|old| &old["spec"]);
+    let ranges_changed = old_spec.is_none_or(|old| old["ranges"] != object["spec"]["ranges"]);
+    let selector_changed = before.as_ref().is_none_or(|old| old.selector != pool.selector);
+    let annotation = |of: &Value| text(of, &["metadata", "annotations", ANNOTATION_MANUAL_RELEASE]);
+    let asked = annotation(object).filter(|asked| old.and_then(annotation).as_ref() != Some(asked));
+    let holders = old.map(holders).unwrap_or_default();
+    let at_stake = if ends {
+        holders.clone()
+    } else if ranges_changed {
+        lost(&holders, before.as_ref(), &pool)
+    } else {
+        Vec::new()
+    };
+    let changed = !ends && (ranges_changed || selector_changed);
+    if !changed && asked.is_none() && at_stake.is_empty() {
+        return pass();
+    }
+    Look::Ask(Box::new(Question {
+        operation: request.operation,
+        allocated: holders.into_iter().map(|holder| (holder.ip, holder.name)).collect(),
+        release: asked.filter(|_| !ends).map(|asked| ManualRelease::parse(&asked)),
+        ranges_changed: ranges_changed && !ends,
+        reversed: new_reversed(&spec, old_spec),
+        pool,
+        before,
+        spec,
+        changed,
+        at_stake,
+    }))
+}
+
+impl Question {
+    /// The network that the pool is for.
+    pub fn network(&self) -> &str {
+        self.pool.selector.network()
+    }
+
+    /// The pool's name.
+    pub fn name(&self) -> &str {
+        &self.pool.name
+    }
+
+    /// `namespace/name` of the LoadBalancer whose address shall be released by hand, if the
+    /// ledger names it.
+    pub fn releases(&self) -> Option<&str> {
+        let asked = self.release.as_ref()?.as_ref().ok()?;
+        let owner = self.allocated.get(&asked.ip.to_string())?;
+        (*owner == asked.name).then_some(owner)
+    }
+
+    /// Namespaces that the scope names.
+    pub fn namespaces(&self) -> impl Iterator<Item = &str> {
+        let scope = self.spec.selector.as_ref().and_then(|selector| selector.scope.as_deref());
+        let names = scope.unwrap_or_default().iter().filter_map(|s| s.namespace.as_deref());
+        names.filter(|name| !name.is_empty() && *name != "*")
+    }
+
+    /// Judges.
+    pub fn judge(&self, known: &Known) -> Answer {
+        let mut answer = Answer::default();
+        if self.operation == Operation::Delete {
+            if !known.holders.is_empty() {
+                let who = name_some(&known.holders);
+                answer.refuse(
+                    "",
+                    format!("can't delete pool before releasing all the allocated IP: {who}; delete these LoadBalancers, or give them another pool"),
+                );
+            }
+            return answer;
+        }
+        if self.ranges_changed {
+            let fault = Ranges::parse(&self.spec.ranges).err().or_else(|| self.reversed.clone());
+            if let Some(RangeError { field, message }) = fault {
+                answer.refuse(field, message);
+            }
+            if !known.holders.is_empty() {
+                let who = name_some(&known.holders);
+                answer.refuse(
+                    "spec.ranges",
+                    format!("allocated IP {who} is excluded: keep these addresses in the ranges until they are released"),
+                );
+            }
+        }
+        if self.changed {
+            leased::judge(self, known, &mut answer);
+            inside::judge(self, known, &mut answer);
+            let new = self.conflicts(known).into_iter();
+            let before = self.conflicts_before(known);
+            let (worse, old): (Vec<_>, Vec<_>) =
+                new.partition(|conflict| is_news(conflict, &before));
+            for conflict in worse.iter().take(CONFLICTS) {
+                answer.refuse(conflict.field(), conflict.message());
+            }
+            for conflict in old.iter().take(CONFLICTS) {
+                answer.warn(format!(
+                    "still in conflict with IPPool {} ({})",
+                    conflict.with,
+                    conflict.reason()
+                ));
+            }
+        }
+        self.judge_release(known, &mut answer);
+        if self.changed && answer.refusals.is_empty() {
+            surprise::warn(self, known, &mut answer);
+        }
+        answer
+    }
+
+    fn conflicts(&self, known: &Known) -> Vec<Conflict> {
+        conflict::against(&self.pool.contender(&known.segment), &self.others(known))
+    }
+
+    fn others<'a>(&self, known: &'a Known) -> Vec<conflict::Contender<'a>> {
+        let others = known.pools.iter().filter(|(pool, _)| pool.name != self.pool.name);
+        others.map(|(pool, segment)| pool.contender(segment)).collect()
+    }
+
+    /// The conflicts that the pool was in on the same network.
+    fn conflicts_before(&self, known: &Known) -> Vec<Conflict> {
+        let same = |before: &&PoolFacts| before.selector.network() == self.pool.selector.network();
+        self.before.as_ref().filter(same).map_or_else(Vec::new, |before| {
+            conflict::against(&before.contender(&known.segment), &self.others(known))
+        })
+    }
+
+    /// Warns of a release that will not be made. It is no reason to refuse the rest: where pools are
+    /// applied from Git, the annotation is sent again after its address has gone to another.
+    fn judge_release(&self, known: &Known, answer: &mut Answer) {
+        let Some(asked) = &self.release else { return };
+        let field = format!("metadata.annotations[{ANNOTATION_MANUAL_RELEASE}]");
+        let asked = match asked {
+            Ok(asked) => asked,
+            Err(fault) => return answer.refuse(field, fault.clone()),
+        };
+        let ManualRelease { ip, name } = asked;
+        match self.allocated.get(&ip.to_string()) {
+            None => answer.warn(format!("{ip} is not allocated here: there is nothing to release")),
+            Some(owner) if owner != name => {
+                answer.warn(format!("{ip} is held by {owner}, not by {name}: it is kept"));
+            }
+            Some(_) if known.exists == Some(true) => {
+                let kept = format!("LoadBalancer {name} exists: {ip} is kept until it is deleted");
+                answer.warn(kept);
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// The first range with reversed bounds that is not stored so already.
+fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeError> {
+    let stored: Vec<Range> = old_spec
+        .and_then(|old| serde_json::from_value(old["ranges"].clone()).ok())
+        .unwrap_or_default();
+    let mut new = spec.ranges.iter().enumerate().filter(|(_, range)| !stored.contains(range));
+    new.find_map(|(index, range)| ranges::reversed(index, range))
+}
+
+/// Whether the pool was not in this conflict before, or shared fewer addresses.
+fn is_news(conflict: &Conflict, before: &[Conflict]) -> bool {
+    !before.iter().any(|old| {
+        old.with == conflict.with
+            && match (&old.over, &conflict.over) {
+                (Over::Ranges { count: had, .. }, Over::Ranges { count: has, .. }) => has <= had,
+                (old, new) => old.weight() == new.weight(),
+            }
+    })
+}
+
+/// Only the operator writes what it keeps in the status. Where that has a subresource, a plain
+/// update shows the stored one here, whatever was sent.
+fn guard_status(request: &Request<'_>) -> Option<Answer> {
+    let (Operation::Update, Some(object), Some(old)) =
+        (request.operation, request.object, request.old)
+    else {
+        return None;
+    };
+    if !["", "status"].contains(&request.subresource) {
+        return None;
+    }
+    let nothing = Map::new();
+    let fields = |of: &'_ Value| of["status"].as_object().cloned().unwrap_or(nothing.clone());
+    let (new, old) = (fields(object), fields(old));
+    let set = |status: &Map<String, Value>, key: &str| {
+        status.get(key).filter(|value| !value.is_null()).cloned()
+    };
+    let field = old.keys().chain(new.keys()).find(|key| set(&old, key) != set(&new, key))?;
+    let mut answer = Answer::default();
+    answer.refuse(
+        format!("status.{field}"),
+        format!(
+            "is the operator's record of who holds which address, and only it writes that: leave the status as it is; an address that leaked is freed by the annotation {ANNOTATION_MANUAL_RELEASE}"
+        ),
+    );
+    Some(answer)
+}
+
+/// Holders that the new ranges leave out and the old ones did not.
+fn lost(holders: &[Holder], before: Option<&PoolFacts>, now: &PoolFacts) -> Vec<Holder> {
+    let within = |facts: Option<&PoolFacts>, holder: &Holder| {
+        let ranges = facts.and_then(|facts| facts.ranges.as_ref());
+        let ip = holder.ip.parse::<IpAddr>().ok();
+        ranges.zip(ip).is_some_and(|(ranges, ip)| ranges.find(ip).is_some())
+    };
+    // What makes no sense is refused for that.
+    if now.ranges.is_none() {
+        return Vec::new();
+    }
+    let lost = holders.iter().filter(|h| within(before, h) && !within(Some(now), h));
+    lost.cloned().collect()
+}
+
+/// The claims of a stored pool, in the order of their addresses.
+fn holders(pool: &Value) -> Vec<Holder> {
+    let status = &pool["status"];
+    let allocated = status["allocated"].as_object().into_iter().flatten();
+    let mut holders: Vec<Holder> = allocated
+        .map(|(ip, name)| Holder {
+            ip: ip.clone(),
+            name: name.as_str().unwrap_or_default().to_owned(),
+            uid: status["allocatedOwners"][ip].as_str().unwrap_or_default().to_owned(),
+        })
+        .collect();
+    holders.sort_by_key(|holder| (holder.ip.parse::<IpAddr>().ok(), holder.ip.clone()));
+    holders
+}
+
+fn name_some(holders: &[Holder]) -> String {
+    let named: Vec<String> =
+        holders.iter().take(NAMED).map(|h| format!("{} ({})", h.ip, h.name)).collect();
+    let named = named.join(", ");
+    match holders.len().saturating_sub(NAMED) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}
+
+/// Whether the object is on its way out.
+fn leaves(object: &Value) -> bool {
+    !object["metadata"]["deletionTimestamp"].is_null()
+}
+
+fn created(object: &Value) -> i64 {
+    let time = object["metadata"]["creationTimestamp"].as_str();
+    time.and_then(|t| DateTime::parse_from_rfc3339(t).ok()).map_or(0, |t| t.timestamp())
+}
+
+fn text(object: &Value, path: &[&str]) -> Option<String> {
+    let value = path.iter().try_fold(object, |value, key| value.get(*key))?;
+    value.as_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,362 @@
+//! `LoadBalancer` from one version to the other, without loss.
+//!
+//! Invariants: nothing the API server can send is refused, because one object that fails would
+//! fail the list it is in. There and back again is the same object, whichever version it began
+//! in. Of metadata only the annotation below is touched.
+//!
+//! What one version has and the other lacks travels in an annotation (see [`carry`]) named after
+//! the version whose fields it holds, and is taken out again on the way back. It yields to edits:
+//! a value that travelled is put back only if its counterpart is still what it had been
+//! translated to.
+//!
+//! | v1beta1 | v1alpha1 | rule |
+//! |---|---|---|
+//! | `description`, `listeners[]`, `address`, `conditions` | the same | a listener's name and protocol, which v1alpha1 requires, are filled in |
+//! | `ipam` | the same | required: unset is shown as pool |
+//! | `backendServerSelector` | `backendServers` | the values of the label `harvesterhci.io/vmName`. Whoever edits `backendServers` replaces the whole selector |
+//! | `healthCheck`, five numbers | the same, `PeriodSeconds` with a capital | required: unset is shown as its default. An edit of one leaves the others as they were |
+//! | `healthCheck`, what else it has | | travels as long as there is a `healthCheck` |
+//! | `workloadType`, `ipPool`, `requestedAddresses`, `ipv6Pool`, `ipFamilyPolicy` | | travels |
+//! | `status`, what else it has | | travels |
+//! | fields that neither knows | the same | the API server drops them where its schema lacks them |
+//!
+//! **The annotation is a tenant's to write**, like the object. What it says counts for no more
+//! than the same fields sent in v1beta1: values of another type than the field's are ignored, and
+//! what the API server stores is judged after conversion. Admission is asked in v1beta1
+//! (`matchPolicy: Equivalent`) with the converted object and the converted old one, so who may
+//! write `status.allocatedAddress` or `spec.ipPool` is decided there for both versions. The
+//! schema's own rules are those of the version asked in: what v1beta1's CEL forbids and v1alpha1
+//! cannot see (an immutable `workloadType`, reserved fields, a health check's protocol and path) is
+//! admission's too.
+
+pub mod annotations;
+
+use std::fmt;
+
+use serde_json::{Map, Value, json};
+
+use annotations::Carry;
+use api::{self, ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS, LABEL_VM_NAME, v1alpha1};
+
+/// Numbers of a health check: name in v1beta1, in v1alpha1, and what unset stands for.
+const HEALTH: [(&str, &str, i32); 5] = [
+    ("port", "port", 0),
+    ("successThreshold", "successThreshold", 1),
+    ("failureThreshold", "failureThreshold", 3),
+    ("periodSeconds", "PeriodSeconds", 5),
+    ("timeoutSeconds", "timeoutSeconds", 3),
+];
+/// What only v1beta1's health check has.
+const HEALTH_V1BETA1: [&str; 5] =
+    ["protocol", "path", "expectedStatuses", "serverName", "caBundle"];
+
+/// A version of `LoadBalancer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// The one that old clients ask for.
+    V1alpha1,
+    /// The one that is stored.
+    V1beta1,
+}
+
+/// A part of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Section {
+    Spec,
+    Status,
+}
+
+/// What is no `LoadBalancer` of either version.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no version of LoadBalancer: known are {V1ALPHA1} and {V1BETA1}")]
+pub struct NoVersion(pub String);
+
+const V1ALPHA1: &str = "loadbalancer.harvesterhci.io/v1alpha1";
+const V1BETA1: &str = "loadbalancer.harvesterhci.io/v1beta1";
+
+impl Version {
+    /// Reads an `apiVersion`.
+    pub fn parse(api_version: &str) -> Result<Self, NoVersion> {
+        match api_version {
+            V1ALPHA1 => Ok(Self::V1alpha1),
+            V1BETA1 => Ok(Self::V1beta1),
+            other => Err(NoVersion(other.chars().take(100).collect())),
+        }
+    }
+
+    /// Where the other version carries this one's fields.
+    fn annotation(self) -> &'static str {
+        match self {
+            Self::V1alpha1 => ANNOTATION_V1ALPHA1_FIELDS,
+            Self::V1beta1 => ANNOTATION_V1BETA1_FIELDS,
+        }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V1alpha1 => V1ALPHA1,
+            Self::V1beta1 => V1BETA1,
+        })
+    }
+}
+
+impl Section {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Spec => "spec",
+            Self::Status => "status",
+        }
+    }
+}
+
+/// The object in the version asked for. In that version already, it is returned as it is.
+pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
+    let from = Version::parse(object["apiVersion"].as_str().unwrap_or_default())?;
+    let Some(fields) = object.as_object_mut().filter(|_| from != to) else { return Ok(object) };
+    fields.insert("apiVersion".to_owned(), json!(to.to_string()));
+    let travelled = annotations::take(fields, to.annotation());
+    let mut lost = Carry::default();
+    for section in [Section::Spec, Section::Status] {
+        let source = match fields.remove(section.name()) {
+            Some(Value::Object(source)) => Some(source),
+            None => None,
+            // No shape that either version knows.
+            Some(other) => {
+                fields.insert(section.name().to_owned(), other);
+                continue;
+            }
+        };
+        let target = recall(section, to, source.as_ref(), &travelled);
+        let back = translate(section, to, target.as_ref());
+        lost.note(section.name(), source, back);
+        if let Some(target) = target {
+            fields.insert(section.name().to_owned(), Value::Object(target));
+        }
+    }
+    annotations::put(fields, from.annotation(), lost);
+    Ok(object)
+}
+
+/// A section in the other version, with what travelled put back where it still holds.
+fn recall(
+    section: Section,
+    to: Version,
+    source: Option<&Map<String, Value>>,
+    travelled: &Carry,
+) -> Option<Map<String, Value>> {
+    let from = if to == Version::V1beta1 { Version::V1alpha1 } else { Version::V1beta1 };
+    let plain = translate(section, from, source);
+    if travelled.section_is_unset(section.name()) && translate(section, to, None).as_ref() == source
+    {
+        return None;
+    }
+    let mut is_set = plain.is_some();
+    let mut target = plain.unwrap_or_default();
+    for (key, value) in travelled.of(section.name()) {
+        if value.is_some_and(|value| !fits(section, to, key, value)) {
+            continue;
+        }
+        let there = counterpart(section, to, key);
+        let now = there.and_then(|there| source.and_then(|source| source.get(there)));
+        let unchanged = there.is_none() || field(section, to, key, value).as_ref() == now;
+        let value = match (value, now) {
+            _ if unchanged => value.cloned(),
+            (Some(value), Some(now))
+                if (section, to, key) == (Section::Spec, Version::V1beta1, "healthCheck") =>
+            {
+                Some(merge_health(value, now))
+            }
+            _ => continue,
+        };
+        is_set = true;
+        match value {
+            Some(value) => drop(target.insert(key.to_owned(), value)),
+            None => drop(target.remove(key)),
+        }
+    }
+    is_set.then_some(target)
+}
+
+/// A section in the other version, by its own fields alone.
+fn translate(
+    section: Section,
+    from: Version,
+    source: Option<&Map<String, Value>>,
+) -> Option<Map<String, Value>> {
+    let required = (section, from) == (Section::Spec, Version::V1beta1);
+    let mut target = Map::new();
+    if required {
+        let ipam = source.and_then(|source| source.get("ipam"));
+        target.extend(field(section, from, "ipam", ipam).map(|ipam| ("ipam".to_owned(), ipam)));
+    }
+    for (key, value) in source.into_iter().flatten() {
+        let Some(there) = counterpart(section, from, key) else { continue };
+        if let Some(value) = field(section, from, key, Some(value)) {
+            target.insert(there.to_owned(), value);
+        }
+    }
+    (source.is_some() || required).then_some(target)
+}
+
+/// What a field is called in the other version. `None`: the other version lacks it.
+fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
+    match (section, from, key) {
+        (Section::Spec, Version::V1beta1, "backendServerSelector") => Some("backendServers"),
+        (Section::Spec, Version::V1alpha1, "backendServers") => Some("backendServerSelector"),
+        // The last two: a name that belongs to the other version, with another meaning there.
+        (
+            Section::Spec,
+            _,
+            "workloadType"
+            | "ipPool"
+            | "requestedAddresses"
+            | "ipv6Pool"
+            | "ipFamilyPolicy"
+            | "backendServers"
+            | "backendServerSelector",
+        )
+        | (
+            Section::Status,
+            _,
+            "addresses" | "allocatedAddress" | "backendServers" | "endpoints"
+            | "observedGeneration",
+        ) => None,
+        _ => Some(key),
+    }
+}
+
+/// What a field says, in the other version's words. `None`: nothing.
+fn field(section: Section, from: Version, key: &str, value: Option<&Value>) -> Option<Value> {
+    if section == Section::Status {
+        return value.cloned();
+    }
+    match (from, key) {
+        (Version::V1beta1, "ipam") => {
+            let known = value.filter(|value| **value == "pool" || **value == "dhcp");
+            Some(known.cloned().unwrap_or_else(|| json!("pool")))
+        }
+        (Version::V1beta1, "listeners") => match value {
+            Some(Value::Array(listeners)) => Some(listeners.iter().map(listener).collect()),
+            other => other.cloned(),
+        },
+        (Version::V1beta1, "backendServerSelector") => value
+            .and_then(|selector| selector.get(LABEL_VM_NAME))
+            .filter(|vms| are_names(vms))
+            .cloned(),
+        (Version::V1alpha1, "backendServers") => {
+            value.filter(|vms| are_names(vms)).map(|vms| json!({LABEL_VM_NAME: vms}))
+        }
+        (Version::V1beta1, "healthCheck") => value.and_then(show_health),
+        (Version::V1alpha1, "healthCheck") => value.and_then(read_health),
+        _ => value.cloned(),
+    }
+}
+
+fn are_names(value: &Value) -> bool {
+    value.as_array().is_some_and(|names| !names.is_empty() && names.iter().all(Value::is_string))
+}
+
+fn listener(listener: &Value) -> Value {
+    let mut shown = listener.clone();
+    if let Value::Object(fields) = &mut shown {
+        for (key, default) in [("name", ""), ("protocol", "TCP")] {
+            if !fields.get(key).is_some_and(Value::is_string) {
+                fields.insert(key.to_owned(), json!(default));
+            }
+        }
+    }
+    shown
+}
+
+/// A health check of v1beta1 in v1alpha1.
+fn show_health(value: &Value) -> Option<Value> {
+    let fields = match value {
+        Value::Object(fields) => fields,
+        Value::Null => return Some(Value::Null),
+        _ => return None,
+    };
+    let mut shown = fields.clone();
+    shown.retain(|key, _| !HEALTH_V1BETA1.contains(&key.as_str()));
+    for (name, _, _) in HEALTH {
+        shown.remove(name);
+    }
+    for (name, older, default) in HEALTH {
+        let number = number(fields.get(name), default);
+        shown.insert(older.to_owned(), json!(number));
+    }
+    Some(Value::Object(shown))
+}
+
+/// A number that v1alpha1's schema takes.
+fn number(value: Option<&Value>, default: i32) -> i32 {
+    let number = value.and_then(Value::as_i64).and_then(|number| i32::try_from(number).ok());
+    number.filter(|number| *number >= 0).unwrap_or(default)
+}
+
+/// A health check of v1alpha1 in v1beta1.
+fn read_health(value: &Value) -> Option<Value> {
+    let fields = match value {
+        Value::Object(fields) => fields,
+        Value::Null => return Some(Value::Null),
+        _ => return None,
+    };
+    let mut read = fields.clone();
+    for (name, older, _) in HEALTH {
+        read.remove(older);
+        read.remove(name);
+    }
+    read.retain(|key, _| !HEALTH_V1BETA1.contains(&key.as_str()));
+    for (name, older, _) in HEALTH {
+        if let Some(value) = fields.get(older) {
+            read.insert(name.to_owned(), value.clone());
+        }
+    }
+    Some(Value::Object(read))
+}
+
+/// The health check that travelled, with what was edited since in v1alpha1.
+fn merge_health(travelled: &Value, now: &Value) -> Value {
+    let read = read_health(now).unwrap_or(Value::Null);
+    let (Value::Object(travelled), Value::Object(mut merged)) = (travelled, read.clone()) else {
+        return read;
+    };
+    for key in HEALTH_V1BETA1 {
+        if let Some(value) = travelled.get(key) {
+            merged.insert(key.to_owned(), value.clone());
+        }
+    }
+    for (name, older, default) in HEALTH {
+        let stored = travelled.get(name);
+        if now.get(older) == Some(&json!(number(stored, default))) {
+            match stored {
+                Some(stored) => drop(merged.insert(name.to_owned(), stored.clone())),
+                None => drop(merged.remove(name)),
+            }
+        }
+    }
+    Value::Object(merged)
+}
+
+/// Whether a value that travelled is of its field's type: anybody may have written it, and a
+/// value that no client can read would spoil every list it is in.
+fn fits(section: Section, version: Version, key: &str, value: &Value) -> bool {
+    let mut alone = Map::from_iter([(key.to_owned(), value.clone())]);
+    match (section, version) {
+        (Section::Spec, Version::V1beta1) => read::<api::LoadBalancerSpec>(alone),
+        (Section::Status, Version::V1beta1) => read::<api::LoadBalancerStatus>(alone),
+        (Section::Spec, Version::V1alpha1) => {
+            alone.entry("ipam").or_insert_with(|| json!("pool"));
+            read::<v1alpha1::LoadBalancerSpec>(alone)
+        }
+        (Section::Status, Version::V1alpha1) => read::<v1alpha1::LoadBalancerStatus>(alone),
+    }
+}
+
+fn read<T: serde::de::DeserializeOwned>(fields: Map<String, Value>) -> bool {
+    serde_json::from_value::<T>(Value::Object(fields)).is_ok()
+}
+
+#[cfg(test)]
+mod tests;

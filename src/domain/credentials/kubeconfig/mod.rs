@@ -1,0 +1,258 @@
+//! A kubeconfig of which one user's token is replaced, and nothing else.
+//!
+//! Invariants: clusters, contexts, other users and unknown fields stay as they are; a user that
+//! does not authenticate by a token in the file is refused by name and never changed; what is
+//! written reads back as what was meant.
+
+use serde_json::{Value, json};
+
+use super::client_certificate;
+use super::token::{Says, Token};
+
+/// What a user entry may not have: each would be used instead of its token, or beside it.
+const OTHER_WAYS: [&str; 8] = [
+    "exec",
+    "auth-provider",
+    "tokenFile",
+    "username",
+    "password",
+    "client-certificate",
+    "client-certificate-data",
+    "client-key",
+];
+/// Ways to authenticate whose end is not in the file.
+const ELSEWHERE: [&str; 6] =
+    ["exec", "auth-provider", "tokenFile", "username", "password", "client-certificate"];
+/// What the entry that keeps an old token for a while is called, after the user's name.
+const PREVIOUS: &str = "-previous";
+
+/// Why a kubeconfig cannot be used, in words that hold nothing secret.
+pub type Unfit = String;
+
+/// A kubeconfig.
+pub struct Kubeconfig(Value);
+
+/// A way by which a user authenticates.
+pub enum Way {
+    /// A token in the file.
+    Token(Token),
+    /// A certificate in the file, by what it says.
+    Certificate(Says),
+    /// Something else: why its end is not known.
+    Unknown(String),
+}
+
+/// Where a user's token is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// URL of the API server.
+    pub server: String,
+    /// Certificates of its authority, in PEM and base64. Unset: the system's.
+    pub authority: Option<String>,
+    /// The name in its certificate, if another than the URL's.
+    pub server_name: Option<String>,
+    /// Whether its certificate is not looked at.
+    pub insecure: bool,
+}
+
+impl Reach {
+    /// Why no token may be sent there, if none may.
+    pub fn fault(&self) -> Option<Unfit> {
+        let is_secure = self.server.get(..8).is_some_and(|s| s.eq_ignore_ascii_case("https://"));
+        if self.insecure {
+            Some(
+                "its cluster has insecure-skip-tls-verify, so the token would go to whatever answers there: it \
+                 must have certificate-authority-data instead"
+                    .to_owned(),
+            )
+        } else if is_secure {
+            None
+        } else {
+            Some(
+                "its cluster's server must begin with https://: a token is not sent in clear"
+                    .to_owned(),
+            )
+        }
+    }
+}
+
+impl Kubeconfig {
+    /// Reads YAML or JSON. What does not fit is not repeated in the error: it may be secret.
+    pub fn parse(text: &str) -> Result<Self, Unfit> {
+        let value: Value = serde_saphyr::from_str(text).map_err(|_| "it is not YAML".to_owned())?;
+        if value["users"].as_array().is_none_or(Vec::is_empty) {
+            return Err("it is no kubeconfig: it has no users".to_owned());
+        }
+        Ok(Self(value))
+    }
+
+    /// Every token in it, by its user.
+    pub fn tokens(&self) -> Vec<(String, Token)> {
+        let users = self.0["users"].as_array().into_iter().flatten();
+        users
+            .filter_map(|entry| {
+                let token = entry["user"]["token"].as_str().filter(|token| !token.is_empty())?;
+                let user = entry["name"].as_str().unwrap_or_default();
+                Some((user.to_owned(), Token::new(token.to_owned())))
+            })
+            .collect()
+    }
+
+    /// Every way to authenticate in it, by its user.
+    pub fn ways(&self) -> Vec<(String, Way)> {
+        let users = self.0["users"].as_array().into_iter().flatten();
+        users
+            .flat_map(|entry| {
+                let user = entry["name"].as_str().unwrap_or_default();
+                ways(&entry["user"]).into_iter().map(|way| (user.to_owned(), way))
+            })
+            .collect()
+    }
+
+    /// Whether it has a user of that name.
+    pub fn has_user(&self, user: &str) -> bool {
+        let mut users = self.0["users"].as_array().into_iter().flatten();
+        users.any(|entry| entry["name"] == user)
+    }
+
+    /// The user whose token is used when nothing else is asked for.
+    pub fn current_user(&self) -> Result<String, Unfit> {
+        let name = &self.0["current-context"];
+        let mut contexts = self.0["contexts"].as_array().into_iter().flatten();
+        let context = contexts.find(|context| context["name"] == *name && name.is_string());
+        let user = context.and_then(|context| context["context"]["user"].as_str());
+        user.map(str::to_owned)
+            .ok_or_else(|| "it has no current context, or that no user".to_owned())
+    }
+
+    /// The token that was kept beside the user's own.
+    pub fn previous(&self, user: &str) -> Option<Token> {
+        let name = format!("{user}{PREVIOUS}");
+        self.tokens().into_iter().find(|(user, _)| *user == name).map(|(_, token)| token)
+    }
+
+    /// A user's token. `None`: it has none yet, and may be given one.
+    pub fn token_of(&self, user: &str) -> Result<Option<Token>, Unfit> {
+        let entry = self.entry(user)?;
+        let token = entry["user"]["token"].as_str().filter(|token| !token.trim().is_empty());
+        Ok(token.map(|token| Token::new(token.to_owned())))
+    }
+
+    /// The same kubeconfig with another token for the user. With `keep`, the token that it had stays
+    /// in an entry of its own, so that an issuer who deletes what is no longer named keeps it.
+    pub fn with(&self, user: &str, token: &Token, keep: bool) -> Result<String, Unfit> {
+        let old = self.token_of(user)?.filter(|old| keep && old.hash() != token.hash());
+        let mut config = self.0.clone();
+        let users = config["users"].as_array_mut().into_iter().flatten();
+        for entry in users.filter(|entry| entry["name"] == user) {
+            if !entry["user"].is_object() {
+                entry["user"] = json!({});
+            }
+            entry["user"]["token"] = json!(token.reveal());
+        }
+        if let (Some(old), Some(users)) = (old, config["users"].as_array_mut()) {
+            let name = format!("{user}{PREVIOUS}");
+            users.retain(|entry| entry["name"] != name.as_str());
+            users.push(json!({"name": name, "user": {"token": old.reveal()}}));
+        }
+        render(&config)
+    }
+
+    /// The same kubeconfig without the entry that kept the user's old token. `None`: there is none.
+    pub fn without_previous(&self, user: &str) -> Result<Option<String>, Unfit> {
+        self.entry(user)?;
+        let name = format!("{user}{PREVIOUS}");
+        let mut config = self.0.clone();
+        let Some(users) = config["users"].as_array_mut() else { return Ok(None) };
+        let before = users.len();
+        users.retain(|entry| entry["name"] != name.as_str());
+        if users.len() == before { Ok(None) } else { render(&config).map(Some) }
+    }
+
+    /// Where the user's token is used: by the current context if that is the user's, else by the
+    /// first one that is.
+    pub fn reach(&self, user: &str) -> Result<Reach, Unfit> {
+        self.entry(user)?;
+        let contexts = || self.0["contexts"].as_array().into_iter().flatten();
+        let theirs = |context: &&Value| context["context"]["user"] == user;
+        let current = &self.0["current-context"];
+        let context = contexts()
+            .filter(theirs)
+            .find(|context| context["name"] == *current)
+            .or_else(|| contexts().find(theirs))
+            .ok_or_else(|| {
+                format!("no context is of the user {user:?}: its token leads nowhere")
+            })?;
+        let name = &context["context"]["cluster"];
+        let mut clusters = self.0["clusters"].as_array().into_iter().flatten();
+        let cluster = clusters
+            .find(|cluster| cluster["name"] == *name && !name.is_null())
+            .map(|entry| &entry["cluster"])
+            .ok_or_else(|| format!("the cluster of the user {user:?} is not in it"))?;
+        let text = |field: &str| cluster[field].as_str().map(str::to_owned);
+        for field in ["proxy-url", "certificate-authority"] {
+            if cluster[field].as_str().is_some_and(|value| !value.is_empty()) {
+                return Err(format!("its cluster has {field}, by which a token cannot be tried"));
+            }
+        }
+        Ok(Reach {
+            server: text("server").ok_or_else(|| "its cluster has no server".to_owned())?,
+            authority: text("certificate-authority-data").filter(|data| !data.is_empty()),
+            server_name: text("tls-server-name").filter(|name| !name.is_empty()),
+            insecure: cluster["insecure-skip-tls-verify"] == true,
+        })
+    }
+
+    /// The one entry of the user, if it may be given a token.
+    fn entry(&self, user: &str) -> Result<&Value, Unfit> {
+        let mut all = self.0["users"].as_array().into_iter().flatten();
+        let entry = all
+            .find(|entry| entry["name"] == user)
+            .ok_or_else(|| format!("it has no user {user:?}"))?;
+        if all.any(|entry| entry["name"] == user) {
+            return Err(format!("it has two users {user:?}"));
+        }
+        match OTHER_WAYS.iter().find(|way| !entry["user"][**way].is_null()) {
+            Some(way) => {
+                Err(format!("its user {user:?} authenticates by {way}, not by a token in the file"))
+            }
+            None => Ok(entry),
+        }
+    }
+}
+
+fn ways(user: &Value) -> Vec<Way> {
+    let text = |field: &str| user[field].as_str().filter(|text| !text.is_empty());
+    let mut ways = Vec::new();
+    // A file takes precedence over the token beside it.
+    if let Some(token) = text("token").filter(|_| text("tokenFile").is_none()) {
+        ways.push(Way::Token(Token::new(token.to_owned())));
+    }
+    if let Some(data) = text("client-certificate-data") {
+        ways.push(client_certificate::says(data).map_or_else(
+            || Way::Unknown("its client-certificate-data is no certificate".to_owned()),
+            Way::Certificate,
+        ));
+    }
+    let is_there = |way: &&&str| !user[**way].is_null() && user[**way] != "";
+    // In the file a certificate takes precedence over that of the path.
+    let path =
+        |way: &&&str| **way == "client-certificate" && text("client-certificate-data").is_some();
+    if let Some(way) = ELSEWHERE.iter().find(|way| is_there(way) && !path(way)) {
+        ways.push(Way::Unknown(format!("it authenticates by {way}: its end cannot be seen here")));
+    }
+    ways
+}
+
+fn render(config: &Value) -> Result<String, Unfit> {
+    let text = serde_saphyr::to_string(config).map_err(|_| "it cannot be written".to_owned())?;
+    let again: Option<Value> = serde_saphyr::from_str(&text).ok();
+    if again.as_ref() == Some(config) {
+        Ok(text)
+    } else {
+        Err("written as YAML it would read as something else".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests;

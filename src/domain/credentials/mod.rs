@@ -1,0 +1,8 @@
+//! Credentials: rotation of tokens, and accounts of guest clusters in Harvester.
+
+pub(crate) mod client_certificate;
+pub mod cloud_credential;
+pub mod guest_account;
+pub mod kubeconfig;
+pub mod rotation;
+pub mod token;

@@ -1,0 +1,94 @@
+//! What is said of the end of a target's credentials, and of the API key's.
+
+use super::status::{seconds, time};
+use super::watched::Watched;
+use super::{Plan, Record, Seconds, due};
+use api::ApiKey;
+use api::ConditionStatus::{self, False, True};
+
+/// The condition that says that a credential is about to end.
+pub const EXPIRING: &str = "Expiring";
+/// The condition that says that the API key is about to end.
+pub const MINTER_EXPIRING: &str = "MinterExpiring";
+
+/// Status, reason and message of a condition.
+pub(super) type Says = (ConditionStatus, &'static str, String);
+
+/// When its end is told as near. `None`: it has none.
+pub fn alarm(plan: &Plan, record: &Record, ends: Option<Seconds>) -> Option<Seconds> {
+    match due(plan, record) {
+        Some(due) => Some(due.latest),
+        None => ends.map(|end| end - plan.schedule.minimum_left),
+    }
+}
+
+/// What is said of the target's credentials, of which the first ends then.
+pub(super) fn expiring(
+    plan: &Plan,
+    record: &Record,
+    watched: &Watched,
+    ends: Option<Seconds>,
+    now: Seconds,
+) -> Says {
+    let is_near = alarm(plan, record, ends).is_some_and(|at| at <= now);
+    match (is_near, ends) {
+        (true, Some(end)) if plan.source.is_none() => {
+            let named = watched.ending_by(now + plan.schedule.minimum_left, now);
+            let named = if named.is_empty() { format!("it ends at {}", time(end)) } else { named };
+            let reason = if end <= now { "Expired" } else { "NobodyRotates" };
+            (True, reason, format!("{named}: nobody replaces that"))
+        }
+        (true, Some(end)) if end <= now => (True, "Expired", format!("it ended at {}", time(end))),
+        (true, _) => {
+            let message = "it should have been replaced by now: see the condition Ready";
+            (True, "Overdue", message.to_owned())
+        }
+        (false, Some(_)) => (False, "TimeLeft", String::new()),
+        (false, None) => (False, "NoEnd", String::new()),
+    }
+}
+
+/// From when on the end of an API key is told as near: so long before it as a credential is to have
+/// left, half of its life at most. `None`: it has no end.
+pub fn key_alarm(plan: &Plan, key: &ApiKey) -> Option<Seconds> {
+    let end = seconds(key.expires_at.as_deref()?)?;
+    if key.renewed {
+        return Some(end);
+    }
+    let issued = key.issued_at.as_deref().and_then(seconds);
+    let half = issued.map_or(Seconds::MAX, |issued| (end - issued) / 2);
+    Some(end - plan.schedule.minimum_left.min(half).max(0))
+}
+
+/// What is said of an API key. `refused`: the Rancher does not accept it, whatever its time.
+pub(super) fn minter(plan: &Plan, key: &ApiKey, refused: bool, now: Seconds) -> Says {
+    let end = key.expires_at.as_deref().unwrap_or_default();
+    let is_over = seconds(end).is_some_and(|end| end <= now);
+    match key_alarm(plan, key) {
+        _ if refused => {
+            let message = format!(
+                "the API key that was {} is not accepted: put another one into its Secret",
+                key.name
+            );
+            (True, "NotAccepted", message)
+        }
+        None => (False, "NoEnd", String::new()),
+        Some(_) if is_over => {
+            let message =
+                format!("the API key {} ended at {end}: put another one into its Secret", key.name);
+            (True, "Expired", message)
+        }
+        Some(at) if at <= now => {
+            let message = format!(
+                "the API key {} ends at {end}, and no TokenRotation renews it: afterwards it cannot renew itself",
+                key.name
+            );
+            (True, "NobodyRenews", message)
+        }
+        Some(_) if key.renewed => (False, "Renewed", String::new()),
+        Some(_) => (False, "TimeLeft", String::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,45 @@
+//! API keys that end, and whom that is told.
+
+use super::super::status;
+use super::*;
+use api::{TokenRotation, TokenRotationSpec};
+
+const DAY: Seconds = 86_400;
+
+fn plan() -> Plan {
+    let spec = serde_json::json!({"target": {"allCloudCredentials": {}}});
+    let spec: TokenRotationSpec = serde_json::from_value(spec).unwrap();
+    status::plan(&TokenRotation::new("all", spec))
+}
+
+fn key(issued: Option<Seconds>, ends: Option<Seconds>, renewed: bool) -> ApiKey {
+    ApiKey {
+        name: "token-abcde".into(),
+        issued_at: issued.map(time),
+        expires_at: ends.map(time),
+        renewed,
+    }
+}
+
+#[test]
+fn an_api_key_that_nobody_renews_is_told_in_time() {
+    for (key, now, said) in [
+        (key(Some(0), Some(90 * DAY), false), 83 * DAY - 1, "TimeLeft"),
+        (key(Some(0), Some(90 * DAY), false), 83 * DAY, "NobodyRenews"),
+        (key(Some(0), Some(90 * DAY), true), 89 * DAY, "Renewed"),
+        (key(Some(0), Some(90 * DAY), true), 90 * DAY, "Expired"),
+        (key(Some(0), Some(90 * DAY), false), 90 * DAY, "Expired"),
+        // Half of a short life.
+        (key(Some(0), Some(DAY), false), DAY / 2 - 1, "TimeLeft"),
+        (key(Some(0), Some(DAY), false), DAY / 2, "NobodyRenews"),
+        (key(None, Some(90 * DAY), false), 83 * DAY, "NobodyRenews"),
+        (key(Some(0), None, false), 999 * DAY, "NoEnd"),
+    ] {
+        let (holds, reason, message) = minter(&plan(), &key, false, now);
+        assert_eq!(reason, said, "{key:?} {now}");
+        assert_eq!(holds == True, ["NobodyRenews", "Expired"].contains(&reason));
+        assert_eq!(message.contains("token-abcde"), holds == True, "{message}");
+        let (holds, reason, _) = minter(&plan(), &key, true, now);
+        assert_eq!((holds, reason), (True, "NotAccepted"), "whatever its time");
+    }
+}

@@ -1,0 +1,368 @@
+//! What is recorded, in the words of the API, and what people are told of it.
+//!
+//! Invariant: nothing of a credential but its name, its hash and its times gets into a status.
+
+use chrono::{DateTime, SecondsFormat};
+use serde_json::{Map, Value};
+
+use super::super::token::hash;
+use super::expiry::{EXPIRING, MINTER_EXPIRING, expiring, minter};
+use super::schedule::{Schedule, Window};
+use super::watched::Watched;
+use super::{
+    Current, Issuer, Made, Old, Pending, Plan, Publishing, Record, Requests, Seconds, Step, due,
+};
+use crate::condition::with_condition;
+use api::ConditionStatus::{False, True};
+use api::{
+    ANNOTATION_LEAKED, ANNOTATION_ROTATE, ApiKey, Condition, ConditionStatus, CurrentCredential,
+    OnDelete, PendingCredential, PendingStep, PreviousCredential, READY, Target, TokenRotation,
+    TokenRotationStatus,
+};
+
+/// The reason of Ready when the target, or what was made for it, cannot be read.
+pub const UNREADABLE: &str = "TargetUnreadable";
+const LIFETIME: Seconds = 2_592_000;
+const OVERLAP: Seconds = 3_600;
+const LEFT_PERCENT: Seconds = 33;
+const MINIMUM_LEFT: Seconds = 604_800;
+const JITTER_PERCENT: Seconds = 5;
+/// Longest name of a rotation that goes into the names of credentials whole.
+const LONGEST_STEM: usize = 200;
+
+/// How it stands when there is nothing to do for the moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// The credential is there and is looked after.
+    Current,
+    /// It is there, and only watched.
+    Watched,
+    /// Nothing is done, because the spec says so.
+    Paused,
+    /// The operator may do nothing in the namespace.
+    NotAllowed,
+    /// The target tells nothing.
+    Unreadable(String),
+    /// The target cannot be written without harm.
+    Unfit(String),
+    /// It is there and only watched, and of a part of it nothing is known, as the text says.
+    WatchedInPart(String),
+    /// There is nothing to watch, as the text says.
+    Missing(String),
+    /// A step has failed, and will be tried again.
+    Failed(Step, String),
+    /// Too many old ones could not be revoked.
+    NotRevoked,
+    /// What a deletion waits for.
+    Leaving,
+}
+
+impl Standing {
+    fn says(&self, plan: &Plan) -> (ConditionStatus, String, String) {
+        let (status, reason, message) = match self {
+            Self::Current => (True, "Current", String::new()),
+            Self::Watched => (True, "Watched", "it is not replaced here".to_owned()),
+            Self::Paused => {
+                let message = "spec.schedule.paused: nothing is made, published or revoked";
+                (True, "Paused", message.to_owned())
+            }
+            Self::NotAllowed => {
+                let message = "the operator was given no rights in this namespace: name it in the chart's value credentials.namespaces";
+                (False, "NamespaceNotAllowed", message.to_owned())
+            }
+            Self::Unreadable(why) => (False, UNREADABLE, why.clone()),
+            Self::Unfit(why) => (False, "TargetUnfit", format!("spec.target: {why}")),
+            Self::WatchedInPart(why) => (True, "WatchedInPart", why.clone()),
+            Self::Missing(why) => (False, "TargetMissing", why.clone()),
+            Self::Failed(step, why) => {
+                return (False, format!("{}Failed", step.word()), why.clone());
+            }
+            Self::NotRevoked => {
+                let message = "too many old credentials could not be revoked: no other one is made before that";
+                (False, "NotRevoked", message.to_owned())
+            }
+            Self::Leaving => {
+                let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
+                (False, "Deleting", format!("{revokes} are revoked first"))
+            }
+        };
+        (status, reason.to_owned(), message)
+    }
+}
+
+/// What a rotation is to do.
+pub fn plan(rotation: &TokenRotation) -> Plan {
+    let spec = &rotation.spec;
+    let wants = spec.schedule.clone().unwrap_or_default();
+    let source = spec.source.as_ref();
+    let account = source.and_then(|source| {
+        source.service_account_token.as_ref().or(source.service_account_token_secret.as_ref())
+    });
+    let readable = source.is_some_and(|source| source.service_account_token_secret.is_some());
+    let annotations = rotation.metadata.annotations.as_ref();
+    let request = |key: &str| annotations.and_then(|all| all.get(key)).map(|text| short(text));
+    let minted = source.and_then(|source| source.rancher_token.as_ref());
+    let lifetime = account.and_then(|account| account.lifetime_seconds);
+    let lifetime = lifetime.or(minted.and_then(|minted| minted.lifetime_seconds));
+    // Rancher ends what is no longer named in a cloud credential, and nothing else.
+    let prunes = spec.target.cloud_credential.is_some();
+    Plan {
+        prefix: prefix(rotation),
+        source: source.map(|_| Issuer { readable, prunes }),
+        lifetime: lifetime.unwrap_or(LIFETIME),
+        schedule: Schedule {
+            left_percent: wants.renew_when_left_percent.unwrap_or(LEFT_PERCENT),
+            minimum_left: wants.minimum_left_seconds.unwrap_or(MINIMUM_LEFT),
+            jitter_percent: wants.jitter_percent.unwrap_or(JITTER_PERCENT),
+            window: wants.maintenance_window.as_ref().and_then(window),
+            paused: wants.paused.unwrap_or_default(),
+        },
+        overlap: spec.overlap_seconds.unwrap_or(OVERLAP),
+        tells: spec.tell.is_some(),
+        revokes: spec.on_delete == Some(OnDelete::Revoke),
+        deleting: rotation.metadata.deletion_timestamp.is_some(),
+        requests: Requests {
+            rotate: request(ANNOTATION_ROTATE),
+            leaked: request(ANNOTATION_LEAKED),
+        },
+    }
+}
+
+/// What fits into a status; what does not is told apart by its hash.
+fn short(request: &str) -> String {
+    if request.len() <= 64 { request.to_owned() } else { hash(request.as_bytes()) }
+}
+
+/// The rotation's name and a part of its UID, so that one that is made again uses other names.
+fn prefix(rotation: &TokenRotation) -> String {
+    let name = rotation.metadata.name.as_deref().unwrap_or_default();
+    let uid = rotation.metadata.uid.as_deref().unwrap_or_default();
+    let stem: String = name.chars().take(LONGEST_STEM).collect();
+    let part: String = hash(uid.as_bytes()).chars().take(8).collect();
+    format!("{}-{part}", stem.trim_end_matches(['-', '.']))
+}
+
+fn window(wants: &api::Window) -> Option<Window> {
+    let (hours, minutes) = wants.start.split_once(':')?;
+    let start = hours.parse::<Seconds>().ok()? * 60 + minutes.parse::<Seconds>().ok()?;
+    let mut days = [wants.days.is_empty(); 7];
+    for day in &wants.days {
+        days[*day as usize] = true;
+    }
+    Some(Window { start, minutes: wants.duration_minutes, days })
+}
+
+/// RFC 3339, to the second.
+pub fn time(at: Seconds) -> String {
+    let at = DateTime::from_timestamp(at, 0).unwrap_or_default();
+    at.to_rfc3339_opts(SecondsFormat::Secs, true)
+}
+
+/// Seconds of a time in RFC 3339.
+pub fn seconds(text: &str) -> Option<Seconds> {
+    DateTime::parse_from_rfc3339(text).ok().map(|at| at.timestamp())
+}
+
+/// What a status records. A time that cannot be read is one long ago: what rests on it is done now.
+pub fn record(status: Option<&TokenRotationStatus>) -> Record {
+    let Some(status) = status else { return Record::default() };
+    let at = |text: &String| seconds(text).unwrap_or_default();
+    let maybe = |text: &Option<String>| text.as_ref().map(at);
+    Record {
+        serial: u64::try_from(status.serial).unwrap_or_default(),
+        current: status.current.as_ref().map(|current| Current {
+            name: current.name.clone(),
+            hash: current.hash.clone(),
+            ours: current.ours,
+            issued: at(&current.issued_at),
+            expires: maybe(&current.expires_at),
+        }),
+        pending: status.pending.as_ref().map(|pending| Pending {
+            name: pending.name.clone(),
+            since: at(&pending.since),
+            requests: Requests {
+                rotate: pending.rotate_request.clone(),
+                leaked: pending.leak_report.clone(),
+            },
+            publishing: pending.hash.clone().map(|hash| Publishing {
+                made: Made {
+                    hash,
+                    issued: maybe(&pending.issued_at).unwrap_or_default(),
+                    expires: maybe(&pending.expires_at),
+                },
+                replaces: pending.replaces.clone().unwrap_or_default(),
+            }),
+        }),
+        previous: status
+            .previous
+            .iter()
+            .map(|old| Old {
+                name: old.name.clone(),
+                hash: old.hash.clone(),
+                after: maybe(&old.revoke_after),
+                replaces: old.replaces.clone(),
+                failures: u32::try_from(old.failures).unwrap_or_default(),
+            })
+            .collect(),
+        told: status.told.clone(),
+        done: Requests {
+            rotate: status.rotate_request.clone(),
+            leaked: status.leak_report.clone(),
+        },
+        failures: u32::try_from(status.failures).unwrap_or_default(),
+        retry_after: maybe(&status.retry_after),
+        last_rotation: maybe(&status.last_rotation),
+        last_result: status.last_result.clone(),
+    }
+}
+
+/// What is seen beside the record. `None`: nothing now, and what was told before stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Beside {
+    /// What a target holds that is only watched.
+    pub watched: Option<Watched>,
+    /// The API key with which a Rancher is asked.
+    pub key: Option<ApiKey>,
+    /// Whether the Rancher does not accept it.
+    pub refused: bool,
+}
+
+/// What was watched, as a status has it.
+pub fn watched(status: &TokenRotationStatus) -> Watched {
+    let beyond = usize::try_from(status.watched_beyond.unwrap_or_default()).unwrap_or_default();
+    Watched { listed: status.watched.clone(), beyond }
+}
+
+/// What a status says. Without a standing, conditions stay as they are.
+pub fn status(
+    rotation: &TokenRotation,
+    record: &Record,
+    beside: &Beside,
+    standing: Option<&Standing>,
+    now: Seconds,
+) -> TokenRotationStatus {
+    let plan = plan(rotation);
+    let old = rotation.status.clone().unwrap_or_default();
+    let watched = beside.watched.clone().unwrap_or_else(|| watched(&old));
+    let api_key = beside.key.clone().or(old.api_key);
+    let held = record.current.as_ref().and_then(|current| current.expires);
+    let ends = held.into_iter().chain(watched.first_end()).min();
+    let due = due(&plan, record);
+    let beyond = i64::try_from(watched.beyond).ok().filter(|beyond| *beyond > 0);
+    let mut status = TokenRotationStatus {
+        observed_generation: rotation.metadata.generation,
+        target: Some(target(&rotation.spec.target)),
+        watched: watched.listed.clone(),
+        watched_beyond: beyond,
+        api_key,
+        expires_at: ends.map(time),
+        next_rotation: due.filter(|_| !plan.schedule.paused).map(|due| time(due.at)),
+        conditions: old.conditions,
+        ..recorded(record)
+    };
+    if let Some(standing) = standing {
+        let (holds, reason, message) = standing.says(&plan);
+        set(&mut status.conditions, READY, (holds, &reason, message), now);
+    }
+    let said = expiring(&plan, record, &watched, ends, now);
+    set(&mut status.conditions, EXPIRING, said, now);
+    if let Some(key) = &status.api_key {
+        let said = minter(&plan, key, beside.refused, now);
+        set(&mut status.conditions, MINTER_EXPIRING, said, now);
+    }
+    status
+}
+
+/// A target in one word.
+fn target(target: &Target) -> String {
+    match (&target.secret, &target.cloud_credential) {
+        (Some(secret), _) => format!("secret/{}", secret.name),
+        (_, Some(credential)) => format!("cloudcredential/{}", credential.name),
+        (None, None) => "cloudcredential/*".to_owned(),
+    }
+}
+
+fn set(
+    conditions: &mut Vec<Condition>,
+    type_: &str,
+    (status, reason, message): (ConditionStatus, &str, String),
+    now: Seconds,
+) {
+    let new = Condition {
+        type_: type_.to_owned(),
+        status,
+        reason: Some(reason.to_owned()),
+        message: Some(message).filter(|message| !message.is_empty()),
+        ..Condition::default()
+    };
+    if let Some(all) = with_condition(conditions, new, &time(now)) {
+        *conditions = all;
+    }
+}
+
+fn recorded(record: &Record) -> TokenRotationStatus {
+    let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    TokenRotationStatus {
+        serial: signed(record.serial),
+        current: record.current.as_ref().map(|current| CurrentCredential {
+            name: current.name.clone(),
+            hash: current.hash.clone(),
+            ours: current.ours,
+            issued_at: time(current.issued),
+            expires_at: current.expires.map(time),
+        }),
+        pending: record.pending.as_ref().map(pending),
+        previous: record
+            .previous
+            .iter()
+            .map(|old| PreviousCredential {
+                name: old.name.clone(),
+                hash: old.hash.clone(),
+                revoke_after: old.after.map(time),
+                replaces: old.replaces.clone(),
+                failures: old.failures.into(),
+            })
+            .collect(),
+        last_rotation: record.last_rotation.map(time),
+        last_result: record.last_result.clone(),
+        failures: record.failures.into(),
+        retry_after: record.retry_after.map(time),
+        told: record.told.clone(),
+        rotate_request: record.done.rotate.clone(),
+        leak_report: record.done.leaked.clone(),
+        ..TokenRotationStatus::default()
+    }
+}
+
+fn pending(pending: &Pending) -> PendingCredential {
+    let publishing = pending.publishing.as_ref();
+    PendingCredential {
+        name: pending.name.clone(),
+        step: publishing.map_or(PendingStep::Minting, |_| PendingStep::Publishing),
+        since: time(pending.since),
+        hash: publishing.map(|p| p.made.hash.clone()),
+        issued_at: publishing.map(|p| time(p.made.issued)),
+        expires_at: publishing.and_then(|p| p.made.expires).map(time),
+        replaces: publishing.map(|p| p.replaces.clone()),
+        rotate_request: pending.requests.rotate.clone(),
+        leak_report: pending.requests.leaked.clone(),
+    }
+}
+
+/// The merge patch (RFC 7396) that turns one value into the other.
+pub fn diff(old: &Value, new: &Value) -> Option<Value> {
+    let (Value::Object(before), Value::Object(after)) = (old, new) else {
+        return (old != new).then(|| new.clone());
+    };
+    let removed = before.keys().filter(|key| !after.contains_key(*key));
+    let mut changes: Map<String, Value> = removed.map(|key| (key.clone(), Value::Null)).collect();
+    for (key, value) in after {
+        if let Some(change) = diff(before.get(key).unwrap_or(&Value::Null), value) {
+            changes.insert(key.clone(), change);
+        }
+    }
+    (!changes.is_empty()).then_some(Value::Object(changes))
+}
+
+#[cfg(test)]
+mod tests;

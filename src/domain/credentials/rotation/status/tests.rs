@@ -1,0 +1,198 @@
+//! Records come back from the API as they went there.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use api::{TokenRotationSpec, WatchedCredential};
+
+fn rotation(spec: Value) -> TokenRotation {
+    let spec: TokenRotationSpec = serde_json::from_value(spec).unwrap();
+    let mut rotation = TokenRotation::new("guest", spec);
+    rotation.metadata.uid = Some("uid".into());
+    rotation.metadata.generation = Some(3);
+    rotation
+}
+
+fn account() -> Value {
+    json!({
+        "source": {"serviceAccountToken": {"serviceAccountName": "guest", "lifetimeSeconds": 600}},
+        "target": {"secret": {"name": "guest", "key": "token"}},
+    })
+}
+
+fn full() -> Record {
+    let made = Made { hash: "h".into(), issued: 50, expires: Some(650) };
+    Record {
+        serial: 9,
+        current: Some(Current {
+            name: "a-8".into(),
+            hash: "g".into(),
+            ours: true,
+            issued: 40,
+            expires: None,
+        }),
+        pending: Some(Pending {
+            name: "a-9".into(),
+            since: 60,
+            requests: Requests { rotate: Some("1".into()), leaked: None },
+            publishing: Some(Publishing { made, replaces: String::new() }),
+        }),
+        previous: vec![
+            Old { name: "a-7".into(), failures: 4, ..Old::default() },
+            Old {
+                name: "a-6".into(),
+                hash: Some("f".into()),
+                after: Some(70),
+                replaces: Some("12".into()),
+                failures: 0,
+            },
+        ],
+        told: Some("a-8".into()),
+        done: Requests { rotate: None, leaked: Some("2".into()) },
+        failures: 3,
+        retry_after: Some(80),
+        last_rotation: Some(90),
+        last_result: Some("Failed Verify".into()),
+    }
+}
+
+#[test]
+fn what_is_recorded_is_read_again() {
+    for kept in [full(), Record::default()] {
+        let written =
+            status(&rotation(account()), &kept, &Beside::default(), Some(&Standing::Current), 100);
+        assert_eq!(record(Some(&written)), kept);
+        let text = serde_json::to_string(&written).unwrap();
+        assert_eq!(record(serde_json::from_str(&text).ok().as_ref()), kept);
+    }
+    assert_eq!(record(None), Record::default());
+}
+
+#[test]
+fn what_is_left_out_has_a_default_and_each_rotation_names_of_its_own() {
+    let mut first = rotation(account());
+    let plan = super::plan(&first);
+    assert_eq!((plan.lifetime, plan.overlap, plan.tells, plan.revokes), (600, 3_600, false, false));
+    assert_eq!(plan.schedule.left_percent, 33);
+    assert!(plan.prefix.starts_with("guest-") && plan.prefix.len() == 14, "{}", plan.prefix);
+    first.metadata.uid = Some("another".into());
+    assert_ne!(super::plan(&first).prefix, plan.prefix, "made again under its name");
+    first.metadata.name = Some("x".repeat(253));
+    assert!(super::plan(&first).prefix.len() < 230, "a number must fit behind it");
+    let watched = rotation(json!({"target": {"secret": {"name": "guest", "key": "token"}}}));
+    assert_eq!(super::plan(&watched).source, None);
+}
+
+#[test]
+fn every_target_is_told_in_one_word() {
+    let told = |target| {
+        let rotation = rotation(json!({"target": target}));
+        status(&rotation, &Record::default(), &Beside::default(), None, 0).target.unwrap()
+    };
+    assert_eq!(told(json!({"secret": {"name": "guest", "key": "k"}})), "secret/guest");
+    let credential = json!({"cloudCredential": {"name": "cc-abcde"}});
+    assert_eq!(told(credential), "cloudcredential/cc-abcde");
+    assert_eq!(told(json!({"allCloudCredentials": {}})), "cloudcredential/*");
+}
+
+#[test]
+fn a_window_is_read_as_minutes_and_days() {
+    let mut spec = account();
+    spec["schedule"] =
+        json!({"maintenanceWindow": {"start": "02:30", "durationMinutes": 60, "days": ["Sat"]}});
+    let window = super::plan(&rotation(spec)).schedule.window.unwrap();
+    assert_eq!((window.start, window.minutes), (150, 60));
+    assert_eq!(window.days, [false, false, false, false, false, true, false]);
+}
+
+#[test]
+fn what_ends_soon_is_told_whoever_replaces_it() {
+    let says = |rotation: &TokenRotation, record: &Record, watched: &[WatchedCredential], now| {
+        let watched = Some(Watched::of(watched.to_vec()));
+        let beside = Beside { watched, ..Beside::default() };
+        let status = status(rotation, record, &beside, Some(&Standing::Current), now);
+        let found = status.conditions.into_iter().find(|c| c.type_ == EXPIRING).unwrap();
+        found.reason.unwrap()
+    };
+    let current = Current { issued: 0, expires: Some(600), ours: true, ..Current::default() };
+    let record = Record { current: Some(current), ..Record::default() };
+    let rotated = rotation(account());
+    assert_eq!(says(&rotated, &record, &[], 449), "TimeLeft");
+    assert_eq!(says(&rotated, &record, &[], 450), "Overdue");
+    assert_eq!(says(&rotated, &record, &[], 600), "Expired");
+    let watched = rotation(json!({"target": {"secret": {"name": "guest", "key": "token"}}}));
+    let token = |end| WatchedCredential { expires_at: Some(time(end)), ..Default::default() };
+    let none = Record::default();
+    let (near, far) = (token(700_000), token(9_000_000));
+    assert_eq!(says(&watched, &none, std::slice::from_ref(&far), 0), "TimeLeft");
+    assert_eq!(says(&watched, &none, &[far, near], 100_000), "NobodyRotates", "the first counts");
+    assert_eq!(says(&watched, &none, &[], 100_000), "NoEnd");
+}
+
+#[test]
+fn what_is_watched_and_cannot_be_seen_now_stays_told() {
+    let mut rotation = rotation(json!({
+        "target": {"allCloudCredentials": {}},
+        "rancher": {"url": "https://rancher", "minter": {"secretName": "rancher", "key": "token"}},
+    }));
+    let one = |name: &str, end| WatchedCredential {
+        credential: Some(name.into()),
+        expires_at: Some(time(end)),
+        ..WatchedCredential::default()
+    };
+    let rotated = WatchedCredential { rotated: true, ..one("cc-a", 100) };
+    let all = (0..40).map(|n| one(&format!("cc-{n}"), 9_000_000 + n)).chain([rotated]);
+    let beside = Beside {
+        watched: Some(Watched::of(all.collect())),
+        key: Some(ApiKey { name: "token-a".into(), ..ApiKey::default() }),
+        refused: false,
+    };
+    let first = status(&rotation, &Record::default(), &beside, Some(&Standing::Watched), 50);
+    assert_eq!(first.expires_at, Some(time(9_000_000)), "somebody replaces the other");
+    assert_eq!((first.watched.len(), first.watched_beyond), (32, Some(9)));
+    rotation.status = Some(first.clone());
+    let blind = Standing::Unreadable("Rancher: no answer".into());
+    let later = status(&rotation, &Record::default(), &Beside::default(), Some(&blind), 9_000_001);
+    assert_eq!((&later.watched, later.watched_beyond), (&first.watched, Some(9)));
+    assert_eq!((&later.api_key, &later.expires_at), (&first.api_key, &first.expires_at));
+    let said: Vec<_> = later.conditions.iter().filter_map(|c| c.reason.as_deref()).collect();
+    assert_eq!(said, ["TargetUnreadable", "Expired", "NoEnd"]);
+    let refused = Beside { refused: true, ..Beside::default() };
+    let refused = status(&rotation, &Record::default(), &refused, Some(&blind), 60);
+    assert_eq!(refused.conditions[2].reason.as_deref(), Some("NotAccepted"));
+    let message = later.conditions[1].message.clone().unwrap_or_default();
+    assert!(message.contains("cc-0 ended at") && message.contains("others"), "{message}");
+}
+
+#[test]
+fn without_a_standing_people_are_told_what_they_were() {
+    let mut rotation = rotation(account());
+    let failed = Standing::Failed(Step::Verify, "401".into());
+    rotation.status = Some(status(&rotation, &full(), &Beside::default(), Some(&failed), 1));
+    let later = status(&rotation, &full(), &Beside::default(), None, 2);
+    assert_eq!(later.conditions, rotation.status.unwrap().conditions);
+    assert_eq!(later.conditions[0].reason.as_deref(), Some("VerifyFailed"));
+}
+
+fn merged(target: &Value, patch: &Value) -> Value {
+    let mut target = target.clone();
+    json_patch::merge(&mut target, patch);
+    target
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_patch_leads_to_what_was_meant(
+        old in proptest::collection::btree_map("[a-c]", 0..3_i32, 0..4),
+        new in proptest::collection::btree_map("[a-c]", 0..3_i32, 0..4),
+    ) {
+        let (old, new) = (json!({"x": old, "y": 1}), json!({"x": new, "y": 1}));
+        match diff(&old, &new) {
+            None => prop_assert_eq!(old, new),
+            Some(patch) => prop_assert_eq!(merged(&old, &patch), new),
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! The world of the model: an issuer, a target, a record, and two who work on them.
+
+mod end;
+mod person;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::credentials::rotation::schedule::Schedule;
+use crate::credentials::rotation::*;
+use crate::credentials::token::Says;
+
+const LIFE: Seconds = 600;
+const OVERLAP: Seconds = 60;
+
+#[derive(Clone, Copy, Debug)]
+pub enum Move {
+    Look(usize),
+    Act(usize),
+    Crash(usize),
+    /// The next call is refused.
+    FailNext(usize),
+    /// The next call is carried out, and the answer is lost.
+    LoseNext(usize),
+    /// The next publication is under way until it lands.
+    HangNext(usize),
+    Land,
+    Pass(Seconds),
+    Foreign,
+    PutBack(usize),
+    Delete,
+    Spoil,
+    Mend,
+    RevokeByHand,
+    Ask,
+    Leak,
+}
+
+/// What is left out of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fault {
+    RevokeBeforeOverlap,
+    PublishUnverified,
+    MintUnrecorded,
+    PublishUnguarded,
+    ForgetFlight,
+    NeverFind,
+    OverwriteForeign,
+    RevokeWhatIsHeld,
+}
+
+impl Fault {
+    pub const ALL: [Self; 8] = [
+        Self::RevokeBeforeOverlap,
+        Self::PublishUnverified,
+        Self::MintUnrecorded,
+        Self::PublishUnguarded,
+        Self::ForgetFlight,
+        Self::NeverFind,
+        Self::OverwriteForeign,
+        Self::RevokeWhatIsHeld,
+    ];
+}
+
+#[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools)] // Each is asked for by itself.
+struct Credential {
+    name: String,
+    alive: bool,
+    /// Revoked by a person.
+    by_hand: bool,
+    /// Reported as leaked, or replaced by one that was made for such a report.
+    leaked: bool,
+    ours: bool,
+    expires: Option<Seconds>,
+    issued: Seconds,
+    verified: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Secret {
+    version: u64,
+    token: Option<String>,
+    beside: Option<String>,
+    spoilt: bool,
+    /// A person has put back what was replaced: that does not give it more time once it is out again.
+    put_back: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Worker {
+    /// What it has looked at, until it acts on it.
+    looked: Option<(Record, u64, Seen)>,
+    hand: Option<Hand>,
+    trouble: Option<Trouble>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Trouble {
+    Fail,
+    Lose,
+    Hang,
+}
+
+pub struct World {
+    now: Seconds,
+    plan: Plan,
+    fault: Option<Fault>,
+    credentials: BTreeMap<String, Credential>,
+    secret: Option<Secret>,
+    versions: u64,
+    record: Record,
+    record_version: u64,
+    workers: [Worker; 2],
+    in_flight: Vec<(String, String, bool)>,
+    named: BTreeSet<String>,
+    /// Who was in the target, and until when it last was.
+    held: BTreeMap<String, Seconds>,
+    /// A person's own, while it is in the target and was not adopted yet.
+    minted: u64,
+    foreign: u64,
+    asked: u64,
+    pub published: u64,
+}
+
+impl World {
+    pub fn new(readable: bool, prunes: bool, tells: bool, fault: Option<Fault>) -> Self {
+        let schedule = Schedule {
+            left_percent: 33,
+            minimum_left: 0,
+            jitter_percent: 5,
+            window: None,
+            paused: false,
+        };
+        let plan = Plan {
+            prefix: "r".into(),
+            source: Some(Issuer { readable, prunes }),
+            lifetime: LIFE,
+            schedule,
+            overlap: OVERLAP,
+            tells,
+            revokes: false,
+            deleting: false,
+            requests: Requests::default(),
+        };
+        Self {
+            now: 1_000_000,
+            plan,
+            fault,
+            credentials: BTreeMap::new(),
+            secret: None,
+            versions: 0,
+            record: Record::default(),
+            record_version: 0,
+            workers: Default::default(),
+            in_flight: Vec::new(),
+            named: BTreeSet::new(),
+            held: BTreeMap::new(),
+            minted: 0,
+            foreign: 0,
+            asked: 0,
+            published: 0,
+        }
+    }
+
+    fn has(&self, fault: Fault) -> bool {
+        self.fault == Some(fault)
+    }
+
+    pub fn step(&mut self, step: Move) -> Result<(), String> {
+        match step {
+            Move::Look(who) => self.look(who),
+            Move::Act(who) => self.act(who)?,
+            Move::Crash(who) => self.workers[who] = Worker::default(),
+            Move::FailNext(who) => self.workers[who].trouble = Some(Trouble::Fail),
+            Move::LoseNext(who) => self.workers[who].trouble = Some(Trouble::Lose),
+            Move::HangNext(who) => self.workers[who].trouble = Some(Trouble::Hang),
+            Move::Land => self.land(),
+            Move::Pass(seconds) => self.now += seconds,
+            Move::Foreign => self.edit(true, None),
+            Move::PutBack(index) => {
+                let alive = self.credentials.iter().filter(|(_, c)| c.ours && works(c, self.now));
+                let held = alive.filter(|(hash, _)| self.held.contains_key(*hash));
+                if let Some(hash) = held.map(|(hash, _)| hash.clone()).nth(index) {
+                    self.edit(false, Some(hash));
+                }
+            }
+            Move::Delete => self.secret = None,
+            Move::Spoil => self.secret.iter_mut().for_each(|secret| secret.spoilt = true),
+            Move::Mend => self.mend(),
+            Move::RevokeByHand => self.by_hand(),
+            Move::Ask => {
+                self.asked += 1;
+                self.plan.requests.rotate = Some(self.asked.to_string());
+            }
+            Move::Leak => {
+                self.asked += 1;
+                self.plan.requests.leaked = Some(self.asked.to_string());
+            }
+        }
+        self.check()
+    }
+
+    /// Remembers since when something is in the target.
+    fn note(&mut self) {
+        let secret = self.secret.as_ref().filter(|secret| !secret.put_back);
+        if let Some(hash) = secret.and_then(|secret| secret.token.clone()) {
+            self.held.insert(hash, self.now);
+        }
+    }
+
+    fn seen(&self, hand: Option<Hand>) -> Seen {
+        let held = |hash: &String| {
+            let credential = &self.credentials[hash];
+            let says = Says {
+                name: credential.name.clone(),
+                issued: Some(credential.issued).filter(|_| credential.ours),
+                expires: credential.expires,
+            };
+            Held { hash: hash.clone(), says }
+        };
+        let target = match &self.secret {
+            None => Target::Absent,
+            Some(secret) if secret.spoilt => Target::Unfit("spoilt".into()),
+            Some(secret) => Target::There {
+                version: secret.version.to_string(),
+                holds: secret.token.as_ref().map(held),
+                beside: secret.beside.iter().cloned().collect(),
+            },
+        };
+        let names = self.credentials.values().filter(|c| c.ours && c.alive);
+        let existing = names.map(|c| c.name.clone()).collect::<BTreeSet<_>>();
+        let existing = (!self.has(Fault::NeverFind)).then(|| existing.into_iter().collect());
+        Seen { now: self.now, target, existing, hand }
+    }
+
+    /// First the target, then the record: whatever is recorded later was not known to it.
+    fn look(&mut self, who: usize) {
+        let seen = self.seen(None);
+        self.workers[who].looked = Some((self.record.clone(), self.record_version, seen));
+    }
+
+    fn decide(&self, who: usize, record: &Record, seen: &Seen) -> Act {
+        let mut seen = Seen { hand: self.workers[who].hand.clone(), ..seen.clone() };
+        let mut record = record.clone();
+        if self.has(Fault::PublishUnverified) {
+            seen.hand.iter_mut().for_each(|hand| hand.verified = hand.made.is_some());
+        }
+        if self.has(Fault::RevokeBeforeOverlap) {
+            record.previous.iter_mut().for_each(|old| old.after = Some(0));
+        }
+        if self.has(Fault::ForgetFlight) {
+            record.previous.iter_mut().for_each(|old| old.replaces = None);
+        }
+        if let Target::There { holds: Some(held), .. } = &mut seen.target
+            && let Some(current) = &record.current
+            && self.has(Fault::OverwriteForeign)
+            && record.pending.as_ref().and_then(|p| p.publishing.as_ref()).map(|p| &p.made.hash)
+                != Some(&held.hash)
+        {
+            held.hash.clone_from(&current.hash);
+        }
+        if let Target::There { holds: Some(held), .. } = &mut seen.target
+            && self.has(Fault::RevokeWhatIsHeld)
+            && record.current.is_some()
+            && record.previous.iter().any(|old| old.hash.as_ref() == Some(&held.hash))
+        {
+            held.hash = record.current.clone().unwrap_or_default().hash;
+        }
+        decide(&self.plan, &record, &seen)
+    }
+
+    fn act(&mut self, who: usize) -> Result<(), String> {
+        let Some((record, version, mut seen)) = self.workers[who].looked.take() else {
+            self.look(who);
+            return Ok(());
+        };
+        // The clock is looked at last.
+        seen.now = self.now;
+        let act = self.decide(who, &record, &seen);
+        let trouble = match act {
+            Act::Wait(_) | Act::Finish => None,
+            _ => self.workers[who].trouble.take(),
+        };
+        let refused = trouble == Some(Trouble::Fail);
+        let lost = trouble.is_some();
+        let step = match &act {
+            Act::Mint(_) => Some(Step::Mint),
+            Act::Verify => Some(Step::Verify),
+            Act::Publish { .. } => Some(Step::Publish),
+            Act::Tell => Some(Step::Tell),
+            Act::Revoke(_) => Some(Step::Revoke),
+            _ => None,
+        };
+        if let Some(step) = step.filter(|_| refused) {
+            let name = if let Act::Revoke(name) = &act { name } else { "" };
+            let next = failed(&self.plan, &record, step, name, self.now);
+            self.write(who, version, next, &seen);
+            return Ok(());
+        }
+        match act {
+            Act::Write(change, next) if !refused => {
+                if self.has(Fault::MintUnrecorded) && change == Change::Named {
+                    let name = next.pending.clone().unwrap_or_default().name;
+                    self.workers[who].hand = Some(self.mint(&name)?);
+                }
+                let current = next.current.clone().unwrap_or_default();
+                let leak = next.done.leaked != record.done.leaked;
+                let named = (change == Change::Named).then(|| next.pending.clone()).flatten();
+                if self.write(who, version, *next, &seen) && !lost {
+                    if let Some(pending) = named {
+                        let hand = Hand { name: pending.name, ..Hand::default() };
+                        self.workers[who].hand = Some(hand);
+                    }
+                    self.published += u64::from(change == Change::Published);
+                }
+                if leak && self.record.current.as_ref() == Some(&current) {
+                    // Whoever reports a leak wants the end of all that were there.
+                    for (hash, credential) in &mut self.credentials {
+                        credential.leaked |= *hash != current.hash;
+                    }
+                }
+                if lost {
+                    self.workers[who].looked = None;
+                }
+            }
+            Act::Mint(name) => {
+                let hand = self.mint(&name)?;
+                self.workers[who].hand = (!lost).then_some(hand);
+            }
+            Act::Verify => self.verify(who)?,
+            Act::Publish { keep } => self.publish(&record, keep, trouble)?,
+            Act::Tell => {
+                let next = told(&self.plan, &record, self.now);
+                self.write(who, version, next, &seen);
+            }
+            Act::DropOld => {
+                if let Some(secret) = &mut self.secret {
+                    self.versions += 1;
+                    secret.version = self.versions;
+                    secret.beside = None;
+                }
+            }
+            Act::Revoke(name) => self.revoke(who, &name),
+            Act::Write(..) | Act::Wait(_) | Act::Finish => {}
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, who: usize, version: u64, next: Record, seen: &Seen) -> bool {
+        if version != self.record_version {
+            return false;
+        }
+        self.record_version += 1;
+        self.named.extend(next.pending.iter().map(|pending| pending.name.clone()));
+        self.record = next.clone();
+        // It goes on from what it has written, and from the target that it has seen before.
+        self.workers[who].looked = Some((next, self.record_version, seen.clone()));
+        true
+    }
+
+    fn mint(&mut self, name: &str) -> Result<Hand, String> {
+        if !self.named.contains(name) {
+            return Err(format!("{name} is made and nobody knows"));
+        }
+        let readable = self.plan.source.is_some_and(|source| source.readable);
+        let there = |c: &Credential| c.name == name && c.alive;
+        let again = self.credentials.iter().find(|(_, c)| there(c)).map(|(hash, _)| hash.clone());
+        let hash = again.filter(|_| readable).unwrap_or_else(|| {
+            self.minted += 1;
+            format!("{name}/{}", self.minted)
+        });
+        let expires = (!readable).then_some(self.now + LIFE);
+        let credential = self.credentials.entry(hash.clone()).or_insert(Credential {
+            name: name.to_owned(),
+            alive: true,
+            by_hand: false,
+            leaked: false,
+            ours: true,
+            expires,
+            issued: self.now,
+            verified: false,
+        });
+        let made = Made { hash, issued: credential.issued, expires: credential.expires };
+        Ok(Hand { name: name.to_owned(), made: Some(made), verified: false })
+    }
+
+    fn verify(&mut self, who: usize) -> Result<(), String> {
+        let hand = self.workers[who].hand.as_mut().ok_or("nothing in hand")?;
+        let made = hand.made.as_ref().ok_or("nothing made")?;
+        let credential = self.credentials.get_mut(&made.hash).ok_or("unheard of")?;
+        credential.verified = credential.alive;
+        hand.verified = credential.alive;
+        Ok(())
+    }
+
+    fn publish(
+        &mut self,
+        record: &Record,
+        keep: bool,
+        trouble: Option<Trouble>,
+    ) -> Result<(), String> {
+        let pending = record.pending.as_ref().ok_or("nothing is on its way")?;
+        let publishing = pending.publishing.as_ref().ok_or("not recorded as published")?;
+        let hash = publishing.made.hash.clone();
+        if !self.credentials[&hash].verified {
+            return Err(format!("{hash} is published and was not tried out"));
+        }
+        let flight = (publishing.replaces.clone(), hash, keep);
+        self.in_flight.push(flight);
+        if trouble != Some(Trouble::Hang) {
+            self.land();
+        }
+        Ok(())
+    }
+
+    /// The last write that is under way arrives.
+    fn land(&mut self) {
+        let Some((replaces, hash, keep)) = self.in_flight.pop() else { return };
+        let version = self.secret.as_ref().map(|secret| secret.version.to_string());
+        let fits = version.unwrap_or_default() == replaces || self.has(Fault::PublishUnguarded);
+        if !fits || self.secret.as_ref().is_some_and(|secret| secret.spoilt) {
+            return;
+        }
+        self.versions += 1;
+        let old = self.secret.take().and_then(|secret| secret.token);
+        let beside = old.filter(|_| keep);
+        let version = self.versions;
+        self.secret = Some(Secret { version, token: Some(hash), beside, ..Secret::default() });
+        self.note();
+    }
+
+    /// The target is read once more, and only if the answer is the same it is done.
+    fn revoke(&mut self, who: usize, name: &str) {
+        self.look(who);
+        let Some((record, _, seen)) = self.workers[who].looked.clone() else { return };
+        if self.decide(who, &record, &seen) != Act::Revoke(name.to_owned()) {
+            return;
+        }
+        for credential in self.credentials.values_mut().filter(|c| c.name == name && c.ours) {
+            credential.alive = false;
+        }
+        // What is gone is seen to be at the next look.
+        self.workers[who].looked = None;
+    }
+}
+
+fn works(credential: &Credential, now: Seconds) -> bool {
+    credential.alive && credential.expires.is_none_or(|end| end > now)
+}

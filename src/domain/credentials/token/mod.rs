@@ -1,0 +1,113 @@
+//! A token, and what it says of itself without anybody being asked.
+//!
+//! Invariants: its text is shown by nothing but [`Token::reveal`], and is wiped from memory when it
+//! is dropped; a name is only taken from where names are, never from the secret part.
+
+use std::fmt::{self, Write as _};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+use zeroize::Zeroizing;
+
+use super::rotation::Seconds;
+
+/// Longest name that is told.
+const LONGEST_NAME: usize = 253;
+/// The end of the year 9999: later ends are none.
+const LAST_END: Seconds = 253_402_300_799;
+/// How names of a Rancher's tokens begin.
+const RANCHER: [&str; 3] = ["kubeconfig-", "token-", "ext/"];
+
+/// A secret.
+#[derive(Clone)]
+pub struct Token(Zeroizing<String>);
+
+impl Token {
+    /// Keeps the text, without white space around it.
+    pub fn new(text: String) -> Self {
+        let text = Zeroizing::new(text);
+        Self(Zeroizing::new(text.trim().to_owned()))
+    }
+
+    /// The text itself.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// SHA-256 in hexadecimal: by it a token is known again without being kept.
+    pub fn hash(&self) -> String {
+        hash(self.0.as_bytes())
+    }
+
+    /// What it says of itself. Nothing of it is proven.
+    pub fn says(&self) -> Says {
+        claims(&self.0).map_or_else(|| opaque(&self.0), |claims| of_claims(&claims))
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+/// What a token says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Says {
+    /// What it is called. Empty: nothing that may be told.
+    pub name: String,
+    /// From when it works.
+    pub issued: Option<Seconds>,
+    /// When it ends.
+    pub expires: Option<Seconds>,
+}
+
+/// SHA-256 in hexadecimal.
+pub fn hash(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// The claims of a JSON Web Token.
+fn claims(token: &str) -> Option<Value> {
+    let mut parts = token.split('.');
+    let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
+    let payload = Zeroizing::new(URL_SAFE_NO_PAD.decode(payload.trim_end_matches('=')).ok()?);
+    let claims: Value = serde_json::from_slice(&payload).ok()?;
+    (parts.next().is_none() && claims.is_object()).then_some(claims)
+}
+
+fn of_claims(claims: &Value) -> Says {
+    let time = |claim: &str| {
+        let at = claims[claim].as_i64()?;
+        (0..=LAST_END).contains(&at).then_some(at)
+    };
+    let ours = &claims["kubernetes.io"];
+    let name = [
+        &ours["secret"]["name"],
+        &claims["kubernetes.io/serviceaccount/secret.name"],
+        &ours["serviceaccount"]["name"],
+    ];
+    let name = name.into_iter().find_map(Value::as_str).filter(|name| is_name(name));
+    Says { name: name.unwrap_or_default().to_owned(), issued: time("iat"), expires: time("exp") }
+}
+
+/// Names of a Rancher's tokens are before the colon, its secrets after it.
+fn opaque(token: &str) -> Says {
+    let name = token.split_once(':').map(|(name, _)| name);
+    let name = name.filter(|name| RANCHER.iter().any(|prefix| name.starts_with(prefix)));
+    let name = name.filter(|name| is_name(name.trim_start_matches("ext/")));
+    Says { name: name.unwrap_or_default().to_owned(), ..Says::default() }
+}
+
+fn is_name(text: &str) -> bool {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+    !text.is_empty() && text.len() <= LONGEST_NAME && text.chars().all(fits)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,443 @@
+//! The client of one lease: frames, links and times in; frames, records and events out.
+//!
+//! Invariants: it speaks only while its link is up; it sends nothing that it was not due to send,
+//! so that a flood of frames makes no flood; whatever comes in, a lease that is over is given up
+//! first; a fresh address may be used only after its record was written ([`Client::recorded`]).
+//!
+//! Times are offsets on one clock that goes on while the host sleeps and that nobody sets
+//! (`CLOCK_BOOTTIME`); where it seems to run backwards, it is taken to stand still.
+
+mod acquire;
+mod announcing;
+mod confirm;
+mod held;
+pub(crate) mod jitter;
+mod kept;
+pub(crate) mod offer_check;
+mod options;
+pub(crate) mod output;
+mod probe;
+mod releasing;
+mod speak;
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::wire::ethernet::{self, Frame};
+use super::wire::message::{self, Unread};
+use super::{Event, Identity, Ignored, Lease, Lost, Mac, Out, Record, State, Trouble};
+pub use announcing::Announced;
+pub use held::Held;
+use jitter::{Dice, part};
+pub use options::{Listening, Options, Probe};
+
+use acquire::{Requesting, Selecting};
+use announcing::Look;
+use confirm::Confirming;
+use probe::Probing;
+use releasing::Parting;
+
+/// How long an address that was lost counts as one that we may still be announcing ourselves. Until
+/// then nobody is asked about it: the answer would be our own.
+const STILL_OURS: Duration = Duration::from_mins(5);
+
+/// What is under way. A lease is held or not besides.
+#[derive(Clone, Debug)]
+enum Phase {
+    /// Nothing until then, then a DISCOVER.
+    Waiting(Duration),
+    Selecting(Selecting),
+    Requesting(Requesting),
+    Probing(Probing),
+    /// Nothing until T1.
+    Bound,
+    Confirming(Confirming),
+    /// The address is to be given back, unless a station has it.
+    Parting(Parting),
+    /// The address was given back. Then: once more at that time.
+    Released(Option<(Duration, Lease)>),
+}
+
+/// An address that was held.
+#[derive(Clone, Copy, Debug)]
+struct Former {
+    address: Ipv4Addr,
+    server: Ipv4Addr,
+    /// Until when we may still be announcing it.
+    ours_until: Duration,
+    /// Whether it is to be asked for again.
+    wanted: bool,
+}
+
+/// The client of one lease.
+#[derive(Clone, Debug)]
+pub struct Client {
+    identity: Identity,
+    options: Options,
+    dice: Dice,
+    now: Duration,
+    up: bool,
+    phase: Phase,
+    held: Option<Lease>,
+    /// The record that must be written before the held address may be used.
+    awaits: Option<u64>,
+    serial: u64,
+    former: Option<Former>,
+    /// Stations that answered for the address that is held, or was held last.
+    announced: Option<Announced>,
+    look: Option<Look>,
+    /// Whether the lease that is held has ended, and its address is kept.
+    kept: bool,
+    /// A lost address that is still announced, and by which station.
+    still: Option<(Ipv4Addr, Mac)>,
+    /// Since when it has been without an address.
+    began: Duration,
+    /// Refusals and conflicts since an address was last held.
+    naks: u32,
+    conflicts: u32,
+    trouble: Option<Trouble>,
+    /// The number of the last message.
+    spoken: u32,
+    out: Vec<Out>,
+}
+
+impl Client {
+    /// A client that has no address.
+    pub fn new(identity: Identity, options: Options, seed: u64, now: Duration) -> Self {
+        let start = now + part(options.phase, options.start_within);
+        Self {
+            identity,
+            options,
+            dice: Dice::new(seed),
+            now,
+            up: true,
+            phase: Phase::Waiting(start),
+            held: None,
+            awaits: None,
+            serial: 0,
+            former: None,
+            announced: None,
+            look: None,
+            kept: false,
+            still: None,
+            began: start,
+            naks: 0,
+            conflicts: 0,
+            trouble: None,
+            spoken: 0,
+            out: Vec::new(),
+        }
+    }
+
+    /// A client whose address is in its record. It may be used at once, and is confirmed soon.
+    /// A lease that is over is not taken up again: its record is to lose the address, and the same
+    /// address is asked for.
+    pub fn resume(
+        identity: Identity,
+        options: Options,
+        held: Held,
+        seed: u64,
+        now: Duration,
+    ) -> Self {
+        let mut client = Self::new(identity, options, seed, now);
+        client.announced = Some(Announced { address: held.address, by: held.announcers.clone() });
+        let whole = held.seconds.map(|seconds| Duration::from_secs(seconds.into()));
+        let left = whole.map(|whole| held.left.min(whole));
+        client.held = Some(held.lease(now, left));
+        let Options { resume_within, phase, .. } = client.options;
+        let spread = left.map_or(resume_within, |left| resume_within.min(left / 4));
+        let start = now + part(phase, spread);
+        client.phase = Phase::Confirming(Confirming::of_restart(start));
+        client
+    }
+
+    /// A client that had this address once, and was stopped after it had lost it: it asks for the same
+    /// again.
+    #[must_use]
+    pub fn remembering(mut self, announced: Announced) -> Self {
+        self.former = Some(Former {
+            address: announced.address,
+            server: Ipv4Addr::UNSPECIFIED,
+            ours_until: self.now,
+            wanted: true,
+        });
+        self.announced = Some(announced);
+        self.look_after_loss();
+        self
+    }
+
+    /// When [`Client::due`] is to be called. `None`: not before something else happens.
+    pub fn deadline(&self) -> Option<Duration> {
+        let look = self.look.as_ref().map(|look| look.next).filter(|_| self.up);
+        let end = self.held.as_ref().filter(|_| !self.kept).and_then(|lease| lease.expires);
+        match &self.phase {
+            Phase::Released(_) | Phase::Parting(_) => self.next(),
+            _ => self.next().into_iter().chain(look).chain(end).min(),
+        }
+    }
+
+    /// Time at which something is due of what is under way.
+    fn next(&self) -> Option<Duration> {
+        let under_way = match &self.phase {
+            Phase::Released(again) => return again.as_ref().map(|(at, _)| *at),
+            Phase::Parting(parting) => return Some(parting.next),
+            Phase::Waiting(until) => Some(*until),
+            Phase::Selecting(selecting) => Some(selecting.deadline()),
+            Phase::Requesting(requesting) => Some(requesting.exchange.next),
+            Phase::Probing(probing) => Some(probing.next),
+            Phase::Bound => self.held.as_ref().map(|lease| lease.renew),
+            Phase::Confirming(confirming) => Some(confirming.next),
+        };
+        under_way.filter(|_| self.up)
+    }
+
+    /// What must hear before what was handed out is sent.
+    pub fn listening(&self) -> Listening {
+        match &self.phase {
+            _ if !self.up => Listening::Nothing,
+            Phase::Released(_) => Listening::Nothing,
+            Phase::Parting(_) => Listening::DhcpAndArp,
+            _ if self.look.as_ref().is_some_and(|look| look.waits) => Listening::DhcpAndArp,
+            Phase::Waiting(_) | Phase::Bound => Listening::Nothing,
+            Phase::Confirming(confirming) if !confirming.has_asked() => Listening::Nothing,
+            Phase::Selecting(_) | Phase::Requesting(_) | Phase::Confirming(_) => Listening::Dhcp,
+            Phase::Probing(_) => Listening::DhcpAndArp,
+        }
+    }
+
+    /// Where the client stands.
+    pub fn state(&self) -> State {
+        match &self.phase {
+            Phase::Waiting(_) if self.former.is_some() => State::Lost,
+            Phase::Waiting(_) | Phase::Selecting(_) => State::Selecting,
+            Phase::Requesting(_) => State::Requesting,
+            Phase::Probing(_) | Phase::Parting(_) => State::Probing,
+            Phase::Released(_) => State::Released,
+            _ if self.awaits.is_some() => State::Probing,
+            Phase::Bound => State::Bound,
+            Phase::Confirming(confirming) if confirming.restart => State::Rebooting,
+            Phase::Confirming(_) if self.may_rebind() => State::Rebinding,
+            Phase::Confirming(_) => State::Renewing,
+        }
+    }
+
+    /// The lease, if its address may be used.
+    pub fn lease(&self) -> Option<&Lease> {
+        self.held.as_ref().filter(|_| self.awaits.is_none())
+    }
+
+    /// Whether it asks for more time for an address that it may use, and for nothing else.
+    pub fn renews(&self) -> bool {
+        self.lease().is_some() && matches!(self.phase, Phase::Confirming(_))
+    }
+
+    /// Who it is.
+    pub const fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// A whole Ethernet frame was received.
+    pub fn heard(&mut self, frame: &[u8], now: Duration) -> Vec<Out> {
+        self.enter(now);
+        match ethernet::read(frame) {
+            _ if !self.up || matches!(self.phase, Phase::Released(_)) => {}
+            None => self.ignore(Ignored::Malformed),
+            Some(Frame::Arp(arp)) => self.heard_arp(arp),
+            Some(Frame::Udp(datagram)) if datagram.port == ethernet::SERVER_PORT => {
+                self.heard_client(datagram);
+            }
+            Some(Frame::Udp(datagram)) => match message::read(datagram.payload, &self.identity) {
+                Ok(reply) => self.heard_reply(&reply, datagram.source),
+                Err(Unread::Malformed) => self.ignore(Ignored::Malformed),
+                Err(Unread::NotOurs) => self.ignore(Ignored::NotOurs),
+            },
+        }
+        self.leave()
+    }
+
+    /// The deadline has come, or may have.
+    pub fn due(&mut self, now: Duration) -> Vec<Out> {
+        self.enter(now);
+        let is_due = |at: Option<Duration>| at.is_some_and(|at| at <= self.now);
+        let look = self.look.as_ref().map(|look| look.next).filter(|_| self.up);
+        let (looks, goes_on) = (is_due(look), is_due(self.next()));
+        if looks && !matches!(self.phase, Phase::Released(_) | Phase::Parting(_)) {
+            self.look_due();
+        }
+        if goes_on {
+            match &self.phase {
+                Phase::Waiting(_) => self.discover(),
+                Phase::Selecting(_) => self.selecting_due(),
+                Phase::Requesting(_) => self.requesting_due(),
+                Phase::Probing(_) => self.probing_due(),
+                Phase::Bound => self.confirm(Confirming::of_renewal(self.now)),
+                Phase::Confirming(_) => self.confirming_due(),
+                Phase::Parting(_) => self.parting_due(),
+                Phase::Released(_) => self.release_again(),
+            }
+        }
+        self.leave()
+    }
+
+    /// The link came up or went down; or the client may speak, or may not. While it may not, its
+    /// lease runs on. A client begins with its link up.
+    pub fn link(&mut self, up: bool, now: Duration) -> Vec<Out> {
+        self.enter(now);
+        let changed = up != self.up;
+        self.up = up;
+        if changed && !matches!(self.phase, Phase::Released(_) | Phase::Parting(_)) {
+            let start = self.now + part(self.options.phase, self.options.start_within);
+            if self.held.is_some() {
+                // Whoever was reached before the cable was pulled need not be there now.
+                self.phase = Phase::Confirming(Confirming::of_restart(start));
+            } else {
+                self.began = start;
+                self.phase = Phase::Waiting(start);
+            }
+        }
+        self.leave()
+    }
+
+    /// The record of that number, or a later one, has been written.
+    pub fn recorded(&mut self, serial: u64, now: Duration) -> Vec<Out> {
+        self.enter(now);
+        if self.awaits.is_some_and(|awaited| serial >= awaited) {
+            self.awaits = None;
+            self.published();
+        }
+        self.leave()
+    }
+
+    /// A station answers ARP for every address; `None`: none does.
+    pub fn beware(&mut self, proxy: Option<Mac>) {
+        self.options.proxy = proxy;
+    }
+
+    /// Every input begins here: the clock only goes forward, and what is over is over.
+    fn enter(&mut self, now: Duration) {
+        self.now = self.now.max(now);
+        if self.kept || !self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {
+            return;
+        }
+        if self.options.keep && self.awaits.is_none() {
+            self.keep();
+        } else {
+            let pause = part(self.options.phase, self.options.start_within);
+            self.lose(Lost::Expired, Trouble::Expired, pause);
+        }
+    }
+
+    fn leave(&mut self) -> Vec<Out> {
+        std::mem::take(&mut self.out)
+    }
+
+    fn may_rebind(&self) -> bool {
+        self.held.as_ref().is_some_and(|lease| lease.may_rebind(self.now))
+    }
+
+    /// The address is given up: first in the record. The client looks for one after `pause`.
+    fn lose(&mut self, how: Lost, trouble: Trouble, pause: Duration) {
+        let Some(lease) = self.held.take() else { return };
+        (self.awaits, self.kept) = (None, false);
+        self.began = self.now;
+        self.former = Some(Former {
+            address: lease.address,
+            server: lease.server,
+            ours_until: self.now + STILL_OURS,
+            wanted: true,
+        });
+        self.phase = Phase::Waiting(self.now + pause);
+        self.look_after_loss();
+        self.record(Some(trouble));
+        self.event(Event::Lost { address: lease.address, how });
+    }
+
+    /// The lease is held. `fresh`: its address is not in the record.
+    fn hold(&mut self, lease: Lease, fresh: bool) {
+        let announced = self.announced.take().filter(|known| known.address == lease.address);
+        self.announced = Some(announced.unwrap_or_else(|| Announced::new(lease.address)));
+        if self.look.as_ref().is_some_and(|look| look.is_about(lease.address)) {
+            (self.look, self.still) = (None, None);
+        }
+        self.held = Some(lease);
+        self.kept = false;
+        self.phase = Phase::Bound;
+        self.former = None;
+        (self.naks, self.conflicts) = (0, 0);
+        if fresh {
+            self.awaits = Some(self.serial + 1);
+        } else {
+            self.look_for_announcer(Duration::ZERO);
+        }
+        self.record(None);
+    }
+
+    /// Hands out a record of how things stand.
+    fn record(&mut self, trouble: Option<Trouble>) {
+        self.serial += 1;
+        self.trouble = trouble;
+        let state = match &self.phase {
+            // What is written is that it may be used.
+            Phase::Bound => State::Bound,
+            _ => self.state(),
+        };
+        let record = Record {
+            serial: self.serial,
+            state,
+            lease: self.held.clone(),
+            trouble,
+            keeps: self.options.keep,
+            announced: self.announced.clone(),
+            still_announced: self.still,
+        };
+        self.out.push(Out::Record(record));
+    }
+
+    /// Records what is wrong, once.
+    fn tell(&mut self, trouble: Trouble) {
+        if self.trouble != Some(trouble) {
+            self.record(Some(trouble));
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        self.out.push(Out::Event(event));
+    }
+
+    fn ignore(&mut self, why: Ignored) {
+        self.event(Event::Ignored(why));
+    }
+
+    /// A message of a client with this hardware address. Our own may come back by a loop.
+    fn heard_client(&mut self, datagram: ethernet::Datagram<'_>) {
+        let xid = message::client_xid(datagram.payload);
+        let ours = message::holder(datagram.payload) == Some(self.identity.mac);
+        match xid {
+            Some(xid) if ours && !self.has_asked(xid) => {
+                self.event(Event::Duplicate { from: datagram.source });
+            }
+            _ => self.ignore(Ignored::NotOurs),
+        }
+    }
+
+    fn has_asked(&self, xid: u32) -> bool {
+        match &self.phase {
+            Phase::Selecting(selecting) => selecting.exchange.xid == xid,
+            Phase::Requesting(requesting) => requesting.exchange.xid == xid,
+            Phase::Confirming(confirming) => confirming.has_asked_by(xid),
+            _ => self.spoken == xid,
+        }
+    }
+
+    fn heard_reply(&mut self, reply: &message::Reply, from: Mac) {
+        match &self.phase {
+            Phase::Selecting(_) => self.selecting_heard(reply),
+            Phase::Requesting(_) => self.requesting_heard(reply, from),
+            Phase::Confirming(_) => self.confirming_heard(reply, from),
+            _ => self.ignore(Ignored::Unasked),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! Which offers are refused, whatever server makes them.
+//!
+//! Invariant: nothing that passes here can take over a host's own traffic by its kind alone. What
+//! else an address may collide with (ranges of pools, other LoadBalancers) is for the controller.
+
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+
+use super::super::wire::message::Reply;
+
+/// Leases shorter than this would be renewed without end.
+pub const SHORTEST_LEASE: u32 = 10;
+
+/// Why an offer is of no use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+pub enum Unusable {
+    /// 0.0.0.0/8.
+    #[error("it is no address of a host")]
+    Unspecified,
+    /// 127.0.0.0/8.
+    #[error("it is a loopback address")]
+    Loopback,
+    /// 169.254.0.0/16.
+    #[error("it is a link-local address")]
+    LinkLocal,
+    /// 224.0.0.0/4.
+    #[error("it is a multicast address")]
+    Multicast,
+    /// 240.0.0.0/4.
+    #[error("it is of the reserved class E")]
+    Reserved,
+    /// 255.255.255.255, or the last address of its subnet.
+    #[error("it is a broadcast address")]
+    Broadcast,
+    /// The first address of its subnet.
+    #[error("it is the address of its network")]
+    Network,
+    /// The subnet's router, by the same offer.
+    #[error("it is the gateway of its own subnet")]
+    Gateway,
+    /// The server that offers it.
+    #[error("it is the server's own address")]
+    Server,
+    /// In none of the subnets whose addresses may be leased on the network.
+    #[error("it is in none of the subnets that are allowed on this network")]
+    NotAllowed,
+    /// No lease time: BOOTP, or a fault.
+    #[error("it comes without a lease time")]
+    NoLeaseTime,
+    /// A lease of less than ten seconds.
+    #[error("its lease is shorter than {SHORTEST_LEASE} s")]
+    TooShort,
+}
+
+/// Judges an offer or a grant. `subnets` are those whose addresses may be leased; none: any.
+pub fn judge(reply: &Reply, subnets: &[Ipv4Net]) -> Result<(), Unusable> {
+    let address = reply.address;
+    let [first, ..] = address.octets();
+    let found = match first {
+        0 => Some(Unusable::Unspecified),
+        127 => Some(Unusable::Loopback),
+        169 if address.is_link_local() => Some(Unusable::LinkLocal),
+        224..=239 => Some(Unusable::Multicast),
+        240.. if address.is_broadcast() => Some(Unusable::Broadcast),
+        240.. => Some(Unusable::Reserved),
+        _ => None,
+    };
+    let found = found.or_else(|| edge(address, reply.prefix?));
+    let gateway = (reply.gateway == Some(address)).then_some(Unusable::Gateway);
+    let server = (reply.server == address).then_some(Unusable::Server);
+    let is_allowed = subnets.is_empty() || subnets.iter().any(|subnet| subnet.contains(&address));
+    let foreign = (!is_allowed).then_some(Unusable::NotAllowed);
+    let time = match reply.seconds {
+        None => Some(Unusable::NoLeaseTime),
+        Some(seconds) if seconds < SHORTEST_LEASE => Some(Unusable::TooShort),
+        Some(_) => None,
+    };
+    found.or(gateway).or(server).or(foreign).or(time).map_or(Ok(()), Err)
+}
+
+/// The first and the last address of a subnet are nobody's, unless it is a pair or a single one.
+fn edge(address: Ipv4Addr, prefix: u8) -> Option<Unusable> {
+    if prefix > 30 {
+        return None;
+    }
+    let host = u32::MAX.checked_shr(u32::from(prefix)).unwrap_or(0);
+    match address.to_bits() & host {
+        0 => Some(Unusable::Network),
+        bits if bits == host => Some(Unusable::Broadcast),
+        _ => None,
+    }
+}

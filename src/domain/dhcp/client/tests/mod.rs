@@ -1,0 +1,205 @@
+//! The client under a clock that the test moves, against answers that the test writes.
+
+mod acquiring;
+mod announcing;
+mod checklist;
+mod confirming;
+mod hostile;
+mod kept;
+mod leaving;
+mod probing;
+mod renewing;
+mod server;
+mod wire;
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use server::{ACK, NAK, OFFER, SERVER_MAC, Seen, answer, seen};
+
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+const OTHER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 20);
+const SECOND: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 21);
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+const fn secs(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+fn identity() -> Identity {
+    Identity::derive("cluster", "default/net", "default", "web")
+}
+
+/// A client, its clock, and all that it handed out. Records are written at once unless `slow`.
+struct Bed {
+    client: Client,
+    now: Duration,
+    slow: bool,
+    probes: Vec<(Duration, Vec<u8>)>,
+    messages: Vec<Seen>,
+    events: Vec<Event>,
+    records: Vec<Record>,
+    done: bool,
+}
+
+impl Bed {
+    fn of(client: Client) -> Self {
+        let (probes, messages, events, records) = Default::default();
+        Self { client, now: ms(0), slow: false, probes, messages, events, records, done: false }
+    }
+
+    fn with(options: Options) -> Self {
+        Self::of(Client::new(identity(), options, 7, ms(0)))
+    }
+
+    fn new() -> Self {
+        Self::with(Options::default())
+    }
+
+    /// A client with a lease of so many seconds, granted at zero.
+    fn bound(seconds: u32) -> Self {
+        let mut bed = Self::with(Options { probe: Probe::OFF, ..Options::default() });
+        bed.acquire(ADDRESS, seconds);
+        assert_eq!((bed.client.state(), bed.now), (State::Bound, ms(0)));
+        bed
+    }
+
+    /// A client that was restarted with so much of a lease of 120 s left.
+    fn resumed(left: u64) -> Self {
+        let options = Options { resume_within: ms(0), ..Options::default() };
+        Self::of(Client::resume(identity(), options, held(left), 7, ms(0)))
+    }
+
+    /// The exchange that gets an address, probe included.
+    fn acquire(&mut self, address: Ipv4Addr, seconds: u32) {
+        let discover = self.speaks();
+        self.acquire_by(&discover, address, seconds);
+    }
+
+    fn acquire_by(&mut self, discover: &Seen, address: Ipv4Addr, seconds: u32) {
+        let request = self.offer(discover, address, seconds);
+        self.hears(&answer(&request, ACK, address, SERVER, seconds));
+        for _ in 0..1000 {
+            if self.client.state() != State::Probing {
+                return;
+            }
+            self.passes();
+        }
+        panic!("the address is neither used nor given up: {:?}", self.record());
+    }
+
+    fn offer(&mut self, discover: &Seen, address: Ipv4Addr, seconds: u32) -> Seen {
+        self.hears(&answer(discover, OFFER, address, SERVER, seconds)).remove(0)
+    }
+
+    fn takes(&mut self, out: Vec<Out>) -> Vec<Seen> {
+        let mut sent = Vec::new();
+        for out in out {
+            match out {
+                Out::Send(frame) => match seen(&frame) {
+                    Some(seen) => sent.push(seen),
+                    None => self.probes.push((self.now, frame)),
+                },
+                Out::Record(record) => {
+                    let serial = record.serial;
+                    self.records.push(record);
+                    if !self.slow {
+                        let more = self.client.recorded(serial, self.now);
+                        assert_eq!(more, []);
+                    }
+                }
+                Out::Event(event) => self.events.push(event),
+                Out::Done => self.done = true,
+            }
+        }
+        self.messages.extend(sent.clone());
+        sent
+    }
+
+    /// Goes on to the deadline.
+    fn passes(&mut self) -> Vec<Seen> {
+        self.now = self.now.max(self.client.deadline().expect("a deadline"));
+        let out = self.client.due(self.now);
+        self.takes(out)
+    }
+
+    /// Goes on until the client says something, and that is one thing.
+    fn speaks(&mut self) -> Seen {
+        let mut sent = self.speaks_all();
+        assert_eq!(sent.len(), 1, "{sent:?}");
+        sent.remove(0)
+    }
+
+    fn speaks_all(&mut self) -> Vec<Seen> {
+        for _ in 0..1000 {
+            let sent = self.passes();
+            if !sent.is_empty() {
+                return sent;
+            }
+        }
+        panic!("the client says nothing");
+    }
+
+    /// Goes on to that time, deadlines on the way included; what was said on the way.
+    fn until(&mut self, time: Duration) -> Vec<Seen> {
+        let mut sent = Vec::new();
+        while self.client.deadline().is_some_and(|deadline| deadline <= time) {
+            sent.extend(self.passes());
+        }
+        self.now = time;
+        sent
+    }
+
+    fn hears(&mut self, frame: &[u8]) -> Vec<Seen> {
+        let out = self.client.heard(frame, self.now);
+        self.takes(out)
+    }
+
+    fn link(&mut self, up: bool) -> Vec<Seen> {
+        let out = self.client.link(up, self.now);
+        self.takes(out)
+    }
+
+    fn release(&mut self) -> Vec<Seen> {
+        let out = self.client.release(self.now);
+        self.takes(out)
+    }
+
+    fn address(&self) -> Option<Ipv4Addr> {
+        self.client.lease().map(|lease| lease.address)
+    }
+
+    fn lease(&self) -> Lease {
+        self.client.lease().expect("a lease").clone()
+    }
+
+    fn record(&self) -> &Record {
+        self.records.last().expect("a record")
+    }
+
+    fn saw(&self, event: &Event) -> bool {
+        self.events.contains(event)
+    }
+}
+
+/// What the record of a lease of 120 s says.
+fn held(left: u64) -> Held {
+    Held {
+        address: ADDRESS,
+        prefix: Some(24),
+        gateway: None,
+        name_servers: vec![OTHER],
+        server: SERVER,
+        server_mac: Some(SERVER_MAC),
+        announcers: Vec::new(),
+        seconds: Some(120),
+        age: secs(1000),
+        left: secs(left),
+    }
+}

@@ -1,0 +1,156 @@
+//! A lease: what was granted, and when it is renewed, rebound and over.
+//!
+//! Times are offsets on one clock that goes on while the host sleeps and that nobody sets. A lease
+//! counts from when it was asked for, not from when the answer came. Invariants: granted < T1 < T2
+//! < end, T1 and T2 at least a second apart from `granted`, so nothing can spin on them.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::Mac;
+use super::wire::message::Reply;
+
+/// A lease of this many seconds never ends.
+const FOR_EVER: u32 = u32::MAX;
+/// One that never ends is confirmed this often, in case the server forgot.
+const DAILY: Duration = Duration::from_hours(24);
+/// The widest stretch over which renewals of many leases are spread.
+const WIDEST_SPREAD: Duration = Duration::from_mins(10);
+/// An earlier T1 than this is not taken from a server, unless the lease is short.
+const EARLIEST_T1: Duration = Duration::from_secs(30);
+
+/// A granted address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The address.
+    pub address: Ipv4Addr,
+    /// Length of its subnet's prefix, if the server told the mask.
+    pub prefix: Option<u8>,
+    /// The subnet's router.
+    pub gateway: Option<Ipv4Addr>,
+    /// The subnet's name servers.
+    pub name_servers: Vec<Ipv4Addr>,
+    /// The server that granted it.
+    pub server: Ipv4Addr,
+    /// The station that its answer came from: the server, or the router on the way to it.
+    pub server_mac: Mac,
+    /// For how long it was granted. `None`: for ever.
+    pub seconds: Option<u32>,
+    /// Since when this address has been held.
+    pub obtained: Duration,
+    /// From when it counts: when it was last asked for.
+    pub granted: Duration,
+    /// T1: when its server is asked for more time.
+    pub renew: Duration,
+    /// T2: when any server is. `None`: never.
+    pub rebind: Option<Duration>,
+    /// When it is over. `None`: never.
+    pub expires: Option<Duration>,
+}
+
+impl Lease {
+    /// What a reply grants, asked for at `granted`. `phase` spreads the renewals of many leases.
+    pub(super) fn from_reply(reply: &Reply, mac: Mac, granted: Duration, phase: u32) -> Self {
+        let seconds = reply.seconds.unwrap_or(0);
+        let times = Times::of(seconds, reply.t1, reply.t2);
+        let renew = on_grid(granted + times.t1, times.spread(), phase);
+        Self {
+            address: reply.address,
+            prefix: reply.prefix,
+            gateway: reply.gateway,
+            name_servers: reply.name_servers.clone(),
+            server: reply.server,
+            server_mac: mac,
+            seconds: (seconds != FOR_EVER).then_some(seconds),
+            obtained: granted,
+            granted,
+            renew: renew.max(granted + Duration::from_secs(1)),
+            rebind: times.t2.map(|t2| granted + t2),
+            expires: times.end.map(|end| granted + end),
+        }
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self, now: Duration) -> bool {
+        self.expires.is_some_and(|end| now >= end)
+    }
+
+    /// Whether any server may be asked.
+    pub(super) fn may_rebind(&self, now: Duration) -> bool {
+        self.rebind.is_some_and(|rebind| now >= rebind)
+    }
+
+    /// Whether its server can be reached without a router.
+    pub(super) fn is_server_near(&self) -> bool {
+        let Some(prefix) = self.prefix else { return false };
+        let host = u32::MAX.checked_shr(u32::from(prefix)).unwrap_or(0);
+        (self.address.to_bits() ^ self.server.to_bits()) & !host == 0
+    }
+
+    /// The least time between two attempts to renew: a minute, less for short leases.
+    fn shortest_wait(&self) -> Duration {
+        let seconds = self.seconds.unwrap_or(u32::MAX);
+        Duration::from_secs(u64::from((seconds / 20).clamp(1, 60)))
+    }
+
+    /// When to ask again after a silent attempt at `now`: half of what is left until T2, then until
+    /// the end. What never ends is asked for every hour, what has ended and is kept every
+    /// [`Self::shortest_wait`].
+    pub(super) fn ask_again(&self, now: Duration) -> Duration {
+        let rebind = self.rebind.filter(|rebind| now < *rebind);
+        match rebind.or(self.expires) {
+            Some(end) if end <= now => now + self.shortest_wait(),
+            Some(until) => {
+                let left = until.saturating_sub(now);
+                (now + self.shortest_wait().max(left / 2)).min(until)
+            }
+            None => now + Duration::from_hours(1),
+        }
+    }
+}
+
+/// T1, T2 and the end, from when a lease counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Times {
+    pub t1: Duration,
+    pub t2: Option<Duration>,
+    pub end: Option<Duration>,
+}
+
+impl Times {
+    /// The server's T1 and T2 if they make sense together, else half and seven eighths.
+    pub fn of(seconds: u32, t1: Option<u32>, t2: Option<u32>) -> Self {
+        if seconds == FOR_EVER {
+            return Self { t1: DAILY, t2: None, end: None };
+        }
+        let time = |seconds: u32| Duration::from_secs(seconds.into());
+        let end = time(seconds);
+        let (half, late) = (end / 2, end * 7 / 8);
+        let (said1, said2) = (t1.map_or(half, time), t2.map_or(late, time));
+        let sane = said1 >= EARLIEST_T1.min(end / 4) && said1 < said2 && said2 < end;
+        let (t1, t2) = if sane { (said1, said2) } else { (half, late) };
+        Self { t1, t2: Some(t2), end: Some(end) }
+    }
+
+    /// The stretch before T1 over which renewals are spread: a fifth of the lease, so the same for
+    /// all leases of a length, whatever T1 a server deals out.
+    fn spread(&self) -> Duration {
+        let whole = self.end.unwrap_or(DAILY);
+        (whole / 5).min(self.t1 / 2).min(WIDEST_SPREAD)
+    }
+}
+
+/// The last point not after `latest` on the grid `(k + phase) * width`. On a grid, leases that are
+/// spread stay spread, however often they are renewed.
+fn on_grid(latest: Duration, width: Duration, phase: u32) -> Duration {
+    let nanos = width.as_nanos();
+    if nanos == 0 {
+        return latest;
+    }
+    let offset = (nanos * u128::from(phase)) >> 32;
+    let past = (latest.as_nanos() + nanos - offset) % nanos;
+    latest.saturating_sub(Duration::from_nanos(u64::try_from(past).unwrap_or(0)))
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,119 @@
+//! What a packet socket lets through, as a program of the classic Berkeley packet filter.
+//!
+//! Invariant: a filter lets through what the client may want to hear and as little else as can be
+//! told by the place in the frame; the client judges again.
+
+use super::super::Mac;
+
+/// An instruction: what `struct sock_filter` holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Op {
+    /// Operation.
+    pub code: u16,
+    /// How many instructions are skipped if a comparison holds.
+    pub jt: u8,
+    /// And if it does not.
+    pub jf: u8,
+    /// Operand.
+    pub k: u32,
+}
+
+/// `A = so many bits of the frame at k`.
+const LD_HALF: u16 = 0x28;
+const LD_BYTE: u16 = 0x30;
+/// The same at X + k.
+const LD_HALF_X: u16 = 0x48;
+const LD_BYTE_X: u16 = 0x50;
+/// `X = 4 * (low half of the byte at k)`: the length of an IPv4 header.
+const LDX_HEADER: u16 = 0xb1;
+const JUMP_EQUAL: u16 = 0x15;
+const JUMP_ANY_BIT: u16 = 0x45;
+const RETURN: u16 = 0x06;
+/// Where Linux keeps the VLAN tag that a network card took off a frame.
+const VLAN_TAG: u32 = 0xffff_f000 + 44;
+const VLAN_ID: u32 = 0x0fff;
+const WHOLE_FRAME: u32 = 0x0004_0000;
+
+/// A jump's target, resolved when the program is complete.
+#[derive(Clone, Copy)]
+enum To {
+    Next,
+    Drop,
+    Pass,
+    Arp,
+}
+
+/// A program under construction: operations, and where each jumps.
+struct Program(Vec<(u16, u32, To, To)>);
+
+impl Program {
+    fn load(&mut self, code: u16, k: u32) -> &mut Self {
+        self.0.push((code, k, To::Next, To::Next));
+        self
+    }
+
+    fn jump(&mut self, code: u16, k: u32, yes: To, no: To) -> &mut Self {
+        self.0.push((code, k, yes, no));
+        self
+    }
+
+    fn end(&self, arp: Option<usize>) -> Vec<Op> {
+        let length = self.0.len();
+        let distance = |at: usize, to: To| {
+            let target = match to {
+                To::Next => at + 1,
+                To::Arp => arp.unwrap_or(length),
+                To::Drop => length,
+                To::Pass => length + 1,
+            };
+            u8::try_from(target - at - 1).unwrap_or(u8::MAX)
+        };
+        let op = |(at, (code, k, yes, no)): (usize, &(u16, u32, To, To))| Op {
+            code: *code,
+            jt: distance(at, *yes),
+            jf: distance(at, *no),
+            k: *k,
+        };
+        let mut ops: Vec<Op> = self.0.iter().enumerate().map(op).collect();
+        ops.push(Op { code: RETURN, jt: 0, jf: 0, k: 0 });
+        ops.push(Op { code: RETURN, jt: 0, jf: 0, k: WHOLE_FRAME });
+        ops
+    }
+}
+
+/// The program that lets nothing through.
+pub fn nothing() -> Vec<Op> {
+    vec![Op { code: RETURN, jt: 0, jf: 0, k: 0 }]
+}
+
+/// The program for a client: whole datagrams to the port of a client, or of a server if a client
+/// sent them, that are about its hardware address; with `arp` also ARP. Frames of a VLAN are
+/// somebody else's. Without a hardware address: of all clients.
+pub fn filter(mac: Option<Mac>, arp: bool) -> Vec<Op> {
+    let mut program = Program(Vec::new());
+    let no_ip = if arp { To::Arp } else { To::Drop };
+    program.load(LD_HALF, VLAN_TAG).jump(JUMP_ANY_BIT, VLAN_ID, To::Drop, To::Next);
+    program.load(LD_HALF, 12).jump(JUMP_EQUAL, 0x0800, To::Next, no_ip);
+    program.load(LD_BYTE, 23).jump(JUMP_EQUAL, 17, To::Next, To::Drop);
+    program.load(LD_HALF, 20).jump(JUMP_ANY_BIT, 0x3fff, To::Drop, To::Next);
+    program.load(LDX_HEADER, 14);
+    if let Some(Mac(mac)) = mac {
+        // The DHCP message begins behind 14 octets of Ethernet, X of IPv4 and 8 of UDP.
+        for (at, pair) in (50..).step_by(2).zip(mac.chunks(2)) {
+            let pair = pair.iter().fold(0, |high, low| (high << 8) | u32::from(*low));
+            program.load(LD_HALF_X, at).jump(JUMP_EQUAL, pair, To::Next, To::Drop);
+        }
+    }
+    program.load(LD_HALF_X, 14 + 2).jump(JUMP_EQUAL, 68, To::Pass, To::Next);
+    program.jump(JUMP_EQUAL, 67, To::Next, To::Drop);
+    program.load(LD_BYTE_X, 22).jump(JUMP_EQUAL, 1, To::Pass, To::Drop);
+    let at = program.0.len();
+    if arp {
+        // A is the type of the frame.
+        program.jump(JUMP_EQUAL, 0x0806, To::Pass, To::Drop);
+    }
+    program.end(arp.then_some(at))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! The filter, run by a machine that knows as much of it as is used.
+
+use super::super::ethernet::{self, Way};
+use super::super::message::{Query, Say};
+use super::*;
+use crate::dhcp::identity::Identity;
+use std::net::Ipv4Addr;
+
+/// What the kernel does: a read beyond the end drops the frame. `vlan` is the tag that was taken off.
+fn passes(program: &[Op], frame: &[u8], vlan: u32) -> bool {
+    let octets = |at: usize, count: usize| -> Option<u32> {
+        let octets = frame.get(at..at + count)?;
+        Some(octets.iter().fold(0, |high, low| (high << 8) | u32::from(*low)))
+    };
+    let (mut a, mut x, mut at) = (0_u32, 0_usize, 0_usize);
+    loop {
+        let op = program[at];
+        at += 1;
+        let k = usize::try_from(op.k).unwrap();
+        let loaded = match op.code {
+            LD_HALF if op.k == VLAN_TAG => Some(vlan),
+            LD_HALF => octets(k, 2),
+            LD_BYTE => octets(k, 1),
+            LD_HALF_X => octets(x + k, 2),
+            LD_BYTE_X => octets(x + k, 1),
+            LDX_HEADER => {
+                let Some(first) = octets(k, 1) else { return false };
+                x = usize::try_from(4 * (first & 0x0f)).unwrap();
+                Some(a)
+            }
+            JUMP_EQUAL | JUMP_ANY_BIT => {
+                let yes = if op.code == JUMP_EQUAL { a == op.k } else { a & op.k != 0 };
+                at += usize::from(if yes { op.jt } else { op.jf });
+                Some(a)
+            }
+            RETURN => return op.k > 0,
+            other => panic!("an operation of {other:#x}"),
+        };
+        let Some(loaded) = loaded else { return false };
+        a = loaded;
+    }
+}
+
+fn mac(name: &str) -> Identity {
+    Identity::derive("cluster", "default/net", "default", name)
+}
+
+/// A message of the client of that name, to a server's port, and a server's to it.
+fn frames(name: &str) -> (Vec<u8>, Vec<u8>) {
+    let identity = mac(name);
+    let query =
+        Query { say: Say::Discover(None), identity: &identity, xid: 1, secs: 0, broadcast: false };
+    let mut message = query.write();
+    let asked = ethernet::to_server(Way::to_all(identity.mac), &message);
+    message[0] = 2;
+    let mut answer = ethernet::to_server(Way::to_all(identity.mac), &message);
+    answer[34..38].copy_from_slice(&[0, 67, 0, 68]);
+    (asked, answer)
+}
+
+#[test]
+fn what_is_about_this_client_passes_and_nothing_else() {
+    let (asked, answer) = frames("web");
+    let (others_asked, others_answer) = frames("other");
+    let ours = filter(Some(mac("web").mac), false);
+    assert!(passes(&ours, &answer, 0) && passes(&ours, &asked, 0));
+    assert!(!passes(&ours, &others_answer, 0) && !passes(&ours, &others_asked, 0));
+    let all = filter(None, false);
+    assert!(passes(&all, &answer, 0) && passes(&all, &others_answer, 0));
+    for at in 0..6 {
+        let mut near = answer.clone();
+        near[14 + 20 + 8 + 28 + at] ^= 1;
+        assert!(!passes(&ours, &near, 0), "octet {at} of the hardware address");
+    }
+    // A server's message to a server's port is of no use, nor are other ports and protocols.
+    for (at, octets) in [(34, [0, 67, 0, 67]), (34, [0, 67, 0, 69]), (34, [0, 67, 1, 68])] {
+        let mut other = answer.clone();
+        other[at..at + 4].copy_from_slice(&octets);
+        assert!(!passes(&ours, &other, 0), "{octets:?}");
+    }
+    for (at, value) in [(12, 0x86), (23, 6), (20, 0x20), (21, 1), (20, 0x1f)] {
+        let mut other = answer.clone();
+        other[at] = value;
+        assert!(!passes(&ours, &other, 0), "octet {at} is {value}");
+    }
+    // Not fragmented, and says that it may not be.
+    let mut whole = answer.clone();
+    whole[20] = 0x40;
+    assert!(passes(&ours, &whole, 0));
+    for length in 0..76 {
+        assert!(!passes(&ours, &answer[..length], 0), "{length} octets");
+    }
+}
+
+#[test]
+fn a_longer_header_of_ipv4_moves_what_follows() {
+    let (_, answer) = frames("web");
+    let mut longer = answer.clone();
+    longer[14] = 0x47;
+    longer.splice(34..34, [1; 8]);
+    let ours = filter(Some(mac("web").mac), false);
+    assert!(passes(&ours, &longer, 0));
+    longer[14] = 0x46;
+    assert!(!passes(&ours, &longer, 0));
+}
+
+#[test]
+fn frames_of_a_vlan_are_somebody_else_s() {
+    let (_, answer) = frames("web");
+    for program in [filter(Some(mac("web").mac), true), filter(None, false)] {
+        assert!(!passes(&program, &answer, 100) && !passes(&program, &answer, 4095));
+        // With a priority alone it is of no VLAN.
+        assert!(passes(&program, &answer, 0xe000));
+    }
+}
+
+#[test]
+fn arp_passes_where_it_is_asked_for() {
+    let question = super::super::arp::probe(mac("web").mac, Ipv4Addr::new(10, 0, 0, 20));
+    let (_, answer) = frames("web");
+    let both = filter(Some(mac("web").mac), true);
+    assert!(passes(&both, &question, 0) && passes(&both, &answer, 0));
+    assert!(!passes(&both, &question, 5));
+    assert!(!passes(&filter(Some(mac("web").mac), false), &question, 0));
+    assert!(!passes(&nothing(), &question, 0) && !passes(&nothing(), &answer, 0));
+}
+
+/// The kernel takes no more than that.
+#[test]
+fn programs_are_short_and_jump_forward() {
+    for program in [filter(Some(Mac::BROADCAST), true), filter(None, false), nothing()] {
+        assert!(program.len() < 40);
+        for (at, op) in program.iter().enumerate() {
+            let furthest = at + 1 + usize::from(op.jt.max(op.jf));
+            assert!(op.code == RETURN || furthest < program.len());
+        }
+        assert_eq!(program.last().unwrap().code, RETURN);
+    }
+}

@@ -1,0 +1,170 @@
+//! Ethernet, IPv4 and UDP around a DHCP message.
+//!
+//! The checksum of UDP is written and not verified: a server on this same host leaves it to a
+//! network card that there is not, so its frames arrive without one. Cookie, xid and hardware address
+//! stand in for it. The one of the IPv4 header is verified.
+
+use std::net::Ipv4Addr;
+
+use super::super::Mac;
+use super::arp::Arp;
+use super::message;
+
+/// Where a server listens.
+pub const SERVER_PORT: u16 = 67;
+/// Where a client listens.
+pub const CLIENT_PORT: u16 = 68;
+pub const ETHERTYPE_ARP: u16 = 0x0806;
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERNET: usize = 14;
+const IPV4: usize = 20;
+const UDP: usize = 8;
+const PROTOCOL_UDP: u8 = 17;
+const TTL: u8 = 64;
+/// "More fragments" and the offset: a frame that has either is part of something.
+const FRAGMENT: u16 = 0x3fff;
+
+/// So many octets from there on.
+pub fn octets<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u16> {
+    octets(bytes, at).map(u16::from_be_bytes)
+}
+
+/// What a frame carries, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame<'a> {
+    /// A datagram to the port of a server or of a client.
+    Udp(Datagram<'a>),
+    /// ARP.
+    Arp(Arp),
+}
+
+/// A datagram of UDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram<'a> {
+    /// The station that it came from.
+    pub source: Mac,
+    /// The port that it went to.
+    pub port: u16,
+    /// What it says.
+    pub payload: &'a [u8],
+}
+
+/// Reads a whole frame. `None`: it is neither ARP nor a whole, sound datagram for DHCP.
+pub fn read(frame: &[u8]) -> Option<Frame<'_>> {
+    let source = Mac(octets(frame, 6)?);
+    let payload = frame.get(ETHERNET..)?;
+    match word(frame, 12)? {
+        ETHERTYPE_ARP => Arp::read(payload).map(Frame::Arp),
+        ETHERTYPE_IPV4 => datagram(source, payload).map(Frame::Udp),
+        _ => None,
+    }
+}
+
+fn datagram(source: Mac, packet: &[u8]) -> Option<Datagram<'_>> {
+    let first = *packet.first()?;
+    let header = usize::from(first & 0x0f) * 4;
+    // A short frame is padded; what the header does not count is not part of the packet.
+    let packet = packet.get(..usize::from(word(packet, 2)?))?;
+    if first >> 4 != 4 || header < IPV4 || checksum(&[packet.get(..header)?]) != 0 {
+        return None;
+    }
+    if packet.get(9) != Some(&PROTOCOL_UDP) || word(packet, 6)? & FRAGMENT != 0 {
+        return None;
+    }
+    let udp = packet.get(header..)?;
+    let port = word(udp, 2)?;
+    let payload = udp.get(UDP..usize::from(word(udp, 4)?))?;
+    (port == CLIENT_PORT || port == SERVER_PORT).then_some(Datagram { source, port, payload })
+}
+
+/// The hardware address that a DHCP message is about, of whichever direction: whose client is to
+/// hear a frame, where one socket serves many. `None`: it is no such frame; ARP is for everybody
+/// who probes.
+pub fn owner_of(frame: &[u8]) -> Option<Mac> {
+    match read(frame)? {
+        Frame::Udp(datagram) => message::holder(datagram.payload),
+        Frame::Arp(_) => None,
+    }
+}
+
+/// From where to where a message goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// The sending station.
+    pub source: Mac,
+    /// The station that it is for.
+    pub destination: Mac,
+    /// The sender's address, unspecified while it has none.
+    pub from: Ipv4Addr,
+    /// The receiver's.
+    pub to: Ipv4Addr,
+}
+
+impl Way {
+    /// From a client without an address to all servers.
+    pub const fn to_all(source: Mac) -> Self {
+        Self {
+            source,
+            destination: Mac::BROADCAST,
+            from: Ipv4Addr::UNSPECIFIED,
+            to: Ipv4Addr::BROADCAST,
+        }
+    }
+}
+
+/// The header of a frame.
+pub fn ethernet(source: Mac, destination: Mac, ethertype: u16) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(ETHERNET + IPV4 + UDP + message::SHORTEST);
+    frame.extend(destination.0);
+    frame.extend(source.0);
+    frame.extend(ethertype.to_be_bytes());
+    frame
+}
+
+/// The frame that carries a client's message to a server.
+pub fn to_server(way: Way, payload: &[u8]) -> Vec<u8> {
+    let length = |parts: usize| u16::try_from(parts + payload.len()).unwrap_or(u16::MAX);
+    let mut ip = [0; IPV4];
+    ip[0] = 0x45;
+    ip[2..4].copy_from_slice(&length(IPV4 + UDP).to_be_bytes());
+    ip[8] = TTL;
+    ip[9] = PROTOCOL_UDP;
+    ip[12..16].copy_from_slice(&way.from.octets());
+    ip[16..20].copy_from_slice(&way.to.octets());
+    let sum = checksum(&[&ip]);
+    ip[10..12].copy_from_slice(&sum.to_be_bytes());
+
+    let mut udp = [0; UDP];
+    udp[..2].copy_from_slice(&CLIENT_PORT.to_be_bytes());
+    udp[2..4].copy_from_slice(&SERVER_PORT.to_be_bytes());
+    udp[4..6].copy_from_slice(&length(UDP).to_be_bytes());
+    let pseudo = [0, PROTOCOL_UDP];
+    let sum = checksum(&[&ip[12..20], &pseudo, &udp[4..6], &udp, payload]);
+    // Zero says that there is none.
+    let sum = if sum == 0 { u16::MAX } else { sum };
+    udp[6..8].copy_from_slice(&sum.to_be_bytes());
+
+    let mut frame = ethernet(way.source, way.destination, ETHERTYPE_IPV4);
+    frame.extend(ip);
+    frame.extend(udp);
+    frame.extend(payload);
+    frame
+}
+
+/// The Internet checksum. Every part but the last has an even number of octets.
+fn checksum(parts: &[&[u8]]) -> u16 {
+    let mut sum = 0_u32;
+    for pair in parts.iter().flat_map(|part| part.chunks(2)) {
+        let low = pair.get(1).copied().unwrap_or(0);
+        sum += u32::from(u16::from_be_bytes([pair[0], low]));
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !u16::try_from(sum).unwrap_or(u16::MAX)
+}
+
+#[cfg(test)]
+mod tests;

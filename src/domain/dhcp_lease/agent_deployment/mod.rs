@@ -1,0 +1,210 @@
+//! The Deployment of a network's agent that the operator makes, keeps and removes.
+//!
+//! All but what is the network's own comes from the template, which is the chart's. A name of a network
+//! gets into it as one whole value, never as a part of text that is read again. Invariant: a Deployment
+//! without the operator's own label is never written.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::networks::Declaration;
+use crate::dhcp::agent_name;
+
+/// Label that says who keeps an object, and this operator in it. The chart's own objects have Helm there.
+const KEEPER: (&str, &str) = ("app.kubernetes.io/managed-by", "harvester-guest-operator");
+/// Label of an agent's pod, and of its Deployment: the agent's name.
+const LABEL_AGENT: &str = "loadbalancer.harvesterhci.io/agent";
+/// Annotation of an agent's Deployment: `namespace/name` of its network.
+const ANNOTATION_AGENT_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
+/// Annotation of an agent's Deployment: SHA-256 of what the operator wants.
+const ANNOTATION_WANTED: &str = "loadbalancer.harvesterhci.io/wanted";
+/// Annotation of a pod by which Multus attaches it.
+const ANNOTATION_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+/// Name of the network's interface in the pod.
+const INTERFACE: &str = "net1";
+/// Nodes of a cluster network have the label `network.harvesterhci.io/<cluster network>: "true"`.
+/// Source: network-controller-harvester, pkg/controller/manager/nad/controller.go.
+pub const LABEL_CLUSTER_NETWORKS: &str = "network.harvesterhci.io/";
+/// The cluster network that each node has.
+const MANAGEMENT: &str = "mgmt";
+
+/// A Deployment of an agent, as it is stored.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stored {
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.resourceVersion`.
+    pub version: String,
+    /// Whether the operator made it.
+    pub ours: bool,
+    /// Whether it is being deleted.
+    pub leaving: bool,
+    /// Digest of what the operator wanted when it wrote it last.
+    pub wanted: String,
+    /// Spec.
+    pub spec: Value,
+    /// Why it makes no pod, if the Deployment controller says so.
+    pub failure: Option<String>,
+}
+
+impl Stored {
+    /// Options that its agent has on a network. `None`: it is not the operator's, or not that network's.
+    pub fn options(&self, network: &str) -> Option<Vec<String>> {
+        let args = self.spec["template"]["spec"]["containers"][0]["args"].as_array()?;
+        let args: Vec<&str> = args.iter().map(Value::as_str).collect::<Option<_>>()?;
+        let options = args.strip_prefix(&arguments(network)).filter(|_| self.ours)?;
+        Some(options.iter().map(|option| (*option).to_owned()).collect())
+    }
+
+    /// Reads a Deployment.
+    pub fn read(object: &Value) -> Self {
+        let meta = &object["metadata"];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let conditions = object["status"]["conditions"].as_array();
+        let failure = conditions.into_iter().flatten().find(|condition| {
+            condition["type"] == "ReplicaFailure" && condition["status"] == "True"
+        });
+        Self {
+            uid: text(&meta["uid"]),
+            version: text(&meta["resourceVersion"]),
+            ours: meta["labels"][KEEPER.0] == KEEPER.1,
+            leaving: meta["deletionTimestamp"].is_string(),
+            wanted: text(&meta["annotations"][ANNOTATION_WANTED]),
+            spec: object["spec"].clone(),
+            failure: failure.map(|condition| text(&condition["message"])),
+        }
+    }
+}
+
+/// Change to a network's Deployment that is due.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Plan {
+    /// Nothing.
+    Nothing,
+    /// Create this.
+    Create(Value),
+    /// Put this in the place of what is stored.
+    Replace(Value),
+    /// Delete what is stored.
+    Delete,
+    /// Nothing: the Deployment by its name is another's.
+    Foreign,
+}
+
+/// Decides. `wanted` is the Deployment of a network that is to have one.
+pub fn plan(wanted: Option<Value>, stored: Option<&Stored>) -> Plan {
+    match (wanted, stored) {
+        (None, Some(stored)) if stored.ours && !stored.leaving => Plan::Delete,
+        (None, _) => Plan::Nothing,
+        (Some(wanted), None) => Plan::Create(wanted),
+        (Some(_), Some(stored)) if !stored.ours => Plan::Foreign,
+        // Another is made when it is gone.
+        (Some(_), Some(stored)) if stored.leaving => Plan::Nothing,
+        (Some(mut wanted), Some(stored)) => {
+            let same = wanted["metadata"]["annotations"][ANNOTATION_WANTED] == stored.wanted
+                && covers(&stored.spec, &wanted["spec"]);
+            if same {
+                return Plan::Nothing;
+            }
+            wanted["metadata"]["resourceVersion"] = json!(stored.version);
+            Plan::Replace(wanted)
+        }
+    }
+}
+
+/// Whether everything that is wanted is stored so. What the API server adds, or writes in a way of its
+/// own, as quantities, does not count.
+fn covers(stored: &Value, wanted: &Value) -> bool {
+    match (stored, wanted) {
+        (_, Value::Null) => true,
+        (Value::Object(stored), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
+            key == "resources" || covers(stored.get(key).unwrap_or(&Value::Null), wanted)
+        }),
+        (Value::Array(stored), Value::Array(wanted)) => {
+            stored.len() == wanted.len()
+                && stored.iter().zip(wanted).all(|(stored, wanted)| covers(stored, wanted))
+        }
+        (Value::Null, Value::Object(wanted)) => wanted.is_empty(),
+        (Value::Null, Value::Array(wanted)) => wanted.is_empty(),
+        (stored, wanted) => stored == wanted,
+    }
+}
+
+/// Options of an agent, by a network's annotations.
+pub fn options(declaration: &Declaration) -> Vec<String> {
+    let mut options = Vec::new();
+    let subnets = declaration.subnets().unwrap_or_default();
+    let subnets = subnets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    if !subnets.is_empty() {
+        options.extend(["--subnets".to_owned(), subnets]);
+    }
+    if declaration.keeps() == Ok(true) {
+        options.extend(["--on-lease-loss", "keep"].map(str::to_owned));
+    }
+    if declaration.broadcasts().unwrap_or_default() {
+        options.push("--broadcast".to_owned());
+    }
+    options
+}
+
+/// Arguments of each agent of the network.
+fn arguments(network: &str) -> [&str; 4] {
+    ["--network", network, "--interface", INTERFACE]
+}
+
+/// The Deployment of a network's agent with these options. `owner` is a reference to what it goes with.
+pub fn deployment(
+    template: &Value,
+    network: &str,
+    cluster_network: &str,
+    options: &[String],
+    owner: Option<&Value>,
+) -> Value {
+    let name = agent_name(network);
+    let mut wanted = template.clone();
+    wanted["apiVersion"] = json!("apps/v1");
+    wanted["kind"] = json!("Deployment");
+    wanted["metadata"]["name"] = json!(name);
+    wanted["metadata"]["labels"][KEEPER.0] = json!(KEEPER.1);
+    wanted["metadata"]["labels"][LABEL_AGENT] = json!(name);
+    wanted["metadata"]["annotations"][ANNOTATION_AGENT_NETWORK] = json!(network);
+    if let Some(owner) = owner {
+        wanted["metadata"]["ownerReferences"] = json!([owner]);
+    }
+    wanted["spec"]["selector"]["matchLabels"][LABEL_AGENT] = json!(name);
+    let pod = &mut wanted["spec"]["template"];
+    pod["metadata"]["labels"][LABEL_AGENT] = json!(name);
+    let (namespace, of) = network.split_once('/').unwrap_or_default();
+    let attached = json!([{"namespace": namespace, "name": of, "interface": INTERFACE}]);
+    pod["metadata"]["annotations"][ANNOTATION_NETWORKS] = json!(attached.to_string());
+    if let Some(label) = node_label(cluster_network) {
+        let has_it = json!({"key": label, "operator": "In", "values": ["true"]});
+        pod["spec"]["affinity"]["nodeAffinity"] = json!({
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [has_it]}],
+            },
+        });
+    }
+    if let Some(container) = pod["spec"]["containers"].get_mut(0) {
+        let args = arguments(network).into_iter().chain(options.iter().map(String::as_str));
+        container["args"] = json!(args.collect::<Vec<_>>());
+    }
+    let mut digest = String::new();
+    for octet in &Sha256::digest(wanted.to_string().as_bytes())[..8] {
+        // Writing to a String cannot fail.
+        let _ = write!(digest, "{octet:02x}");
+    }
+    wanted["metadata"]["annotations"][ANNOTATION_WANTED] = json!(digest);
+    wanted
+}
+
+/// The label of nodes on which a network of this cluster network is. `None`: it is on each.
+pub fn node_label(cluster_network: &str) -> Option<String> {
+    let everywhere = cluster_network.is_empty() || cluster_network == MANAGEMENT;
+    (!everywhere).then(|| format!("{LABEL_CLUSTER_NETWORKS}{cluster_network}"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+//! Client that the DHCP server is to see, where users say so: by kube-vip's own annotations where it has them.
+//!
+//! kube-vip knows its lease again by its hardware address alone, or by a host name that it sends as the client
+//! identifier as well. What asks by its annotations is therefore the same client to a server. Invariants:
+//! an identity changes with a new record only; a hardware address that others may have by their hardware is
+//! never taken.
+
+use std::net::Ipv4Addr;
+
+use serde_json::{Map, Value, json};
+
+use super::is_host;
+use crate::dhcp::{ClientId, ClientIdForm, Identity, Mac, NoForm};
+use crate::vm_backends::service;
+use api::{
+    ANNOTATION_DHCP_CLIENT_ID, DHCPLease, KUBE_VIP_BROADCAST, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR,
+    KUBE_VIP_REQUESTED_IP, LoadBalancer,
+};
+
+/// First octets of hardware addresses that kube-vip draws. Source: `GenerateMac` in pkg/vip/util.go.
+const KUBE_VIP: [u8; 3] = [0x00, 0x00, 0x6c];
+/// Bit of a hardware address that no vendor has given.
+const LOCAL: u8 = 0x02;
+/// Longest name of a host.
+const LONGEST_HOSTNAME: usize = 253;
+/// First octet of a client identifier of the form `duid`, as text.
+const DUID: &str = "ff";
+
+/// Annotations of a LoadBalancer that say so.
+pub const ASKING: [&str; 5] = [
+    KUBE_VIP_HWADDR,
+    KUBE_VIP_REQUESTED_IP,
+    KUBE_VIP_HOSTNAME,
+    KUBE_VIP_BROADCAST,
+    ANNOTATION_DHCP_CLIENT_ID,
+];
+/// Annotations of them that kube-vip keeps on a Service it leases for, or reads there.
+const OF_A_SERVICE: [&str; 4] =
+    [KUBE_VIP_HWADDR, KUBE_VIP_REQUESTED_IP, KUBE_VIP_HOSTNAME, KUBE_VIP_BROADCAST];
+
+/// Wishes of a LoadBalancer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    mac: Option<Mac>,
+    form: Option<ClientIdForm>,
+    hostname: Option<String>,
+    address: Option<Ipv4Addr>,
+    broadcast: bool,
+}
+
+/// The client identifier that is asked for.
+enum AskedId {
+    /// The network's form.
+    Any,
+    /// A form.
+    Form(ClientIdForm),
+    /// A given one.
+    Is(ClientId),
+}
+
+/// Annotation that cannot be followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Field.
+    pub field: String,
+    /// Fault, and what would be right.
+    pub message: String,
+}
+
+impl Fault {
+    /// Both in one text.
+    pub fn text(&self) -> String {
+        format!("{}: {}", self.field, self.message)
+    }
+}
+
+/// Reads what a LoadBalancer asks for.
+///
+/// # Errors
+/// The first annotation that cannot be followed.
+pub fn asked(lb: &LoadBalancer) -> Result<Asked, Fault> {
+    read(|key| lb.metadata.annotations.as_ref()?.get(key).map(String::as_str))
+}
+
+fn read<'a>(said: impl Fn(&str) -> Option<&'a str>) -> Result<Asked, Fault> {
+    fn field<T>(
+        key: &str,
+        said: Option<&str>,
+        parsed: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, Fault> {
+        let text = said.map(str::trim).filter(|text| !text.is_empty());
+        let fault = |message| Fault { field: format!("metadata.annotations[{key}]"), message };
+        text.map(parsed).transpose().map_err(fault)
+    }
+    let form = |text: &str| text.parse().map_err(|error: NoForm| error.to_string());
+    let broadcast = field(KUBE_VIP_BROADCAST, said(KUBE_VIP_BROADCAST), flag)?;
+    Ok(Asked {
+        mac: field(KUBE_VIP_HWADDR, said(KUBE_VIP_HWADDR), mac)?,
+        address: field(KUBE_VIP_REQUESTED_IP, said(KUBE_VIP_REQUESTED_IP), address)?,
+        hostname: field(KUBE_VIP_HOSTNAME, said(KUBE_VIP_HOSTNAME), hostname)?,
+        form: field(ANNOTATION_DHCP_CLIENT_ID, said(ANNOTATION_DHCP_CLIENT_ID), form)?,
+        broadcast: broadcast.unwrap_or_default(),
+    })
+}
+
+fn mac(text: &str) -> Result<Mac, String> {
+    let mac: Mac = text
+        .parse()
+        .map_err(|_| format!("{text:?} must be a hardware address, such as 02:00:5e:10:00:01"))?;
+    let [first, ..] = mac.0;
+    if mac.is_unicast() && (first & LOCAL != 0 || mac.0.starts_with(&KUBE_VIP)) {
+        return Ok(mac);
+    }
+    Err(format!(
+        "{mac} may be another machine's: it must be a locally administered unicast address, such as 02:00:5e:10:00:01, or begin with 00:00:6c as kube-vip's do"
+    ))
+}
+
+fn address(text: &str) -> Result<Ipv4Addr, String> {
+    let address = text.parse().ok().filter(|address| is_host(*address));
+    address.ok_or_else(|| format!("{text:?} must be the IPv4 address of one host"))
+}
+
+fn hostname(text: &str) -> Result<String, String> {
+    let edge = |c: char| c.is_ascii_alphanumeric();
+    let fits = text.len() <= LONGEST_HOSTNAME
+        && text.starts_with(edge)
+        && text.ends_with(edge)
+        && text.chars().all(|c| edge(c) || matches!(c, '-' | '.'));
+    let wrong = || {
+        format!(
+            "{text:?} must be a DNS name: at most {LONGEST_HOSTNAME} letters, digits, dashes and dots"
+        )
+    };
+    fits.then(|| text.to_owned()).ok_or_else(wrong)
+}
+
+/// Reads `true` or `false`.
+pub(super) fn flag(text: &str) -> Result<bool, String> {
+    text.parse().map_err(|_| format!("{text:?} must be true or false"))
+}
+
+impl Asked {
+    /// Client that the server is to see. `derived` is the holder that a LoadBalancer is without asking, `form` what its
+    /// network says of the client identifier.
+    pub fn identity(&self, derived: Identity, form: ClientIdForm) -> Identity {
+        let mut identity = derived;
+        identity.mac = self.mac.unwrap_or(identity.mac);
+        identity.hostname = self.hostname.clone().unwrap_or(identity.hostname);
+        match self.client_id() {
+            AskedId::Any => identity.with_form(form),
+            AskedId::Form(form) => identity.with_form(form),
+            AskedId::Is(id) => Identity { client_id: Some(id), ..identity },
+        }
+    }
+
+    /// As kube-vip it sends a client identifier with a host name only. Source: `request` in
+    /// pkg/vip/dhcpv4.go.
+    fn client_id(&self) -> AskedId {
+        match (self.form, self.mac, &self.hostname) {
+            (Some(form), _, _) => AskedId::Form(form),
+            (None, None, _) => AskedId::Any,
+            (None, Some(_), hostname) => {
+                let id = hostname.as_ref().and_then(|name| ClientId::of(name.as_bytes()));
+                id.map_or(AskedId::Form(ClientIdForm::None), AskedId::Is)
+            }
+        }
+    }
+
+    /// Whether a record is of whom is asked for. What is not asked for may be as it is.
+    pub fn fits(&self, record: &DHCPLease) -> bool {
+        let spec = &record.spec;
+        let of_mac = || spec.mac_address.parse().ok().map(|mac| ClientId::of_mac(mac).to_string());
+        let same_id = match self.client_id() {
+            AskedId::Any => true,
+            AskedId::Is(id) => spec.client_id == id.to_string(),
+            AskedId::Form(ClientIdForm::None) => spec.client_id.is_empty(),
+            AskedId::Form(ClientIdForm::Duid) => spec.client_id.starts_with(DUID),
+            AskedId::Form(ClientIdForm::Mac) => of_mac().as_ref() == Some(&spec.client_id),
+        };
+        let has = record.status.as_ref().and_then(|status| status.address.as_ref());
+        let addresses = [spec.requested_address.as_ref(), has];
+        same_id
+            && self.mac.is_none_or(|mac| spec.mac_address == mac.to_string())
+            && self.hostname.as_ref().is_none_or(|name| *name == spec.hostname)
+            && self.address.is_none_or(|address| addresses.contains(&Some(&address.to_string())))
+    }
+
+    /// The address that is asked for first.
+    pub const fn address(&self) -> Option<Ipv4Addr> {
+        self.address
+    }
+
+    /// Whether the server is asked to broadcast its answers.
+    pub const fn broadcast(&self) -> bool {
+        self.broadcast
+    }
+}
+
+/// Annotations that a LoadBalancer is to have so that it goes on as the client that kube-vip has been for its Service.
+/// `None`: it asks for that already, or kube-vip leases nothing.
+///
+/// # Errors
+/// The first annotation that cannot be followed.
+pub fn adopted(lb: &LoadBalancer, service: &service::Stored) -> Result<Option<Value>, Fault> {
+    let own = |key: &str| lb.metadata.annotations.as_ref()?.get(key).map(String::as_str);
+    let kube_vips = |key: &str| service.annotations.get(key).map(String::as_str);
+    let said = |key: &str| own(key).or_else(|| kube_vips(key).filter(|text| !text.is_empty()));
+    read(said)?;
+    let missing: Map<String, Value> = OF_A_SERVICE
+        .iter()
+        .filter(|key| own(key).is_none())
+        .filter_map(|key| Some(((*key).to_owned(), json!(said(key)?))))
+        .collect();
+    Ok((!missing.is_empty()).then(|| {
+        json!({"metadata": {
+            "resourceVersion": lb.metadata.resource_version,
+            "annotations": missing,
+        }})
+    }))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+//! What becomes of a record when nobody, or nobody any more, has an address by it.
+
+use std::time::Duration;
+
+use chrono::{DateTime, FixedOffset};
+use serde_json::{Value, json};
+
+use super::{Seen, Step, ends, has_moved, is_anothers, step, time};
+use crate::load_balancer::facts;
+use api::{DHCP_FINALIZER, DHCPLease, LoadBalancer};
+
+/// What to do with a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Keeping {
+    /// Nothing: its LoadBalancer has it, or its agent is to let it go.
+    Nothing,
+    /// Nothing before so much time has passed.
+    Later(Duration),
+    /// Note that it is to be given back then.
+    Leave(DateTime<FixedOffset>),
+    /// Delete it: its agent gives the address back.
+    Delete,
+    /// Let it go although no agent gave the address back: it is over by the clock, and there is no
+    /// agent.
+    Forget,
+}
+
+/// Decides. `lb` is the LoadBalancer by its name, `network` where that is; `agent` is whether the
+/// agent of the record's network is there; an address is kept for `grace` after its LoadBalancer.
+pub fn keep(
+    record: &DHCPLease,
+    lb: Option<&LoadBalancer>,
+    network: &str,
+    agent: bool,
+    grace: Duration,
+    now: DateTime<FixedOffset>,
+) -> Keeping {
+    if record.metadata.deletion_timestamp.is_some() {
+        return match ends(record) {
+            _ if agent || without_finalizer(record).is_none() => Keeping::Nothing,
+            Some(end) if end > now => later(end, now),
+            // Without an end it is for ever: only an agent can give it back.
+            None if has_address(record) => Keeping::Nothing,
+            _ => Keeping::Forget,
+        };
+    }
+    match lb {
+        // Its end is decided where its Service and its finalizer are.
+        Some(lb) if facts::is_leaving(lb) => return Keeping::Nothing,
+        Some(lb) if wants(record, lb, network, now) => return Keeping::Nothing,
+        // It is there and does without: nobody comes back for it.
+        Some(_) => return Keeping::Delete,
+        None => {}
+    }
+    match record.spec.release_after.as_deref().map(time) {
+        None => Keeping::Leave(now + grace),
+        Some(Some(at)) if at > now => later(at, now),
+        Some(_) => Keeping::Delete,
+    }
+}
+
+/// Whether a LoadBalancer that stays has, or is to have, its address by this record.
+fn wants(record: &DHCPLease, lb: &LoadBalancer, network: &str, now: DateTime<FixedOffset>) -> bool {
+    let moved = has_moved(record, lb, network) || is_anothers(record, lb);
+    let record = Some(record);
+    let (declared, fault, serving, service, early) = (true, None, true, None, false);
+    let seen = Seen { lb, network, record, declared, fault, serving, service, early, now };
+    !facts::wants_pool(lb) && !moved && !matches!(step(&seen), Step::Guest(_))
+}
+
+fn later(at: DateTime<FixedOffset>, now: DateTime<FixedOffset>) -> Keeping {
+    Keeping::Later((at - now).to_std().unwrap_or_default())
+}
+
+fn has_address(record: &DHCPLease) -> bool {
+    record.status.as_ref().is_some_and(|status| status.address.is_some())
+}
+
+/// The merge patch that lets a deleted record go. `None`: nothing of ours holds it.
+pub fn without_finalizer(record: &DHCPLease) -> Option<Value> {
+    let finalizers = record.metadata.finalizers.as_deref().unwrap_or_default();
+    let rest: Vec<&String> = finalizers.iter().filter(|f| *f != DHCP_FINALIZER).collect();
+    (rest.len() < finalizers.len()).then(|| {
+        json!({"metadata": {
+            "resourceVersion": record.metadata.resource_version,
+            "finalizers": rest,
+        }})
+    })
+}

@@ -1,0 +1,192 @@
+//! From what a client says to the status of its record, and from a record back to a client.
+//!
+//! A record has times of day, a client has offsets on a clock of its own; the two meet here only.
+//! Invariant: whatever a record says that does not make sense is as good as not said.
+
+use std::time::Duration;
+
+use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
+use serde_json::{Map, Value};
+
+use crate::condition::{condition, with_condition};
+use crate::dhcp::{Announced, Held, Mac, Record, State, Trouble};
+use api::{Condition, ConditionStatus, DHCPLeaseStatus, LeaseState, OnLeaseLoss};
+
+/// One moment on both clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// On the client's.
+    pub now: Duration,
+    /// On the wall.
+    pub wall: DateTime<FixedOffset>,
+}
+
+impl Moment {
+    fn text(&self, at: Duration) -> String {
+        let delta = |by: Duration| TimeDelta::from_std(by).unwrap_or(TimeDelta::MAX);
+        let time = if at >= self.now {
+            self.wall.checked_add_signed(delta(at.saturating_sub(self.now)))
+        } else {
+            self.wall.checked_sub_signed(delta(self.now.saturating_sub(at)))
+        };
+        time.unwrap_or(self.wall).to_rfc3339_opts(SecondsFormat::Millis, true)
+    }
+}
+
+/// The status that a record asks for.
+pub fn report(
+    record: &Record,
+    at: Moment,
+    agent: &str,
+    former: &DHCPLeaseStatus,
+) -> DHCPLeaseStatus {
+    let mut status = DHCPLeaseStatus {
+        state: Some(state(record.state)),
+        agent: Some(agent.to_owned()),
+        ..DHCPLeaseStatus::default()
+    };
+    if let Some(lease) = &record.lease {
+        status.address = Some(lease.address.to_string());
+        status.prefix_length = lease.prefix.map(i32::from);
+        status.gateway = lease.gateway.map(|gateway| gateway.to_string());
+        status.name_servers = lease.name_servers.iter().map(ToString::to_string).collect();
+        status.server = Some(lease.server.to_string());
+        status.server_mac = Some(lease.server_mac.to_string());
+        status.lease_seconds = lease.seconds.map(i64::from);
+        status.renew_at = Some(at.text(lease.renew));
+        status.rebind_at = lease.rebind.map(|rebind| at.text(rebind));
+        status.expires_at = lease.expires.map(|end| at.text(end));
+        status.obtained_at = Some(at.text(lease.obtained));
+    }
+    status.on_lease_loss = record.keeps.then_some(OnLeaseLoss::Keep);
+    if let Some(announced) = &record.announced {
+        status.announcers = announced.by.iter().map(ToString::to_string).collect();
+        if record.lease.is_none() {
+            status.former_address = Some(announced.address.to_string());
+        }
+    }
+    let mut ready = match (&record.lease, &record.trouble) {
+        (Some(lease), trouble) => {
+            let text = trouble.map_or_else(String::new, |trouble| format!("; {trouble}"));
+            let message = format!("{} is leased from {}{text}", lease.address, lease.server);
+            let reason =
+                if *trouble == Some(Trouble::Kept) { reason(Trouble::Kept) } else { BOUND };
+            (ConditionStatus::True, reason, message)
+        }
+        (None, Some(trouble)) => (ConditionStatus::False, reason(*trouble), trouble.to_string()),
+        (None, None) if record.state == State::Released => {
+            (ConditionStatus::False, "Released", "the address was given back".to_owned())
+        }
+        (None, None) => {
+            (ConditionStatus::False, "NotLeased", "no address has been leased yet".to_owned())
+        }
+    };
+    if let Some((address, by)) = record.still_announced {
+        let still = format!("; {by} still announces {address}, which is no longer leased");
+        ready.2.push_str(&still);
+    }
+    status.conditions = conditions(&former.conditions, ready, at);
+    status
+}
+
+/// The status of a record whose link could not be made.
+pub fn link_failed(why: &str, at: Moment, former: &DHCPLeaseStatus) -> DHCPLeaseStatus {
+    let ready = if former.address.is_some() {
+        let message = format!("the address is leased, and cannot be renewed: {why}");
+        (ConditionStatus::True, LINK_FAILED, message)
+    } else {
+        (ConditionStatus::False, LINK_FAILED, why.to_owned())
+    };
+    let conditions = conditions(&former.conditions, ready, at);
+    DHCPLeaseStatus { conditions, ..former.clone() }
+}
+
+const BOUND: &str = "Bound";
+const LINK_FAILED: &str = "LinkFailed";
+
+/// The stable word for what is wrong.
+pub fn reason(trouble: Trouble) -> &'static str {
+    match trouble {
+        Trouble::NoOffer => "NoOffer",
+        Trouble::Refused => "Refused",
+        Trouble::AddressInUse(_) | Trouble::TooManyInUse(_) | Trouble::Taken(_) => "AddressInUse",
+        Trouble::Unusable { .. } => "UnusableOffer",
+        Trouble::AnswersForAll(_) => "ProxyARP",
+        Trouble::ServerSilent => "ServerSilent",
+        Trouble::Expired => "Expired",
+        Trouble::Kept => "Kept",
+        Trouble::Changed => "Changed",
+    }
+}
+
+fn conditions(
+    former: &[Condition],
+    (status, reason, message): (ConditionStatus, &str, String),
+    at: Moment,
+) -> Vec<Condition> {
+    let now = at.wall.to_rfc3339_opts(SecondsFormat::Secs, true);
+    with_condition(former, condition(status, reason, message), &now)
+        .unwrap_or_else(|| former.to_vec())
+}
+
+/// The merge patch (RFC 7396) that makes a stored status this one.
+pub fn status_patch(new: &DHCPLeaseStatus, stored: &DHCPLeaseStatus) -> Value {
+    let fields = |status: &DHCPLeaseStatus| match serde_json::to_value(status) {
+        Ok(Value::Object(fields)) => fields,
+        _ => Map::new(),
+    };
+    let mut patch = fields(new);
+    for (name, _) in fields(stored) {
+        patch.entry(name).or_insert(Value::Null);
+    }
+    Value::Object(patch)
+}
+
+/// What an earlier process held, by the record. `None`: nothing.
+pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<Held> {
+    let time = |text: &Option<String>| DateTime::parse_from_rfc3339(text.as_deref()?).ok();
+    let until = |end: DateTime<FixedOffset>| (end - wall).to_std().unwrap_or_default();
+    let seconds = status.lease_seconds.and_then(|seconds| u32::try_from(seconds).ok());
+    Some(Held {
+        address: status.address.as_deref()?.parse().ok()?,
+        prefix: status.prefix_length.and_then(|prefix| u8::try_from(prefix).ok()),
+        gateway: status.gateway.as_deref().and_then(|gateway| gateway.parse().ok()),
+        name_servers: status.name_servers.iter().filter_map(|server| server.parse().ok()).collect(),
+        server: status.server.as_deref()?.parse().ok()?,
+        server_mac: status.server_mac.as_deref().and_then(|mac| mac.parse().ok()),
+        announcers: announcers(status),
+        seconds,
+        age: time(&status.obtained_at)
+            .and_then(|since| (wall - since).to_std().ok())
+            .unwrap_or_default(),
+        left: time(&status.expires_at).map(until).unwrap_or_default(),
+    })
+}
+
+/// The address that an earlier process had and lost, by the record. `None`: none.
+pub fn former(status: &DHCPLeaseStatus) -> Option<Announced> {
+    let address = status.former_address.as_deref()?.parse().ok()?;
+    Some(Announced { address, by: announcers(status) })
+}
+
+fn announcers(status: &DHCPLeaseStatus) -> Vec<Mac> {
+    status.announcers.iter().filter_map(|mac| mac.parse().ok()).collect()
+}
+
+/// The client's word in the record's.
+pub fn state(state: State) -> LeaseState {
+    match state {
+        State::Selecting => LeaseState::Selecting,
+        State::Requesting => LeaseState::Requesting,
+        State::Probing => LeaseState::Probing,
+        State::Bound => LeaseState::Bound,
+        State::Renewing => LeaseState::Renewing,
+        State::Rebinding => LeaseState::Rebinding,
+        State::Rebooting => LeaseState::Rebooting,
+        State::Lost => LeaseState::Lost,
+        State::Released => LeaseState::Released,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! In which order the host takes over what kube-vip leases.
+
+use chrono::{DateTime, FixedOffset};
+use serde_json::json;
+
+use super::super::step;
+use super::*;
+use crate::vm_backends::service::Stored;
+use api::{
+    ANNOTATION_DHCP, AllocatedAddress, Ipam, KUBE_VIP_HWADDR, KUBE_VIP_REQUESTED_IP,
+    LoadBalancerStatus, WorkloadType,
+};
+
+const NETWORK: &str = "default/vlan7";
+const MAC: &str = "00:00:6c:0d:5a:be";
+
+fn at(seconds: i64) -> DateTime<FixedOffset> {
+    DateTime::from_timestamp(1_800_000_000 + seconds, 0).unwrap().fixed_offset()
+}
+
+/// A LoadBalancer of VMs whose address kube-vip leases, and that the host is to lease.
+fn lb() -> LoadBalancer {
+    let mut lb = LoadBalancer::default();
+    lb.metadata.resource_version = Some("7".into());
+    lb.metadata.annotations = Some([(ANNOTATION_DHCP.to_owned(), "host".to_owned())].into());
+    lb.spec.ipam = Some(Ipam::Dhcp);
+    lb.spec.workload_type = Some(WorkloadType::Vm);
+    let ip = Some("0.0.0.0".to_owned());
+    let allocated = AllocatedAddress { ip, ..AllocatedAddress::default() };
+    lb.status =
+        Some(LoadBalancerStatus { allocated_address: Some(allocated), ..Default::default() });
+    lb
+}
+
+fn asks(mut lb: LoadBalancer, annotations: &[(&str, &str)]) -> LoadBalancer {
+    let all = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    lb.metadata.annotations.as_mut().unwrap().extend(all);
+    lb
+}
+
+fn service(annotations: &[(&str, &str)]) -> Stored {
+    let all = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    Stored { annotations: all.collect(), ..Stored::default() }
+}
+
+/// As kube-vip has it.
+fn leasing() -> Stored {
+    service(&[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "10.7.0.9")])
+}
+
+fn seen<'a>(lb: &'a LoadBalancer, service: Option<&'a Stored>) -> Seen<'a> {
+    let (network, record, declared, fault) = (NETWORK, None, true, None);
+    let (serving, early) = (true, false);
+    Seen { lb, network, record, declared, fault, serving, service, early, now: at(0) }
+}
+
+#[test]
+fn it_is_kube_vips_client_before_kube_vip_ends() {
+    let (lb, kube_vips) = (lb(), leasing());
+    let Step::Adopt(patch) = step(&seen(&lb, Some(&kube_vips))) else { panic!("nothing is noted") };
+    assert_eq!(
+        patch,
+        json!({"metadata": {
+            "resourceVersion": "7",
+            "annotations": {KUBE_VIP_HWADDR: MAC, KUBE_VIP_REQUESTED_IP: "10.7.0.9"},
+        }})
+    );
+    // What the user asks for stays.
+    let own = asks(lb.clone(), &[(KUBE_VIP_HWADDR, "02:00:00:00:00:01")]);
+    let Step::Adopt(patch) = step(&seen(&own, Some(&kube_vips))) else { panic!("no address") };
+    assert_eq!(patch["metadata"]["annotations"], json!({KUBE_VIP_REQUESTED_IP: "10.7.0.9"}));
+    // Noted, or nothing to note: then the Service goes.
+    let noted = asks(lb.clone(), &[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "10.7.0.9")]);
+    let before_a_lease = service(&[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "")]);
+    let with_mac = asks(lb.clone(), &[(KUBE_VIP_HWADDR, MAC)]);
+    for (lb, service) in [
+        (&noted, Some(&kube_vips)),
+        (&noted, None),
+        (&with_mac, Some(&before_a_lease)),
+        (&lb, Some(&service(&[]))),
+        (&lb, None),
+    ] {
+        let step = step(&seen(lb, service));
+        assert!(matches!(step, Step::Wait(NoLease::TakingOver { .. })), "{step:?}");
+    }
+}
+
+#[test]
+fn nothing_is_taken_over_unasked_or_where_nothing_would_lease() {
+    let kube_vips = leasing();
+    let lb = lb();
+    let mut guests = lb.clone();
+    guests.spec.workload_type = Some(WorkloadType::Cluster);
+    let mut unasked = lb.clone();
+    unasked.metadata.annotations = None;
+    for lb in [&guests, &unasked] {
+        assert_eq!(step(&seen(lb, Some(&kube_vips))), Step::Guest(None));
+    }
+    let away = Seen { serving: false, ..seen(&lb, Some(&kube_vips)) };
+    let undeclared = Seen { declared: false, ..seen(&lb, Some(&kube_vips)) };
+    let faulty = Seen { fault: Some("fault"), ..seen(&lb, Some(&kube_vips)) };
+    for (seen, why) in [(away, "no agent"), (undeclared, "not declared"), (faulty, "fault")] {
+        let step = step(&seen);
+        assert!(
+            matches!(&step, Step::Guest(Some(said)) if said.contains(NETWORK)),
+            "{why}: {step:?}"
+        );
+    }
+    // What the host cannot go on with is left where it works.
+    let machines = service(&[(KUBE_VIP_HWADDR, "3c:ec:ef:01:02:03")]);
+    let Step::Guest(Some(why)) = step(&seen(&lb, Some(&machines))) else { panic!("taken over") };
+    assert!(why.contains(KUBE_VIP_HWADDR) && why.contains("another machine's"), "{why}");
+}
+
+/// kube-vip gives the address back when its Service goes. Were that after the host has it, the server would
+/// think it free.
+#[test]
+fn the_host_asks_after_kube_vip_has_given_back() {
+    let kube_vips = leasing();
+    let mut lb = asks(lb(), &[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "10.7.0.9")]);
+    let status = lb.status.as_mut().unwrap();
+    status.allocated_address = None;
+    status.conditions = vec![Condition {
+        type_: READY.to_owned(),
+        reason: Some(TAKEOVER.to_owned()),
+        last_update_time: Some(at(-3).to_rfc3339()),
+        ..Condition::default()
+    }];
+    assert_eq!(step(&seen(&lb, None)), Step::Create);
+    let waits = |seen: &Seen<'_>| matches!(step(seen), Step::Wait(NoLease::TakingOver { .. }));
+    assert!(waits(&seen(&lb, Some(&kube_vips))), "its Service is there");
+    assert!(waits(&Seen { now: at(-1), ..seen(&lb, None) }), "it had no time");
+    // One without that condition has not been taken over, and has nothing to wait for.
+    lb.status.as_mut().unwrap().conditions.clear();
+    assert_eq!(step(&seen(&lb, None)), Step::Create);
+}

@@ -1,0 +1,432 @@
+//! Who leases, what becomes of records, and which addresses are kept back.
+
+use super::*;
+use api::{
+    AllocatedAddress, Condition, DHCPLeaseStatus, Ipam, KUBE_VIP_HWADDR, LB_FINALIZER,
+    LoadBalancerStatus,
+};
+
+const NETWORK: &str = "default/vlan7";
+const NOW: i64 = 1_800_000_000;
+
+fn at(seconds: i64) -> DateTime<FixedOffset> {
+    DateTime::from_timestamp(NOW + seconds, 0).unwrap().fixed_offset()
+}
+
+fn lb() -> LoadBalancer {
+    let mut lb = LoadBalancer::default();
+    lb.metadata.name = Some("web".into());
+    lb.metadata.namespace = Some("default".into());
+    lb.spec.ipam = Some(Ipam::Dhcp);
+    lb
+}
+
+fn chosen(choice: &str) -> LoadBalancer {
+    let mut lb = lb();
+    lb.metadata.annotations = Some([(ANNOTATION_DHCP.to_owned(), choice.to_owned())].into());
+    lb
+}
+
+fn publishing(mut lb: LoadBalancer, ip: &str) -> LoadBalancer {
+    let allocated = AllocatedAddress { ip: Some(ip.to_owned()), ..AllocatedAddress::default() };
+    lb.status =
+        Some(LoadBalancerStatus { allocated_address: Some(allocated), ..Default::default() });
+    lb
+}
+
+/// Leased for an hour, unless `address` is none.
+fn leased(address: Option<&str>) -> DHCPLease {
+    let mut record = record(&lb(), "cluster", NETWORK, ClientIdForm::Duid).unwrap();
+    record.status = Some(DHCPLeaseStatus {
+        state: Some(address.map_or(LeaseState::Selecting, |_| LeaseState::Bound)),
+        address: address.map(str::to_owned),
+        prefix_length: Some(24),
+        gateway: Some("10.7.0.1".into()),
+        expires_at: address.map(|_| at(3600).to_rfc3339()),
+        ..DHCPLeaseStatus::default()
+    });
+    record
+}
+
+fn status(record: &mut DHCPLease) -> &mut DHCPLeaseStatus {
+    record.status.as_mut().unwrap()
+}
+
+/// On a network that is declared.
+fn seen<'a>(lb: &'a LoadBalancer, record: Option<&'a DHCPLease>, serving: bool) -> Seen<'a> {
+    let (network, declared, fault) = (NETWORK, true, None);
+    let (service, early, now) = (None, false, at(0));
+    Seen { lb, network, record, declared, fault, serving, service, early, now }
+}
+
+fn said(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
+    step(&seen(lb, record, serving))
+}
+
+fn undeclared(lb: &LoadBalancer, record: Option<&DHCPLease>, serving: bool) -> Step {
+    step(&Seen { declared: false, ..seen(lb, record, serving) })
+}
+
+fn waits(step: &Step) -> &'static str {
+    let Step::Wait(why) = step else { panic!("{step:?}") };
+    assert!(crate::reason::is_ours(why.reason()));
+    why.reason()
+}
+
+/// A fault delays what is leased anew, and takes nothing from whoever has an address.
+#[test]
+fn a_network_with_a_fault_is_the_hosts_and_says_what_is_wrong() {
+    const FAULT: &str = "metadata.annotations[x]: \"y\" must be z";
+    let faulty = |lb: &LoadBalancer, record: Option<&DHCPLease>, serving| {
+        step(&Seen { fault: Some(FAULT), ..seen(lb, record, serving) })
+    };
+    for serving in [true, false] {
+        for choice in ["", "host"] {
+            let step = faulty(&chosen(choice), None, serving);
+            assert_eq!(waits(&step), "DHCPNetworkInvalid");
+            let Step::Wait(why) = step else { panic!() };
+            assert!(why.message().contains(FAULT) && why.message().contains(NETWORK), "{why:?}");
+        }
+        let held = leased(Some("10.7.0.9"));
+        let published = publishing(lb(), "10.7.0.9");
+        assert!(matches!(faulty(&published, Some(&held), serving), Step::Take(_)));
+        assert!(matches!(faulty(&chosen("guest"), None, serving), Step::Guest(Some(_))));
+        assert_eq!(faulty(&publishing(lb(), "0.0.0.0"), None, serving), Step::Guest(None));
+    }
+    let mut left = leased(Some("10.7.0.9"));
+    left.spec.release_after = Some(at(60).to_rfc3339());
+    assert_eq!(faulty(&lb(), Some(&left), true), Step::Keep);
+}
+
+/// An agent that is away delays an address, and one that is there declares nothing.
+#[test]
+fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
+    for choice in ["", "host"] {
+        assert_eq!(said(&chosen(choice), None, true), Step::Create, "{choice}");
+        assert_eq!(waits(&said(&chosen(choice), None, false)), "NoDHCPAgent", "{choice}");
+    }
+    for serving in [true, false] {
+        let Step::Guest(Some(why)) = undeclared(&lb(), None, serving) else { panic!() };
+        assert!(why.contains(NETWORK) && why.contains(ANNOTATION_DHCP), "{why}");
+        let hosts = undeclared(&chosen("host"), None, serving);
+        assert_eq!(waits(&hosts), "NoDHCPAgent");
+        let Step::Wait(why) = hosts else { panic!() };
+        assert!(why.message().contains(&format!("{ANNOTATION_DHCP}=host")), "{why:?}");
+        // A record is the host's, wherever it is.
+        let record = leased(Some("10.7.0.9"));
+        assert!(matches!(undeclared(&lb(), Some(&record), serving), Step::Take(_)));
+        let guests = publishing(lb(), "0.0.0.0");
+        assert_eq!(said(&guests, None, serving), Step::Guest(None), "it stays the guest's");
+    }
+    let nowhere = Seen {
+        lb: &lb(),
+        network: "",
+        record: None,
+        declared: false,
+        fault: None,
+        serving: true,
+        service: None,
+        early: false,
+        now: at(0),
+    };
+    assert!(matches!(step(&nowhere), Step::Guest(Some(_))), "no network has no agent");
+}
+
+#[test]
+fn the_annotation_chooses() {
+    assert!(matches!(said(&chosen("guest"), None, true), Step::Guest(Some(_))));
+    assert!(matches!(said(&chosen("guest"), Some(&leased(None)), true), Step::Guest(Some(_))));
+    assert_eq!(waits(&said(&chosen("host"), None, false)), "NoDHCPAgent");
+    assert_eq!(said(&chosen("host"), None, true), Step::Create);
+    assert_eq!(said(&chosen(""), None, true), Step::Create);
+    for wrong in ["Host", "ipv6", "true"] {
+        assert_eq!(waits(&said(&chosen(wrong), None, true)), "InvalidAnnotation");
+        assert!(choice(&chosen(wrong)).unwrap_err().contains(wrong));
+    }
+}
+
+/// Who leases is settled with the first address.
+#[test]
+fn whoever_leases_goes_on() {
+    for choice in ["", "guest", "nonsense"] {
+        let guests = publishing(chosen(choice), "0.0.0.0");
+        assert_eq!(said(&guests, None, true), Step::Guest(None), "{choice}");
+    }
+    for choice in ["", "guest", "host", "nonsense"] {
+        let hosts = publishing(chosen(choice), "10.7.0.9");
+        let step = said(&hosts, Some(&leased(Some("10.7.0.9"))), false);
+        assert!(matches!(step, Step::Take(_)), "{choice}: {step:?}");
+    }
+    // With the agent gone and its record, it does not begin to lease for itself.
+    assert_eq!(waits(&said(&publishing(lb(), "10.7.0.9"), None, false)), "NoDHCPAgent");
+    // A record that is to be given back is not the guest's; one that is not, is what counts.
+    let mut left = leased(Some("10.7.0.9"));
+    let guests = publishing(lb(), "0.0.0.0");
+    assert!(matches!(said(&guests, Some(&left), true), Step::Take(_)), "an edited status");
+    left.spec.release_after = Some(at(60).to_rfc3339());
+    assert_eq!(said(&guests, Some(&left), true), Step::Guest(None));
+}
+
+#[test]
+fn an_address_is_taken_while_it_may_be_used() {
+    let Step::Take(lease) = said(&lb(), Some(&leased(Some("10.7.0.9"))), true) else { panic!() };
+    assert_eq!(lease.mask, Some("255.255.255.0".parse().unwrap()));
+    assert_eq!(lease.gateway, Some("10.7.0.1".parse().unwrap()));
+    let told = |change: &dyn Fn(&mut DHCPLeaseStatus)| {
+        let mut record = leased(Some("10.7.0.9"));
+        change(status(&mut record));
+        said(&lb(), Some(&record), true)
+    };
+    assert!(matches!(told(&|s| s.expires_at = None), Step::Take(_)), "for ever");
+    for state in [LeaseState::Renewing, LeaseState::Rebinding, LeaseState::Rebooting] {
+        assert!(matches!(told(&|s| s.state = Some(state)), Step::Take(_)), "{state:?}");
+    }
+    let bad: [&dyn Fn(&mut DHCPLeaseStatus); 8] = [
+        &|s| s.expires_at = Some(at(0).to_rfc3339()),
+        &|s| s.expires_at = Some("tomorrow".into()),
+        &|s| s.address = None,
+        &|s| s.address = Some("fd00::1".into()),
+        &|s| s.address = Some("0.0.0.0".into()),
+        &|s| s.address = Some("255.255.255.255".into()),
+        &|s| s.address = Some("127.0.0.1".into()),
+        &|s| s.state = Some(LeaseState::Released),
+    ];
+    for (i, change) in bad.into_iter().enumerate() {
+        assert_eq!(waits(&told(change)), "DHCPPending", "{i}");
+    }
+    assert_eq!(waits(&told(&|s| s.state = Some(LeaseState::Lost))), "DHCPLeaseLost");
+}
+
+/// A wish of an annotation counts when it is made anew, which it is while no address hangs on it.
+#[test]
+fn a_record_of_another_client_goes_first() {
+    let asking = |mut lb: LoadBalancer, mac: &str| {
+        lb.metadata.annotations = Some([(KUBE_VIP_HWADDR.to_owned(), mac.to_owned())].into());
+        lb
+    };
+    let record = leased(Some("10.7.0.9"));
+    let kept = |lb: &LoadBalancer| keep(&record, Some(lb), NETWORK, true, Duration::ZERO, at(0));
+    let fresh = asking(lb(), "02:00:00:00:00:01");
+    let Step::Wait(why) = said(&fresh, Some(&record), true) else { panic!("taken") };
+    assert_eq!((why.clone(), why.reason()), (NoLease::OtherIdentity, "DHCPReturning"));
+    assert_eq!(kept(&fresh), Keeping::Delete);
+    let has = publishing(fresh, "10.7.0.9");
+    assert!(matches!(said(&has, Some(&record), true), Step::Take(_)));
+    assert_eq!(kept(&has), Keeping::Nothing);
+    // What cannot be followed takes nothing away, and makes nothing.
+    let wrong = asking(lb(), "nonsense");
+    assert!(matches!(said(&wrong, Some(&record), true), Step::Take(_)));
+    assert_eq!(kept(&wrong), Keeping::Nothing);
+    assert_eq!(waits(&said(&wrong, None, true)), "InvalidAnnotation");
+}
+
+/// A renewal from while nothing could be written is written a moment later.
+#[test]
+fn a_young_term_takes_no_published_address_for_ended() {
+    let mut record = leased(Some("10.7.0.9"));
+    status(&mut record).expires_at = Some(at(-60).to_rfc3339());
+    let early = |lb: &LoadBalancer, record: &DHCPLease, early| {
+        let record = Some(record);
+        step(&Seen {
+            lb,
+            network: NETWORK,
+            record,
+            declared: true,
+            fault: None,
+            serving: false,
+            service: None,
+            early,
+            now: at(0),
+        })
+    };
+    let published = publishing(lb(), "10.7.0.9");
+    assert!(matches!(early(&published, &record, true), Step::Take(_)));
+    assert_eq!(waits(&early(&published, &record, false)), "DHCPLeaseLost");
+    assert_eq!(waits(&early(&lb(), &record, true)), "NoDHCPAgent", "it was not published");
+    assert_eq!(waits(&early(&publishing(lb(), "10.7.0.8"), &record, true)), "DHCPLeaseLost");
+    status(&mut record).state = Some(LeaseState::Lost);
+    assert_eq!(waits(&early(&published, &record, true)), "DHCPLeaseLost", "the agent says so");
+}
+
+/// The reason stays while the address is away: an alert rests on it.
+#[test]
+fn what_was_lost_is_not_just_late() {
+    let none = leased(None);
+    assert_eq!(waits(&said(&lb(), Some(&none), true)), "DHCPPending");
+    assert_eq!(waits(&said(&lb(), Some(&none), false)), "NoDHCPAgent");
+    let mut lost = publishing(lb(), "10.7.0.9");
+    let Step::Wait(why) = said(&lost, Some(&none), true) else { panic!() };
+    assert_eq!(why.reason(), "DHCPLeaseLost");
+    let status = lost.status.as_mut().unwrap();
+    status.allocated_address = None;
+    status.conditions = vec![Condition {
+        type_: READY.to_owned(),
+        reason: Some(why.reason().to_owned()),
+        ..Condition::default()
+    }];
+    assert_eq!(waits(&said(&lost, Some(&none), true)), "DHCPLeaseLost");
+    assert!(matches!(said(&lost, Some(&leased(Some("10.7.0.9"))), true), Step::Take(_)));
+}
+
+#[test]
+fn a_record_that_goes_is_waited_for_and_one_that_was_left_is_kept() {
+    let mut record = leased(Some("10.7.0.9"));
+    record.spec.release_after = Some(at(60).to_rfc3339());
+    assert_eq!(said(&lb(), Some(&record), true), Step::Keep);
+    assert_eq!(release_after(&record, None)["spec"]["releaseAfter"], Value::Null);
+    let elsewhere = Seen {
+        lb: &lb(),
+        network: "default/other",
+        record: Some(&record),
+        declared: true,
+        fault: None,
+        serving: true,
+        service: None,
+        early: false,
+        now: at(0),
+    };
+    assert_eq!(waits(&step(&elsewhere)), "DHCPReturning");
+    let published = publishing(lb(), "10.7.0.9");
+    record.spec.release_after = None;
+    let moved = Seen {
+        lb: &published,
+        network: "default/other",
+        record: Some(&record),
+        declared: true,
+        fault: None,
+        serving: true,
+        service: None,
+        early: false,
+        now: at(0),
+    };
+    assert!(matches!(step(&moved), Step::Take(_)), "an address in use stays");
+    record.metadata.deletion_timestamp = deletion();
+    assert_eq!(waits(&said(&published, Some(&record), true)), "DHCPReturning");
+}
+
+fn deletion<T: serde::de::DeserializeOwned>() -> Option<T> {
+    serde_json::from_value(json!("2026-01-01T00:00:00Z")).ok()
+}
+
+const GRACE: Duration = Duration::from_mins(2);
+
+fn kept(record: &DHCPLease, lb: Option<&LoadBalancer>, agent: bool) -> Keeping {
+    keep(record, lb, NETWORK, agent, GRACE, at(0))
+}
+
+#[test]
+fn a_record_without_a_load_balancer_is_kept_for_a_while() {
+    let mut record = leased(Some("10.7.0.9"));
+    assert_eq!(kept(&record, Some(&lb()), true), Keeping::Nothing);
+    assert_eq!(kept(&record, None, true), Keeping::Leave(at(120)));
+    record.spec.release_after = Some(at(30).to_rfc3339());
+    assert_eq!(kept(&record, None, true), Keeping::Later(Duration::from_secs(30)));
+    assert_eq!(kept(&record, Some(&lb()), true), Keeping::Nothing, "it is back");
+    record.spec.release_after = Some(at(0).to_rfc3339());
+    assert_eq!(kept(&record, None, true), Keeping::Delete);
+    assert_eq!(kept(&record, Some(&lb()), true), Keeping::Nothing, "back at the last moment");
+    let mut leaving = lb();
+    leaving.metadata.deletion_timestamp = deletion();
+    leaving.metadata.finalizers = Some(vec![LB_FINALIZER.to_owned()]);
+    assert_eq!(kept(&record, Some(&leaving), true), Keeping::Nothing, "its Service goes first");
+}
+
+#[test]
+fn a_load_balancer_that_does_without_leaves_its_record_at_once() {
+    let record = leased(Some("10.7.0.9"));
+    let mut pool = lb();
+    pool.spec.ipam = None;
+    for lb in [chosen("guest"), pool] {
+        assert_eq!(kept(&record, Some(&lb), true), Keeping::Delete);
+    }
+    let mut leaving = chosen("guest");
+    leaving.metadata.deletion_timestamp = deletion();
+    leaving.metadata.finalizers = Some(vec![LB_FINALIZER.to_owned()]);
+    assert_eq!(kept(&record, Some(&leaving), true), Keeping::Nothing, "its Service goes first");
+    let mut left = record.clone();
+    left.spec.release_after = Some(at(60).to_rfc3339());
+    for record in [&record, &left] {
+        let elsewhere = keep(record, Some(&lb()), "default/other", true, GRACE, at(0));
+        assert_eq!(elsewhere, Keeping::Delete, "it need not wait for its time");
+    }
+    let elsewhere =
+        keep(&record, Some(&publishing(lb(), "10.7.0.9")), "default/other", true, GRACE, at(0));
+    assert_eq!(elsewhere, Keeping::Nothing);
+}
+
+#[test]
+fn a_deleted_record_is_its_agents_or_over_by_the_clock() {
+    let mut record = leased(Some("10.7.0.9"));
+    record.metadata.deletion_timestamp = deletion();
+    assert_eq!(kept(&record, None, true), Keeping::Nothing);
+    assert_eq!(kept(&record, None, false), Keeping::Later(Duration::from_hours(1)));
+    status(&mut record).expires_at = None;
+    assert_eq!(kept(&record, None, false), Keeping::Nothing, "for ever");
+    status(&mut record).expires_at = Some(at(0).to_rfc3339());
+    assert_eq!(kept(&record, None, false), Keeping::Forget);
+    assert_eq!(kept(&record, None, true), Keeping::Nothing);
+    record.status = None;
+    assert_eq!(kept(&record, None, false), Keeping::Forget, "it never had an address");
+    let patch = without_finalizer(&record).unwrap();
+    assert_eq!(patch["metadata"]["finalizers"], json!([]));
+    record.metadata.finalizers = Some(vec!["other".into()]);
+    assert_eq!(kept(&record, None, false), Keeping::Nothing);
+}
+
+#[test]
+fn an_agent_is_there_while_its_lease_is_renewed() {
+    let held = Holding {
+        holder: "agent".into(),
+        duration: Duration::from_secs(15),
+        acquired: None,
+        renewed: Some(at(0)),
+        version: "1".into(),
+    };
+    assert!(serves(&held, Duration::from_secs(14)));
+    assert!(!serves(&held, Duration::from_secs(15)));
+    assert!(!serves(&Holding { holder: String::new(), ..held.clone() }, Duration::ZERO));
+    assert!(!is_left_behind(&held, at(75)), "clocks may be a minute apart");
+    assert!(is_left_behind(&held, at(76)));
+    assert!(!is_left_behind(&Holding { renewed: None, ..held }, at(1_000_000)));
+}
+
+/// A kept address stays published, and is over all the same once its record is deleted.
+#[test]
+fn a_kept_address_is_usable_after_its_end() {
+    let mut record = leased(Some("10.7.0.9"));
+    let after = at(1_000_000);
+    assert_eq!(usable(&record, after), None);
+    status(&mut record).on_lease_loss = Some(OnLeaseLoss::Keep);
+    assert_eq!(usable(&record, after).map(|lease| lease.ip), Some("10.7.0.9".parse().unwrap()));
+    assert!(keeps(&record));
+    record.metadata.deletion_timestamp = deletion();
+    let forgotten = keep(&record, None, NETWORK, false, GRACE, after);
+    assert_eq!(forgotten, Keeping::Forget);
+    status(&mut record).state = Some(LeaseState::Lost);
+    assert_eq!(usable(&record, after), None, "another host has it");
+}
+
+#[test]
+fn what_nobody_renews_is_overdue() {
+    let mut record = leased(Some("10.7.0.9"));
+    assert!(!is_overdue(&record, at(3599)), "for how long is not known");
+    status(&mut record).lease_seconds = Some(3600);
+    assert!(!is_overdue(&record, at(3150)));
+    assert!(is_overdue(&record, at(3151)));
+    status(&mut record).expires_at = None;
+    assert!(!is_overdue(&record, at(1_000_000)), "for ever");
+    assert!(!is_overdue(&leased(None), at(1_000_000)));
+}
+
+#[test]
+fn a_record_says_who_asks_before_anybody_does() {
+    let record = record(&lb(), "cluster", NETWORK, ClientIdForm::Duid).unwrap();
+    assert_eq!(record.metadata.name.as_deref(), Some("web"));
+    assert_eq!(record.metadata.namespace.as_deref(), Some("default"));
+    assert_eq!(record.metadata.finalizers.as_deref(), Some(&[DHCP_FINALIZER.to_owned()][..]));
+    let Identity { mac, client_id, .. } = Identity::derive("cluster", NETWORK, "default", "web");
+    assert_eq!(record.spec.mac_address, mac.to_string());
+    assert_eq!(record.spec.client_id, client_id.unwrap().to_string());
+    assert_eq!((record.spec.network.as_str(), record.spec.hostname.as_str()), (NETWORK, "web"));
+    assert_eq!(record.status, None);
+}

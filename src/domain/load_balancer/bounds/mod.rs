@@ -1,0 +1,262 @@
+//! Bounds of what is kept, written and said of a LoadBalancer, whatever was stored.
+//!
+//! The schema and admission refuse more. Neither has seen what was stored before them, nor what
+//! comes in under Harvester's own CRD, which has no bounds: so whatever is read is trimmed here first.
+//! Invariant: a trimmed object takes [`MOST_KEPT`] bytes at most, and a decision from it differs from
+//! one from the whole object in nothing but numbers in messages.
+
+use std::collections::BTreeMap;
+
+use sha2::{Digest, Sha256};
+
+use api::{
+    ANNOTATION_ALLOCATED, ANNOTATION_CLUSTER, ANNOTATION_DHCP, ANNOTATION_DHCP_CLIENT_ID,
+    ANNOTATION_MANAGEMENT_NETWORK, ANNOTATION_NETWORK, AllocatedAddress, Condition, HealthCheck,
+    KUBE_VIP_BROADCAST, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR, KUBE_VIP_REQUESTED_IP, LABEL_CLUSTER,
+    LB_FINALIZER, LoadBalancer, LoadBalancerSpec, READY,
+};
+
+/// Labels that a selector may name.
+pub const MOST_LABELS: usize = 16;
+/// Values that it may name, of all labels together.
+pub const MOST_VALUES: usize = 64;
+/// Characters of a label, its prefix and the slash included (Kubernetes' own bound).
+pub const LONGEST_LABEL: usize = 317;
+/// Characters of a label's value (Kubernetes' own bound).
+pub const LONGEST_VALUE: usize = 63;
+/// Characters of a name. Guest clusters' cloud providers cut theirs there, and a Service has no longer
+/// one.
+pub const LONGEST_NAME: usize = 63;
+/// Listeners of one LoadBalancer.
+pub const MOST_LISTENERS: usize = 256;
+/// Bytes of a text in a condition, an Event or an annotation.
+pub const LONGEST_TEXT: usize = 1024;
+/// Bytes of what others put into lists that this operator writes as a whole, finalizers and
+/// conditions. What is longer is read again before a write.
+const MOST_FOREIGN: usize = 1024;
+/// Bytes of a name, an address or a word.
+pub const LONGEST_WORD: usize = 320;
+/// A longer list of addresses is kept as its digest.
+const LONGEST_LIST: usize = 16;
+/// Bytes that an object takes at most when it is trimmed, names of listeners and a bundle of
+/// certificates apart.
+pub const MOST_KEPT: usize = 20 * 1024;
+
+/// Annotations that decisions take.
+const ANNOTATIONS: [&str; 10] = [
+    ANNOTATION_NETWORK,
+    ANNOTATION_CLUSTER,
+    ANNOTATION_MANAGEMENT_NETWORK,
+    ANNOTATION_DHCP,
+    ANNOTATION_ALLOCATED,
+    ANNOTATION_DHCP_CLIENT_ID,
+    KUBE_VIP_BROADCAST,
+    KUBE_VIP_HOSTNAME,
+    KUBE_VIP_HWADDR,
+    KUBE_VIP_REQUESTED_IP,
+];
+
+/// The text, or its beginning and three dots: `longest` bytes at most.
+pub fn cut(mut text: String, longest: usize) -> String {
+    shorten(&mut text, longest);
+    text
+}
+
+fn shorten(text: &mut String, longest: usize) {
+    if text.len() <= longest {
+        return;
+    }
+    let end = text.floor_char_boundary(longest.saturating_sub(3));
+    text.truncate(end);
+    text.push_str("...");
+    text.shrink_to_fit();
+}
+
+fn shorten_some(text: &mut Option<String>, longest: usize) {
+    if let Some(text) = text {
+        shorten(text, longest);
+    }
+}
+
+/// What is wrong with a name, if so: each claim of it takes room in the pool's one object, which all
+/// that have an address there share.
+pub fn name_fault(name: &str) -> Option<String> {
+    (name.len() > LONGEST_NAME).then(|| {
+        format!("metadata.name: is longer than {LONGEST_NAME} characters: choose a shorter one")
+    })
+}
+
+/// What is wrong with a selector, if so: the field, what is wrong and what would be right. Such a
+/// selector selects nothing.
+pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
+    const FIELD: &str = "spec.backendServerSelector";
+    let selector = spec.backend_server_selector.as_ref()?;
+    if selector.len() > MOST_LABELS {
+        return Some(format!(
+            "{FIELD}: more than {MOST_LABELS} labels: name {MOST_LABELS} at most"
+        ));
+    }
+    if selector.values().map(Vec::len).sum::<usize>() > MOST_VALUES {
+        return Some(format!(
+            "{FIELD}: more than {MOST_VALUES} values in all: give the VMs a label of their own and select that"
+        ));
+    }
+    let long_label = selector.keys().find(|label| label.len() > LONGEST_LABEL);
+    let long_value = selector.values().flatten().find(|value| value.len() > LONGEST_VALUE);
+    let (text, longest) = match (long_label, long_value) {
+        (Some(label), _) => (label, LONGEST_LABEL),
+        (None, Some(value)) => (value, LONGEST_VALUE),
+        (None, None) => return None,
+    };
+    let shown = cut(text.clone(), 40);
+    Some(format!("{FIELD}: {shown:?} is longer than {longest} characters: no VM can have it"))
+}
+
+/// Drops what decisions do not take, and cuts what is over a bound. Returns whether a list lost
+/// entries that a write of it must carry: then the object is to be read again before a write.
+pub fn trim(lb: &mut LoadBalancer) -> bool {
+    let meta = &mut lb.metadata;
+    meta.managed_fields = None;
+    meta.owner_references = None;
+    meta.generate_name = None;
+    if let Some(annotations) = meta.annotations.as_mut() {
+        annotations.retain(|key, _| ANNOTATIONS.contains(&key.as_str()));
+        for text in annotations.values_mut() {
+            shorten(text, LONGEST_TEXT);
+        }
+    }
+    if let Some(labels) = meta.labels.as_mut() {
+        labels.retain(|key, _| key == LABEL_CLUSTER);
+    }
+    let mut partial = trim_finalizers(meta.finalizers.as_mut());
+    trim_spec(&mut lb.spec);
+    if let Some(status) = lb.status.as_mut() {
+        partial |= trim_conditions(&mut status.conditions);
+        status.addresses = None;
+        shorten_some(&mut status.address, LONGEST_WORD);
+        if let Some(allocated) = status.allocated_address.as_mut() {
+            trim_allocated(allocated);
+        }
+        if let Some(servers) = status.backend_servers.as_mut().filter(|s| s.len() > LONGEST_LIST) {
+            *servers = vec![digest(servers.iter().map(String::as_str))];
+        }
+    }
+    partial
+}
+
+/// Stands for a list of addresses that is too long to be kept.
+pub fn digest<'a>(list: impl Iterator<Item = &'a str>) -> String {
+    let mut hash = Sha256::new();
+    for text in list {
+        hash.update(text);
+        hash.update([0]);
+    }
+    hash.finalize().iter().fold("sha256:".to_owned(), |text, byte| format!("{text}{byte:02x}"))
+}
+
+/// Whether a stored list of addresses, or what stands for it, is this one.
+pub fn is_list(stored: &[String], list: &[String]) -> bool {
+    if list.len() > LONGEST_LIST && stored.len() == 1 {
+        return stored[0] == digest(list.iter().map(String::as_str));
+    }
+    stored == list
+}
+
+fn trim_finalizers(finalizers: Option<&mut Vec<String>>) -> bool {
+    let Some(finalizers) = finalizers else { return false };
+    let others = finalizers.iter().filter(|name| *name != LB_FINALIZER);
+    if others.map(|name| name.len() + size_of::<String>()).sum::<usize>() <= MOST_FOREIGN {
+        return false;
+    }
+    finalizers.retain(|name| name == LB_FINALIZER);
+    finalizers.truncate(1);
+    finalizers.shrink_to_fit();
+    true
+}
+
+fn trim_conditions(conditions: &mut Vec<Condition>) -> bool {
+    let texts = |c: &Condition| {
+        let texts = [&c.reason, &c.message, &c.last_update_time, &c.last_transition_time];
+        texts.into_iter().flatten().map(String::len).sum::<usize>() + c.type_.len()
+    };
+    let room = |c: &Condition| texts(c) + size_of::<Condition>();
+    // One by the type is looked at.
+    let ready = conditions.iter().position(|condition| condition.type_ == READY);
+    let others = conditions.iter().enumerate().filter(|(at, _)| Some(*at) != ready);
+    let partial = others.map(|(_, condition)| room(condition)).sum::<usize>() > MOST_FOREIGN;
+    if partial {
+        *conditions = ready.map(|at| conditions.swap_remove(at)).into_iter().collect();
+    }
+    // Ours is written anew if it differs.
+    let ready = conditions.iter_mut().find(|condition| condition.type_ == READY);
+    if let Some(condition) = ready {
+        shorten_some(&mut condition.message, LONGEST_TEXT + 3);
+        shorten_some(&mut condition.reason, LONGEST_WORD);
+        shorten_some(&mut condition.last_update_time, LONGEST_WORD);
+        shorten_some(&mut condition.last_transition_time, LONGEST_WORD);
+    }
+    partial
+}
+
+fn trim_allocated(allocated: &mut AllocatedAddress) {
+    for text in
+        [&mut allocated.ip_pool, &mut allocated.ip, &mut allocated.mask, &mut allocated.gateway]
+    {
+        shorten_some(text, LONGEST_WORD);
+    }
+    // Nothing is written there.
+    (allocated.ipv6_pool, allocated.ipv6_ip) = (None, None);
+    (allocated.ipv6_mask, allocated.ipv6_gateway) = (None, None);
+}
+
+fn trim_spec(spec: &mut LoadBalancerSpec) {
+    spec.description = None;
+    (spec.requested_addresses, spec.ipv6_pool, spec.ip_family_policy) = (None, None, None);
+    shorten_some(&mut spec.ip_pool, LONGEST_WORD);
+    if spec.workload_type == Some(api::WorkloadType::Cluster) {
+        spec.listeners = Vec::new();
+        spec.backend_server_selector = None;
+        spec.health_check = None;
+        return;
+    }
+    // One more than may be: what is over the bound stays over it.
+    spec.listeners.truncate(MOST_LISTENERS + 1);
+    spec.listeners.shrink_to_fit();
+    for listener in &mut spec.listeners {
+        shorten(&mut listener.name, LONGEST_VALUE + 1);
+        shorten(&mut listener.protocol, 16);
+    }
+    if let Some(selector) = spec.backend_server_selector.take() {
+        spec.backend_server_selector = Some(trim_selector(selector));
+    }
+    if let Some(check) = spec.health_check.as_mut() {
+        trim_check(check);
+    }
+}
+
+fn trim_selector(selector: BTreeMap<String, Vec<String>>) -> BTreeMap<String, Vec<String>> {
+    let mut room = MOST_VALUES + 1;
+    let trimmed = |(label, values): (String, Vec<String>)| {
+        let kept = values.into_iter().take(room).map(|value| cut(value, LONGEST_VALUE + 1));
+        let mut values: Vec<String> = kept.collect();
+        values.shrink_to_fit();
+        room -= values.len();
+        (cut(label, LONGEST_LABEL + 1), values)
+    };
+    selector.into_iter().take(MOST_LABELS + 1).map(trimmed).collect()
+}
+
+fn trim_check(check: &mut HealthCheck) {
+    use crate::vm_backends::health::{LONGEST_BUNDLE, LONGEST_PATH, MOST_STATUSES};
+    shorten_some(&mut check.protocol, LONGEST_WORD);
+    shorten_some(&mut check.path, LONGEST_PATH + 1);
+    shorten_some(&mut check.server_name, LONGEST_WORD);
+    shorten_some(&mut check.ca_bundle, LONGEST_BUNDLE + 1);
+    if let Some(statuses) = check.expected_statuses.as_mut() {
+        statuses.truncate(MOST_STATUSES + 1);
+        statuses.shrink_to_fit();
+    }
+}
+
+#[cfg(test)]
+mod tests;

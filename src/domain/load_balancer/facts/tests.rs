@@ -1,0 +1,67 @@
+//! What is read from a LoadBalancer, and what its surroundings say against it.
+
+use super::*;
+use api::ANNOTATION_PROJECT;
+
+fn lb(annotations: &[(&str, &str)], guest: bool) -> LoadBalancer {
+    let mut lb = LoadBalancer::default();
+    lb.spec.workload_type = guest.then_some(WorkloadType::Cluster);
+    lb.metadata.annotations = Some(pairs(annotations));
+    lb
+}
+
+fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+}
+
+/// A tenant writes annotations; the namespace object knows better, also that there is none.
+#[test]
+fn the_namespace_decides_on_the_project() {
+    let lb = lb(&[(ANNOTATION_PROJECT, "local/theirs")], false);
+    for (project, expected) in [
+        (Project::In("local/ours".into()), "local/ours"),
+        (Project::Outside, ""),
+        (Project::Unknown, ""),
+    ] {
+        let around = Surroundings { project, vm_network: None };
+        assert_eq!(requirement(&lb, &around).project, expected, "{around:?}");
+    }
+}
+
+#[test]
+fn guests_fall_back_to_their_management_network_and_then_to_their_vms() {
+    let network = |annotations: &[(&str, &str)], guest| {
+        let around = Surroundings { vm_network: Some("ns/vms".into()), ..Surroundings::default() };
+        requirement(&lb(annotations, guest), &around).network
+    };
+    let both = [(ANNOTATION_NETWORK, ""), (ANNOTATION_MANAGEMENT_NETWORK, "ns/mgmt")];
+    assert_eq!((network(&both, true).as_str(), network(&both, false).as_str()), ("ns/mgmt", ""));
+    assert_eq!((network(&[], true).as_str(), network(&[], false).as_str()), ("ns/vms", ""));
+    assert_eq!(network(&[(ANNOTATION_NETWORK, "ns/own")], true), "ns/own");
+}
+
+#[test]
+fn vms_are_asked_for_a_network_only_where_nothing_else_names_one() {
+    let asked = |annotations: &[(&str, &str)], labels: &[(&str, &str)], guest| {
+        let mut lb = lb(annotations, guest);
+        lb.metadata.labels = Some(pairs(labels));
+        asks_vms_for_network(&lb)
+    };
+    let label = [(LABEL_CLUSTER, "guest")];
+    assert_eq!(asked(&[], &label, true).as_deref(), Some("guest"));
+    assert_eq!(asked(&[(ANNOTATION_NETWORK, "")], &label, true).as_deref(), Some("guest"));
+    let annotated = [(ANNOTATION_CLUSTER, "annotated")];
+    assert_eq!(asked(&annotated, &label, true).as_deref(), Some("annotated"));
+    assert_eq!(asked(&annotated, &[], true).as_deref(), Some("annotated"));
+    assert_eq!(asked(&[(ANNOTATION_CLUSTER, "kubernetes")], &[], true), None);
+    for (annotations, labels, guest) in [
+        (&[(ANNOTATION_NETWORK, "ns/own")][..], &label[..], true),
+        (&[(ANNOTATION_MANAGEMENT_NETWORK, "ns/mgmt")], &label, true),
+        (&[], &label, false),
+        (&[], &[], true),
+        (&[], &[(LABEL_CLUSTER, "")], true),
+        (&[], &[(LABEL_CLUSTER, "kubernetes")], true),
+    ] {
+        assert_eq!(asked(annotations, labels, guest), None, "{annotations:?} {labels:?} {guest}");
+    }
+}

@@ -1,0 +1,306 @@
+//! What to write to a LoadBalancer: one merge patch with finalizer, claim, address, backends and
+//! condition together, or nothing when all of it is there already.
+
+mod moving;
+
+use serde_json::{Map, Value, json};
+
+use super::{bounds, facts};
+use crate::condition::{condition, with_condition};
+use crate::dhcp_lease::Lease;
+use crate::pools::allocator::Verdict;
+use crate::reason;
+use crate::reason::NoLease;
+use crate::vm_backends::listeners::{self, Backends, Report};
+use api::{
+    ANNOTATION_ALLOCATED, AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS,
+    EndpointCounts, LB_FINALIZER, LoadBalancer, LoadBalancerStatus, READY,
+};
+pub use moving::{moves_from, staying_at};
+
+/// What a reconcile found out about a LoadBalancer that is not being deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// It takes its address from pools, and this is the ledger's answer.
+    Pool(Verdict),
+    /// Its announcer leases the address. The text says why, if that was decided now.
+    Guest(Option<String>),
+    /// The host leases: the address that may be published, or why there is none.
+    Host(Result<Lease, NoLease>),
+}
+
+/// The merge patch that makes the object say what was found. `None`: it does already.
+/// `report` is what became of a vm load balancer's Service, once there is one; `now` is an RFC
+/// 3339 time.
+pub fn patch(
+    lb: &LoadBalancer,
+    finding: &Finding,
+    report: Option<&Report>,
+    now: &str,
+) -> Option<Value> {
+    let none = LoadBalancerStatus::default();
+    let status = lb.status.as_ref().unwrap_or(&none);
+    let old = status.allocated_address.clone().unwrap_or_default();
+    let new = allocated(&old, finding);
+    let vm = listeners::is_vm(lb);
+
+    let mut changes = Map::new();
+    if new != old {
+        changes.insert("allocatedAddress".to_owned(), allocated_patch(&new));
+    }
+    let address = status.address.as_deref();
+    let address = match report {
+        Some(report) => announced_patch(address, report),
+        None => address_patch(address, &old, &new, vm),
+    };
+    if let Some(address) = address {
+        changes.insert("address".to_owned(), address);
+    }
+    if let Some(backends) = report.and_then(|report| report.backends.as_ref()) {
+        changes.extend(backends_patch(status, backends));
+    }
+    let stored = status.conditions.iter().find(|condition| condition.type_ == READY);
+    let ready = ready(finding, report, &new, vm, stored);
+    if let Some(conditions) = with_condition(&status.conditions, ready, now) {
+        changes.insert("conditions".to_owned(), json!(conditions));
+    }
+    // What must be taken back before the object may go: a claim, or a Service.
+    let holds = match finding {
+        Finding::Pool(verdict) => matches!(verdict, Verdict::Held { .. }),
+        Finding::Guest(_) => vm,
+        Finding::Host(lease) => lease.is_ok(),
+    };
+    let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
+    let finalizer_missing = holds && !finalizers.iter().any(|f| f == LB_FINALIZER);
+    let annotation = allocated_annotation(lb, finding);
+    if changes.is_empty() && !finalizer_missing && annotation.is_none() {
+        return None;
+    }
+    let mut metadata = Map::new();
+    // The patch rests on the object it was computed from.
+    metadata.insert("resourceVersion".to_owned(), json!(lb.metadata.resource_version));
+    if finalizer_missing {
+        let all: Vec<&str> = finalizers.iter().map(String::as_str).chain([LB_FINALIZER]).collect();
+        metadata.insert("finalizers".to_owned(), json!(all));
+    }
+    if let Some(annotation) = annotation {
+        metadata.insert("annotations".to_owned(), json!({ANNOTATION_ALLOCATED: annotation}));
+    }
+    let mut patch = Map::from_iter([("metadata".to_owned(), Value::Object(metadata))]);
+    if !changes.is_empty() {
+        patch.insert("status".to_owned(), Value::Object(changes));
+    }
+    Some(Value::Object(patch))
+}
+
+/// The annotation by which a LoadBalancer that is restored without its status asks for its address.
+/// One that waits for an address keeps what it says. `None`: it says so already.
+fn allocated_annotation(lb: &LoadBalancer, finding: &Finding) -> Option<String> {
+    let Finding::Pool(Verdict::Held { claim, .. }) = finding else { return None };
+    (facts::former(lb).as_ref() != Some(claim)).then(|| facts::written(claim))
+}
+
+/// Whether a patch says more than how many VMs there are: where the address is, or that it serves
+/// for another reason than before. Counts may come later, and together.
+pub fn is_urgent(lb: &LoadBalancer, patch: &Value) -> bool {
+    let Some(status) = patch["status"].as_object() else { return true };
+    let count = |key: &String| matches!(key.as_str(), "endpoints" | "backendServers");
+    let same_ready = || {
+        let ready = |list: &[Condition]| {
+            let ready = list.iter().find(|c| c.type_ == READY);
+            ready.map(|c| (c.status, c.reason.clone()))
+        };
+        let new: Vec<Condition> =
+            serde_json::from_value(status["conditions"].clone()).unwrap_or_default();
+        lb.status.as_ref().is_some_and(|old| ready(&old.conditions) == ready(&new))
+    };
+    let metadata = ["finalizers", "annotations"];
+    metadata.iter().any(|field| patch["metadata"].get(field).is_some())
+        || !status.keys().all(|key| count(key) || (key == "conditions" && same_ready()))
+}
+
+/// Whether a Service may be made: the claim is published, and a deletion waits for it to go.
+pub fn may_serve(lb: &LoadBalancer) -> bool {
+    let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
+    let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
+    finalizers.iter().any(|f| f == LB_FINALIZER) && allocated.is_some_and(|a| a.ip.is_some())
+}
+
+/// The merge patch that lets a deleted LoadBalancer go. `None`: nothing of ours holds it.
+pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
+    let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
+    let rest: Vec<&String> = finalizers.iter().filter(|f| *f != LB_FINALIZER).collect();
+    (rest.len() < finalizers.len()).then(|| {
+        json!({"metadata": {
+            "resourceVersion": lb.metadata.resource_version,
+            "finalizers": rest,
+        }})
+    })
+}
+
+/// Reserved fields stay as they are: a patch that left them out would be due for ever.
+fn allocated(old: &AllocatedAddress, finding: &Finding) -> AllocatedAddress {
+    match finding {
+        Finding::Guest(_) => AllocatedAddress {
+            ip_pool: None,
+            ip: Some(DHCP_ADDRESS.to_owned()),
+            mask: None,
+            gateway: None,
+            ..old.clone()
+        },
+        Finding::Host(Ok(lease)) => AllocatedAddress {
+            ip_pool: None,
+            ip: Some(lease.ip.to_string()),
+            mask: lease.mask.map(|mask| mask.to_string()),
+            gateway: lease.gateway.map(|gateway| gateway.to_string()),
+            ..old.clone()
+        },
+        Finding::Host(Err(_)) | Finding::Pool(Verdict::Waiting(_)) => AllocatedAddress::default(),
+        Finding::Pool(Verdict::Held { claim, subnet, .. }) => {
+            let ip = claim.ip.to_string();
+            let (mask, gateway) = match subnet {
+                Some(subnet) => (Some(subnet.mask()), subnet.gateway.map(|g| g.to_string())),
+                // The pool no longer knows the subnet; what was published still holds.
+                None if old.ip.as_deref() == Some(&ip) => (old.mask.clone(), old.gateway.clone()),
+                None => (None, None),
+            };
+            AllocatedAddress {
+                ip_pool: Some(claim.pool.clone()),
+                ip: Some(ip),
+                mask,
+                gateway,
+                ..old.clone()
+            }
+        }
+    }
+}
+
+/// Only the fields this operator gives meaning to; `null` removes what was there.
+fn allocated_patch(new: &AllocatedAddress) -> Value {
+    if new.ip.is_none() {
+        return Value::Null;
+    }
+    json!({"ipPool": new.ip_pool, "ip": new.ip, "mask": new.mask, "gateway": new.gateway})
+}
+
+/// `status.address` is the guest's to write. It is filled with the claim, `0.0.0.0` included, so
+/// that a guest whose first pass ended early still sees the LoadBalancer, and deletes it in the end:
+/// the guest cloud provider takes an empty address for a LoadBalancer that does not exist.
+fn address_patch(
+    address: Option<&str>,
+    old: &AllocatedAddress,
+    new: &AllocatedAddress,
+    vm: bool,
+) -> Option<Value> {
+    let address = address.unwrap_or_default();
+    let ours = address.is_empty() || Some(address) == old.ip.as_deref();
+    match new.ip.as_deref() {
+        Some(ip) if !vm && ours && address != ip => Some(json!(ip)),
+        None if ours && !address.is_empty() => Some(Value::Null),
+        _ => None,
+    }
+}
+
+/// A vm load balancer is reached where its Service is announced, whatever was asked for. One that
+/// moves keeps the address that it moves from, until the other one is announced.
+fn announced_patch(address: Option<&str>, report: &Report) -> Option<Value> {
+    if report.moving_from.is_some() {
+        return None;
+    }
+    let announced = report.announced();
+    (address.filter(|address| !address.is_empty()) != announced).then(|| json!(announced))
+}
+
+fn backends_patch(status: &LoadBalancerStatus, backends: &Backends) -> Map<String, Value> {
+    let mut changes = Map::new();
+    let texts: Vec<String> = backends.addresses().map(|address| address.to_string()).collect();
+    let stored = status.backend_servers.as_deref().unwrap_or_default();
+    if !bounds::is_list(stored, &texts) {
+        changes.insert("backendServers".to_owned(), json!(texts));
+    }
+    let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+    let counts = EndpointCounts { total: count(backends.total()), ready: count(backends.ready()) };
+    if status.endpoints != Some(counts) {
+        changes.insert("endpoints".to_owned(), json!(counts));
+    }
+    changes
+}
+
+fn ready(
+    finding: &Finding,
+    report: Option<&Report>,
+    new: &AllocatedAddress,
+    vm: bool,
+    stored: Option<&Condition>,
+) -> Condition {
+    let ip = new.ip.as_deref().unwrap_or_default();
+    match finding {
+        Finding::Pool(Verdict::Waiting(wait)) => {
+            condition(ConditionStatus::False, wait.reason(), wait.message())
+        }
+        Finding::Host(Err(why)) => condition(ConditionStatus::False, why.reason(), why.message()),
+        _ if vm => {
+            let (status, reason, message) = match report {
+                Some(report) => listeners::ready(report, ip),
+                None => (
+                    ConditionStatus::False,
+                    reason::NOT_ANNOUNCED,
+                    format!("{ip} is allocated; its Service is next"),
+                ),
+            };
+            match finding {
+                Finding::Pool(Verdict::Held { instead: Some(wait), .. })
+                    if status == ConditionStatus::True =>
+                {
+                    condition(status, wait.reason(), format!("keeps {ip}: {}", wait.message()))
+                }
+                Finding::Guest(Some(why)) if status == ConditionStatus::True => {
+                    condition(status, reason, format!("{message}; {why}"))
+                }
+                _ => condition(status, reason, message),
+            }
+        }
+        Finding::Pool(Verdict::Held { instead: Some(wait), .. }) => condition(
+            ConditionStatus::True,
+            wait.reason(),
+            format!("keeps {ip}: {}", wait.message()),
+        ),
+        Finding::Pool(Verdict::Held { .. }) => {
+            condition(ConditionStatus::True, reason::ALLOCATED, String::new())
+        }
+        Finding::Host(Ok(lease)) => {
+            let message = format!("{} is leased on network {}", lease.ip, lease.network);
+            condition(ConditionStatus::True, reason::LEASED, message)
+        }
+        Finding::Guest(why) => {
+            // Why it is so was said when it was decided.
+            let said = stored.filter(|stored| stored.reason.as_deref() == Some(reason::DHCP));
+            let said = || said.and_then(|stored| stored.message.clone());
+            let message = why.clone().or_else(said).unwrap_or_default();
+            condition(ConditionStatus::True, reason::DHCP, message)
+        }
+    }
+}
+
+/// The condition for a LoadBalancer that has no address and no word of why, because another
+/// controller leads. `None`: it has one or the other, or is being deleted.
+pub fn unanswered(lb: &LoadBalancer, holder: &str, now: &str) -> Option<Value> {
+    if facts::has_address(lb) || lb.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let stored = lb.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let ready = stored.iter().find(|condition| condition.type_ == READY);
+    if ready.is_some_and(|ready| ready.reason.as_deref() != Some(reason::OTHER_CONTROLLER)) {
+        return None;
+    }
+    let message = reason::other_controller(holder);
+    let new = condition(ConditionStatus::False, reason::OTHER_CONTROLLER, message);
+    let conditions = with_condition(stored, new, now)?;
+    Some(json!({
+        "metadata": {"resourceVersion": lb.metadata.resource_version},
+        "status": {"conditions": conditions},
+    }))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+//! What the status of a vm load balancer says, once there is a Service.
+
+use super::*;
+use crate::vm_backends::endpoint_slices;
+use crate::vm_backends::endpoints::{Backend, Endpoint, Family};
+use crate::vm_backends::listeners::Service;
+use api::EndpointCounts;
+
+fn backend(n: u8, serving: bool, terminating: bool) -> Backend {
+    let endpoint = Endpoint {
+        address: [10, 0, 0, n].into(),
+        name: format!("vm-{n}").into(),
+        uid: format!("uid-{n}").into(),
+        serving,
+        terminating,
+        ..endpoint_slices::sink("web", Family::V4, None)
+    };
+    Backend::Endpoint { endpoint, last_known: false }
+}
+
+fn ours(ingress: &[&str]) -> (Service, Vec<String>) {
+    (Service::Ours, ingress.iter().map(|ip| (*ip).to_owned()).collect())
+}
+
+fn report((service, ingress): (Service, Vec<String>), backends: &[Backend]) -> Report {
+    let backends = Some(Backends::new(backends.iter().cloned(), |_| true));
+    Report {
+        service,
+        ingress,
+        backends,
+        selector_hint: None,
+        health_fault: None,
+        doubted: None,
+        default_interface: None,
+        misfit: None,
+        moving_from: None,
+    }
+}
+
+fn told_of(lb: &LoadBalancer, finding: &Finding, report: &Report) -> LoadBalancer {
+    let mut value = serde_json::to_value(lb).unwrap();
+    if let Some(patch) = patch(lb, finding, Some(report), NOW) {
+        json_patch::merge(&mut value, &patch);
+    }
+    let lb = serde_json::from_value(value).unwrap();
+    assert_eq!(patch(&lb, finding, Some(report), NOW), None, "written once");
+    lb
+}
+
+/// What a vm load balancer holds before there is a Service.
+fn holding() -> LoadBalancer {
+    patched(&lb(WorkloadType::Vm), &holds("a", 5, None))
+}
+
+#[test]
+fn address_backends_counts_and_condition_are_one_patch() {
+    let lb = holding();
+    let report = report(
+        ours(&["10.0.0.5"]),
+        &[backend(8, false, false), backend(7, true, false), backend(9, true, true)],
+    );
+    let expected = json!({
+        "metadata": {"resourceVersion": "7"},
+        "status": {
+            "address": "10.0.0.5",
+            "backendServers": ["10.0.0.7", "10.0.0.8"],
+            "endpoints": {"total": 2, "ready": 1},
+            "conditions": [{"type": "Ready", "status": "True", "reason": "Announced",
+                "message": "announced at 10.0.0.5",
+                "lastUpdateTime": NOW, "lastTransitionTime": NOW}],
+        },
+    });
+    assert_eq!(patch(&lb, &holds("a", 5, None), Some(&report), NOW), Some(expected));
+    told_of(&lb, &holds("a", 5, None), &report);
+}
+
+/// It is where the Service is announced, and nowhere while it is not.
+#[test]
+fn the_address_follows_the_announcement() {
+    let finding = holds("a", 5, None);
+    let one = [backend(7, true, false)];
+    let mut lb = holding();
+    for (service, expected) in [
+        (ours(&[]), None),
+        (ours(&["10.0.0.5"]), Some("10.0.0.5")),
+        // kube-vip has not moved yet.
+        (ours(&["10.0.0.4", "10.0.0.5"]), Some("10.0.0.4")),
+        ((Service::Waiting, vec![]), None),
+        (ours(&["10.0.0.5"]), Some("10.0.0.5")),
+        ((Service::Foreign("whose".into()), vec![]), None),
+        (ours(&["fd00::5"]), Some("fd00::5")),
+        ((Service::Faulty("listeners".into()), vec!["10.0.0.5".into()]), Some("10.0.0.5")),
+    ] {
+        lb = told_of(&lb, &finding, &report(service.clone(), &one));
+        assert_eq!(address(&lb), expected, "{service:?}");
+        let allocated = lb.status.as_ref().unwrap().allocated_address.clone().unwrap();
+        assert_eq!(allocated.ip.as_deref(), Some("10.0.0.5"), "the claim is another matter");
+    }
+    // As Go clients write it.
+    status(&mut lb).address = Some(String::new());
+    let report = report(ours(&[]), &one);
+    let patch = patch(&lb, &finding, Some(&report), NOW).unwrap();
+    assert!(patch["status"].get("address").is_none(), "{patch}");
+}
+
+#[test]
+fn a_leased_address_is_told_and_the_finalizer_waits_for_the_service() {
+    let new = lb(WorkloadType::Vm);
+    assert!(!may_serve(&new));
+    let lb = patched(&new, &Finding::Guest(None));
+    assert_eq!(lb.metadata.finalizers, Some(vec![LB_FINALIZER.to_owned()]));
+    assert!(may_serve(&lb));
+    let lb = told_of(
+        &lb,
+        &Finding::Guest(None),
+        &report(ours(&["10.9.0.1"]), &[backend(7, true, false)]),
+    );
+    assert_eq!(address(&lb), Some("10.9.0.1"));
+    assert_eq!(told(&lb).1, "Announced");
+}
+
+#[test]
+fn a_service_waits_for_claim_and_finalizer() {
+    let whole = holding();
+    assert!(may_serve(&whole));
+    let mut open = whole.clone();
+    open.metadata.finalizers = Some(vec!["others/one".into()]);
+    assert!(!may_serve(&open), "its end would not wait for the Service's");
+    let mut unclaimed = whole;
+    status(&mut unclaimed).allocated_address = None;
+    assert!(!may_serve(&unclaimed));
+}
+
+/// VMs come and go; what did not change is not written again.
+#[test]
+fn a_patch_holds_only_what_changed() {
+    let finding = holds("a", 5, None);
+    let before = [backend(7, true, false), backend(8, true, false)];
+    let lb = told_of(&holding(), &finding, &report(ours(&["10.0.0.5"]), &before));
+    let fields = |backends: &[Backend]| {
+        let patch = patch(&lb, &finding, Some(&report(ours(&["10.0.0.5"]), backends)), NOW)?;
+        let status = patch["status"].as_object().unwrap().keys();
+        Some(status.map(String::as_str).map(str::to_owned).collect::<Vec<_>>())
+    };
+    let expected = |names: &[&str]| Some(names.iter().map(|n| (*n).to_owned()).collect());
+    let [one, two] = before;
+    assert_eq!(fields(&[two.clone(), one.clone()]), None, "found in another order");
+    assert_eq!(fields(&[one.clone(), backend(8, false, false)]), expected(&["endpoints"]));
+    assert_eq!(fields(&[one.clone(), backend(9, true, false)]), expected(&["backendServers"]));
+    let both = ["backendServers", "endpoints"];
+    assert_eq!(fields(std::slice::from_ref(&one)), expected(&both));
+    assert_eq!(fields(&[one, two, backend(9, true, false)]), expected(&both));
+    assert_eq!(fields(&[]), expected(&["backendServers", "conditions", "endpoints"]));
+}
+
+#[test]
+fn what_cannot_be_seen_is_not_told_otherwise() {
+    let finding = holds("a", 5, None);
+    let seen = report(ours(&["10.0.0.5"]), &[backend(7, true, false)]);
+    let lb = told_of(&holding(), &finding, &seen);
+    let blind = Report { backends: None, ..seen };
+    let after = told_of(&lb, &finding, &blind);
+    let (status, reason, _) = told(&after);
+    assert_eq!((status, reason.as_str()), (ConditionStatus::False, "VMsUnknown"));
+    let status = after.status.unwrap();
+    assert_eq!(status.address.as_deref(), Some("10.0.0.5"));
+    assert_eq!(status.backend_servers, Some(vec!["10.0.0.7".to_owned()]));
+    assert_eq!(status.endpoints, Some(EndpointCounts { total: 1, ready: 1 }));
+}
+
+/// A user who reads why the pool was not changed must not be told so while nobody answers.
+#[test]
+fn an_address_that_was_kept_is_told_once_the_vms_answer() {
+    let wait = Wait::Full { pools: vec!["b".into()] };
+    let kept = holds("a", 5, Some(wait));
+    for (backends, reason, beginning) in [
+        (&[backend(7, true, false)][..], "NoAvailableIP", "keeps 10.0.0.5: no available IP"),
+        (&[backend(7, false, false)], "BackendsNotReady", "running backend servers are not ready"),
+        (&[], "NoRunningBackends", "no running backend servers"),
+    ] {
+        let lb = told_of(&holding(), &kept, &report(ours(&["10.0.0.5"]), backends));
+        let (_, told, message) = told(&lb);
+        assert_eq!(told, reason);
+        assert!(message.starts_with(beginning), "{message}");
+    }
+}
+
+/// The Service has not moved: the old claim is published for as long.
+#[test]
+fn a_change_of_pools_is_published_when_the_service_has_moved() {
+    let old = Claim { pool: "a".into(), ip: [10, 0, 0, 5].into() };
+    let lb = told_of(&holding(), &holds("a", 5, None), &report(ours(&["10.0.0.5"]), &[]));
+    let new = holds("b", 6, None);
+    assert_eq!(moves_from(&lb, &new), Some(old.clone()));
+    for finding in [holds("a", 5, None), waits(), Finding::Guest(None)] {
+        assert_eq!(moves_from(&lb, &finding), None, "{finding:?}");
+    }
+    let stays = staying_at(old);
+    let staying = told_of(&lb, &stays, &report(ours(&["10.0.0.5"]), &[]));
+    assert_eq!(staying.status, lb.status, "mask and gateway too");
+    // The new Service is there, and nothing announces it: a new leader must know what was announced.
+    let moving = Report {
+        moving_from: Some([10, 0, 0, 5].into()),
+        ..report(ours(&[]), &[backend(7, true, false)])
+    };
+    let moving = told_of(&lb, &stays, &moving);
+    assert_eq!(address(&moving), Some("10.0.0.5"));
+    assert!(facts::is_announced_at(&moving, [10, 0, 0, 5].into()));
+    assert!(!facts::is_announced_at(&moving, [10, 0, 0, 6].into()));
+    let (_, reason, message) = told(&moving);
+    let expected = "the Service asks for another address than 10.0.0.5; nothing announces it yet";
+    assert!(reason == "NotAnnounced" && message.starts_with(expected), "{reason}: {message}");
+    let moved = told_of(&moving, &new, &report(ours(&["10.1.0.6"]), &[]));
+    assert_eq!(address(&moved), Some("10.1.0.6"));
+    assert_eq!(moves_from(&moved, &new), None);
+}
+
+/// Counts alone may wait; an address, another reason or a first word may not.
+#[test]
+fn counts_are_not_urgent() {
+    let holds = holds("a", 5, None);
+    let urgent = |lb: &LoadBalancer, report: &Report| {
+        is_urgent(lb, &patch(lb, &holds, Some(report), NOW).unwrap())
+    };
+    let two = report(ours(&["10.0.0.5"]), &[backend(7, true, false), backend(8, true, false)]);
+    assert!(urgent(&holding(), &two), "the first word");
+    let lb = told_of(&holding(), &holds, &two);
+    let one = report(ours(&["10.0.0.5"]), &[backend(7, true, false), backend(8, false, false)]);
+    assert!(!urgent(&lb, &one), "one of two");
+    let none = report(ours(&["10.0.0.5"]), &[backend(7, false, false), backend(8, false, false)]);
+    assert!(urgent(&lb, &none), "none left");
+    let moved = report(ours(&["10.0.0.6"]), &[backend(7, true, false)]);
+    assert!(urgent(&lb, &moved), "another address");
+    let mut bare = lb.clone();
+    bare.metadata.finalizers = None;
+    assert!(urgent(&bare, &two), "a finalizer");
+}

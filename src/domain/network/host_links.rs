@@ -1,0 +1,123 @@
+//! Links that nodes have for VLANs, by Harvester's HostNetworkConfigs: where an announcer on the
+//! nodes reaches a VLAN.
+//!
+//! Source: network-controller-harvester, pkg/controller/agent/hostnetworkconfig/controller.go. Its
+//! agent makes `<bridge>.<vlan>` on each node that the selector matches, lets the bridge itself into
+//! the VLAN, and writes of each node whether that worked. Nodes that the selector leaves out are not
+//! in the status.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Attachment;
+
+/// Links that a HostNetworkConfig has made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostLink {
+    /// Bridge of the cluster network.
+    pub bridge: String,
+    /// The VLAN, 1 to 4094.
+    pub vlan: u16,
+    /// Nodes on which the link works.
+    pub nodes: BTreeSet<String>,
+}
+
+/// Whether announcers reach a network.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Link {
+    /// On each node where one may run.
+    Ready,
+    /// Not on these nodes, although a HostNetworkConfig asks for it.
+    Missing(Vec<String>),
+    /// No HostNetworkConfig asks for it.
+    #[default]
+    NotConfigured,
+}
+
+/// The links of all nodes.
+#[derive(Clone, Debug, Default)]
+pub struct HostLinks {
+    /// By the name of the HostNetworkConfig.
+    configs: BTreeMap<String, HostLink>,
+    /// Nodes on which an announcer may run.
+    announcing: BTreeSet<String>,
+}
+
+impl HostLinks {
+    /// A HostNetworkConfig has made this, or is gone. Returns whether that is news.
+    pub fn set(&mut self, config: &str, made: Option<HostLink>) -> bool {
+        match made {
+            Some(made) if self.configs.get(config) == Some(&made) => false,
+            Some(made) => {
+                self.configs.insert(config.to_owned(), made);
+                true
+            }
+            None => self.configs.remove(config).is_some(),
+        }
+    }
+
+    /// Drops HostNetworkConfigs that a list did not show. Returns whether there were any.
+    pub fn keep_only(&mut self, listed: &BTreeSet<String>) -> bool {
+        let before = self.configs.len();
+        self.configs.retain(|config, _| listed.contains(config));
+        self.configs.len() < before
+    }
+
+    /// An announcer may run on a node, or may not. Returns whether that is news.
+    pub fn set_announcing(&mut self, node: &str, may: bool) -> bool {
+        if may { self.announcing.insert(node.to_owned()) } else { self.announcing.remove(node) }
+    }
+
+    /// Whether announcers reach what is attached so.
+    pub fn link(&self, attachment: &Attachment) -> Link {
+        if attachment.vlan == 0 {
+            return Link::Ready;
+        }
+        let is_it =
+            |made: &&HostLink| made.bridge == attachment.bridge && made.vlan == attachment.vlan;
+        let made: Vec<&HostLink> = self.configs.values().filter(is_it).collect();
+        if made.is_empty() || self.announcing.is_empty() {
+            return Link::NotConfigured;
+        }
+        let lacks = |node: &&String| !made.iter().any(|made| made.nodes.contains(*node));
+        let missing: Vec<String> = self.announcing.iter().filter(lacks).cloned().collect();
+        if missing.is_empty() { Link::Ready } else { Link::Missing(missing) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(bridge: &str, vlan: u16, nodes: &[&str]) -> HostLink {
+        let nodes = nodes.iter().map(|node| (*node).to_owned()).collect();
+        HostLink { bridge: bridge.into(), vlan, nodes }
+    }
+
+    fn at(bridge: &str, vlan: u16) -> Attachment {
+        Attachment { bridge: bridge.into(), vlan }
+    }
+
+    #[test]
+    fn a_vlan_is_reached_where_each_announcing_node_has_a_working_link() {
+        let mut links = HostLinks::default();
+        assert_eq!(links.link(&at("mgmt-br", 0)), Link::Ready, "the bridge itself");
+        assert_eq!(links.link(&at("mgmt-br", 7)), Link::NotConfigured);
+        assert!(links.set("seven", Some(made("mgmt-br", 7, &["n1"]))));
+        assert!(!links.set("seven", Some(made("mgmt-br", 7, &["n1"]))), "no news");
+        assert_eq!(links.link(&at("mgmt-br", 7)), Link::NotConfigured, "no node is known");
+        assert!(links.set_announcing("n1", true) && links.set_announcing("n2", true));
+        assert!(!links.set_announcing("n2", true) && !links.set_announcing("worker", false));
+        assert_eq!(links.link(&at("mgmt-br", 7)), Link::Missing(vec!["n2".into()]));
+        for other in [at("mgmt-br", 8), at("prod-br", 7)] {
+            assert_eq!(links.link(&other), Link::NotConfigured, "{other:?}");
+        }
+        // Two configs may share a VLAN, each for some nodes.
+        assert!(links.set("more", Some(made("mgmt-br", 7, &["n2"]))));
+        assert_eq!(links.link(&at("mgmt-br", 7)), Link::Ready);
+        assert!(links.set("more", None) && !links.set("more", None));
+        assert!(links.set_announcing("n2", false));
+        assert_eq!(links.link(&at("mgmt-br", 7)), Link::Ready);
+        assert!(links.keep_only(&BTreeSet::new()) && !links.keep_only(&BTreeSet::new()));
+        assert_eq!(links.link(&at("mgmt-br", 7)), Link::NotConfigured);
+    }
+}

@@ -1,0 +1,187 @@
+//! Addresses of the cluster itself, and the object that has each: nodes, pod and service networks,
+//! Services, the management address.
+//!
+//! Invariant: an address is reserved for as long as one object at least claims it. A lookup costs a
+//! hash lookup for each prefix length in use, whatever the number of objects.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::pools::ranges::Ranges;
+
+/// The kind and name of the object that an address of the cluster belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reserved {
+    /// Harvester's management address: the ConfigMap by this `namespace/name`.
+    Management(String),
+    /// `status.addresses` of the Node by this name.
+    Node(String),
+    /// `spec.clusterIPs` of the Service by this `namespace/name`.
+    ClusterIp(String),
+    /// `status.loadBalancer.ingress` of the Service by this `namespace/name`, which no
+    /// LoadBalancer owns.
+    Ingress(String),
+    /// The same, of a Service that names a LoadBalancer as its owner. Whoever may write the
+    /// Service can write that.
+    OwnIngress(String),
+    /// `spec.cidrs` of the ServiceCIDR by this name.
+    ServiceNetwork(String),
+    /// `spec.podCIDRs` of the Node by this name.
+    PodNetwork(String),
+}
+
+impl Reserved {
+    /// Whether pools hold back what the object claims. Each cluster IP is in a service network.
+    pub fn is_held_back(&self) -> bool {
+        !matches!(self, Self::ClusterIp(_) | Self::OwnIngress(_))
+    }
+
+    /// Whether it claims a network as a whole, in which no address can be a load balancer's.
+    pub fn is_network(&self) -> bool {
+        matches!(self, Self::ServiceNetwork(_) | Self::PodNetwork(_))
+    }
+
+    /// Whether the address is where a load balancer is reached. Tenants choose such addresses, so
+    /// one that appears later takes nothing from others.
+    pub fn is_ingress(&self) -> bool {
+        matches!(self, Self::Ingress(_) | Self::OwnIngress(_))
+    }
+}
+
+impl fmt::Display for Reserved {
+    /// Completes the sentence "the address is …".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Management(map) => write!(f, "the management address (ConfigMap {map})"),
+            Self::Node(node) => write!(f, "an address of Node {node}"),
+            Self::ClusterIp(service) => write!(f, "the cluster IP of Service {service}"),
+            Self::Ingress(service) | Self::OwnIngress(service) => {
+                write!(f, "the load-balancer address of Service {service}")
+            }
+            Self::ServiceNetwork(cidr) => write!(f, "in the service network (ServiceCIDR {cidr})"),
+            Self::PodNetwork(node) => write!(f, "in the pod network of Node {node}"),
+        }
+    }
+}
+
+/// Networks of which no pool gives out an address, and what each is. Single addresses are networks
+/// of one.
+pub type HeldBack = BTreeMap<IpNet, Reserved>;
+
+/// Every reserved address, by the objects that claim it.
+#[derive(Clone, Debug, Default)]
+pub struct Infrastructure {
+    /// Single addresses are networks of one.
+    by_network: HashMap<IpNet, BTreeSet<Reserved>>,
+    by_object: HashMap<Reserved, Vec<IpNet>>,
+    /// Networks of each family and prefix length.
+    lengths: BTreeMap<(bool, u8), usize>,
+}
+
+impl Infrastructure {
+    /// Takes in what an object claims now; nothing once it is gone. Returns the networks that it
+    /// has begun or ceased to claim.
+    pub fn set(
+        &mut self,
+        object: &Reserved,
+        networks: impl IntoIterator<Item = IpNet>,
+    ) -> Vec<IpNet> {
+        let mut now: Vec<IpNet> = networks.into_iter().map(|network| network.trunc()).collect();
+        now.sort_unstable();
+        now.dedup();
+        let before = self.by_object.get(object).cloned().unwrap_or_default();
+        let changed = |these: &[IpNet], those: &[IpNet]| -> Vec<IpNet> {
+            these.iter().filter(|network| those.binary_search(network).is_err()).copied().collect()
+        };
+        let (added, removed) = (changed(&now, &before), changed(&before, &now));
+        for network in &added {
+            self.by_network.entry(*network).or_default().insert(object.clone());
+            *self.lengths.entry(length(*network)).or_default() += 1;
+        }
+        for network in &removed {
+            if let Some(objects) = self.by_network.get_mut(network) {
+                objects.remove(object);
+                if objects.is_empty() {
+                    self.by_network.remove(network);
+                }
+            }
+            if let Some(count) = self.lengths.get_mut(&length(*network)) {
+                *count -= 1;
+                if *count == 0 {
+                    self.lengths.remove(&length(*network));
+                }
+            }
+        }
+        if now.is_empty() {
+            self.by_object.remove(object);
+        } else {
+            self.by_object.insert(object.clone(), now);
+        }
+        added.into_iter().chain(removed).collect()
+    }
+
+    /// Networks of which no pool gives out an address, and what each is: nodes, the management
+    /// address, where Services are reached that no LoadBalancer owns, and the networks of pods and
+    /// Services.
+    pub fn held_back(&self) -> HeldBack {
+        let first = self.by_network.iter().filter_map(|(net, objects)| {
+            Some((*net, objects.iter().find(|object| object.is_held_back())?.clone()))
+        });
+        first.collect()
+    }
+
+    /// Why an address is reserved; `None`: it is not. Of several objects the one with the smallest
+    /// network, then in the order of [`Reserved`].
+    pub fn why_reserved(&self, address: IpAddr) -> Option<&Reserved> {
+        self.reservations(address).next()
+    }
+
+    /// Every object that claims an address: those with the smallest network first, then in the
+    /// order of [`Reserved`].
+    pub fn reservations(&self, address: IpAddr) -> impl Iterator<Item = &Reserved> {
+        let address = address.to_canonical();
+        let family = (address.is_ipv6(), 0)..=(address.is_ipv6(), u8::MAX);
+        let networks = self.lengths.range(family).rev().filter_map(move |((_, length), _)| {
+            let network = IpNet::new(address, *length).ok()?.trunc();
+            self.by_network.get(&network)
+        });
+        networks.flatten()
+    }
+
+    /// Whether an address is one of a node's own.
+    pub fn is_node(&self, address: IpAddr) -> bool {
+        let objects = self.by_network.get(&IpNet::from(address));
+        objects.is_some_and(|all| all.iter().any(|object| matches!(object, Reserved::Node(_))))
+    }
+
+    /// Objects, each with the networks that it claims, in no certain order.
+    pub fn entries(&self) -> impl Iterator<Item = (&Reserved, &[IpNet])> {
+        self.by_object.iter().map(|(object, networks)| (object, networks.as_slice()))
+    }
+}
+
+/// Those networks that have addresses of the ranges.
+pub fn within(all: &HeldBack, ranges: &Ranges) -> HeldBack {
+    let mut found = HeldBack::new();
+    for stretch in ranges.stretches() {
+        let first = IpNet::from(stretch.first);
+        let around = (0..first.max_prefix_len()).filter_map(|length| {
+            let network = IpNet::new(first.addr(), length).ok()?.trunc();
+            all.get_key_value(&network)
+        });
+        let last = IpNet::from(stretch.last);
+        // By address, then by length: what begins within the stretch.
+        found.extend(around.chain(all.range(first..=last)).map(|(net, what)| (*net, what.clone())));
+    }
+    found
+}
+
+fn length(network: IpNet) -> (bool, u8) {
+    (network.addr().is_ipv6(), network.prefix_len())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,394 @@
+//! All pools and everybody who waits: the allocator as a whole.
+//!
+//! The book is what the ledgers *should* say. Its owner, the one ledger task, writes each
+//! touched pool by compare-and-swap, and answers a request only when the write it rests on
+//! has been accepted. When somebody else wrote a pool, [`Book::merge`] reads their version in
+//! and the batch is replayed: every operation is idempotent.
+//!
+//! Invariants:
+//! * whoever holds an address keeps it, unless its `spec.ipPool` names another pool; then the
+//!   new address is claimed first, and the old one freed only when the API server itself says
+//!   that the new one is published;
+//! * waiters are served oldest first, and before anybody who asks later;
+//! * no pool gives out an address that another pool holds on the same network ([`standing`]), or
+//!   that a LoadBalancer publishes there without a ledger that says so ([`reserved`]), or that is
+//!   the cluster's own;
+//! * names survive restores: a LoadBalancer that is made again under its name gets the address that
+//!   the name had, from its pool's ledger, from history, or as it asks for it itself.
+
+pub mod overlap;
+mod recover;
+mod reserved;
+mod restore;
+mod waiters;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::conflict::{Conflict, network_mismatch};
+use super::ledger::{Ledger, NoAddress};
+use super::ranges::{RangeError, Subnet};
+use super::selection::{Requirement, Selector};
+use crate::network::Segment;
+use crate::network::infrastructure::HeldBack;
+use crate::reason::Wait;
+use crate::{Claim, LbFacts, Owner};
+
+pub use reserved::Reservation;
+pub use restore::{PoolSeen, Repair, World, WorldEntry};
+
+/// A pool as the book keeps it.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    /// Creation, in seconds since the epoch.
+    pub created: i64,
+    /// Where its addresses are seen.
+    pub segment: Segment,
+    /// Who it is for.
+    pub selector: Selector,
+    /// Why it stands back behind another pool, as last judged.
+    pub conflict: Option<Conflict>,
+    /// The fault in its ranges; such a pool keeps its claims and gives out nothing.
+    pub fault: Option<RangeError>,
+    /// Being deleted: it gives out nothing.
+    pub deleting: bool,
+    /// Networks in its ranges that are the cluster's own, and what each is. No address is given out.
+    pub infrastructure: HeldBack,
+    /// The claims.
+    pub ledger: Ledger,
+}
+
+/// The answer to a request for an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The address to publish.
+    Held {
+        /// Where it is recorded.
+        claim: Claim,
+        /// Its subnet; `None` if the pool's ranges no longer include it.
+        subnet: Option<Subnet>,
+        /// The network of its pool, blank for the nodes' own; `None` if the pool is gone or serves
+        /// every network.
+        network: Option<String>,
+        /// Why it is not what the LoadBalancer asks for.
+        instead: Option<Wait>,
+    },
+    /// None yet. The book remembers the request and serves it when it can.
+    Waiting(Wait),
+}
+
+/// Every pool, every holder, every waiter.
+#[derive(Clone, Debug, Default)]
+pub struct Book {
+    pools: BTreeMap<String, Pool>,
+    /// Owner's UID to its claims; two for as long as it changes pools.
+    holders: HashMap<String, Vec<Claim>>,
+    /// Owner's name to the claims under it, whatever the UID.
+    names: HashMap<String, BTreeSet<Claim>>,
+    waiters: BTreeMap<Age, (LbFacts, Wait)>,
+    ages: HashMap<String, Age>,
+    touched: BTreeSet<String>,
+    stirred: waiters::Stirred,
+    standing: overlap::Standing,
+    reserved: reserved::Reservations,
+    /// What is the cluster's own: nodes, the management address, Services of others, networks of pods
+    /// and Services.
+    infrastructure: HeldBack,
+}
+
+/// Sorts by age, then name, so that the order of service never depends on arrival.
+type Age = (i64, Owner);
+
+impl Book {
+    /// Gives the LoadBalancer its address, or remembers that it waits.
+    pub fn claim(&mut self, facts: &LbFacts) -> Verdict {
+        self.observe(facts);
+        self.judge();
+        if let Some(verdict) = self.keep_homeless(facts) {
+            return verdict;
+        }
+        self.restore_published(facts);
+        self.inherit(facts);
+        let current = self.current(facts);
+        let (claim, wait) = match self.settle(facts, current.as_ref()) {
+            Ok(claim) => (claim, None),
+            Err(wait) => {
+                let Some(claim) = self.homeless(facts).cloned().or(current) else {
+                    self.wait(facts, wait.clone());
+                    return Verdict::Waiting(wait);
+                };
+                (claim, Some(wait))
+            }
+        };
+        match &wait {
+            Some(wait) => self.wait(facts, wait.clone()),
+            None => self.stop_waiting(&facts.owner.uid),
+        }
+        self.reserve(facts, &claim);
+        if facts.fresh && wait.is_none() && facts.published.as_ref() == Some(&claim) {
+            self.release_all_but(&facts.owner.uid, Some(&claim));
+            self.unreserve_all_but(&facts.owner.uid, Some(&claim));
+        }
+        self.held(facts, claim, wait)
+    }
+
+    /// The answer to [`Self::claim`] if it changes nothing, so that no write is needed.
+    pub fn peek(&self, facts: &LbFacts) -> Option<Verdict> {
+        let claims = self.holders.get(&facts.owner.uid)?;
+        let [claim] = claims.as_slice() else { return None };
+        let in_place = facts.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
+        let published_here = facts.published.as_ref().is_none_or(|p| p == claim);
+        let written = !self.touched.contains(&claim.pool);
+        let settled = written && !self.ages.contains_key(&facts.owner.uid);
+        (in_place && published_here && settled && self.is_reserved(facts, claim))
+            .then(|| self.held(facts, claim.clone(), None))
+    }
+
+    /// Whether the LoadBalancer must be read again before [`Self::claim`]: it holds more than
+    /// it publishes, so that an address may have to be freed, or publishes what it does not
+    /// hold, or another LoadBalancer had its name. An old view must not decide on any of these.
+    pub fn needs_fresh(&self, facts: &LbFacts) -> bool {
+        let claims = self.claims_of(&facts.owner.uid);
+        let unknown = facts.published.as_ref().is_some_and(|p| !claims.contains(p));
+        let surplus = claims.len() > 1 || self.reserves_more_than(&facts.owner.uid, claims);
+        !facts.fresh
+            && (surplus
+                || (!claims.is_empty() && unknown)
+                || self.inheritance(facts).next().is_some())
+    }
+
+    /// Whether [`Self::release`] would change nothing, in memory or in a stored ledger.
+    pub fn has_nothing_to_release(&self, uid: &str) -> bool {
+        self.claims_of(uid).is_empty()
+            && !self.ages.contains_key(uid)
+            && !self.is_remembered(uid)
+            && self.touched.is_empty()
+    }
+
+    /// Frees everything the owner holds, and forgets that it waits.
+    pub fn release(&mut self, uid: &str) -> Vec<Claim> {
+        self.stop_waiting(uid);
+        self.forget(uid);
+        self.release_all_but(uid, None)
+    }
+
+    /// Frees one address if its owner is still the one given.
+    pub fn release_claim(&mut self, claim: &Claim, owner: &Owner) -> bool {
+        let Some(pool) = self.pools.get_mut(&claim.pool) else { return false };
+        if pool.ledger.owner_of(claim.ip) != Some(owner) {
+            return false;
+        }
+        pool.ledger.release(claim.ip);
+        self.unhold(owner, claim);
+        self.touch(&claim.pool);
+        self.freed(claim);
+        true
+    }
+
+    /// Forgets a pool. LoadBalancers that held an address there keep publishing it, and no other
+    /// pool gives it out.
+    pub fn remove_pool(&mut self, name: &str) {
+        if let Some(pool) = self.take_out(name) {
+            self.standing.moved();
+            self.reserve_claims_of(name, &pool);
+        }
+    }
+
+    fn take_out(&mut self, name: &str) -> Option<Pool> {
+        let pool = self.pools.remove(name)?;
+        for (ip, owner) in pool.ledger.claims() {
+            self.unhold(owner, &Claim { pool: name.to_owned(), ip: *ip });
+        }
+        self.touched.remove(name);
+        self.stirred.everything();
+        self.standing.changed();
+        Some(pool)
+    }
+
+    /// The pools, by name.
+    pub fn pools(&self) -> &BTreeMap<String, Pool> {
+        &self.pools
+    }
+
+    /// Pools whose ledger changed since they were last taken.
+    pub fn take_touched(&mut self) -> BTreeSet<String> {
+        self.judge();
+        std::mem::take(&mut self.touched)
+    }
+
+    /// Marks a pool as not written yet.
+    pub fn touch(&mut self, pool: &str) {
+        self.touched.insert(pool.to_owned());
+        self.stirred.pool(pool);
+    }
+
+    /// What an owner holds.
+    pub fn claims_of(&self, uid: &str) -> &[Claim] {
+        self.holders.get(uid).map_or(&[], Vec::as_slice)
+    }
+
+    /// The claim to keep: the published one, else any.
+    fn current(&self, facts: &LbFacts) -> Option<Claim> {
+        let claims = self.claims_of(&facts.owner.uid);
+        claims
+            .iter()
+            .find(|c| Some(*c) == facts.published.as_ref())
+            .or_else(|| claims.first())
+            .cloned()
+    }
+
+    /// The claim the LoadBalancer should have: what it holds, unless it names another pool.
+    fn settle(&mut self, facts: &LbFacts, current: Option<&Claim>) -> Result<Claim, Wait> {
+        let requirement = &facts.requirement;
+        let Some(named) = &facts.named_pool else {
+            return match current {
+                Some(claim) => Ok(claim.clone()),
+                None => self.claim_from_best(facts),
+            };
+        };
+        if let Some(claim) = self.claims_of(&facts.owner.uid).iter().find(|c| c.pool == *named) {
+            return Ok(claim.clone());
+        }
+        let Some(pool) = self.pools.get(named) else {
+            return Err(Wait::NotFound { pool: named.clone() });
+        };
+        if !pool.selector.may_be_named_by(requirement) {
+            return Err(Wait::Forbidden {
+                pool: named.clone(),
+                requirement: requirement.to_string(),
+            });
+        }
+        if let Some(why) = pool.idle() {
+            return Err(Wait::NotReady { pool: named.clone(), why });
+        }
+        if let Some(wait) = pool.mismatch(named, facts) {
+            return Err(wait);
+        }
+        self.claim_from(named, facts).map_err(|refusal| match refusal {
+            NoAddress::Full => Wait::Full { pools: vec![named.clone()] },
+            NoAddress::LedgerFull => Wait::LedgerFull { pool: named.clone() },
+        })
+    }
+
+    /// The pools that may serve, the best first.
+    pub fn candidates(&self, requirement: &Requirement) -> Vec<&str> {
+        let mut ranked: Vec<_> = self
+            .pools
+            .iter()
+            .filter_map(|(name, pool)| {
+                Some(pool.selector.rank(pool.selector.fit(requirement)?, name))
+            })
+            .collect();
+        ranked.sort_unstable();
+        ranked.into_iter().map(|(_, _, name)| name).collect()
+    }
+
+    fn claim_from_best(&mut self, facts: &LbFacts) -> Result<Claim, Wait> {
+        let mut names: Vec<String> =
+            self.candidates(&facts.requirement).into_iter().map(str::to_owned).collect();
+        // The pool that it had its address from comes first, if it still serves it.
+        names.sort_by_key(|name| facts.former.as_ref().is_none_or(|former| former.pool != *name));
+        let mut refusal = None;
+        for name in &names {
+            if let Some(why) = self.pools.get(name).and_then(Pool::idle) {
+                refusal.get_or_insert(Wait::NotReady { pool: name.clone(), why });
+                continue;
+            }
+            match self.claim_from(name, facts) {
+                Ok(claim) => return Ok(claim),
+                Err(NoAddress::Full) => {}
+                Err(NoAddress::LedgerFull) => {
+                    refusal.get_or_insert(Wait::LedgerFull { pool: name.clone() });
+                }
+            }
+        }
+        Err(refusal.unwrap_or_else(|| {
+            if names.is_empty() {
+                Wait::NoMatch { requirement: facts.requirement.to_string() }
+            } else {
+                Wait::Full { pools: names }
+            }
+        }))
+    }
+
+    fn claim_from(&mut self, name: &str, facts: &LbFacts) -> Result<Claim, NoAddress> {
+        // Taken out, so that the other pools can be looked at meanwhile.
+        let mut pool = self.pools.remove(name).ok_or(NoAddress::Full)?;
+        let former = facts.former.as_ref().map(|former| former.ip);
+        let fitness = self.fitness(facts, name, &pool);
+        let ip = pool.ledger.claim_where(&facts.owner, former, fitness);
+        self.pools.insert(name.to_owned(), pool);
+        let claim = Claim { pool: name.to_owned(), ip: ip? };
+        self.hold(&facts.owner, claim.clone());
+        self.touched.insert(name.to_owned());
+        self.given(&claim);
+        Ok(claim)
+    }
+
+    fn held(&self, facts: &LbFacts, claim: Claim, instead: Option<Wait>) -> Verdict {
+        let pool = self.pools.get(&claim.pool);
+        let subnet = pool.and_then(|p| p.ledger.ranges().subnet_of(claim.ip)).cloned();
+        let instead = instead.or_else(|| pool?.mismatch(&claim.pool, facts));
+        let network = pool.filter(|pool| !pool.selector.is_global());
+        let network = network.map(|pool| pool.selector.network().to_owned());
+        Verdict::Held { claim, subnet, network, instead }
+    }
+
+    fn hold(&mut self, owner: &Owner, claim: Claim) {
+        self.names.entry(owner.name.clone()).or_default().insert(claim.clone());
+        if owner.uid.is_empty() {
+            return;
+        }
+        let claims = self.holders.entry(owner.uid.clone()).or_default();
+        if !claims.contains(&claim) {
+            claims.push(claim);
+        }
+    }
+
+    fn unhold(&mut self, owner: &Owner, claim: &Claim) {
+        if let Some(claims) = self.holders.get_mut(&owner.uid) {
+            claims.retain(|held| held != claim);
+            if claims.is_empty() {
+                self.holders.remove(&owner.uid);
+            }
+        }
+        if let Some(claims) = self.names.get_mut(&owner.name) {
+            claims.remove(claim);
+            if claims.is_empty() {
+                self.names.remove(&owner.name);
+            }
+        }
+    }
+
+    fn release_all_but(&mut self, uid: &str, keep: Option<&Claim>) -> Vec<Claim> {
+        let surplus: Vec<Claim> =
+            self.claims_of(uid).iter().filter(|c| Some(*c) != keep).cloned().collect();
+        for claim in &surplus {
+            let pool = self.pools.get_mut(&claim.pool);
+            if let Some(owner) = pool.and_then(|pool| pool.ledger.release(claim.ip)) {
+                self.unhold(&owner, claim);
+            }
+            self.touch(&claim.pool);
+            self.freed(claim);
+        }
+        surplus
+    }
+}
+
+impl Pool {
+    /// Why the pool gives out nothing, if so.
+    pub fn idle(&self) -> Option<String> {
+        if self.deleting {
+            return Some("it is being deleted".to_owned());
+        }
+        let fault = || self.fault.as_ref().map(ToString::to_string);
+        fault().or_else(|| self.conflict.as_ref().map(Conflict::standing_back))
+    }
+
+    /// Why the pool's addresses are not for the LoadBalancer's network.
+    fn mismatch(&self, name: &str, facts: &LbFacts) -> Option<Wait> {
+        network_mismatch(name, &self.selector, &self.segment, facts)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,316 @@
+//! How pools stand to each other: who stands back, and which addresses one must not give out
+//! because another holds them on the same network.
+//!
+//! Invariants:
+//! * nothing is given out between a change of pools and the judgement of all of them;
+//! * an address of a pool's ranges that another pool of the network holds, or that is reserved
+//!   there ([`super::reserved`]), is held back in that pool, whichever is the older, in use or not,
+//!   and comes free when it is released;
+//! * so is an address of the cluster itself, or of its networks;
+//! * nobody's address is changed by this: what two held before is told, and stays.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::super::conflict::{self, Conflict, Contender};
+use super::{Book, Pool};
+use crate::network::Segment;
+use crate::network::infrastructure::{HeldBack, Reserved, within};
+use crate::{Claim, Owner};
+
+/// What is known of how pools stand to each other.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Standing {
+    /// Pools changed since they were last judged.
+    unsettled: bool,
+    /// Pools came, went or moved: where addresses are announced may have changed.
+    moved: bool,
+    /// Pools that share addresses of their ranges on one network, both ways.
+    beside: BTreeMap<String, Vec<String>>,
+    shared: BTreeSet<Shared>,
+    /// Addresses of the cluster itself that a LoadBalancer holds, by pool.
+    reserved_in_use: BTreeSet<(String, IpAddr)>,
+    news: Vec<News>,
+}
+
+/// An address that two pools of a network hold for different LoadBalancers.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Shared {
+    /// The address.
+    pub ip: IpAddr,
+    /// The two pools, and for whom each holds it.
+    pub holders: [(String, String); 2],
+}
+
+/// Something that people should be told once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// A pool stands back from now on, or for another reason.
+    StandsBack(String, Conflict),
+    /// Two LoadBalancers have one address.
+    Shared(Shared),
+    /// A LoadBalancer holds an address of the cluster itself.
+    ReservedInUse {
+        /// The pool.
+        pool: String,
+        /// The address.
+        ip: IpAddr,
+        /// What it is.
+        what: Reserved,
+        /// `namespace/name` of the LoadBalancer.
+        holder: String,
+    },
+}
+
+impl Standing {
+    /// Addresses or pools changed otherwise than by claims: judged anew before the next claim.
+    pub(super) fn changed(&mut self) {
+        self.unsettled = true;
+    }
+
+    /// Whether two LoadBalancers have the address.
+    pub(super) fn is_shared(&self, ip: IpAddr) -> bool {
+        self.shared.iter().any(|shared| shared.ip == ip)
+    }
+
+    /// A pool came, went or changed its selector.
+    pub(super) fn moved(&mut self) {
+        self.unsettled = true;
+        self.moved = true;
+    }
+}
+
+impl Book {
+    /// Takes over where networks are. `None`: as it was.
+    pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
+        // A network that a LoadBalancer names may have moved, though no pool's did.
+        self.standing.moved = true;
+        self.stirred.everything();
+        for pool in self.pools.values_mut() {
+            let now = segment(pool.selector.network());
+            if pool.segment != now {
+                pool.segment = now;
+                self.standing.unsettled = true;
+            }
+        }
+    }
+
+    /// Takes over which networks are the cluster's own, and what each is. They are held back in every
+    /// pool, whatever its network: where networks meet is not known of them.
+    pub fn set_infrastructure(&mut self, held_back: HeldBack) {
+        if self.infrastructure != held_back {
+            self.infrastructure = held_back;
+            self.standing.changed();
+        }
+    }
+
+    /// Whether pools came, went or moved to another network since this was last asked: then every
+    /// LoadBalancer is to be observed anew ([`Book::observe`]).
+    pub fn take_moved(&mut self) -> bool {
+        std::mem::take(&mut self.standing.moved)
+    }
+
+    /// What there is to tell since this was last asked.
+    pub fn take_news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.standing.news)
+    }
+
+    /// How many addresses two LoadBalancers have on one network.
+    pub fn shared(&self) -> usize {
+        self.standing.shared.len()
+    }
+
+    /// Judges all pools anew, if one of them has changed.
+    pub(super) fn judge(&mut self) {
+        if !std::mem::take(&mut self.standing.unsettled) {
+            return;
+        }
+        let contenders: Vec<Contender<'_>> =
+            self.pools.iter().map(|(name, pool)| pool.contender(name)).collect();
+        let mut conflicts = conflict::judge(&contenders);
+        let mut beside: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut held_back: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
+        let mut shared = BTreeSet::new();
+        for (place, a) in contenders.iter().enumerate() {
+            for b in &contenders[place + 1..] {
+                let (Some(x), Some(y)) = (self.pools.get(a.name), self.pools.get(b.name)) else {
+                    continue;
+                };
+                if !a.meets(b) {
+                    continue;
+                }
+                let overlap = conflict::overlap(a.ranges, b.ranges).is_some();
+                if overlap {
+                    beside.entry(a.name.to_owned()).or_default().push(b.name.to_owned());
+                    beside.entry(b.name.to_owned()).or_default().push(a.name.to_owned());
+                } else if x.ledger.outside().is_empty() && y.ledger.outside().is_empty() {
+                    continue;
+                }
+                for (holder, other) in [((a, x), (b, y)), ((b, y), (a, x))] {
+                    let set = held_back.entry(other.0.name.to_owned()).or_default();
+                    for ip in holder.1.claims_within(other.1) {
+                        set.insert(ip);
+                    }
+                    shared.extend(shared_by(holder.0.name, holder.1, other.0.name, other.1));
+                }
+            }
+        }
+        for (name, pool) in &self.pools {
+            for stretch in pool.ledger.ranges().stretches() {
+                let reserved = self.reserved.within(stretch.first, stretch.last);
+                for reservation in reserved.filter(|r| r.meets(pool)) {
+                    held_back.entry(name.clone()).or_default().insert(reservation.claim.ip);
+                }
+            }
+        }
+        self.share_reserved(&mut shared);
+        let mut in_use = BTreeSet::new();
+        for (name, pool) in &mut self.pools {
+            let held_back = held_back.remove(name).unwrap_or_default();
+            let conflict = conflicts.remove(name);
+            let infrastructure = within(&self.infrastructure, pool.ledger.ranges());
+            // The smallest network says best what an address is.
+            for (network, what) in infrastructure.iter().rev() {
+                for (ip, owner) in pool.ledger.claims_in(*network) {
+                    let place = (name.clone(), *ip);
+                    let is_known = self.standing.reserved_in_use.contains(&place);
+                    if in_use.insert(place) && !is_known {
+                        let (pool, holder) = (name.clone(), owner.name.clone());
+                        let what = what.clone();
+                        let news = News::ReservedInUse { pool, ip: *ip, what, holder };
+                        self.standing.news.push(news);
+                    }
+                }
+            }
+            let networks: Vec<IpNet> = infrastructure.keys().copied().collect();
+            let mut changed = pool.ledger.set_held_back(&held_back);
+            changed |= pool.ledger.close(&networks);
+            changed |= pool.infrastructure != infrastructure;
+            pool.infrastructure = infrastructure;
+            if pool.conflict != conflict {
+                changed = true;
+                let news = conflict.clone().map(|new| News::StandsBack(name.clone(), new));
+                self.standing.news.extend(news);
+                pool.conflict = conflict;
+            }
+            if changed {
+                self.touched.insert(name.clone());
+                self.stirred.pool(name);
+            }
+        }
+        let new = shared.difference(&self.standing.shared).cloned().map(News::Shared);
+        self.standing.news.extend(new);
+        self.standing.reserved_in_use = in_use;
+        self.standing.beside = beside;
+        self.standing.shared = shared;
+    }
+
+    /// A pool has given out an address: no other of the network may.
+    pub(super) fn given(&mut self, claim: &Claim) {
+        let Some(beside) = self.standing.beside.get(&claim.pool) else { return };
+        for name in beside {
+            let Some(pool) = self.pools.get_mut(name) else { continue };
+            // What a pool that gives out nothing has to give is not worth a write.
+            if pool.ledger.hold_back(claim.ip) && pool.idle().is_none() {
+                self.touched.insert(name.clone());
+            }
+        }
+    }
+
+    /// A pool has taken an address back: others may have it.
+    pub(super) fn freed(&mut self, claim: &Claim) {
+        let both = |s: &Shared| s.ip != claim.ip || s.holders.iter().all(|(p, _)| *p != claim.pool);
+        self.standing.shared.retain(both);
+        self.let_go(claim.ip);
+    }
+
+    /// Lets pools give out an address that they hold back, unless another still has it.
+    pub(super) fn let_go(&mut self, ip: IpAddr) {
+        self.stir_at(ip);
+        let is_free = |name: &str, pool: &Pool| {
+            let holds = |other: &Pool| other.ledger.owner_of(ip).is_some();
+            let meets = |at: &str, other: &Pool| other.contender(at).meets(&pool.contender(name));
+            let mut others = self.pools.iter().filter(|(at, _)| *at != name);
+            !others.any(|(at, other)| holds(other) && meets(at, other))
+                && !self.reserved.at(ip).any(|reservation| reservation.meets(pool))
+        };
+        let holding_back =
+            self.pools.iter().filter(|(_, pool)| pool.ledger.held_back().contains(&ip));
+        let waiting: Vec<String> = holding_back
+            .filter(|(name, pool)| is_free(name, pool))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in waiting {
+            if self.pools.get_mut(&name).is_some_and(|pool| pool.ledger.let_go(ip)) {
+                self.touch(&name);
+            }
+        }
+    }
+
+    /// Adds the reserved addresses that a ledger, or another reservation, has for another
+    /// LoadBalancer on one segment.
+    fn share_reserved(&self, shared: &mut BTreeSet<Shared>) {
+        for mine in self.reserved.all() {
+            let ip = mine.claim.ip;
+            let mut share = |pool: &str, theirs: &Owner| {
+                let mut holders = [
+                    (mine.claim.pool.clone(), mine.owner.name.clone()),
+                    (pool.to_owned(), theirs.name.clone()),
+                ];
+                holders.sort();
+                shared.insert(Shared { ip, holders });
+            };
+            for (name, pool) in self.pools.iter().filter(|(_, pool)| mine.meets(pool)) {
+                if let Some(owner) = pool.ledger.owner_of(ip).filter(|o| o.uid != mine.owner.uid) {
+                    share(name, owner);
+                }
+            }
+            for theirs in self.reserved.at(ip) {
+                if theirs.owner.uid != mine.owner.uid && theirs.meets_reservation(mine) {
+                    share(&theirs.claim.pool, &theirs.owner);
+                }
+            }
+        }
+    }
+}
+
+impl Pool {
+    /// The pool as others are compared with it.
+    pub fn contender<'a>(&'a self, name: &'a str) -> Contender<'a> {
+        Contender {
+            name,
+            created: self.created,
+            serves: !self.deleting && self.fault.is_none(),
+            segment: &self.segment,
+            selector: &self.selector,
+            ranges: self.ledger.ranges(),
+        }
+    }
+
+    /// Claims of this pool in the ranges of the other.
+    fn claims_within(&self, other: &Self) -> impl Iterator<Item = IpAddr> {
+        let claims = self.ledger.claims();
+        let stretches = other.ledger.ranges().stretches();
+        stretches.iter().flat_map(|s| claims.range(s.first..=s.last).map(|(ip, _)| *ip))
+    }
+}
+
+/// Addresses that both pools hold, for different owners, seen from the first one.
+fn shared_by(a: &str, x: &Pool, b: &str, y: &Pool) -> Vec<Shared> {
+    let within = x.claims_within(y).chain(x.ledger.outside().iter().copied());
+    within
+        .filter_map(|ip| {
+            let (mine, theirs) = (x.ledger.owner_of(ip)?, y.ledger.owner_of(ip)?);
+            let differ = mine.name != theirs.name || mine.uid != theirs.uid;
+            let mut holders =
+                [(a.to_owned(), mine.name.clone()), (b.to_owned(), theirs.name.clone())];
+            holders.sort();
+            differ.then_some(Shared { ip, holders })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,281 @@
+//! Pools on one network, case by case. The model of the book tries what nobody thought of.
+
+use super::super::tests::{at, everybody, lb, named, owner, seen};
+use super::super::{PoolSeen, Verdict, Wait, World, WorldEntry};
+use super::*;
+use crate::network::Attachment;
+
+/// A pool of `10.0.0.<first>` to `.<last>` that nobody gets without naming it.
+fn pool(name: &str, created: i64, first: u8, last: u8) -> PoolSeen {
+    let mut pool = seen(name, "10.0.0", 1);
+    pool.spec.ranges[0].range_start = Some(format!("10.0.0.{first}"));
+    pool.spec.ranges[0].range_end = Some(format!("10.0.0.{last}"));
+    pool.spec.selector = None;
+    PoolSeen { created, ..pool }
+}
+
+fn on(network: &str, vlan: u16, mut pool: PoolSeen) -> PoolSeen {
+    let selector = api::Selector { network: Some(network.into()), ..Default::default() };
+    pool.spec.selector = Some(selector);
+    pool.segment = Segment::Vlan("br".into(), vlan);
+    pool
+}
+
+fn book(pools: &[&PoolSeen]) -> Book {
+    let mut book = Book::default();
+    for pool in pools {
+        book.merge(pool, &everybody());
+    }
+    book
+}
+
+fn ip_of(verdict: &Verdict) -> String {
+    match verdict {
+        Verdict::Held { claim, .. } => format!("{} {}", claim.pool, claim.ip),
+        Verdict::Waiting(wait) => wait.reason().to_owned(),
+    }
+}
+
+fn stands_back(book: &Book) -> Vec<(&str, &str)> {
+    let pools = book.pools().iter();
+    pools.filter_map(|(name, pool)| Some((&**name, &*pool.conflict.as_ref()?.with))).collect()
+}
+
+#[test]
+fn the_younger_gives_out_nothing_new_and_keeps_what_it_gave() {
+    let mut book = book(&[&pool("b", 2, 10, 19)]);
+    assert_eq!(ip_of(&book.claim(&named(1, "b"))), "b 10.0.0.10");
+    book.merge(&pool("a", 1, 15, 30), &everybody());
+    assert_eq!(ip_of(&book.claim(&named(1, "b"))), "b 10.0.0.10");
+    let Verdict::Waiting(Wait::NotReady { pool, why }) = book.claim(&named(2, "b")) else {
+        panic!("b gives out addresses")
+    };
+    assert!(pool == "b" && why.contains("10.0.0.15 to 10.0.0.19") && why.contains('a'), "{why}");
+    assert_eq!(stands_back(&book), [("b", "a")]);
+    assert!(matches!(book.take_news().as_slice(), [News::StandsBack(name, _)] if name == "b"));
+
+    // The older one goes: whoever waited is served.
+    book.take_touched();
+    book.remove_pool("a");
+    assert_eq!(book.serve_waiters(), [owner(2)]);
+    assert_eq!(book.take_touched(), BTreeSet::from(["b".to_owned()]));
+    assert!(stands_back(&book).is_empty());
+    assert_eq!(book.take_news(), []);
+}
+
+#[test]
+fn an_older_one_that_is_widened_over_a_younger_ones_claims_leaves_them_out() {
+    let mut book = book(&[&pool("a", 1, 10, 11), &pool("b", 2, 12, 13)]);
+    assert_eq!(ip_of(&book.claim(&named(1, "b"))), "b 10.0.0.12");
+    assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.13");
+    book.merge(&pool("a", 1, 10, 13), &everybody());
+    assert_eq!(ip_of(&book.claim(&named(3, "a"))), "a 10.0.0.10");
+    assert_eq!(ip_of(&book.claim(&named(4, "a"))), "a 10.0.0.11");
+    assert_eq!(ip_of(&book.claim(&named(5, "a"))), "NoAvailableIP");
+    assert_eq!((book.pools()["a"].ledger.available(), book.shared()), (0, 0));
+    // Released there, it comes free here, and is written.
+    book.take_touched();
+    book.release("u2");
+    assert_eq!(book.serve_waiters(), [owner(5)]);
+    assert_eq!(book.claims_of("u5"), [at("a", "10.0.0.13")]);
+    assert_eq!(book.take_touched(), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
+    // And what is given here is held back there.
+    assert!(book.pools()["b"].ledger.held_back().contains(&"10.0.0.13".parse().unwrap()));
+}
+
+/// Addresses of the cluster itself, as they become known.
+#[test]
+fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
+    let mut book = book(&[&pool("a", 1, 10, 13)]);
+    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
+    let node = |name: &str| Reserved::Node(name.into());
+    let address = |last: u8| IpAddr::from([10, 0, 0, last]);
+    let all = [(10, "n1"), (11, "n2"), (99, "n3")];
+    let all = all.map(|(last, name)| (IpNet::from(address(last)), node(name)));
+    book.take_touched();
+    book.set_infrastructure(BTreeMap::from(all));
+    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10", "it is in use");
+    assert_eq!(ip_of(&book.claim(&named(2, "a"))), "a 10.0.0.12");
+    assert!(book.take_touched().contains("a"), "the condition says so");
+    let ready = crate::pools::status::pool_ready(&book.pools()["a"]);
+    assert_eq!(
+        ready.message.as_deref(),
+        Some(
+            "held back: 10.0.0.10 is an address of Node n1, and LoadBalancer ns/lb1 holds it: move that; 10.0.0.11 is an address of Node n2"
+        )
+    );
+    let [News::ReservedInUse { ip, holder, .. }] = &*book.take_news() else { panic!("not told") };
+    assert_eq!((*ip, holder.as_str()), (address(10), "ns/lb1"));
+    book.release("u1");
+    assert_eq!(book.pools()["a"].ledger.available(), 1, "not free for the next one");
+    assert_eq!(ip_of(&book.claim(&named(3, "a"))), "a 10.0.0.13");
+    assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
+    // The node goes, and its address is free.
+    book.set_infrastructure(BTreeMap::from([(address(10).into(), node("n1"))]));
+    book.judge();
+    assert_eq!(book.serve_waiters(), [owner(4)]);
+    assert_eq!(book.claims_of("u4"), [at("a", "10.0.0.11")]);
+    assert_eq!(book.take_news(), []);
+}
+
+/// Networks of pods and Services, as they become known and go.
+#[test]
+fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
+    let mut book = book(&[&pool("a", 1, 10, 17)]);
+    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
+    assert_eq!(ip_of(&book.claim(&named(2, "a"))), "a 10.0.0.11");
+    let network = |text: &str, what: Reserved| (text.parse().unwrap(), what);
+    let services = network("10.0.0.8/29", Reserved::ServiceNetwork("kubernetes".into()));
+    let pods = network("10.0.0.17/32", Reserved::PodNetwork("n1".into()));
+    let node = network("10.0.0.11/32", Reserved::Node("n1".into()));
+    book.set_infrastructure(HeldBack::from([services.clone(), pods, node]));
+    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10", "it is in use");
+    assert_eq!(ip_of(&book.claim(&named(3, "a"))), "a 10.0.0.16");
+    assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
+    let ready = crate::pools::status::pool_ready(&book.pools()["a"]);
+    assert_eq!(
+        ready.message.as_deref(),
+        Some(
+            "held back: 10.0.0.8/29 is in the service network (ServiceCIDR kubernetes), and LoadBalancer ns/lb1 holds 10.0.0.10: move that; \
+             10.0.0.11 is an address of Node n1, and LoadBalancer ns/lb2 holds it: move that; \
+             10.0.0.17 is in the pod network of Node n1"
+        )
+    );
+    let told: Vec<_> = book
+        .take_news()
+        .into_iter()
+        .map(|news| match news {
+            News::ReservedInUse { ip, what, holder, .. } => format!("{ip} {holder} {what}"),
+            other => format!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "10.0.0.11 ns/lb2 an address of Node n1",
+            "10.0.0.10 ns/lb1 in the service network (ServiceCIDR kubernetes)",
+        ]
+    );
+    // Released, it is not given to another; nor when another pool lets go of it.
+    book.release("u1");
+    book.merge(&pool("b", 2, 10, 17), &everybody());
+    book.judge();
+    assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
+    // The network is another's from now on.
+    book.set_infrastructure(HeldBack::from([services]));
+    assert_eq!(book.serve_waiters(), [owner(4)]);
+    assert_eq!(book.claims_of("u4"), [at("a", "10.0.0.17")]);
+}
+
+#[test]
+fn a_claim_that_its_pool_shrank_away_from_is_nobody_elses() {
+    let mut book = book(&[&pool("a", 1, 10, 13)]);
+    for n in 1..=4 {
+        book.claim(&named(n, "a"));
+    }
+    book.merge(&pool("a", 1, 10, 11), &everybody());
+    // No conflict: the ranges are apart. The claims are not.
+    book.merge(&pool("b", 2, 12, 14), &everybody());
+    assert_eq!(ip_of(&book.claim(&named(5, "b"))), "b 10.0.0.14");
+    assert_eq!(ip_of(&book.claim(&named(6, "b"))), "NoAvailableIP");
+    assert!(stands_back(&book).is_empty());
+    book.release("u3");
+    assert_eq!(book.serve_waiters(), [owner(6)]);
+    assert_eq!(book.claims_of("u6"), [at("b", "10.0.0.12")]);
+}
+
+#[test]
+fn claims_of_a_pool_that_leaves_or_makes_no_sense_stay_out_of_reach() {
+    for spoil in [
+        (|mut pool| {
+            pool.deleting = true;
+            pool
+        }) as fn(PoolSeen) -> PoolSeen,
+        |mut pool| {
+            pool.spec.ranges[0].range_end = Some("nonsense".into());
+            pool
+        },
+    ] {
+        let mut book = book(&[&pool("a", 1, 10, 11)]);
+        book.claim(&named(1, "a"));
+        book.merge(&spoil(pool("a", 1, 10, 11)), &everybody());
+        book.merge(&pool("b", 2, 10, 11), &everybody());
+        assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.11");
+        assert_eq!(ip_of(&book.claim(&named(3, "b"))), "NoAvailableIP");
+        assert!(stands_back(&book).is_empty());
+    }
+}
+
+#[test]
+fn networks_that_turn_out_to_be_one_part_their_pools() {
+    let (x, y) = (on("ns/x", 1, pool("a", 1, 10, 12)), on("ns/y", 2, pool("b", 2, 10, 12)));
+    let mut book = book(&[&x, &y]);
+    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
+    assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.10");
+    assert_eq!(ip_of(&book.claim(&named(3, "b"))), "b 10.0.0.11");
+    let one = Attachment { bridge: "br".into(), vlan: 1 };
+    book.relocate(|network| Segment::of(network, Some(&one), true));
+    // Both had it before: told, and nobody is moved.
+    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
+    assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.10");
+    assert_eq!((stands_back(&book), book.shared()), (vec![("b", "a")], 1));
+    let news = book.take_news();
+    let told = |n: &News| matches!(n, News::Shared(s) if s.ip.to_string() == "10.0.0.10");
+    assert!(news.len() == 2 && news.iter().any(told), "{news:?}");
+    // Nobody else gets what b holds, nor what two hold when only one lets go.
+    assert_eq!(ip_of(&book.claim(&named(4, "a"))), "a 10.0.0.12");
+    book.release("u1");
+    assert_eq!(book.shared(), 0);
+    assert_eq!(ip_of(&book.claim(&named(5, "a"))), "NoAvailableIP");
+    book.release("u2");
+    book.serve_waiters();
+    assert_eq!(book.claims_of("u5"), [at("a", "10.0.0.10")]);
+    // The same news is not told again.
+    book.merge(&x, &everybody());
+    book.serve_waiters();
+    assert_eq!(book.take_news(), []);
+}
+
+#[test]
+fn what_three_pools_hold_comes_free_with_the_last() {
+    let vlan = |name: &str, n: u16| on(&format!("ns/{name}"), n, pool(name, i64::from(n), 10, 10));
+    let mut book = book(&[&vlan("a", 1), &vlan("b", 2), &vlan("c", 3)]);
+    for (n, name) in [(1, "b"), (2, "c")] {
+        book.claim(&named(n, name));
+    }
+    book.relocate(|_| Segment::Vlan("br".into(), 1));
+    for (n, expected) in [(1, "NoAvailableIP"), (2, "a 10.0.0.10")] {
+        book.release(&format!("u{n}"));
+        assert_eq!(ip_of(&book.claim(&named(5, "a"))), expected);
+    }
+}
+
+/// A status is the tenant's to write: it is no way to get an address that another pool gave.
+#[test]
+fn a_published_address_that_another_pool_holds_is_not_taken_back() {
+    let mut book = book(&[&pool("a", 1, 10, 19), &pool("b", 2, 10, 19)]);
+    assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
+    let forged = crate::LbFacts { published: Some(at("b", "10.0.0.10")), ..lb(2) };
+    book.claim(&forged);
+    assert!(book.claims_of("u2").is_empty());
+    assert_eq!(book.shared(), 0);
+}
+
+/// What LoadBalancers publish counts as in use when a pool is read: told, not taken.
+#[test]
+fn two_that_publish_one_address_from_two_pools_both_keep_it() {
+    let published = |n: usize, name: &str| WorldEntry {
+        owner: owner(n),
+        created: 1,
+        published: Some(at(name, "10.0.0.10")),
+        deleting: false,
+    };
+    let world = World::new([published(1, "a"), published(2, "b")]);
+    let mut book = Book::default();
+    for pool in [pool("a", 1, 10, 11), pool("b", 2, 10, 11)] {
+        book.merge(&pool, &world);
+    }
+    book.serve_waiters();
+    assert_eq!(book.shared(), 1);
+    assert_eq!(ip_of(&book.claim(&named(3, "a"))), "a 10.0.0.11");
+}

@@ -1,0 +1,336 @@
+//! Addresses that LoadBalancers publish, or will ask for, where no pool's ledger says so.
+//!
+//! A pool's claims are held back on the pool's own segment ([`super::overlap`]). That is not
+//! enough where
+//! * the pool of a published address is gone: no other pool must give it out;
+//! * an address is announced on another segment than its pool's: a vm LoadBalancer's on the
+//!   announcer's default interface, because nodes have no link for the pool's VLAN; a guest's on
+//!   the network of its VMs.
+//!
+//! Both are a [`Reservation`]: the address is held back in each pool on those segments. And a
+//! LoadBalancer that was restored from a backup asks for the address that it had: that one is
+//! expected, and is given to another only when no other is left.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use super::super::ledger::Fitness;
+use super::{Book, Pool};
+use crate::network::Segment;
+use crate::{Claim, LbFacts, Owner};
+
+/// An address that is announced on segments that no ledger covers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// For this LoadBalancer.
+    pub owner: Owner,
+    /// The address, and the pool that gave it.
+    pub claim: Claim,
+    /// Where it is, or may be, announced.
+    pub segments: Vec<Segment>,
+}
+
+/// Reservations by LoadBalancer and by address, and expected addresses.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reservations {
+    /// By UID: one for each address that the LoadBalancer holds or publishes.
+    by_uid: HashMap<String, Vec<Reservation>>,
+    by_ip: BTreeMap<IpAddr, BTreeSet<String>>,
+    /// The former claim of each LoadBalancer without address, and those who expect each claim.
+    former: HashMap<String, Claim>,
+    expected: BTreeMap<Claim, BTreeSet<String>>,
+}
+
+impl Reservations {
+    fn of(&self, uid: &str) -> &[Reservation] {
+        self.by_uid.get(uid).map_or(&[], Vec::as_slice)
+    }
+
+    /// Every reservation of an address.
+    pub(super) fn at(&self, ip: IpAddr) -> impl Iterator<Item = &Reservation> {
+        self.within(ip, ip)
+    }
+
+    /// Every reservation of an address between two, themselves included.
+    pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = &Reservation> {
+        self.by_ip.range(first..=last).flat_map(|(ip, uids)| {
+            let all = uids.iter().flat_map(|uid| self.of(uid));
+            all.filter(|reservation| reservation.claim.ip == *ip)
+        })
+    }
+
+    /// Every reservation.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Reservation> {
+        self.by_uid.values().flatten()
+    }
+
+    /// Whether a LoadBalancer other than `uid` waits to have the address of the pool back.
+    fn is_expected(&self, pool: &str, ip: IpAddr, uid: &str) -> bool {
+        if self.expected.is_empty() {
+            return false;
+        }
+        let claim = Claim { pool: pool.to_owned(), ip };
+        self.expected.get(&claim).is_some_and(|uids| uids.iter().any(|other| other != uid))
+    }
+
+    fn insert(&mut self, reservation: Reservation) {
+        let uid = reservation.owner.uid.clone();
+        self.by_ip.entry(reservation.claim.ip).or_default().insert(uid.clone());
+        self.by_uid.entry(uid).or_default().push(reservation);
+    }
+
+    fn remove(&mut self, uid: &str, claim: &Claim) -> bool {
+        let Some(all) = self.by_uid.get_mut(uid) else { return false };
+        let before = all.len();
+        all.retain(|reservation| reservation.claim != *claim);
+        let (found, empty) = (all.len() < before, all.is_empty());
+        let same_ip = all.iter().any(|reservation| reservation.claim.ip == claim.ip);
+        if empty {
+            self.by_uid.remove(uid);
+        }
+        if found
+            && !same_ip
+            && let Some(uids) = self.by_ip.get_mut(&claim.ip)
+        {
+            uids.remove(uid);
+            if uids.is_empty() {
+                self.by_ip.remove(&claim.ip);
+            }
+        }
+        found
+    }
+
+    fn expect(&mut self, uid: &str, claim: Option<&Claim>) {
+        if self.former.get(uid) == claim {
+            return;
+        }
+        if let Some(old) = self.former.remove(uid)
+            && let Some(uids) = self.expected.get_mut(&old)
+        {
+            uids.remove(uid);
+            if uids.is_empty() {
+                self.expected.remove(&old);
+            }
+        }
+        if let Some(claim) = claim {
+            self.former.insert(uid.to_owned(), claim.clone());
+            self.expected.entry(claim.clone()).or_default().insert(uid.to_owned());
+        }
+    }
+}
+
+impl Reservation {
+    /// Whether the address is announced where a pool's addresses are.
+    pub(super) fn meets(&self, pool: &Pool) -> bool {
+        pool.selector.is_global() || self.is_at(&pool.segment)
+    }
+
+    /// Whether both are announced on one segment.
+    pub(super) fn meets_reservation(&self, other: &Self) -> bool {
+        other.segments.iter().any(|segment| self.is_at(segment))
+    }
+
+    /// Whether the address is announced on a segment.
+    fn is_at(&self, segment: &Segment) -> bool {
+        self.segments.iter().any(|announced| announced.meets(segment))
+    }
+}
+
+impl Book {
+    /// Learns what a LoadBalancer publishes at the start of a term, before the first address is given
+    /// out. An address whose pool is gone counts as in use, whatever other pools' scopes say: its
+    /// claim may have been lost with the pool. Not if a ledger has it for another, since where it is
+    /// announced is not known any more.
+    pub fn adopt(&mut self, facts: &LbFacts) {
+        let is_homeless = |claim: &&Claim| {
+            let uid = &facts.owner.uid;
+            let holds = |pool: &Pool| pool.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != *uid);
+            !self.pools.contains_key(&claim.pool) && !self.pools.values().any(holds)
+        };
+        match facts.published.as_ref().filter(is_homeless) {
+            Some(claim) => self.reserve(facts, claim),
+            None => self.observe(facts),
+        }
+    }
+
+    /// Learns what a LoadBalancer publishes, and which address it will ask for, as far as the
+    /// ledgers and the start of the term bear it out. Called for each when pools or networks move.
+    pub fn observe(&mut self, facts: &LbFacts) {
+        let uid = &facts.owner.uid;
+        self.update_waiter(facts);
+        let claims = self.claims_of(uid).to_vec();
+        for claim in &claims {
+            self.reserve(facts, claim);
+        }
+        match &facts.published {
+            // Else what it publishes is another's, or not in the ledger yet.
+            Some(claim) if self.homeless(facts).is_some() => self.reserve(facts, claim),
+            None if claims.is_empty() => self.reserved.expect(uid, facts.former.as_ref()),
+            _ => {}
+        }
+    }
+
+    /// Reserves a claim wherever it is announced and no ledger covers it.
+    pub(super) fn reserve(&mut self, facts: &LbFacts, claim: &Claim) {
+        let owner = &facts.owner;
+        self.reserved.expect(&owner.uid, None);
+        if self.is_reserved_for(facts, claim) {
+            return;
+        }
+        self.unreserve(&owner.uid, claim);
+        let segments = self.uncovered(facts, claim);
+        if !segments.is_empty() {
+            self.place(Reservation { owner: owner.clone(), claim: claim.clone(), segments });
+        }
+    }
+
+    /// Whether the claim is reserved for the LoadBalancer.
+    pub(super) fn has_reserved(&self, uid: &str, claim: &Claim) -> bool {
+        self.reserved.of(uid).iter().any(|reservation| reservation.claim == *claim)
+    }
+
+    /// Whether what is reserved for the LoadBalancer is what the claim needs, and nothing else.
+    pub(super) fn is_reserved(&self, facts: &LbFacts, claim: &Claim) -> bool {
+        let uid = &facts.owner.uid;
+        !self.reserved.former.contains_key(uid)
+            && !self.reserves_more_than(uid, std::slice::from_ref(claim))
+            && self.is_reserved_for(facts, claim)
+    }
+
+    fn is_reserved_for(&self, facts: &LbFacts, claim: &Claim) -> bool {
+        let mut known = self.reserved.of(&facts.owner.uid).iter();
+        let known = known.find(|reservation| reservation.claim == *claim);
+        let segments = known.map_or(&[][..], |reservation| &reservation.segments);
+        segments == self.uncovered(facts, claim)
+    }
+
+    /// Whether an address is reserved for the LoadBalancer that is not among its claims.
+    pub(super) fn reserves_more_than(&self, uid: &str, claims: &[Claim]) -> bool {
+        self.reserved.of(uid).iter().any(|reservation| !claims.contains(&reservation.claim))
+    }
+
+    /// Whether anything is known of a LoadBalancer here.
+    pub(super) fn is_remembered(&self, uid: &str) -> bool {
+        self.reserved.by_uid.contains_key(uid) || self.reserved.former.contains_key(uid)
+    }
+
+    /// Reserves the claims of a pool that is gone: their LoadBalancers go on publishing them.
+    pub(super) fn reserve_claims_of(&mut self, name: &str, pool: &Pool) {
+        for (ip, owner) in pool.ledger.claims().iter().filter(|(_, owner)| !owner.uid.is_empty()) {
+            let claim = Claim { pool: name.to_owned(), ip: *ip };
+            self.unreserve(&owner.uid, &claim);
+            let segments = vec![Segment::Unlisted];
+            self.place(Reservation { owner: owner.clone(), claim, segments });
+        }
+    }
+
+    /// Forgets a LoadBalancer that is gone.
+    pub(super) fn forget(&mut self, uid: &str) {
+        self.unreserve_all_but(uid, None);
+        self.reserved.expect(uid, None);
+    }
+
+    /// Keeps the reservation of the claim alone.
+    pub(super) fn unreserve_all_but(&mut self, uid: &str, keep: Option<&Claim>) {
+        let all = self.reserved.of(uid).iter().map(|reservation| &reservation.claim);
+        let surplus: Vec<Claim> = all.filter(|claim| Some(*claim) != keep).cloned().collect();
+        for claim in surplus {
+            self.unreserve(uid, &claim);
+        }
+    }
+
+    fn unreserve(&mut self, uid: &str, claim: &Claim) {
+        if self.reserved.remove(uid, claim) {
+            // The LoadBalancer may hold the claim all the same.
+            if self.standing.is_shared(claim.ip) {
+                self.standing.changed();
+            }
+            self.let_go(claim.ip);
+        }
+    }
+
+    fn place(&mut self, reservation: Reservation) {
+        let ip = reservation.claim.ip;
+        for (name, pool) in &mut self.pools {
+            if !reservation.meets(pool) {
+                continue;
+            }
+            let holder = pool.ledger.owner_of(ip);
+            if holder.is_some_and(|holder| holder.uid != reservation.owner.uid) {
+                // Two have it: judged anew, to be reported.
+                self.standing.changed();
+            }
+            if pool.ledger.hold_back(ip) && pool.idle().is_none() {
+                self.touched.insert(name.clone());
+            }
+        }
+        if self.reserved.at(ip).any(|other| other.owner.uid != reservation.owner.uid) {
+            self.standing.changed();
+        }
+        self.reserved.insert(reservation);
+    }
+
+    /// Where a claim is announced for the LoadBalancer, as far as its pool's ledger does not cover
+    /// it. A pool that is gone covers nothing, and where its addresses were is not known.
+    fn uncovered(&self, facts: &LbFacts, claim: &Claim) -> Vec<Segment> {
+        match self.pools.get(&claim.pool) {
+            None => vec![Segment::Unlisted],
+            Some(pool) => beyond(facts, pool),
+        }
+    }
+
+    /// Whether the address of a pool's claim is another LoadBalancer's on the pool's segment.
+    pub(super) fn is_anothers(&self, claim: &Claim, uid: &str) -> bool {
+        let Some(pool) = self.pools.get(&claim.pool) else { return false };
+        let holds = |other: &Pool| other.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != uid);
+        let mut others = self.pools.iter().filter(|(name, _)| **name != claim.pool);
+        let contender = pool.contender(&claim.pool);
+        others.any(|(name, other)| holds(other) && other.contender(name).meets(&contender))
+            || self.reserved.at(claim.ip).any(|r| r.owner.uid != uid && r.meets(pool))
+    }
+
+    /// Whether free addresses of a pool, which is not in the book meanwhile, may be given to the
+    /// LoadBalancer. What is taken on the pool's own segment is not free.
+    pub(super) fn fitness<'a>(
+        &'a self,
+        facts: &'a LbFacts,
+        name: &'a str,
+        pool: &Pool,
+    ) -> impl Fn(IpAddr) -> Fitness + use<'a> {
+        let uid = &facts.owner.uid;
+        let segments = beyond(facts, pool);
+        move |ip| {
+            let taken_at = |segment: &Segment| {
+                let holds = |other: &Pool| {
+                    let owner = other.ledger.owner_of(ip);
+                    owner.is_some_and(|owner| owner.uid != *uid)
+                        && (other.selector.is_global() || other.segment.meets(segment))
+                };
+                self.pools.values().any(holds)
+                    || self.reserved.at(ip).any(|r| r.owner.uid != *uid && r.is_at(segment))
+            };
+            if segments.iter().any(taken_at) {
+                Fitness::Taken
+            } else if self.reserved.is_expected(name, ip, uid) {
+                Fitness::Expected
+            } else {
+                Fitness::Good
+            }
+        }
+    }
+}
+
+/// Where addresses of a pool are announced for the LoadBalancer, but for the pool's own segment. A
+/// global pool's own is every segment.
+fn beyond(facts: &LbFacts, pool: &Pool) -> Vec<Segment> {
+    if pool.selector.is_global() {
+        return Vec::new();
+    }
+    let mut segments = facts.announced_at(&pool.segment);
+    segments.retain(|segment| *segment != pool.segment);
+    segments.dedup();
+    segments
+}
+
+#[cfg(test)]
+mod tests;

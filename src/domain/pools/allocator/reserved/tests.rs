@@ -1,0 +1,119 @@
+//! Addresses that no ledger covers, case by case.
+
+use super::super::tests::{at, everybody, for_namespace, lb, named, owner, seen};
+use super::super::{PoolSeen, Verdict};
+use super::*;
+use crate::reason::Wait;
+
+/// A pool of `10.0.0.10` and the `size - 1` addresses after it, on a VLAN of its own.
+fn on_vlan(name: &str, vlan: u16, size: usize) -> PoolSeen {
+    let mut pool = seen(name, "10.0.0", size);
+    pool.spec.selector.as_mut().unwrap().network = Some(format!("ns/{name}"));
+    PoolSeen { segment: Segment::Vlan("br".into(), vlan), ..pool }
+}
+
+fn book(pools: &[PoolSeen]) -> Book {
+    let mut book = Book::default();
+    for pool in pools {
+        book.merge(pool, &everybody());
+    }
+    book
+}
+
+/// Of type vm: announced by the nodes, which have no link for the pool's VLAN.
+fn vm(n: usize, pool: &str) -> LbFacts {
+    LbFacts { guest: false, ..named(n, pool) }
+}
+
+/// The address that it has now, or why it has none.
+fn given(book: &mut Book, facts: &LbFacts) -> String {
+    match book.claim(facts) {
+        Verdict::Held { claim, .. } => claim.ip.to_string(),
+        Verdict::Waiting(wait) => wait.reason().to_owned(),
+    }
+}
+
+fn ip(last: usize) -> String {
+    format!("10.0.0.{last}")
+}
+
+#[test]
+fn an_address_is_one_load_balancers_where_it_is_announced() {
+    let mut book = book(&[on_vlan("v", 1, 3), seen("m", "10.0.0", 3)]);
+    // Given by the VLAN's pool, announced on the default interface: none of the other pool's.
+    assert_eq!(given(&mut book, &vm(1, "v")), ip(10));
+    assert_eq!(given(&mut book, &named(2, "m")), ip(11));
+    // And the other way round.
+    assert_eq!(given(&mut book, &vm(3, "v")), ip(12));
+    assert_eq!(given(&mut book, &named(4, "m")), "NoAvailableIP");
+    // A guest's is announced on the VLAN alone.
+    assert_eq!(given(&mut book, &named(5, "v")), ip(11));
+    assert_eq!(book.shared(), 0);
+    // What comes free there is free here.
+    book.release("u1");
+    assert_eq!(book.serve_waiters(), [owner(4)]);
+    assert_eq!(book.claims_of("u4"), [at("m", "10.0.0.10")]);
+}
+
+#[test]
+fn a_network_that_contradicts_the_pool_is_refused_to_the_new_and_told_to_holders() {
+    let mut book = book(&[on_vlan("v", 1, 3)]);
+    let elsewhere = |n| LbFacts { segment: Some(Segment::Vlan("br".into(), 2)), ..named(n, "v") };
+    let Verdict::Waiting(Wait::NetworkMismatch { pool, .. }) = book.claim(&elsewhere(1)) else {
+        panic!("it has an address of a network that is not its own")
+    };
+    assert_eq!(pool, "v");
+    assert_eq!(given(&mut book, &named(2, "v")), ip(10));
+    let published = LbFacts { published: Some(at("v", "10.0.0.10")), ..elsewhere(2) };
+    let Verdict::Held { claim, instead, .. } = book.claim(&published) else { panic!("it lost it") };
+    assert_eq!(claim, at("v", "10.0.0.10"));
+    assert!(matches!(instead, Some(Wait::NetworkMismatch { .. })), "{instead:?}");
+}
+
+/// The claim is on its way to the LoadBalancer's status.
+#[test]
+fn a_claim_that_is_not_published_yet_outlives_its_pool() {
+    let mut book = book(&[seen("a", "10.0.0", 3)]);
+    assert_eq!(given(&mut book, &lb(1)), ip(10));
+    book.remove_pool("a");
+    book.merge(&seen("b", "10.0.0", 3), &everybody());
+    assert_eq!(given(&mut book, &lb(2)), ip(11));
+    let published = LbFacts { published: Some(at("a", "10.0.0.10")), ..lb(1) };
+    assert_eq!(given(&mut book, &published), ip(10));
+}
+
+#[test]
+fn what_a_term_begins_with_stays_whatever_scopes_say() {
+    let other = for_namespace(seen("b", "10.0.0", 3), "other");
+    let mut book = book(&[other]);
+    let published = LbFacts { published: Some(at("gone", "10.0.0.10")), ..lb(1) };
+    book.adopt(&published);
+    assert_eq!(given(&mut book, &published), ip(10));
+    let mut anothers = lb(2);
+    anothers.requirement.namespace = "other".into();
+    assert_eq!(given(&mut book, &anothers), ip(11));
+}
+
+#[test]
+fn what_is_published_without_a_pool_is_reserved_as_soon_as_it_is_seen() {
+    let mut book = book(&[seen("b", "10.0.0", 3)]);
+    book.observe(&LbFacts { published: Some(at("gone", "10.0.0.10")), ..lb(1) });
+    assert_eq!(given(&mut book, &lb(2)), ip(11));
+}
+
+#[test]
+fn who_asks_for_a_former_address_has_it_and_others_avoid_it_while_they_can() {
+    let mut book = book(&[seen("a", "10.0.0", 3)]);
+    let restored = |n, last: usize| {
+        let former = at("a", &format!("10.0.0.{last}"));
+        LbFacts { former: Some(former), ..lb(n) }
+    };
+    for n in [1, 2] {
+        book.observe(&restored(n, 9 + n));
+    }
+    assert_eq!(given(&mut book, &lb(3)), ip(12), "the others are expected");
+    assert_eq!(given(&mut book, &restored(2, 11)), ip(11));
+    // Nothing else is left: a wish takes none's place.
+    assert_eq!(given(&mut book, &lb(4)), ip(10));
+    assert_eq!(given(&mut book, &restored(1, 10)), "NoAvailableIP");
+}

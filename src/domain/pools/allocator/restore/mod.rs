@@ -1,0 +1,358 @@
+//! Reading a stored pool into the book: at start, and whenever somebody else wrote it.
+//!
+//! Whose an address is:
+//! 1. the owner that the stored ledger and this process's memory agree on;
+//! 2. else, where memory knows nothing, whom the stored ledger names, if that one exists and
+//!    publishes no address of the pool: it is about to, and nobody may forestall it;
+//! 3. else whoever publishes it: it is in use. Among several the one the stored ledger names,
+//!    then the one memory names, then the oldest. One that is being deleted counts only if a
+//!    ledger names it: otherwise its claim was given back already;
+//! 4. else whom the stored ledger names (another leader may have written it);
+//! 5. else whom memory names, if it still exists (the status was edited or wiped).
+//!
+//! An owner has one address of a pool; where several would be its own, the first of this
+//! order counts.
+//!
+//! What LoadBalancers publish is known from a view that may be old. [`Book::disputes`] names
+//! those whose word would decide against a ledger: they are asked again before the merge.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use super::super::ledger::Ledger;
+use super::super::ranges::Ranges;
+use super::super::selection::Selector;
+use super::{Book, Pool};
+use crate::network::Segment;
+use crate::network::infrastructure::HeldBack;
+use crate::{Claim, Owner};
+use api::{IPPoolSpec, IPPoolStatus};
+
+/// A pool as the API server has it.
+#[derive(Clone, Debug)]
+pub struct PoolSeen {
+    /// `metadata.name`.
+    pub name: String,
+    /// Creation, in seconds since the epoch.
+    pub created: i64,
+    /// Where the network of its selector is.
+    pub segment: Segment,
+    /// Whether it has a deletion timestamp.
+    pub deleting: bool,
+    /// What the admin wants.
+    pub spec: IPPoolSpec,
+    /// The stored ledger.
+    pub status: IPPoolStatus,
+}
+
+/// A LoadBalancer that exists and takes its address from pools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorldEntry {
+    /// Which object.
+    pub owner: Owner,
+    /// Creation, in seconds since the epoch.
+    pub created: i64,
+    /// The claim its status publishes.
+    pub published: Option<Claim>,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+}
+
+/// The LoadBalancers that exist.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    entries: HashMap<String, WorldEntry>,
+    uids: HashMap<String, String>,
+}
+
+/// Something that was put right in a ledger, for an Event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Repair {
+    /// A published address was missing from the ledger.
+    Restored(Claim, Owner),
+    /// The ledger named somebody else for a published address.
+    Corrected(Claim, Owner),
+    /// Two LoadBalancers publish one address; this one loses it.
+    Double(Claim, Owner),
+    /// An entry that is no address.
+    Unreadable(String),
+}
+
+impl World {
+    /// Indexes the LoadBalancers.
+    pub fn new(entries: impl IntoIterator<Item = WorldEntry>) -> Self {
+        let mut world = Self::default();
+        for entry in entries {
+            world.uids.insert(entry.owner.name.clone(), entry.owner.uid.clone());
+            world.entries.insert(entry.owner.uid.clone(), entry);
+        }
+        world
+    }
+
+    /// Takes over what the API server says of one of them now.
+    pub fn update(&mut self, owner: &Owner, current: Option<WorldEntry>) {
+        self.entries.remove(&owner.uid);
+        if self.uid_of(&owner.name) == Some(&owner.uid) {
+            self.uids.remove(&owner.name);
+        }
+        if let Some(entry) = current {
+            self.uids.insert(entry.owner.name.clone(), entry.owner.uid.clone());
+            self.entries.insert(entry.owner.uid.clone(), entry);
+        }
+    }
+
+    /// Who publishes which address of a pool.
+    fn publishers(&self, pool: &str) -> BTreeMap<IpAddr, Vec<&WorldEntry>> {
+        let mut by_ip: BTreeMap<IpAddr, Vec<&WorldEntry>> = BTreeMap::new();
+        for entry in self.entries.values() {
+            if let Some(claim) = entry.published.as_ref().filter(|c| c.pool == pool) {
+                by_ip.entry(claim.ip).or_default().push(entry);
+            }
+        }
+        by_ip
+    }
+
+    /// The LoadBalancer that an entry `ip: name` without UID speaks of.
+    fn uid_of(&self, name: &str) -> Option<&str> {
+        self.uids.get(name).map(String::as_str)
+    }
+
+    /// Whether the owner exists, stays, and publishes no address of the pool: it was given the
+    /// one that the ledger names a moment ago.
+    fn is_yet_to_publish(&self, owner: &Owner, pool: &str) -> bool {
+        self.entries.get(&owner.uid).is_some_and(|entry| {
+            !entry.deleting && entry.published.as_ref().is_none_or(|claim| claim.pool != pool)
+        })
+    }
+
+    /// Whether the owner exists.
+    pub fn knows(&self, owner: &Owner) -> bool {
+        if owner.uid.is_empty() {
+            self.uids.contains_key(&owner.name)
+        } else {
+            self.entries.contains_key(&owner.uid)
+        }
+    }
+}
+
+impl Book {
+    /// Reads a pool in. What is in memory and contradicts nothing stays.
+    pub fn merge(&mut self, seen: &PoolSeen, world: &World) -> Vec<Repair> {
+        let mut repairs = Vec::new();
+        let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
+        let parsed = Ranges::parse(&seen.spec.ranges);
+        let (ranges, fault) = match parsed {
+            Ok(ranges) => (ranges, None),
+            Err(fault) => (Ranges::default(), Some(fault)),
+        };
+        let stored = read_claims(&seen.status, memory, world, &mut repairs);
+        let cursor =
+            memory.and_then(Ledger::cursor).or_else(|| seen.status.last_allocated.parse().ok());
+        let mut ledger = Ledger::new(ranges, cursor);
+        for (ip, name) in &seen.status.allocated_history {
+            if let Ok(ip) = ip.parse()
+                && ledger.ranges().find(ip).is_some()
+            {
+                ledger.remember(ip, name.clone());
+            }
+        }
+        for (ip, name) in memory.into_iter().flat_map(Ledger::history) {
+            if ledger.ranges().find(ip).is_some() {
+                ledger.remember(ip, name.to_owned());
+            }
+        }
+        let publishers = world.publishers(&seen.name);
+        let remembered = memory.into_iter().flat_map(|m| m.claims().keys());
+        let ips: BTreeSet<IpAddr> =
+            stored.keys().chain(publishers.keys()).chain(remembered).copied().collect();
+        let mut claims = Vec::new();
+        for ip in ips {
+            let present = stored.get(&ip);
+            let publish = publishers.get(&ip).map_or(&[][..], Vec::as_slice);
+            let known = memory.and_then(|m| m.owner_of(ip));
+            let Some((rank, owner)) = rightful(&seen.name, present, known, publish, world) else {
+                continue;
+            };
+            let losers = publish.iter().filter(|e| e.owner.uid != owner.uid);
+            let at = claim(&seen.name, ip);
+            repairs.extend(losers.map(|e| Repair::Double(at.clone(), e.owner.clone())));
+            claims.push((rank, ip, owner));
+        }
+        claims.sort_by_key(|(rank, ..)| *rank);
+        for (rank, ip, owner) in claims {
+            if ledger.held_by(owner).is_some() {
+                continue;
+            }
+            ledger.restore(ip, owner);
+            let at = claim(&seen.name, ip);
+            match stored.get(&ip) {
+                _ if rank != Rank::Published => {}
+                None => repairs.push(Repair::Restored(at, owner.clone())),
+                Some(present) if present.uid != owner.uid => {
+                    repairs.push(Repair::Corrected(at, owner.clone()));
+                }
+                Some(_) => {}
+            }
+        }
+        // Judged again before anything is given out; until then what was said last still holds.
+        let before = self.take_out(&seen.name);
+        let conflict = before.as_ref().and_then(|pool| pool.conflict.clone());
+        for (ip, owner) in ledger.claims() {
+            self.hold(owner, claim(&seen.name, *ip));
+        }
+        let pool = Pool {
+            created: seen.created,
+            segment: seen.segment.clone(),
+            conflict,
+            selector: Selector::new(seen.spec.selector.as_ref()),
+            fault,
+            deleting: seen.deleting,
+            infrastructure: HeldBack::new(),
+            ledger,
+        };
+        let stays = before.is_some_and(|before| {
+            before.segment == pool.segment && before.selector == pool.selector
+        });
+        self.pools.insert(seen.name.clone(), pool);
+        if stays {
+            self.standing.changed();
+        } else {
+            self.standing.moved();
+            self.stirred.everything();
+        }
+        self.touch(&seen.name);
+        repairs
+    }
+
+    /// The LoadBalancers whose word would decide against a ledger, and those that have the name of
+    /// an owner that is not known.
+    pub fn disputes(&self, seen: &PoolSeen, world: &World) -> Vec<Owner> {
+        let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
+        let stored = read_claims(&seen.status, memory, world, &mut Vec::new());
+        let mut disputes = Vec::new();
+        for (text, uid) in &seen.status.allocated_owners {
+            let name = seen.status.allocated.get(text);
+            let now = name.and_then(|name| Some((name, world.uid_of(name)?)));
+            if let Some((name, now)) = now.filter(|_| !world.entries.contains_key(uid)) {
+                disputes.push(Owner { name: name.clone(), uid: now.to_owned() });
+            }
+        }
+        for (ip, entries) in world.publishers(&seen.name) {
+            let ledgers = [stored.get(&ip), memory.and_then(|m| m.owner_of(ip))];
+            let named: BTreeSet<&str> =
+                ledgers.into_iter().flatten().map(|owner| owner.uid.as_str()).collect();
+            let agreed = ledgers.iter().all(Option::is_some) && named.len() == 1;
+            if !agreed {
+                let against = |e: &&&WorldEntry| named.iter().any(|uid| *uid != e.owner.uid);
+                disputes.extend(entries.iter().filter(against).map(|e| e.owner.clone()));
+            }
+        }
+        disputes
+    }
+
+    /// Claims whose owner the world does not know. Whoever calls this asks the API server
+    /// about each before it is freed: the world may be older than the claim.
+    pub fn orphans(&self, world: &World) -> Vec<(Claim, Owner)> {
+        self.pools
+            .iter()
+            .flat_map(|(name, pool)| {
+                pool.ledger
+                    .claims()
+                    .iter()
+                    .map(move |(ip, owner)| (claim(name, *ip), owner.clone()))
+            })
+            .filter(|(claim, owner)| {
+                !world.knows(owner) || self.is_second(claim, owner, world.uid_of(&owner.name))
+            })
+            .collect()
+    }
+
+    /// Whether an entry without UID names a LoadBalancer, the one with the UID given, that holds
+    /// another address of the pool.
+    pub fn is_second(&self, claim: &Claim, owner: &Owner, uid: Option<&str>) -> bool {
+        let other = |c: &Claim| c.pool == claim.pool && c.ip != claim.ip;
+        owner.uid.is_empty() && uid.is_some_and(|uid| self.claims_of(uid).iter().any(other))
+    }
+}
+
+/// The stored claims, each with the best-known UID of its owner.
+fn read_claims(
+    status: &IPPoolStatus,
+    memory: Option<&Ledger>,
+    world: &World,
+    repairs: &mut Vec<Repair>,
+) -> BTreeMap<IpAddr, Owner> {
+    let mut claims = BTreeMap::new();
+    for (text, name) in &status.allocated {
+        let Ok(ip) = text.parse::<IpAddr>() else {
+            repairs.push(Repair::Unreadable(text.clone()));
+            continue;
+        };
+        let remembered = memory
+            .and_then(|m| m.owner_of(ip))
+            .filter(|owner| owner.name == *name && !owner.uid.is_empty());
+        // One that got another address in the meantime is not moved to this one.
+        let named = world.uid_of(name).filter(|uid| {
+            let owner = Owner { name: name.clone(), uid: (*uid).to_owned() };
+            memory.and_then(|m| m.held_by(&owner)).is_none_or(|held| held == ip)
+        });
+        let remembered = remembered.map(|owner| owner.uid.as_str());
+        let recorded = status.allocated_owners.get(text).map(String::as_str);
+        // One name is one object: if that has another UID now, it was made again, and restored with
+        // its pool or before it.
+        let recorded = recorded.filter(|uid| {
+            named.is_none() || remembered == Some(*uid) || world.entries.contains_key(*uid)
+        });
+        let uid = recorded.or(remembered).or(named).unwrap_or_default();
+        // A UID has one name for ever: an entry that says another one was edited.
+        let known = world.entries.get(uid).map(|e| &e.owner);
+        let known = known.or_else(|| memory.and_then(|m| m.owner_of(ip)));
+        let known = known.filter(|owner| !uid.is_empty() && owner.uid == uid).cloned();
+        claims.insert(ip, known.unwrap_or_else(|| Owner { name: name.clone(), uid: uid.into() }));
+    }
+    claims
+}
+
+/// Why an address is somebody's: the order that the module describes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Agreed,
+    Published,
+    Stored,
+    Remembered,
+}
+
+fn rightful<'a>(
+    pool: &str,
+    stored: Option<&'a Owner>,
+    memory: Option<&'a Owner>,
+    publishers: &[&'a WorldEntry],
+    world: &World,
+) -> Option<(Rank, &'a Owner)> {
+    let is = |named: Option<&Owner>, uid: &str| named.is_some_and(|owner| owner.uid == uid);
+    if let Some(agreed) = stored.filter(|owner| !owner.uid.is_empty() && is(memory, &owner.uid)) {
+        return Some((Rank::Agreed, agreed));
+    }
+    if let Some(new) =
+        stored.filter(|owner| memory.is_none() && world.is_yet_to_publish(owner, pool))
+    {
+        return Some((Rank::Stored, new));
+    }
+    let published = publishers
+        .iter()
+        .filter(|e| !e.deleting || is(stored, &e.owner.uid) || is(memory, &e.owner.uid))
+        .min_by_key(|e| {
+            (!is(stored, &e.owner.uid), !is(memory, &e.owner.uid), e.created, &e.owner)
+        });
+    published
+        .map(|e| (Rank::Published, &e.owner))
+        .or(stored.map(|owner| (Rank::Stored, owner)))
+        .or(memory.filter(|owner| world.knows(owner)).map(|owner| (Rank::Remembered, owner)))
+}
+
+fn claim(pool: &str, ip: IpAddr) -> Claim {
+    Claim { pool: pool.to_owned(), ip }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,374 @@
+//! What a stored pool, the world and memory make together.
+
+use proptest::prelude::*;
+
+use super::super::tests::{at, for_namespace, lb, owner, seen};
+use super::super::{Verdict, Wait};
+use super::*;
+use crate::pools::ledger::HISTORY_LENGTH;
+use crate::pools::status::pool_status;
+
+/// A LoadBalancer that publishes `10.0.0.<last>` of pool `a`.
+fn entry(n: usize, last: Option<usize>) -> WorldEntry {
+    let published = last.map(|last| at("a", &format!("10.0.0.{last}")));
+    WorldEntry { owner: owner(n), created: i64::try_from(n).unwrap(), published, deleting: false }
+}
+
+fn world(entries: &[(usize, Option<usize>)]) -> World {
+    World::new(entries.iter().map(|(n, last)| entry(*n, *last)))
+}
+
+/// Pool `a`, `10.0.0.10` to `.19`, that stores `(last, name, uid)`.
+fn storing(claims: &[(&str, &str, &str)]) -> PoolSeen {
+    let mut pool = seen("a", "10.0.0", 10);
+    for (ip, name, uid) in claims {
+        pool.status.allocated.insert((*ip).into(), (*name).into());
+        if !uid.is_empty() {
+            pool.status.allocated_owners.insert((*ip).into(), (*uid).into());
+        }
+    }
+    pool
+}
+
+fn ledger(book: &Book) -> Vec<(String, &str, &str)> {
+    let claims = book.pools()["a"].ledger.claims().iter();
+    claims.map(|(ip, o)| (ip.to_string(), o.name.as_str(), o.uid.as_str())).collect()
+}
+
+fn row<'a>(last: usize, name: &'a str, uid: &'a str) -> (String, &'a str, &'a str) {
+    (format!("10.0.0.{last}"), name, uid)
+}
+
+fn stored(book: &Book) -> IPPoolStatus {
+    pool_status(&book.pools()["a"], &[], None, Some(1), "2026-01-01T00:00:00Z")
+}
+
+#[test]
+fn a_wiped_ledger_is_rebuilt_from_what_is_published_before_any_new_claim() {
+    let mut book = Book::default();
+    let repairs = book.merge(&seen("a", "10.0.0", 10), &world(&[(1, Some(10)), (2, Some(14))]));
+    let restored = |n, last| Repair::Restored(at("a", last), owner(n));
+    assert_eq!(repairs, [restored(1, "10.0.0.10"), restored(2, "10.0.0.14")]);
+    let Verdict::Held { claim, .. } = book.claim(&lb(3)) else { panic!("no address") };
+    assert_eq!(claim, at("a", "10.0.0.11"));
+    // And from memory, for those who have not published yet.
+    book.merge(&seen("a", "10.0.0", 10), &world(&[(1, Some(10)), (2, Some(14)), (3, None)]));
+    let rows = [row(10, "ns/lb1", "u1"), row(11, "ns/lb3", "u3"), row(14, "ns/lb2", "u2")];
+    assert_eq!(ledger(&book), rows);
+    assert_eq!(book.claims_of("u3"), [at("a", "10.0.0.11")]);
+}
+
+#[test]
+fn what_is_published_goes_before_what_is_stored_and_that_before_memory() {
+    let mut book = Book::default();
+    let ask = |book: &mut Book, n| drop(book.claim(&lb(n)));
+    book.merge(&storing(&[]), &World::default());
+    (1..=3).for_each(|n| ask(&mut book, n));
+    // lb1 holds .10, lb2 .11, lb3 .12. Another leader gave .11 to lb5 and .12 to lb6; lb7
+    // publishes .12.
+    let foreign = storing(&[("10.0.0.11", "ns/lb5", "u5"), ("10.0.0.12", "ns/lb6", "u6")]);
+    let repairs = book.merge(&foreign, &world(&[(1, None), (7, Some(12))]));
+    assert_eq!(repairs, [Repair::Corrected(at("a", "10.0.0.12"), owner(7))]);
+    let rows = [row(10, "ns/lb1", "u1"), row(11, "ns/lb5", "u5"), row(12, "ns/lb7", "u7")];
+    assert_eq!(ledger(&book), rows);
+    for loser in ["u2", "u3", "u6"] {
+        assert!(book.claims_of(loser).is_empty(), "{loser}");
+    }
+    let Verdict::Held { claim, .. } = book.claim(&lb(2)) else { panic!("no address") };
+    assert_eq!(claim, at("a", "10.0.0.13"), "whoever lost one gets another");
+}
+
+/// Of two entries for one owner the published one stays, else the stored one.
+#[test]
+fn an_owner_keeps_one_address_of_a_pool() {
+    let twice = storing(&[("10.0.0.12", "ns/lb1", "u1"), ("10.0.0.15", "ns/lb1", "u1")]);
+    let mut book = Book::default();
+    book.merge(&twice, &world(&[(1, Some(15))]));
+    assert_eq!(ledger(&book), [row(15, "ns/lb1", "u1")]);
+    book.merge(&storing(&[("10.0.0.17", "ns/lb1", "u1")]), &world(&[(1, None)]));
+    assert_eq!(ledger(&book), [row(17, "ns/lb1", "u1")]);
+    assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.17")]);
+}
+
+#[test]
+fn an_entry_without_uid_adopts_that_of_the_load_balancer_of_its_name() {
+    let old_style = storing(&[("10.0.0.12", "ns/lb1", ""), ("10.0.0.13", "ns/gone", "")]);
+    let mut book = Book::default();
+    book.merge(&old_style, &world(&[(1, None)]));
+    assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1"), row(13, "ns/gone", "")]);
+    let Verdict::Held { claim, .. } = book.claim(&lb(1)) else { panic!("no address") };
+    assert_eq!(claim, at("a", "10.0.0.12"));
+    // Memory knows the UID even when the world does not.
+    book.merge(&old_style, &World::default());
+    assert_eq!(ledger(&book)[0], row(12, "ns/lb1", "u1"));
+}
+
+/// Nor does it matter that the entry was read before the LoadBalancer was seen.
+#[test]
+fn an_entry_without_uid_adopts_it_later_too() {
+    let old_style = storing(&[("10.0.0.12", "ns/lb1", "")]);
+    let mut book = Book::default();
+    book.merge(&old_style, &World::default());
+    book.merge(&old_style, &world(&[(1, None)]));
+    assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1")]);
+    assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
+    // Or is not seen, and asks.
+    let mut book = Book::default();
+    book.merge(&old_style, &World::default());
+    book.claim(&lb(1));
+    assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
+    // Unless it got another one before: that may be in use by now.
+    let mut book = Book::default();
+    book.merge(&storing(&[]), &World::default());
+    book.claim(&lb(1));
+    book.merge(&old_style, &world(&[(1, None)]));
+    assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.10")]);
+}
+
+#[test]
+fn the_entry_of_an_old_object_is_its_namesakes_and_an_orphan_without_one() {
+    let mut book = Book::default();
+    let all = world(&[(1, None), (2, Some(14)), (3, None)]);
+    let pool = storing(&[
+        ("10.0.0.12", "ns/lb1", "before"),
+        ("10.0.0.13", "ns/gone", ""),
+        ("10.0.0.14", "ns/lb2", "u2"),
+        ("10.0.0.15", "ns/lb3", ""),
+    ]);
+    book.merge(&pool, &all);
+    assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
+    let Verdict::Held { claim, .. } = book.claim(&lb(1)) else { panic!("no address") };
+    assert_eq!(claim, at("a", "10.0.0.12"));
+    // Whether it is the same object is asked of the API server first.
+    assert_eq!(Book::default().disputes(&pool, &all), [owner(1)]);
+    let gone = Owner { name: "ns/gone".into(), uid: String::new() };
+    let orphans = [(at("a", "10.0.0.13"), gone)];
+    assert_eq!(book.orphans(&all), orphans);
+    for (claim, owner) in orphans {
+        assert!(book.release_claim(&claim, &owner), "{claim:?}");
+    }
+    assert!(book.orphans(&all).is_empty());
+    assert_eq!(book.pools()["a"].ledger.available(), 7);
+}
+
+/// The stored ledger decides, else memory, else age. The loser is told, and gets another.
+#[test]
+fn of_two_that_publish_one_address_one_keeps_it() {
+    let both = world(&[(1, Some(12)), (2, Some(12))]);
+    let by_stored = storing(&[("10.0.0.12", "ns/lb2", "u2")]);
+    for (first_seen, then_seen, keeper) in [
+        (storing(&[]), by_stored.clone(), 2),
+        (by_stored.clone(), storing(&[]), 2),
+        (storing(&[("10.0.0.12", "ns/lb1", "u1")]), by_stored, 2),
+        (storing(&[]), storing(&[]), 1),
+    ] {
+        let mut book = Book::default();
+        book.merge(&first_seen, &World::default());
+        let repairs = book.merge(&then_seen, &both);
+        let loser = 3 - keeper;
+        assert!(repairs.contains(&Repair::Double(at("a", "10.0.0.12"), owner(loser))));
+        assert_eq!(book.claims_of(&owner(keeper).uid), [at("a", "10.0.0.12")]);
+        for n in [loser, keeper] {
+            let facts = lb(n);
+            let published = Some(at("a", "10.0.0.12"));
+            let verdict = book.claim(&crate::LbFacts { published, ..facts });
+            let Verdict::Held { claim, .. } = verdict else { panic!("no address") };
+            assert_eq!(claim == at("a", "10.0.0.12"), n == keeper, "{claim:?}");
+        }
+    }
+}
+
+/// The view of LoadBalancers may be older than the ledger: what both ledgers say is not
+/// undone by it, and where they do not agree the publisher is asked again.
+#[test]
+fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
+    let late = world(&[(1, Some(12)), (3, Some(13)), (4, Some(14)), (5, Some(15))]);
+    let agreed = [("10.0.0.12", "ns/lb2", "u2"), ("10.0.0.14", "ns/lb4", "u4")];
+    let mut book = Book::default();
+    book.merge(&storing(&agreed), &World::default());
+    let by_stored = [agreed[0], agreed[1], ("10.0.0.13", "ns/lb2", "other")];
+    assert_eq!(book.disputes(&storing(&by_stored), &late), [owner(3)]);
+    let mut current = world(&[(1, Some(12)), (3, Some(13)), (4, Some(14)), (5, Some(15))]);
+    current.update(&owner(3), None);
+    assert!(book.disputes(&storing(&by_stored), &current).is_empty());
+    assert!(!current.knows(&owner(3)));
+    let repairs = book.merge(&storing(&by_stored), &current);
+    let double = Repair::Double(at("a", "10.0.0.12"), owner(1));
+    assert_eq!(repairs, [double, Repair::Restored(at("a", "10.0.0.15"), owner(5))]);
+    assert_eq!(book.claims_of("u2"), [at("a", "10.0.0.12")]);
+    assert_eq!(book.claims_of("other"), [at("a", "10.0.0.13")]);
+    // Reborn under its name, it is found by it.
+    current.update(
+        &owner(4),
+        Some(WorldEntry { owner: Owner { uid: "new".into(), ..owner(4) }, ..entry(4, None) }),
+    );
+    assert!(!current.knows(&owner(4)) && current.uid_of("ns/lb4") == Some("new"));
+}
+
+/// Otherwise its claim was given back already.
+#[test]
+fn a_publisher_that_is_being_deleted_counts_only_if_a_ledger_names_it() {
+    let deleting = |n, last| WorldEntry { deleting: true, ..entry(n, last) };
+    // The third is outside the ranges that are left: in use all the same.
+    let all = World::new([deleting(1, Some(11)), deleting(2, Some(12)), entry(3, Some(99))]);
+    let mut book = Book::default();
+    book.merge(&storing(&[("10.0.0.11", "ns/lb1", "u1")]), &all);
+    assert_eq!(ledger(&book), [row(11, "ns/lb1", "u1"), row(99, "ns/lb3", "u3")]);
+}
+
+#[test]
+fn an_entry_that_is_no_address_is_reported_and_dropped() {
+    let mut book = Book::default();
+    let mut pool = storing(&[("10.0.0.300", "ns/lb1", "u1"), ("10.0.0.12", "ns/lb2", "u2")]);
+    pool.status.allocated_history.insert("nonsense".into(), "ns/lb3".into());
+    pool.status.last_allocated = "nonsense".into();
+    let repairs = book.merge(&pool, &World::default());
+    assert_eq!(repairs, [Repair::Unreadable("10.0.0.300".into())]);
+    assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2")]);
+}
+
+#[test]
+fn a_faulty_or_shrunk_pool_keeps_its_claims_and_heals() {
+    let mut book = Book::default();
+    book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world(&[(1, None)]));
+    for size in [0, 1] {
+        let edited = PoolSeen { status: stored(&book), ..seen("a", "10.0.0", size) };
+        book.merge(&edited, &world(&[(1, None)]));
+        let Verdict::Held { claim, subnet, instead, .. } = book.claim(&lb(1)) else {
+            panic!("lost")
+        };
+        assert_eq!((claim, subnet, instead), (at("a", "10.0.0.12"), None, None));
+        assert_eq!(book.pools()["a"].fault.is_some(), size == 0);
+    }
+    book.merge(&PoolSeen { status: stored(&book), ..storing(&[]) }, &world(&[(1, None)]));
+    let Verdict::Held { subnet: Some(subnet), .. } = book.claim(&lb(1)) else { panic!("lost") };
+    assert_eq!(subnet.mask(), "255.255.255.0");
+    assert_eq!(book.pools()["a"].ledger.available(), 9);
+}
+
+/// A pool that admits nobody any more serves nobody new, and takes nothing away.
+#[test]
+fn a_selector_that_changes_ends_no_claim() {
+    let mut book = Book::default();
+    book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world(&[(1, Some(12))]));
+    book.merge(&for_namespace(storing(&[]), "other"), &world(&[(1, Some(12))]));
+    assert!(matches!(book.claim(&lb(1)), Verdict::Held { instead: None, .. }));
+    assert!(matches!(book.claim(&lb(2)), Verdict::Waiting(Wait::NoMatch { .. })));
+}
+
+/// Neither when somebody else writes the pool.
+#[test]
+fn history_forgets_the_oldest_release_first_after_a_merge_too() {
+    let mut pool = seen("a", "10.0.0", 1);
+    pool.spec.ranges = vec![api::Range { subnet: "10.0.0.0/20".into(), ..api::Range::default() }];
+    let mut book = Book::default();
+    book.merge(&pool, &World::default());
+    let held: Vec<_> = (0..=HISTORY_LENGTH)
+        .filter_map(|n| match book.claim(&lb(n)) {
+            Verdict::Held { claim, .. } => Some(claim.ip),
+            Verdict::Waiting(_) => None,
+        })
+        .collect();
+    // The highest addresses first, so that these are the oldest releases.
+    for n in (1..=HISTORY_LENGTH).rev() {
+        book.release(&owner(n).uid);
+    }
+    let status = stored(&book);
+    book.merge(&PoolSeen { status, ..pool }, &World::default());
+    book.release(&owner(0).uid);
+    let remembered: Vec<_> = book.pools()["a"].ledger.history().map(|(ip, _)| ip).collect();
+    assert!(remembered.contains(&held[0]) && remembered.contains(&held[1]));
+    assert!(!remembered.contains(&held[HISTORY_LENGTH]), "the oldest release is forgotten");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+
+    /// What this process wrote tells it nothing new, and tells the next one everything.
+    #[test]
+    fn reading_ones_own_status_back_changes_nothing(
+        steps in prop::collection::vec((0_usize..8, any::<bool>()), 0..30),
+        size in 0_usize..9,
+        outside in any::<bool>(),
+    ) {
+        let strangers = [("10.0.0.7", "ns/out", "out"), ("10.0.0.11", "ns/gone", "")];
+        let mut book = Book::default();
+        let pool = storing(if outside { &strangers } else { &[] });
+        book.merge(&pool, &World::default());
+        let mut exist = BTreeMap::new();
+        for (n, create) in steps {
+            if create {
+                if let Verdict::Held { claim, .. } = book.claim(&lb(n)) {
+                    exist.insert(n, claim);
+                }
+            } else {
+                book.release(&owner(n).uid);
+                exist.remove(&n);
+            }
+        }
+        // Every other one has published.
+        let world = World::new(exist.into_iter().map(|(n, claim)| WorldEntry {
+            published: Some(claim).filter(|_| n % 2 == 0),
+            ..entry(n, None)
+        }));
+        let edited = PoolSeen { status: stored(&book), ..seen("a", "10.0.0", size) };
+        book.merge(&edited, &world);
+        let status = stored(&book);
+        let written = PoolSeen { status: status.clone(), ..edited };
+        for mut reader in [book, Book::default()] {
+            prop_assert_eq!(reader.merge(&written, &world), []);
+            prop_assert_eq!(&stored(&reader), &status);
+        }
+    }
+}
+
+/// A view that still shows the former owner's publication must not take an address from the
+/// one who was given it since: both would announce it.
+#[test]
+fn what_ledger_and_memory_agree_on_outweighs_an_old_publication() {
+    let mut book = Book::default();
+    book.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world(&[(2, None)]));
+    let repairs =
+        book.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world(&[(1, Some(12)), (2, None)]));
+    assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2")]);
+    assert_eq!(repairs, [Repair::Double(at("a", "10.0.0.12"), owner(1))]);
+}
+
+#[test]
+fn one_that_is_being_deleted_takes_nothing_back_from_another() {
+    let leaving = WorldEntry { deleting: true, ..entry(1, Some(12)) };
+    let world = || World::new([leaving.clone(), entry(2, None)]);
+    let mut book = Book::default();
+    book.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world());
+    assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2")]);
+    // Named by the ledger, it keeps its claim until it is released.
+    let mut book = Book::default();
+    book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world());
+    assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1")]);
+}
+
+#[test]
+fn whoever_speaks_against_a_ledger_is_asked_again() {
+    let seen = storing(&[("10.0.0.12", "ns/lb2", "u2")]);
+    let mut book = Book::default();
+    let mut old_view = world(&[(1, Some(12)), (2, None)]);
+    assert_eq!(book.disputes(&seen, &old_view), [owner(1)]);
+    // It has moved on; the ledger is right.
+    old_view.update(&owner(1), Some(entry(1, Some(13))));
+    assert_eq!(book.disputes(&seen, &old_view), []);
+    book.merge(&seen, &old_view);
+    assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2"), row(13, "ns/lb1", "u1")]);
+    // It is gone: nothing of it is left.
+    old_view.update(&owner(1), None);
+    assert!(!old_view.knows(&owner(1)));
+    assert!(!old_view.knows(&Owner { uid: String::new(), ..owner(1) }));
+}
+
+/// Another leader freed it: nobody is there to give it back once more.
+#[test]
+fn memory_does_not_bring_back_the_claim_of_one_that_is_gone() {
+    let mut book = Book::default();
+    book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world(&[(1, None)]));
+    book.merge(&storing(&[]), &world(&[(2, None)]));
+    assert_eq!(ledger(&book), []);
+}

@@ -1,0 +1,360 @@
+//! The book, case by case.
+
+mod model;
+mod tenants;
+
+use super::*;
+use api;
+
+pub(super) fn owner(n: usize) -> Owner {
+    Owner { name: format!("ns/lb{n}"), uid: format!("u{n}") }
+}
+
+/// A LoadBalancer in namespace `ns`; the lower its number, the older.
+pub(super) fn lb(n: usize) -> LbFacts {
+    LbFacts {
+        owner: owner(n),
+        created: i64::try_from(n).unwrap(),
+        requirement: Requirement { namespace: "ns".into(), ..Requirement::default() },
+        guest: true,
+        fresh: true,
+        ..LbFacts::default()
+    }
+}
+
+/// All those LoadBalancers exist, and publish nothing.
+pub(super) fn everybody() -> World {
+    World::new((0..10).map(|n| WorldEntry {
+        owner: owner(n),
+        created: i64::try_from(n).unwrap(),
+        published: None,
+        deleting: false,
+    }))
+}
+
+pub(super) fn named(n: usize, pool: &str) -> LbFacts {
+    LbFacts { named_pool: Some(pool.into()), ..lb(n) }
+}
+
+pub(super) fn at(pool: &str, ip: &str) -> Claim {
+    Claim { pool: pool.into(), ip: ip.parse().unwrap() }
+}
+
+/// A pool for namespace `ns`, with a priority of its own by its name, that gives out `<net>.10` and the `size - 1` addresses after it;
+/// a size of 0 makes a faulty pool.
+pub(super) fn seen(name: &str, net: &str, size: usize) -> PoolSeen {
+    let range = api::Range {
+        subnet: format!("{net}.0/24"),
+        range_start: Some(format!("{net}.10")),
+        range_end: Some(if size > 0 { format!("{net}.{}", 9 + size) } else { "none".into() }),
+        ..api::Range::default()
+    };
+    let spec = api::IPPoolSpec { ranges: vec![range], ..api::IPPoolSpec::default() };
+    let seen = PoolSeen {
+        name: name.into(),
+        created: 0,
+        segment: Segment::Management,
+        deleting: false,
+        spec,
+        status: api::IPPoolStatus::default(),
+    };
+    for_namespace(seen, "ns")
+}
+
+pub(super) fn for_namespace(mut seen: PoolSeen, namespace: &str) -> PoolSeen {
+    let scope = api::Scope { namespace: Some(namespace.into()), ..api::Scope::default() };
+    // Earlier in the alphabet, earlier in choice.
+    let letters = seen.name.bytes().chain([0; 2]).take(2);
+    let priority = Some(letters.fold(0, |sum, letter| sum * 256 + 255 - i64::from(letter)));
+    seen.spec.selector =
+        Some(api::Selector { scope: Some(vec![scope]), priority, ..api::Selector::default() });
+    seen
+}
+
+pub(super) fn book(pools: &[PoolSeen]) -> Book {
+    let mut book = Book::default();
+    for pool in pools {
+        book.merge(pool, &everybody());
+    }
+    book.take_touched();
+    book
+}
+
+/// Pools `a` and `b` with addresses `10.0.0.10` and `10.0.1.10` upwards.
+pub(super) fn two(a: usize, b: usize) -> Book {
+    book(&[seen("a", "10.0.0", a), seen("b", "10.0.1", b)])
+}
+
+/// What a verdict publishes, and the reason why it is not what was asked for.
+fn told(verdict: &Verdict) -> (Option<String>, Option<&'static str>) {
+    match verdict {
+        Verdict::Held { claim, instead, .. } => {
+            (Some(format!("{} {}", claim.pool, claim.ip)), instead.as_ref().map(Wait::reason))
+        }
+        Verdict::Waiting(wait) => (None, Some(wait.reason())),
+    }
+}
+
+fn held(text: &str) -> (Option<String>, Option<&'static str>) {
+    (Some(text.into()), None)
+}
+
+/// Claims, and publishes what was answered.
+fn publish(book: &mut Book, facts: &mut LbFacts) -> (Option<String>, Option<&'static str>) {
+    let verdict = book.claim(facts);
+    facts.published = match &verdict {
+        Verdict::Held { claim, .. } => Some(claim.clone()),
+        Verdict::Waiting(_) => None,
+    };
+    told(&verdict)
+}
+
+#[test]
+fn asking_again_gives_the_same_address() {
+    let mut book = two(3, 3);
+    let first = book.claim(&lb(1));
+    assert_eq!(told(&first), held("a 10.0.0.10"));
+    assert_eq!(book.take_touched(), BTreeSet::from(["a".to_owned()]));
+    assert_eq!(book.claim(&lb(1)), first);
+    assert_eq!(book.peek(&lb(1)), Some(first));
+    assert!(book.take_touched().is_empty());
+    assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.10")]);
+}
+
+/// A claim that is not written yet is no answer.
+#[test]
+fn a_claim_is_peeked_at_only_after_its_pool_was_written() {
+    let mut book = two(3, 3);
+    book.claim(&lb(1));
+    assert_eq!((book.peek(&lb(1)), book.peek(&lb(2))), (None, None));
+    assert!(!book.has_nothing_to_release("u2"), "the release of u2 may rest on this write");
+    book.take_touched();
+    assert!(book.peek(&lb(1)).is_some() && book.peek(&named(1, "b")).is_none());
+    assert!(book.has_nothing_to_release("u2") && !book.has_nothing_to_release("u1"));
+}
+
+#[test]
+fn each_refusal_has_its_reason() {
+    let faulty = seen("faulty", "10.0.2", 0);
+    let deleting = PoolSeen { deleting: true, ..seen("deleting", "10.0.3", 3) };
+    let foreign = for_namespace(seen("foreign", "10.0.4", 3), "other");
+    let mut book = book(&[seen("full", "10.0.0", 1), faulty, deleting, foreign]);
+    assert_eq!(told(&book.claim(&named(1, "full"))), held("full 10.0.0.10"));
+    for (pool, reason, words) in [
+        ("full", "NoAvailableIP", "no available IP"),
+        ("absent", "IPPoolNotFound", "no matched IPPool"),
+        ("foreign", "IPPoolForbidden", "no matched IPPool"),
+        ("faulty", "IPPoolNotReady", "spec.ranges[0].rangeEnd"),
+        ("deleting", "IPPoolNotReady", "being deleted"),
+    ] {
+        let Verdict::Waiting(wait) = book.claim(&named(2, pool)) else { panic!("{pool}") };
+        assert_eq!(wait.reason(), reason, "{pool}");
+        assert!(wait.message().contains(words) && wait.message().contains(pool), "{wait:?}");
+    }
+    let stranger = LbFacts { requirement: Requirement::default(), ..lb(3) };
+    assert_eq!(told(&book.claim(&stranger)), (None, Some("NoMatchedIPPool")));
+    // Among several that fit, one that is out of order is the reason to tell.
+    assert_eq!(told(&book.claim(&lb(4))), (None, Some("IPPoolNotReady")));
+}
+
+#[test]
+fn the_next_candidate_serves_when_the_first_is_full_or_idle() {
+    let mut book = two(1, 1);
+    assert_eq!(told(&book.claim(&lb(1))), held("a 10.0.0.10"));
+    assert_eq!(told(&book.claim(&lb(2))), held("b 10.0.1.10"));
+    assert_eq!(told(&book.claim(&lb(3))), (None, Some("NoAvailableIP")));
+    let mut book = two(0, 1);
+    assert_eq!(told(&book.claim(&lb(1))), held("b 10.0.1.10"));
+}
+
+/// Each event makes room for exactly one of two waiters, who asked in the wrong order.
+#[test]
+fn the_oldest_waiter_is_served_whatever_made_the_room() {
+    let events: [fn(&mut Book); 5] = [
+        |book| drop(book.release("u0")),
+        |book| assert!(book.release_claim(&at("a", "10.0.0.10"), &owner(0))),
+        |book| drop(book.merge(&seen("a", "10.0.0", 2), &everybody())),
+        |book| drop(book.merge(&seen("c", "10.0.2", 1), &everybody())),
+        |book| drop(book.merge(&seen("b", "10.0.1", 1), &everybody())),
+    ];
+    for (index, event) in events.into_iter().enumerate() {
+        let closed = for_namespace(seen("b", "10.0.1", 1), "other");
+        let mut book = book(&[seen("a", "10.0.0", 1), closed]);
+        book.claim(&lb(0));
+        // Of the same age as the third: the name decides.
+        let second = LbFacts { created: 3, ..lb(2) };
+        for facts in [&lb(3), &lb(4), &second] {
+            book.claim(facts);
+        }
+        assert!(book.serve_waiters().is_empty());
+        event(&mut book);
+        assert_eq!(book.serve_waiters().first(), Some(&second.owner), "event {index}");
+        let left: Vec<_> = book.waiting().map(|(facts, _)| facts.owner.uid.as_str()).collect();
+        assert_eq!(left, ["u3", "u4"], "event {index}");
+    }
+}
+
+#[test]
+fn a_waiter_is_told_when_the_reason_changes() {
+    let mut book = Book::default();
+    assert_eq!(told(&book.claim(&lb(1))), (None, Some("NoMatchedIPPool")));
+    book.merge(&seen("a", "10.0.0", 0), &everybody());
+    assert_eq!(book.serve_waiters(), [owner(1)]);
+    assert_eq!(book.waiting().map(|(_, w)| w.reason()).collect::<Vec<_>>(), ["IPPoolNotReady"]);
+    book.touch("a");
+    assert!(book.serve_waiters().is_empty());
+}
+
+/// First the new address, then its publication, and only then the old one is free.
+#[test]
+fn a_switch_of_pools_never_leaves_a_moment_without_an_address() {
+    let mut book = two(1, 1);
+    let mut facts = lb(1);
+    publish(&mut book, &mut facts);
+    facts.named_pool = Some("b".into());
+    let verdict = book.claim(&facts);
+    assert_eq!(told(&verdict), held("b 10.0.1.10"));
+    assert_eq!(book.claims_of("u1").len(), 2, "both are held until the new one is published");
+    assert_eq!(told(&book.claim(&named(2, "a"))), (None, Some("NoAvailableIP")));
+    publish(&mut book, &mut facts);
+    assert_eq!(told(&book.claim(&facts)), held("b 10.0.1.10"));
+    assert_eq!(book.claims_of("u1"), [at("b", "10.0.1.10")]);
+    assert_eq!(book.serve_waiters(), [owner(2)]);
+}
+
+#[test]
+fn a_switch_that_is_taken_back_frees_the_new_address() {
+    for back in [None, Some("a".to_owned())] {
+        let mut book = two(1, 1);
+        let mut facts = lb(1);
+        publish(&mut book, &mut facts);
+        book.claim(&LbFacts { named_pool: Some("b".into()), ..facts.clone() });
+        facts.named_pool = back;
+        assert_eq!(told(&book.claim(&facts)), held("a 10.0.0.10"));
+        assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.10")]);
+    }
+}
+
+#[test]
+fn a_switch_that_cannot_be_made_keeps_the_address_and_says_why() {
+    let foreign = for_namespace(seen("foreign", "10.0.2", 1), "other");
+    let pools = [seen("a", "10.0.0", 1), seen("full", "10.0.1", 1), foreign];
+    for (pool, reason) in
+        [("full", "NoAvailableIP"), ("foreign", "IPPoolForbidden"), ("absent", "IPPoolNotFound")]
+    {
+        let mut book = book(&pools);
+        book.claim(&named(9, "full"));
+        let mut facts = named(1, "a");
+        publish(&mut book, &mut facts);
+        facts.named_pool = Some(pool.into());
+        assert_eq!(told(&book.claim(&facts)), (Some("a 10.0.0.10".into()), Some(reason)));
+        assert_eq!(book.waiting().count(), 1, "and waits for {pool}");
+        // It moves as soon as it may.
+        book.release("u9");
+        book.merge(&seen("foreign", "10.0.2", 1), &everybody());
+        book.merge(&seen("absent", "10.0.3", 1), &everybody());
+        assert_eq!(book.serve_waiters(), [facts.owner.clone()], "{pool}");
+        assert_eq!(book.claim(&facts), book.claim(&facts));
+        assert_eq!(book.claims_of("u1").last().unwrap().pool, pool);
+    }
+}
+
+#[test]
+fn a_namesake_inherits_and_the_release_of_the_earlier_one_frees_nothing() {
+    let mut book = two(2, 1);
+    book.claim(&lb(1));
+    let reborn = LbFacts { owner: Owner { uid: "new".into(), ..owner(1) }, ..lb(1) };
+    assert!(book.needs_fresh(&LbFacts { fresh: false, ..reborn.clone() }), "a view may be old");
+    assert_eq!(told(&book.claim(&reborn)), held("a 10.0.0.10"));
+    assert_eq!(book.take_touched(), BTreeSet::from(["a".to_owned()]), "the UID is written");
+    assert_eq!(book.release("u1"), []);
+    assert!(!book.release_claim(&at("a", "10.0.0.10"), &owner(1)));
+    assert_eq!(book.claims_of("new"), [at("a", "10.0.0.10")]);
+    assert!(!book.needs_fresh(&LbFacts { fresh: false, ..reborn.clone() }));
+    // Gone, and made anew under the same name: its old address, though others come first.
+    book.release("new");
+    book.claim(&lb(2));
+    book.release("u2");
+    assert_eq!(told(&book.claim(&lb(1))), held("a 10.0.0.10"));
+    book.claim(&named(5, "absent"));
+    book.release("u5");
+    assert_eq!(book.waiting().count(), 0, "who is gone does not wait");
+}
+
+#[test]
+fn a_published_address_that_the_ledger_lacks_is_read_back_if_admitted_and_free() {
+    let published = |n, pool: &str| LbFacts { published: Some(at(pool, "10.0.0.12")), ..lb(n) };
+    let mut book = two(3, 1);
+    assert_eq!(told(&book.claim(&published(1, "a"))), held("a 10.0.0.12"));
+    assert_eq!(book.take_touched(), BTreeSet::from(["a".to_owned()]));
+    assert_eq!(told(&book.claim(&published(2, "a"))), held("a 10.0.0.10"), "it is another's");
+    let foreign = for_namespace(seen("foreign", "10.0.0", 3), "other");
+    book.merge(&foreign, &everybody());
+    assert_eq!(told(&book.claim(&published(3, "foreign"))), held("a 10.0.0.11"), "not admitted");
+    assert_eq!(told(&book.claim(&published(4, "b"))), held("b 10.0.1.10"), "not of its ranges");
+}
+
+#[test]
+fn an_address_outlives_its_pool_and_is_adopted_when_the_pool_returns() {
+    let mut book = two(1, 1);
+    let mut facts = lb(1);
+    publish(&mut book, &mut facts);
+    book.remove_pool("a");
+    assert_eq!(told(&book.claim(&facts)), (Some("a 10.0.0.10".into()), Some("IPPoolNotFound")));
+    assert!(book.claims_of("u1").is_empty() && book.serve_waiters().is_empty());
+    book.merge(&seen("a", "10.0.0", 1), &everybody());
+    assert_eq!(book.serve_waiters(), [facts.owner.clone()]);
+    assert_eq!(told(&book.claim(&facts)), held("a 10.0.0.10"));
+    // Its owner may ask for another pool all the same, and moves when that has room.
+    book.remove_pool("a");
+    book.claim(&lb(2));
+    facts.named_pool = Some("b".into());
+    assert_eq!(told(&book.claim(&facts)), (Some("a 10.0.0.10".into()), Some("NoAvailableIP")));
+    book.release("u2");
+    assert_eq!(book.serve_waiters(), [facts.owner.clone()]);
+    assert_eq!(told(&book.claim(&facts)), held("b 10.0.1.10"));
+}
+
+/// Whatever was asked for in the meantime and taken back, or cannot be had.
+#[test]
+fn an_address_whose_pool_is_gone_is_given_up_for_no_claim_but_that_of_the_named_pool() {
+    let kept = (Some("a 10.0.0.10".to_owned()), Some("IPPoolNotFound"));
+    for (then, left) in [(None, 0), (Some("a"), 0), (Some("c"), 1)] {
+        let mut book = two(1, 1);
+        let mut facts = lb(1);
+        publish(&mut book, &mut facts);
+        book.remove_pool("a");
+        let switching = LbFacts { named_pool: Some("b".into()), ..facts.clone() };
+        assert_eq!(told(&book.claim(&switching)), held("b 10.0.1.10"));
+        facts.named_pool = then.map(str::to_owned);
+        assert_eq!(told(&book.claim(&facts)), kept, "{then:?}");
+        assert_eq!(book.claims_of("u1").len(), left, "{then:?}");
+    }
+}
+
+/// A view may show what was true a moment ago. An address is freed only on a fresh reading.
+#[test]
+fn an_old_view_frees_nothing() {
+    let mut book = Book::default();
+    for (pool, net) in [("a", "10.0.0"), ("b", "10.0.1")] {
+        book.merge(&seen(pool, net, 2), &everybody());
+    }
+    let old = |facts: LbFacts| LbFacts { fresh: false, ..facts };
+    let Verdict::Held { claim: first, .. } = book.claim(&named(1, "a")) else { panic!("none") };
+    let Verdict::Held { claim: second, .. } = book.claim(&named(1, "b")) else { panic!("none") };
+    let publishing = |claim: &Claim| LbFacts { published: Some(claim.clone()), ..lb(1) };
+
+    assert!(book.needs_fresh(&old(publishing(&first))));
+    book.claim(&old(publishing(&first)));
+    assert_eq!(book.claims_of("u1"), [first.clone(), second.clone()]);
+    assert!(!book.needs_fresh(&publishing(&second)), "a fresh reading is fresh enough");
+    book.claim(&publishing(&second));
+    assert_eq!(book.claims_of("u1"), std::slice::from_ref(&second));
+
+    // Nor does an old view bring back what was freed.
+    assert!(book.needs_fresh(&old(publishing(&first))));
+    book.claim(&old(publishing(&first)));
+    assert_eq!(book.claims_of("u1"), std::slice::from_ref(&second));
+    assert!(!book.needs_fresh(&old(publishing(&second))));
+    assert!(!book.needs_fresh(&old(lb(2))), "who holds nothing frees nothing");
+}

@@ -1,0 +1,450 @@
+//! The book within a simulated cluster: LoadBalancers that publish, pools that are stored,
+//! edited, wiped and deleted, and leaders that begin anew.
+
+mod checks;
+
+use std::net::IpAddr;
+
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+use super::*;
+use crate::network::Attachment;
+use crate::network::Segment;
+use crate::pools::status::pool_status;
+
+const POOLS: [(&str, &str); 3] = [("a", "10.0.0"), ("b", "10.0.1"), ("c", "10.0.2")];
+/// The last two are one and the same, until they are not.
+const NETWORKS: [&str; 3] = ["", "ns/x", "ns/y"];
+/// The last two are of type vm, announced by the nodes; the second names the network of its VMs.
+const LBS: usize = 6;
+const GUESTS: std::ops::Range<usize> = 0..4;
+const ON_ITS_OWN: usize = 1;
+
+/// An address, and on which segments it is announced. `None`: on all of them.
+type Place = (IpAddr, Option<Vec<Segment>>);
+
+#[derive(Clone, Debug)]
+enum Step {
+    Create(usize, Option<usize>),
+    Delete(usize),
+    /// Deletes it and makes it again under its name, with a new UID: at once, or after the ledger
+    /// has heard of the deletion. A backup has its annotation.
+    Restore(usize, bool),
+    Switch(usize, Option<usize>),
+    /// Asks, without publishing the answer.
+    Ask(usize),
+    /// Asks, publishes, and asks once more, as the reconcile after its own write does.
+    Publish(usize),
+    /// Creates or edits a pool: its size, whether it admits, whether it is being deleted.
+    Edit(usize, usize, bool, bool),
+    /// Moves or creates it: by whose name the addresses are, the first, how many; the network,
+    /// the priority, and whether it is the global pool.
+    Move(usize, (usize, usize, usize), usize, i64, bool),
+    /// Two names lead to one network from now on, or no longer, or nobody knows.
+    Networks(Option<bool>),
+    RemovePool(usize),
+    /// Somebody's write cuts the stored status: all of it, or the owners.
+    Wipe(usize, bool),
+    /// Another leader begins from what is stored, perhaps by a schema without owners.
+    Restart(bool),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let pool = || prop::option::of(0..POOLS.len());
+    prop_oneof![
+        4 => (0..LBS, pool()).prop_map(|(n, p)| Step::Create(n, p)),
+        2 => (0..LBS).prop_map(Step::Delete),
+        2 => (0..LBS, any::<bool>()).prop_map(|(n, told)| Step::Restore(n, told)),
+        3 => (0..LBS, pool()).prop_map(|(n, p)| Step::Switch(n, p)),
+        2 => (0..LBS).prop_map(Step::Ask),
+        6 => (0..LBS).prop_map(Step::Publish),
+        4 => (0..POOLS.len(), 0_usize..4, prop::bool::weighted(0.8), prop::bool::weighted(0.1))
+            .prop_map(|(p, size, admits, deleting)| Step::Edit(p, size, admits, deleting)),
+        4 => (
+            0..POOLS.len(),
+            (0..POOLS.len(), 10_usize..13, 1_usize..4),
+            0..NETWORKS.len(),
+            1_i64..4,
+            prop::bool::weighted(0.2),
+        )
+            .prop_map(|(p, range, network, priority, global)| {
+                Step::Move(p, range, network, priority, global)
+            }),
+        1 => prop::option::weighted(0.8, any::<bool>()).prop_map(Step::Networks),
+        1 => (0..POOLS.len()).prop_map(Step::RemovePool),
+        2 => (0..POOLS.len(), any::<bool>()).prop_map(|(p, all)| Step::Wipe(p, all)),
+        1 => any::<bool>().prop_map(Step::Restart),
+    ]
+}
+
+#[derive(Default)]
+struct Cluster {
+    book: Book,
+    /// As stored, status included.
+    pools: BTreeMap<String, PoolSeen>,
+    lbs: BTreeMap<usize, LbFacts>,
+    born: usize,
+    networks: Option<bool>,
+    /// Who held or published what before the last step.
+    before: BTreeSet<(String, Claim)>,
+    /// Addresses that two had before their pools were seen to be in conflict.
+    excused: BTreeSet<(IpAddr, BTreeSet<String>)>,
+    /// Where each published address was announced when its pool was last there.
+    announced: BTreeMap<usize, Place>,
+}
+
+/// Whether two are announced on one segment.
+fn meet(a: Option<&Vec<Segment>>, b: Option<&Vec<Segment>>) -> bool {
+    let (Some(a), Some(b)) = (a, b) else { return true };
+    a.iter().any(|a| b.iter().any(|b| a.meets(b)))
+}
+
+/// Where a network is: two names may lead to one.
+fn segment(network: &str, same: Option<bool>) -> Segment {
+    let vlan = |vlan| Some(Attachment { bridge: "br".into(), vlan });
+    let attachment = match (network, same) {
+        (_, None) | ("", _) => None,
+        (_, Some(true)) | ("ns/x", Some(false)) => vlan(1),
+        (_, Some(false)) => vlan(2),
+    };
+    Segment::of(network, attachment.as_ref(), same.is_some())
+}
+
+impl Cluster {
+    fn world(&self) -> World {
+        World::new(self.lbs.values().map(|facts| WorldEntry {
+            owner: facts.owner.clone(),
+            created: facts.created,
+            published: facts.published.clone(),
+            deleting: false,
+        }))
+    }
+
+    fn merge(&mut self, pool: usize) {
+        if let Some(seen) = self.pools.get(POOLS[pool].0) {
+            self.book.merge(seen, &self.world());
+        }
+    }
+
+    /// As networks are now.
+    fn facts(&self, n: usize) -> Option<LbFacts> {
+        let segment = (n == ON_ITS_OWN).then(|| segment("ns/y", self.networks));
+        Some(LbFacts { segment, ..self.lbs.get(&n)?.clone() })
+    }
+
+    /// What the ledger task does after pools and networks, and when a term begins.
+    fn observe(&mut self) {
+        if self.book.take_moved() {
+            let all: Vec<_> = (0..LBS).filter_map(|n| self.facts(n)).collect();
+            for facts in &all {
+                self.book.observe(facts);
+            }
+        }
+    }
+
+    /// Whether two have the address, or may: one of them loses it. A new leader does not know where
+    /// an address is announced whose pool is gone.
+    fn is_double(&self, n: usize, claim: &Claim) -> bool {
+        let uid = &self.lbs[&n].owner.uid;
+        let mut pools = self.book.pools().values();
+        if !self.book.pools().contains_key(&claim.pool)
+            && !self.book.has_reserved(uid, claim)
+            && pools.any(|p| p.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != *uid))
+        {
+            return true;
+        }
+        let others = self.lbs.iter().filter(|(other, _)| **other != n);
+        let mut published = others.filter_map(|(_, facts)| facts.published.as_ref());
+        published.any(|other| other.ip == claim.ip)
+    }
+
+    /// Asks on behalf of one LoadBalancer, and holds the answer to the rules.
+    fn ask(&mut self, n: usize) -> Option<Verdict> {
+        self.observe();
+        let facts = self.facts(n)?;
+        let (peeked, before) = (self.book.peek(&facts), self.snapshot());
+        let verdict = self.book.claim(&facts);
+        if let Some(peeked) = peeked {
+            assert_eq!(peeked, verdict, "peek and claim differ");
+            assert_eq!(self.snapshot(), before, "peek said that nothing changes");
+        }
+        let again = self.book.claim(&facts);
+        assert_eq!(again, verdict, "claim is idempotent");
+        if let Some(published) = facts.published.as_ref().filter(|p| !self.is_double(n, p)) {
+            let Verdict::Held { claim, .. } = &verdict else {
+                panic!("{facts:?} loses its address: {verdict:?}")
+            };
+            assert!(
+                claim == published || Some(&claim.pool) == facts.named_pool.as_ref(),
+                "{facts:?} changes its address to {claim:?}"
+            );
+        }
+        Some(verdict)
+    }
+
+    fn publish(&mut self, n: usize) {
+        let Some(verdict) = self.ask(n) else { return };
+        let published = match verdict {
+            Verdict::Held { claim, .. } => Some(claim),
+            Verdict::Waiting(_) => None,
+        };
+        let facts = self.lbs.get_mut(&n).unwrap();
+        facts.former = published.clone().or(facts.former.take());
+        facts.published = published;
+        self.ask(n);
+    }
+
+    /// Removes one, whatever the ledger hears of it.
+    fn made_again(&mut self, n: usize) -> Option<LbFacts> {
+        let facts = self.lbs.get(&n)?;
+        self.born += 1;
+        let uid = format!("u{n}-{}", self.born);
+        let owner = Owner { uid, ..facts.owner.clone() };
+        Some(LbFacts { owner, published: None, ..facts.clone() })
+    }
+
+    /// Makes one again under its name, and holds the answer to the rules. `told` is whether the ledger
+    /// hears of the deletion before.
+    fn restore(&mut self, n: usize, told: bool) {
+        let Some(restored) = self.made_again(n) else { return };
+        let before = self.lbs.insert(n, restored).unwrap();
+        if told {
+            self.book.release(&before.owner.uid);
+        }
+        self.announced.remove(&n);
+        let had = before.published.clone();
+        let verdict = self.ask(n);
+        let others = |claim: &Claim| {
+            let holds = |pool: &Pool| {
+                let owner = pool.ledger.owner_of(claim.ip);
+                owner.is_some_and(|owner| owner.name != before.owner.name)
+            };
+            self.is_double(n, claim) || self.book.pools().values().any(holds)
+        };
+        let named =
+            |claim: &Claim| before.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
+        // What it held alone, of a pool that may give it, it has again.
+        let still = had.filter(|claim| {
+            let pool = self.book.pools().get(&claim.pool);
+            named(claim)
+                && !others(claim)
+                && pool.is_some_and(|pool| {
+                    pool.idle().is_none()
+                        && pool.ledger.ranges().find(claim.ip).is_some()
+                        && pool.selector.fit(&before.requirement).is_some()
+                })
+        });
+        if let (Some(claim), Some(verdict)) = (still, verdict) {
+            let Verdict::Held { claim: now, .. } = &verdict else {
+                panic!("{claim:?} is not given back: {verdict:?}")
+            };
+            let taken = self.book.pools()[&claim.pool].ledger.owner_of(claim.ip);
+            let free = taken.is_none_or(|owner| owner.name == before.owner.name);
+            assert!(*now == claim || !free || self.book.shared() > 0, "{now:?} for {claim:?}");
+        }
+        // Until the sweep, an entry of the UID that is gone may stay.
+        self.book.release(&before.owner.uid);
+    }
+
+    fn carry_out(&mut self, step: &Step) {
+        let pool_name = |p: Option<usize>| p.map(|p| POOLS[p].0.to_owned());
+        match *step {
+            Step::Create(n, pool) => {
+                if !self.lbs.contains_key(&n) {
+                    self.born += 1;
+                    let uid = format!("u{n}-{}", self.born);
+                    let owner = Owner { uid, ..owner(n) };
+                    let guest = GUESTS.contains(&n);
+                    let named_pool = pool_name(pool);
+                    self.lbs.insert(n, LbFacts { owner, guest, named_pool, ..lb(n) });
+                }
+                self.ask(n);
+            }
+            Step::Delete(n) => {
+                if let Some(facts) = self.lbs.remove(&n) {
+                    self.book.release(&facts.owner.uid);
+                    assert!(self.book.claims_of(&facts.owner.uid).is_empty());
+                }
+            }
+            Step::Restore(n, told) => self.restore(n, told),
+            Step::Switch(n, pool) => {
+                if let Some(facts) = self.lbs.get_mut(&n) {
+                    facts.named_pool = pool_name(pool);
+                }
+                self.ask(n);
+            }
+            Step::Ask(n) => drop(self.ask(n)),
+            Step::Publish(n) => self.publish(n),
+            Step::Edit(p, size, admits, deleting) => {
+                let (name, net) = POOLS[p];
+                let status = self.pools.remove(name).map(|pool| pool.status).unwrap_or_default();
+                let pool =
+                    for_namespace(seen(name, net, size), if admits { "ns" } else { "other" });
+                let created = i64::try_from(p % 2).unwrap();
+                self.pools.insert(name.into(), PoolSeen { created, deleting, status, ..pool });
+                self.merge(p);
+            }
+            Step::Move(p, (whose, first, size), network, priority, global) => {
+                let name = POOLS[p].0;
+                let status = self.pools.remove(name).map(|pool| pool.status).unwrap_or_default();
+                let net = POOLS[whose].1;
+                let mut pool = seen(name, net, size);
+                let range = &mut pool.spec.ranges[0];
+                range.range_start = Some(format!("{net}.{first}"));
+                range.range_end = Some(format!("{net}.{}", first + size - 1));
+                let selector = pool.spec.selector.as_mut().unwrap();
+                selector.priority = Some(priority);
+                selector.network = Some(NETWORKS[network].into());
+                let segment = segment(NETWORKS[network], self.networks);
+                let created = i64::try_from(p % 2).unwrap();
+                if global {
+                    let any = || Some("*".to_owned());
+                    selector.scope = Some(vec![api::Scope {
+                        project: any(),
+                        namespace: any(),
+                        guest_cluster: any(),
+                    }]);
+                }
+                self.pools.insert(name.into(), PoolSeen { created, segment, status, ..pool });
+                self.merge(p);
+            }
+            Step::Networks(same) => {
+                self.networks = same;
+                for pool in self.pools.values_mut() {
+                    let network = pool.spec.selector.as_ref().unwrap().network.clone();
+                    pool.segment = segment(&network.unwrap_or_default(), same);
+                }
+                self.book.relocate(|network| segment(network, same));
+            }
+            Step::RemovePool(p) => {
+                self.pools.remove(POOLS[p].0);
+                self.book.remove_pool(POOLS[p].0);
+            }
+            Step::Wipe(p, all) => {
+                if let Some(pool) = self.pools.get_mut(POOLS[p].0) {
+                    pool.status.allocated_owners.clear();
+                    if all {
+                        pool.status = api::IPPoolStatus::default();
+                    }
+                }
+                self.merge(p);
+            }
+            Step::Restart(plain) => {
+                if plain {
+                    self.pools.values_mut().for_each(|p| p.status.allocated_owners.clear());
+                }
+                self.book = Book::default();
+                (0..POOLS.len()).for_each(|p| self.merge(p));
+                let all: Vec<_> = (0..LBS).filter_map(|n| self.facts(n)).collect();
+                for facts in &all {
+                    self.book.adopt(facts);
+                }
+                (0..LBS).for_each(|n| drop(self.ask(n)));
+            }
+        }
+    }
+
+    /// What the ledger task does after each batch.
+    fn settle(&mut self) {
+        self.observe();
+        self.book.serve_waiters();
+        for name in self.book.take_touched() {
+            let pool = &self.book.pools()[&name];
+            let status = pool_status(pool, &[], None, None, "2026-01-01T00:00:00Z");
+            self.pools.get_mut(&name).unwrap().status = status;
+        }
+    }
+}
+
+/// The same 500 worlds each time, or as many others as the variable `WORLDS` says.
+#[expect(clippy::disallowed_methods, reason = "how many worlds is asked for from outside")]
+fn worlds() -> ProptestConfig {
+    let asked = std::env::var("WORLDS").ok().and_then(|worlds| worlds.parse().ok());
+    let rng_seed = asked.map_or(RngSeed::Fixed(1), |_| RngSeed::Random);
+    ProptestConfig {
+        failure_persistence: None,
+        rng_seed,
+        ..ProptestConfig::with_cases(asked.unwrap_or(500))
+    }
+}
+
+/// Plays the steps, and holds the book to its rules after each.
+fn hold(steps: &[Step]) {
+    let mut cluster = Cluster::default();
+    for step in steps {
+        cluster.carry_out(step);
+        cluster.settle();
+        cluster.check();
+        cluster.check_networks();
+    }
+}
+
+proptest! {
+    #![proptest_config(worlds())]
+
+    #[test]
+    fn whatever_happens_nobody_loses_shares_or_misses_an_address(
+        steps in prop::collection::vec(step(), 0..50),
+    ) {
+        hold(&steps);
+    }
+
+    /// Whoever waits is served by age, in whatever order the requests came.
+    #[test]
+    fn the_order_of_arrival_does_not_matter(
+        order in Just((0..LBS).collect::<Vec<_>>()).prop_shuffle(),
+        named_pools in prop::collection::vec(prop::option::of(0..POOLS.len()), LBS),
+        sizes in [0_usize..4, 0..4, 0..4],
+    ) {
+        let outcome = |order: &[usize]| {
+            let mut book = Book::default();
+            for n in order {
+                let named_pool = named_pools[*n].map(|p| POOLS[p].0.to_owned());
+                // Two of an age: the name decides.
+                book.claim(&LbFacts { created: i64::try_from(n / 2).unwrap(), named_pool, ..lb(*n) });
+            }
+            for ((name, net), size) in POOLS.iter().zip(&sizes) {
+                book.merge(&seen(name, net, *size), &World::default());
+            }
+            book.serve_waiters();
+            (book.holders.clone(), book.waiters.clone())
+        };
+        prop_assert_eq!(outcome(&order), outcome(&(0..LBS).collect::<Vec<_>>()));
+    }
+}
+
+/// A claim that had not been published was still reserved where its
+/// LoadBalancer was announced before its network became known.
+#[test]
+fn a_claim_is_reserved_where_it_is_announced_now() {
+    use Step::{Create, Edit, Move, Networks, Switch};
+    hold(&[
+        Create(1, None),
+        Create(2, None),
+        Move(1, (0, 10, 1), 0, 1, false),
+        Networks(Some(false)),
+        Move(1, (0, 10, 1), 1, 1, false),
+        Edit(0, 1, true, false),
+        Create(2, None),
+        Switch(1, Some(0)),
+    ]);
+}
+
+/// A claim that a restored LoadBalancer took over was no longer reported as another's as well.
+#[test]
+fn an_address_of_two_is_reported_after_a_restore() {
+    use Step::{Create, Edit, Move, Networks, Restore, Switch};
+    hold(&[
+        Create(1, None),
+        Move(0, (1, 11, 1), 1, 1, false),
+        Networks(None),
+        Move(2, (1, 11, 1), 1, 1, false),
+        Create(0, Some(0)),
+        Switch(1, Some(2)),
+        Networks(Some(true)),
+        Edit(0, 0, false, false),
+        Edit(2, 0, true, false),
+        Restore(1, false),
+    ]);
+}

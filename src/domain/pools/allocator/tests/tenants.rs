@@ -1,0 +1,151 @@
+//! What a tenant gains who writes the status of its LoadBalancer while nothing guards it.
+//!
+//! Pool `a` has `10.0.0.10` to `.12` and is the victim's, pool `own` `10.0.1.10` and `.11` and is
+//! the attacker's. The victim is lb1, the attacker lb9.
+
+use super::super::{PoolSeen, World, WorldEntry};
+use super::*;
+
+const VICTIM: usize = 1;
+const ATTACKER: usize = 9;
+
+fn pools() -> [PoolSeen; 2] {
+    let own = for_namespace(seen("own", "10.0.1", 2), "attacker");
+    [for_namespace(seen("a", "10.0.0", 3), "victim"), own]
+}
+
+fn of(n: usize, namespace: &str) -> LbFacts {
+    let requirement = Requirement { namespace: namespace.into(), ..Requirement::default() };
+    LbFacts { requirement, ..lb(n) }
+}
+
+fn victim() -> LbFacts {
+    of(VICTIM, "victim")
+}
+
+/// Who writes that it has the address of the pool.
+fn attacker(pool: &str, ip: &str) -> LbFacts {
+    LbFacts { published: Some(at(pool, ip)), ..of(ATTACKER, "attacker") }
+}
+
+fn entry(facts: &LbFacts) -> WorldEntry {
+    WorldEntry {
+        owner: facts.owner.clone(),
+        created: facts.created,
+        published: facts.published.clone(),
+        deleting: false,
+    }
+}
+
+/// A book in which the victim holds its address, and publishes it if it says so.
+fn with_victim(publishes: bool) -> (Book, LbFacts) {
+    let mut book = book(&pools());
+    let mut facts = victim();
+    let verdict = book.claim(&facts);
+    assert_eq!(told(&verdict), held("a 10.0.0.10"));
+    if publishes {
+        facts.published = Some(at("a", "10.0.0.10"));
+    }
+    (book, facts)
+}
+
+/// The pool as the book would have it stored.
+fn stored(book: &Book, of: &PoolSeen) -> PoolSeen {
+    let pool = &book.pools()[&of.name];
+    let status =
+        crate::pools::status::pool_status(pool, &[], None, Some(1), "2026-01-01T00:00:00Z");
+    PoolSeen { status, ..of.clone() }
+}
+
+#[test]
+fn while_the_ledger_is_in_memory_a_lie_gains_nothing() {
+    for publishes in [false, true] {
+        for (pool, ip) in [
+            ("a", "10.0.0.10"),
+            ("a", "10.0.0.12"),
+            ("a", "10.0.0.1"),
+            ("own", "10.0.0.10"),
+            ("own", "10.0.1.1"),
+            ("ghost", "10.0.1.1"),
+            ("ghost", "10.0.0.10"),
+            ("ghost", "10.0.0.12"),
+            ("ghost", "10.0.0.1"),
+        ] {
+            // As a newcomer, and as one that has an address.
+            for has_one in [false, true] {
+                let (mut book, victim) = with_victim(publishes);
+                if has_one {
+                    assert_eq!(told(&book.claim(&of(ATTACKER, "attacker"))), held("own 10.0.1.10"));
+                }
+                let verdict = book.claim(&attacker(pool, ip));
+                assert_eq!(told(&verdict), held("own 10.0.1.10"), "{pool} {ip} {has_one}");
+                assert_eq!(told(&book.claim(&victim)), held("a 10.0.0.10"), "{pool} {ip}");
+                assert_eq!(book.pools()["a"].ledger.claims().len(), 1, "{pool} {ip}");
+            }
+        }
+    }
+}
+
+/// A pool serves both, so that its scope keeps nobody off.
+#[test]
+fn a_neighbour_of_the_same_pool_gains_nothing_either() {
+    for pool in ["a", "ghost"] {
+        let (mut book, victim) = with_victim(true);
+        let neighbour =
+            LbFacts { published: Some(at(pool, "10.0.0.10")), ..of(ATTACKER, "victim") };
+        assert_eq!(told(&book.claim(&neighbour)), held("a 10.0.0.11"), "{pool}");
+        assert_eq!(told(&book.claim(&victim)), held("a 10.0.0.10"), "{pool}");
+    }
+}
+
+/// It could have had that one anyway.
+#[test]
+fn in_a_pool_of_its_own_it_may_choose() {
+    let (mut book, _) = with_victim(true);
+    assert_eq!(told(&book.claim(&attacker("own", "10.0.1.11"))), held("own 10.0.1.11"));
+}
+
+/// At the start of a term, and when the pool was written by somebody else.
+#[test]
+fn while_a_ledger_is_read_nobody_loses_an_address_that_it_names() {
+    for publishes in [false, true] {
+        let (before, victim) = with_victim(publishes);
+        let lie = attacker("a", "10.0.0.10");
+        let world = World::new([entry(&victim), entry(&lie)]);
+        for in_memory in [false, true] {
+            let mut book = if in_memory { before.clone() } else { Book::default() };
+            for pool in &pools() {
+                book.merge(&stored(&before, pool), &world);
+            }
+            assert_eq!(told(&book.claim(&lie)), held("own 10.0.1.10"), "{publishes} {in_memory}");
+            assert_eq!(told(&book.claim(&victim)), held("a 10.0.0.10"), "{publishes} {in_memory}");
+        }
+    }
+}
+
+/// The ledger was wiped, so that what is published is all there is: whoever is older counts.
+#[test]
+fn where_the_ledger_is_lost_too_the_older_of_two_keeps_what_both_publish() {
+    let (_, victim) = with_victim(true);
+    let lie = attacker("a", "10.0.0.10");
+    let mut book = Book::default();
+    for pool in &pools() {
+        book.merge(pool, &World::new([entry(&victim), entry(&lie)]));
+    }
+    assert_eq!(told(&book.claim(&lie)), held("own 10.0.1.10"));
+    assert_eq!(told(&book.claim(&victim)), held("a 10.0.0.10"));
+}
+
+/// What does not hold: an address that is free counts as in use while a ledger is read, for it
+/// may be one that was lost from it.
+#[test]
+fn while_a_ledger_is_read_an_address_that_is_free_can_be_had_out_of_scope() {
+    let (before, victim) = with_victim(true);
+    let lie = attacker("a", "10.0.0.12");
+    let mut book = Book::default();
+    for pool in &pools() {
+        book.merge(&stored(&before, pool), &World::new([entry(&victim), entry(&lie)]));
+    }
+    assert_eq!(told(&book.claim(&lie)), held("a 10.0.0.12"));
+    assert_eq!(told(&book.claim(&victim)), held("a 10.0.0.10"), "and costs nobody else one");
+}

@@ -1,0 +1,144 @@
+//! LoadBalancers without the address that they ask for, and when each is asked again.
+//!
+//! Invariants: waiters are served oldest first; one is asked again only when a pool changed that may
+//! serve it or that its reason names, so that what one tenant changes costs no look at all pools for
+//! each waiter.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use super::{Age, Book, Pool};
+use crate::reason::Wait;
+use crate::{LbFacts, Owner};
+
+/// Changes that waiters may have waited for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Stirred {
+    /// Pools came, went or moved.
+    everything: bool,
+    /// Pools in which something changed.
+    pools: BTreeSet<String>,
+    /// Waiters, by UID, that ask for something else.
+    waiters: BTreeSet<String>,
+}
+
+impl Stirred {
+    /// Has every waiter asked again.
+    pub(super) fn everything(&mut self) {
+        self.everything = true;
+    }
+
+    /// Has waiters asked again that the pool may serve.
+    pub(super) fn pool(&mut self, name: &str) {
+        if !self.pools.contains(name) {
+            self.pools.insert(name.to_owned());
+        }
+    }
+
+    fn is_nothing(&self) -> bool {
+        !self.everything && self.pools.is_empty() && self.waiters.is_empty()
+    }
+}
+
+impl Book {
+    /// Tries waiters again that a change may serve, oldest first. Returns those whose answer
+    /// changed.
+    pub fn serve_waiters(&mut self) -> Vec<Owner> {
+        self.judge();
+        let stirred = std::mem::take(&mut self.stirred);
+        if stirred.is_nothing() {
+            return Vec::new();
+        }
+        let concerned = self
+            .waiters
+            .iter()
+            .filter(|(_, (facts, wait))| self.may_change(facts, wait, &stirred))
+            .map(|(age, _)| age.clone());
+        let mut changed = Vec::new();
+        for age in concerned.collect::<Vec<Age>>() {
+            let Some((facts, before)) = self.waiters.get(&age) else { continue };
+            // An earlier one may have taken what there was.
+            if !self.may_change(facts, before, &stirred) {
+                continue;
+            }
+            let (facts, before) = (facts.clone(), before.clone());
+            self.claim(&facts);
+            let now = self.ages.get(&facts.owner.uid).and_then(|age| self.waiters.get(age));
+            if now.is_none_or(|(_, wait)| *wait != before) {
+                changed.push(facts.owner);
+            }
+        }
+        changed
+    }
+
+    /// Whether another answer is possible now.
+    fn may_change(&self, facts: &LbFacts, wait: &Wait, stirred: &Stirred) -> bool {
+        // What it publishes is compared with all pools.
+        stirred.everything
+            || facts.published.is_some()
+            || stirred.waiters.contains(&facts.owner.uid)
+            || stirred.pools.iter().any(|name| match self.pools.get(name) {
+                Some(pool) => pool.may_change(name, facts, wait),
+                None => true,
+            })
+    }
+
+    /// Pools with the address in their ranges may have it to give from now on.
+    pub(super) fn stir_at(&mut self, ip: IpAddr) {
+        for (name, pool) in &self.pools {
+            if pool.ledger.ranges().find(ip).is_some() {
+                self.stirred.pool(name);
+            }
+        }
+    }
+
+    /// Waiting LoadBalancers, each with its reason.
+    pub fn waiting(&self) -> impl Iterator<Item = (&LbFacts, &Wait)> {
+        self.waiters.values().map(|(facts, wait)| (facts, wait))
+    }
+
+    pub(super) fn wait(&mut self, facts: &LbFacts, wait: Wait) {
+        self.stop_waiting(&facts.owner.uid);
+        let age = (facts.created, facts.owner.clone());
+        self.ages.insert(facts.owner.uid.clone(), age.clone());
+        // By the time a waiter is served its facts are old.
+        self.waiters.insert(age, (LbFacts { fresh: false, ..facts.clone() }, wait));
+    }
+
+    /// Notes what a waiter asks for now, and where its networks lead.
+    pub(super) fn update_waiter(&mut self, facts: &LbFacts) {
+        let age = self.ages.get(&facts.owner.uid);
+        let Some((known, _)) = age.and_then(|age| self.waiters.get_mut(age)) else { return };
+        let now = LbFacts { fresh: false, ..facts.clone() };
+        if *known != now {
+            *known = now;
+            self.stirred.waiters.insert(facts.owner.uid.clone());
+        }
+    }
+
+    pub(super) fn stop_waiting(&mut self, uid: &str) {
+        if let Some(age) = self.ages.remove(uid) {
+            self.waiters.remove(&age);
+        }
+    }
+}
+
+impl Pool {
+    /// Whether a waiter may have another answer after the pool has changed.
+    fn may_change(&self, name: &str, facts: &LbFacts, wait: &Wait) -> bool {
+        let is_named = wait.names(name);
+        let is_asked = match &facts.named_pool {
+            Some(named) => named == name,
+            None => self.selector.fit(&facts.requirement).is_some(),
+        };
+        let is_still_full = || {
+            matches!(wait, Wait::Full { .. })
+                && self.idle().is_none()
+                && self.ledger.available() == 0
+        };
+        if is_asked { !is_named || !is_still_full() } else { is_named }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,347 @@
+//! Which pools stand in each other's way, and which of two stays in use.
+//!
+//! One rule for admission and for the ledger's owner, so that their verdicts agree:
+//! * **Ranges.** Two pools must not give out one address on one network. A network is the layer-2
+//!   segment: two NetworkAttachmentDefinitions of one bridge and VLAN are one network; one that is
+//!   not known counts by its name; no network is the nodes' own, and so is the untagged network of
+//!   the management bridge. The same range on two isolated networks is no conflict. A global
+//!   pool serves every network, so it must be apart from all.
+//! * **One global pool.**
+//! * **Order.** A network is a hard condition of choice, so pools of different networks never
+//!   compete. Among those of one network, by its name, that serve anybody unasked, a priority
+//!   other than 0 is one pool's alone, and scopes of pools without one do not overlap.
+//!
+//! Of two in conflict the older stays in use, whatever comes, then the one whose name comes
+//! first; the younger stands back, even if the older one itself stands back behind a third:
+//! so a pool that leaves takes no other one out of use. A pool that gives out nothing, because it
+//! is being deleted or its ranges make no sense, stands in nobody's way.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::ranges::{Ranges, Stretch};
+use super::selection::Selector;
+use crate::LbFacts;
+use crate::network::Segment;
+use crate::reason::Wait;
+use api::IPPoolSpec;
+
+/// What a pool wants, without its ledger.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolFacts {
+    /// Its name.
+    pub name: String,
+    /// Creation, in seconds since the epoch. One that is being made is the youngest.
+    pub created: i64,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Who it is for.
+    pub selector: Selector,
+    /// What it gives out. `None`: its ranges make no sense.
+    pub ranges: Option<Ranges>,
+}
+
+/// What is compared of a pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Contender<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Creation, in seconds since the epoch.
+    pub created: i64,
+    /// Whether it would give out addresses if it were alone.
+    pub serves: bool,
+    /// Where its addresses are seen, unless it is the global pool.
+    pub segment: &'a Segment,
+    /// Who it is for.
+    pub selector: &'a Selector,
+    /// What it gives out.
+    pub ranges: &'a Ranges,
+}
+
+/// What stands between a pool and another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    /// The other pool.
+    pub with: String,
+    /// What both want.
+    pub over: Over,
+}
+
+/// What two pools both want. The first that applies counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// The same addresses.
+    Ranges {
+        /// Index of the range in this pool's `spec.ranges`.
+        mine: usize,
+        /// Index of the range in the other's.
+        theirs: usize,
+        /// The first address that both have.
+        first: IpAddr,
+        /// The last one after it.
+        last: IpAddr,
+        /// How many both have, in all ranges.
+        count: u128,
+        /// Why they are one network.
+        network: String,
+    },
+    /// To be the global pool.
+    Global,
+    /// A priority.
+    Priority(i64),
+    /// The same LoadBalancers, without a priority.
+    Scope {
+        /// Index in this pool's `spec.selector.scope`.
+        mine: usize,
+        /// Index in the other's.
+        theirs: usize,
+    },
+}
+
+impl PoolFacts {
+    /// Reads a pool's spec. `created` is in seconds since the epoch.
+    pub fn new(name: &str, created: i64, spec: &IPPoolSpec) -> Self {
+        Self {
+            name: name.to_owned(),
+            created,
+            deleting: false,
+            selector: Selector::new(spec.selector.as_ref()),
+            ranges: Ranges::parse(&spec.ranges).ok(),
+        }
+    }
+
+    /// The pool as others are compared with it.
+    pub fn contender<'a>(&'a self, segment: &'a Segment) -> Contender<'a> {
+        static NOTHING: Ranges = Ranges::none();
+        Contender {
+            name: &self.name,
+            created: self.created,
+            serves: !self.deleting && self.ranges.is_some(),
+            segment,
+            selector: &self.selector,
+            ranges: self.ranges.as_ref().unwrap_or(&NOTHING),
+        }
+    }
+}
+
+impl Contender<'_> {
+    /// Whether both may be seen on one segment. `None`: not; otherwise why.
+    fn shared_network(&self, other: &Self) -> Option<String> {
+        let (a, b) = (self.selector.network(), other.selector.network());
+        if self.selector.is_global() || other.selector.is_global() {
+            let global = if other.selector.is_global() { other.name } else { self.name };
+            return Some(format!("IPPool {global} is global and serves every network"));
+        }
+        match (self.segment, other.segment) {
+            _ if a == b && a.is_empty() => Some("both are on the management network".to_owned()),
+            _ if a == b => Some(format!("both are on network {a}")),
+            (Segment::Unlisted, _) | (_, Segment::Unlisted) => {
+                Some("which networks there are is not known yet".to_owned())
+            }
+            (x, y) if x == y => {
+                let name =
+                    |n: &str| if n.is_empty() { "the nodes' own".into() } else { n.to_owned() };
+                Some(format!("networks {} and {} are one and the same", name(a), name(b)))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether addresses of both are seen on one segment.
+    pub fn meets(&self, other: &Self) -> bool {
+        // As above, without making a text of it.
+        let (a, b) = (self.selector, other.selector);
+        a.is_global()
+            || b.is_global()
+            || a.network() == b.network()
+            || self.segment.meets(other.segment)
+    }
+
+    /// Everything that the two both want, the weightiest first. Blind to age.
+    pub fn contests(&self, other: &Self) -> Vec<Over> {
+        if !self.serves || !other.serves || self.name == other.name {
+            return Vec::new();
+        }
+        let mut contests = Vec::new();
+        if self.meets(other)
+            && let Some((mine, theirs, first, last, count)) = overlap(self.ranges, other.ranges)
+        {
+            let network = self.shared_network(other).unwrap_or_default();
+            contests.push(Over::Ranges { mine, theirs, first, last, count, network });
+        }
+        match (self.selector.is_global(), other.selector.is_global()) {
+            (true, true) => contests.push(Over::Global),
+            (false, false) => contests.extend(order(self.selector, other.selector)),
+            // The global pool is asked when no other fits.
+            _ => {}
+        }
+        contests
+    }
+
+    /// Whether this one stays in use when the two are in conflict.
+    fn is_senior_to(&self, other: &Self) -> bool {
+        (self.created, self.name) < (other.created, other.name)
+    }
+}
+
+/// For each pool that stands back, why.
+pub fn judge(pools: &[Contender<'_>]) -> BTreeMap<String, Conflict> {
+    let mut by_age: Vec<&Contender<'_>> = pools.iter().collect();
+    by_age.sort_by_key(|pool| (pool.created, pool.name));
+    let mut verdicts = BTreeMap::new();
+    for (place, junior) in by_age.iter().enumerate() {
+        let mut worst: Option<Conflict> = None;
+        for senior in by_age[..place].iter().filter(|senior| senior.is_senior_to(junior)) {
+            let Some(over) = junior.contests(senior).into_iter().next() else { continue };
+            if worst.as_ref().is_none_or(|known| over.weight() < known.over.weight()) {
+                worst = Some(Conflict { with: senior.name.to_owned(), over });
+            }
+        }
+        verdicts.extend(worst.map(|conflict| (junior.name.to_owned(), conflict)));
+    }
+    verdicts
+}
+
+/// Everything that stands between a pool as somebody wants it and all others, whatever their
+/// age: to be admitted, it must put no other one out of use either.
+pub fn against(candidate: &Contender<'_>, others: &[Contender<'_>]) -> Vec<Conflict> {
+    let mut conflicts: Vec<Conflict> = others
+        .iter()
+        .flat_map(|other| {
+            let contests = candidate.contests(other).into_iter();
+            contests.map(|over| Conflict { with: other.name.to_owned(), over })
+        })
+        .collect();
+    conflicts.sort_by(|a, b| (a.over.weight(), &a.with).cmp(&(b.over.weight(), &b.with)));
+    conflicts
+}
+
+/// Why a pool's addresses are not for a LoadBalancer: it names a network, and the pool, on `segment`,
+/// is for another one. A global pool serves every network. A pool without network may serve guests
+/// on any, since its admin named none and a guest's network is that of its VMs.
+pub fn network_mismatch(
+    pool: &str,
+    selector: &Selector,
+    segment: &Segment,
+    facts: &LbFacts,
+) -> Option<Wait> {
+    let named = facts.segment.as_ref()?;
+    let any = selector.is_global() || (facts.guest && selector.network().is_empty());
+    (!any && !named.meets(segment)).then(|| Wait::NetworkMismatch {
+        pool: pool.to_owned(),
+        pool_network: selector.network().to_owned(),
+        network: facts.requirement.network.clone(),
+    })
+}
+
+/// The first stretch that both have, as indices of the two ranges and the two ends, and how many
+/// addresses they share.
+pub fn overlap(a: &Ranges, b: &Ranges) -> Option<(usize, usize, IpAddr, IpAddr, u128)> {
+    let (mut left, mut right) = (a.stretches().iter().peekable(), b.stretches().iter().peekable());
+    let mut found = None;
+    let mut count: u128 = 0;
+    // Both are sorted and disjoint.
+    while let (Some(x), Some(y)) = (left.peek(), right.peek()) {
+        let (first, last) = (x.first.max(y.first), x.last.min(y.last));
+        if first <= last && first.is_ipv4() == last.is_ipv4() {
+            found = found.or(Some((x.range, y.range, first, last)));
+            count = count.saturating_add(Stretch { first, last, range: 0 }.len());
+        }
+        if x.last < y.last {
+            left.next()
+        } else {
+            right.next()
+        };
+    }
+    found.map(|(mine, theirs, first, last)| (mine, theirs, first, last, count))
+}
+
+/// What two pools of one network, neither of them global, both want of choice.
+fn order(a: &Selector, b: &Selector) -> Option<Over> {
+    if a.network() != b.network()
+        || a.priority() != b.priority()
+        || !a.has_scope()
+        || !b.has_scope()
+    {
+        return None;
+    }
+    if a.priority() != 0 {
+        return Some(Over::Priority(a.priority()));
+    }
+    a.shared_scope(b).map(|(mine, theirs)| Over::Scope { mine, theirs })
+}
+
+impl Over {
+    /// Tells one kind from another, the weightiest first.
+    pub fn weight(&self) -> u8 {
+        match self {
+            Self::Ranges { .. } => 0,
+            Self::Global => 1,
+            Self::Priority(_) => 2,
+            Self::Scope { .. } => 3,
+        }
+    }
+}
+
+impl Conflict {
+    /// The condition's reason.
+    pub fn reason(&self) -> &'static str {
+        use crate::reason;
+        match self.over {
+            Over::Ranges { .. } => reason::RANGE_CONFLICT,
+            Over::Global => reason::SECOND_GLOBAL_POOL,
+            Over::Priority(_) => reason::PRIORITY_CONFLICT,
+            Over::Scope { .. } => reason::SCOPE_CONFLICT,
+        }
+    }
+
+    /// Path of the field of this pool that would have to change.
+    pub fn field(&self) -> String {
+        match &self.over {
+            Over::Ranges { mine, .. } => format!("spec.ranges[{mine}]"),
+            Over::Global => "spec.selector.scope".to_owned(),
+            Over::Priority(_) => "spec.selector.priority".to_owned(),
+            Over::Scope { mine, .. } => format!("spec.selector.scope[{mine}]"),
+        }
+    }
+
+    /// What is wrong, and what would be right.
+    pub fn message(&self) -> String {
+        let with = &self.with;
+        match &self.over {
+            Over::Ranges { theirs, first, last, count, network, .. } => {
+                let what =
+                    if first == last { first.to_string() } else { format!("{first} to {last}") };
+                let more = if *count > (Stretch { first: *first, last: *last, range: 0 }).len() {
+                    format!(" ({count} addresses in all)")
+                } else {
+                    String::new()
+                };
+                format!(
+                    "the ranges {what}{more} overlap with other pools: IPPool {with} has them in spec.ranges[{theirs}], and {network}; change one of the two, or exclude them here"
+                )
+            }
+            Over::Global => format!(
+                "there is already a global IP pool: {with}; add the ranges there, or narrow the scope of one of the two"
+            ),
+            Over::Priority(priority) => format!(
+                "the priority can't be the same as the pool {with}: {priority} is taken on this network; choose another one"
+            ),
+            Over::Scope { theirs, .. } => format!(
+                "scope selector is same as the pool {with} with priority 0: its spec.selector.scope[{theirs}] admits LoadBalancers that this one does; give one of the two a priority, or narrow its scope"
+            ),
+        }
+    }
+
+    /// The same for the condition of the pool that stands back.
+    pub fn standing_back(&self) -> String {
+        format!(
+            "{}: {}; the older one stays in use, this one gives out nothing new",
+            self.field(),
+            self.message()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;

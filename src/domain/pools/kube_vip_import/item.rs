@@ -1,0 +1,110 @@
+//! One item of a value: a network, a range, or a single address.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::super::ranges::{Ranges, from_u128, to_u128};
+use api::Range;
+
+/// How many times a subnet is doubled to make a range's ends hosts of it.
+const WIDER: u8 = 16;
+
+/// Whether keys of this form name addresses.
+pub(super) fn is_format(format: &str) -> bool {
+    matches!(format, "cidr" | "range")
+}
+
+/// What an item means, and what was taken otherwise than it is written; or what is wrong with it
+/// and what to do.
+pub(super) fn read(format: &str, text: &str) -> Result<(Range, Vec<String>), String> {
+    let (range, notes) = if format == "cidr" { cidr(text)? } else { stretch(text)? };
+    // What the rules of pools say of it, too.
+    Ranges::parse(std::slice::from_ref(&range)).map_err(|error| error.message)?;
+    Ok((range, notes))
+}
+
+fn cidr(text: &str) -> Result<(Range, Vec<String>), String> {
+    let net: IpNet = text.parse().map_err(|_| {
+        format!("{text:?} is no network: write 192.168.1.0/24, or 192.168.1.5/32 for one address")
+    })?;
+    Ok((Range { subnet: net.trunc().to_string(), ..Range::default() }, Vec::new()))
+}
+
+fn stretch(text: &str) -> Result<(Range, Vec<String>), String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let (mut first, mut last) = (address(first)?, address(last)?);
+    if first.is_ipv4() != last.is_ipv4() {
+        return Err("one end is IPv4 and the other IPv6: give both in one family".to_owned());
+    }
+    let mut notes = Vec::new();
+    if first > last {
+        (first, last) = (last, first);
+        notes.push(format!("reversed, taken as {first}-{last}"));
+    }
+    let (range, missing) = derive(first, last);
+    notes.extend(missing);
+    Ok((range, notes))
+}
+
+fn address(text: &str) -> Result<IpAddr, String> {
+    let ip: IpAddr = text
+        .trim()
+        .parse()
+        .map_err(|_| format!("{:?} is no address: write 192.168.1.10-192.168.1.20", text.trim()))?;
+    Ok(ip.to_canonical())
+}
+
+/// The range with a subnet, and what of it will not be given out.
+fn derive(first: IpAddr, last: IpAddr) -> (Range, Option<String>) {
+    let bits: u8 = if first.is_ipv4() { 32 } else { 128 };
+    if first == last {
+        return (Range { subnet: format!("{first}/{bits}"), ..Range::default() }, None);
+    }
+    let differing = 128 - (to_u128(first) ^ to_u128(last)).leading_zeros();
+    let smallest = bits - u8::try_from(differing).unwrap_or(bits);
+    let fits = |prefix: &u8| {
+        IpNet::new(first, *prefix).is_ok_and(|net| lost(net.trunc(), first, last).is_none())
+    };
+    let prefix = (smallest.saturating_sub(WIDER)..=smallest).rev().find(fits).unwrap_or(smallest);
+    let Ok(net) = IpNet::new(first, prefix).map(|net| net.trunc()) else {
+        return (Range { subnet: format!("{first}/{bits}"), ..Range::default() }, None);
+    };
+    let (mut start, mut end) = (to_u128(first), to_u128(last));
+    if first.is_ipv4() && prefix < 31 {
+        start = start.max(to_u128(net.network()) + 1);
+        end = end.min(to_u128(net.broadcast()) - 1);
+    }
+    let text = |value| Some(from_u128(value, first.is_ipv4()).to_string());
+    let range = Range {
+        subnet: net.to_string(),
+        range_start: text(start),
+        range_end: text(end),
+        ..Range::default()
+    };
+    (range, lost(net, first, last))
+}
+
+/// What of a range is no host of this subnet, or its gateway.
+fn lost(net: IpNet, first: IpAddr, last: IpAddr) -> Option<String> {
+    let (low, high) = (to_u128(net.network()), to_u128(net.broadcast()));
+    let within = |value: u128| to_u128(first) <= value && value <= to_u128(last);
+    let v4 = first.is_ipv4();
+    let mut names = Vec::new();
+    if v4 && net.prefix_len() < 31 && within(low) {
+        names.push(format!("{} (network)", from_u128(low, v4)));
+    }
+    if within(low + 1) {
+        names.push(format!("{} (gateway)", from_u128(low + 1, v4)));
+    }
+    if v4 && net.prefix_len() < 31 && within(high) {
+        names.push(format!("{} (broadcast)", from_u128(high, v4)));
+    }
+    if names.is_empty() {
+        return None;
+    }
+    Some(format!(
+        "no subnet is known, {net} is assumed, and not given out are {}: correct subnet and gateway of the range if that is wrong",
+        names.join(", ")
+    ))
+}

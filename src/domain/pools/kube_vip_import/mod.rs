@@ -1,0 +1,353 @@
+//! Pools from the ConfigMap by which kube-vip's cloud provider was told its addresses.
+//!
+//! Keys are `cidr-<namespace>` and `range-<namespace>`, with `global` for all namespaces that
+//! have none; values are lists with commas. A namespace's two keys make one pool. Every item
+//! stands alone: what cannot be taken is reported, and the rest is taken.
+//!
+//! A range is given without its subnet. It gets the smallest one in which its ends are hosts
+//! and none of it is the gateway; the Go controller took the smallest that holds both, in which
+//! the first address was often the network's own or the gateway, and then never given out.
+//!
+//! What is in use: the address of a LoadBalancer is noted as its former one, so that it gets that
+//! one again; an address of any other Service is excluded.
+
+mod item;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write as _};
+use std::net::IpAddr;
+
+use serde::Deserialize;
+
+use super::conflict::{self, PoolFacts};
+use super::ranges::Ranges;
+use crate::network::Segment;
+use api::{DHCP_ADDRESS, IPPool, IPPoolSpec, Range, Scope, Selector};
+
+/// The name that stands for all namespaces, and that pool's.
+const GLOBAL: &str = "global";
+/// Where kube-vip notes the addresses it announces.
+const SERVICES: &str = "kubevip-services";
+/// Ranges of one pool, as its schema has it.
+const MOST_RANGES: usize = 64;
+/// What a report may be: it is an annotation, and all of them together have 256 KiB.
+const LONGEST_REPORT: usize = 16 * 1024;
+
+/// What is known besides the ConfigMap.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// The pools there are.
+    pub pools: Vec<IPPool>,
+    /// LoadBalancers, `namespace/name`, and the address that each says it is reached at.
+    pub load_balancers: BTreeMap<String, Option<IpAddr>>,
+    /// The ConfigMap's own namespace, which is that of the Services it notes.
+    pub namespace: String,
+}
+
+/// A pool of the ConfigMap.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewPool {
+    /// Its name: the namespace's, or `global`.
+    pub name: String,
+    /// Its spec.
+    pub spec: IPPoolSpec,
+    /// Address to `namespace/name` of the LoadBalancer that has it now.
+    pub history: BTreeMap<String, String>,
+    /// Whether an earlier run made it, and may have ended before it noted the history.
+    pub there: bool,
+}
+
+impl NewPool {
+    fn new(name: &str, ranges: Vec<Range>, there: bool) -> Self {
+        let spec = spec(name, ranges);
+        Self { name: name.to_owned(), spec, history: BTreeMap::new(), there }
+    }
+}
+
+/// Something that was not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The key in the ConfigMap.
+    pub key: String,
+    /// The item of its value. Empty: all of it.
+    pub value: String,
+    /// What is wrong, and what to do.
+    pub why: String,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value: String = self.value.chars().take(120).collect();
+        write!(f, "{} {value:?}: {}", self.key, self.why)
+    }
+}
+
+/// What becomes of a ConfigMap.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Import {
+    /// Pools to create.
+    pub pools: Vec<NewPool>,
+    /// Pools that are there already and stay as they are.
+    pub left: Vec<String>,
+    /// What was not taken.
+    pub refused: Vec<Refused>,
+    /// What was taken otherwise than it was written.
+    pub notes: Vec<String>,
+    /// Keys that are no pools.
+    pub ignored: Vec<String>,
+}
+
+/// Decides. Namespaces come in alphabetical order and the global pool last, so that of two that
+/// overlap the narrower one is taken.
+pub fn plan(data: &BTreeMap<String, String>, known: &Known) -> Import {
+    let mut import = Import::default();
+    let mut ranges: BTreeMap<(bool, &str), Vec<(Range, Refused)>> = BTreeMap::new();
+    for (key, value) in data {
+        let Some((format, name)) = key.split_once('-').filter(|(f, _)| item::is_format(f)) else {
+            import.ignored.extend((key != SERVICES).then(|| key.clone()));
+            continue;
+        };
+        let refused =
+            |value: &str, why: String| Refused { key: key.clone(), value: value.to_owned(), why };
+        if !is_namespace(name) {
+            let why =
+                format!("{name:?} is no namespace: write {format}-NAMESPACE or {format}-{GLOBAL}");
+            import.refused.push(refused("", why));
+            continue;
+        }
+        let mut items = value.split(',').map(str::trim).filter(|item| !item.is_empty()).peekable();
+        if items.peek().is_none() {
+            import.refused.push(refused(value, "names no addresses: nothing to do".to_owned()));
+        }
+        for text in items {
+            match item::read(format, text) {
+                Ok((range, notes)) => {
+                    import
+                        .notes
+                        .extend(notes.into_iter().map(|note| format!("{key} {text:?}: {note}")));
+                    let pool = ranges.entry((name == GLOBAL, name)).or_default();
+                    pool.push((range, refused(text, String::new())));
+                }
+                Err(why) => import.refused.push(refused(text, why)),
+            }
+        }
+    }
+    for ((_, name), items) in ranges {
+        import.pool(name, items, known);
+    }
+    import.in_use(data.get(SERVICES), known);
+    import
+}
+
+impl Import {
+    /// Makes one pool of its items.
+    fn pool(&mut self, name: &str, items: Vec<(Range, Refused)>, known: &Known) {
+        let there = known.pools.iter().find(|pool| pool.metadata.name.as_deref() == Some(name));
+        if let Some(there) = there {
+            let ranges: Vec<Range> = items.into_iter().map(|(range, _)| range).collect();
+            if is_made_of(there, &ranges) {
+                self.pools.push(NewPool::new(name, ranges, true));
+            } else {
+                self.left.push(name.to_owned());
+            }
+            return;
+        }
+        let mut taken: Vec<Range> = Vec::new();
+        for (range, mut item) in items {
+            let mut with = taken.clone();
+            with.push(range);
+            let fault = if with.len() > MOST_RANGES {
+                Some(format!("a pool has at most {MOST_RANGES} ranges: make another IPPool of it"))
+            } else {
+                let fault = Ranges::parse(&with).err().map(|error| error.message);
+                fault.or_else(|| self.conflict(name, &spec(name, with.clone()), known))
+            };
+            match fault {
+                None => taken = with,
+                Some(why) => {
+                    item.why = why;
+                    self.refused.push(item);
+                }
+            }
+        }
+        if !taken.is_empty() {
+            self.pools.push(NewPool::new(name, taken, false));
+        }
+    }
+
+    /// What stands between a new pool and the others: those that are there, and those planned.
+    fn conflict(&self, name: &str, spec: &IPPoolSpec, known: &Known) -> Option<String> {
+        let there = known.pools.iter().map(|pool| {
+            let name = pool.metadata.name.as_deref().unwrap_or_default();
+            PoolFacts::new(name, 0, &pool.spec)
+        });
+        let planned = self.pools.iter().map(|pool| PoolFacts::new(&pool.name, 0, &pool.spec));
+        let others: Vec<(PoolFacts, Segment)> = there
+            .chain(planned)
+            .map(|pool| {
+                let segment = Segment::of(pool.selector.network(), None, true);
+                (pool, segment)
+            })
+            .collect();
+        let others: Vec<_> = others.iter().map(|(pool, segment)| pool.contender(segment)).collect();
+        let candidate = PoolFacts::new(name, i64::MAX, spec);
+        // Imported pools have no network, so their addresses are on the nodes' own.
+        let conflicts = conflict::against(&candidate.contender(&Segment::Management), &others);
+        conflicts.first().map(conflict::Conflict::message)
+    }
+
+    /// Notes who has which address of the new pools.
+    fn in_use(&mut self, services: Option<&String>, known: &Known) {
+        let mut users: BTreeMap<IpAddr, String> = BTreeMap::new();
+        match services.map(|text| serde_json::from_str::<Services>(text)) {
+            Some(Ok(Services { services })) => {
+                for Service { vip, name } in services {
+                    let dhcp = vip == DHCP_ADDRESS || vip.is_empty();
+                    match vip.parse::<IpAddr>() {
+                        _ if dhcp => {}
+                        Ok(ip) => drop(users.insert(ip, format!("{}/{name}", known.namespace))),
+                        Err(_) => self.refused.push(Refused {
+                            key: SERVICES.to_owned(),
+                            value: vip,
+                            why: format!("is no address: see what Service {name} announces"),
+                        }),
+                    }
+                }
+            }
+            Some(Err(error)) => self.refused.push(Refused {
+                key: SERVICES.to_owned(),
+                value: String::new(),
+                why: format!("{error}: compare the pools with the addresses of Services in use"),
+            }),
+            None => {}
+        }
+        let told = known.load_balancers.iter();
+        users.extend(told.filter_map(|(name, address)| Some(((*address)?, name.clone()))));
+        for (ip, user) in users {
+            self.note_user(ip, user, known);
+        }
+    }
+
+    fn note_user(&mut self, ip: IpAddr, user: String, known: &Known) {
+        for pool in &mut self.pools {
+            let Ok(ranges) = Ranges::parse(&pool.spec.ranges) else { continue };
+            let Some(stretch) = ranges.find(ip) else { continue };
+            if known.load_balancers.contains_key(&user) {
+                pool.history.insert(ip.to_string(), user);
+                return;
+            }
+            if pool.there {
+                return;
+            }
+            let mut spec = pool.spec.clone();
+            if let Some(range) = spec.ranges.get_mut(stretch.range) {
+                range.exclude.get_or_insert_default().push(ip.to_string());
+            }
+            let fits = spec
+                .ranges
+                .iter()
+                .all(|r| r.exclude.as_ref().is_none_or(|e| e.len() <= MOST_RANGES));
+            if fits && Ranges::parse(&spec.ranges).is_ok() {
+                pool.spec = spec;
+                self.notes.push(format!(
+                    "{SERVICES}: {ip} is in use by Service {user}, which is no LoadBalancer: IPPool {} excludes it",
+                    pool.name
+                ));
+            } else {
+                self.refused.push(Refused {
+                    key: SERVICES.to_owned(),
+                    value: ip.to_string(),
+                    why: format!(
+                        "is in use by Service {user}: keep IPPool {} from giving it out",
+                        pool.name
+                    ),
+                });
+            }
+            return;
+        }
+    }
+
+    /// What became of it, one thing a line: `created` are the pools that were made.
+    pub fn report(&self, created: &BTreeSet<String>) -> String {
+        let mut lines: Vec<String> = Vec::new();
+        for pool in self.pools.iter().filter(|pool| created.contains(&pool.name)) {
+            lines.push(format!("created: IPPool {}, {} ranges", pool.name, pool.spec.ranges.len()));
+        }
+        for pool in self.pools.iter().filter(|pool| pool.there) {
+            lines.push(format!("there already: IPPool {}", pool.name));
+        }
+        lines.extend(self.refused.iter().map(|item| format!("not taken: {item}")));
+        lines.extend(
+            self.left
+                .iter()
+                .map(|name| format!("left as it is: IPPool {name} was there; compare its ranges")),
+        );
+        lines.extend(self.notes.iter().map(|note| format!("note: {note}")));
+        lines.extend(
+            (!self.ignored.is_empty()).then(|| format!("no pools: {}", self.ignored.join(", "))),
+        );
+        bounded(&lines)
+    }
+}
+
+fn bounded(lines: &[String]) -> String {
+    let mut text = String::new();
+    for (index, line) in lines.iter().enumerate() {
+        let line: String = line.chars().take(1024).collect();
+        if text.len() + line.len() > LONGEST_REPORT {
+            let _ = writeln!(text, "and {} lines more: see the log", lines.len() - index);
+            break;
+        }
+        text.push_str(&line);
+        text.push('\n');
+    }
+    text
+}
+
+/// Whether a pool has been made of these ranges, all or, where some were in the way, a part.
+fn is_made_of(pool: &IPPool, ranges: &[Range]) -> bool {
+    let bounds = |r: &Range| (r.subnet.clone(), r.range_start.clone(), r.range_end.clone());
+    let planned: BTreeSet<_> = ranges.iter().map(bounds).collect();
+    pool.spec.ranges.iter().all(|range| planned.contains(&bounds(range)))
+}
+
+/// The spec of a namespace's pool, as the Go controller makes it.
+fn spec(name: &str, ranges: Vec<Range>) -> IPPoolSpec {
+    let any = || Some("*".to_owned());
+    let namespace = if name == GLOBAL { "*" } else { name };
+    let scope =
+        Scope { project: any(), namespace: Some(namespace.to_owned()), guest_cluster: any() };
+    IPPoolSpec {
+        description: Some("Imported from the kube-vip ConfigMap".to_owned()),
+        ranges,
+        selector: Some(Selector { scope: Some(vec![scope]), ..Selector::default() }),
+        ..IPPoolSpec::default()
+    }
+}
+
+/// RFC 1123, which is what names of namespaces and pools are made of.
+fn is_namespace(name: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    !name.is_empty()
+        && name.len() <= 63
+        && name.chars().all(inner)
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+}
+
+#[derive(Deserialize)]
+struct Services {
+    #[serde(default)]
+    services: Vec<Service>,
+}
+
+#[derive(Deserialize)]
+struct Service {
+    #[serde(default)]
+    vip: String,
+    #[serde(default, rename = "serviceName")]
+    name: String,
+}
+
+#[cfg(test)]
+mod tests;

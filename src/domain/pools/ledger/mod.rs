@@ -1,0 +1,415 @@
+//! The ledger of one pool: who holds which address, and who had it last.
+//!
+//! Invariants, checked by `self_check` in tests:
+//! * an address has at most one owner;
+//! * free, claimed and excluded addresses do not meet;
+//! * an address that another pool gave out on the same network is held back: not free, and not
+//!   given to anybody here until it is let go;
+//! * nor is one of a network that is closed, whatever happens to it;
+//! * a claim outside the ranges (a pool that shrank under it) is kept until it is released,
+//!   and does not count as free afterwards;
+//! * history is a hint: it never refuses an address and never makes one unavailable.
+//!
+//! Called by [`super::allocator`] alone. Every operation is O(log n) in the number of claims, but where
+//! [`Ledger::claim_where`] says otherwise.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::free_addresses::FreeSet;
+use super::ranges::Ranges;
+use crate::Owner;
+
+/// Bytes that the ledger may take in its object. The API server's store refuses objects
+/// above 1.5 MiB; the rest is left to spec and metadata.
+pub const LEDGER_BYTES: usize = 1_400_000;
+
+/// Former owners that are remembered, at most.
+pub const HISTORY_LENGTH: usize = 500;
+
+/// Why a pool gave no address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoAddress {
+    /// Every address is taken.
+    Full,
+    /// The ledger would outgrow its object.
+    LedgerFull,
+}
+
+/// Whether a free address may be given to a LoadBalancer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fitness {
+    /// Yes.
+    Good,
+    /// Only when no other is left: it was another LoadBalancer's, which waits to have it back.
+    Expected,
+    /// No: on the network where it would be announced, it is another LoadBalancer's.
+    Taken,
+}
+
+/// Who holds which address of a pool.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    ranges: Ranges,
+    /// The ranges without what is closed.
+    open: Ranges,
+    free: FreeSet,
+    claims: BTreeMap<IpAddr, Owner>,
+    /// Claims outside the ranges.
+    outside: BTreeSet<IpAddr>,
+    /// Addresses of the ranges that are another pool's claims.
+    held_back: BTreeSet<IpAddr>,
+    /// [`key`] of an owner to its address.
+    held: HashMap<String, IpAddr>,
+    history: History,
+    cursor: Option<IpAddr>,
+    bytes: usize,
+}
+
+impl Ledger {
+    /// An empty ledger. The search for free addresses starts after `cursor`.
+    pub fn new(ranges: Ranges, cursor: Option<IpAddr>) -> Self {
+        let (free, open) = (FreeSet::full(&ranges), ranges.clone());
+        Self { ranges, open, free, cursor, ..Self::default() }
+    }
+
+    /// The ranges it was made for.
+    pub fn ranges(&self) -> &Ranges {
+        &self.ranges
+    }
+
+    /// Gives the owner an address: the one it holds, else the one its name had, else the next
+    /// free one.
+    pub fn claim(&mut self, owner: &Owner) -> Result<IpAddr, NoAddress> {
+        self.claim_where(owner, None, |_| Fitness::Good)
+    }
+
+    /// The same, but the `former` address comes before the one that the name had, and `fitness`
+    /// says of a free address whether it may be given.
+    pub fn claim_where(
+        &mut self,
+        owner: &Owner,
+        former: Option<IpAddr>,
+        fitness: impl Fn(IpAddr) -> Fitness,
+    ) -> Result<IpAddr, NoAddress> {
+        if let Some(ip) = self.held.get(key(owner)) {
+            return Ok(*ip);
+        }
+        if self.free.is_empty() {
+            return Err(NoAddress::Full);
+        }
+        if self.bytes + claim_bytes(self.widest(), owner) > LEDGER_BYTES {
+            return Err(NoAddress::LedgerFull);
+        }
+        let known = [former, self.history.former_address(&owner.name)];
+        let mut known = known.into_iter().flatten().filter(|ip| self.free.contains(*ip));
+        let ip = match known.find(|ip| fitness(*ip) == Fitness::Good) {
+            Some(ip) => ip,
+            None => self.next_free(&fitness)?,
+        };
+        self.free.take(ip);
+        self.record(ip, owner.clone());
+        Ok(ip)
+    }
+
+    /// The next free address after the cursor that is good, else the next that is only expected by
+    /// another LoadBalancer. Moves the cursor to it. O(k log n) where k addresses are not good.
+    fn next_free(&mut self, fitness: impl Fn(IpAddr) -> Fitness) -> Result<IpAddr, NoAddress> {
+        let (mut aside, mut expected, mut found) = (Vec::new(), None, None);
+        let mut cursor = self.cursor;
+        while let Some(ip) = self.free.take_after(cursor) {
+            cursor = Some(ip);
+            match fitness(ip) {
+                Fitness::Good => {
+                    found = Some(ip);
+                    break;
+                }
+                Fitness::Expected => expected = expected.or(Some(ip)),
+                Fitness::Taken => {}
+            }
+            aside.push(ip);
+        }
+        for ip in aside {
+            self.free.put(ip);
+        }
+        let ip = found.or(expected).ok_or(NoAddress::Full)?;
+        self.cursor = Some(ip);
+        Ok(ip)
+    }
+
+    /// Makes `heir` the owner of an address. `false`: the address has no owner, or `heir` holds
+    /// another one here.
+    pub fn hand_over(&mut self, ip: IpAddr, heir: &Owner) -> bool {
+        if self.held.contains_key(key(heir)) {
+            return false;
+        }
+        let Some(owner) = self.claims.remove(&ip) else { return false };
+        self.bytes -= claim_bytes(ip, &owner);
+        if self.held.get(key(&owner)) == Some(&ip) {
+            self.held.remove(key(&owner));
+        }
+        self.record(ip, heir.clone());
+        true
+    }
+
+    /// Records a claim that exists already. `false` if the address is another owner's.
+    pub fn restore(&mut self, ip: IpAddr, owner: &Owner) -> bool {
+        if let Some(present) = self.claims.get(&ip) {
+            return key(present) == key(owner);
+        }
+        self.free.take(ip);
+        self.record(ip, owner.clone());
+        true
+    }
+
+    /// Takes an address back and remembers whose it was.
+    pub fn release(&mut self, ip: IpAddr) -> Option<Owner> {
+        let owner = self.claims.remove(&ip)?;
+        self.bytes -= claim_bytes(ip, &owner);
+        if self.held.get(key(&owner)) == Some(&ip) {
+            self.held.remove(key(&owner));
+        }
+        if self.ranges.find(ip).is_some() {
+            if !self.held_back.contains(&ip) && self.open.find(ip).is_some() {
+                self.free.put(ip);
+            }
+            self.remember(ip, owner.name.clone());
+        }
+        self.outside.remove(&ip);
+        Some(owner)
+    }
+
+    /// Keeps an address from being given out. `false` if it is none of the ranges', or is held
+    /// back already.
+    pub fn hold_back(&mut self, ip: IpAddr) -> bool {
+        if self.ranges.find(ip).is_none() || !self.held_back.insert(ip) {
+            return false;
+        }
+        self.free.take(ip);
+        true
+    }
+
+    /// Lets an address that was held back be given out. `false` if it was not.
+    pub fn let_go(&mut self, ip: IpAddr) -> bool {
+        if !self.held_back.remove(&ip) {
+            return false;
+        }
+        if !self.claims.contains_key(&ip) && self.open.find(ip).is_some() {
+            self.free.put(ip);
+        }
+        true
+    }
+
+    /// Holds back exactly these. `false` if that changed nothing.
+    pub fn set_held_back(&mut self, ips: &BTreeSet<IpAddr>) -> bool {
+        let over: Vec<IpAddr> = self.held_back.difference(ips).copied().collect();
+        let let_go = over.iter().filter(|ip| self.let_go(**ip)).count();
+        let held_back = ips.iter().filter(|ip| self.hold_back(**ip)).count();
+        let_go + held_back > 0
+    }
+
+    /// Gives out no address of exactly these networks; who has one keeps it. `false` if that changed
+    /// nothing.
+    pub fn close(&mut self, networks: &[IpNet]) -> bool {
+        let open = self.ranges.without(networks);
+        if open == self.open {
+            return false;
+        }
+        self.free = FreeSet::full(&open);
+        for ip in self.claims.keys().chain(&self.held_back) {
+            self.free.take(*ip);
+        }
+        self.open = open;
+        true
+    }
+
+    /// What is held back.
+    pub fn held_back(&self) -> &BTreeSet<IpAddr> {
+        &self.held_back
+    }
+
+    /// Claims outside the ranges, of a pool that shrank under them or cannot be read.
+    pub fn outside(&self) -> &BTreeSet<IpAddr> {
+        &self.outside
+    }
+
+    /// Remembers a former owner.
+    pub fn remember(&mut self, ip: IpAddr, name: String) {
+        if self.claims.contains_key(&ip) {
+            return;
+        }
+        self.history.insert(ip, name);
+        while self.history.len() > HISTORY_LENGTH
+            || (self.bytes + self.history.bytes > LEDGER_BYTES && self.history.len() > 0)
+        {
+            self.history.drop_oldest();
+        }
+    }
+
+    /// Who holds an address.
+    pub fn owner_of(&self, ip: IpAddr) -> Option<&Owner> {
+        self.claims.get(&ip)
+    }
+
+    /// The address an owner holds.
+    pub fn held_by(&self, owner: &Owner) -> Option<IpAddr> {
+        self.held.get(key(owner)).copied()
+    }
+
+    /// Every claim, ascending by address.
+    pub fn claims(&self) -> &BTreeMap<IpAddr, Owner> {
+        &self.claims
+    }
+
+    /// Claims of addresses of a network, ascending.
+    pub fn claims_in(&self, network: IpNet) -> impl Iterator<Item = (&IpAddr, &Owner)> {
+        self.claims.range(network.network()..=network.broadcast())
+    }
+
+    /// Every former owner, oldest first.
+    pub fn history(&self) -> impl Iterator<Item = (IpAddr, &str)> {
+        let History { by_ip, by_age, .. } = &self.history;
+        by_age.values().filter_map(|ip| Some((*ip, by_ip.get(ip)?.0.as_str())))
+    }
+
+    /// Where the search for a free address goes on.
+    pub fn cursor(&self) -> Option<IpAddr> {
+        self.cursor
+    }
+
+    /// Bytes that it takes in its object, at most.
+    pub fn bytes(&self) -> usize {
+        self.bytes + self.history.bytes
+    }
+
+    /// Addresses in the ranges.
+    pub fn total(&self) -> i64 {
+        self.ranges.total()
+    }
+
+    /// Addresses that can be given out.
+    pub fn available(&self) -> i64 {
+        self.free.len().try_into().unwrap_or(i64::MAX)
+    }
+
+    fn record(&mut self, ip: IpAddr, owner: Owner) {
+        self.history.forget(ip);
+        self.bytes += claim_bytes(ip, &owner);
+        self.held.insert(key(&owner).to_owned(), ip);
+        if self.ranges.find(ip).is_none() {
+            self.outside.insert(ip);
+        }
+        self.claims.insert(ip, owner);
+        while self.bytes + self.history.bytes > LEDGER_BYTES && self.history.len() > 0 {
+            self.history.drop_oldest();
+        }
+    }
+
+    /// Stands for the address not chosen yet when its room is counted.
+    fn widest(&self) -> IpAddr {
+        self.ranges.stretches().last().map_or(IpAddr::from([0; 16]), |s| s.last)
+    }
+
+    /// Whether the invariants hold. For tests.
+    #[cfg(test)]
+    pub(crate) fn self_check(&self) {
+        for (ip, owner) in &self.claims {
+            assert!(!self.free.contains(*ip), "{ip} is claimed and free");
+            assert!(self.held.contains_key(key(owner)), "{owner:?} is not indexed");
+            assert!(!self.history.by_ip.contains_key(ip), "{ip} is claimed and history");
+        }
+        let in_range: BTreeSet<_> =
+            self.claims.keys().copied().filter(|ip| self.ranges.find(*ip).is_some()).collect();
+        assert_eq!(in_range.len() + self.outside.len(), self.claims.len());
+        for ip in &self.held_back {
+            assert!(!self.free.contains(*ip), "{ip} is held back and free");
+        }
+        let taken = in_range.union(&self.held_back).filter(|ip| self.open.find(**ip).is_some());
+        assert_eq!(self.available() + i64::try_from(taken.count()).unwrap(), self.open.total());
+        assert_eq!(
+            self.bytes,
+            self.claims.iter().map(|(ip, o)| claim_bytes(*ip, o)).sum::<usize>()
+        );
+        self.history.self_check();
+    }
+}
+
+/// What tells owners apart. A UID never contains a slash, a name always does.
+fn key(owner: &Owner) -> &str {
+    if owner.uid.is_empty() { &owner.name } else { &owner.uid }
+}
+
+/// Room of a claim: in `allocated`, in `allocatedOwners`, and in the managed fields of a
+/// server whose schema does not make the maps atomic.
+fn claim_bytes(ip: IpAddr, owner: &Owner) -> usize {
+    3 * ip_bytes(ip) + owner.name.len() + owner.uid.len() + 24
+}
+
+/// Room of a history entry, counted the same way.
+fn history_bytes(ip: IpAddr, name: &str) -> usize {
+    2 * ip_bytes(ip) + name.len() + 16
+}
+
+fn ip_bytes(ip: IpAddr) -> usize {
+    if ip.is_ipv4() { 15 } else { 39 }
+}
+
+/// Former owners, oldest first. Age is known from the process's own releases; entries read
+/// from a stored ledger count as older than those, in order of address.
+#[derive(Clone, Debug, Default)]
+struct History {
+    by_ip: BTreeMap<IpAddr, (String, u64)>,
+    by_name: HashMap<String, IpAddr>,
+    by_age: BTreeMap<u64, IpAddr>,
+    next: u64,
+    bytes: usize,
+}
+
+impl History {
+    fn len(&self) -> usize {
+        self.by_ip.len()
+    }
+
+    fn former_address(&self, name: &str) -> Option<IpAddr> {
+        self.by_name.get(name).copied()
+    }
+
+    fn insert(&mut self, ip: IpAddr, name: String) {
+        self.forget(ip);
+        self.bytes += history_bytes(ip, &name);
+        self.by_name.insert(name.clone(), ip);
+        self.by_age.insert(self.next, ip);
+        self.by_ip.insert(ip, (name, self.next));
+        self.next += 1;
+    }
+
+    fn forget(&mut self, ip: IpAddr) {
+        let Some((name, age)) = self.by_ip.remove(&ip) else { return };
+        self.bytes -= history_bytes(ip, &name);
+        self.by_age.remove(&age);
+        if self.by_name.get(&name) == Some(&ip) {
+            self.by_name.remove(&name);
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        if let Some((_, ip)) = self.by_age.first_key_value() {
+            self.forget(*ip);
+        }
+    }
+
+    #[cfg(test)]
+    fn self_check(&self) {
+        assert_eq!(self.by_ip.len(), self.by_age.len());
+        assert!(self.by_name.len() <= self.by_ip.len());
+        assert_eq!(
+            self.bytes,
+            self.by_ip.iter().map(|(ip, (n, _))| history_bytes(*ip, n)).sum::<usize>()
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,12 @@
+//! IPPools: what their ranges mean, who holds which address, and which pool serves whom.
+
+pub mod allocator;
+pub mod conflict;
+pub mod free_addresses;
+pub mod kube_vip_import;
+pub mod ledger;
+pub mod manual_release;
+pub mod ranges;
+pub mod selection;
+pub mod status;
+pub mod write_pacing;

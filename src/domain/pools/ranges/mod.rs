@@ -1,0 +1,381 @@
+//! What the ranges of an IPPool mean: from text to disjoint stretches of addresses.
+//!
+//! Invariants: stretches are sorted, disjoint and never enumerated, so an IPv6 /64 costs what
+//! a /32 does. Addresses are `u128`: an IPv4 address by its value, so families never mix
+//! within one [`Stretch`].
+//!
+//! Defaults are those of Harvester (host-local of the CNI plugins): start is the first host,
+//! end the last one, the gateway is the address after the network's own and is never given
+//! out. A single address (/32, /128) has no gateway. /31 and /127 have two hosts (RFC 3021,
+//! RFC 6164). IPv6 has no broadcast address. Reversed bounds are read the other way round, as
+//! Harvester's allocator reads them; [`reversed`] finds them, for admission to refuse new ones.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+
+use api;
+
+/// Consecutive addresses of one subnet that can be given out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// First address.
+    pub first: IpAddr,
+    /// Last address, not below `first` and of its family.
+    pub last: IpAddr,
+    /// Index of the range in `spec.ranges`.
+    pub range: usize,
+}
+
+/// What an address comes with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subnet {
+    /// The network.
+    pub net: IpNet,
+    /// Its router, if it has one.
+    pub gateway: Option<IpAddr>,
+}
+
+/// The checked ranges of one pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ranges {
+    subnets: Vec<Subnet>,
+    stretches: Vec<Stretch>,
+}
+
+/// What is wrong with a range, and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct RangeError {
+    /// Path of the field, such as `spec.ranges[0].rangeEnd`.
+    pub field: String,
+    /// The value's fault and the remedy.
+    pub message: String,
+}
+
+/// Ranges of one pool. The schema has room for 64; Harvester's has no bound.
+pub const MOST_RANGES: usize = 1_024;
+
+impl Ranges {
+    /// No addresses at all.
+    pub const fn none() -> Self {
+        Self { subnets: Vec::new(), stretches: Vec::new() }
+    }
+
+    /// Checks `spec.ranges`. The first fault found is the answer.
+    pub fn parse(ranges: &[api::Range]) -> Result<Self, RangeError> {
+        if ranges.is_empty() {
+            return Err(error("spec.ranges", "is empty: name at least one range".to_owned()));
+        }
+        if ranges.len() > MOST_RANGES {
+            let message = format!("has {} ranges: {MOST_RANGES} at most", ranges.len());
+            return Err(error("spec.ranges", message));
+        }
+        let mut subnets = Vec::with_capacity(ranges.len());
+        let mut bounds: Vec<(usize, u128, u128)> = Vec::with_capacity(ranges.len());
+        let mut holes = Vec::with_capacity(ranges.len());
+        let mut stretches = Vec::new();
+        for (index, range) in ranges.iter().enumerate() {
+            let path = format!("spec.ranges[{index}]");
+            let (subnet, first, last) = parse_bounds(&path, range)?;
+            let (low, high) = (to_u128(first), to_u128(last));
+            if let Some((other, ..)) = bounds.iter().find(|(other, l, h)| {
+                same_family(subnets_net(&subnets, *other), &subnet.net) && low <= *h && *l <= high
+            }) {
+                return Err(error(
+                    &path,
+                    format!(
+                        "{first} to {last} overlaps spec.ranges[{other}]: ranges of one pool must be apart"
+                    ),
+                ));
+            }
+            bounds.push((index, low, high));
+            holes.push(parse_excludes(&path, range, &subnet)?);
+            subnets.push(subnet);
+        }
+        for ((index, low, high), mut holes) in bounds.into_iter().zip(holes) {
+            let net = &subnets[index].net;
+            // The router of one range is no address for another.
+            let routers = subnets.iter().filter(|other| same_family(&other.net, net));
+            holes.extend(
+                routers.filter_map(|other| other.gateway).map(|ip| (to_u128(ip), to_u128(ip))),
+            );
+            let v4 = net.addr().is_ipv4();
+            stretches.extend(cut(low, high, holes).into_iter().map(|(l, h)| Stretch {
+                first: from_u128(l, v4),
+                last: from_u128(h, v4),
+                range: index,
+            }));
+        }
+        stretches.sort_by_key(|s| s.first);
+        Ok(Self { subnets, stretches })
+    }
+
+    /// The addresses that can be given out, ascending, IPv4 before IPv6.
+    pub fn stretches(&self) -> &[Stretch] {
+        &self.stretches
+    }
+
+    /// The stretch an address belongs to, if it can be given out.
+    pub fn find(&self, ip: IpAddr) -> Option<&Stretch> {
+        let after = self.stretches.partition_point(|s| s.first <= ip);
+        let stretch = self.stretches[..after].last()?;
+        (ip <= stretch.last).then_some(stretch)
+    }
+
+    /// The routers of its networks.
+    pub fn gateways(&self) -> impl Iterator<Item = IpAddr> {
+        self.subnets.iter().filter_map(|subnet| subnet.gateway)
+    }
+
+    /// The subnet of an address that can be given out.
+    pub fn subnet_of(&self, ip: IpAddr) -> Option<&Subnet> {
+        self.find(ip).map(|s| &self.subnets[s.range])
+    }
+
+    /// The ranges without the addresses of some networks.
+    #[must_use]
+    pub fn without(&self, networks: &[IpNet]) -> Self {
+        let rest = |stretch: &Stretch| {
+            let v4 = stretch.first.is_ipv4();
+            let same_family = networks.iter().filter(|net| net.addr().is_ipv4() == v4);
+            let holes = same_family.map(|net| (to_u128(net.network()), to_u128(net.broadcast())));
+            let rest = cut(to_u128(stretch.first), to_u128(stretch.last), holes.collect());
+            let range = stretch.range;
+            let stretches = rest.into_iter().map(move |(first, last)| Stretch {
+                first: from_u128(first, v4),
+                last: from_u128(last, v4),
+                range,
+            });
+            stretches.collect::<Vec<_>>()
+        };
+        let stretches = self.stretches.iter().flat_map(rest).collect();
+        Self { subnets: self.subnets.clone(), stretches }
+    }
+
+    /// How many addresses can be given out. Saturates at `i64::MAX`, the field's type.
+    pub fn total(&self) -> i64 {
+        self.stretches
+            .iter()
+            .map(Stretch::len)
+            .fold(0_u128, u128::saturating_add)
+            .try_into()
+            .unwrap_or(i64::MAX)
+    }
+}
+
+impl Stretch {
+    /// How many addresses it is.
+    pub fn len(&self) -> u128 {
+        (to_u128(self.last) - to_u128(self.first)).saturating_add(1)
+    }
+
+    /// Never: it has at least one address.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+impl Subnet {
+    /// The mask as Harvester writes it: an address, such as `255.255.255.0`.
+    pub fn mask(&self) -> String {
+        self.net.netmask().to_string()
+    }
+}
+
+/// An address by its value.
+pub fn to_u128(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(v4) => u128::from(v4.to_bits()),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
+}
+
+/// The address of a value. An IPv4 value is at most 32 bits wide.
+pub fn from_u128(value: u128, v4: bool) -> IpAddr {
+    if v4 {
+        IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(value).unwrap_or(u32::MAX)))
+    } else {
+        IpAddr::V6(Ipv6Addr::from_bits(value))
+    }
+}
+
+fn parse_bounds(path: &str, range: &api::Range) -> Result<(Subnet, IpAddr, IpAddr), RangeError> {
+    let net: IpNet = range.subnet.parse().map_err(|_| {
+        error(
+            &format!("{path}.subnet"),
+            format!("{:?} is not a network in CIDR form, such as 192.168.1.0/24", range.subnet),
+        )
+    })?;
+    let host = net.addr();
+    let net = net.trunc();
+    let single = net.prefix_len() == net.max_prefix_len();
+    let pair = net.prefix_len() + 1 == net.max_prefix_len();
+    let (low, high) = (to_u128(net.network()), to_u128(net.broadcast()));
+    let v4 = matches!(net, IpNet::V4(_));
+
+    let first_host = if single || pair { low } else { low + 1 };
+    let last_host = if single || pair || !v4 { high } else { high - 1 };
+
+    let bound = |field: &str, text: &Option<String>, default: u128| match set(text.as_ref()) {
+        None => Ok(from_u128(default, v4)),
+        Some(text) => {
+            let field = format!("{path}.{field}");
+            let ip = parse_ip(&field, text)?;
+            if !net.contains(&ip) {
+                return Err(error(&field, format!("{ip} is outside subnet {net}")));
+            }
+            if v4 && !single && !pair && (to_u128(ip) == low || to_u128(ip) == high) {
+                let which = if to_u128(ip) == low { "network" } else { "broadcast" };
+                return Err(error(
+                    &field,
+                    format!(
+                        "{ip} is the {which} address of {net}: hosts are {} to {}",
+                        from_u128(first_host, v4),
+                        from_u128(last_host, v4)
+                    ),
+                ));
+            }
+            Ok(ip)
+        }
+    };
+    let first =
+        bound("rangeStart", &range.range_start, if single { to_u128(host) } else { first_host })?;
+    let last = bound("rangeEnd", &range.range_end, if single { to_u128(host) } else { last_host })?;
+    let (first, last) = (first.min(last), first.max(last));
+    if let Some((block, kind)) = not_unicast(first, last) {
+        return Err(error(
+            &format!("{path}.subnet"),
+            format!(
+                "{first} to {last} includes {kind} addresses ({block}): a load balancer needs unicast addresses"
+            ),
+        ));
+    }
+    let gateway = match set(range.gateway.as_ref()) {
+        None if single => None,
+        None => Some(from_u128(low + 1, v4)),
+        Some(text) => {
+            let field = format!("{path}.gateway");
+            let ip = parse_ip(&field, text)?;
+            if ip.is_ipv4() != v4 {
+                return Err(error(&field, format!("{ip} is not of the family of subnet {net}")));
+            }
+            Some(ip)
+        }
+    };
+    Ok((Subnet { net, gateway }, first, last))
+}
+
+fn parse_excludes(
+    path: &str,
+    range: &api::Range,
+    subnet: &Subnet,
+) -> Result<Vec<(u128, u128)>, RangeError> {
+    let v4 = matches!(subnet.net, IpNet::V4(_));
+    range
+        .exclude
+        .iter()
+        .flatten()
+        .enumerate()
+        .map(|(index, text)| {
+            let field = format!("{path}.exclude[{index}]");
+            let (first, last) = if let Ok(net) = text.parse::<IpNet>() {
+                (net.network(), net.broadcast())
+            } else if let Some((first, last)) = text.split_once('-') {
+                (parse_ip(&field, first.trim())?, parse_ip(&field, last.trim())?)
+            } else {
+                let ip = parse_ip(&field, text)?;
+                (ip, ip)
+            };
+            if first.is_ipv4() != v4 || last.is_ipv4() != v4 {
+                return Err(error(
+                    &field,
+                    format!("{text} is not of the family of subnet {}", subnet.net),
+                ));
+            }
+            if first > last {
+                return Err(error(&field, format!("{first} is above {last}: exchange the two")));
+            }
+            Ok((to_u128(first), to_u128(last)))
+        })
+        .collect()
+}
+
+/// The first block within `first..=last` that no host can have as an address, and its kind
+/// (IANA special-purpose registries; RFC 6890, RFC 5771, RFC 4291).
+fn not_unicast(first: IpAddr, last: IpAddr) -> Option<(&'static str, &'static str)> {
+    const BLOCKS: [(&str, &str); 7] = [
+        ("0.0.0.0/8", "\"this network\""),
+        ("127.0.0.0/8", "loopback"),
+        ("224.0.0.0/4", "multicast"),
+        ("255.255.255.255/32", "broadcast"),
+        ("::/127", "unspecified and loopback"),
+        ("::ffff:0:0/96", "IPv4-mapped"),
+        ("ff00::/8", "multicast"),
+    ];
+    BLOCKS.into_iter().find(|(block, _)| {
+        block.parse().is_ok_and(|net: IpNet| {
+            net.addr().is_ipv4() == first.is_ipv4()
+                && first <= net.broadcast()
+                && net.network() <= last
+        })
+    })
+}
+
+/// The fault of a range whose start is above its end, at its index in `spec.ranges`.
+pub fn reversed(index: usize, range: &api::Range) -> Option<RangeError> {
+    let bound = |text: &Option<String>| set(text.as_ref())?.parse::<IpAddr>().ok();
+    let (first, last) = (bound(&range.range_start)?, bound(&range.range_end)?);
+    (first > last).then(|| {
+        error(
+            &format!("spec.ranges[{index}].rangeStart"),
+            format!("{first} is above rangeEnd {last}: exchange the two"),
+        )
+    })
+}
+
+/// `low..=high` without the holes.
+fn cut(low: u128, high: u128, mut holes: Vec<(u128, u128)>) -> Vec<(u128, u128)> {
+    holes.sort_unstable();
+    let mut rest = Vec::new();
+    let mut from = Some(low);
+    for (first, last) in holes {
+        let Some(start) = from else { break };
+        if last < start {
+            continue;
+        }
+        if first > high {
+            break;
+        }
+        if first > start {
+            rest.push((start, first - 1));
+        }
+        from = last.checked_add(1).filter(|next| *next <= high);
+    }
+    rest.extend(from.map(|start| (start, high)));
+    rest
+}
+
+fn parse_ip(field: &str, text: &str) -> Result<IpAddr, RangeError> {
+    text.parse()
+        .map_err(|_| error(field, format!("{text:?} is not an IP address, such as 192.168.1.10")))
+}
+
+fn set(text: Option<&String>) -> Option<&str> {
+    text.map(String::as_str).filter(|t| !t.is_empty())
+}
+
+fn subnets_net(subnets: &[Subnet], index: usize) -> &IpNet {
+    &subnets[index].net
+}
+
+fn same_family(a: &IpNet, b: &IpNet) -> bool {
+    matches!(a, IpNet::V4(_)) == matches!(b, IpNet::V4(_))
+}
+
+fn error(field: &str, message: String) -> RangeError {
+    RangeError { field: field.to_owned(), message }
+}
+
+#[cfg(test)]
+mod tests;

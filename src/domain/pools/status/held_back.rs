@@ -1,0 +1,37 @@
+//! What a pool holds back because it is the cluster's own, in words.
+
+use super::super::allocator::Pool;
+
+/// Addresses and networks in the pool's ranges that are the cluster's own; empty for none. Those of
+/// which a LoadBalancer holds an address come first.
+pub(super) fn held_back(pool: &Pool) -> String {
+    const SHOWN: usize = 5;
+    let mut all: Vec<_> = pool
+        .infrastructure
+        .iter()
+        .map(|(network, what)| {
+            let holder = pool.ledger.claims_in(*network).next();
+            (holder.is_none(), network, what, holder)
+        })
+        .collect();
+    all.sort_by_key(|(is_unused, ..)| *is_unused);
+    let shown = all.iter().take(SHOWN).map(|(_, network, what, holder)| {
+        let is_one = network.prefix_len() == network.max_prefix_len();
+        let is = if is_one { network.addr().to_string() } else { network.to_string() };
+        match holder {
+            Some((_, owner)) if is_one => {
+                format!("{is} is {what}, and LoadBalancer {} holds it: move that", owner.name)
+            }
+            Some((ip, owner)) => {
+                format!("{is} is {what}, and LoadBalancer {} holds {ip}: move that", owner.name)
+            }
+            None => format!("{is} is {what}"),
+        }
+    });
+    let shown = shown.collect::<Vec<_>>().join("; ");
+    match all.len() {
+        0 => String::new(),
+        count if count > SHOWN => format!("held back: {shown}; and {} more", count - SHOWN),
+        _ => format!("held back: {shown}"),
+    }
+}

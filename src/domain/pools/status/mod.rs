@@ -1,0 +1,90 @@
+//! What a pool's status says.
+
+mod held_back;
+
+use super::conflict::Conflict;
+use crate::condition::{condition, with_condition};
+use crate::reason;
+use api::{Condition, ConditionStatus, IPPoolStatus};
+use held_back::held_back;
+
+const MANUAL_RELEASE: &str = "ManualRelease";
+
+/// The condition that says why a manual release was not carried out.
+pub fn manual_release_refused(reason: &str, message: String) -> Condition {
+    Condition {
+        type_: MANUAL_RELEASE.to_owned(),
+        ..condition(ConditionStatus::False, reason, message)
+    }
+}
+
+/// A pool's `Ready` condition.
+pub fn pool_ready(pool: &super::allocator::Pool) -> Condition {
+    let (status, reason, message) = match (&pool.fault, pool.deleting) {
+        (Some(fault), _) => (ConditionStatus::False, reason::INVALID_RANGE, fault.to_string()),
+        (None, true) => (
+            ConditionStatus::False,
+            reason::DELETING,
+            format!("waits for {} addresses to be released", pool.ledger.claims().len()),
+        ),
+        (None, false) if pool.conflict.is_some() => {
+            let conflict = pool.conflict.as_ref();
+            (
+                ConditionStatus::False,
+                conflict.map_or(reason::RANGE_CONFLICT, Conflict::reason),
+                conflict.map(Conflict::standing_back).unwrap_or_default(),
+            )
+        }
+        (None, false) => (ConditionStatus::True, reason::POOL_READY, held_back(pool)),
+    };
+    condition(status, reason, message)
+}
+
+/// The status that a pool should have, given the stored conditions, what there is to say of a
+/// manual release, and the spec's generation. `now` is an RFC 3339 time.
+pub fn pool_status(
+    pool: &super::allocator::Pool,
+    conditions: &[Condition],
+    notice: Option<&Condition>,
+    generation: Option<i64>,
+    now: &str,
+) -> IPPoolStatus {
+    let ledger = &pool.ledger;
+    let (total, available) = (ledger.total(), ledger.available());
+    let used = i64::try_from(ledger.claims().len()).unwrap_or(i64::MAX);
+    let entries = ledger.claims().iter();
+    let mut conditions =
+        with_condition(conditions, pool_ready(pool), now).unwrap_or_else(|| conditions.to_vec());
+    match notice {
+        Some(notice) => {
+            conditions = with_condition(&conditions, notice.clone(), now).unwrap_or(conditions);
+        }
+        None => conditions.retain(|c| c.type_ != MANUAL_RELEASE),
+    }
+    IPPoolStatus {
+        total,
+        available,
+        used_percent: Some(percent(used, total)),
+        last_allocated: ledger.cursor().map(|ip| ip.to_string()).unwrap_or_default(),
+        allocated: entries.clone().map(|(ip, o)| (ip.to_string(), o.name.clone())).collect(),
+        allocated_owners: entries
+            .filter(|(_, o)| !o.uid.is_empty())
+            .map(|(ip, o)| (ip.to_string(), o.uid.clone()))
+            .collect(),
+        allocated_history: ledger.history().map(|(ip, n)| (ip.to_string(), n.to_owned())).collect(),
+        observed_generation: generation,
+        conditions,
+    }
+}
+
+/// `part` of `whole` in percent, rounded up; 100 of nothing, and never more.
+fn percent(part: i64, whole: i64) -> i64 {
+    if whole == 0 {
+        return 100;
+    }
+    let rounded_up = (i128::from(part) * 100 + i128::from(whole) - 1) / i128::from(whole);
+    i64::try_from(rounded_up).unwrap_or(100).min(100)
+}
+
+#[cfg(test)]
+mod tests;

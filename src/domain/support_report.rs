@@ -1,0 +1,263 @@
+//! What a maintainer asks for first, out of what is stored.
+//!
+//! Invariant: what gets out is named here, field by field. Of a certificate it is said whether there
+//! is one; a Secret is never read, and of a credential neither its hash nor anything but its name and times
+//! is told.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::load_balancer::facts;
+use api::{
+    ANNOTATION_NETWORK, Condition, ConditionStatus, IPPool, LoadBalancer, READY, TokenRotation,
+};
+
+/// Decisions and waiters that are told, so that a report of a large site can be sent.
+const MOST: usize = 200;
+/// Credentials whose end is told.
+const MOST_ENDS: usize = 50;
+
+/// A pool: what it may give, what it gave, and what is wrong with it.
+pub fn pool(pool: &IPPool) -> Value {
+    let status = pool.status.clone().unwrap_or_default();
+    json!({
+        "name": pool.metadata.name,
+        "created": pool.metadata.creation_timestamp,
+        "deleting": pool.metadata.deletion_timestamp.is_some(),
+        "spec": pool.spec,
+        "total": status.total,
+        "available": status.available,
+        "allocated": status.allocated.len(),
+        "former": status.allocated_history.len(),
+        "conditions": status.conditions,
+    })
+}
+
+/// How many LoadBalancers are how.
+pub fn counts(lbs: &[LoadBalancer]) -> Value {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for lb in lbs {
+        let ready = ready(lb);
+        *counts
+            .entry(format!("{:?} {}", ready.status, ready.reason.unwrap_or_default()))
+            .or_default() += 1;
+    }
+    json!(counts)
+}
+
+/// Who is not ready, and why; the oldest first.
+pub fn waiters(lbs: &[LoadBalancer]) -> Vec<Value> {
+    let mut waiting: Vec<_> = lbs
+        .iter()
+        .map(|lb| (lb, ready(lb)))
+        .filter(|(_, ready)| ready.status != ConditionStatus::True)
+        .collect();
+    waiting.sort_by_key(|(lb, _)| {
+        (lb.metadata.creation_timestamp.as_ref().map(|time| time.0), facts::name(lb))
+    });
+    let say = |(lb, ready): (&LoadBalancer, Condition)| {
+        json!({
+            "name": facts::name(lb),
+            "created": lb.metadata.creation_timestamp,
+            "deleting": facts::is_leaving(lb),
+            "ipam": lb.spec.ipam,
+            "workloadType": lb.spec.workload_type,
+            "ipPool": lb.spec.ip_pool,
+            "network": lb.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_NETWORK)),
+            "reason": ready.reason,
+            "message": ready.message,
+            "since": ready.last_update_time,
+        })
+    };
+    waiting.into_iter().take(MOST).map(say).collect()
+}
+
+/// What was decided last, the newest first: the conditions of pools and LoadBalancers.
+pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
+    let mut all = Vec::new();
+    for pool in pools {
+        let name = pool.metadata.name.clone().unwrap_or_default();
+        for condition in pool.status.iter().flat_map(|status| &status.conditions) {
+            all.push((format!("IPPool {name}"), condition, None));
+        }
+    }
+    for lb in lbs {
+        let status = lb.status.as_ref();
+        let address = status.and_then(|status| status.allocated_address.as_ref());
+        for condition in status.iter().flat_map(|status| &status.conditions) {
+            all.push((format!("LoadBalancer {}", facts::name(lb)), condition, address));
+        }
+    }
+    // RFC 3339 in UTC sorts as text.
+    all.sort_by(|a, b| b.1.last_update_time.cmp(&a.1.last_update_time));
+    let say = |(object, condition, address): (String, &Condition, _)| json!({"object": object, "condition": condition, "allocatedAddress": address});
+    all.into_iter().take(MOST).map(say).collect()
+}
+
+/// TokenRotations: how many are how, which credentials end first, and what is wrong with the others.
+pub fn credentials(rotations: &[TokenRotation]) -> Value {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut ends = Vec::new();
+    let mut wrong = Vec::new();
+    for rotation in rotations {
+        let status = rotation.status.clone().unwrap_or_default();
+        let ready = status.conditions.iter().find(|c| c.type_ == READY).cloned();
+        let ready = ready.unwrap_or_default();
+        let reason = ready.reason.clone().unwrap_or_else(|| "New".to_owned());
+        *counts.entry(format!("{:?} {reason}", ready.status)).or_default() += 1;
+        let meta = &rotation.metadata;
+        let place = (meta.namespace.as_deref(), meta.name.as_deref());
+        let name = format!("{}/{}", place.0.unwrap_or_default(), place.1.unwrap_or_default());
+        if let Some(end) = &status.expires_at {
+            let credential = status.current.as_ref().map(|current| &current.name);
+            let told = json!({"name": name, "credential": credential, "expiresAt": end,
+                "nextRotation": status.next_rotation, "lastResult": status.last_result});
+            ends.push((end.clone(), name.clone(), told));
+        }
+        if ready.status != ConditionStatus::True {
+            let told = json!({
+                "name": name,
+                "created": meta.creation_timestamp,
+                "deleting": meta.deletion_timestamp.is_some(),
+                "reason": reason,
+                "message": ready.message,
+                "since": ready.last_update_time,
+                "failures": status.failures,
+                "retryAfter": status.retry_after,
+                "pending": status.pending.map(|pending| pending.name),
+                "toBeRevoked": status.previous.len(),
+            });
+            wrong.push((ready.last_update_time.clone(), name, told));
+        }
+    }
+    // RFC 3339 in UTC sorts as text.
+    ends.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
+    wrong.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
+    json!({
+        "counts": counts,
+        "soonestEnds": ends.into_iter().take(MOST_ENDS).map(|(.., told)| told).collect::<Vec<_>>(),
+        "notReady": wrong.into_iter().take(MOST).map(|(.., told)| told).collect::<Vec<_>>(),
+    })
+}
+
+/// What some tool applied last, certificates and all.
+const APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// How the API server is led to admission or conversion: everything but the certificates, of which it
+/// is said whether there are any.
+pub fn registration(configuration: &Value) -> Value {
+    match configuration {
+        Value::Object(fields) => {
+            let mut told = Map::new();
+            for (name, value) in fields {
+                let value = match name.as_str() {
+                    "managedFields" | APPLIED => continue,
+                    "caBundle" => json!(value.as_str().is_some_and(|bundle| !bundle.is_empty())),
+                    _ => registration(value),
+                };
+                told.insert(name.clone(), value);
+            }
+            Value::Object(told)
+        }
+        Value::Array(items) => items.iter().map(registration).collect(),
+        other => other.clone(),
+    }
+}
+
+fn ready(lb: &LoadBalancer) -> Condition {
+    let conditions = lb.status.iter().flat_map(|status| &status.conditions);
+    conditions.into_iter().find(|c| c.type_ == READY).cloned().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lb(name: &str, second: u8, status: &str) -> LoadBalancer {
+        let at = |second: u8| format!("2026-01-01T00:00:{second:02}Z");
+        serde_json::from_value(json!({
+            "metadata": {"namespace": "n", "name": name, "creationTimestamp": at(second)},
+            "spec": {"healthCheck": {"caBundle": "PEM"}},
+            "status": {"conditions": [{"type": "Ready", "status": status, "reason": "Why",
+                "lastUpdateTime": at(59 - second)}]},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_oldest_waits_first_and_the_newest_decision_comes_first() {
+        let lbs = [lb("b", 2, "False"), lb("ready", 0, "True"), lb("a", 1, "Unknown")];
+        let names = |list: Vec<Value>, field: &str| -> Vec<String> {
+            list.iter().map(|value| value[field].as_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(names(waiters(&lbs), "name"), ["n/a", "n/b"]);
+        let order = names(decisions(&[], &lbs), "object");
+        assert_eq!(order, ["LoadBalancer n/ready", "LoadBalancer n/a", "LoadBalancer n/b"]);
+        assert_eq!(counts(&lbs), json!({"False Why": 1, "True Why": 1, "Unknown Why": 1}));
+    }
+
+    #[test]
+    fn there_is_an_end() {
+        let lbs: Vec<_> = (0..=MOST).map(|n| lb(&format!("{n}"), 0, "False")).collect();
+        assert_eq!((waiters(&lbs).len(), decisions(&[], &lbs).len()), (MOST, MOST));
+    }
+
+    fn rotation(name: &str, reason: &str, ends: Option<&str>) -> TokenRotation {
+        let status = if reason == "Current" { "True" } else { "False" };
+        serde_json::from_value(json!({
+            "metadata": {"namespace": "n", "name": name},
+            "spec": {"target": {"secret": {"name": "s", "key": "k"}}},
+            "status": {
+                "expiresAt": ends,
+                "current": {"name": "c-1", "hash": "5ecret", "issuedAt": "2026-01-01T00:00:00Z"},
+                "pending": {"name": "c-2", "step": "Publishing", "since": "2026-01-01T00:00:00Z",
+                    "hash": "5ecret"},
+                "previous": [{"name": "c-0", "hash": "5ecret"}],
+                "conditions": [{"type": "Ready", "status": status, "reason": reason,
+                    "message": "why", "lastUpdateTime": "2026-01-01T00:00:00Z"}],
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn of_credentials_the_soonest_ends_and_what_fails_are_told_without_a_hash() {
+        let (late, soon) = ("2026-03-01T00:00:00Z", "2026-02-01T00:00:00Z");
+        let mut new = rotation("new", "", None);
+        new.status = None;
+        let all = [
+            rotation("late", "Current", Some(late)),
+            rotation("soon", "MintFailed", Some(soon)),
+            rotation("endless", "Current", None),
+            new,
+        ];
+        let told = credentials(&all);
+        let counts = json!({"False MintFailed": 1, "True Current": 2, "Unknown New": 1});
+        assert_eq!(told["counts"], counts);
+        let names = |field: &str| -> Vec<String> {
+            let list = told[field].as_array().unwrap().iter();
+            list.map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(names("soonestEnds"), ["n/soon", "n/late"]);
+        assert_eq!(names("notReady"), ["n/new", "n/soon"]);
+        assert_eq!(told["notReady"][1]["message"], "why");
+        assert_eq!(told["notReady"][1]["toBeRevoked"], 1);
+        assert!(!told.to_string().contains("5ecret"), "{told}");
+        let many: Vec<_> =
+            (0..=MOST).map(|n| rotation(&n.to_string(), "MintFailed", Some(soon))).collect();
+        let told = credentials(&many);
+        let count = |field: &str| told[field].as_array().unwrap().len();
+        assert_eq!((count("soonestEnds"), count("notReady")), (MOST_ENDS, MOST));
+    }
+
+    #[test]
+    fn of_a_certificate_it_is_said_whether_there_is_one() {
+        let stored = json!({"webhooks": [{"clientConfig": {"caBundle": "AAAA", "url": "u"}},
+            {"clientConfig": {"caBundle": ""}}], "metadata": {"managedFields": [1], "annotations": {APPLIED: "AAAA"}}});
+        let told = json!({"webhooks": [{"clientConfig": {"caBundle": true, "url": "u"}},
+            {"clientConfig": {"caBundle": false}}], "metadata": {"annotations": {}}});
+        assert_eq!(registration(&stored), told);
+        assert!(!json!(waiters(&[lb("a", 0, "False")])).to_string().contains("PEM"));
+    }
+}

@@ -1,0 +1,132 @@
+//! EndpointSlices as they are sent: whole, or as merge patches.
+//!
+//! Endpoints are written from where they are. A slice of a hundred as a tree of JSON values was
+//! a third of what a change of one VM cost.
+
+use std::net::IpAddr;
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::super::endpoints::{Endpoint, Family};
+use super::super::service::{Identity, owner_reference};
+use super::Port;
+use api::{LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER, SLICE_MANAGER};
+
+/// When a slice's endpoints were last changed by something that happened in the cluster, for
+/// kube-proxy's metric of programming latency.
+const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
+/// What is sent.
+#[derive(Debug, Serialize)]
+pub struct Body<'a> {
+    #[serde(flatten)]
+    head: Map<String, Value>,
+    endpoints: Vec<EndpointBody<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct EndpointBody<'a> {
+    addresses: [IpAddr; 1],
+    conditions: Conditions,
+    /// The Go controller takes every endpoint to have one.
+    target_ref: TargetRef<'a>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    node_name: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+struct Conditions {
+    ready: bool,
+    serving: bool,
+    terminating: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct TargetRef<'a> {
+    #[serde(skip_serializing_if = "str::is_empty")]
+    kind: &'a str,
+    namespace: &'a str,
+    name: &'a str,
+    uid: &'a str,
+}
+
+/// A new EndpointSlice. `triggered` is an RFC 3339 time.
+pub fn create<'a>(
+    lb: Identity<'a>,
+    name: &str,
+    family: Family,
+    ports: &[Port],
+    endpoints: &'a [Endpoint],
+    triggered: &str,
+) -> Body<'a> {
+    let head = json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": name,
+            "namespace": lb.namespace,
+            "labels": labels(lb),
+            "annotations": {TRIGGERED: triggered},
+            "ownerReferences": [owner_reference(lb)],
+        },
+        "addressType": family.name(),
+        "ports": written(ports),
+    });
+    body(lb, head, endpoints)
+}
+
+/// The merge patch that makes a stored slice say this.
+pub fn patch<'a>(
+    lb: Identity<'a>,
+    version: &str,
+    ports: &[Port],
+    endpoints: &'a [Endpoint],
+    triggered: &str,
+) -> Body<'a> {
+    let head = json!({
+        "metadata": {
+            "resourceVersion": version,
+            "labels": labels(lb),
+            "annotations": {TRIGGERED: triggered},
+        },
+        "ports": written(ports),
+    });
+    body(lb, head, endpoints)
+}
+
+fn body<'a>(lb: Identity<'a>, head: Value, endpoints: &'a [Endpoint]) -> Body<'a> {
+    let Value::Object(head) = head else { return Body { head: Map::new(), endpoints: Vec::new() } };
+    Body { head, endpoints: endpoints.iter().map(|endpoint| of(lb, endpoint)).collect() }
+}
+
+fn of<'a>(lb: Identity<'a>, endpoint: &'a Endpoint) -> EndpointBody<'a> {
+    EndpointBody {
+        addresses: [endpoint.address],
+        conditions: Conditions {
+            ready: endpoint.ready(),
+            serving: endpoint.serving,
+            terminating: endpoint.terminating,
+        },
+        target_ref: TargetRef {
+            kind: if endpoint.is_sink() { "" } else { "VirtualMachineInstance" },
+            namespace: lb.namespace,
+            name: &endpoint.name,
+            uid: &endpoint.uid,
+        },
+        node_name: &endpoint.node,
+    }
+}
+
+fn labels(lb: Identity<'_>) -> Value {
+    json!({
+        LABEL_SERVICE_NAME: lb.name,
+        LABEL_SERVICE_LB: "true",
+        LABEL_SLICE_MANAGER: SLICE_MANAGER,
+    })
+}
+
+fn written(ports: &[Port]) -> Vec<Value> {
+    ports.iter().map(|p| json!({"name": p.name, "protocol": p.protocol, "port": p.port})).collect()
+}

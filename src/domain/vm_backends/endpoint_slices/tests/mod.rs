@@ -1,0 +1,336 @@
+//! How endpoints are packed, case by case; `model` does it at random and watches every write.
+
+mod model;
+
+use super::super::service::Identity;
+use super::*;
+
+pub(super) const WEB: &str = "web";
+
+/// VM number `n`, ready.
+pub(super) fn ready(n: usize) -> Endpoint {
+    Endpoint {
+        address: IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + u32::try_from(n).unwrap())),
+        name: format!("vm-{n:04}").into(),
+        uid: format!("uid-{n:04}").into(),
+        node: "n1".into(),
+        serving: true,
+        terminating: false,
+    }
+}
+
+pub(super) fn unready(n: usize) -> Endpoint {
+    Endpoint { serving: false, ..ready(n) }
+}
+
+pub(super) fn ports() -> Vec<Port> {
+    vec![Port { name: "http".into(), protocol: "TCP".into(), port: 8080 }]
+}
+
+/// EndpointSlices as an API server keeps them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Store {
+    pub(super) slices: Vec<Slice>,
+    writes: usize,
+}
+
+impl Store {
+    pub(super) fn new(slices: Vec<Slice>) -> Self {
+        Self { slices, writes: 0 }
+    }
+
+    /// Carries out one write, which is refused if it rests on what is no longer so.
+    pub(super) fn execute(&mut self, write: &Write, family: Family, ports: &[Port]) {
+        self.writes += 1;
+        let at = self.slices.iter().position(|slice| slice.name == write.name());
+        if let Write::Update { version, .. } | Write::Delete { version, .. } = write {
+            assert_eq!(*version, self.slices[at.unwrap()].version, "a conflict");
+        }
+        let slice = |endpoints: &Vec<Endpoint>| Slice {
+            name: write.name().to_owned(),
+            version: format!("w{}", self.writes),
+            family: Some(family),
+            ports: ports_of(endpoints, ports),
+            endpoints: endpoints.clone(),
+            sound: true,
+            holds_settings: at.is_some_and(|at| self.slices[at].holds_settings),
+        };
+        match (write, at) {
+            (Write::Create { endpoints, .. }, None) => self.slices.push(slice(endpoints)),
+            (Write::Update { endpoints, .. }, Some(at)) => self.slices[at] = slice(endpoints),
+            (Write::Delete { .. }, Some(at)) => drop(self.slices.remove(at)),
+            _ => panic!("{write:?}, but there is {at:?}"),
+        }
+        self.slices.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+
+    /// Plans and writes until nothing is left, and returns the writes.
+    pub(super) fn settle(&mut self, family: Family, desired: &[Endpoint]) -> Vec<Write> {
+        let mut all = Vec::new();
+        for _ in 0..3 {
+            let Plan { writes, complete } =
+                plan(WEB, family, &ports(), &self.slices, desired, None);
+            for write in &writes {
+                self.execute(write, family, &ports());
+            }
+            all.extend(writes);
+            if complete {
+                return all;
+            }
+        }
+        panic!("it goes on for ever: {all:?}");
+    }
+
+    pub(super) fn names(&self) -> Vec<&str> {
+        self.slices.iter().map(|slice| slice.name.as_str()).collect()
+    }
+}
+
+fn filled(count: usize) -> Store {
+    let mut store = Store::default();
+    store.settle(Family::V4, &(0..count).map(ready).collect::<Vec<_>>());
+    store
+}
+
+fn written(writes: &[Write]) -> Vec<(&str, &str)> {
+    let kind = |write: &Write| match write {
+        Write::Create { .. } => "create",
+        Write::Update { .. } => "update",
+        Write::Delete { .. } => "delete",
+    };
+    writes.iter().map(|write| (kind(write), write.name())).collect()
+}
+
+#[test]
+fn a_thousand_and_one_endpoints_make_eleven_slices() {
+    let store = filled(1_001);
+    let mut sizes: Vec<usize> = store.slices.iter().map(|slice| slice.endpoints.len()).collect();
+    sizes.sort_unstable();
+    assert_eq!(sizes, [&[1][..], &[100; 10]].concat());
+    let mut expected: Vec<String> = (2..=11).map(|n| format!("web.ipv4-{n}")).collect();
+    expected.push(WEB.to_owned());
+    expected.sort();
+    assert_eq!(store.names(), expected);
+}
+
+/// Slices are counted as numbers: the tenth is not the second.
+#[test]
+fn new_endpoints_go_where_there_is_room_first_slice_first() {
+    let mut store = filled(1_001);
+    let mut desired: Vec<Endpoint> =
+        (0..1_001).filter(|n| ![150, 950].contains(n)).map(ready).collect();
+    let writes = store.settle(Family::V4, &desired);
+    assert_eq!(written(&writes), [("update", "web.ipv4-10"), ("update", "web.ipv4-2")]);
+    desired.push(ready(2_000));
+    assert_eq!(written(&store.settle(Family::V4, &desired)), [("update", "web.ipv4-2")]);
+    desired.push(ready(2_001));
+    assert_eq!(written(&store.settle(Family::V4, &desired)), [("update", "web.ipv4-10")]);
+}
+
+#[test]
+fn a_name_that_is_free_again_is_used_again() {
+    let mut store = filled(201);
+    let without_first: Vec<Endpoint> = (100..201).map(ready).collect();
+    let writes = store.settle(Family::V4, &without_first);
+    assert_eq!(written(&writes), [("delete", WEB), ("update", "web.ipv4-3")]);
+    let more: Vec<Endpoint> = (100..201).chain(300..400).map(ready).collect();
+    let writes = store.settle(Family::V4, &more);
+    assert_eq!(written(&writes), [("create", WEB), ("update", "web.ipv4-3")]);
+}
+
+#[test]
+fn the_sink_is_there_while_no_vm_serves_and_only_then() {
+    let mut store = Store::default();
+    let sinks = |store: &Store| {
+        let all = store.slices.iter().flat_map(|slice| &slice.endpoints);
+        all.filter(|endpoint| endpoint.is_sink()).count()
+    };
+    let draining = Endpoint { terminating: true, ..ready(2) };
+    for (desired, expected) in [
+        (vec![], 1),
+        (vec![unready(1)], 1),
+        (vec![ready(1)], 0),
+        (vec![draining.clone(), unready(1)], 0),
+        (vec![Endpoint { serving: false, ..draining }, unready(1)], 1),
+        (vec![ready(1), unready(2)], 0),
+        (vec![], 1),
+    ] {
+        let writes = store.settle(Family::V4, &desired);
+        assert_eq!(sinks(&store), expected, "{desired:?}");
+        assert_eq!(writes.len(), 1, "in the same write: {writes:?}");
+        assert_eq!(store.slices[0].endpoints.len(), desired.len() + expected);
+        // With the sink no port of a listener leads anywhere: its address may be a node's.
+        let port = if expected == 0 { 8080 } else { SINK_PORT };
+        assert_eq!(store.slices[0].ports, [Port { port, ..ports()[0].clone() }]);
+    }
+}
+
+/// Traffic that nobody answers is the lesser evil, to the end.
+#[test]
+fn of_several_writes_the_one_that_takes_the_sink_away_is_the_last() {
+    let mut store = filled(201);
+    let quiet: Vec<Endpoint> = (0..99).chain(100..201).map(unready).collect();
+    store.settle(Family::V4, &quiet);
+    assert!(store.slices[0].endpoints[99].is_sink());
+    let moved = |n| Endpoint { node: "n2".into(), ..unready(n) };
+    let second = (100..200).map(moved);
+    let desired: Vec<Endpoint> = (0..99).map(unready).chain(second).chain([ready(200)]).collect();
+    let expected = [("update", "web.ipv4-3"), ("update", "web.ipv4-2"), ("update", WEB)];
+    assert_eq!(written(&store.settle(Family::V4, &desired)), expected);
+}
+
+#[test]
+fn endpoints_are_sorted_by_name_with_the_sink_at_the_end() {
+    let zoe = Endpoint { name: "zoe".into(), uid: "a".into(), ..unready(0) };
+    let mut store = Store::default();
+    store.settle(Family::V4, &[zoe.clone(), unready(2), unready(1)]);
+    assert_eq!(
+        store.slices[0].endpoints,
+        [unready(1), unready(2), zoe, sink(WEB, Family::V4, None)]
+    );
+}
+
+/// Addresses that no host has, for while no node is known: RFC 5737 and RFC 6666. The UID is the Go
+/// controller's word.
+#[test]
+fn the_sink_is_the_announcing_nodes_address_or_nobodys() {
+    let (v4, v6) = (sink(WEB, Family::V4, None), sink(WEB, Family::V6, None));
+    assert_eq!(
+        (v4.address.to_string().as_str(), v6.address.to_string().as_str()),
+        ("192.0.2.1", "100::1")
+    );
+    for sink in [v4, v6] {
+        assert_eq!(&*sink.uid, "dummy347-546a-4642-9da6-5608endpoint");
+        assert!(sink.is_sink() && sink.takes_traffic() && !sink.ready() && sink.node.is_empty());
+    }
+    assert!(!ready(1).is_sink());
+
+    let n1 = AnnouncingNode {
+        name: "n1".into(),
+        addresses: vec!["fd00::11".parse().unwrap(), "10.0.0.11".parse().unwrap()],
+    };
+    for (family, expected) in [(Family::V4, "10.0.0.11"), (Family::V6, "fd00::11")] {
+        let sink = sink(WEB, family, Some(&n1));
+        assert_eq!((sink.address.to_string().as_str(), &*sink.node), (expected, "n1"));
+        assert!(sink.is_sink() && sink.takes_traffic() && !sink.ready());
+    }
+    let v6_only = AnnouncingNode { addresses: vec!["fd00::11".parse().unwrap()], ..n1 };
+    assert_eq!(sink(WEB, Family::V4, Some(&v6_only)), sink(WEB, Family::V4, None));
+}
+
+/// The Go controller's slice: no word of who manages it, a dummy at an address that may be a pod's,
+/// all VMs in one slice, not sorted.
+#[test]
+fn a_slice_of_the_go_controller_is_adopted_in_place() {
+    let dummy = Endpoint { address: "10.52.0.255".parse().unwrap(), ..sink(WEB, Family::V4, None) };
+    let stored = |endpoints| Slice {
+        name: WEB.to_owned(),
+        version: "1".into(),
+        family: Some(Family::V4),
+        ports: ports(),
+        endpoints,
+        ..Slice::default()
+    };
+    let mut store = Store::new(vec![stored(vec![dummy.clone()])]);
+    assert_eq!(written(&store.settle(Family::V4, &[])), [("update", WEB)]);
+    assert_eq!(store.slices[0].endpoints, [sink(WEB, Family::V4, None)]);
+
+    let mut store = Store::new(vec![stored(vec![dummy, ready(2), ready(1)])]);
+    assert_eq!(written(&store.settle(Family::V4, &[ready(1), ready(2)])), [("update", WEB)]);
+    assert_eq!(store.slices[0].endpoints, [ready(1), ready(2)]);
+    assert!(store.slices[0].sound);
+
+    // More than fit into one slice here: those that are new make room, the rest stays.
+    let many: Vec<Endpoint> = (0..130).map(ready).collect();
+    let mut store = Store::new(vec![stored(many.clone())]);
+    let writes = store.settle(Family::V4, &many);
+    assert_eq!(written(&writes), [("create", "web.ipv4-2"), ("update", WEB)], "none is missing");
+    assert_eq!(store.slices[0].endpoints, many[..100]);
+}
+
+#[test]
+fn ports_and_whatever_is_not_sound_are_put_right() {
+    let sound = filled(2).slices.remove(0);
+    let desired = [ready(0), ready(1)];
+    for broken in [
+        Slice { sound: false, ..sound.clone() },
+        Slice { ports: vec![], ..sound.clone() },
+        Slice { ports: vec![Port { port: 80, ..ports().remove(0) }], ..sound.clone() },
+        Slice { endpoints: vec![ready(1), ready(0)], ..sound.clone() },
+        Slice { endpoints: vec![ready(0), ready(1), ready(1)], ..sound.clone() },
+        Slice { endpoints: vec![ready(0), unready(1)], ..sound.clone() },
+    ] {
+        let mut store = Store::new(vec![broken.clone()]);
+        assert_eq!(written(&store.settle(Family::V4, &desired)), [("update", WEB)], "{broken:?}");
+        let Slice { version, .. } = store.slices[0].clone();
+        assert_eq!(store.slices, [Slice { version, ..sound.clone() }]);
+    }
+}
+
+/// What this operator does not write, and what is left from before a change of family.
+#[test]
+fn slices_of_another_family_go_after_those_of_this_one_came() {
+    let old = filled(101);
+    let v6 = |n: usize| Endpoint { address: "fd00::1".parse().unwrap(), ..ready(n) };
+    let mut store = old.clone();
+    let writes = store.settle(Family::V6, &[v6(1)]);
+    let expected = [
+        ("create", "web.ipv6-1"),
+        ("delete", "web"),
+        ("delete", "web.ipv4-2"),
+        ("update", "web.ipv6-1"),
+    ];
+    assert_eq!(written(&writes), expected);
+    assert_eq!(store.slices[0].endpoints, [v6(1)]);
+
+    let mut store = old.clone();
+    store.slices[0].family = None;
+    let writes = store.settle(Family::V4, &[ready(100)]);
+    assert_eq!(written(&writes), [("delete", "web"), ("update", "web.ipv4-2")]);
+
+    // Its name is not free before it is gone.
+    let mut store = Store::new(old.slices[..1].to_vec());
+    store.slices[0].family = Some(Family::V6);
+    let expected = [("create", "web.ipv4-2"), ("delete", "web"), ("update", "web.ipv4-2")];
+    assert_eq!(written(&store.settle(Family::V4, &[ready(1)])), expected);
+}
+
+/// kube-vip up to 1.2.3 takes the last event about any slice for all of them.
+#[test]
+fn a_deletion_is_never_the_last_word() {
+    // The only VM of the second slice goes, and one of the first begins to serve.
+    let mixed = |first: fn(usize) -> Endpoint| {
+        let mut store = filled(101);
+        store.slices[0].endpoints =
+            std::iter::once(first(0)).chain((1..100).map(unready)).collect();
+        store
+    };
+    let desired: Vec<Endpoint> =
+        [0, 1].map(ready).into_iter().chain((2..100).map(unready)).collect();
+    let deleted_first = [("delete", "web.ipv4-2"), ("update", WEB)];
+    assert_eq!(written(&mixed(ready).settle(Family::V4, &desired)), deleted_first);
+    // All traffic was for the second slice: it may not go before the first one is written.
+    let deleted_after = [("update", WEB), ("delete", "web.ipv4-2"), ("update", WEB)];
+    assert_eq!(written(&mixed(unready).settle(Family::V4, &desired)), deleted_after);
+}
+
+#[test]
+fn what_is_stored_is_remembered_by_uid() {
+    let store = filled(101);
+    let known = remembered(&store.slices);
+    assert_eq!(known.len(), 101);
+    assert_eq!(known.get("uid-0100"), Some(&&ready(100)));
+    assert_eq!(known.get("uid-0101"), None);
+    let without = filled(0);
+    assert_eq!(remembered(&without.slices).keys().copied().collect::<Vec<_>>(), [SINK_UID]);
+}
+
+/// What somebody else has written meanwhile is refused to be written over.
+#[test]
+fn a_patch_says_which_version_it_rests_on() {
+    let lb = Identity { namespace: "default", name: WEB, uid: "lb-uid" };
+    let endpoints = [ready(1), unready(2)];
+    let sent = serde_json::to_value(patch(lb, "17", &ports(), &endpoints, "now")).unwrap();
+    assert_eq!(sent["metadata"]["resourceVersion"], "17");
+    assert_eq!(sent["endpoints"].as_array().map(Vec::len), Some(2));
+}

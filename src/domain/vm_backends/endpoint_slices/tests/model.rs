@@ -1,0 +1,231 @@
+//! Whatever is stored and whatever is desired: what every single write leaves behind.
+
+use proptest::prelude::*;
+
+use super::super::*;
+use super::{Store, WEB, ports, ready};
+
+/// Counts at which slices begin and end, and some in between.
+const COUNTS: [usize; 9] = [0, 1, 2, 5, 99, 100, 101, 200, 250];
+/// VMs that there can be.
+const ALL: usize = 260;
+
+/// State of a VM: none, or an endpoint that may serve and may go.
+fn state() -> impl Strategy<Value = Option<(bool, bool)>> {
+    prop::sample::select(vec![
+        None,
+        Some((true, false)),
+        Some((true, false)),
+        Some((false, false)),
+        Some((true, true)),
+        Some((false, true)),
+    ])
+}
+
+fn endpoint(n: usize, (serving, terminating): (bool, bool), family: Family) -> Endpoint {
+    let mut endpoint = Endpoint { serving, terminating, ..ready(n) };
+    if family == Family::V6 {
+        endpoint.address = Ipv6Addr::from_bits(0xfd00 << 112 | n as u128).into();
+    }
+    endpoint
+}
+
+/// VMs of which few or all serve, or none.
+fn vms() -> impl Strategy<Value = Vec<Option<(bool, bool)>>> {
+    let quiet = prop::sample::select(vec![None, Some((false, false)), Some((false, true))]);
+    let some = prop_oneof![
+        Just(vec![Some((true, false)); ALL]),
+        prop::collection::vec(state(), ALL),
+        prop::collection::vec(quiet, ALL),
+    ];
+    (prop::sample::select(COUNTS.to_vec()), some).prop_map(|(count, mut vms)| {
+        vms.truncate(count);
+        vms
+    })
+}
+
+fn endpoints(vms: &[Option<(bool, bool)>], family: Family) -> Vec<Endpoint> {
+    let each = |(n, state): (usize, &Option<_>)| state.map(|state| endpoint(n, state, family));
+    vms.iter().enumerate().filter_map(each).collect()
+}
+
+/// Slices as several writers, versions and families may have left them, with VMs that are in two.
+fn stored() -> impl Strategy<Value = Vec<Slice>> {
+    let names = vec!["web", "web.ipv4-2", "web.ipv4-10", "web.ipv6-1", "web-x7k2p"];
+    let family =
+        prop::sample::select(vec![Some(Family::V4), Some(Family::V4), Some(Family::V6), None]);
+    let one = (family, any::<bool>(), any::<bool>(), vms(), 0_usize..150, any::<bool>());
+    let slices = prop::collection::vec(one, 5);
+    (prop::sample::subsequence(names, 0..=5), slices).prop_map(|(names, slices)| {
+        let slice = |(name, (family, sound, same_ports, vms, first, has_sink)): (&str, _)| {
+            let vms: Vec<_> = vms;
+            let skip: Vec<Option<(bool, bool)>> = vms.into_iter().skip(first).take(130).collect();
+            let of = Option::<Family>::unwrap_or(family, Family::V4);
+            let mut endpoints: Vec<Endpoint> = skip
+                .iter()
+                .enumerate()
+                .filter_map(|(n, state)| state.map(|state| endpoint(n + first, state, of)))
+                .collect();
+            if has_sink {
+                endpoints.push(sink(WEB, of, None));
+            }
+            Slice {
+                name: name.to_owned(),
+                version: "1".into(),
+                family,
+                ports: if same_ports { ports() } else { vec![] },
+                endpoints,
+                sound,
+                holds_settings: false,
+            }
+        };
+        let mut slices: Vec<Slice> = names.into_iter().zip(slices).map(slice).collect();
+        slices.sort_by(|a, b| a.name.cmp(&b.name));
+        slices
+    })
+}
+
+fn takes(slices: &[Slice], family: Option<Family>) -> bool {
+    let of = slices.iter().filter(|slice| family.is_none() || slice.family == family);
+    of.flat_map(|slice| &slice.endpoints).any(|endpoint| endpoint.serving)
+}
+
+/// Where each UID is.
+fn places(slices: &[Slice]) -> BTreeMap<&str, &str> {
+    // The first slice that has it wins.
+    let all = slices.iter().rev();
+    all.flat_map(|slice| slice.endpoints.iter().map(|e| (&*e.uid, slice.name.as_str()))).collect()
+}
+
+/// Plans and writes until nothing is left, and holds every moment to the rules.
+fn settle(store: &mut Store, family: Family, desired: &[Endpoint]) -> Vec<Write> {
+    let before = store.clone();
+    let mut all = Vec::new();
+    loop {
+        let Plan { writes, complete } = plan(WEB, family, &ports(), &store.slices, desired, None);
+        let deletes = matches!(writes.last(), Some(Write::Delete { .. }));
+        assert!(!deletes, "a deletion comes last: {writes:?}");
+        assert!(all.len() < 20, "it goes on for ever: {all:?}");
+        for write in &writes {
+            let had = (takes(&store.slices, None), takes(&store.slices, Some(family)));
+            store.execute(write, family, &ports());
+            assert!(takes(&store.slices, None) || !had.0, "nothing takes traffic after {write:?}");
+            assert!(takes(&store.slices, Some(family)) || !had.1, "nothing does after {write:?}");
+        }
+        all.extend(writes);
+        if complete {
+            break;
+        }
+    }
+    let left = plan(WEB, family, &ports(), &store.slices, desired, None);
+    assert_eq!(left, Plan { writes: Vec::new(), complete: true });
+    check(&before.slices, &store.slices, family, desired);
+    let content =
+        |slice: &Slice| (slice.family, slice.sound, slice.ports.clone(), slice.endpoints.clone());
+    let find = |slices: &[Slice], name: &str| slices.iter().find(|s| s.name == name).map(content);
+    let in_vain = all
+        .iter()
+        .filter(|write| find(&before.slices, write.name()) == find(&store.slices, write.name()));
+    let deletes = all.iter().any(|write| matches!(write, Write::Delete { .. }));
+    assert!(
+        in_vain.count() <= usize::from(deletes),
+        "one such write at most, to have the last word"
+    );
+    all
+}
+
+/// What is stored in the end.
+fn check(before: &[Slice], after: &[Slice], family: Family, desired: &[Endpoint]) {
+    for slice in after {
+        assert!(
+            (1..=MOST).contains(&slice.endpoints.len()),
+            "{} holds too many or none",
+            slice.name
+        );
+        let ports = ports_of(&slice.endpoints, &ports());
+        assert!(slice.sound && slice.family == Some(family) && slice.ports == ports, "{slice:?}");
+    }
+    let mut expected = desired.to_vec();
+    if !desired.iter().any(|endpoint| endpoint.serving) {
+        expected.push(sink(WEB, family, None));
+    }
+    let mut found: Vec<Endpoint> = after.iter().flat_map(|s| s.endpoints.clone()).collect();
+    found.sort_by(|a, b| a.uid.cmp(&b.uid));
+    expected.sort_by(|a, b| a.uid.cmp(&b.uid));
+    assert_eq!(found, expected);
+    // Whoever was in a slice stays there, unless that held too many.
+    let usable: Vec<Slice> =
+        before.iter().filter(|slice| slice.family == Some(family)).cloned().collect();
+    let (then, now) = (places(&usable), places(after));
+    for (uid, name) in then {
+        let held = usable.iter().find(|s| s.name == name).unwrap().endpoints.len();
+        if held <= MOST
+            && let Some(now) = now.get(uid)
+        {
+            assert_eq!(*now, name, "{uid} was moved");
+        }
+    }
+}
+
+fn changed(before: &[Slice], after: &[Slice]) -> usize {
+    let same = |slice: &Slice, other: &[Slice]| {
+        other.iter().any(|o| o.name == slice.name && o.endpoints == slice.endpoints)
+    };
+    let rewritten = after.iter().filter(|slice| !same(slice, before)).count();
+    rewritten + before.iter().filter(|b| !after.iter().any(|a| a.name == b.name)).count()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
+
+    #[test]
+    fn whatever_is_stored_becomes_what_is_desired(
+        stored in stored(), vms in vms(), v6 in prop::bool::weighted(0.2),
+    ) {
+        let family = if v6 { Family::V6 } else { Family::V4 };
+        settle(&mut Store::new(stored), family, &endpoints(&vms, family));
+    }
+
+    /// The life of a LoadBalancer, with changes of one VM and of many.
+    #[test]
+    fn a_change_of_one_vm_rewrites_one_slice(
+        first in vms(),
+        changes in prop::collection::vec((0..ALL, state(), prop::option::weighted(0.2, vms())), 1..12),
+    ) {
+        let mut vms = first;
+        vms.resize(ALL, None);
+        let mut store = Store::default();
+        settle(&mut store, Family::V4, &endpoints(&vms, Family::V4));
+        for (n, state, all) in changes {
+            if let Some(mut all) = all {
+                all.resize(ALL, None);
+                vms = all;
+                settle(&mut store, Family::V4, &endpoints(&vms, Family::V4));
+            }
+            let serves = |vms: &[Option<(bool, bool)>]| vms.iter().any(|vm| vm.is_some_and(|vm| vm.0));
+            let (before, served) = (store.clone(), serves(&vms));
+            vms[n] = state;
+            settle(&mut store, Family::V4, &endpoints(&vms, Family::V4));
+            // The sink may be in another slice than the VM.
+            let most = if served && serves(&vms) { 1 } else { 2 };
+            let changed = changed(&before.slices, &store.slices);
+            prop_assert!(changed <= most, "{} slices for VM {}", changed, n);
+        }
+    }
+
+    /// The order in which VMs are found, or events arrive, does not matter.
+    #[test]
+    fn the_order_of_vms_does_not_matter(
+        stored in stored(), vms in vms().prop_map(|vms| endpoints(&vms, Family::V4)),
+        order in any::<prop::sample::Index>(),
+    ) {
+        let mut shuffled = vms.clone();
+        if !shuffled.is_empty() {
+            let at = order.index(shuffled.len());
+            shuffled.rotate_left(at);
+            shuffled[at..].reverse();
+        }
+        let plan = |desired: &[Endpoint]| plan(WEB, Family::V4, &ports(), &stored, desired, None);
+        prop_assert_eq!(plan(&vms), plan(&shuffled));
+    }
+}

@@ -1,0 +1,207 @@
+//! Which address an endpoint has, and when it has none.
+
+mod matrix;
+
+use super::super::endpoint_slices::{self, Slice};
+use super::super::vm::Nic;
+use super::*;
+use crate::network::infrastructure::Reserved;
+
+const ANY: Wanted<'_> = Wanted { network: "", family: Family::V4 };
+const NONE: Rules<'_> = Rules { own: None, reserved: &|_| None, range: &|_| None };
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// A running VM with these interfaces, each a network and its addresses.
+fn vm(nics: &[(&str, &[&str])]) -> Vm {
+    Vm {
+        uid: "v1".into(),
+        node: "n1".into(),
+        phase: Phase::Running,
+        ready: Readiness::Ready,
+        nics: nics
+            .iter()
+            .map(|(network, addresses)| Nic {
+                network: (*network).into(),
+                addresses: addresses.iter().map(|a| ip(a)).collect(),
+            })
+            .collect(),
+        ..Vm::default()
+    }
+}
+
+fn pod() -> Pod {
+    let addresses = [ip("10.52.0.9")].into();
+    let (uid, vm, node) = ("p1".into(), "v1".into(), "n1".into());
+    Pod { uid, vm, node, ready: true, addresses, ..Pod::default() }
+}
+
+/// Whatever is not listed may be a VM's.
+fn reserved(foreign: &[&str], address: IpAddr) -> Option<Reserved> {
+    foreign.iter().any(|text| ip(text) == address).then(|| Reserved::Node("n1".into()))
+}
+
+/// The address, and whether it is one last heard of.
+fn found(
+    vm: &Vm,
+    pods: &[Pod],
+    wanted: &Wanted<'_>,
+    last: Option<&str>,
+    foreign: &[&str],
+) -> Option<(String, bool)> {
+    let reserved = |address| reserved(foreign, address);
+    let rules = Rules { own: Some(ip("10.0.0.99")), reserved: &reserved, range: &|_| None };
+    match backend("web", vm, pods, wanted, || last.map(ip), &rules) {
+        Backend::Endpoint { endpoint, last_known } => {
+            Some((endpoint.address.to_string(), last_known))
+        }
+        Backend::NoAddress | Backend::Refused { .. } => None,
+        Backend::NotRunning => panic!("it runs"),
+    }
+}
+
+fn at(vm: &Vm, wanted: &Wanted<'_>, foreign: &[&str]) -> Option<String> {
+    let (address, last_known) = found(vm, &[pod()], wanted, None, foreign)?;
+    assert!(!last_known);
+    Some(address)
+}
+
+#[test]
+fn an_endpoint_says_who_and_where_it_is() {
+    let Backend::Endpoint { endpoint, last_known } =
+        backend("web", &vm(&[("a/b", &["10.0.0.5"])]), &[pod()], &ANY, || None, &NONE)
+    else {
+        panic!("it has an address")
+    };
+    let expected = Endpoint {
+        address: ip("10.0.0.5"),
+        name: "web".into(),
+        uid: "v1".into(),
+        node: "n1".into(),
+        serving: true,
+        terminating: false,
+    };
+    assert_eq!((endpoint, last_known), (expected, false));
+}
+
+/// The network that the LoadBalancer names decides; without one, the first address that fits.
+#[test]
+fn the_address_is_on_the_network_that_is_named() {
+    let vm =
+        vm(&[("", &["10.52.0.9"]), ("a/one", &["10.0.1.5", "fd01::5"]), ("a/two", &["fd02::5"])]);
+    for (network, v4, v6) in [
+        ("", Some("10.52.0.9"), Some("fd01::5")),
+        ("a/one", Some("10.0.1.5"), Some("fd01::5")),
+        ("a/two", None, Some("fd02::5")),
+        ("b/one", None, None),
+        ("one", None, None),
+    ] {
+        for (family, expected) in [(Family::V4, v4), (Family::V6, v6)] {
+            let wanted = Wanted { network, family };
+            assert_eq!(at(&vm, &wanted, &[]).as_deref(), expected, "{network:?} {family:?}");
+        }
+    }
+}
+
+/// A guest cluster's VM announces addresses itself, and some guests report every address that
+/// they ever saw: traffic must not go round in a circle, nor to a node.
+#[test]
+fn addresses_of_nodes_and_of_the_load_balancer_are_no_vms() {
+    let two = vm(&[("a/b", &["10.0.0.1", "10.0.0.99", "10.0.0.5"])]);
+    assert_eq!(at(&two, &ANY, &["10.0.0.1"]).as_deref(), Some("10.0.0.5"));
+    for address in ["10.0.0.99", "10.0.0.1"] {
+        let only = vm(&[("a/b", &[address])]);
+        assert_eq!(at(&only, &ANY, &["10.0.0.1"]), None);
+        for silent in [vm(&[("a/b", &[])]), vm(&[])] {
+            assert_eq!(found(&silent, &[pod()], &ANY, Some(address), &["10.0.0.1"]), None);
+        }
+    }
+}
+
+#[test]
+fn a_vm_that_may_have_none_of_its_addresses_is_refused_with_the_first() {
+    let refused = |vm: &Vm, pods: &[Pod]| match backend("web", vm, pods, &ANY, || None, &NONE) {
+        Backend::Refused { address, fault, .. } => Some((address.to_string(), fault)),
+        Backend::NoAddress => None,
+        other => panic!("{other:?}"),
+    };
+    let liar = vm(&[("", &["10.53.0.1", "10.52.0.8"])]);
+    let first = Some(("10.53.0.1".to_owned(), AddressFault::NotOfPod));
+    assert_eq!(refused(&liar, &[pod()]), first);
+    // Before anything is known of its pods there is nothing to say.
+    for pods in [vec![], vec![Pod { addresses: Box::default(), ..pod() }]] {
+        assert_eq!(refused(&liar, &pods), None);
+    }
+    assert_eq!(refused(&vm(&[("", &["fd00::1"])]), &[pod()]), None, "of the other family");
+    let honest = vm(&[("", &["10.53.0.1", "10.52.0.9"])]);
+    assert_eq!(at(&honest, &ANY, &[]).as_deref(), Some("10.52.0.9"));
+}
+
+#[test]
+fn a_silent_agents_vm_keeps_its_address_while_its_pod_is_ready() {
+    let silent = vm(&[("a/b", &[])]);
+    let kept = Some(("10.0.0.5".to_owned(), true));
+    let last = Some("10.0.0.5");
+    assert_eq!(found(&silent, &[pod()], &ANY, last, &[]), kept);
+    assert_eq!(found(&vm(&[]), &[pod()], &ANY, last, &[]), kept, "no interface is reported");
+    let shut_down = Pod { deleting: true, ..pod() };
+    assert_eq!(found(&silent, &[shut_down], &ANY, last, &[]), kept, "until it has stopped");
+    for pods in [
+        vec![],
+        vec![Pod { ready: false, ..pod() }],
+        vec![Pod { node: "n2".into(), ..pod() }],
+        vec![pod(), Pod { uid: "p2".into(), created: 1, ready: false, ..pod() }],
+    ] {
+        assert_eq!(found(&silent, &pods, &ANY, last, &[]), None, "{pods:?}");
+        // What the VM says itself needs no pod.
+        let speaks = vm(&[("a/b", &["10.0.0.6"])]);
+        let says = Some(("10.0.0.6".to_owned(), false));
+        assert_eq!(found(&speaks, &pods, &ANY, last, &[]), says);
+    }
+    assert_eq!(found(&silent, &[pod()], &ANY, None, &[]), None, "never heard of");
+    let moved = vm(&[("a/b", &["10.0.0.6"])]);
+    let news = Some(("10.0.0.6".to_owned(), false));
+    assert_eq!(found(&moved, &[pod()], &ANY, last, &[]), news, "news wins");
+}
+
+#[test]
+fn a_last_known_address_is_of_the_family_and_not_of_another_network() {
+    let v6 = Wanted { network: "", family: Family::V6 };
+    assert_eq!(found(&vm(&[]), &[pod()], &v6, Some("10.0.0.5"), &[]), None);
+    // The LoadBalancer names another network than before.
+    let named = Wanted { network: "a/two", family: Family::V4 };
+    let speaks = vm(&[("a/one", &["10.0.0.5"]), ("a/two", &[])]);
+    assert_eq!(found(&speaks, &[pod()], &named, Some("10.0.0.5"), &[]), None);
+    let kept = Some(("10.0.2.5".to_owned(), true));
+    assert_eq!(found(&speaks, &[pod()], &named, Some("10.0.2.5"), &[]), kept);
+}
+
+/// A restart under the same name is another VM: what is remembered is filed by UID.
+#[test]
+fn nothing_is_remembered_across_uids() {
+    let before = Endpoint {
+        uid: "v0".into(),
+        terminating: false,
+        ..endpoint_slices::sink("web", Family::V4, None)
+    };
+    let stored = [Slice { endpoints: vec![before], ..Slice::default() }];
+    let known = endpoint_slices::remembered(&stored);
+    let last = |vm: &Vm| known.get(&*vm.uid).map(|endpoint| endpoint.address.to_string());
+    let silent = |uid: &str| Vm { uid: uid.into(), ..vm(&[]) };
+    for (uid, expected) in [("v0", true), ("v1", false)] {
+        let vm = silent(uid);
+        let found = found(&vm, &[pod()], &ANY, last(&vm).as_deref(), &[]);
+        assert_eq!(found.is_some(), expected, "{uid}");
+    }
+}
+
+#[test]
+fn families_are_told_apart_and_spelled_as_kubernetes_does() {
+    for (address, family, name) in
+        [("10.0.0.5", Family::V4, "IPv4"), ("fd00::5", Family::V6, "IPv6")]
+    {
+        assert_eq!((Family::of(ip(address)), family.name()), (family, name));
+    }
+}

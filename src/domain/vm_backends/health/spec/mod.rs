@@ -1,0 +1,207 @@
+//! Reads a LoadBalancer's health check: defaults, bounds, and what is wrong with it.
+
+use std::time::Duration;
+
+use super::{Check, Probe, Request};
+use api::{HealthCheck, LoadBalancerSpec, WorkloadType};
+
+/// More results in a row are not waited for; a larger threshold counts as this one.
+pub const MOST_IN_A_ROW: u32 = 1_000;
+/// A longer period counts as this one: a check that rare tells nobody anything.
+pub const LONGEST_PERIOD: Duration = Duration::from_hours(1);
+/// A longer timeout counts as this one: each probe under way holds a socket.
+pub const LONGEST_TIMEOUT: Duration = Duration::from_mins(1);
+/// More expected statuses are refused, as by the schema.
+pub const MOST_STATUSES: usize = 32;
+/// A longer path is refused, as by the schema. Bytes.
+pub const LONGEST_PATH: usize = 1024;
+/// A longer CA bundle is refused, as by the schema. Bytes: some certificates.
+pub const LONGEST_BUNDLE: usize = 8 * 1024;
+
+/// Why backends cannot be probed as the spec says.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("spec.healthCheck.{field}: {wrong}: {right}")]
+pub struct Fault {
+    /// The field below `spec.healthCheck`.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub wrong: String,
+    /// What would be right.
+    pub right: &'static str,
+}
+
+impl Fault {
+    /// A fault of a field.
+    pub fn new(field: &'static str, wrong: impl Into<String>, right: &'static str) -> Self {
+        Self { field, wrong: wrong.into(), right }
+    }
+}
+
+/// How the LoadBalancer's backends are to be probed. `None`: not at all, because there is no
+/// health check, it has no port, or a guest cluster looks after its own.
+///
+/// Zero and unset mean 1 success, 3 failures, 5 s between probes, 3 s timeout, TCP, path `/`.
+pub fn check(spec: &LoadBalancerSpec) -> Result<Option<Check>, Fault> {
+    let Some(asked) = spec.health_check.as_ref() else { return Ok(None) };
+    let number = asked.port.unwrap_or(0);
+    if number == 0 || spec.workload_type == Some(WorkloadType::Cluster) {
+        return Ok(None);
+    }
+    let is_backend_port = |l: &api::Listener| {
+        l.protocol == "TCP" && l.backend_port.filter(|p| *p != 0).unwrap_or(l.port) == number
+    };
+    let port = u16::try_from(number)
+        .ok()
+        .filter(|_| spec.listeners.iter().any(is_backend_port))
+        .ok_or_else(|| {
+            Fault::new(
+                "port",
+                format!("{number} is no backend port of a TCP listener"),
+                "use the backendPort of one of spec.listeners (its port, if that is unset)",
+            )
+        })?;
+    read(asked, port).map(Some)
+}
+
+/// What is wrong with a health check by itself, whether or not it is done: the rules that the CRD
+/// has for v1beta1 alone, and that reach it from v1alpha1 unjudged.
+pub fn form(asked: &HealthCheck) -> Result<(), Fault> {
+    let number = asked.port.unwrap_or(0);
+    let port = u16::try_from(number)
+        .map_err(|_| Fault::new("port", format!("{number} is no port"), "use 0 to 65535"))?;
+    if port == 0 && asked.protocol.is_some() {
+        let right = "must be set to a backend port when spec.healthCheck.protocol is";
+        return Err(Fault::new("port", "it is 0 or unset", right));
+    }
+    read(asked, port).map(drop)
+}
+
+fn read(asked: &HealthCheck, port: u16) -> Result<Check, Fault> {
+    let whole = |field, value, default, most| amount(field, value, default, most);
+    let seconds = |field, value, default, most: Duration| {
+        let most = u32::try_from(most.as_secs()).unwrap_or(u32::MAX);
+        amount(field, value, default, most).map(|s| Duration::from_secs(s.into()))
+    };
+    Ok(Check {
+        probe: probe(asked)?,
+        port,
+        success_threshold: whole("successThreshold", asked.success_threshold, 1, MOST_IN_A_ROW)?,
+        failure_threshold: whole("failureThreshold", asked.failure_threshold, 3, MOST_IN_A_ROW)?,
+        period: seconds("periodSeconds", asked.period_seconds, 5, LONGEST_PERIOD)?,
+        timeout: seconds("timeoutSeconds", asked.timeout_seconds, 3, LONGEST_TIMEOUT)?,
+    })
+}
+
+fn amount(field: &'static str, value: Option<i32>, default: u32, most: u32) -> Result<u32, Fault> {
+    match u32::try_from(value.unwrap_or(0)) {
+        Ok(0) => Ok(default),
+        Ok(n) => Ok(n.min(most)),
+        Err(_) => Err(Fault::new(
+            field,
+            format!("{} is negative", value.unwrap_or(0)),
+            "use a whole number; 0 or unset means the default",
+        )),
+    }
+}
+
+fn probe(asked: &HealthCheck) -> Result<Probe, Fault> {
+    let bundle = asked.ca_bundle.as_ref().filter(|pem| !pem.is_empty());
+    let protocol = asked.protocol.as_deref().unwrap_or("tcp");
+    if protocol != "https" && bundle.is_some() {
+        let right = "set spec.healthCheck.protocol to https, or remove it";
+        return Err(Fault::new("caBundle", "it belongs to https", right));
+    }
+    match protocol {
+        "tcp" => no_request(asked).map(|()| Probe::Tcp),
+        "http" => request(asked).map(Probe::Http),
+        "https" => {
+            if bundle.is_some_and(|pem| pem.len() > LONGEST_BUNDLE || !has_certificate(pem)) {
+                let right = "give certificates between BEGIN CERTIFICATE and END CERTIFICATE, 8 KiB at most";
+                return Err(Fault::new("caBundle", "no certificate in PEM", right));
+            }
+            Ok(Probe::Https(request(asked)?, bundle.cloned()))
+        }
+        other => {
+            let wrong = format!("{} is unknown", shown(other));
+            Err(Fault::new("protocol", wrong, "use tcp, http or https (unset means tcp)"))
+        }
+    }
+}
+
+/// What belongs to HTTP alone must not be believed to work without it.
+fn no_request(asked: &HealthCheck) -> Result<(), Fault> {
+    let statuses = asked.expected_statuses.as_ref().is_some_and(|list| !list.is_empty());
+    let present = [
+        ("path", asked.path.is_some()),
+        ("expectedStatuses", statuses),
+        ("serverName", asked.server_name.as_ref().is_some_and(|name| !name.is_empty())),
+    ];
+    match present.into_iter().find(|(_, is_set)| *is_set) {
+        Some((field, _)) => {
+            let right = "set spec.healthCheck.protocol, or remove it";
+            Err(Fault::new(field, "it belongs to http and https", right))
+        }
+        None => Ok(()),
+    }
+}
+
+fn request(asked: &HealthCheck) -> Result<Request, Fault> {
+    let path = asked.path.as_deref().unwrap_or("/");
+    let printable = path.bytes().all(|byte| byte.is_ascii_graphic());
+    if !path.starts_with('/') || !printable || path.len() > LONGEST_PATH {
+        let right = "begin with / and percent-encode spaces, control and non-ASCII characters, 1024 characters at most";
+        return Err(Fault::new("path", format!("{} is no path", shown(path)), right));
+    }
+    let listed = asked.expected_statuses.as_deref().unwrap_or_default();
+    if listed.len() > MOST_STATUSES {
+        let wrong = format!("{} statuses", listed.len());
+        return Err(Fault::new("expectedStatuses", wrong, "list at most 32"));
+    }
+    let expected = listed
+        .iter()
+        .map(|status| {
+            u16::try_from(*status).ok().filter(|s| (100..600).contains(s)).ok_or_else(|| {
+                Fault::new("expectedStatuses", format!("{status} is no status"), "use 100 to 599")
+            })
+        })
+        .collect::<Result<_, _>>()?;
+    let server_name = asked.server_name.clone().filter(|name| !name.is_empty());
+    if let Some(name) = server_name.as_deref().filter(|name| !is_name(name)) {
+        let wrong = format!("{} is no DNS name", shown(name));
+        return Err(Fault::new("serverName", wrong, "use one such as www.example.com"));
+    }
+    Ok(Request { path: path.to_owned(), expected, server_name })
+}
+
+/// A DNS name as certificates bear it: labels of letters, digits and inner dashes. An address in
+/// digits and dots is one, too.
+fn is_name(name: &str) -> bool {
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    name.len() <= 253 && name.split('.').all(is_label)
+}
+
+/// Whether there is a certificate by its outer form. What is in it shows when it is used.
+fn has_certificate(pem: &str) -> bool {
+    pem.split("-----BEGIN CERTIFICATE-----").skip(1).any(|rest| {
+        rest.split_once("-----END CERTIFICATE-----").is_some_and(|(body, _)| {
+            let mut bytes = body.bytes().filter(|byte| !byte.is_ascii_whitespace()).peekable();
+            bytes.peek().is_some()
+                && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'/' | b'='))
+        })
+    })
+}
+
+/// The text in quotes, escaped and cut so that a message stays a line.
+fn shown(text: &str) -> String {
+    let cut: String = text.chars().take(64).collect();
+    let more = if cut.len() < text.len() { "..." } else { "" };
+    format!("\"{}{more}\"", cut.escape_default())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,368 @@
+//! A LoadBalancer of type vm: what its spec asks for, and what its status says of the VMs behind
+//! it.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::backend_address::AddressFault;
+use super::endpoint_slices::Port;
+use super::endpoints::{Backend, Endpoint};
+use super::selector_index::Selector;
+use super::service::Misfit;
+use crate::load_balancer::bounds::{self, MOST_LISTENERS};
+use crate::reason;
+use api::{ConditionStatus, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec, WorkloadType};
+
+/// A port of the address, and the VMs' port behind it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// Name; empty for the only one.
+    pub name: String,
+    /// TCP or UDP.
+    pub protocol: String,
+    /// Port of the address.
+    pub port: u16,
+    /// Port of the VMs.
+    pub backend_port: u16,
+}
+
+/// Whether VMs are behind it.
+pub fn is_vm(lb: &LoadBalancer) -> bool {
+    lb.spec.workload_type.unwrap_or_default() == WorkloadType::Vm
+}
+
+/// The VMs it selects. `None`: it is not of that type, or selects none.
+pub fn selector(lb: &LoadBalancer) -> Option<&Selector> {
+    let selector = lb.spec.backend_server_selector.as_ref().filter(|_| is_vm(lb))?;
+    Some(selector).filter(|all| !all.is_empty() && bounds::selector_fault(&lb.spec).is_none())
+}
+
+/// Why its selector selects fewer VMs than it says, in words.
+pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
+    let address = || {
+        let address = address_for_name(spec)?;
+        Some(format!("the selector names {address}, an address: name VMs or their labels"))
+    };
+    bounds::selector_fault(spec).or_else(address)
+}
+
+/// An address that stands where a VM's name belongs, and so selects nothing: `backendServers` of
+/// v1alpha1 once held addresses.
+pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
+    let names = spec.backend_server_selector.as_ref()?.get(LABEL_VM_NAME)?;
+    names.iter().map(String::as_str).find(|name| name.parse::<IpAddr>().is_ok())
+}
+
+/// Its listeners, or the field that is wrong, what is wrong with it and what would be right. The
+/// CRD refuses the same; Harvester's own does not.
+pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<Listener>, String> {
+    if spec.listeners.is_empty() {
+        return Err("spec.listeners: a load balancer of type vm needs at least one".to_owned());
+    }
+    if spec.listeners.len() > MOST_LISTENERS {
+        return Err(format!(
+            "spec.listeners: more than {MOST_LISTENERS}: use {MOST_LISTENERS} at most"
+        ));
+    }
+    let mut listeners: Vec<Listener> = Vec::new();
+    let (mut names, mut ports) = (HashMap::new(), HashMap::new());
+    for (i, given) in spec.listeners.iter().enumerate() {
+        let port = |field: &str, value: i32| match u16::try_from(value) {
+            Ok(port) if port > 0 => Ok(port),
+            _ => Err(format!("spec.listeners[{i}].{field}: {value} must be 1 to 65535")),
+        };
+        let listener = Listener {
+            name: given.name.clone(),
+            protocol: given.protocol.clone(),
+            port: port("port", given.port)?,
+            // Go clients write 0 for unset.
+            backend_port: port(
+                "backendPort",
+                given.backend_port.filter(|port| *port != 0).unwrap_or(given.port),
+            )?,
+        };
+        let Listener { name, protocol, port, .. } = &listener;
+        if !matches!(protocol.as_str(), "TCP" | "UDP") {
+            return Err(format!("spec.listeners[{i}].protocol: {protocol:?} must be TCP or UDP"));
+        }
+        if !is_port_name(name, spec.listeners.len()) {
+            return Err(format!(
+                "spec.listeners[{i}].name: {name:?} must be lower-case letters, digits and dashes, begin and end with a letter or digit, and be at most 63 long; only a single listener may have none"
+            ));
+        }
+        if let Some(j) = names.insert(name.clone(), i) {
+            return Err(format!(
+                "spec.listeners[{i}].name: {name:?} is the name of spec.listeners[{j}] as well: use another"
+            ));
+        }
+        if let Some(j) = ports.insert((*port, protocol.clone()), i) {
+            return Err(format!(
+                "spec.listeners[{i}].port: {protocol} {port} is the port of spec.listeners[{j}] as well: use another"
+            ));
+        }
+        listeners.push(listener);
+    }
+    Ok(listeners)
+}
+
+fn is_port_name(name: &str, listeners: usize) -> bool {
+    let is_edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let fits = name.len() <= 63
+        && name.chars().all(|c| is_edge(c) || c == '-')
+        && name.starts_with(is_edge)
+        && name.ends_with(is_edge);
+    fits || (name.is_empty() && listeners == 1)
+}
+
+/// What is wrong with its name, if a Service cannot have it (RFC 1035 label).
+pub fn name_fault(name: &str) -> Option<String> {
+    let fits = is_port_name(name, 0) && name.starts_with(|c: char| c.is_ascii_lowercase());
+    (!fits).then(|| {
+        format!(
+            "metadata.name: no Service can be named {name:?}: create the LoadBalancer again under a name of at most 63 lower-case letters, digits and dashes that begins with a letter"
+        )
+    })
+}
+
+/// Ports of the endpoints, sorted.
+pub fn ports(listeners: &[Listener]) -> Vec<Port> {
+    let mut ports: Vec<Port> = listeners
+        .iter()
+        .map(|listener| Port {
+            name: listener.name.clone(),
+            protocol: listener.protocol.clone(),
+            port: listener.backend_port,
+        })
+        .collect();
+    ports.sort();
+    ports
+}
+
+/// The VMs behind a LoadBalancer, decided.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Backends {
+    /// Endpoints, health included.
+    pub endpoints: Vec<Endpoint>,
+    /// Running VMs without an address that fits, those included that are refused.
+    pub without_address: usize,
+    /// Running VMs that report only addresses that they may not have, each with the first of
+    /// those, by name.
+    pub refused: Vec<(Arc<str>, IpAddr, AddressFault)>,
+    /// VMs that would answer but for their health check.
+    pub unhealthy: usize,
+    /// Names of VMs at their last known address.
+    pub last_known: Vec<Arc<str>>,
+}
+
+impl Backends {
+    /// From the VMs as they are and `healthy`, which says of an endpoint whether its health check
+    /// passes.
+    pub fn new(
+        backends: impl IntoIterator<Item = Backend>,
+        healthy: impl Fn(&Endpoint) -> bool,
+    ) -> Self {
+        let mut found = Self::default();
+        for backend in backends {
+            match backend {
+                Backend::NotRunning => {}
+                Backend::NoAddress => found.without_address += 1,
+                Backend::Refused { name, address, fault } => {
+                    found.without_address += 1;
+                    found.refused.push((name, address, fault));
+                }
+                Backend::Endpoint { mut endpoint, last_known } => {
+                    if last_known {
+                        found.last_known.push(endpoint.name.clone());
+                    }
+                    if endpoint.serving && !healthy(&endpoint) {
+                        endpoint.serving = false;
+                        found.unhealthy += usize::from(!endpoint.terminating);
+                    }
+                    found.endpoints.push(endpoint);
+                }
+            }
+        }
+        found.endpoints.sort_by(|a, b| (&a.name, &a.uid).cmp(&(&b.name, &b.uid)));
+        found.last_known.sort();
+        found.refused.sort_by(|a, b| a.0.cmp(&b.0));
+        found
+    }
+
+    /// How many can answer.
+    pub fn ready(&self) -> usize {
+        self.endpoints.iter().filter(|endpoint| endpoint.ready()).count()
+    }
+
+    /// How many run.
+    pub fn total(&self) -> usize {
+        self.endpoints.iter().filter(|endpoint| !endpoint.terminating).count()
+            + self.without_address
+    }
+
+    /// The first VMs that are refused, each with its address and why.
+    fn refusal(&self) -> Option<String> {
+        let say = |(name, address, fault): &(Arc<str>, IpAddr, AddressFault)| -> Arc<str> {
+            format!("{name} reports {address}, which is {fault}").into()
+        };
+        let said: Vec<Arc<str>> = self.refused.iter().map(say).collect();
+        (!said.is_empty()).then(|| some_of(&said))
+    }
+
+    /// Addresses of the VMs that run and stay, ready or not.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let staying = self.endpoints.iter().filter(|endpoint| !endpoint.terminating);
+        staying.map(|endpoint| endpoint.address)
+    }
+}
+
+/// What became of a LoadBalancer's Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// It says what it must.
+    Ours,
+    /// It cannot be made: the spec or the name is wrong, as the text says.
+    Faulty(String),
+    /// The name is another's, as the text says.
+    Foreign(String),
+    /// The API server refused it, as the text says.
+    Refused(String),
+    /// An earlier one must go first.
+    Waiting,
+    /// It is held back from the announcer, for so long.
+    Held(Duration),
+}
+
+/// Everything that the status of a vm load balancer says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The Service.
+    pub service: Service,
+    /// Where the Service of this LoadBalancer is announced, if there is one, whatever became of
+    /// it now: `status.loadBalancer.ingress`.
+    pub ingress: Vec<String>,
+    /// The VMs behind it. `None`: VMs cannot be seen now, so nothing is said or changed.
+    pub backends: Option<Backends>,
+    /// Why its selector selects fewer VMs than it says, if so.
+    pub selector_hint: Option<String>,
+    /// What is wrong with the health check, if so: it is not done.
+    pub health_fault: Option<String>,
+    /// Doubt about VMs that fail their health check and stay in, because most VMs fail at once.
+    pub doubted: Option<String>,
+    /// Why the address is announced on the announcer's default interface, not on its network.
+    pub default_interface: Option<String>,
+    /// A setting of the Service that does not do what it says.
+    pub misfit: Option<Misfit>,
+    /// The address that it was announced at last, while its Service asks for another that nothing
+    /// announces yet.
+    pub moving_from: Option<IpAddr>,
+}
+
+impl Report {
+    /// The address at which it is announced.
+    pub fn announced(&self) -> Option<&str> {
+        self.ingress.first().map(String::as_str)
+    }
+}
+
+/// Why failures are doubted, in words.
+pub const DOUBTED: &str =
+    "most VMs of many load balancers fell silent at once, so the prober may be what fails";
+
+/// Status, reason and message of the `Ready` condition of one that holds an address.
+pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, String) {
+    let not = |reason, message: &str| (ConditionStatus::False, reason, message.to_owned());
+    match &report.service {
+        Service::Faulty(fault) => return not(reason::INVALID_SPEC, fault),
+        Service::Foreign(whose) => return not(reason::SERVICE_CONFLICT, whose),
+        Service::Refused(why) => return not(reason::SERVICE_REFUSED, why),
+        Service::Ours | Service::Waiting | Service::Held(_) => {}
+    }
+    let Some(backends) = &report.backends else {
+        return not(
+            reason::VMS_UNKNOWN,
+            "virtual machines cannot be listed, so endpoints stay as they are: is KubeVirt installed, and may the operator list its objects?",
+        );
+    };
+    if backends.ready() == 0 {
+        // The beginnings of the first three are matched by UIs.
+        return if backends.total() == 0 {
+            let hint = report.selector_hint.as_ref().map(|hint| format!(": {hint}"));
+            let hint = hint.unwrap_or_default();
+            not(reason::NO_BACKENDS, &format!("no running backend servers{hint}"))
+        } else if let Some(refused) = backends.refusal()
+            && backends.total() == backends.without_address
+        {
+            let message =
+                format!("running backend servers have no IP that they may have: {refused}");
+            not(reason::BACKEND_ADDRESS_REFUSED, &message)
+        } else if backends.total() == backends.without_address {
+            not(
+                reason::NO_BACKEND_ADDRESS,
+                "running backend servers have no IP: a guest agent must report it, on the load balancer's network if it names one",
+            )
+        } else if backends.unhealthy > 0 {
+            not(
+                reason::BACKENDS_UNHEALTHY,
+                "running backend servers are not probed as healthy: see spec.healthCheck",
+            )
+        } else {
+            not(
+                reason::BACKENDS_NOT_READY,
+                "running backend servers are not ready: see the Ready condition of the VirtualMachineInstances and their pods",
+            )
+        };
+    }
+    if let Some(Misfit::NoLocalBackend(why)) = &report.misfit {
+        return not(reason::NO_LOCAL_BACKEND, why);
+    }
+    let Some(announced) = report.announced() else {
+        let asks = match report.moving_from {
+            Some(old) => format!("the Service asks for another address than {old}"),
+            None => format!("the Service asks for {asked}"),
+        };
+        let message = format!("{asks}; nothing announces it yet: is kube-vip running?");
+        return not(reason::NOT_ANNOUNCED, &message);
+    };
+    if let Some(fault) = &report.health_fault {
+        let message = format!("health is not checked: {fault}");
+        return (ConditionStatus::True, reason::INVALID_HEALTH_CHECK, message);
+    }
+    if let Some(why) = &report.doubted {
+        let message = format!("VMs that fail their health check stay in: {DOUBTED}: {why}");
+        return (ConditionStatus::True, reason::PROBER_DOUBTED, message);
+    }
+    if let Some(refused) = backends.refusal() {
+        let message = format!("not served, for an address that they may not have: {refused}");
+        return (ConditionStatus::True, reason::BACKEND_ADDRESS_REFUSED, message);
+    }
+    if !backends.last_known.is_empty() {
+        let names = some_of(&backends.last_known);
+        let message = format!("guest agent silent, last known address kept: {names}");
+        return (ConditionStatus::True, reason::LAST_KNOWN_ADDRESS, message);
+    }
+    if let Some(Misfit::SourceRanges(why)) = &report.misfit {
+        return (ConditionStatus::True, reason::SOURCE_RANGES_BYPASSED, why.clone());
+    }
+    let message = match &report.default_interface {
+        Some(why) => {
+            format!("announced at {announced}, on the announcer's default interface: {why}")
+        }
+        None => format!("announced at {announced}"),
+    };
+    (ConditionStatus::True, reason::ANNOUNCED, message)
+}
+
+/// The first names, and how many more there are.
+fn some_of(names: &[Arc<str>]) -> String {
+    const SHOWN: usize = 5;
+    let shown = names.iter().take(SHOWN).map(|name| &**name).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

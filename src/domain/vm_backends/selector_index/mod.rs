@@ -1,0 +1,433 @@
+//! From a VM's labels to the LoadBalancers that select it, and back, without scanning either.
+//!
+//! Owns what is known of VMs and their pods. Invariants: a VM is a member of exactly the
+//! LoadBalancers of its namespace whose selector it matches; a change reports exactly the
+//! LoadBalancers for which it can make a difference.
+//!
+//! Each pair of label and value is interned. A LoadBalancer is filed under the pairs of one of
+//! its clauses; a VM looks there and nowhere else. Fed by informers, asked by reconciles.
+
+mod slots;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::mem;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use sha2::{Digest, Sha256};
+
+use super::vm::{Pod, Vm};
+use slots::{Id, Slots};
+
+/// `namespace/name` of a LoadBalancer.
+pub type LbKey = Box<str>;
+/// Labels of an object.
+pub type Labels = BTreeMap<String, String>;
+/// See [`pair_key`].
+type PairKey = [u8; 16];
+/// For each key, one of its values. Empty selects nothing.
+pub type Selector = BTreeMap<String, Vec<String>>;
+
+/// VMs, pods and selectors, joined.
+#[derive(Debug, Default)]
+pub struct LabelIndex {
+    pair_ids: HashMap<PairKey, Id>,
+    pairs: Slots<Pair>,
+    vm_ids: HashMap<Box<str>, Id>,
+    vms: Slots<Member>,
+    /// By the VM's UID. Pods may be known before their VM, and after.
+    pods: HashMap<Arc<str>, Vec<Pod>>,
+    /// Which VM a pod belongs to, by the pod's `namespace/name`.
+    pod_owner: HashMap<Box<str>, (Arc<str>, Arc<str>)>,
+    uids: HashMap<Arc<str>, Id>,
+    /// VMs by the addresses that they report.
+    by_address: HashMap<IpAddr, Vec<Id>>,
+    lb_ids: HashMap<LbKey, Id>,
+    lbs: Slots<Filed>,
+}
+
+/// A label with a value, in a namespace.
+#[derive(Debug, Default)]
+struct Pair {
+    key: PairKey,
+    vms: Vec<Id>,
+    /// LoadBalancers filed here.
+    lbs: Vec<Id>,
+    /// Clauses that name the pair, filed here or not.
+    uses: u32,
+}
+
+#[derive(Debug, Default)]
+struct Member {
+    name: Arc<str>,
+    vm: Vm,
+    /// Sorted.
+    labels: Box<[Id]>,
+    lbs: Vec<Id>,
+}
+
+#[derive(Debug, Default)]
+struct Filed {
+    key: LbKey,
+    /// Of the selector: a change is told by it.
+    selector: [u8; 32],
+    /// Each sorted; a VM must have a pair of every one.
+    clauses: Vec<Vec<Id>>,
+    /// The clause under whose pairs it is filed.
+    anchor: usize,
+    vms: BTreeSet<Id>,
+}
+
+impl LabelIndex {
+    /// A VM is there, or has changed. Returns the LoadBalancers that must look at it.
+    pub fn set_vm(&mut self, namespace: &str, name: &str, labels: &Labels, vm: Vm) -> Vec<LbKey> {
+        let key = qualified(namespace, name);
+        let id = if let Some(id) = self.vm_ids.get(&key) {
+            *id
+        } else {
+            let id = self.vms.add(Member { name: name.into(), ..Member::default() });
+            self.vm_ids.insert(key, id);
+            id
+        };
+        let old_uid = self.vms.get(id).vm.uid.clone();
+        if old_uid != vm.uid {
+            if self.uids.get(&old_uid) == Some(&id) {
+                self.uids.remove(&old_uid);
+            }
+            self.uids.insert(vm.uid.clone(), id);
+        }
+        let changed = !self.vms.get(id).vm.serves_like(&vm);
+        let before = mem::replace(&mut self.vms.get_mut(id).vm, vm);
+        if before.nics != self.vms.get(id).vm.nics {
+            self.forget_addresses(id, &before);
+            let now: BTreeSet<IpAddr> = addresses(&self.vms.get(id).vm).collect();
+            for address in now {
+                self.by_address.entry(address).or_default().push(id);
+            }
+        }
+        if self.has_labels(id, namespace, labels) {
+            return if changed { self.keys(&self.vms.get(id).lbs) } else { Vec::new() };
+        }
+        let mut ids: Vec<Id> =
+            labels.iter().map(|(key, value)| self.pair(namespace, key, value)).collect();
+        ids.sort_unstable();
+        self.relabel(id, ids.into(), changed)
+    }
+
+    /// A VM is gone.
+    pub fn remove_vm(&mut self, namespace: &str, name: &str) -> Vec<LbKey> {
+        let Some(id) = self.vm_ids.remove(&*qualified(namespace, name)) else { return Vec::new() };
+        let affected = self.relabel(id, Box::default(), false);
+        let member = self.vms.take(id);
+        self.forget_addresses(id, &member.vm);
+        if self.uids.get(&member.vm.uid) == Some(&id) {
+            self.uids.remove(&member.vm.uid);
+        }
+        affected
+    }
+
+    /// A pod is there, or has changed. `None`: it runs no VM any more.
+    pub fn set_pod(&mut self, namespace: &str, name: &str, pod: Option<Pod>) -> Vec<LbKey> {
+        let key = qualified(namespace, name);
+        let Some(pod) = pod else { return self.drop_pod(&key) };
+        let vm = pod.vm.clone();
+        let mut affected = Vec::new();
+        let now = (vm.clone(), pod.uid.clone());
+        if self.pod_owner.get(&key).is_some_and(|before| *before != now) {
+            affected = self.drop_pod(&key);
+        }
+        let pods = self.pods.entry(vm.clone()).or_default();
+        match pods.iter_mut().find(|known| known.uid == pod.uid) {
+            Some(known) if *known == pod => return affected,
+            Some(known) => *known = pod,
+            None => {
+                pods.push(pod);
+                self.pod_owner.insert(key, now);
+            }
+        }
+        affected.extend(self.lbs_of(&vm));
+        affected
+    }
+
+    /// A pod is gone.
+    pub fn remove_pod(&mut self, namespace: &str, name: &str) -> Vec<LbKey> {
+        self.drop_pod(&qualified(namespace, name))
+    }
+
+    /// A LoadBalancer is there, or selects others. Returns whether that makes a difference.
+    pub fn set_lb(&mut self, namespace: &str, name: &str, selector: &Selector) -> bool {
+        let key = qualified(namespace, name);
+        if let Some(id) = self.lb_ids.get(&key) {
+            if self.lbs.get(*id).selector == selector_digest(selector) {
+                return false;
+            }
+            self.remove_lb(namespace, name);
+        }
+        let clauses: Vec<Vec<Id>> = selector
+            .iter()
+            .map(|(label, values)| {
+                let values: BTreeSet<&String> = values.iter().collect();
+                let mut ids: Vec<Id> =
+                    values.into_iter().map(|value| self.pair(namespace, label, value)).collect();
+                ids.sort_unstable();
+                for id in &ids {
+                    self.pairs.get_mut(*id).uses += 1;
+                }
+                ids
+            })
+            .collect();
+        // Filed where the fewest others are, so that a VM looks at few that it does not match.
+        let crowd = |clause: &Vec<Id>| -> usize {
+            clause.iter().map(|pair| self.pairs.get(*pair).lbs.len()).sum()
+        };
+        let anchor = (0..clauses.len()).min_by_key(|i| crowd(&clauses[*i])).unwrap_or_default();
+        // Its VMs are looked for where the fewest are.
+        let candidates = clauses
+            .iter()
+            .min_by_key(|clause| {
+                clause.iter().map(|pair| self.pairs.get(*pair).vms.len()).sum::<usize>()
+            })
+            .into_iter()
+            .flatten()
+            .flat_map(|pair| &self.pairs.get(*pair).vms);
+        let vms: BTreeSet<Id> =
+            candidates.copied().filter(|vm| matches(&clauses, &self.vms.get(*vm).labels)).collect();
+        let filed_under = clauses.get(anchor).cloned().unwrap_or_default();
+        let members: Vec<Id> = vms.iter().copied().collect();
+        let digest = selector_digest(selector);
+        let filed = Filed { key: key.clone(), selector: digest, clauses, anchor, vms };
+        let id = self.lbs.add(filed);
+        for pair in filed_under {
+            self.pairs.get_mut(pair).lbs.push(id);
+        }
+        for vm in members {
+            self.vms.get_mut(vm).lbs.push(id);
+        }
+        self.lb_ids.insert(key, id);
+        true
+    }
+
+    /// A LoadBalancer is gone, or selects no VMs any more.
+    pub fn remove_lb(&mut self, namespace: &str, name: &str) {
+        let Some(id) = self.lb_ids.remove(&*qualified(namespace, name)) else { return };
+        let filed = self.lbs.take(id);
+        for vm in filed.vms {
+            self.vms.get_mut(vm).lbs.retain(|lb| *lb != id);
+        }
+        for pair in filed.clauses.get(filed.anchor).into_iter().flatten() {
+            self.pairs.get_mut(*pair).lbs.retain(|lb| *lb != id);
+        }
+        for pair in filed.clauses.into_iter().flatten() {
+            self.pairs.get_mut(pair).uses -= 1;
+            self.drop_if_unused(pair);
+        }
+    }
+
+    /// The VMs that a LoadBalancer selects, each with its name and pods, in no certain order.
+    pub fn members<'a>(
+        &'a self,
+        namespace: &str,
+        name: &str,
+    ) -> impl Iterator<Item = (&'a Arc<str>, &'a Vm, &'a [Pod])> {
+        let filed = self.lb_ids.get(&*qualified(namespace, name)).map(|id| self.lbs.get(*id));
+        filed.into_iter().flat_map(|filed| &filed.vms).map(|id| {
+            let member = self.vms.get(*id);
+            let pods = self.pods.get(&member.vm.uid).map_or(&[][..], Vec::as_slice);
+            (&member.name, &member.vm, pods)
+        })
+    }
+
+    /// VMs of a namespace that bear the label with that value, by name, in no certain order.
+    pub fn labelled<'a>(
+        &'a self,
+        namespace: &str,
+        label: &str,
+        value: &str,
+    ) -> impl Iterator<Item = (&'a str, &'a Vm)> {
+        let pair = self.pair_ids.get(&pair_key(namespace, label, value));
+        pair.into_iter().flat_map(|pair| &self.pairs.get(*pair).vms).map(|id| {
+            let member = self.vms.get(*id);
+            (&*member.name, &member.vm)
+        })
+    }
+
+    /// LoadBalancers that select a VM which reports an address in one of the networks.
+    pub fn reporting(&self, networks: &[IpNet]) -> Vec<LbKey> {
+        let (single, wide): (Vec<IpNet>, Vec<IpNet>) =
+            networks.iter().partition(|network| network.prefix_len() == network.max_prefix_len());
+        let single = single.iter().filter_map(|network| self.by_address.get(&network.addr()));
+        let is_in = |address: &IpAddr| wide.iter().any(|network| network.contains(address));
+        let all = self.by_address.iter().filter(|_| !wide.is_empty());
+        let within = all.filter(|(address, _)| is_in(address)).map(|(_, vms)| vms);
+        self.lbs_of_all(single.chain(within).flatten().copied())
+    }
+
+    /// LoadBalancers that select a VM with an interface on the network, `namespace/name`.
+    pub fn on_network(&self, network: &str) -> Vec<LbKey> {
+        let is_there =
+            |id: &&Id| self.vms.get(**id).vm.nics.iter().any(|nic| *nic.network == *network);
+        self.lbs_of_all(self.vm_ids.values().filter(is_there).copied())
+    }
+
+    /// Every VM by `namespace/name`.
+    pub fn vms(&self) -> impl Iterator<Item = (&str, &Vm)> {
+        self.vm_ids.iter().map(|(key, id)| (&**key, &self.vms.get(*id).vm))
+    }
+
+    /// One VM.
+    pub fn vm(&self, key: &str) -> Option<&Vm> {
+        self.vm_ids.get(key).map(|id| &self.vms.get(*id).vm)
+    }
+
+    /// Every pod by `namespace/name`.
+    pub fn pod_names(&self) -> impl Iterator<Item = &str> {
+        self.pod_owner.keys().map(|key| &**key)
+    }
+
+    fn lbs_of(&self, vm_uid: &str) -> Vec<LbKey> {
+        self.uids.get(vm_uid).map(|id| self.keys(&self.vms.get(*id).lbs)).unwrap_or_default()
+    }
+
+    fn lbs_of_all(&self, vms: impl Iterator<Item = Id>) -> Vec<LbKey> {
+        let lbs: BTreeSet<Id> = vms.flat_map(|vm| &self.vms.get(vm).lbs).copied().collect();
+        self.keys(&lbs.into_iter().collect::<Vec<_>>())
+    }
+
+    fn forget_addresses(&mut self, id: Id, vm: &Vm) {
+        for address in addresses(vm) {
+            if let Some(vms) = self.by_address.get_mut(&address) {
+                vms.retain(|vm| *vm != id);
+                if vms.is_empty() {
+                    self.by_address.remove(&address);
+                }
+            }
+        }
+    }
+
+    fn keys(&self, lbs: &[Id]) -> Vec<LbKey> {
+        lbs.iter().map(|lb| self.lbs.get(*lb).key.clone()).collect()
+    }
+
+    fn drop_pod(&mut self, key: &str) -> Vec<LbKey> {
+        let Some((vm, uid)) = self.pod_owner.remove(key) else { return Vec::new() };
+        if let Some(pods) = self.pods.get_mut(&vm) {
+            pods.retain(|pod| pod.uid != uid);
+            if pods.is_empty() {
+                self.pods.remove(&vm);
+            }
+        }
+        self.lbs_of(&vm)
+    }
+
+    /// Gives a VM these labels. Returns who selected it before or does now, and of those who do
+    /// both only if the VM itself has `changed`.
+    fn relabel(&mut self, id: Id, labels: Box<[Id]>, changed: bool) -> Vec<LbKey> {
+        let old = mem::replace(&mut self.vms.get_mut(id).labels, labels);
+        let labels = self.vms.get(id).labels.clone();
+        for pair in &labels {
+            if old.binary_search(pair).is_err() {
+                self.pairs.get_mut(*pair).vms.push(id);
+            }
+        }
+        for pair in &old {
+            if labels.binary_search(pair).is_err() {
+                self.pairs.get_mut(*pair).vms.retain(|vm| *vm != id);
+                self.drop_if_unused(*pair);
+            }
+        }
+        let candidates: BTreeSet<Id> =
+            labels.iter().flat_map(|pair| &self.pairs.get(*pair).lbs).copied().collect();
+        let now: Vec<Id> = candidates
+            .into_iter()
+            .filter(|lb| matches(&self.lbs.get(*lb).clauses, &labels))
+            .collect();
+        let before = mem::replace(&mut self.vms.get_mut(id).lbs, now.clone());
+        let mut affected = Vec::new();
+        for lb in &before {
+            if now.binary_search(lb).is_err() {
+                self.lbs.get_mut(*lb).vms.remove(&id);
+                affected.push(*lb);
+            }
+        }
+        for lb in now {
+            if self.lbs.get_mut(lb).vms.insert(id) || changed {
+                affected.push(lb);
+            }
+        }
+        self.keys(&affected)
+    }
+
+    fn has_labels(&self, id: Id, namespace: &str, labels: &Labels) -> bool {
+        let have = &self.vms.get(id).labels;
+        have.len() == labels.len()
+            && labels.iter().all(|(key, value)| {
+                let pair = self.pair_ids.get(&pair_key(namespace, key, value));
+                pair.is_some_and(|pair| have.binary_search(pair).is_ok())
+            })
+    }
+
+    fn pair(&mut self, namespace: &str, key: &str, value: &str) -> Id {
+        let key = pair_key(namespace, key, value);
+        if let Some(id) = self.pair_ids.get(&key) {
+            return *id;
+        }
+        let id = self.pairs.add(Pair { key, ..Pair::default() });
+        self.pair_ids.insert(key, id);
+        id
+    }
+
+    fn drop_if_unused(&mut self, id: Id) {
+        let pair = self.pairs.get(id);
+        if pair.vms.is_empty() && pair.lbs.is_empty() && pair.uses == 0 {
+            let pair = self.pairs.take(id);
+            self.pair_ids.remove(&pair.key);
+        }
+    }
+}
+
+/// Every address that a VM reports.
+fn addresses(vm: &Vm) -> impl Iterator<Item = IpAddr> {
+    vm.nics.iter().flat_map(|nic| nic.addresses.iter().copied())
+}
+
+/// Whether sorted labels hold a pair of every clause. No clause matches nothing.
+fn matches(clauses: &[Vec<Id>], labels: &[Id]) -> bool {
+    let has_one = |clause: &Vec<Id>| {
+        if clause.len() < labels.len() {
+            clause.iter().any(|pair| labels.binary_search(pair).is_ok())
+        } else {
+            labels.iter().any(|pair| clause.binary_search(pair).is_ok())
+        }
+    };
+    !clauses.is_empty() && clauses.iter().all(has_one)
+}
+
+fn qualified(namespace: &str, name: &str) -> Box<str> {
+    format!("{namespace}/{name}").into()
+}
+
+/// Stands for a label and its value in a namespace. Tenants choose labels, so nobody may be able to
+/// find two pairs with one key: a digest that holds against that, and half the room of the text.
+fn pair_key(namespace: &str, label: &str, value: &str) -> PairKey {
+    // A namespace holds no slash; a label's value no `=`.
+    let digest = Sha256::digest(format!("{namespace}/{label}={value}"));
+    std::array::from_fn(|at| digest[at])
+}
+
+fn selector_digest(selector: &Selector) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for (label, values) in selector {
+        hash.update(label);
+        hash.update([0]);
+        for value in values {
+            hash.update(value);
+            hash.update([1]);
+        }
+        hash.update([2]);
+    }
+    hash.finalize().into()
+}
+
+#[cfg(test)]
+mod tests;

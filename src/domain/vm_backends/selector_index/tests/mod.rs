@@ -1,0 +1,289 @@
+//! Who selects whom, case by case; the model in `model` does it at random.
+
+mod model;
+
+use super::super::vm::Nic;
+use super::*;
+
+pub(super) fn labels(pairs: &[(&str, &str)]) -> Labels {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+pub(super) fn selector(clauses: &[(&str, &[&str])]) -> Selector {
+    let list = |values: &[&str]| values.iter().map(|value| (*value).to_owned()).collect();
+    clauses.iter().map(|(key, values)| ((*key).to_owned(), list(values))).collect()
+}
+
+fn vm(uid: &str) -> Vm {
+    Vm { uid: uid.into(), ..Vm::default() }
+}
+
+fn pod(uid: &str, vm: &str) -> Pod {
+    Pod { uid: uid.into(), vm: vm.into(), ..Pod::default() }
+}
+
+/// Names of members, each with the UIDs of its pods.
+fn members(index: &LabelIndex, lb: &str) -> Vec<(String, Vec<String>)> {
+    let uids = |pods: &[Pod]| pods.iter().map(|pod| pod.uid.to_string()).collect();
+    let mut all: Vec<_> =
+        index.members("ns", lb).map(|(name, _, pods)| (name.to_string(), uids(pods))).collect();
+    all.sort();
+    all
+}
+
+fn names(index: &LabelIndex, lb: &str) -> Vec<String> {
+    members(index, lb).into_iter().map(|(name, _)| name).collect()
+}
+
+fn keys(keys: &[LbKey]) -> Vec<&str> {
+    keys.iter().map(|key| &**key).collect()
+}
+
+impl LabelIndex {
+    /// How many entries there are of each kind: pairs, VMs, VMs by UID, VMs with pods, pods and
+    /// LoadBalancers. Places that wait to be used again are none.
+    pub(super) fn sizes(&self) -> [usize; 6] {
+        assert_eq!(self.pairs.len(), self.pair_ids.len());
+        assert_eq!(self.vms.len(), self.vm_ids.len());
+        assert_eq!(self.lbs.len(), self.lb_ids.len());
+        [
+            self.pair_ids.len(),
+            self.vm_ids.len(),
+            self.uids.len(),
+            self.pods.len(),
+            self.pod_owner.len(),
+            self.lb_ids.len(),
+        ]
+    }
+}
+
+#[test]
+fn a_selector_needs_one_value_of_each_key() {
+    let mut index = LabelIndex::default();
+    let vms = [
+        ("a", labels(&[("app", "web"), ("tier", "front"), ("more", "x")])),
+        ("b", labels(&[("app", "web"), ("tier", "back")])),
+        ("c", labels(&[("app", "db"), ("tier", "back")])),
+        ("d", labels(&[("app", "web")])),
+        ("e", labels(&[])),
+    ];
+    for (name, labels) in &vms {
+        index.set_vm("ns", name, labels, vm(name));
+    }
+    index.set_vm("other", "a", &vms[0].1, vm("other-a"));
+    for (clauses, expected) in [
+        (&[("app", &["web"][..])][..], &["a", "b", "d"][..]),
+        (&[("app", &["web"]), ("tier", &["front"])], &["a"]),
+        (&[("app", &["web", "db"]), ("tier", &["back"])], &["b", "c"]),
+        (&[("app", &["web", "web", "none"])], &["a", "b", "d"]),
+        (&[("app", &["none"])], &[]),
+        (&[("none", &["web"])], &[]),
+        (&[("app", &[""])], &[]),
+        (&[("app", &[])], &[]),
+        (&[("app", &["web"]), ("tier", &[])], &[]),
+        // Defect of old: an empty selector matched every VM of the namespace.
+        (&[], &[]),
+    ] {
+        let selector = selector(clauses);
+        assert!(index.set_lb("ns", "lb", &selector), "{clauses:?}");
+        assert_eq!(names(&index, "lb"), expected, "{clauses:?}");
+        assert!(!index.set_lb("ns", "lb", &selector), "it selects the same as before");
+        // VMs that come after their LoadBalancer.
+        let mut later = LabelIndex::default();
+        later.set_lb("ns", "lb", &selector);
+        for (name, labels) in &vms {
+            let affected = later.set_vm("ns", name, labels, vm(name));
+            assert_eq!(!affected.is_empty(), expected.contains(name), "{clauses:?} {name}");
+        }
+        assert_eq!(names(&later, "lb"), expected, "{clauses:?}");
+    }
+    assert_eq!(names(&index, "unknown"), Vec::<String>::new());
+}
+
+/// Values of different keys, keys of different namespaces: pairs are told apart by all of it.
+#[test]
+fn pairs_are_not_mixed_up() {
+    let mut index = LabelIndex::default();
+    index.set_lb("ns", "lb", &selector(&[("example.org/app", &["web"])]));
+    index.set_lb("ns", "odd", &selector(&[("a=b", &["c"]), ("a", &["b=c"])]));
+    for (namespace, pairs) in [
+        ("ns", labels(&[("app", "web")])),
+        ("ns", labels(&[("example.org/web", "app")])),
+        ("other", labels(&[("example.org/app", "web")])),
+    ] {
+        assert_eq!(index.set_vm(namespace, "vm", &pairs, vm("v")), [] as [LbKey; 0], "{pairs:?}");
+        index.remove_vm(namespace, "vm");
+    }
+    let fits = labels(&[("example.org/app", "web")]);
+    assert_eq!(keys(&index.set_vm("ns", "vm", &fits, vm("v"))), ["ns/lb"]);
+}
+
+/// Guests heartbeat; only what an endpoint rests on is worth a look.
+#[test]
+fn news_that_makes_no_difference_reaches_nobody() {
+    let mut index = LabelIndex::default();
+    index.set_lb("ns", "lb", &selector(&[("app", &["web"])]));
+    let web = labels(&[("app", "web")]);
+    assert_eq!(keys(&index.set_vm("ns", "a", &web, vm("v"))), ["ns/lb"]);
+    let again = Vm { version: "2".into(), ..vm("v") };
+    assert_eq!(keys(&index.set_vm("ns", "a", &web, again.clone())), [] as [&str; 0]);
+    assert_eq!(index.vm("ns/a"), Some(&again), "what is stored is the newest");
+    let more = labels(&[("app", "web"), ("node", "n1")]);
+    assert_eq!(keys(&index.set_vm("ns", "a", &more, again.clone())), [] as [&str; 0]);
+    let paused = Vm { paused: true, ..again };
+    assert_eq!(keys(&index.set_vm("ns", "a", &web, paused.clone())), ["ns/lb"], "with labels");
+    assert_eq!(keys(&index.set_vm("ns", "a", &web, vm("v"))), ["ns/lb"], "without");
+    let launcher = pod("p", "v");
+    assert_eq!(keys(&index.set_pod("ns", "p", Some(launcher.clone()))), ["ns/lb"]);
+    assert_eq!(keys(&index.set_pod("ns", "p", Some(launcher))), [] as [&str; 0]);
+    assert_eq!(keys(&index.set_pod("ns", "q", Some(pod("q", "other")))), [] as [&str; 0]);
+    assert_eq!(keys(&index.set_pod("ns", "q", None)), [] as [&str; 0]);
+    assert_eq!(keys(&index.remove_pod("ns", "unknown")), [] as [&str; 0]);
+    assert_eq!(keys(&index.set_vm("ns", "a", &labels(&[]), vm("v"))), ["ns/lb"], "it leaves");
+    assert_eq!(keys(&index.remove_vm("ns", "a")), [] as [&str; 0]);
+    assert_eq!(keys(&index.remove_vm("ns", "a")), [] as [&str; 0]);
+}
+
+#[test]
+fn pods_may_be_known_before_their_vm_and_after() {
+    let mut index = LabelIndex::default();
+    index.set_lb("ns", "lb", &selector(&[("app", &["web"])]));
+    let web = labels(&[("app", "web")]);
+    index.set_pod("ns", "p", Some(pod("p", "v")));
+    index.set_vm("ns", "a", &web, vm("v"));
+    assert_eq!(members(&index, "lb"), [("a".to_owned(), vec!["p".to_owned()])]);
+    index.remove_vm("ns", "a");
+    assert_eq!(members(&index, "lb"), []);
+    assert_eq!(index.pod_names().collect::<Vec<_>>(), ["ns/p"]);
+    index.set_vm("ns", "a", &web, vm("v"));
+    assert_eq!(members(&index, "lb"), [("a".to_owned(), vec!["p".to_owned()])], "seen again");
+    assert_eq!(keys(&index.set_pod("ns", "p", None)), ["ns/lb"], "it runs no VM any more");
+    assert_eq!(members(&index, "lb"), [("a".to_owned(), vec![])]);
+}
+
+/// The informer may show the new run before the end of the old run's pods, or the other way round.
+#[test]
+fn a_restart_under_the_same_name_has_its_own_pods() {
+    let mut index = LabelIndex::default();
+    index.set_lb("ns", "lb", &selector(&[("app", &["web"])]));
+    let web = labels(&[("app", "web")]);
+    index.set_vm("ns", "a", &web, vm("old"));
+    index.set_pod("ns", "p-old", Some(pod("p-old", "old")));
+    index.set_pod("ns", "p-new", Some(pod("p-new", "new")));
+    assert_eq!(members(&index, "lb"), [("a".to_owned(), vec!["p-old".to_owned()])]);
+    assert_eq!(keys(&index.set_vm("ns", "a", &web, vm("new"))), ["ns/lb"]);
+    assert_eq!(members(&index, "lb"), [("a".to_owned(), vec!["p-new".to_owned()])]);
+    assert_eq!(keys(&index.remove_pod("ns", "p-old")), [] as [&str; 0], "nobody's any more");
+    assert_eq!(keys(&index.remove_pod("ns", "p-new")), ["ns/lb"]);
+    assert_eq!(index.sizes(), [1, 1, 1, 0, 0, 1]);
+}
+
+/// A pod by the same name that is another: a deletion was missed.
+#[test]
+fn a_pod_that_changes_hands_leaves_the_former_vm() {
+    let mut index = LabelIndex::default();
+    index.set_lb("ns", "one", &selector(&[("n", &["1"])]));
+    index.set_lb("ns", "two", &selector(&[("n", &["2"])]));
+    index.set_vm("ns", "a", &labels(&[("n", "1")]), vm("v1"));
+    index.set_vm("ns", "b", &labels(&[("n", "2")]), vm("v2"));
+    index.set_pod("ns", "p", Some(pod("p1", "v1")));
+    let mut affected = index.set_pod("ns", "p", Some(pod("p2", "v2")));
+    affected.sort();
+    assert_eq!(keys(&affected), ["ns/one", "ns/two"]);
+    assert_eq!(members(&index, "one"), [("a".to_owned(), vec![])]);
+    assert_eq!(members(&index, "two"), [("b".to_owned(), vec!["p2".to_owned()])]);
+}
+
+/// As a user interface writes them that lists VMs by name.
+#[test]
+fn a_thousand_values_select_a_thousand_vms() {
+    const MANY: usize = 1_000;
+    let mut index = LabelIndex::default();
+    let all: Vec<String> = (0..MANY).map(|n| format!("vm-{n}")).collect();
+    let by_name = Selector::from([("name".to_owned(), all.clone())]);
+    index.set_lb("ns", "lb", &by_name);
+    assert_eq!(index.sizes()[0], MANY);
+    for (n, name) in all.iter().enumerate() {
+        let affected = index.set_vm("ns", name, &labels(&[("name", name)]), vm(name));
+        assert_eq!(keys(&affected), ["ns/lb"]);
+        assert_eq!(index.members("ns", "lb").count(), n + 1);
+    }
+    assert_eq!(index.set_vm("ns", "x", &labels(&[("name", "vm-1000")]), vm("x")), []);
+    let half = Selector::from([("name".to_owned(), all[..MANY / 2].to_vec())]);
+    assert!(index.set_lb("ns", "lb", &half));
+    assert_eq!(index.members("ns", "lb").count(), MANY / 2);
+    index.remove_lb("ns", "lb");
+    assert_eq!(index.sizes()[0], MANY + 1, "labels of VMs stay");
+    for name in all.iter().map(String::as_str).chain(["x"]) {
+        index.remove_vm("ns", name);
+    }
+    assert_eq!(index.sizes(), [0; 6]);
+}
+
+/// Thousands of LoadBalancers that share a label are filed under what tells them apart, whichever
+/// of their labels comes first.
+#[test]
+fn a_vm_looks_at_few_load_balancers_that_do_not_select_it() {
+    for own in ["aaa", "zzz"] {
+        let mut index = LabelIndex::default();
+        for n in 0..100 {
+            let name = format!("lb-{n}");
+            index.set_lb("ns", &name, &selector(&[("app", &["web"]), (own, &[&name])]));
+        }
+        let crowds: Vec<usize> =
+            index.pair_ids.values().map(|id| index.pairs.get(*id).lbs.len()).collect();
+        assert!(crowds.iter().all(|crowd| *crowd <= 1), "{own}: {crowds:?}");
+        assert_eq!(crowds.len(), 101);
+    }
+}
+
+/// Nothing is filed under no clause, so nobody asks; if somebody did, this is the answer.
+#[test]
+fn no_clause_matches_nothing() {
+    assert!(!matches(&[], &[1, 2]) && !matches(&[vec![]], &[1]) && !matches(&[vec![1]], &[]));
+    assert!(matches(&[vec![1], vec![0, 2, 4]], &[1, 2]));
+    assert!(!matches(&[vec![1], vec![0, 4]], &[1, 2]));
+}
+
+/// A network or an address turns out to be the cluster's.
+#[test]
+fn load_balancers_are_found_by_what_their_vms_report() {
+    let mut index = LabelIndex::default();
+    let nic = |network: &str, addresses: &[&str]| Nic {
+        network: network.into(),
+        addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+    };
+    let reports = |uid: &str, nics: Vec<Nic>| Vm { nics: nics.into(), ..vm(uid) };
+    let app = |name: &str| labels(&[("app", name)]);
+    for name in ["one", "two"] {
+        index.set_lb("ns", name, &selector(&[("app", &[name])]));
+    }
+    let lan = nic("ns/lan", &["192.168.1.5", "192.168.1.5", "fd00::5"]);
+    index.set_vm("ns", "a", &app("one"), reports("a", vec![nic("", &["10.52.0.7"]), lan]));
+    index.set_vm("ns", "b", &app("two"), reports("b", vec![nic("", &["10.52.0.8"])]));
+    index.set_vm("ns", "c", &app("none"), reports("c", vec![nic("ns/lan", &["10.52.0.9"])]));
+    let found = |index: &LabelIndex, networks: &[&str]| {
+        let networks: Vec<IpNet> = networks.iter().map(|text| text.parse().unwrap()).collect();
+        let found = index.reporting(&networks);
+        found.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    for (networks, expected) in [
+        (&["192.168.1.5/32"][..], &["ns/one"][..]),
+        (&["fd00::5/128"], &["ns/one"]),
+        (&["10.52.0.0/24"], &["ns/one", "ns/two"]),
+        (&["10.52.0.8/32", "192.168.1.0/24"], &["ns/one", "ns/two"]),
+        (&["10.52.0.9/32"], &[]),
+        (&["10.53.0.0/16"], &[]),
+        (&[], &[]),
+    ] {
+        assert_eq!(found(&index, networks), expected, "{networks:?}");
+    }
+    assert_eq!(index.on_network("ns/lan"), ["ns/one".into()]);
+
+    index.set_vm("ns", "a", &app("one"), reports("a", vec![nic("ns/lan", &["192.168.1.6"])]));
+    assert!(found(&index, &["192.168.1.5/32"]).is_empty(), "it has moved");
+    index.remove_vm("ns", "a");
+    index.remove_vm("ns", "b");
+    index.remove_vm("ns", "c");
+    assert!(index.by_address.is_empty());
+}

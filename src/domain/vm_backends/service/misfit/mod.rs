@@ -1,0 +1,59 @@
+//! Settings of users on a Service that do not do what they say where kube-vip announces it.
+
+use std::collections::BTreeSet;
+
+use super::super::endpoints::Endpoint;
+use super::Stored;
+
+/// A setting that does not fit, and the remedy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// `externalTrafficPolicy` is Local, and the node that announces has no VM: the address is not
+    /// announced.
+    NoLocalBackend(String),
+    /// `loadBalancerSourceRanges`: clients outside them reach the announcing node itself.
+    SourceRanges(String),
+}
+
+/// Looks for one. `endpoints` are the VMs behind the Service.
+pub fn misfit(stored: &Stored, endpoints: &[Endpoint]) -> Option<Misfit> {
+    let bypassed = stored.source_range.is_some();
+    no_local_backend(stored, endpoints)
+        .map(Misfit::NoLocalBackend)
+        .or_else(|| bypassed.then(|| Misfit::SourceRanges(source_ranges(stored))))
+}
+
+/// kube-vip 1.2 takes such an address away where no VM of the leader's own node serves
+/// (`getAllEndpoints`, pkg/endpoints/endpoints_generic.go), and leaves status and annotation of the
+/// Service as they were.
+fn no_local_backend(stored: &Stored, endpoints: &[Endpoint]) -> Option<String> {
+    let node = stored.announcing_node();
+    // Something else than kube-vip may announce it.
+    let is_known = node.is_some() || stored.ingress.is_empty();
+    let is_local = |endpoint: &Endpoint| Some(&*endpoint.node) == node && endpoint.serving;
+    if stored.policy != "Local" || !is_known || endpoints.iter().any(is_local) {
+        return None;
+    }
+    let nodes: BTreeSet<&str> =
+        endpoints.iter().filter(|endpoint| endpoint.ready()).map(|e| &*e.node).collect();
+    let nodes = nodes.into_iter().collect::<Vec<_>>().join(", ");
+    let last = match node {
+        Some(node) => format!("Node {node} announced it last"),
+        None => "no node has announced it yet".to_owned(),
+    };
+    Some(format!(
+        "spec.externalTrafficPolicy of the Service is Local, and kube-vip announces such an address only while its leading node runs a VM of it: {last}, ready VMs are on {nodes}: run one on the node that leads, or set Cluster"
+    ))
+}
+
+fn source_ranges(stored: &Stored) -> String {
+    let ports: Vec<String> =
+        stored.ports.iter().map(|port| format!("{} {}", port.protocol, port.port)).collect();
+    format!(
+        "clients outside spec.loadBalancerSourceRanges of the Service are not refused where kube-proxy uses iptables, but reach what the announcing node itself has on {}: use ports on which nodes have nothing, or filter before the address",
+        ports.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests;

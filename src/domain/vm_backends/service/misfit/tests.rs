@@ -1,0 +1,67 @@
+//! Settings that do not fit, and those that do.
+
+use std::collections::BTreeMap;
+
+use super::super::{ANNOUNCING_NODE, StoredPort};
+use super::*;
+use crate::vm_backends::endpoint_slices;
+use crate::vm_backends::endpoints::Family;
+
+fn service(policy: &str, node: Option<&str>, is_announced: bool) -> Stored {
+    let annotation = |name: &str| (ANNOUNCING_NODE.to_owned(), name.to_owned());
+    Stored {
+        policy: policy.into(),
+        annotations: node.map(annotation).into_iter().collect::<BTreeMap<_, _>>(),
+        ingress: if is_announced { vec!["10.1.0.5".into()] } else { Vec::new() },
+        ports: vec![StoredPort { port: 443, protocol: "TCP".into(), ..StoredPort::default() }],
+        ..Stored::default()
+    }
+}
+
+fn vm(node: &str, serving: bool, terminating: bool) -> Endpoint {
+    Endpoint {
+        node: node.into(),
+        serving,
+        terminating,
+        ..endpoint_slices::sink("a", Family::V4, None)
+    }
+}
+
+#[test]
+fn with_policy_local_the_announcing_node_must_run_a_vm_that_serves() {
+    let elsewhere = [vm("n2", true, false), vm("n3", true, false), vm("n4", false, false)];
+    let of = |stored: &Stored, endpoints: &[Endpoint]| match misfit(stored, endpoints) {
+        Some(Misfit::NoLocalBackend(why)) => Some(why),
+        None => None,
+        other => panic!("{other:?}"),
+    };
+    let why = of(&service("Local", Some("n1"), true), &elsewhere).unwrap();
+    assert!(why.contains("Node n1 announced it last, ready VMs are on n2, n3:"), "{why}");
+    let why = of(&service("Local", None, false), &elsewhere).unwrap();
+    assert!(why.contains("no node has announced it yet"), "{why}");
+
+    for policy in ["Cluster", ""] {
+        assert_eq!(of(&service(policy, Some("n1"), true), &elsewhere), None, "{policy}");
+    }
+    // kube-vip counts what serves, though it terminates.
+    for here in [vm("n1", true, false), vm("n1", true, true)] {
+        assert_eq!(of(&service("Local", Some("n1"), true), &[here]), None);
+    }
+    assert!(of(&service("Local", Some("n1"), true), &[vm("n1", false, false)]).is_some());
+    // Something else than kube-vip announces it.
+    assert_eq!(of(&service("Local", None, true), &elsewhere), None);
+}
+
+#[test]
+fn of_source_ranges_it_is_said_which_ports_they_do_not_close() {
+    let with = |policy: &str| Stored {
+        source_range: Some("10.0.0.0/8".into()),
+        ..service(policy, Some("n1"), true)
+    };
+    let here = [vm("n1", true, false)];
+    let Some(Misfit::SourceRanges(why)) = misfit(&with("Cluster"), &here) else { panic!() };
+    assert!(why.contains("what the announcing node itself has on TCP 443:"), "{why}");
+    // What keeps all clients out comes first.
+    assert!(matches!(misfit(&with("Local"), &[]), Some(Misfit::NoLocalBackend(_))));
+    assert_eq!(misfit(&service("Cluster", Some("n1"), true), &here), None);
+}

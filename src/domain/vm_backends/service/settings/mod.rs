@@ -1,0 +1,143 @@
+//! Settings of users on a Service, carried from one that goes to the one that takes its place.
+//!
+//! Invariants: what the operator owns of a Service is never carried; `spec.externalIPs` neither,
+//! since the text passes through an EndpointSlice, and traffic for any address would follow from it.
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    ANNOUNCING_NODE, ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, HELD_UNTIL, IGNORED,
+    MADE_WITH_POLICY, MADE_WITH_PORTS,
+};
+use api::ANNOTATION_NETWORK;
+
+/// Annotation of an EndpointSlice: the settings of the Service that was deleted, until the next one
+/// has them.
+pub const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
+
+/// Longest text in bytes. An API server takes 256 KiB of annotations.
+const LONGEST: usize = 128 * 1024;
+/// Fields of the spec that are the users'.
+const FIELDS: [&str; 9] = [
+    "allocateLoadBalancerNodePorts",
+    "externalTrafficPolicy",
+    "internalTrafficPolicy",
+    "loadBalancerClass",
+    "loadBalancerSourceRanges",
+    "publishNotReadyAddresses",
+    "sessionAffinity",
+    "sessionAffinityConfig",
+    "trafficDistribution",
+];
+/// Fields of the spec that the API server allots, and gives again to the next Service while nothing
+/// else has them. `ipFamilies` is there to tell whether an address still fits.
+const ALLOTTED: [&str; 4] = ["clusterIP", "clusterIPs", "healthCheckNodePort", "ipFamilies"];
+/// Fields of a port that are the users'.
+const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
+
+/// Settings on their way from one Service to the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// The settings, as JSON of a Service.
+    pub text: String,
+    /// Whether annotations are among them: they are left out where they are too long.
+    pub is_whole: bool,
+}
+
+/// Reads the settings of a stored Service.
+pub fn of(service: &Value) -> Carried {
+    let metadata = &service["metadata"];
+    let mut annotations = object(&metadata["annotations"]);
+    // Hints that were made from a network go with it.
+    if annotations.contains_key(ANNOTATION_NETWORK) {
+        for hint in [ANNOTATION_NETWORK, ASKED_INTERFACE, ASKED_VLAN] {
+            annotations.remove(hint);
+        }
+    }
+    if annotations.remove(HELD_UNTIL).is_some() {
+        annotations.remove(IGNORED);
+    }
+    for key in [ASKED_ADDRESS, MADE_WITH_POLICY, MADE_WITH_PORTS, ANNOUNCING_NODE] {
+        annotations.remove(key);
+    }
+    let mut spec = picked(&service["spec"], &[&FIELDS[..], &ALLOTTED].concat());
+    let ports = service["spec"]["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let of_port = |port: &Value| picked(port, &[&["port", "protocol"][..], &OF_A_PORT].concat());
+    spec.insert("ports".to_owned(), ports.iter().map(of_port).map(Value::Object).collect());
+    let with = |annotations: Map<String, Value>| {
+        json!({
+            "metadata": {"labels": metadata["labels"], "annotations": annotations},
+            "spec": spec,
+        })
+        .to_string()
+    };
+    let text = with(annotations);
+    let is_whole = text.len() <= LONGEST;
+    Carried { text: if is_whole { text } else { with(Map::new()) }, is_whole }
+}
+
+/// A new Service with the settings of an earlier one. Text that cannot be read changes nothing.
+pub fn applied(mut service: Value, settings: &str) -> Value {
+    let Ok(settings) = serde_json::from_str::<Value>(settings) else { return service };
+    let mut annotations = object(&settings["metadata"]["annotations"]);
+    let has_hints = [ASKED_INTERFACE, ASKED_VLAN].iter().any(|key| annotations.contains_key(*key));
+    let mut made = object(&service["metadata"]["annotations"]);
+    if has_hints {
+        // A user's: the operator gives none then.
+        made.remove(ASKED_INTERFACE);
+        made.remove(ANNOTATION_NETWORK);
+    }
+    annotations.append(&mut made);
+    let mut labels = object(&settings["metadata"]["labels"]);
+    labels.append(&mut object(&service["metadata"]["labels"]));
+    service["metadata"]["annotations"] = Value::Object(annotations);
+    service["metadata"]["labels"] = Value::Object(labels);
+    let stored = &settings["spec"];
+    let same_family = stored["ipFamilies"] == service["spec"]["ipFamilies"];
+    for field in FIELDS.iter().chain(&ALLOTTED) {
+        let fits = same_family || !field.starts_with("clusterIP");
+        if *field != "ipFamilies" && fits && !stored[*field].is_null() {
+            service["spec"][*field] = stored[*field].clone();
+        }
+    }
+    if let Some(policy) = service["spec"].get("externalTrafficPolicy").cloned() {
+        service["metadata"]["annotations"][MADE_WITH_POLICY] = policy;
+    }
+    let before = stored["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for port in service["spec"]["ports"].as_array_mut().into_iter().flatten() {
+        let same = |b: &&Value| b["port"] == port["port"] && b["protocol"] == port["protocol"];
+        let Some(before) = before.iter().find(same) else { continue };
+        for field in OF_A_PORT {
+            if !before[field].is_null() {
+                port[field] = before[field].clone();
+            }
+        }
+    }
+    service
+}
+
+/// The same Service, without what another may have by now: the API server allots anew.
+pub fn without_allotted(mut service: Value) -> Value {
+    if let Some(spec) = service["spec"].as_object_mut() {
+        for field in ["clusterIP", "clusterIPs", "healthCheckNodePort"] {
+            spec.remove(field);
+        }
+        let ports = spec.get_mut("ports").and_then(Value::as_array_mut);
+        for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
+            port.remove("nodePort");
+        }
+    }
+    service
+}
+
+fn object(value: &Value) -> Map<String, Value> {
+    value.as_object().cloned().unwrap_or_default()
+}
+
+fn picked(from: &Value, fields: &[&str]) -> Map<String, Value> {
+    let of = |field: &&str| Some(((*field).to_owned(), from.get(*field)?.clone()));
+    fields.iter().filter_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests;

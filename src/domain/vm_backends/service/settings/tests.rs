@@ -1,0 +1,168 @@
+//! Fields that are carried from one Service to the next, and fields that are not.
+
+use k8s_openapi::api::core::v1::Service;
+
+use super::super::stored::read_service;
+use super::super::{Identity, Plan, Wanted, plan};
+use super::*;
+use crate::network::host_links::Link;
+use crate::vm_backends::listeners::Listener;
+
+const LB: Identity<'_> = Identity { namespace: "apps", name: "web", uid: "lb-1" };
+
+fn listeners() -> [Listener; 2] {
+    [("http", "TCP", 80, 8080), ("dns", "UDP", 53, 53)].map(|(name, protocol, port, target)| {
+        Listener { name: name.into(), protocol: protocol.into(), port, backend_port: target }
+    })
+}
+
+fn wanted<'a>(address: &str, listeners: &'a [Listener]) -> Wanted<'a> {
+    let address = address.parse().ok();
+    Wanted { lb: LB, address, listeners, network: "", attachment: None, link: Link::Ready }
+}
+
+fn fresh(wanted: &Wanted<'_>) -> Value {
+    let Plan::Create(service) = plan(None, wanted) else { panic!("there is none") };
+    service
+}
+
+/// Settings of users.
+fn set() -> Value {
+    json!({
+        "metadata": {
+            "labels": {"team": "blue"},
+            "annotations": {
+                "field.cattle.io/description": "mine", "kube-vip.io/hwaddr": "00:00:6c:0d:5a:be",
+            },
+        },
+        "spec": {
+            "allocateLoadBalancerNodePorts": true, "externalTrafficPolicy": "Local",
+            "internalTrafficPolicy": "Local", "loadBalancerClass": "kube-vip.io/kube-vip-class",
+            "loadBalancerSourceRanges": ["10.0.0.0/8"], "publishNotReadyAddresses": true,
+            "sessionAffinity": "ClientIP",
+            "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 60}},
+            "trafficDistribution": "PreferClose",
+        },
+    })
+}
+
+/// Fields that the API server allotted, and others wrote.
+fn allotted() -> Value {
+    json!({
+        "metadata": {
+            "uid": "svc-1", "resourceVersion": "7", "creationTimestamp": "2026-01-01T00:00:00Z",
+            "finalizers": ["example.com/hold"], "managedFields": [{}],
+            "annotations": {"kube-vip.io/vipHost": "n1"},
+        },
+        "spec": {
+            "clusterIP": "10.53.0.9", "clusterIPs": ["10.53.0.9"], "healthCheckNodePort": 32000,
+            "externalIPs": ["8.8.8.8"], "selector": {"app": "evil"},
+        },
+        "status": {"loadBalancer": {"ingress": [{"ip": "10.0.0.100"}]}},
+    })
+}
+
+fn stored(wanted: &Wanted<'_>) -> Value {
+    let mut service = fresh(wanted);
+    json_patch::merge(&mut service, &set());
+    json_patch::merge(&mut service, &allotted());
+    service["spec"]["ports"][0]["nodePort"] = json!(30_080);
+    service["spec"]["ports"][0]["appProtocol"] = json!("http");
+    service
+}
+
+#[test]
+fn the_next_service_has_what_users_set_and_what_the_server_allotted_and_nothing_else() {
+    let listeners = listeners();
+    let next = wanted("10.0.0.101", &listeners);
+    let made = applied(fresh(&next), &of(&stored(&wanted("10.0.0.100", &listeners))).text);
+    let mut expected = fresh(&next);
+    json_patch::merge(&mut expected, &set());
+    expected["metadata"]["annotations"][MADE_WITH_POLICY] = json!("Local");
+    expected["spec"]["ports"][0]["nodePort"] = json!(30_080);
+    expected["spec"]["ports"][0]["appProtocol"] = json!("http");
+    for field in ["clusterIP", "clusterIPs", "healthCheckNodePort"] {
+        expected["spec"][field] = allotted()["spec"][field].clone();
+    }
+    assert_eq!(made, expected);
+    // It needs no further write.
+    let read = |service: &Value| {
+        read_service(&serde_json::from_value::<Service>(service.clone()).unwrap())
+    };
+    assert_eq!(plan(Some(&read(&made)), &next), Plan::Keep);
+    // What another has by now is not asked for again.
+    let anew = without_allotted(made);
+    for field in ["clusterIP", "clusterIPs", "healthCheckNodePort"] {
+        expected["spec"].as_object_mut().unwrap().remove(field);
+    }
+    expected["spec"]["ports"][0].as_object_mut().unwrap().remove("nodePort");
+    assert_eq!(anew, expected);
+}
+
+#[test]
+fn ports_that_are_no_more_and_addresses_of_the_other_family_are_left_behind() {
+    let before = listeners();
+    let after = [before[1].clone(), Listener { port: 443, ..before[0].clone() }];
+    let next = wanted("fd00::101", &after);
+    let made = applied(fresh(&next), &of(&stored(&wanted("10.0.0.100", &before))).text);
+    assert_eq!(made["spec"]["ports"], fresh(&next)["spec"]["ports"]);
+    assert_eq!(made["spec"]["ipFamilies"], json!(["IPv6"]));
+    assert_eq!(made["spec"].get("clusterIP"), None);
+    assert_eq!(made["spec"].get("clusterIPs"), None);
+    assert_eq!(made["spec"]["externalTrafficPolicy"], "Local");
+}
+
+/// Hints that the operator made from a network go with it; those of a user stay, and are the only ones.
+#[test]
+fn hints_are_carried_where_they_are_a_users() {
+    let listeners = listeners();
+    let attachment = super::super::Attachment { bridge: "mgmt-br".into(), vlan: 0 };
+    let plain = wanted("10.0.0.100", &listeners);
+    let on = Wanted { network: "apps/mgmt", attachment: Some(&attachment), ..plain.clone() };
+    let hint = |service: &Value, key: &str| service["metadata"]["annotations"].get(key).cloned();
+    let off = applied(fresh(&plain), &of(&stored(&on)).text);
+    assert_eq!(hint(&off, ASKED_INTERFACE), None);
+    assert_eq!(hint(&off, ANNOTATION_NETWORK), None);
+    let mut by_hand = stored(&plain);
+    by_hand["metadata"]["annotations"][ASKED_INTERFACE] = json!("eth7");
+    let kept = applied(fresh(&on), &of(&by_hand).text);
+    assert_eq!(hint(&kept, ASKED_INTERFACE), Some(json!("eth7")));
+    assert_eq!(hint(&kept, ANNOTATION_NETWORK), None, "it was not made from a network");
+}
+
+#[test]
+fn settings_that_are_too_long_are_carried_without_annotations_and_nonsense_changes_nothing() {
+    let listeners = listeners();
+    let wanted = wanted("10.0.0.100", &listeners);
+    let mut long = stored(&wanted);
+    long["metadata"]["annotations"]["note"] = json!("x".repeat(200_000));
+    let Carried { text, is_whole } = of(&long);
+    assert!(text.len() < 2_000 && !is_whole, "{}", text.len());
+    assert!(of(&stored(&wanted)).is_whole);
+    let made = applied(fresh(&wanted), &text);
+    let annotations = made["metadata"]["annotations"].as_object().unwrap();
+    assert!(
+        annotations.keys().eq([ASKED_ADDRESS, MADE_WITH_PORTS, MADE_WITH_POLICY]),
+        "{annotations:?}"
+    );
+    assert_eq!(made["spec"]["sessionAffinity"], "ClientIP");
+    for nonsense in ["", "{", "[]", "7", "{\"spec\": 7, \"metadata\": []}"] {
+        assert_eq!(applied(fresh(&wanted), nonsense), fresh(&wanted), "{nonsense:?}");
+    }
+}
+
+/// An author of EndpointSlices gets no more by them than what users may set on a Service.
+#[test]
+fn forged_settings_do_not_touch_what_the_operator_owns() {
+    let listeners = listeners();
+    let wanted = wanted("10.0.0.100", &listeners);
+    let forged = json!({
+        "metadata": {"name": "x", "namespace": "kube-system", "ownerReferences": [],
+            "labels": {api::LABEL_SERVICE_LB: "false"},
+            "annotations": {ASKED_ADDRESS: "8.8.8.8"}},
+        "spec": {"type": "ExternalName", "externalName": "x", "externalIPs": ["8.8.8.8"],
+            "selector": {"app": "x"}, "loadBalancerIP": "8.8.8.8",
+            "ports": [{"port": 80, "protocol": "TCP", "targetPort": 22, "name": "x"}]},
+    });
+    assert_eq!(applied(fresh(&wanted), &forged.to_string()), fresh(&wanted));
+}

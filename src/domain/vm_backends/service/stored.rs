@@ -1,0 +1,199 @@
+//! Services and EndpointSlices as the API server has them, read as decisions take them.
+
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort};
+use k8s_openapi::api::discovery::v1::{Endpoint as FullEndpoint, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::super::endpoint_slices::{Port, Slice};
+use super::super::endpoints::{Endpoint, Family};
+use super::settings::SETTINGS;
+use super::{
+    ANNOUNCING_NODE, ASKED_ADDRESS, ASKED_INTERFACE, ASKED_VLAN, HELD_UNTIL, MADE_WITH_POLICY,
+    MADE_WITH_PORTS, NOT_ANNOUNCED, OwnerRef, Stored, StoredPort,
+};
+use crate::load_balancer::bounds::{MOST_LISTENERS, cut};
+use api::{
+    ANNOTATION_NETWORK, GROUP, KUBE_VIP_BROADCAST, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR,
+    KUBE_VIP_REQUESTED_IP, LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER,
+    SLICE_MANAGER,
+};
+
+/// Annotations of a Service that decisions take.
+const ANNOTATIONS: [&str; 12] = [
+    HELD_UNTIL,
+    ANNOUNCING_NODE,
+    ASKED_ADDRESS,
+    ASKED_INTERFACE,
+    ASKED_VLAN,
+    ANNOTATION_NETWORK,
+    MADE_WITH_POLICY,
+    MADE_WITH_PORTS,
+    KUBE_VIP_BROADCAST,
+    KUBE_VIP_HOSTNAME,
+    KUBE_VIP_HWADDR,
+    KUBE_VIP_REQUESTED_IP,
+];
+/// Longest text of one of these: the ports of as many listeners as there may be.
+const LONGEST_ANNOTATION: usize = 4096;
+/// Addresses of a Service that are looked at.
+const MOST_INGRESS: usize = 16;
+/// Owners of an object that are looked at.
+const MOST_OWNERS: usize = 4;
+
+/// The LoadBalancer, by `namespace/name`, that owns an object, and the reference to it.
+pub fn owner(meta: &ObjectMeta) -> Option<(String, &OwnerReference)> {
+    let owned_by = meta.owner_references.as_deref().unwrap_or_default();
+    let owner =
+        owned_by.iter().find(|o| o.kind == "LoadBalancer" && o.api_version.starts_with(GROUP))?;
+    Some((qualified(meta, &owner.name), owner))
+}
+
+/// `namespace/name` of another object beside this one.
+pub fn qualified(meta: &ObjectMeta, name: &str) -> String {
+    format!("{}/{name}", meta.namespace.as_deref().unwrap_or_default())
+}
+
+/// Whose an object is.
+pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
+    let list = meta.owner_references.as_deref().unwrap_or_default();
+    let read = |o: &OwnerReference| OwnerRef {
+        kind: o.kind.clone(),
+        name: o.name.clone(),
+        uid: o.uid.clone(),
+    };
+    // Those that name a LoadBalancer decide; of others the first is told.
+    let lbs = list.iter().filter(|o| o.kind == "LoadBalancer").take(MOST_OWNERS);
+    let others = list.iter().filter(|o| o.kind != "LoadBalancer").take(1);
+    lbs.chain(others).map(read).collect()
+}
+
+/// Reads a Service.
+pub fn read_service(service: &Service) -> Stored {
+    let spec = service.spec.clone().unwrap_or_default();
+    let owners = owners(&service.metadata);
+    let ours = owner(&service.metadata).is_some();
+    // Of another's it is told whose it is, and no more.
+    let says = |key: &&String| ours && ANNOTATIONS.contains(&key.as_str());
+    let port = |port: ServicePort| StoredPort {
+        name: port.name.unwrap_or_default(),
+        protocol: port.protocol.unwrap_or_else(|| "TCP".to_owned()),
+        port: port.port,
+        target: match port.target_port {
+            Some(IntOrString::Int(target)) => target,
+            Some(IntOrString::String(_)) => 0,
+            None => port.port,
+        },
+        node_port: port.node_port.unwrap_or(0),
+    };
+    let ingress = service.status.as_ref().and_then(|s| s.load_balancer.as_ref());
+    let ingress = ingress.and_then(|l| l.ingress.as_deref()).filter(|_| ours).unwrap_or_default();
+    let ports = spec.ports.filter(|_| ours).unwrap_or_default();
+    Stored {
+        uid: service.metadata.uid.clone().unwrap_or_default(),
+        version: service.metadata.resource_version.clone().unwrap_or_default(),
+        owners,
+        deleting: service.metadata.deletion_timestamp.is_some(),
+        labelled: label(&service.metadata, LABEL_SERVICE_LB, "true"),
+        annotations: annotations(&service.metadata)
+            .filter(|(key, _)| says(key))
+            .map(|(key, value)| (key.clone(), cut(value.clone(), LONGEST_ANNOTATION)))
+            .collect(),
+        type_: spec.type_.unwrap_or_default(),
+        has_selector: spec.selector.is_some_and(|selector| !selector.is_empty()),
+        load_balancer_ip: spec.load_balancer_ip.unwrap_or_default(),
+        policy: spec.external_traffic_policy.unwrap_or_default(),
+        source_range: spec.load_balancer_source_ranges.and_then(|all| all.into_iter().next()),
+        families: spec.ip_families.unwrap_or_default(),
+        ports: ports.into_iter().take(MOST_LISTENERS + 1).map(port).collect(),
+        ingress: ingress
+            .iter()
+            .filter(|ingress| is_announced(ingress))
+            .filter_map(|ingress| ingress.ip.clone())
+            .take(MOST_INGRESS)
+            .collect(),
+    }
+}
+
+/// Whether an announcer has said so, and not this operator.
+fn is_announced(ingress: &LoadBalancerIngress) -> bool {
+    let mut ports = ingress.ports.iter().flatten();
+    !ports.any(|port| port.error.as_deref() == Some(NOT_ANNOUNCED))
+}
+
+/// Reads an EndpointSlice: the LoadBalancer that owns it by `namespace/name`, that owner's UID, and
+/// what the slice says. `None`: no LoadBalancer owns it.
+pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, Slice)> {
+    let (lb, owner) = owner(&slice.metadata)?;
+    let label = |key: &str, value: &str| label(&slice.metadata, key, value);
+    let ports = slice.ports.as_deref().unwrap_or_default();
+    let mut ports: Vec<Port> = ports
+        .iter()
+        .map(|port| Port {
+            name: port.name.clone().unwrap_or_default(),
+            protocol: port.protocol.clone().unwrap_or_default(),
+            port: port.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(0),
+        })
+        .collect();
+    ports.sort();
+    let stored = slice.endpoints.as_deref().unwrap_or_default();
+    let endpoints: Vec<Endpoint> = stored.iter().filter_map(endpoint).collect();
+    let whole = stored.len() == endpoints.len() && stored.iter().all(is_plain);
+    let seen = Slice {
+        name: slice.metadata.name.clone().unwrap_or_default(),
+        version: slice.metadata.resource_version.clone().unwrap_or_default(),
+        family: match slice.address_type.as_str() {
+            "IPv4" => Some(Family::V4),
+            "IPv6" => Some(Family::V6),
+            _ => None,
+        },
+        ports,
+        endpoints,
+        sound: whole
+            && label(LABEL_SERVICE_NAME, &owner.name)
+            && label(LABEL_SERVICE_LB, "true")
+            && label(LABEL_SLICE_MANAGER, SLICE_MANAGER),
+        holds_settings: annotations(&slice.metadata).any(|(key, _)| key == SETTINGS),
+    };
+    Some((lb, owner.uid.clone(), seen))
+}
+
+fn endpoint(endpoint: &FullEndpoint) -> Option<Endpoint> {
+    let target = endpoint.target_ref.as_ref()?;
+    let conditions = endpoint.conditions.as_ref();
+    let ready = conditions.and_then(|c| c.ready).unwrap_or(true);
+    Some(Endpoint {
+        address: endpoint.addresses.first()?.parse().ok()?,
+        name: target.name.as_deref()?.into(),
+        uid: target.uid.as_deref()?.into(),
+        node: endpoint.node_name.as_deref().unwrap_or_default().into(),
+        // The Go controller writes ready alone.
+        serving: conditions.and_then(|c| c.serving).unwrap_or(ready),
+        terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
+    })
+}
+
+/// Whether an endpoint says nothing that this operator would not.
+fn is_plain(endpoint: &FullEndpoint) -> bool {
+    let conditions = endpoint.conditions.as_ref();
+    let ready = conditions.and_then(|c| c.ready);
+    let serving = conditions.and_then(|c| c.serving);
+    let terminating = conditions.and_then(|c| c.terminating);
+    let consistent = match (ready, serving, terminating) {
+        (Some(ready), Some(serving), Some(terminating)) => ready == (serving && !terminating),
+        _ => false,
+    };
+    consistent
+        && endpoint.addresses.len() == 1
+        && endpoint.hints.is_none()
+        && endpoint.hostname.is_none()
+        && endpoint.zone.is_none()
+}
+
+fn annotations(meta: &ObjectMeta) -> impl Iterator<Item = (&String, &String)> {
+    meta.annotations.iter().flatten()
+}
+
+fn label(meta: &ObjectMeta, key: &str, value: &str) -> bool {
+    meta.labels.as_ref().and_then(|labels| labels.get(key)).is_some_and(|stored| stored == value)
+}

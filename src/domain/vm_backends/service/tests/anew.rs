@@ -1,0 +1,95 @@
+//! Changes that kube-vip 1.2 does not survive: the Service must be made anew.
+
+use super::*;
+
+#[test]
+fn a_service_that_asks_for_another_address_goes_first() {
+    let listeners = listeners();
+    let wanted_100 = wanted("10.0.0.100", &listeners);
+    let service = made(&wanted_100);
+    for stored in [announced(service.clone(), "10.0.0.100"), service.clone()] {
+        for address in ["10.0.0.101", ""] {
+            let plan = plan(Some(&read(&stored)), &wanted(address, &listeners));
+            assert_eq!(plan, Plan::Replace, "{address:?}");
+        }
+    }
+    // Edited by hand: kube-vip has let go of the address by now.
+    for (annotation, field, expected) in [
+        (json!("10.0.0.101"), "10.0.0.100", Plan::Replace),
+        (json!("10.0.0.100,10.0.0.101"), "10.0.0.100", Plan::Replace),
+        (json!("web.example.com"), "10.0.0.100", Plan::Replace),
+        (Value::Null, "10.0.0.101", Plan::Replace),
+    ] {
+        let mut edited = service.clone();
+        let annotations = json!({"metadata": {"annotations": {ASKED_ADDRESS: annotation}}});
+        json_patch::merge(&mut edited, &annotations);
+        edited["spec"]["loadBalancerIP"] = json!(field);
+        let plan = plan(Some(&read(&edited)), &wanted_100);
+        assert_eq!(plan, expected, "{edited}");
+    }
+    // As the Go controller leaves it, and in another spelling.
+    let mut adopted = service.clone();
+    adopted["metadata"]["annotations"] = Value::Null;
+    let change = plan(Some(&read(&adopted)), &wanted_100);
+    assert!(matches!(change, Plan::Change(_)), "{change:?}");
+    let six = made(&wanted("fd00::100", &listeners));
+    let mut spelled = six.clone();
+    spelled["metadata"]["annotations"][ASKED_ADDRESS] = json!("fd00:0:0::0100");
+    let change = plan(Some(&read(&spelled)), &wanted("fd00::100", &listeners));
+    assert!(matches!(change, Plan::Change(_)), "{change:?}");
+}
+
+/// kube-vip 1.2 takes the address away for good. A Service that does not say what it was made with is
+/// believed to have been made as it is.
+#[test]
+fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
+    let listeners = listeners();
+    let wanted = wanted("10.0.0.100", &listeners);
+    for (made_with, policy, expected) in [
+        (json!("Cluster"), json!("Cluster"), Plan::Keep),
+        (json!("Cluster"), Value::Null, Plan::Keep),
+        (json!("Cluster"), json!("Local"), Plan::Replace),
+        (json!("Local"), json!("Local"), Plan::Keep),
+        (json!("Local"), json!("Cluster"), Plan::Replace),
+        (json!("Local"), Value::Null, Plan::Replace),
+    ] {
+        let mut service = made(&wanted);
+        service["metadata"]["annotations"][MADE_WITH_POLICY] = made_with;
+        service["spec"]["externalTrafficPolicy"] = policy;
+        assert_eq!(plan(Some(&read(&service)), &wanted), expected, "{service}");
+    }
+    let mut service = made(&wanted);
+    service["metadata"]["annotations"].as_object_mut().unwrap().remove(MADE_WITH_POLICY);
+    service["spec"]["externalTrafficPolicy"] = json!("Local");
+    let (noted, _) = repaired(&service, &wanted);
+    assert_eq!(noted["metadata"]["annotations"][MADE_WITH_POLICY], "Local");
+    assert!(!repaired(&noted, &wanted).1);
+}
+
+/// kube-vip goes on admitting the port to the node itself. What a user adds by hand, it never admitted.
+#[test]
+fn a_service_that_loses_a_port_is_made_anew_and_one_that_gets_another_is_not() {
+    let both = listeners();
+    let service = made(&wanted("10.0.0.100", &both));
+    let moved = [both[0].clone(), Listener { port: 54, ..both[1].clone() }];
+    for after in [&both[..1], &both[1..], &moved[..]] {
+        let plan = plan(Some(&read(&service)), &wanted("10.0.0.100", after));
+        assert_eq!(plan, Plan::Replace, "{after:?}");
+    }
+    let three = [both[0].clone(), both[1].clone(), listener("https", "TCP", 443, 8443)];
+    let reversed = [both[1].clone(), both[0].clone()];
+    for after in [&three[..], &reversed[..]] {
+        let plan = plan(Some(&read(&service)), &wanted("10.0.0.100", after));
+        assert!(matches!(plan, Plan::Change(_)), "{after:?}: {plan:?}");
+    }
+    let mut by_hand = service.clone();
+    let ssh = json!({"name": "ssh", "protocol": "TCP", "port": 22, "targetPort": 22});
+    by_hand["spec"]["ports"].as_array_mut().unwrap().push(ssh);
+    let change = plan(Some(&read(&by_hand)), &wanted("10.0.0.100", &both));
+    assert!(matches!(change, Plan::Change(_)), "{change:?}");
+    // One that does not say so is believed to have been made as it is.
+    let mut silent = service;
+    silent["metadata"]["annotations"].as_object_mut().unwrap().remove(MADE_WITH_PORTS);
+    let (noted, _) = repaired(&silent, &wanted("10.0.0.100", &both));
+    assert_eq!(noted["metadata"]["annotations"][MADE_WITH_PORTS], "80/TCP,53/UDP");
+}

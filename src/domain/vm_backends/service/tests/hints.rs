@@ -1,0 +1,161 @@
+//! Where kube-vip is told to announce: what the operator says, and what users do.
+
+use super::*;
+use api::ANNOTATION_NETWORK;
+
+fn annotations(service: &Value) -> BTreeMap<String, String> {
+    let mut all: BTreeMap<String, String> =
+        serde_json::from_value(service["metadata"]["annotations"].clone()).unwrap();
+    assert_eq!(all.remove(ASKED_ADDRESS).as_deref(), Some("10.0.0.100"));
+    all.remove(MADE_WITH_POLICY);
+    all.remove(MADE_WITH_PORTS);
+    all
+}
+
+fn texts(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+#[test]
+fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
+    let listeners = listeners();
+    let plain = wanted("10.0.0.100", &listeners);
+    let untagged = Attachment { bridge: "mgmt-br".into(), vlan: 0 };
+    let tagged = Attachment { bridge: "prod-br".into(), vlan: 7 };
+    let network = |name| (ANNOTATION_NETWORK, name);
+    let by_interface = texts(&[(ASKED_INTERFACE, "mgmt-br"), network("apps/mgmt")]);
+    let (mgmt, vlan7) = (on("apps/mgmt", &untagged, &plain), on("apps/vlan7", &tagged, &plain));
+    let unknown = Wanted { network: "apps/vlan7", ..plain.clone() };
+    assert_eq!(annotations(&made(&mgmt)), by_interface);
+    assert_eq!(annotations(&made(&vlan7)), texts(&[]), "nodes have no link for a VLAN");
+    assert_eq!(annotations(&made(&unknown)), texts(&[]), "not known how it is reached");
+    assert_eq!(annotations(&made(&on("", &tagged, &plain))), texts(&[]), "no network is named");
+    for (before, after, expected) in [
+        // As soon as it is known.
+        (&Wanted { network: "apps/mgmt", ..plain.clone() }, &mgmt, &by_interface),
+        (&plain, &mgmt, &by_interface),
+        // Another network: nothing of the former stays.
+        (&mgmt, &vlan7, &texts(&[])),
+        (&vlan7, &mgmt, &by_interface),
+        (&mgmt, &unknown, &texts(&[])),
+        // Taken back with the network.
+        (&mgmt, &plain, &texts(&[])),
+    ] {
+        let service = made(before);
+        let (changed, _) = repaired(&service, after);
+        assert_eq!(annotations(&changed), *expected, "{before:?} to {after:?}");
+        assert!(!repaired(&changed, after).1, "written once");
+        let announced = announced(service.clone(), "10.0.0.100");
+        assert_eq!(repaired(&announced, after), (announced, false), "what is announced stays");
+    }
+    // Which way the network is reached has changed, or is not known for a while: it stays.
+    let moved = on("apps/mgmt", &tagged, &plain);
+    let unknown = Wanted { network: "apps/mgmt", ..plain.clone() };
+    for wanted in [&moved, &unknown] {
+        assert!(!repaired(&made(&mgmt), wanted).1);
+    }
+}
+
+/// kube-vip 1.2.0 to 1.2.3 does not survive a VLAN that exists.
+#[test]
+fn a_vlan_that_an_earlier_version_asked_for_is_taken_back_even_while_announced() {
+    let listeners = listeners();
+    let plain = wanted("10.0.0.100", &listeners);
+    let tagged = Attachment { bridge: "prod-br".into(), vlan: 7 };
+    let vlan7 = on("apps/vlan7", &tagged, &plain);
+    let mut service = made(&vlan7);
+    service["metadata"]["annotations"][ASKED_VLAN] = json!("prod-br.7");
+    service["metadata"]["annotations"][ANNOTATION_NETWORK] = json!("apps/vlan7");
+    for stored in [service.clone(), announced(service, "10.0.0.100")] {
+        for wanted in [&vlan7, &plain, &Wanted { network: "apps/vlan7", ..plain.clone() }] {
+            let (changed, wrote) = repaired(&stored, wanted);
+            assert_eq!((annotations(&changed), wrote), (texts(&[]), true), "{wanted:?}");
+            assert!(!repaired(&changed, wanted).1, "written once");
+        }
+    }
+}
+
+/// A link of the nodes for the VLAN, by Harvester's HostNetworkConfig.
+#[test]
+fn a_vlan_is_asked_for_where_each_node_has_a_working_link() {
+    let listeners = listeners();
+    let plain = wanted("10.0.0.100", &listeners);
+    let tagged = Attachment { bridge: "prod-br".into(), vlan: 7 };
+    let without = on("apps/vlan7", &tagged, &plain);
+    let with = Wanted { link: Link::Ready, ..without.clone() };
+    let missing = Wanted { link: Link::Missing(vec!["n2".into()]), ..without.clone() };
+    let hinted = texts(&[(ASKED_INTERFACE, "prod-br.7"), (ANNOTATION_NETWORK, "apps/vlan7")]);
+    assert_eq!(annotations(&made(&with)), hinted);
+    assert_eq!(annotations(&made(&missing)), texts(&[]));
+    // kube-vip reads the interface once.
+    let service = made(&without);
+    assert_eq!(plan(Some(&read(&service)), &with), Plan::Replace);
+    assert_eq!(annotations(&repaired(&service, &with).0), hinted);
+    assert_eq!(plan(Some(&read(&announced(service, "10.0.0.100"))), &with), Plan::Keep);
+    // A link that is lost for a while moves nothing.
+    assert_eq!(plan(Some(&read(&made(&with))), &missing), Plan::Keep);
+}
+
+#[test]
+fn the_default_interface_is_explained_where_nodes_have_no_link() {
+    let listeners = listeners();
+    let plain = wanted("10.0.0.100", &listeners);
+    let of = |vlan| Attachment { bridge: "prod-br".into(), vlan };
+    let (tagged, untagged) = (of(7), of(0));
+    let said = |wanted: &Wanted<'_>, service: Option<&Value>| {
+        wanted.on_default_interface(service.map(read).as_ref()).unwrap_or_default()
+    };
+    let without = on("apps/vlan7", &tagged, &plain);
+    let with = Wanted { link: Link::Ready, ..without.clone() };
+    let missing = Wanted { link: Link::Missing(vec!["n2".into(), "n3".into()]), ..without.clone() };
+    let flat = on("apps/flat", &untagged, &plain);
+    for (wanted, service, expected) in [
+        (&plain, None, ""),
+        (&flat, Some(&made(&flat)), ""),
+        (
+            &without,
+            None,
+            "nodes have no link for VLAN 7 of prod-br, network apps/vlan7: a HostNetworkConfig makes one",
+        ),
+        (
+            &missing,
+            None,
+            "nodes n2, n3 have no working link for VLAN 7 of prod-br, network apps/vlan7: see the HostNetworkConfig",
+        ),
+        (&with, None, ""),
+        (&with, Some(&made(&with)), ""),
+        (
+            &with,
+            Some(&made(&without)),
+            "it was announced before nodes had the link prod-br.7: delete the Service to have it announced there",
+        ),
+        (
+            &Wanted { network: "apps/x", ..plain.clone() },
+            None,
+            "nodes have no bridge for network apps/x",
+        ),
+    ] {
+        assert_eq!(said(wanted, service), expected, "{wanted:?}");
+    }
+    // Where a user wants it.
+    let mut by_hand = made(&plain);
+    by_hand["metadata"]["annotations"][ASKED_INTERFACE] = json!("eth7");
+    assert_eq!(said(&without, Some(&by_hand)), "");
+}
+
+#[test]
+fn hints_that_a_user_gave_are_the_users() {
+    let listeners = listeners();
+    let plain = wanted("10.0.0.100", &listeners);
+    let tagged = Attachment { bridge: "prod-br".into(), vlan: 7 };
+    let untagged = Attachment { bridge: "prod-br".into(), vlan: 0 };
+    for (key, value) in [(ASKED_INTERFACE, "eth1"), (ASKED_VLAN, "eth1.5")] {
+        let mut service = made(&plain);
+        service["metadata"]["annotations"][key] = json!(value);
+        let named = [&tagged, &untagged].map(|attachment| on("apps/vlan7", attachment, &plain));
+        for wanted in named.iter().chain([&plain]) {
+            let (after, wrote) = repaired(&service, wanted);
+            assert_eq!((annotations(&after), wrote), (texts(&[(key, value)]), false));
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! The Service as an API server keeps it, edited by hand and by others, and read back by the view.
+
+mod anew;
+mod hints;
+mod slices;
+
+use k8s_openapi::api::core::v1::Service;
+use proptest::prelude::*;
+
+use super::stored::read_service;
+use super::*;
+use crate::network::host_links::HostLinks;
+
+const LB: Identity<'_> = Identity { namespace: "apps", name: "web", uid: "lb-1" };
+
+fn listener(name: &str, protocol: &str, port: u16, backend_port: u16) -> Listener {
+    Listener { name: name.into(), protocol: protocol.into(), port, backend_port }
+}
+
+fn listeners() -> [Listener; 2] {
+    [listener("http", "TCP", 80, 8080), listener("dns", "UDP", 53, 53)]
+}
+
+fn wanted<'a>(address: &str, listeners: &'a [Listener]) -> Wanted<'a> {
+    let address = address.parse().ok();
+    Wanted { lb: LB, address, listeners, network: "", attachment: None, link: Link::NotConfigured }
+}
+
+/// Nodes have a bridge for each cluster network, and no link for a VLAN.
+fn on<'a>(network: &'a str, attachment: &'a Attachment, wanted: &Wanted<'a>) -> Wanted<'a> {
+    let link = HostLinks::default().link(attachment);
+    Wanted { network, attachment: Some(attachment), link, ..wanted.clone() }
+}
+
+fn read(service: &Value) -> Stored {
+    read_service(&serde_json::from_value::<Service>(service.clone()).unwrap())
+}
+
+/// A created Service as stored.
+fn defaulted(mut service: Value) -> Value {
+    service["metadata"]["uid"] = json!("svc-1");
+    service["metadata"]["resourceVersion"] = json!("7");
+    service["status"] = json!({"loadBalancer": {}});
+    let spec = service["spec"].as_object_mut().unwrap();
+    for (field, value) in [
+        ("clusterIP", "10.53.0.9"),
+        ("sessionAffinity", "None"),
+        ("externalTrafficPolicy", "Cluster"),
+    ] {
+        spec.entry(field).or_insert_with(|| json!(value));
+    }
+    service
+}
+
+/// The same, after a user has asked for node ports.
+fn accepted(service: Value) -> Value {
+    let mut service = defaulted(service);
+    service["spec"]["allocateLoadBalancerNodePorts"] = json!(true);
+    for (n, port) in service["spec"]["ports"].as_array_mut().unwrap().iter_mut().enumerate() {
+        port["nodePort"] = json!(30_000 + n);
+    }
+    service
+}
+
+fn made(wanted: &Wanted<'_>) -> Value {
+    let Plan::Create(service) = plan(None, wanted) else { panic!("there is none") };
+    accepted(service)
+}
+
+fn announced(mut service: Value, ip: &str) -> Value {
+    service["status"]["loadBalancer"]["ingress"] = json!([{"ip": ip, "ipMode": "VIP"}]);
+    service
+}
+
+/// The Service after one round, and whether that wrote.
+fn repaired(service: &Value, wanted: &Wanted<'_>) -> (Value, bool) {
+    match plan(Some(&read(service)), wanted) {
+        Plan::Keep => (service.clone(), false),
+        Plan::Replace => {
+            let Plan::Create(next) = plan(None, wanted) else { panic!("there is none") };
+            (defaulted(settings::applied(next, &settings::of(service).text)), true)
+        }
+        Plan::Change(patch) => {
+            assert_eq!(patch["metadata"]["resourceVersion"], "7", "every write is a swap");
+            let mut service = service.clone();
+            json_patch::merge(&mut service, &patch);
+            (service, true)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_service_says_who_asks_for_which_address_and_selects_nothing() {
+    let listeners = listeners();
+    let expected = json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": "web", "namespace": "apps",
+            "labels": {"loadbalancer.harvesterhci.io/servicelb": "true"},
+            "annotations": {
+                "kube-vip.io/loadbalancerIPs": "10.0.0.100",
+                "loadbalancer.harvesterhci.io/made-with-traffic-policy": "Cluster",
+                "loadbalancer.harvesterhci.io/made-with-ports": "80/TCP,53/UDP",
+            },
+            "ownerReferences": [{"apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
+                "kind": "LoadBalancer", "name": "web", "uid": "lb-1"}],
+        },
+        "spec": {
+            "type": "LoadBalancer", "ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack",
+            "allocateLoadBalancerNodePorts": false, "loadBalancerIP": "10.0.0.100",
+            "ports": [
+                {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080},
+                {"name": "dns", "protocol": "UDP", "port": 53, "targetPort": 53},
+            ],
+        },
+    });
+    assert_eq!(plan(None, &wanted("10.0.0.100", &listeners)), Plan::Create(expected));
+}
+
+#[test]
+fn what_was_created_needs_no_further_write() {
+    let listeners = listeners();
+    let vlan = Attachment { bridge: "mgmt-br".into(), vlan: 7 };
+    for (address, asked, family) in [
+        ("10.0.0.100", "10.0.0.100", "IPv4"),
+        ("fd00::100", "fd00::100", "IPv6"),
+        // Leased by kube-vip.
+        ("", "0.0.0.0", "IPv4"),
+    ] {
+        let wanted = wanted(address, &listeners);
+        let service = made(&wanted);
+        let expected = json!({
+            ASKED_ADDRESS: asked, MADE_WITH_POLICY: "Cluster", MADE_WITH_PORTS: "80/TCP,53/UDP",
+        });
+        assert_eq!(service["metadata"]["annotations"], expected);
+        assert_eq!(service["spec"]["loadBalancerIP"], asked);
+        assert_eq!(service["spec"]["ipFamilies"], json!([family]));
+        for service in [announced(service.clone(), "10.0.0.100"), service] {
+            assert_eq!(plan(Some(&read(&service)), &wanted), Plan::Keep, "{address:?}");
+        }
+        let wanted = on("apps/vlan7", &vlan, &wanted);
+        assert_eq!(plan(Some(&read(&made(&wanted))), &wanted), Plan::Keep, "{address:?}");
+    }
+}
+
+/// Edits by hand, as merge patches.
+fn edits() -> Vec<Value> {
+    let ports = |ports: Value| json!({"spec": {"ports": ports}});
+    let http = json!({"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080,
+        "nodePort": 30000});
+    let dns = json!({"name": "dns", "protocol": "UDP", "port": 53, "targetPort": 53,
+        "nodePort": 30001});
+    let with = |port: &Value, key: &str, value: Value| {
+        let mut port = port.clone();
+        port[key] = value;
+        port
+    };
+    vec![
+        json!({"metadata": {"labels": {LABEL_SERVICE_LB: null}}}),
+        json!({"metadata": {"labels": {LABEL_SERVICE_LB: "false"}}}),
+        json!({"metadata": {"labels": null, "annotations": null}}),
+        json!({"metadata": {"annotations": {ASKED_ADDRESS: null}}}),
+        json!({"spec": {"type": "ClusterIP"}}),
+        json!({"spec": {"type": "NodePort"}}),
+        json!({"spec": {"selector": {"app": "web"}}}),
+        json!({"spec": {"loadBalancerIP": "10.0.0.101"}}),
+        json!({"spec": {"loadBalancerIP": null}}),
+        ports(json!([dns, http])),
+        ports(json!([http])),
+        ports(json!([http, dns, {"name": "ssh", "protocol": "TCP", "port": 22}])),
+        ports(json!([with(&http, "targetPort", json!(8081)), dns])),
+        ports(json!([with(&http, "targetPort", json!("by-name")), dns])),
+        ports(json!([with(&http, "name", json!("www")), dns])),
+        ports(json!([http, with(&dns, "name", json!("domain"))])),
+    ]
+}
+
+#[test]
+fn what_is_the_operators_is_put_right_with_node_ports_kept() {
+    let listeners = listeners();
+    let wanted = wanted("10.0.0.100", &listeners);
+    let service = announced(made(&wanted), "10.0.0.100");
+    for edit in edits() {
+        let mut edited = service.clone();
+        json_patch::merge(&mut edited, &edit);
+        let (after, wrote) = repaired(&edited, &wanted);
+        assert!(wrote, "{edit}");
+        // Node ports of listeners that were there throughout are part of it.
+        let all_there = edited["spec"]["ports"].as_array().unwrap().len() >= 2;
+        let mut expected = service.clone();
+        if !all_there {
+            expected["spec"]["ports"][1].as_object_mut().unwrap().remove("nodePort");
+        }
+        assert_eq!(after, expected, "{edit}");
+    }
+}
+
+/// A patch holds what differs and nothing else.
+#[test]
+fn a_repair_says_no_more_than_it_must() {
+    let listeners = listeners();
+    let wanted = wanted("10.0.0.100", &listeners);
+    for (edit, expected) in [
+        (
+            json!({"metadata": {"labels": null}}),
+            json!({"metadata": {"resourceVersion": "7", "labels": {LABEL_SERVICE_LB: "true"}}}),
+        ),
+        (
+            json!({"spec": {"selector": {"app": "web"}}}),
+            json!({"metadata": {"resourceVersion": "7"}, "spec": {"selector": null}}),
+        ),
+        (
+            json!({"spec": {"type": "ClusterIP"}}),
+            json!({"metadata": {"resourceVersion": "7"}, "spec": {"type": "LoadBalancer"}}),
+        ),
+    ] {
+        let mut service = made(&wanted);
+        json_patch::merge(&mut service, &edit);
+        assert_eq!(plan(Some(&read(&service)), &wanted), Plan::Change(expected), "{edit}");
+    }
+}
+
+/// What users, kube-vip and API servers put beside it.
+fn additions() -> Value {
+    json!({
+        "metadata": {
+            "labels": {"team": "blue"},
+            "annotations": {
+                "kube-vip.io/vipHost": "n1", "kube-vip.io/hwaddr": "00:00:6c:0d:5a:be",
+                "kube-vip.io/requestedIP": "10.0.0.9", "field.cattle.io/description": "mine",
+                MADE_WITH_POLICY: "Local",
+            },
+            "finalizers": ["service.kubernetes.io/load-balancer-cleanup"],
+        },
+        "spec": {
+            "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000,
+            "sessionAffinity": "ClientIP", "loadBalancerSourceRanges": ["10.0.0.0/8"],
+            "allocateLoadBalancerNodePorts": false, "publishNotReadyAddresses": true,
+            "loadBalancerClass": "kube-vip.io/kube-vip-class", "trafficDistribution": "PreferClose",
+        },
+    })
+}
+
+#[test]
+fn what_others_added_is_left_alone() {
+    let listeners = listeners();
+    let wanted = wanted("10.0.0.100", &listeners);
+    let mut service = made(&wanted);
+    json_patch::merge(&mut service, &additions());
+    let second = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "cm-1"});
+    service["metadata"]["ownerReferences"].as_array_mut().unwrap().insert(0, second);
+    service["spec"]["ports"][0]["nodePort"] = json!(31_000);
+    service["spec"]["ports"][0]["appProtocol"] = json!("http");
+    assert_eq!(plan(Some(&read(&service)), &wanted), Plan::Keep);
+    let edit = json!({"metadata": {"labels": {LABEL_SERVICE_LB: null}, "annotations":
+        {ASKED_ADDRESS: null}}, "spec": {"selector": {"app": "web"}, "loadBalancerIP": ""}});
+    let mut edited = service.clone();
+    json_patch::merge(&mut edited, &edit);
+    assert_eq!(repaired(&edited, &wanted), (service, true), "a repair touches nothing else");
+}
+
+/// Who edits the LoadBalancer does not move the node ports of other listeners.
+#[test]
+fn a_change_of_listeners_keeps_node_ports_of_those_that_stay() {
+    let before = listeners();
+    let service = made(&wanted("10.0.0.100", &before));
+    let after = [
+        listener("domain", "UDP", 53, 5353),
+        listener("dns-tcp", "TCP", 53, 53),
+        listener("https", "TCP", 443, 8443),
+    ];
+    let after = wanted("10.0.0.100", &after);
+    let (service, _) = repaired(&service, &after);
+    let expected = json!([
+        {"name": "domain", "protocol": "UDP", "port": 53, "targetPort": 5353, "nodePort": 30001},
+        {"name": "dns-tcp", "protocol": "TCP", "port": 53, "targetPort": 53},
+        {"name": "https", "protocol": "TCP", "port": 443, "targetPort": 8443},
+    ]);
+    assert_eq!(service["spec"]["ports"], expected);
+}
+
+/// Before an address is given to somebody else: nothing may lead it here any more.
+#[test]
+fn an_address_leads_here_while_it_is_announced_or_asked_for_however_it_is_spelled() {
+    let service = |annotation: &str, field: &str, ingress: &[&str]| Stored {
+        annotations: BTreeMap::from([(ASKED_ADDRESS.to_owned(), annotation.to_owned())]),
+        load_balancer_ip: field.to_owned(),
+        ingress: ingress.iter().map(|ip| (*ip).to_owned()).collect(),
+        ..Stored::default()
+    };
+    for (stored, expected) in [
+        (service("10.0.0.100", "", &[]), [true, false]),
+        (service("10.0.0.1, fd00:0::0100", "", &[]), [false, true]),
+        (service("", "10.0.0.100", &[]), [true, false]),
+        (service("10.0.0.1", "10.0.0.1", &["10.0.0.100", "fd00::100"]), [true, true]),
+        (service("nonsense", "10.0.0.10", &["10.0.0.1000"]), [false, false]),
+        (Stored::default(), [false, false]),
+    ] {
+        let asks = ["10.0.0.100", "fd00::100"].map(|ip| stored.asks_for(ip.parse().unwrap()));
+        assert_eq!(asks, expected, "{stored:?}");
+    }
+}
+
+#[test]
+fn anothers_service_is_left_alone_and_it_is_said_whose_it_is() {
+    let listeners = listeners();
+    let wanted = wanted("10.0.0.100", &listeners);
+    let owner = |kind: &str, name: &str, uid: &str| json!({"apiVersion": "v1", "kind": kind, "name": name, "uid": uid});
+    let by_hand = "it names no owner, so somebody made it by hand or with another tool";
+    let earlier = "it belongs to an earlier LoadBalancer of the same name, and goes with that";
+    for (owners, whose) in [
+        (json!([]), by_hand),
+        (Value::Null, by_hand),
+        (json!([owner("LoadBalancer", "web", "lb-0")]), earlier),
+        (json!([owner("LoadBalancer", "other", "lb-0")]), "it belongs to LoadBalancer other"),
+        (json!([owner("HelmChart", "web", "x")]), "it belongs to HelmChart web"),
+    ] {
+        let mut service = made(&wanted);
+        service["metadata"]["ownerReferences"] = owners;
+        // Whatever else is wrong with it.
+        service["spec"]["ipFamilies"] = json!(["IPv6"]);
+        service["spec"]["selector"] = json!({"app": "web"});
+        let foreign = Plan::Foreign(whose.to_owned());
+        assert_eq!(plan(Some(&read(&service)), &wanted), foreign);
+        service["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        assert_eq!(plan(Some(&read(&service)), &wanted), foreign);
+    }
+}
+
+#[test]
+fn one_on_its_way_out_is_waited_for_and_one_of_the_other_family_goes_first() {
+    let listeners = listeners();
+    let (v4, v6) = (wanted("10.0.0.100", &listeners), wanted("fd00::100", &listeners));
+    for (stored, wanted) in [(&v4, &v6), (&v6, &v4)] {
+        let mut service = made(stored);
+        assert_eq!(plan(Some(&read(&service)), wanted), Plan::Replace);
+        service["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        assert_eq!(plan(Some(&read(&service)), wanted), Plan::Leaving);
+        assert_eq!(plan(Some(&read(&service)), stored), Plan::Leaving);
+    }
+    assert_eq!(plan(Some(&read(&made(&v6))), &wanted("", &listeners)), Plan::Replace);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
+
+    /// However many hands were at it, one write puts it right, and is the last one.
+    #[test]
+    fn one_write_puts_it_right(
+        hands in prop::collection::vec(prop::sample::select(edits()), 0..6),
+        added in any::<bool>(), is_announced in any::<bool>(), vlan in prop::option::of(0_u16..3),
+        address in prop::sample::select(vec!["10.0.0.100", "10.0.0.101", ""]),
+    ) {
+        let listeners = listeners();
+        let mut service = made(&wanted("10.0.0.100", &listeners));
+        if added {
+            json_patch::merge(&mut service, &additions());
+        }
+        if is_announced {
+            service = announced(service, "10.0.0.100");
+        }
+        for edit in &hands {
+            json_patch::merge(&mut service, edit);
+        }
+        let attachment = Attachment { bridge: "br".into(), vlan: vlan.unwrap_or_default() };
+        let mut wanted = wanted(address, &listeners);
+        if vlan.is_some() {
+            wanted = on("apps/net", &attachment, &wanted);
+        }
+        let (after, _) = repaired(&service, &wanted);
+        prop_assert_eq!(plan(Some(&read(&after)), &wanted), Plan::Keep);
+        prop_assert_eq!(&after["spec"]["type"], "LoadBalancer");
+        prop_assert_eq!(after["spec"].get("selector"), None);
+        prop_assert_eq!(read(&after).load_balancer_ip, wanted.asked());
+    }
+}

@@ -1,0 +1,157 @@
+//! EndpointSlices as they are written, and read back by the view.
+
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+
+use super::*;
+use crate::vm_backends::endpoint_slices::{self, Port};
+use crate::vm_backends::endpoints::Endpoint;
+use api::LABEL_SERVICE_NAME;
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn endpoints() -> Vec<Endpoint> {
+    let vm = Endpoint {
+        address: address("10.0.0.5"),
+        name: "vm-1".into(),
+        uid: "uid-1".into(),
+        node: "n1".into(),
+        serving: true,
+        terminating: false,
+    };
+    let draining = Endpoint {
+        address: address("10.0.0.6"),
+        name: "vm-2".into(),
+        uid: "uid-2".into(),
+        terminating: true,
+        ..vm.clone()
+    };
+    let failing = Endpoint {
+        address: address("10.0.0.7"),
+        name: "vm-3".into(),
+        uid: "uid-3".into(),
+        node: "".into(),
+        serving: false,
+        ..vm.clone()
+    };
+    vec![vm, draining, failing]
+}
+
+fn slice_ports() -> Vec<Port> {
+    vec![Port { name: "http".into(), protocol: "TCP".into(), port: 8080 }]
+}
+
+#[test]
+fn a_slice_says_who_its_endpoints_are_and_how() {
+    let sink = endpoint_slices::sink("web", Family::V4, None);
+    let all: Vec<Endpoint> = endpoints().into_iter().chain([sink]).collect();
+    let slice = endpoint_slices::create(
+        LB,
+        "web.ipv4-2",
+        Family::V4,
+        &slice_ports(),
+        &all,
+        "2026-01-01T00:00:00Z",
+    );
+    let slice = serde_json::to_value(slice).unwrap();
+    let conditions = |ready: bool, serving: bool, terminating: bool| json!({"ready": ready, "serving": serving, "terminating": terminating});
+    let vm = |name: &str, uid: &str| json!({"kind": "VirtualMachineInstance", "namespace": "apps", "name": name, "uid": uid});
+    let expected = json!({
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": "web.ipv4-2", "namespace": "apps",
+            "labels": {
+                "kubernetes.io/service-name": "web",
+                "loadbalancer.harvesterhci.io/servicelb": "true",
+                "endpointslice.kubernetes.io/managed-by": "harvester-guest-operator",
+            },
+            "annotations":
+                {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-01T00:00:00Z"},
+            "ownerReferences": [{"apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
+                "kind": "LoadBalancer", "name": "web", "uid": "lb-1"}],
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
+        "endpoints": [
+            {"addresses": ["10.0.0.5"], "conditions": conditions(true, true, false),
+                "nodeName": "n1", "targetRef": vm("vm-1", "uid-1")},
+            {"addresses": ["10.0.0.6"], "conditions": conditions(false, true, true),
+                "nodeName": "n1", "targetRef": vm("vm-2", "uid-2")},
+            {"addresses": ["10.0.0.7"], "conditions": conditions(false, false, false),
+                "targetRef": vm("vm-3", "uid-3")},
+            // It is no VM, and on no node.
+            {"addresses": ["192.0.2.1"], "conditions": conditions(false, true, true),
+                "targetRef": {"namespace": "apps", "name": "web",
+                    "uid": "dummy347-546a-4642-9da6-5608endpoint"}},
+        ],
+    });
+    assert_eq!(slice, expected);
+}
+
+fn read_slice(slice: &Value) -> (String, String, endpoint_slices::Slice) {
+    let slice = serde_json::from_value::<EndpointSlice>(slice.clone()).unwrap();
+    stored::read_slice(&slice).unwrap()
+}
+
+/// What is written is read back as what was planned, or it would be written again for ever.
+#[test]
+fn a_slice_is_read_back_as_it_was_meant() {
+    for family in [Family::V4, Family::V6] {
+        for endpoints in [endpoints(), vec![endpoint_slices::sink("web", family, None)]] {
+            let slice =
+                endpoint_slices::create(LB, "web", family, &slice_ports(), &endpoints, "then");
+            let mut slice = serde_json::to_value(slice).unwrap();
+            slice["metadata"]["resourceVersion"] = json!("9");
+            let (key, owner, read) = read_slice(&slice);
+            let expected = endpoint_slices::Slice {
+                name: "web".into(),
+                version: "9".into(),
+                family: Some(family),
+                ports: slice_ports(),
+                endpoints,
+                sound: true,
+                holds_settings: false,
+            };
+            assert_eq!((key.as_str(), owner.as_str(), &read), ("apps/web", "lb-1", &expected));
+        }
+    }
+}
+
+/// As the Go controller leaves it, with a dummy and `ready` alone.
+#[test]
+fn a_patch_makes_a_go_controllers_slice_sound() {
+    let mut stored = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": "web", "namespace": "apps", "resourceVersion": "9",
+            "labels": {LABEL_SERVICE_NAME: "web", LABEL_SERVICE_LB: "true"},
+            "annotations": {"others": "stay"},
+            "ownerReferences": [{"apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
+                "kind": "LoadBalancer", "name": "web", "uid": "lb-1"}],
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "protocol": "TCP", "port": 80}],
+        "endpoints": [
+            {"addresses": ["10.0.0.5"], "conditions": {"ready": true},
+                "targetRef": {"namespace": "apps", "name": "vm-1", "uid": "uid-1"}},
+            {"addresses": ["10.52.0.255"], "conditions": {"ready": true},
+                "targetRef": {"namespace": "apps", "name": "web", "uid": endpoint_slices::SINK_UID}},
+        ],
+    });
+    let before = read_slice(&stored).2;
+    assert!(!before.sound && before.endpoints.len() == 2);
+    assert!(before.endpoints.iter().all(Endpoint::ready), "what was ready stays so meanwhile");
+    let endpoints = endpoints();
+    let patch = endpoint_slices::patch(LB, "9", &slice_ports(), &endpoints, "now");
+    let patch = serde_json::to_value(patch).unwrap();
+    assert_eq!(patch["metadata"]["resourceVersion"], "9");
+    json_patch::merge(&mut stored, &patch);
+    let annotations =
+        json!({"others": "stay", "endpoints.kubernetes.io/last-change-trigger-time": "now"});
+    assert_eq!(stored["metadata"]["annotations"], annotations);
+    let after = read_slice(&stored).2;
+    assert!(after.sound);
+    assert_eq!((&after.ports, &after.endpoints), (&slice_ports(), &endpoints));
+}

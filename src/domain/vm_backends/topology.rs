@@ -1,0 +1,78 @@
+//! Where a VM runs, told to it: guest cloud providers copy region and zone from annotations of
+//! the VirtualMachineInstance to the node of the guest cluster.
+//!
+//! Harvester itself does this for VMs of the Rancher node driver (label
+//! `harvesterhci.io/creator: docker-machine-driver-harvester`), host name included, whenever such
+//! an instance changes. Those are left alone here.
+
+use serde_json::{Map, Value, json};
+
+use super::vm::{Topology, Vm};
+use api::kubevirt::{TOPOLOGY_REGION, TOPOLOGY_ZONE};
+
+/// The merge patch that tells a VM where it runs. `None`: it knows, or is not to be told. `node`
+/// is what its node's labels say.
+///
+/// A node without either label says nothing: annotations that somebody set by hand stay.
+pub fn patch(vm: &Vm, node: &Topology) -> Option<Value> {
+    let silent = node.region.is_none() && node.zone.is_none();
+    if silent || vm.told_by_harvester || vm.deleting || vm.topology == *node {
+        return None;
+    }
+    let mut annotations = Map::new();
+    let parts = [
+        (TOPOLOGY_REGION, &vm.topology.region, &node.region),
+        (TOPOLOGY_ZONE, &vm.topology.zone, &node.zone),
+    ];
+    for (key, told, here) in parts {
+        if told != here {
+            annotations.insert(key.to_owned(), json!(here));
+        }
+    }
+    Some(json!({
+        "metadata": {"resourceVersion": vm.version, "annotations": annotations},
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn topology(region: Option<&str>, zone: Option<&str>) -> Topology {
+        Topology { region: region.map(Into::into), zone: zone.map(Into::into) }
+    }
+
+    fn told(region: Option<&str>, zone: Option<&str>) -> Vm {
+        Vm { version: "7".into(), topology: topology(region, zone), ..Vm::default() }
+    }
+
+    #[test]
+    fn a_vm_is_told_what_its_node_says_and_only_what_differs() {
+        let here = topology(Some("eu"), Some("eu-1"));
+        let annotations = |vm: &Vm| patch(vm, &here).map(|p| p["metadata"]["annotations"].clone());
+        let both = json!({TOPOLOGY_REGION: "eu", TOPOLOGY_ZONE: "eu-1"});
+        assert_eq!(annotations(&told(None, None)), Some(both));
+        assert_eq!(
+            annotations(&told(Some("eu"), Some("eu-2"))),
+            Some(json!({TOPOLOGY_ZONE: "eu-1"}))
+        );
+        assert_eq!(annotations(&told(Some("eu"), Some("eu-1"))), None);
+        let rests_on = patch(&told(None, None), &here).unwrap();
+        assert_eq!(rests_on["metadata"]["resourceVersion"], "7");
+    }
+
+    /// It moved to a node that is in no zone: the old one would be a lie.
+    #[test]
+    fn what_a_speaking_node_does_not_say_is_taken_back() {
+        let patch = patch(&told(Some("eu"), Some("eu-1")), &topology(Some("eu"), None)).unwrap();
+        assert_eq!(patch["metadata"]["annotations"], json!({TOPOLOGY_ZONE: null}));
+    }
+
+    #[test]
+    fn harvesters_own_and_nodes_that_say_nothing_are_left_alone() {
+        let here = topology(Some("eu"), None);
+        assert_eq!(patch(&Vm { told_by_harvester: true, ..told(None, None) }, &here), None);
+        assert_eq!(patch(&Vm { deleting: true, ..told(None, None) }, &here), None);
+        assert_eq!(patch(&told(Some("by hand"), None), &Topology::default()), None);
+    }
+}

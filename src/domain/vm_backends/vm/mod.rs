@@ -1,0 +1,274 @@
+//! A VM as decisions see it: one run of it, the pods that run it, and its addresses.
+//!
+//! Twenty thousand of these are held in memory, so they keep no more than decisions take.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::health::may_be_backend;
+use super::selector_index::LabelIndex;
+use api::kubevirt::{
+    Interface, LABEL_CREATOR, LABEL_GUEST_CLUSTER, LauncherPod, NODE_DRIVER, Network,
+    TOPOLOGY_REGION, TOPOLOGY_ZONE, VirtualMachineInstance, VmiCondition,
+};
+
+/// One run of a VM. Another run under the same name has another UID.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Vm {
+    /// `metadata.uid` of the VirtualMachineInstance.
+    pub uid: Arc<str>,
+    /// `metadata.resourceVersion`, for writes that rest on it.
+    pub version: Box<str>,
+    /// The node it runs on; empty before it has one. During a live migration the source, until
+    /// the guest has moved.
+    pub node: Arc<str>,
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// Its `Ready` condition.
+    pub ready: Readiness,
+    /// Whether its processors stand still.
+    pub paused: bool,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Interfaces that the cluster gave it, with the addresses known now.
+    pub nics: Box<[Nic]>,
+    /// The topology it was told.
+    pub topology: Topology,
+    /// Whether the node driver made it, as a guest cluster's node: Harvester itself tells it its
+    /// topology.
+    pub told_by_harvester: bool,
+    /// The first network that a guest cluster's node joins, `namespace/name` of its
+    /// NetworkAttachmentDefinition. Empty for other VMs, and on the pod network.
+    pub network: Box<str>,
+}
+
+/// Where a VM is in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// Not running yet.
+    #[default]
+    Starting,
+    /// Running.
+    Running,
+    /// Its node does not say.
+    Unknown,
+    /// It ended.
+    Ended,
+}
+
+/// A VM's `Ready` condition, which virt-controller copies from the current pod while the guest
+/// runs. Guest probes and pausing are in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Readiness {
+    /// True.
+    Ready,
+    /// False, only because its pod is being deleted: the guest may still answer.
+    PodTerminating,
+    /// False, unknown or not there.
+    #[default]
+    NotReady,
+}
+
+/// An interface that the cluster gave a VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Nic {
+    /// `namespace/name` of the NetworkAttachmentDefinition; empty for the pod network.
+    pub network: Box<str>,
+    /// Usable addresses, the first one first.
+    pub addresses: Box<[IpAddr]>,
+}
+
+/// Failure domains, as labels of nodes and annotations of VMs name them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Topology {
+    /// `topology.kubernetes.io/region`.
+    pub region: Option<Box<str>>,
+    /// `topology.kubernetes.io/zone`.
+    pub zone: Option<Box<str>>,
+}
+
+/// A pod that runs a VM, or did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pod {
+    /// `metadata.uid`.
+    pub uid: Arc<str>,
+    /// `metadata.uid` of the VirtualMachineInstance that controls it.
+    pub vm: Arc<str>,
+    /// The node it was put on; empty before.
+    pub node: Arc<str>,
+    /// Creation, in seconds since the epoch.
+    pub created: i64,
+    /// Its `Ready` condition is true.
+    pub ready: bool,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Whether it has ended: its addresses may be another's by now.
+    pub ended: bool,
+    /// Its addresses on the pod network, as the kubelet says.
+    pub addresses: Box<[IpAddr]>,
+}
+
+/// Addresses of one interface that are looked at. Whoever is root in the guest adds as many as they
+/// like.
+const MOST_ADDRESSES: usize = 16;
+/// Interfaces of one VM that are looked at.
+const MOST_NICS: usize = 32;
+
+impl Vm {
+    /// Whether decisions about endpoints see no difference.
+    pub fn serves_like(&self, other: &Self) -> bool {
+        let without = |vm: &Self| {
+            (vm.uid.clone(), vm.node.clone(), vm.phase, vm.ready, vm.paused, vm.deleting)
+        };
+        without(self) == without(other) && self.nics == other.nics
+    }
+
+    /// The pod that its guest runs in: the newest on its node, as KubeVirt has it. A migration's
+    /// target is on another node until the guest has moved.
+    pub fn current_pod<'a>(&self, pods: &'a [Pod]) -> Option<&'a Pod> {
+        pods.iter()
+            .filter(|pod| self.node.is_empty() || pod.node == self.node)
+            .max_by(|a, b| (a.created, &a.uid).cmp(&(b.created, &b.uid)))
+    }
+}
+
+/// Reads a VirtualMachineInstance.
+pub fn vm(vmi: &VirtualMachineInstance) -> Vm {
+    let status = vmi.status.as_ref();
+    let conditions = status.map_or(&[][..], |s| &s.conditions);
+    let annotation = |key: &str| {
+        let value = vmi.metadata.annotations.as_ref()?.get(key)?;
+        Some(value.as_str().into())
+    };
+    let label = |key: &str| vmi.metadata.labels.as_ref().and_then(|labels| labels.get(key));
+    let made_by_driver = label(LABEL_CREATOR).is_some_and(|creator| creator == NODE_DRIVER);
+    let is_node = made_by_driver || label(LABEL_GUEST_CLUSTER).is_some();
+    let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
+    let joined = vmi.spec.networks.iter().find_map(|network| network.multus.as_ref());
+    Vm {
+        uid: text(vmi.metadata.uid.as_deref()),
+        version: text(vmi.metadata.resource_version.as_deref()),
+        node: text(status.map(|s| s.node_name.as_str())),
+        phase: phase(status.map_or("", |s| &s.phase)),
+        ready: readiness(conditions),
+        paused: is_true(conditions, "Paused"),
+        deleting: vmi.metadata.deletion_timestamp.is_some(),
+        nics: nics(namespace, &vmi.spec.networks, status.map_or(&[][..], |s| &s.interfaces)),
+        topology: Topology { region: annotation(TOPOLOGY_REGION), zone: annotation(TOPOLOGY_ZONE) },
+        told_by_harvester: made_by_driver,
+        network: joined
+            .filter(|_| is_node)
+            .map(|multus| qualified(namespace, &multus.network_name))
+            .unwrap_or_default(),
+    }
+}
+
+/// The network of a guest cluster: the first one of the VMs that bear its name as a label, or, if
+/// there are none, of the nodes whose names begin with it. Of several the first VM by name counts.
+pub fn cluster_network(vms: &LabelIndex, namespace: &str, cluster: &str) -> Option<String> {
+    let first = |label: &str, value: &str, prefix: &str| {
+        vms.labelled(namespace, label, value)
+            .filter(|(name, vm)| name.starts_with(prefix) && !vm.network.is_empty())
+            .min_by(|a, b| a.0.cmp(b.0))
+            .map(|(_, vm)| vm.network.to_string())
+    };
+    first(LABEL_GUEST_CLUSTER, cluster, "").or_else(|| first(LABEL_CREATOR, NODE_DRIVER, cluster))
+}
+
+/// Reads a pod. `None`: no VirtualMachineInstance controls it.
+pub fn pod(pod: &LauncherPod) -> Option<Pod> {
+    let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
+    let owner =
+        owners.iter().find(|o| o.controller == Some(true) && o.kind == "VirtualMachineInstance")?;
+    let ended = matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
+    Some(Pod {
+        uid: text(pod.metadata.uid.as_deref()),
+        vm: owner.uid.as_str().into(),
+        node: pod.spec.node_name.as_str().into(),
+        created: pod.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
+        ready: !ended && is_true(&pod.status.conditions, "Ready"),
+        deleting: pod.metadata.deletion_timestamp.is_some(),
+        ended,
+        addresses: pod
+            .status
+            .pod_ips
+            .iter()
+            .filter_map(|address| address.ip.parse().ok())
+            .collect(),
+    })
+}
+
+fn text<T: for<'a> From<&'a str>>(text: Option<&str>) -> T {
+    text.unwrap_or_default().into()
+}
+
+fn phase(phase: &str) -> Phase {
+    match phase {
+        "Running" => Phase::Running,
+        "Succeeded" | "Failed" => Phase::Ended,
+        "Unknown" => Phase::Unknown,
+        // Pending, Scheduling, Scheduled, WaitingForSync, and what later versions may add: a
+        // guest that is not known to run gets no traffic.
+        _ => Phase::Starting,
+    }
+}
+
+fn readiness(conditions: &[VmiCondition]) -> Readiness {
+    match conditions.iter().find(|c| c.type_ == "Ready") {
+        Some(ready) if ready.status == "True" => Readiness::Ready,
+        Some(ready) if ready.reason == "PodTerminating" => Readiness::PodTerminating,
+        _ => Readiness::NotReady,
+    }
+}
+
+fn is_true(conditions: &[VmiCondition], type_: &str) -> bool {
+    conditions.iter().any(|c| c.type_ == type_ && c.status == "True")
+}
+
+/// Interfaces that the guest made for itself carry no network name, and are left out.
+fn nics(namespace: &str, networks: &[Network], interfaces: &[Interface]) -> Box<[Nic]> {
+    interfaces
+        .iter()
+        .filter(|interface| !interface.name.is_empty())
+        .take(MOST_NICS)
+        .map(|interface| Nic {
+            network: networks
+                .iter()
+                .find(|network| network.name == interface.name)
+                .and_then(|network| network.multus.as_ref())
+                .map(|multus| qualified(namespace, &multus.network_name))
+                .unwrap_or_default(),
+            addresses: addresses(interface),
+        })
+        .collect()
+}
+
+fn qualified(namespace: &str, network: &str) -> Box<str> {
+    if network.contains('/') { network.into() } else { format!("{namespace}/{network}").into() }
+}
+
+fn addresses(interface: &Interface) -> Box<[IpAddr]> {
+    let mut found: Vec<IpAddr> = Vec::new();
+    let listed = interface.ip_addresses.iter().flatten();
+    for text in std::iter::once(&interface.ip_address).chain(listed) {
+        if found.len() == MOST_ADDRESSES {
+            break;
+        }
+        if let Ok(address) = text.parse()
+            && may_be_backend(address)
+            && !is_mapped(address)
+            && !found.contains(&address)
+        {
+            found.push(address);
+        }
+    }
+    found.into()
+}
+
+/// An IPv4 address in IPv6 clothes is of no use in either kind of EndpointSlice.
+fn is_mapped(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some())
+}
+
+#[cfg(test)]
+mod tests;

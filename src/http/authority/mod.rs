@@ -1,0 +1,400 @@
+//! Keys and certificates of admission: how they are made, kept in the Secret and read back.
+//!
+//! Invariants: what is read is checked, so that whatever somebody put into the Secret can be
+//! judged; private keys are never printed. When what happens is decided in
+//! [`crate::domain::admission::certificates`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PublicKeyData as _,
+};
+use tokio_rustls::rustls;
+
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use crate::domain::admission::certificates::{
+    AUTHORITY_LIFE, Authority, BACKDATED, Serving, Stored, serving_end,
+};
+
+/// What the Secret holds, by key.
+pub type Data = BTreeMap<String, Vec<u8>>;
+
+const CA: (&str, &str) = ("ca.crt", "ca.key");
+const NEXT: (&str, &str) = ("next-ca.crt", "next-ca.key");
+const SERVING: (&str, &str) = ("tls.crt", "tls.key");
+const PREVIOUS: &str = "previous-ca.crt";
+/// Authorities that are trusted besides the one that signs; more are not kept.
+const MOST_PREVIOUS: usize = 8;
+
+/// A certificate.
+#[derive(Clone, PartialEq, Eq)]
+struct Certificate {
+    pem: String,
+    der: CertificateDer<'static>,
+    not_after: Duration,
+    /// The one part of its name, if it has no other.
+    name: Option<String>,
+    names: BTreeSet<String>,
+    key: Vec<u8>,
+}
+
+/// A certificate and its key, if that is there and fits.
+#[derive(Clone, PartialEq, Eq)]
+struct Pair {
+    certificate: Certificate,
+    key: Option<String>,
+}
+
+/// Everything that the Secret holds.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Material {
+    ca: Pair,
+    next: Option<Pair>,
+    serving: Option<Pair>,
+    previous: Vec<Certificate>,
+}
+
+impl fmt::Debug for Material {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Material").field("ca", &self.ca.certificate.name).finish_non_exhaustive()
+    }
+}
+
+/// Why something could not be read or made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unfit(String);
+
+impl Unfit {
+    fn new(what: &str, why: impl fmt::Display) -> Self {
+        Self(format!("{what}: {why}"))
+    }
+}
+
+impl Material {
+    /// Makes everything anew. `previous` is what else must stay trusted, in PEM.
+    pub fn start(now: Duration, names: &BTreeSet<String>, previous: &str) -> Result<Self, Unfit> {
+        let mut previous = certificates(previous);
+        previous.retain(|ca| ca.not_after > now);
+        previous.truncate(MOST_PREVIOUS);
+        let ca = authority(now)?;
+        let serving = Some(signed(&ca, now, names)?);
+        Ok(Self { ca, next: None, serving, previous })
+    }
+
+    /// Keeps trusted what others may still serve, in PEM.
+    #[must_use]
+    pub fn trusting(mut self, now: Duration, pem: &str) -> Self {
+        let bundle = self.bundle();
+        let more = certificates(pem).into_iter();
+        self.previous.extend(more.filter(|ca| ca.not_after > now && !bundle.contains(&ca.pem)));
+        self.previous.truncate(MOST_PREVIOUS);
+        self
+    }
+
+    /// Reads what the Secret holds.
+    pub fn read(data: &Data) -> Result<Self, Unfit> {
+        let ca = pair(data, CA)?.ok_or_else(|| Unfit::new(CA.0, "missing"))?;
+        // Whatever is wrong with the rest can be replaced.
+        let next = pair(data, NEXT).ok().flatten();
+        let serving = pair(data, SERVING).ok().flatten();
+        let previous = data.get(PREVIOUS).map(|text| certificates(&String::from_utf8_lossy(text)));
+        Ok(Self { ca, next, serving, previous: previous.unwrap_or_default() })
+    }
+
+    /// What the Secret is to hold.
+    pub fn data(&self) -> Data {
+        let mut data = Data::new();
+        let pairs =
+            [(CA, Some(&self.ca)), (NEXT, self.next.as_ref()), (SERVING, self.serving.as_ref())];
+        for (keys, pair) in pairs.into_iter().filter_map(|(keys, pair)| Some((keys, pair?))) {
+            data.insert(keys.0.to_owned(), pair.certificate.pem.clone().into_bytes());
+            if let Some(key) = &pair.key {
+                data.insert(keys.1.to_owned(), key.clone().into_bytes());
+            }
+        }
+        if !self.previous.is_empty() {
+            let text: String = self.previous.iter().map(|ca| ca.pem.as_str()).collect();
+            data.insert(PREVIOUS.to_owned(), text.into_bytes());
+        }
+        data
+    }
+
+    /// What decisions need of it. `ours` is the authority of what this replica serves.
+    pub fn facts(&self, ours: Option<&Trusted>) -> Stored {
+        let authority = |pair: &Pair| Authority {
+            not_after: pair.certificate.not_after,
+            signs: pair.key.is_some() && pair.certificate.name.is_some(),
+        };
+        let ca = &self.ca.certificate;
+        Stored {
+            ca: authority(&self.ca),
+            next: self.next.as_ref().map(authority),
+            serving: self.serving.as_ref().map(|pair| Serving {
+                not_after: pair.certificate.not_after,
+                names: pair.certificate.names.clone(),
+                fits: pair.key.is_some() && is_signed(&pair.certificate, ca),
+            }),
+            previous: self.previous.iter().map(|ca| ca.not_after).collect(),
+            knows_ours: ours.is_none_or(|ours| {
+                let next = self.next.iter().map(|pair| &pair.certificate);
+                next.chain(&self.previous).chain([ca]).any(|ca| ca.der == ours.0.der)
+            }),
+        }
+    }
+
+    /// The authorities that the API server must trust, in PEM.
+    pub fn bundle(&self) -> String {
+        let next = self.next.iter().map(|pair| &pair.certificate);
+        [&self.ca.certificate].into_iter().chain(next).chain(&self.previous).fold(
+            String::new(),
+            |mut bundle, ca| {
+                bundle.push_str(&ca.pem);
+                bundle
+            },
+        )
+    }
+
+    /// The authority that will sign next.
+    pub fn next(&self) -> Option<Trusted> {
+        self.next.as_ref().map(|pair| Trusted(pair.certificate.clone()))
+    }
+
+    /// Ends of validity: of the authority that signs, and of the serving certificate.
+    pub fn ends(&self) -> (Duration, Option<Duration>) {
+        let serving = self.serving.as_ref().map(|pair| pair.certificate.not_after);
+        (self.ca.certificate.not_after, serving)
+    }
+
+    /// What can be served.
+    pub fn identity(&self) -> Option<Identity> {
+        let serving = self.serving.as_ref()?;
+        let ca = &self.ca.certificate;
+        if !is_signed(&serving.certificate, ca) {
+            return None;
+        }
+        let key = PrivateKeyDer::from_pem_slice(serving.key.as_ref()?.as_bytes()).ok()?;
+        let chain = vec![serving.certificate.der.clone()];
+        let provider = aws_lc_rs::default_provider();
+        let certified = CertifiedKey::from_der(chain, key, &provider).ok()?;
+        Some(Identity {
+            certified: Arc::new(certified),
+            authority: Trusted(ca.clone()),
+            not_after: serving.certificate.not_after.min(ca.not_after),
+        })
+    }
+
+    /// Keeps `ours` trusted.
+    #[must_use]
+    pub fn remembering(mut self, ours: &Trusted) -> Self {
+        self.previous.insert(0, ours.0.clone());
+        self.previous.truncate(MOST_PREVIOUS);
+        self
+    }
+
+    /// Signs a serving certificate.
+    pub fn renewed(mut self, now: Duration, names: &BTreeSet<String>) -> Result<Self, Unfit> {
+        self.serving = Some(signed(&self.ca, now, names)?);
+        Ok(self)
+    }
+
+    /// Makes the authority that will sign next.
+    pub fn begun(mut self, now: Duration) -> Result<Self, Unfit> {
+        self.next = Some(authority(now)?);
+        Ok(self)
+    }
+
+    /// The next authority signs from now on.
+    pub fn switched(mut self, now: Duration, names: &BTreeSet<String>) -> Result<Self, Unfit> {
+        let next = self.next.take().ok_or_else(|| Unfit::new(NEXT.0, "missing"))?;
+        let before = std::mem::replace(&mut self.ca, next);
+        self.serving = Some(signed(&self.ca, now, names)?);
+        Ok(self.remembering(&Trusted(before.certificate)))
+    }
+
+    /// Without previous authorities that have expired.
+    #[must_use]
+    pub fn forgetting(mut self, now: Duration) -> Self {
+        self.previous.retain(|ca| ca.not_after > now);
+        self
+    }
+}
+
+/// An authority's certificate.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Trusted(Certificate);
+
+impl Trusted {
+    /// Whether a bundle in PEM has it.
+    pub fn is_in(&self, bundle: &[u8]) -> bool {
+        CertificateDer::pem_slice_iter(bundle).flatten().any(|der| der == self.0.der)
+    }
+}
+
+/// A certificate that is served, and what must be trusted for it.
+#[derive(Clone)]
+pub struct Identity {
+    /// The certificate with its key.
+    pub certified: Arc<CertifiedKey>,
+    /// Who signed it.
+    pub authority: Trusted,
+    /// When it, or its authority, ends.
+    pub not_after: Duration,
+}
+
+fn authority(now: Duration) -> Result<Pair, Unfit> {
+    let unfit = |e: rcgen::Error| Unfit::new("new authority", e);
+    let key = KeyPair::generate().map_err(unfit)?;
+    let mark = key
+        .public_key_raw()
+        .iter()
+        .skip(1)
+        .take(4)
+        .fold(0_u32, |mark, byte| mark << 8 | u32::from(*byte));
+    let mut params = authority_params(&format!("harvester-guest-operator admission {mark:08x}"));
+    validity(&mut params, now, now + AUTHORITY_LIFE);
+    let made = params.self_signed(&key).map_err(unfit)?;
+    Ok(Pair { certificate: certificate(&made.pem())?, key: Some(key.serialize_pem()) })
+}
+
+fn authority_params(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+    params
+}
+
+fn signed(ca: &Pair, now: Duration, names: &BTreeSet<String>) -> Result<Pair, Unfit> {
+    let unfit = |e: rcgen::Error| Unfit::new("new serving certificate", e);
+    let (Some(key), Some(name)) = (&ca.key, &ca.certificate.name) else {
+        return Err(Unfit::new(CA.1, "missing"));
+    };
+    let key = KeyPair::from_pem(key).map_err(unfit)?;
+    let issuer = Issuer::new(authority_params(name), key);
+    let mut params =
+        CertificateParams::new(names.iter().cloned().collect::<Vec<_>>()).map_err(unfit)?;
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, "harvester-guest-operator admission");
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.use_authority_key_identifier_extension = true;
+    validity(&mut params, now, serving_end(now, ca.certificate.not_after));
+    let key = KeyPair::generate().map_err(unfit)?;
+    let made = params.signed_by(&key, &issuer).map_err(unfit)?;
+    let certificate = certificate(&made.pem())?;
+    if !is_signed(&certificate, &ca.certificate) {
+        return Err(Unfit::new("new serving certificate", "its own authority does not admit it"));
+    }
+    Ok(Pair { certificate, key: Some(key.serialize_pem()) })
+}
+
+fn validity(params: &mut CertificateParams, now: Duration, end: Duration) {
+    let epoch = rcgen::date_time_ymd(1970, 1, 1);
+    // Whole seconds, as the certificate has them.
+    params.not_before = epoch + Duration::from_secs(now.saturating_sub(BACKDATED).as_secs());
+    params.not_after = epoch + Duration::from_secs(end.as_secs());
+}
+
+fn pair(data: &Data, keys: (&str, &str)) -> Result<Option<Pair>, Unfit> {
+    let Some(text) = data.get(keys.0) else { return Ok(None) };
+    let certificate =
+        certificate(&String::from_utf8_lossy(text)).map_err(|e| Unfit::new(keys.0, e))?;
+    let key = data.get(keys.1).map(|text| String::from_utf8_lossy(text).into_owned());
+    let fits = |key: &String| {
+        KeyPair::from_pem(key).is_ok_and(|key| key.subject_public_key_info() == certificate.key)
+    };
+    Ok(Some(Pair { key: key.filter(fits), certificate }))
+}
+
+/// Every certificate that can be read in a text.
+fn certificates(pem: &str) -> Vec<Certificate> {
+    let found = CertificateDer::pem_slice_iter(pem.as_bytes()).flatten();
+    found.filter_map(|der| parsed(der).ok()).collect()
+}
+
+/// The one certificate in a text.
+fn certificate(pem: &str) -> Result<Certificate, Unfit> {
+    let der =
+        CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| Unfit::new("certificate", e))?;
+    parsed(der)
+}
+
+fn parsed(der: CertificateDer<'static>) -> Result<Certificate, Unfit> {
+    let (not_after, name, names, key) = {
+        let (_, parsed) =
+            X509Certificate::from_der(&der).map_err(|e| Unfit::new("certificate", e))?;
+        let end = u64::try_from(parsed.validity().not_after.timestamp()).unwrap_or(0);
+        let parts: Vec<_> = parsed.subject().iter_attributes().collect();
+        let name = match parts.as_slice() {
+            [only] => only.as_str().ok().map(str::to_owned),
+            _ => None,
+        };
+        let alternatives = parsed.subject_alternative_name().ok().flatten();
+        let names = alternatives.iter().flat_map(|found| &found.value.general_names);
+        let names = names.filter_map(|name| match name {
+            GeneralName::DNSName(name) => Some((*name).to_owned()),
+            GeneralName::IPAddress(bytes) => address(bytes).map(|ip| ip.to_string()),
+            _ => None,
+        });
+        let names: BTreeSet<String> = names.collect();
+        (Duration::from_secs(end), name, names, parsed.public_key().raw.to_vec())
+    };
+    Ok(Certificate { pem: pem(&der), not_after, name, names, key, der })
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let four = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+}
+
+/// Whether a certificate is for its first name under an authority, at some time.
+fn is_signed(certificate: &Certificate, ca: &Certificate) -> bool {
+    let mut roots = RootCertStore::empty();
+    let Some(name) = certificate.names.first() else { return false };
+    let Ok(name) = ServerName::try_from(name.clone()) else { return false };
+    if roots.add(ca.der.clone()).is_err() {
+        return false;
+    }
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let Ok(verifier) =
+        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build()
+    else {
+        return false;
+    };
+    // Whether it has expired is another question.
+    let at =
+        UnixTime::since_unix_epoch(certificate.not_after.saturating_sub(Duration::from_secs(1)));
+    verifier.verify_server_cert(&certificate.der, &[], &name, &[], at).is_ok()
+}
+
+/// RFC 7468.
+fn pem(der: &CertificateDer<'_>) -> String {
+    let encoded = serde_json::to_value(k8s_openapi::ByteString(der.to_vec())).unwrap_or_default();
+    let text = encoded.as_str().unwrap_or_default();
+    let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
+    for line in text.as_bytes().chunks(64) {
+        pem.push_str(&String::from_utf8_lossy(line));
+        pem.push('\n');
+    }
+    pem.push_str("-----END CERTIFICATE-----\n");
+    pem
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,322 @@
+//! Conversion between the versions of `LoadBalancer`: the review's envelope. What becomes of an
+//! object is decided in [`crate::domain::conversion`].
+//!
+//! Invariants: one review may hold every object of a cluster, so objects are read, converted and
+//! written one after the other, and never lie here all at once as trees of values. Of each, only
+//! what the versions differ in is read: the rest passes as text. Anybody may send a review, so its
+//! values are counted before they are read: no text makes this use more memory or time than the
+//! bounds below allow. The answer has as many objects as the question, in their order.
+
+use std::collections::BTreeMap;
+
+use serde::de::{DeserializeSeed, Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use crate::api::{ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS};
+use crate::domain::conversion::{Version, convert};
+use crate::domain::limits::json_size::{maps, most_values};
+
+const API_VERSION: &str = "apiextensions.k8s.io/v1";
+const KIND: &str = "ConversionReview";
+
+/// Bytes of one object. The API server takes requests of 3 MiB, and etcd stores half of that.
+const LARGEST_OBJECT: usize = 3 << 20;
+/// Values that are read of one object. The schema lets fewer than 20,000 be stored.
+const MOST_VALUES_OF_OBJECT: usize = 60_000;
+/// Maps among them. The schema lets fewer than 2,000 be stored.
+const MOST_MAPS_OF_OBJECT: usize = 15_000;
+/// Values that are read in one review: about 15,000 objects with twenty listeners each, and less
+/// than a second of work.
+const MOST_VALUES: usize = 1_500_000;
+/// Bytes of an answer. It lies in memory beside the question.
+const LARGEST_ANSWER: usize = 32 << 20;
+/// Bytes of a review's UID. The API server's have 36.
+const LONGEST_UID: usize = 256;
+
+#[derive(Deserialize)]
+struct Question<'a> {
+    #[serde(rename = "apiVersion", default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(borrow)]
+    request: Option<Request<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Request<'a> {
+    uid: String,
+    #[serde(rename = "desiredAPIVersion")]
+    desired_api_version: String,
+    #[serde(borrow, default)]
+    objects: Option<&'a RawValue>,
+}
+
+#[derive(Serialize)]
+struct Outcome<'a> {
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<&'a str>,
+}
+
+/// Answers a ConversionReview. The error is for whoever sent something else.
+pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
+    let question: Question<'_> =
+        serde_json::from_slice(body).map_err(|error| format!("not a {KIND}: {error}"))?;
+    if (question.api_version.as_str(), question.kind.as_str()) != (API_VERSION, KIND) {
+        return Err(format!(
+            "{} {} was sent: only {API_VERSION} {KIND} is understood here",
+            short(&question.api_version),
+            short(&question.kind)
+        ));
+    }
+    let Some(request) = question.request else {
+        return Err(format!("the {KIND} has no request"));
+    };
+    if request.uid.len() > LONGEST_UID {
+        return Err(format!("request.uid: longer than {LONGEST_UID} bytes"));
+    }
+    // Most objects grow by less than a quarter. What is not written is no memory yet.
+    let mut answer = Vec::with_capacity((body.len() / 4 * 5 + 1024).min(LARGEST_ANSWER));
+    let uid = Value::from(request.uid.as_str());
+    answer.extend_from_slice(
+        format!(
+            r#"{{"apiVersion":"{API_VERSION}","kind":"{KIND}","response":{{"uid":{uid},"convertedObjects":["#
+        )
+        .as_bytes(),
+    );
+    let before = answer.len();
+    let failure = convert_all(&request, Budget::FULL, &mut answer).err();
+    if let Some(message) = &failure {
+        tracing::warn!(message, "objects cannot be converted");
+        answer.truncate(before);
+    }
+    let status = if failure.is_none() { "Success" } else { "Failure" };
+    let outcome = serde_json::to_string(&Outcome { status, message: failure.as_deref() });
+    let outcome = outcome.map_err(|error| error.to_string())?;
+    answer.extend_from_slice(format!(r#"],"result":{outcome}}}}}"#).as_bytes());
+    Ok(answer)
+}
+
+/// Writes the converted objects, with commas between them.
+fn convert_all(
+    request: &Request<'_>,
+    mut budget: Budget,
+    answer: &mut Vec<u8>,
+) -> Result<(), String> {
+    let to = Version::parse(&request.desired_api_version).map_err(|error| error.to_string())?;
+    let Some(objects) = request.objects else { return Ok(()) };
+    let mut failure = None;
+    let mut index = 0;
+    let mut one = |object: &RawValue| {
+        if index > 0 {
+            answer.push(b',');
+        }
+        let converted = convert_one(object.get(), to, &mut budget, answer);
+        let larger = "the answer would be too large: list fewer objects at a time";
+        let error = match converted {
+            Ok(()) => (answer.len() > budget.answer).then(|| larger.to_owned()),
+            Err(error) => Some(error),
+        };
+        failure = error.map(|error| format!("objects[{index}]: {error}"));
+        index += 1;
+        failure.is_none()
+    };
+    let mut reader = serde_json::Deserializer::from_str(objects.get());
+    let read = EachOf(&mut one).deserialize(&mut reader);
+    match failure {
+        Some(failure) => Err(failure),
+        None => read.map_err(|error| format!("objects: {error}")),
+    }
+}
+
+/// Calls a function with each text of a list, while it says so. They never lie here all at once.
+struct EachOf<'f>(&'f mut dyn FnMut(&RawValue) -> bool);
+
+impl<'de> DeserializeSeed<'de> for EachOf<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
+        reader.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for EachOf<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a list of objects")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        while let Some(text) = list.next_element::<&RawValue>()? {
+            if !(self.0)(text) {
+                return Err(A::Error::custom("ended early"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How many values may still be read, of the review and of the object at hand, how many maps of the
+/// object, and how many bytes the answer may have.
+struct Budget {
+    review: usize,
+    object: usize,
+    maps: usize,
+    answer: usize,
+}
+
+impl Budget {
+    const FULL: Self = Self { review: MOST_VALUES, object: 0, maps: 0, answer: LARGEST_ANSWER };
+
+    fn take(&mut self, values: usize) -> Result<(), String> {
+        self.object = self.object.checked_sub(values).ok_or_else(|| {
+            format!("has more than {MOST_VALUES_OF_OBJECT} values: no LoadBalancer needs so many")
+        })?;
+        self.review = self.review.checked_sub(values).ok_or_else(|| {
+            format!("more than {MOST_VALUES} values in one review: list fewer objects at a time")
+        })?;
+        Ok(())
+    }
+
+    fn take_text(&mut self, text: &str) -> Result<(), String> {
+        self.take(most_values(text))?;
+        self.maps = self.maps.checked_sub(maps(text)).ok_or_else(|| {
+            format!("has more than {MOST_MAPS_OF_OBJECT} maps: no LoadBalancer needs so many")
+        })?;
+        Ok(())
+    }
+
+    fn read(&mut self, text: &RawValue) -> Result<Value, String> {
+        self.take_text(text.get())?;
+        serde_json::from_str(text.get()).map_err(|error| error.to_string())
+    }
+}
+
+/// An object's fields as text.
+type Fields<'a> = BTreeMap<String, &'a RawValue>;
+
+/// Writes the converted object.
+fn convert_one(
+    text: &str,
+    to: Version,
+    budget: &mut Budget,
+    answer: &mut Vec<u8>,
+) -> Result<(), String> {
+    if text.len() > LARGEST_OBJECT {
+        return Err(format!("has {} bytes, more than {LARGEST_OBJECT}", text.len()));
+    }
+    (budget.object, budget.maps) = (MOST_VALUES_OF_OBJECT, MOST_MAPS_OF_OBJECT);
+    let mut rest = fields_of(text, budget)?;
+    let mut read = Map::new();
+    if let Some(version) = rest.get("apiVersion") {
+        let version = budget.read(version)?;
+        if Version::parse(version.as_str().unwrap_or_default()) == Ok(to) {
+            answer.extend_from_slice(text.as_bytes());
+            return Ok(());
+        }
+        read.insert("apiVersion".to_owned(), version);
+    }
+    for section in ["spec", "status"] {
+        if let Some(text) = rest.get(section) {
+            read.insert(section.to_owned(), budget.read(text)?);
+        }
+    }
+    let mut metadata = match rest.get("metadata").filter(|text| text.get().starts_with('{')) {
+        Some(text) => Some(fields_of(text.get(), budget)?),
+        None => None,
+    };
+    if let Some(metadata) = &mut metadata {
+        rest.remove("metadata");
+        let annotations = metadata.remove("annotations").map(|text| budget.read(text));
+        let annotations = annotations.transpose()?;
+        // What travels in them is read as well.
+        for key in [ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS] {
+            let text = annotations.as_ref().and_then(|annotations| annotations.get(key)?.as_str());
+            text.map_or(Ok(()), |text| budget.take_text(text))?;
+        }
+        let annotations = annotations.map(|annotations| ("annotations".to_owned(), annotations));
+        read.insert("metadata".to_owned(), Value::Object(annotations.into_iter().collect()));
+    }
+    let converted = convert(Value::Object(read), to).map_err(|error| error.to_string())?;
+    write(&converted, &rest, metadata.as_ref(), answer).map_err(|error| error.to_string())
+}
+
+fn fields_of<'a>(text: &'a str, budget: &mut Budget) -> Result<Fields<'a>, String> {
+    let fields: Fields<'a> = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    budget.take(fields.len() + 1)?;
+    Ok(fields)
+}
+
+/// Writes what was converted together with what was not read.
+fn write(
+    converted: &Value,
+    rest: &Fields<'_>,
+    metadata: Option<&Fields<'_>>,
+    answer: &mut Vec<u8>,
+) -> serde_json::Result<()> {
+    let sections = converted.as_object().into_iter().flatten();
+    let sections = sections.filter(|(key, _)| key.as_str() != "metadata");
+    let others = rest.iter().filter(|(key, _)| !SECTIONS.contains(&key.as_str()));
+    let mut object = Members::begin(answer);
+    for (key, value) in sections {
+        object.member(key, value)?;
+    }
+    for (key, text) in others {
+        object.member(key, text)?;
+    }
+    if let Some(metadata) = metadata {
+        let mut inner = Members::begin(object.key("metadata")?);
+        for (key, text) in metadata {
+            inner.member(key, text)?;
+        }
+        if let Some(annotations) = converted["metadata"].get("annotations") {
+            inner.member("annotations", annotations)?;
+        }
+        inner.end();
+    }
+    object.end();
+    Ok(())
+}
+
+/// Fields that are written as they were converted.
+const SECTIONS: [&str; 3] = ["apiVersion", "spec", "status"];
+
+/// An object that is written field by field.
+struct Members<'a> {
+    to: &'a mut Vec<u8>,
+    before: &'static str,
+}
+
+impl<'a> Members<'a> {
+    fn begin(to: &'a mut Vec<u8>) -> Self {
+        Self { to, before: "{" }
+    }
+
+    fn key(&mut self, key: &str) -> serde_json::Result<&mut Vec<u8>> {
+        self.to.extend_from_slice(std::mem::replace(&mut self.before, ",").as_bytes());
+        serde_json::to_writer(&mut *self.to, key)?;
+        self.to.push(b':');
+        Ok(self.to)
+    }
+
+    fn member(&mut self, key: &str, value: &impl Serialize) -> serde_json::Result<()> {
+        serde_json::to_writer(self.key(key)?, value)
+    }
+
+    fn end(self) {
+        let brackets = if self.before == "{" { "{}" } else { "}" };
+        self.to.extend_from_slice(brackets.as_bytes());
+    }
+}
+
+fn short(text: &str) -> String {
+    text.chars().take(100).collect()
+}
+
+#[cfg(test)]
+mod tests;

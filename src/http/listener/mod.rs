@@ -1,0 +1,276 @@
+//! The sockets of what this process serves: connections, their deadlines and their end.
+//!
+//! Invariants: connections cost the process a bounded share of memory and of its one thread. There
+//! are at most so many at a time, and who opens more loses the oldest of their own; handshakes are
+//! made one at a time, and sources take turns. No request is lost with a connection: see
+//! [`conversation`].
+
+mod conversation;
+mod line;
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::server::Acceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::turns::Turns;
+use crate::domain::limits::connections::{Crowd, Phase, Place, Source};
+use crate::metrics::Metrics;
+use conversation::Conversation;
+
+/// For the TLS handshake. Longer than a machine stands still, on either side: whose handshake is cut
+/// is an API server, and its request is refused.
+const HANDSHAKE: Duration = Duration::from_secs(8);
+/// For what is under way when the listener ends.
+const WIND_DOWN: Duration = Duration::from_secs(5);
+/// Connections that have been ended and still take what their callers had sent before they knew.
+const LINGERING: usize = 128;
+/// Pauses after a failure to accept, such as a lack of file descriptors.
+const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+/// Between two log lines that say that there is no room.
+const TELL_EVERY: Duration = Duration::from_mins(1);
+
+/// Who sent a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Where the connection comes from.
+    pub source: Source,
+    /// Whether the caller has shown a certificate that the TLS settings accept.
+    pub is_known: bool,
+}
+
+/// How serving ends, in two steps.
+#[derive(Clone, Debug, Default)]
+pub struct Ending {
+    /// Every answer from now on is its connection's last. New connections are still taken: who
+    /// routes them here may not have heard yet.
+    pub soon: CancellationToken,
+    /// No new connections; what is idle is closed, what is under way is finished.
+    pub now: CancellationToken,
+}
+
+/// Age at which a connection's next answer is its last, so that calls spread over the replicas again.
+pub const AGE: Duration = Duration::from_mins(15);
+
+/// What is served, and how.
+pub struct Server {
+    /// The port's name, in metrics and logs.
+    pub port: &'static str,
+    /// Settings of TLS. `None`: plain HTTP.
+    pub tls: Option<Arc<ServerConfig>>,
+    /// What answers.
+    pub app: Router,
+    /// Connections at the same time.
+    pub connections: usize,
+    /// Age at which a connection's next answer is its last.
+    pub age: Duration,
+    /// How serving ends.
+    pub ending: Ending,
+    /// The process's metrics.
+    pub metrics: Metrics,
+}
+
+/// What connections share.
+struct Shared {
+    server: Server,
+    crowd: Mutex<Crowd<CancellationToken>>,
+    /// Told when a connection goes, or may go.
+    moved: Notify,
+    lingering: Semaphore,
+    handshakes: Turns,
+    began: Instant,
+    told: Mutex<Option<Instant>>,
+}
+
+impl Server {
+    /// Serves until the ending says otherwise, then until the last connection is done.
+    pub async fn serve(self, listener: TcpListener) {
+        let ending = self.ending.clone();
+        let shared = Arc::new(Shared {
+            crowd: Mutex::new(Crowd::new(self.connections)),
+            moved: Notify::new(),
+            lingering: Semaphore::new(LINGERING),
+            handshakes: Turns::default(),
+            began: Instant::now(),
+            told: Mutex::default(),
+            server: self,
+        });
+        let tasks = TaskTracker::new();
+        tokio::select! {
+            () = shared.accept(&listener, &tasks) => {}
+            () = ending.now.cancelled() => {}
+        }
+        drop(listener);
+        tasks.close();
+        let _ = timeout(WIND_DOWN, tasks.wait()).await;
+    }
+}
+
+impl Shared {
+    async fn accept(self: &Arc<Self>, listener: &TcpListener, tasks: &TaskTracker) {
+        let mut paused = None;
+        loop {
+            match listener.accept().await {
+                Ok((stream, peer)) => {
+                    paused = None;
+                    self.make_room().await;
+                    let (seat, gone) = self.seat(peer);
+                    tasks.spawn(self.clone().connection(stream, seat, gone));
+                }
+                Err(error) => {
+                    if let Some(pause) = pause_after(error.kind(), paused) {
+                        let port = self.server.port;
+                        tracing::warn!(%error, port, "cannot accept a connection");
+                        sleep(pause).await;
+                        paused = Some(pause);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns when there is room for one connection more.
+    async fn make_room(&self) {
+        loop {
+            let moved = self.moved.notified();
+            let evicted = self.crowd().make_room();
+            match evicted {
+                Ok(None) => return,
+                Ok(Some(evicted)) => {
+                    evicted.ends.cancel();
+                    self.tell(evicted.source, evicted.had);
+                }
+                Err(_) => moved.await,
+            }
+        }
+    }
+
+    fn tell(&self, source: Source, had: usize) {
+        let port = self.server.port;
+        self.server.metrics.evicted.with_label_values(&[port]).inc();
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+            *told = Some(Instant::now());
+            tracing::warn!(
+                port,
+                %source,
+                connections = had,
+                most = self.server.connections,
+                "too many connections: the source with the most loses its oldest"
+            );
+        }
+    }
+
+    fn seat(self: &Arc<Self>, peer: SocketAddr) -> (Seat, CancellationToken) {
+        let (source, gone) = (Source::of(peer.ip()), CancellationToken::new());
+        let place = self.crowd().enter(source, self.began.elapsed(), gone.clone());
+        (Seat { shared: self.clone(), source, place }, gone)
+    }
+
+    async fn connection(self: Arc<Self>, stream: TcpStream, seat: Seat, gone: CancellationToken) {
+        let _ = stream.set_nodelay(true);
+        let caller = Caller { source: seat.source, is_known: false };
+        let Some(settings) = self.server.tls.clone() else {
+            return Conversation { seat, caller, gone }.hold(stream).await;
+        };
+        let greeting = timeout(HANDSHAKE, self.greet(stream, settings, caller.source));
+        let greeted = tokio::select! {
+            greeted = greeting => greeted,
+            () = gone.cancelled() => return,
+        };
+        let stream = match greeted {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "TLS handshake with admission failed");
+                return self.server.metrics.admission.handshakes_failed.inc();
+            }
+            Err(_) => return self.server.metrics.admission.handshakes_failed.inc(),
+        };
+        let is_known = stream.get_ref().1.peer_certificates().is_some();
+        Conversation { seat, caller: Caller { is_known, ..caller }, gone }.hold(stream).await;
+    }
+
+    /// The handshake. What takes time in it is done in turns: one between two looks of the thread at
+    /// all else.
+    async fn greet(
+        &self,
+        stream: TcpStream,
+        settings: Arc<ServerConfig>,
+        source: Source,
+    ) -> std::io::Result<TlsStream<TcpStream>> {
+        let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+        let turn = self.handshakes.take(source).await;
+        let accept = hello.into_stream(settings);
+        tokio::task::yield_now().await;
+        drop(turn);
+        accept.await
+    }
+
+    fn crowd(&self) -> MutexGuard<'_, Crowd<CancellationToken>> {
+        self.crowd.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection's place. Dropping it makes room for another.
+struct Seat {
+    shared: Arc<Shared>,
+    source: Source,
+    place: Place,
+}
+
+impl Seat {
+    fn note(&self, phase: Phase) {
+        let now = self.shared.began.elapsed();
+        self.shared.crowd().note(self.place, phase, now);
+        self.shared.moved.notify_one();
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.shared.crowd().leave(self.place);
+        self.shared.moved.notify_one();
+    }
+}
+
+/// How long to rest after a failure to accept, given the rest before it if that did not help.
+/// `None`: it is the caller's affair, and the next one may come.
+fn pause_after(failure: ErrorKind, before: Option<Duration>) -> Option<Duration> {
+    match failure {
+        ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted => None,
+        _ => Some(before.map_or(ACCEPT_PAUSE.0, |before| (before * 2).min(ACCEPT_PAUSE.1))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_to_accept_is_followed_by_a_rest_unless_it_is_the_callers() {
+        for callers in
+            [ErrorKind::ConnectionAborted, ErrorKind::ConnectionReset, ErrorKind::Interrupted]
+        {
+            assert_eq!(pause_after(callers, None), None);
+            assert_eq!(pause_after(callers, Some(ACCEPT_PAUSE.1)), None);
+        }
+        // Too many open files.
+        let mut rests = Vec::new();
+        for _ in 0..10 {
+            rests.extend(pause_after(ErrorKind::Other, rests.last().copied()));
+        }
+        let millis: Vec<u128> = rests.iter().map(Duration::as_millis).collect();
+        assert_eq!(millis, [5, 10, 20, 40, 80, 160, 320, 640, 1_000, 1_000]);
+    }
+}

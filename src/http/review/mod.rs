@@ -1,0 +1,316 @@
+//! The envelope of admission: an AdmissionReview of version v1 in, one out.
+//!
+//! Invariants: whatever comes in is answered with a review for the same UID, or refused with a
+//! sentence. The object is kept as it was sent, to the last field, so that a patch fits it. Its
+//! values are counted before it is read: one that has more than any object needs is refused unread. A
+//! fact that cannot be had stops a judgement, and leaves a change out.
+
+use k8s_openapi::ByteString;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::admission::{Admission, Stage};
+use crate::api::GROUP;
+use crate::domain::admission::{Answer, Operation, Refusal, Request};
+use crate::domain::limits::json_size::{maps, most_values};
+use crate::k8s::CallError;
+
+/// The API server takes 4,096 characters of warnings in all, and cuts each of more than 256.
+const LONGEST_WARNING: usize = 120;
+const MOST_WARNINGS: usize = 16;
+/// More than these nobody reads.
+const MOST_REFUSALS: usize = 20;
+/// Values of one object. A full ledger has 40,000, and the schema lets no LoadBalancer have more.
+const MOST_VALUES: usize = 100_000;
+/// Maps among them. The schema lets fewer than 5,000 be stored.
+const MOST_MAPS: usize = 15_000;
+
+/// Whose request is reviewed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    LoadBalancer,
+    IPPool,
+}
+
+/// A review that can be answered.
+#[derive(Debug)]
+pub struct Review {
+    uid: String,
+    kind: Kind,
+    operation: Operation,
+    subresource: String,
+    namespace: String,
+    name: String,
+    user: String,
+    object: Option<Value>,
+    old: Option<Value>,
+    /// The field of the request that has more values than are read.
+    too_large: Option<&'static str>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Envelope<'a> {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(borrow)]
+    request: Option<Asked<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Asked<'a> {
+    #[serde(default)]
+    uid: String,
+    resource: Resource,
+    #[serde(default)]
+    sub_resource: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    operation: String,
+    user_info: User,
+    #[serde(borrow, default)]
+    object: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    old_object: Option<&'a RawValue>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Resource {
+    group: String,
+    version: String,
+    #[serde(rename = "resource")]
+    plural: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct User {
+    #[serde(default)]
+    username: String,
+}
+
+/// Reads a review. The error says what is wrong with it.
+pub fn parse(bytes: &[u8]) -> Result<Review, String> {
+    const WANTED: &str = "want kind AdmissionReview of admission.k8s.io/v1";
+    let envelope: Envelope<'_> =
+        serde_json::from_slice(bytes).map_err(|e| format!("not an AdmissionReview: {e}"))?;
+    if envelope.kind != "AdmissionReview" || envelope.api_version != "admission.k8s.io/v1" {
+        let (kind, version) = (clipped(&envelope.kind), clipped(&envelope.api_version));
+        return Err(format!("kind {kind:?} of {version:?}: {WANTED}"));
+    }
+    let request = envelope.request.ok_or("request: missing")?;
+    if request.uid.is_empty() {
+        return Err("request.uid: missing".to_owned());
+    }
+    let Resource { group, version, plural } = &request.resource;
+    let kind = match (group.as_str(), version.as_str(), plural.as_str()) {
+        (GROUP, "v1beta1", "loadbalancers") => Kind::LoadBalancer,
+        (GROUP, "v1beta1", "ippools") => Kind::IPPool,
+        _ => {
+            let asked = clipped(&format!("{plural} of {group}/{version}"));
+            return Err(format!(
+                "request.resource: {asked}: want loadbalancers or ippools of {GROUP}/v1beta1"
+            ));
+        }
+    };
+    let operation = match request.operation.as_str() {
+        "CREATE" => Operation::Create,
+        "UPDATE" => Operation::Update,
+        "DELETE" => Operation::Delete,
+        other => {
+            let other = clipped(other);
+            return Err(format!("request.operation: {other:?}: want CREATE, UPDATE or DELETE"));
+        }
+    };
+    let (old, new) = match operation {
+        Operation::Create => (false, true),
+        Operation::Update => (true, true),
+        Operation::Delete => (true, false),
+    };
+    let mut too_large = None;
+    let mut read = |field, text: Option<&RawValue>, is_needed| {
+        let Some(text) = text else {
+            return if is_needed { Err(format!("request.{field}: missing")) } else { Ok(None) };
+        };
+        if !text.get().starts_with('{') {
+            return Err(format!("request.{field}: not an object"));
+        }
+        if most_values(text.get()) > MOST_VALUES || maps(text.get()) > MOST_MAPS {
+            too_large = Some(field);
+            return Ok(None);
+        }
+        let object = serde_json::from_str(text.get());
+        object.map(Some).map_err(|e| format!("not an AdmissionReview: request.{field}: {e}"))
+    };
+    let object = read("object", request.object, new)?;
+    let old = read("oldObject", request.old_object, old)?;
+    Ok(Review {
+        uid: request.uid,
+        kind,
+        operation,
+        subresource: request.sub_resource,
+        namespace: request.namespace,
+        name: request.name,
+        user: request.user_info.username,
+        object,
+        old,
+        too_large,
+    })
+}
+
+fn clipped(text: &str) -> String {
+    text.chars().take(100).collect()
+}
+
+impl Review {
+    /// For metrics.
+    pub fn kind(&self) -> &'static str {
+        match self.kind {
+            Kind::LoadBalancer => "LoadBalancer",
+            Kind::IPPool => "IPPool",
+        }
+    }
+}
+
+/// What came of a review.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The rules' answer.
+    Answered(Answer),
+    /// A fact could not be had.
+    Unknown(CallError),
+}
+
+/// Asks the rules.
+pub async fn judge(rules: &Admission, stage: Stage, review: &Review, me: &str) -> Outcome {
+    if let Some(field) = review.too_large {
+        return Outcome::Answered(unread(stage, field));
+    }
+    let request = Request {
+        operation: review.operation,
+        subresource: &review.subresource,
+        namespace: &review.namespace,
+        name: &review.name,
+        user: &review.user,
+        by_operator: rules.is_leader(&review.user, me),
+        object: review.object.as_ref(),
+        old: review.old.as_ref(),
+    };
+    let answer = match review.kind {
+        Kind::LoadBalancer => rules.load_balancer(stage, &request).await,
+        Kind::IPPool => rules.pool(stage, &request).await,
+    };
+    answer.map_or_else(Outcome::Unknown, Outcome::Answered)
+}
+
+/// The answer to what is not read. It passes unchanged where it is judged afterwards.
+fn unread(stage: Stage, field: &str) -> Answer {
+    let mut answer = Answer::default();
+    if stage == Stage::Validation {
+        let which = if field == "object" { "" } else { "the stored object " };
+        answer.refuse(
+            "",
+            format!("{which}has more than {MOST_VALUES} values or {MOST_MAPS} maps: no object of this kind needs so many; shorten its lists and maps"),
+        );
+    }
+    answer
+}
+
+impl Outcome {
+    /// The verdict on what was converted, for metrics.
+    pub const CONVERTED: &'static str = "allowed";
+
+    /// For metrics.
+    pub fn verdict(&self) -> &'static str {
+        match self {
+            Self::Unknown(_) => "failed",
+            Self::Answered(answer) if !answer.refusals.is_empty() => "refused",
+            Self::Answered(answer) if answer.object.is_some() => "changed",
+            Self::Answered(_) => "allowed",
+        }
+    }
+
+    /// The review that is sent back.
+    pub fn render(&self, review: &Review, stage: Stage) -> Vec<u8> {
+        let mut response = json!({"uid": review.uid, "allowed": true});
+        match self {
+            Self::Answered(answer) => {
+                if !answer.refusals.is_empty() {
+                    response["allowed"] = json!(false);
+                    response["status"] = refusal(review, &answer.refusals);
+                } else if let Some(patch) = change(review, stage, answer) {
+                    response["patchType"] = json!("JSONPatch");
+                    response["patch"] = json!(ByteString(patch));
+                }
+                let warnings: Vec<String> =
+                    answer.warnings.iter().take(MOST_WARNINGS).map(|w| shortened(w)).collect();
+                if !warnings.is_empty() {
+                    response["warnings"] = json!(warnings);
+                }
+            }
+            // A change can be made later, or was not needed; a judgement cannot.
+            Self::Unknown(error) if stage == Stage::Mutation => {
+                tracing::warn!(%error, "an object passes as it is: it cannot be looked into now");
+            }
+            Self::Unknown(error) => {
+                tracing::warn!(%error, "a request cannot be judged now");
+                response["allowed"] = json!(false);
+                response["status"] = json!({
+                    "status": "Failure",
+                    "code": 500,
+                    "reason": "InternalError",
+                    "message": format!("cannot be judged now: {error}; try again"),
+                });
+            }
+        }
+        let answer = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response,
+        });
+        answer.to_string().into_bytes()
+    }
+}
+
+fn change(review: &Review, stage: Stage, answer: &Answer) -> Option<Vec<u8>> {
+    let (old, new) = (review.object.as_ref()?, answer.object.as_ref()?);
+    let patch = json_patch::diff(old, new);
+    (stage == Stage::Mutation && !patch.0.is_empty())
+        .then(|| serde_json::to_vec(&patch).ok())
+        .flatten()
+}
+
+/// kubectl shows the causes alone, each as field and message; other clients the message as a whole.
+fn refusal(review: &Review, refusals: &[Refusal]) -> Value {
+    let shown = &refusals[..refusals.len().min(MOST_REFUSALS)];
+    let mut sentences: Vec<String> = shown.iter().map(ToString::to_string).collect();
+    let cause = |Refusal { field, message }: &Refusal| json!({"reason": "FieldValueInvalid", "field": field, "message": message});
+    let causes: Vec<Value> = shown.iter().map(cause).collect();
+    if shown.len() < refusals.len() {
+        sentences.push(format!("and {} more", refusals.len() - shown.len()));
+    }
+    json!({
+        "status": "Failure",
+        "code": 422,
+        "reason": "Invalid",
+        "message": sentences.join("; "),
+        "details": {
+            "group": GROUP, "kind": review.kind(), "name": review.name, "causes": causes,
+        },
+    })
+}
+
+fn shortened(warning: &str) -> String {
+    if warning.chars().count() <= LONGEST_WARNING {
+        return warning.to_owned();
+    }
+    let mut short: String = warning.chars().take(LONGEST_WARNING - 1).collect();
+    short.push('…');
+    short
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,340 @@
+//! Who is probed, and when next. Knows no socket and no clock: times are arguments.
+//!
+//! Invariants: a key is never used twice, so the result of a probe whose target is gone, or has
+//! become another, belongs to nobody. A target is either due, or under way, or refused: never
+//! two of these, so it has at most one probe at a time. There is a doubt exactly while it holds
+//! targets.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::domain::vm_backends::health::second_opinion::Asked;
+use crate::domain::vm_backends::health::{
+    Check, Doubt, Health, Phase, Target, first, may_be_backend, moment, next,
+};
+
+/// A target, as long as the same is asked of the same address.
+pub(super) type Key = u64;
+
+/// All targets. `D` is what probing by a check takes, made once for each check.
+pub(super) struct Roster<D> {
+    lbs: HashMap<Arc<str>, Group<D>>,
+    entries: HashMap<Key, Entry>,
+    /// Times at which targets are due, each with its key.
+    due: BTreeSet<(Duration, Key)>,
+    next_key: Key,
+    /// Failures that are not believed for now.
+    doubt: Option<Doubt>,
+    /// LoadBalancers of which more is to be said than the verdict that [`Roster::end`] returns.
+    concerned: BTreeSet<Arc<str>>,
+}
+
+struct Group<D> {
+    check: Arc<Check>,
+    dial: Arc<D>,
+    members: BTreeMap<String, Key>,
+}
+
+struct Entry {
+    lb: Arc<str>,
+    address: IpAddr,
+    phase: Phase,
+    health: Health,
+    /// `None`: under way, or refused.
+    due: Option<Duration>,
+}
+
+/// What a new list of targets did.
+#[derive(Default)]
+pub(super) struct Change {
+    /// Targets that are no more.
+    pub(super) dropped: Vec<Key>,
+    /// New ones that will not be probed.
+    pub(super) refused: Vec<Target>,
+}
+
+/// A probe to begin.
+pub(super) struct Start<D> {
+    pub(super) key: Key,
+    pub(super) address: IpAddr,
+    pub(super) check: Arc<Check>,
+    pub(super) dial: Arc<D>,
+    /// How long ago it was due.
+    pub(super) late: Duration,
+}
+
+impl<D> Default for Roster<D> {
+    fn default() -> Self {
+        let (lbs, entries) = (HashMap::new(), HashMap::new());
+        let concerned = BTreeSet::new();
+        Self { lbs, entries, due: BTreeSet::new(), next_key: 0, doubt: None, concerned }
+    }
+}
+
+impl<D> Roster<D> {
+    /// What the LoadBalancer's targets are probed with, if it is the same as by this check.
+    pub(super) fn dial(&self, lb: &str, check: &Check) -> Option<Arc<D>> {
+        let group = self.lbs.get(lb).filter(|group| group.check.asks_the_same(check))?;
+        Some(Arc::clone(&group.dial))
+    }
+
+    /// Makes these the targets of the LoadBalancer. Of targets with the same id the first counts.
+    pub(super) fn set(
+        &mut self,
+        lb: &str,
+        check: &Check,
+        dial: &Arc<D>,
+        targets: &[Target],
+        now: Duration,
+    ) -> Change {
+        let mut change = Change::default();
+        let name: Arc<str> =
+            self.lbs.get_key_value(lb).map_or_else(|| Arc::from(lb), |(name, _)| Arc::clone(name));
+        let former = self.lbs.remove(lb);
+        let same_question = former.as_ref().is_some_and(|g| g.check.asks_the_same(check));
+        let same_check =
+            former.as_ref().filter(|g| *g.check == *check).map(|g| Arc::clone(&g.check));
+        let same_period = former.as_ref().is_some_and(|g| g.check.period == check.period);
+        let mut former = former.map(|group| group.members).unwrap_or_default();
+        let mut members = BTreeMap::new();
+        for target in targets {
+            if members.contains_key(&target.id) {
+                continue;
+            }
+            let known = former.remove(&target.id).and_then(|key| {
+                let same_address = self.entries.get(&key)?.address == target.address;
+                if same_address && same_question {
+                    return Some((Some(key), None));
+                }
+                let entry = self.drop_entry(key)?;
+                change.dropped.push(key);
+                Some((None, same_address.then(|| entry.health.is_healthy())))
+            });
+            let key = match known {
+                Some((Some(key), _)) => {
+                    if !same_period {
+                        self.reschedule(key, check, now);
+                    }
+                    key
+                }
+                other => {
+                    let verdict = other.and_then(|(_, verdict)| verdict);
+                    let key = self.add(&name, target, verdict, check, now);
+                    if self.entries.get(&key).is_some_and(|entry| entry.due.is_none()) {
+                        change.refused.push(target.clone());
+                    }
+                    key
+                }
+            };
+            members.insert(target.id.clone(), key);
+        }
+        for key in former.into_values() {
+            self.drop_entry(key);
+            change.dropped.push(key);
+        }
+        let check = same_check.unwrap_or_else(|| Arc::new(check.clone()));
+        self.lbs.insert(name, Group { check, dial: Arc::clone(dial), members });
+        change
+    }
+
+    /// Forgets the LoadBalancer. Returns the targets it had.
+    pub(super) fn remove(&mut self, lb: &str) -> Vec<Key> {
+        let keys: Vec<Key> = self
+            .lbs
+            .remove(lb)
+            .map(|group| group.members.into_values().collect())
+            .unwrap_or_default();
+        for key in &keys {
+            self.drop_entry(*key);
+        }
+        keys
+    }
+
+    /// When the next target is due.
+    pub(super) fn next_due(&self) -> Option<Duration> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    /// The target that has been due for longest, if one is. It is under way from now on.
+    pub(super) fn begin(&mut self, now: Duration) -> Option<Start<D>> {
+        let (due, key) = *self.due.first().filter(|(due, _)| *due <= now)?;
+        self.due.pop_first();
+        let entry = self.entries.get_mut(&key)?;
+        entry.due = None;
+        let group = self.lbs.get(&entry.lb)?;
+        Some(Start {
+            key,
+            address: entry.address,
+            check: Arc::clone(&group.check),
+            dial: Arc::clone(&group.dial),
+            late: now.saturating_sub(due),
+        })
+    }
+
+    /// Takes in what a probe said (`None`: nothing about the target), and sets its next time:
+    /// what was due while it was under way is skipped. Returns the LoadBalancer and the verdict
+    /// if that flipped; failures that are doubted flip none.
+    pub(super) fn end(
+        &mut self,
+        key: Key,
+        passed: Option<bool>,
+        now: Duration,
+    ) -> Option<(Arc<str>, bool)> {
+        let entry = self.entries.get_mut(&key)?;
+        let check = &self.lbs.get(&entry.lb)?.check;
+        let due = next(now, entry.phase, check.period);
+        entry.due = Some(due);
+        self.due.insert((due, key));
+        let was_held = entry.health.is_held();
+        let turned = passed.is_some_and(|passed| entry.health.observe(passed, check, now));
+        let (lb, health) = (Arc::clone(&entry.lb), entry.health);
+        if was_held {
+            let doubt = self.doubt.as_mut()?;
+            let over = if turned {
+                doubt.answers(now);
+                true
+            } else if passed == Some(false) && doubt.is_over_for(check, now) {
+                doubt.believe(&mut entry.health);
+                true
+            } else {
+                false
+            };
+            self.end_doubt();
+            if over {
+                self.concerned.insert(Arc::clone(&lb));
+            }
+            return (over && !turned).then_some((lb, false));
+        }
+        if turned && !health.is_healthy() && self.doubts(key, health) {
+            return None;
+        }
+        turned.then(|| (lb, health.is_healthy()))
+    }
+
+    /// Whether the failures of a target that just turned are not to be believed. If they show that
+    /// most have failed together, those that were believed before are not any more, either.
+    fn doubts(&mut self, key: Key, health: Health) -> bool {
+        if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
+            let Some(entry) = self.entries.get_mut(&key) else { return false };
+            doubt.hold(&mut entry.health);
+            self.concerned.insert(Arc::clone(&entry.lb));
+            return true;
+        }
+        let Some(silence) = health.silence() else { return false };
+        let sights = self.entries.values().filter_map(|e| e.health.sight(&e.lb, e.address));
+        let Some(moment) = moment(sights, silence) else { return false };
+        let doubt = self.doubt.get_or_insert_default();
+        doubt.grow(moment);
+        for entry in self.entries.values_mut() {
+            if !entry.health.is_healthy() && doubt.explains(entry.health) {
+                doubt.hold(&mut entry.health);
+                self.concerned.insert(Arc::clone(&entry.lb));
+            }
+        }
+        true
+    }
+
+    /// Believes all failures that are doubted.
+    pub(super) fn believe(&mut self) {
+        let Some(mut doubt) = self.doubt.take() else { return };
+        for entry in self.entries.values_mut().filter(|entry| entry.health.is_held()) {
+            doubt.believe(&mut entry.health);
+            self.concerned.insert(Arc::clone(&entry.lb));
+        }
+    }
+
+    /// Targets that are healthy only because their failures are doubted.
+    pub(super) fn held(&self) -> impl Iterator<Item = Asked> {
+        let held = self.entries.values().filter(|entry| entry.health.is_held());
+        held.map(|entry| Asked { lb: entry.lb.to_string(), address: entry.address })
+    }
+
+    /// Number of doubted targets.
+    pub(super) fn count_held(&self) -> usize {
+        self.doubt.as_ref().map_or(0, Doubt::held)
+    }
+
+    /// Whether the LoadBalancer has such a target.
+    pub(super) fn holds(&self, lb: &str) -> bool {
+        let members = self.lbs.get(lb).into_iter().flat_map(|group| group.members.values());
+        let mut entries = members.filter_map(|key| self.entries.get(key));
+        self.doubt.is_some() && entries.any(|entry| entry.health.is_held())
+    }
+
+    /// LoadBalancers of which there is news, beside the verdicts that [`Roster::end`] returned.
+    pub(super) fn take_concerned(&mut self) -> BTreeSet<Arc<str>> {
+        std::mem::take(&mut self.concerned)
+    }
+
+    fn end_doubt(&mut self) {
+        self.doubt.take_if(|doubt| doubt.held() == 0);
+    }
+
+    pub(super) fn is_healthy(&self, lb: &str, id: &str) -> Option<bool> {
+        let key = self.lbs.get(lb)?.members.get(id)?;
+        Some(self.entries.get(key)?.health.is_healthy())
+    }
+
+    pub(super) fn verdicts(&self, lb: &str) -> HashMap<String, bool> {
+        let members = self.lbs.get(lb).map(|group| group.members.iter());
+        members
+            .into_iter()
+            .flatten()
+            .filter_map(|(id, key)| Some((id.clone(), self.entries.get(key)?.health.is_healthy())))
+            .collect()
+    }
+
+    /// Targets, with those that are refused.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn add(
+        &mut self,
+        lb: &Arc<str>,
+        target: &Target,
+        verdict: Option<bool>,
+        check: &Check,
+        now: Duration,
+    ) -> Key {
+        let phase = Phase::of(&[lb, &target.id, &target.address.to_string()]);
+        let wanted = may_be_backend(target.address);
+        let healthy = wanted && verdict.unwrap_or(target.assume_healthy);
+        // Who is believed to be healthy can wait for its place in time; who is not, waits for us.
+        let when = if healthy { next } else { first };
+        let due = wanted.then(|| when(now, phase, check.period));
+        let key = self.next_key;
+        self.next_key += 1;
+        self.due.extend(due.map(|due| (due, key)));
+        let (lb, address, health) = (Arc::clone(lb), target.address, Health::assumed(healthy));
+        self.entries.insert(key, Entry { lb, address, phase, health, due });
+        key
+    }
+
+    fn drop_entry(&mut self, key: Key) -> Option<Entry> {
+        let entry = self.entries.remove(&key)?;
+        if let Some(due) = entry.due {
+            self.due.remove(&(due, key));
+        }
+        if let Some(doubt) = self.doubt.as_mut().filter(|_| entry.health.is_held()) {
+            doubt.gone();
+            self.end_doubt();
+        }
+        Some(entry)
+    }
+
+    /// Moves a target to the grid of another period. One that is under way goes there anyway.
+    fn reschedule(&mut self, key: Key, check: &Check, now: Duration) {
+        let Some(entry) = self.entries.get_mut(&key) else { return };
+        if let Some(due) = entry.due.as_mut() {
+            self.due.remove(&(*due, key));
+            *due = next(now, entry.phase, check.period);
+            self.due.insert((*due, key));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

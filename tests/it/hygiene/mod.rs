@@ -1,0 +1,461 @@
+//! What the project promises about its dependencies, its files and its documents.
+//!
+//! Everything here works offline: dependencies are read from `cargo metadata` and `cargo tree`,
+//! files from `git ls-files`. `deny.toml` is the one list of what is allowed; cargo-deny reads it too.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod lock;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+const LARGEST_FILE: u64 = 512 * 1024;
+/// Lock files grow with what they lock.
+const MAY_BE_LARGE: [&str; 2] = ["Cargo.lock", "go.sum"];
+
+// ---- dependencies ------------------------------------------------------------------------
+
+#[test]
+fn every_licence_is_allowed() {
+    let allowed = strings(&deny()["licenses"]["allow"]);
+    let faults: Vec<String> = list(&metadata()["packages"])
+        .filter_map(|package| {
+            let id = format!("{}@{}", text(&package["name"]), text(&package["version"]));
+            match package["license"].as_str() {
+                Some(licence) if licence_is_allowed(licence, &allowed) => None,
+                Some(licence) => Some(format!("{id}: {licence} is not allowed by deny.toml")),
+                None => Some(format!("{id}: names no licence")),
+            }
+        })
+        .collect();
+    assert!(faults.is_empty(), "\n{}", faults.join("\n"));
+}
+
+#[test]
+fn every_version_is_there_once_or_for_a_reason() {
+    let deny = deny();
+    let skips: BTreeMap<String, &str> = list_toml(&deny["bans"]["skip"])
+        .map(|skip| {
+            let reason = skip.get("reason").and_then(toml::Value::as_str).unwrap_or_default();
+            (skip["crate"].as_str().unwrap().to_owned(), reason)
+        })
+        .collect();
+    for (skip, reason) in &skips {
+        assert!(!reason.is_empty(), "deny.toml: the skip of {skip} has no reason");
+    }
+    let operator = duplicates(&normal_dependencies(&["--package", env!("CARGO_PKG_NAME")]));
+    for (name, versions) in &operator {
+        let without_skip: Vec<&String> = versions
+            .iter()
+            .filter(|version| !skips.contains_key(&format!("{name}@{version}")))
+            .collect();
+        assert!(
+            without_skip.len() <= 1,
+            "{name} is there as {versions:?}: see `cargo tree -d`, or add a skip to deny.toml"
+        );
+    }
+    let all = duplicates(&normal_dependencies(&["--workspace"]));
+    for skip in skips.keys() {
+        let (name, version) = skip.split_once('@').unwrap();
+        assert!(
+            all.get(name).is_some_and(|versions| versions.contains(version)),
+            "deny.toml: the skip of {skip} is no longer needed"
+        );
+    }
+}
+
+#[test]
+fn every_source_is_the_registry_or_this_repository() {
+    let mut registries = BTreeSet::new();
+    for package in list(&metadata()["packages"]) {
+        let name = text(&package["name"]);
+        match package["source"].as_str() {
+            Some(source) if source.starts_with("registry+") => {
+                registries.insert(source.to_owned());
+            }
+            Some(source) => panic!("{name} comes from {source}"),
+            None => {
+                let manifest = Path::new(text(&package["manifest_path"]));
+                assert!(manifest.starts_with(root()), "{name} comes from {}", manifest.display());
+            }
+        }
+    }
+    assert_eq!(registries.len(), 1, "{registries:?}");
+}
+
+#[test]
+fn the_toolchain_is_the_promised_one() {
+    let pin: toml::Table = toml::from_str(&read("rust-toolchain.toml")).unwrap();
+    let cargo: toml::Table = toml::from_str(&read("Cargo.toml")).unwrap();
+    let pin = pin["toolchain"]["channel"].as_str().unwrap();
+    let promised = cargo["workspace"]["package"]["rust-version"].as_str().unwrap();
+    assert!(
+        pin == promised || pin.starts_with(&format!("{promised}.")),
+        "rust-toolchain.toml pins {pin}, Cargo.toml promises {promised}"
+    );
+}
+
+/// Name and version of everything that a choice of workspace members is linked with. Unlike
+/// `cargo metadata`, `cargo tree` leaves out what no feature switches on.
+fn normal_dependencies(members: &[&str]) -> BTreeSet<(String, String)> {
+    let args = ["tree", "--locked", "--offline", "--edges", "normal", "--prefix", "none"];
+    run(cargo().args(args).args(["--format", "{p}"]).args(members))
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let version = |word: &str| word.strip_prefix('v').map(str::to_owned);
+            Some((words.next()?.to_owned(), words.next().and_then(version)?))
+        })
+        .collect()
+}
+
+fn duplicates(packages: &BTreeSet<(String, String)>) -> BTreeMap<String, BTreeSet<String>> {
+    let mut versions: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (name, version) in packages {
+        versions.entry(name.clone()).or_default().insert(version.clone());
+    }
+    versions.retain(|_, versions| versions.len() > 1);
+    versions
+}
+
+/// Whether an SPDX expression leaves a choice that is allowed throughout. An exception
+/// (`WITH`) only grants more, so it does not matter; `/` is an old way to write OR.
+fn licence_is_allowed(expression: &str, allowed: &BTreeSet<String>) -> bool {
+    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
+    let mut words = spaced.split_whitespace().peekable();
+    let verdict = any_of(&mut words, allowed);
+    verdict && words.next().is_none()
+}
+
+type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
+
+fn any_of(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
+    let mut verdict = all_of(words, allowed);
+    while words.next_if_eq(&"OR").is_some() {
+        verdict |= all_of(words, allowed);
+    }
+    verdict
+}
+
+fn all_of(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
+    let mut verdict = one(words, allowed);
+    while words.next_if_eq(&"AND").is_some() {
+        verdict &= one(words, allowed);
+    }
+    verdict
+}
+
+fn one(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
+    match words.next() {
+        Some("(") => {
+            let verdict = any_of(words, allowed);
+            words.next() == Some(")") && verdict
+        }
+        Some(licence) => {
+            if words.next_if_eq(&"WITH").is_some() {
+                words.next();
+            }
+            allowed.contains(licence)
+        }
+        None => false,
+    }
+}
+
+#[test]
+fn licence_expressions_are_understood() {
+    let allowed = BTreeSet::from(["MIT".to_owned(), "Apache-2.0".to_owned()]);
+    for (expression, expected) in [
+        ("MIT", true),
+        ("GPL-3.0-only", false),
+        ("GPL-3.0-only OR MIT", true),
+        ("GPL-3.0-only AND MIT", false),
+        ("GPL-3.0-only/MIT", true),
+        ("GPL-3.0-only AND (MIT OR Apache-2.0)", false),
+        ("MIT AND (GPL-3.0-only OR Apache-2.0)", true),
+        ("GPL-3.0-only OR MIT AND Apache-2.0", true),
+        ("Apache-2.0 WITH LLVM-exception OR GPL-3.0-only", true),
+        ("MIT AND", false),
+        ("MIT nonsense", false),
+        ("", false),
+    ] {
+        assert_eq!(licence_is_allowed(expression, &allowed), expected, "{expression}");
+    }
+}
+
+// ---- files -------------------------------------------------------------------------------
+
+#[test]
+fn the_repository_holds_sources_only() {
+    for file in files() {
+        let path = root().join(&file);
+        // A file that git knows and the working copy has not: being removed.
+        let Ok(content) = fs::read(&path) else { continue };
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert!(!content.contains(&0), "{file} is binary");
+        assert!(
+            u64::try_from(content.len()).unwrap() <= LARGEST_FILE || MAY_BE_LARGE.contains(&name),
+            "{file} is larger than {LARGEST_FILE} bytes"
+        );
+    }
+}
+
+#[test]
+fn every_make_target_in_a_document_exists() {
+    let makefile = read("Makefile");
+    let targets: BTreeSet<&str> = makefile
+        .lines()
+        .filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()))
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, _)| name.trim())
+        .collect();
+    let mut mentioned = BTreeSet::new();
+    for (file, document) in documents() {
+        for name in names_after(&document, "make ", |c| c.is_ascii_lowercase()) {
+            // In a sentence "make" is a verb; in code it is this program.
+            if document.contains(&format!("`make {name}`"))
+                || document
+                    .lines()
+                    .any(|line| line.trim_start().starts_with(&format!("make {name}")))
+            {
+                assert!(targets.contains(name.as_str()), "{file}: `make {name}` does not exist");
+                mentioned.insert(name);
+            }
+        }
+    }
+    // `cargo run` does not take it.
+    let refused = |line: &&str| line.contains("cargo run") && line.contains("--workspace");
+    assert_eq!(makefile.lines().find(refused), None);
+    for command in ["demo", "test"] {
+        assert!(mentioned.contains(command), "no document mentions `make {command}`");
+    }
+}
+
+#[test]
+fn every_link_within_the_repository_leads_somewhere() {
+    for (file, document) in documents() {
+        let folder = root().join(&file).parent().unwrap().to_owned();
+        for link in links(&document) {
+            if link.contains("://") || link.starts_with("mailto:") {
+                continue;
+            }
+            let (path, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target = if path.is_empty() { root().join(&file) } else { folder.join(path) };
+            assert!(target.exists(), "{file}: the link to {link} leads nowhere");
+            if !anchor.is_empty() && target.extension().is_some_and(|e| e == "md") {
+                let headings = headings(&fs::read_to_string(&target).unwrap());
+                assert!(headings.contains(anchor), "{file}: no heading for {link}: {headings:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_readme_names_every_metric_and_no_other() {
+    let documented = names_with(&read("README.md"), "hgo_", |c| c.is_ascii_lowercase() || c == '_');
+    let source =
+        ["mod", "admission", "dhcp", "leadership", "leasing", "probes", "rotation", "watches"]
+            .map(|part| read(&format!("src/metrics/{part}.rs")))
+            .concat();
+    let built = names_with(&source, "\"hgo_", |c| c.is_ascii_lowercase() || c == '_');
+    let built = built.iter().map(|name| name.trim_start_matches('"').to_owned()).collect();
+    assert_eq!(documented, built, "README.md (left) against src/metrics (right)");
+}
+
+#[test]
+fn the_readme_names_every_option_and_no_other() {
+    let upper = |c: char| c.is_ascii_uppercase() || c == '_';
+    let documented = names_with(&read("README.md"), "HGO_", upper);
+    let mut built = BTreeSet::new();
+    for file in files().iter().filter(|file| file.starts_with("src/cli/")) {
+        built.extend(names_with(&read(file), "\"HGO_", upper));
+    }
+    let built: BTreeSet<String> =
+        built.iter().map(|name| name.trim_start_matches('"').to_owned()).collect();
+    assert_eq!(documented, built, "README.md (left) against src/cli (right)");
+    let deployed = names_with(&read("config/manager/deployment.yaml"), "HGO_", upper);
+    assert!(deployed.is_subset(&built), "config/manager: {deployed:?} against {built:?}");
+}
+
+#[test]
+fn the_readme_explains_every_reason_and_no_other() {
+    let source = read("src/domain/reason.rs");
+    let built: BTreeSet<String> = literals(&source).filter(|word| is_reason(word)).collect();
+    let documented = first_cells(&read("README.md"), "Reason");
+    assert_eq!(documented, built, "README.md (left) against src/domain/reason.rs (right)");
+}
+
+#[test]
+fn the_readme_names_only_events_that_are_written() {
+    let mut built = BTreeSet::new();
+    for file in files().iter().filter(|file| file.starts_with("src/")) {
+        built.extend(literals(&read(file)).filter(|word| is_reason(word)));
+    }
+    let events = first_cells(&read("README.md"), "Event");
+    assert!(!events.is_empty());
+    let unknown: Vec<_> = events.difference(&built).collect();
+    assert!(unknown.is_empty(), "README.md: no such Events: {unknown:?}");
+}
+
+/// A word in the form of a reason: `NoAvailableIP`.
+fn is_reason(word: &str) -> bool {
+    word.len() > 2
+        && word.starts_with(|c: char| c.is_ascii_uppercase())
+        && word.chars().all(|c| c.is_ascii_alphanumeric())
+}
+
+/// The content of every string literal that has neither quotes nor line breaks in it.
+fn literals(source: &str) -> impl Iterator<Item = String> + '_ {
+    source
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .flat_map(|line| line.split('"').skip(1).step_by(2).map(str::to_owned))
+}
+
+/// The words in backquotes in the first column of every table whose first heading is this.
+fn first_cells(document: &str, heading: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut inside = false;
+    for line in document.lines() {
+        let Some(cell) = line.strip_prefix('|').and_then(|line| line.split('|').next()) else {
+            inside = false;
+            continue;
+        };
+        if inside {
+            found.extend(cell.split('`').skip(1).step_by(2).map(str::to_owned));
+        }
+        inside |= cell.trim() == heading;
+    }
+    found
+}
+
+fn names_with(text: &str, prefix: &str, belongs: fn(char) -> bool) -> BTreeSet<String> {
+    names_after(text, prefix, belongs).into_iter().map(|name| format!("{prefix}{name}")).collect()
+}
+
+/// What follows each occurrence of the prefix, as long as its characters belong to a name.
+fn names_after(text: &str, prefix: &str, belongs: fn(char) -> bool) -> BTreeSet<String> {
+    text.match_indices(prefix)
+        .map(|(at, _)| text[at + prefix.len()..].chars().take_while(|c| belongs(*c)).collect())
+        .filter(|name: &String| !name.is_empty())
+        .collect()
+}
+
+fn links(document: &str) -> Vec<String> {
+    prose(document)
+        .match_indices("](")
+        .map(|(at, _)| prose(document)[at + 2..].chars().take_while(|c| *c != ')').collect())
+        .collect()
+}
+
+/// Anchors of headings, as GitHub makes them.
+fn headings(document: &str) -> BTreeSet<String> {
+    prose(document)
+        .lines()
+        .filter(|line| line.starts_with('#'))
+        .map(|line| {
+            line.trim_start_matches('#')
+                .trim()
+                .to_lowercase()
+                .chars()
+                .filter(|c| c.is_alphanumeric() || " -_".contains(*c))
+                .map(|c| if c == ' ' { '-' } else { c })
+                .collect()
+        })
+        .collect()
+}
+
+/// The document without its blocks of code.
+fn prose(document: &str) -> String {
+    document.split("```").step_by(2).collect()
+}
+
+#[test]
+fn documents_are_read_as_they_are_written() {
+    let document = "# A b\n|Reason|x|\n|-|-|\n|`One`, `Two`|`Three`|\n\n|`Four`|\n\
+        see [it](a/b.md#c-d)\n```\n# not a heading\n[no](link)\n```\n";
+    assert_eq!(
+        first_cells(document, "Reason"),
+        BTreeSet::from(["One".to_owned(), "Two".to_owned()])
+    );
+    assert_eq!(links(document), ["a/b.md#c-d"]);
+    assert_eq!(headings(document), BTreeSet::from(["a-b".to_owned()]));
+    assert_eq!(
+        names_with("use hgo_a_b, hgo_c.", "hgo_", |c| c.is_ascii_lowercase() || c == '_'),
+        BTreeSet::from(["hgo_a_b".to_owned(), "hgo_c".to_owned()])
+    );
+    let words: Vec<String> = literals("a => \"One\", // \"\n// \"Two\"\nb(\"x y\")").collect();
+    assert!(words.contains(&"One".to_owned()) && !words.contains(&"Two".to_owned()));
+}
+
+// ---- reading -----------------------------------------------------------------------------
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(file: &str) -> String {
+    fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"))
+}
+
+/// Every file that git knows or would add, from the repository's root.
+fn files() -> Vec<String> {
+    let args = ["ls-files", "--cached", "--others", "--exclude-standard"];
+    run(Command::new("git").args(args)).lines().map(str::to_owned).collect()
+}
+
+fn documents() -> Vec<(String, String)> {
+    files()
+        .into_iter()
+        .filter(|file| Path::new(file).extension().is_some_and(|e| e == "md"))
+        .filter_map(|file| Some((file.clone(), fs::read_to_string(root().join(file)).ok()?)))
+        .collect()
+}
+
+fn metadata() -> Value {
+    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let args = ["metadata", "--locked", "--offline", "--format-version", "1"];
+    let text = run(cargo().args(args).args(["--filter-platform", &platform]));
+    serde_json::from_str(&text).unwrap()
+}
+
+/// The cargo that runs this test, else the one on PATH.
+fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+fn run(command: &mut Command) -> String {
+    let output =
+        command.current_dir(root()).output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn deny() -> toml::Table {
+    toml::from_str(&read("deny.toml")).unwrap()
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().unwrap().iter()
+}
+
+fn list_toml(value: &toml::Value) -> impl Iterator<Item = &toml::Value> {
+    value.as_array().unwrap().iter()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+fn strings(value: &toml::Value) -> BTreeSet<String> {
+    list_toml(value).map(|item| item.as_str().unwrap().to_owned()).collect()
+}
