@@ -1,4 +1,4 @@
-//! What a lease agent shows of itself, as [`crate::http::probes`] asks for it.
+//! Health and metrics of a lease agent, as [`crate::http::probes`] asks for it.
 //!
 //! An agent that stands by is ready: it would speak as soon as nobody else does.
 

@@ -210,7 +210,7 @@ impl Credentials {
         Ok(list.items.iter().map(kube::ResourceExt::name_any).collect())
     }
 
-    /// Fails if this operator has no right to tokens of the account. Whoever may create a Secret gets any
+    /// Fails if this operator has no right to tokens of the account. A user who may create a Secret gets any
     /// account's token in it, which no right prevents.
     pub async fn check_right_to_sign(
         &self,

@@ -67,7 +67,7 @@ impl ApiServer {
     }
 
     /// Whom the server takes the token's bearer for. `None`: it accepts the token and cannot say, as before
-    /// Kubernetes 1.28: the review was in beta before, which is not served unless somebody turns it on.
+    /// Kubernetes 1.28: the review was in beta before, which is not served by default.
     async fn bearer(&self, token: &str) -> Result<Option<String>, Error> {
         let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
         match self.post(token, REVIEW, &review).await {

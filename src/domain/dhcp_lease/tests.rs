@@ -73,7 +73,7 @@ fn waits(step: &Step) -> &'static str {
     why.reason()
 }
 
-/// A fault delays what is leased anew, and takes nothing from whoever has an address.
+/// A fault delays what is leased anew, and takes nothing from a LoadBalancer that has an address.
 #[test]
 fn a_network_with_a_fault_is_the_hosts_and_says_what_is_wrong() {
     const FAULT: &str = "metadata.annotations[x]: \"y\" must be z";

@@ -1,4 +1,4 @@
-//! How failures are retried.
+//! Delays between retries.
 
 use std::time::Duration;
 

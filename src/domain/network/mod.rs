@@ -6,7 +6,7 @@ pub mod infrastructure;
 /// The bridge of the network that the nodes themselves are in.
 const MANAGEMENT_BRIDGE: &str = "mgmt-br";
 
-/// How kube-vip reaches the network that a LoadBalancer names.
+/// Bridge and VLAN by which kube-vip reaches the network that a LoadBalancer names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
     /// The bridge of the cluster network, on every node.
@@ -15,7 +15,7 @@ pub struct Attachment {
     pub vlan: u16,
 }
 
-/// Where addresses of a pool are seen.
+/// Network segment on which addresses of a pool are announced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Segment {
     /// The nodes' own network.
@@ -30,7 +30,7 @@ pub enum Segment {
 }
 
 impl Segment {
-    /// Where the network of a selector is. `listed` is whether all networks are known.
+    /// Segment of a selector's network. `listed` is whether all networks are known.
     pub fn of(network: &str, attachment: Option<&Attachment>, listed: bool) -> Self {
         match attachment {
             _ if network.is_empty() => Self::Management,
@@ -41,7 +41,7 @@ impl Segment {
         }
     }
 
-    /// Where an announcer on the nodes announces an address of this segment: nodes have a bridge for
+    /// Segment where an announcer on the nodes announces an address of this segment: nodes have a bridge for
     /// an untagged network. Others have no link, and their addresses are announced on the default
     /// interface, in the nodes' own network.
     #[must_use]

@@ -1,4 +1,4 @@
-//! How often ledgers are written.
+//! Pauses between writes of ledgers.
 //!
 //! A write of a pool costs the API server in proportion to the pool (measured: 30 ms of its CPU at
 //! 1,000 claims, 120 ms at 5,000), and its store as many bytes. So while several wait, requests are

@@ -15,7 +15,7 @@ fn terms(agent: &Agent) -> usize {
     agent.process.log().matches("records loaded").count()
 }
 
-/// How often a term of an agent has ended.
+/// Number of an agent's terms that have ended.
 fn ends(agent: &Agent) -> usize {
     agent.process.log().matches("silent").count()
 }

@@ -57,7 +57,7 @@ async fn said(cluster: &Cluster, reason: &str, words: &str) -> Result<()> {
     .await
 }
 
-/// A server that repeats what it is told, in an error and as the user's name.
+/// A server that repeats what it was sent, in an error and as the user's name.
 async fn echoes(cluster: &Cluster, proxy: &Proxy, operator: &Operator, way: &str) -> Result<()> {
     let review = |user: &str| {
         json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
@@ -92,7 +92,7 @@ async fn echoes(cluster: &Cluster, proxy: &Proxy, operator: &Operator, way: &str
     Ok(())
 }
 
-/// An account that the chart's values do not name, by way of a Secret that anybody may create.
+/// An account that the chart's values do not name, by way of a Secret that a tenant may create.
 async fn another_account(cluster: &Cluster) -> Result<()> {
     let source = json!({"serviceAccountTokenSecret": {"serviceAccountName": "default"}});
     let target = json!({"secret": {"name": "stolen", "key": "token"}});

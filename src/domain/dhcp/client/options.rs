@@ -87,7 +87,7 @@ impl Probe {
     pub const OFF: Self = Self { count: 0, ..Self::QUICK };
 }
 
-/// What must hear before a client speaks.
+/// Sockets that must be open before a client speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listening {
     /// Nothing: no socket is needed.

@@ -1,4 +1,4 @@
-//! What a pool's status says.
+//! Status of a pool: counts, conditions, and the ledger as it is stored.
 
 mod held_back;
 

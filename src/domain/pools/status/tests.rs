@@ -1,4 +1,4 @@
-//! What a pool's status says, for ledgers of all kinds.
+//! Statuses of pools, for ledgers of all kinds.
 
 use serde_json::json;
 

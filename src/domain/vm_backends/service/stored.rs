@@ -62,7 +62,7 @@ pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
         name: o.name.clone(),
         uid: o.uid.clone(),
     };
-    // Those that name a LoadBalancer decide; of others the first is told.
+    // Those that name a LoadBalancer decide; of others the first is kept.
     let lbs = list.iter().filter(|o| o.kind == "LoadBalancer").take(MOST_OWNERS);
     let others = list.iter().filter(|o| o.kind != "LoadBalancer").take(1);
     lbs.chain(others).map(read).collect()
@@ -73,7 +73,7 @@ pub fn read_service(service: &Service) -> Stored {
     let spec = service.spec.clone().unwrap_or_default();
     let owners = owners(&service.metadata);
     let ours = owner(&service.metadata).is_some();
-    // Of another's it is told whose it is, and no more.
+    // Of another's Service only the owner is kept.
     let says = |key: &&String| ours && ANNOTATIONS.contains(&key.as_str());
     let port = |port: ServicePort| StoredPort {
         name: port.name.unwrap_or_default(),

@@ -46,7 +46,7 @@ pub enum Verdict {
     /// server never sees the call.
     Page(u16),
     /// The client gets this JSON, in which `$AUTHORIZATION` stands for what it sent as that header, as from a
-    /// server that repeats what it is told; the server never sees the call.
+    /// server that repeats what it was sent; the server never sees the call.
     Answer {
         /// The HTTP status.
         code: u16,

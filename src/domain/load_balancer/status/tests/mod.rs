@@ -164,7 +164,7 @@ fn why_there_is_no_address_is_told_in_the_known_words() {
     }
 }
 
-/// Who leads is told where nothing else is.
+/// The condition names the leader where it says nothing else.
 #[test]
 fn an_object_without_an_answer_is_told_which_controller_leads() {
     const NOW: &str = "2026-01-01T00:00:00Z";
