@@ -329,8 +329,8 @@ async fn the_rights_here_are_those_that_the_chart_renders() -> Result<()> {
         let objects: Result<Vec<Value>> = objects.collect();
         Ok(objects?.iter().map(|o| json!([o["kind"], o["rules"], o["subjects"]])).collect())
     };
-    let set = "credentials.namespaces[0].name=default";
-    let chart = Chart::locate().await?.render(&["--set", set]).await?;
+    let set = r#"credentials.namespaces=[{"name": "default", "serviceAccounts": ["*"]}]"#;
+    let chart = Chart::locate().await?.render(&["--set-json", set]).await?;
     let rendered = chart.get("rbac/credentials.yaml").context("no rights in the chart")?;
     let (rendered, ours) = (rules(rendered)?, rules(RIGHTS)?);
     ensure!(rendered == ours, "{rendered:#?}, and here {ours:#?}");
