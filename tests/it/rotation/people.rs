@@ -2,10 +2,11 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use chrono::{DateTime, Utc};
 use harvester_guest_operator::api::TokenRotationStatus;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
@@ -166,30 +167,26 @@ async fn what_cannot_be_written_without_harm_is_left_alone() -> Result<()> {
 async fn what_is_put_back_at_the_last_moment_is_not_revoked() -> Result<()> {
     let cluster = cluster().await?;
     let (proxy, _operator) = behind_proxy(&cluster).await?;
-    cluster.rotation(spec(&[])).await?;
+    cluster.rotation(spec(&[("overlapSeconds", json!(4))])).await?;
     cluster.published(1).await?;
     let (value, first) = (cluster.value().await?, cluster.token().await?);
     let bond = cluster.bonds().await?.into_iter().next();
-    // The target is read after the write of it, at the beginning of the next two rounds, and once
-    // more before the second of those revokes anything.
+    cluster.annotate("rotate", "1").await?;
+    cluster.published(2).await?;
+    let status = cluster.status().await?;
+    let end = status.previous.first().and_then(|old| old.revoke_after.clone()).context("no end")?;
+    let end = DateTime::parse_from_rfc3339(&end)?;
+    // From then on the round that reads the target revokes, after it has read it once more.
     let reads = Arc::new(AtomicU32::new(0));
     let seen = reads.clone();
-    let written = AtomicBool::new(false);
     proxy.set_rule(move |call| {
-        if !call.path.ends_with("/secrets/guest") {
-            return Verdict::Pass;
-        }
-        if call.method == "PATCH" {
-            written.store(true, Ordering::Relaxed);
-        }
-        let counts = call.method == "GET" && written.load(Ordering::Relaxed);
-        match counts.then(|| seen.fetch_add(1, Ordering::Relaxed)) {
-            Some(3) => Verdict::Delay(Duration::from_secs(2)),
+        let counts = call.method == "GET" && call.path.ends_with("/secrets/guest");
+        match (counts && Utc::now() >= end).then(|| seen.fetch_add(1, Ordering::Relaxed)) {
+            Some(1) => Verdict::Delay(Duration::from_secs(3)),
             _ => Verdict::Pass,
         }
     });
-    cluster.annotate("rotate", "1").await?;
-    let about_to = async || reads.load(Ordering::Relaxed) > 3;
+    let about_to = async || reads.load(Ordering::Relaxed) > 1;
     eventually(SOON, "look at the target before a revocation", about_to).await?;
     cluster.put(&value).await?;
     let holds_first = |s: &TokenRotationStatus| {
