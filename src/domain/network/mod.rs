@@ -52,6 +52,11 @@ impl Segment {
         }
     }
 
+    /// Whether it is a VLAN of its own, in which the nodes, their pods and Services have no addresses.
+    pub fn is_tagged(&self) -> bool {
+        matches!(self, Self::Vlan(_, vlan) if *vlan != 0)
+    }
+
     /// Whether an address here may be seen there.
     pub fn meets(&self, other: &Self) -> bool {
         self == other || [self, other].contains(&&Self::Unlisted)

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::Segment;
 use crate::pools::ranges::Ranges;
 
 /// The kind and name of the object that an address of the cluster belongs to.
@@ -37,6 +38,12 @@ impl Reserved {
     /// Whether pools hold back what the object claims. Each cluster IP is in a service network.
     pub fn is_held_back(&self) -> bool {
         !matches!(self, Self::ClusterIp(_) | Self::OwnIngress(_))
+    }
+
+    /// Whether pools of the segment hold back what the object claims: the networks of pods and Services
+    /// are no concern of a tagged VLAN, which may use the same addresses.
+    pub fn is_held_back_on(&self, segment: &Segment) -> bool {
+        self.is_held_back() && !(self.is_network() && segment.is_tagged())
     }
 
     /// Whether it claims a network as a whole, in which no address can be a load balancer's.

@@ -13,7 +13,7 @@ pub(super) fn judge(question: &Question, known: &Known, answer: &mut Answer) {
         return;
     };
     let mut networks = within(&known.infrastructure, ranges);
-    networks.retain(|_, what| what.is_network());
+    networks.retain(|_, what| what.is_network() && what.is_held_back_on(&known.segment));
     let rest = ranges.without(&networks.keys().copied().collect::<Vec<IpNet>>());
     for index in 0..question.spec.ranges.len() {
         let of_range = |stretch: &&Stretch| stretch.range == index;

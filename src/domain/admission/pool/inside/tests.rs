@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::super::tests::{judged, pool, range, told};
 use super::*;
+use crate::network::Segment;
 use crate::network::infrastructure::Reserved;
 
 fn known(networks: &[(&str, Reserved)]) -> Known {
@@ -58,4 +59,11 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
     assert_eq!(told(&answers(&new(2, 15), Some(new(50, 60)))).len(), 1);
     // Networks that are not known refuse nothing.
     assert_eq!(told(&judged(&new(2, 15), None, &Known::default())), [""; 0]);
+    // A VLAN of its own may use the same addresses.
+    let apart = Known { segment: Segment::Vlan("vlan-br".into(), 100), ..some };
+    let answer = judged(&new(2, 15), None, &apart);
+    assert_eq!(told(&answer), [""; 0]);
+    let said = answer.warnings.iter().filter(|warning| warning.contains("10.0.0.0/28"));
+    let warning = "of use to guest clusters alone: 10.0.0.0/28 is in the service network (ServiceCIDR kubernetes)";
+    assert!(said.eq([warning]), "{:?}", answer.warnings);
 }

@@ -89,7 +89,10 @@ fn is_link_local(net: &IpNet) -> bool {
 fn of_addresses(ranges: &Ranges, known: &Known, warnings: &mut Vec<String>) {
     for (network, what) in within(&known.infrastructure, ranges).iter().take(FEW) {
         let is_one = network.prefix_len() == network.max_prefix_len();
-        warnings.push(if is_one {
+        warnings.push(if !what.is_held_back_on(&known.segment) {
+            // A VM's is announced by the nodes, which reach the cluster's own network.
+            format!("of use to guest clusters alone: {network} is {what}")
+        } else if is_one {
             format!("{} is held back: it is {what}", network.addr())
         } else {
             format!("addresses of {network} are held back: each is {what}")

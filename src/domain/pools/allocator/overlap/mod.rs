@@ -97,8 +97,7 @@ impl Book {
         }
     }
 
-    /// Takes over which networks are the cluster's own, and what each is. They are held back in every
-    /// pool, whatever its network: where networks meet is not known of them.
+    /// Takes over which networks are the cluster's own, and what each is.
     pub fn set_infrastructure(&mut self, held_back: HeldBack) {
         if self.infrastructure != held_back {
             self.infrastructure = held_back;
@@ -170,7 +169,8 @@ impl Book {
         for (name, pool) in &mut self.pools {
             let held_back = held_back.remove(name).unwrap_or_default();
             let conflict = conflicts.remove(name);
-            let infrastructure = within(&self.infrastructure, pool.ledger.ranges());
+            let mut infrastructure = within(&self.infrastructure, pool.ledger.ranges());
+            infrastructure.retain(|_, what| what.is_held_back_on(&pool.segment));
             // The smallest network says best what an address is.
             for (network, what) in infrastructure.iter().rev() {
                 for (ip, owner) in pool.ledger.claims_in(*network) {

@@ -167,6 +167,26 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
     assert_eq!(book.claims_of("u4"), [at("a", "10.0.0.17")]);
 }
 
+/// A VLAN may use the addresses of the cluster's pods and Services, and its pools gave them out before.
+#[test]
+fn a_tagged_vlan_holds_back_no_network_of_the_cluster() {
+    let services = ("10.0.0.8/29".parse().unwrap(), Reserved::ServiceNetwork("kubernetes".into()));
+    let node = ("10.0.0.10/32".parse().unwrap(), Reserved::Node("n1".into()));
+    let br = |vlan| Segment::Vlan("vlan-br".into(), vlan);
+    for (segment, first) in [
+        (br(100), "a 10.0.0.11"),
+        (br(0), "NoAvailableIP"),
+        (Segment::Management, "NoAvailableIP"),
+        (Segment::Named("ns/gone".into()), "NoAvailableIP"),
+        (Segment::Unlisted, "NoAvailableIP"),
+    ] {
+        let mut book = book(&[&pool("a", 1, 10, 13)]);
+        book.pools.get_mut("a").unwrap().segment = segment.clone();
+        book.set_infrastructure(HeldBack::from([services.clone(), node.clone()]));
+        assert_eq!(ip_of(&book.claim(&named(1, "a"))), first, "{segment:?}");
+    }
+}
+
 #[test]
 fn a_claim_that_its_pool_shrank_away_from_is_nobody_elses() {
     let mut book = book(&[&pool("a", 1, 10, 13)]);
