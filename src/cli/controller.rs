@@ -89,7 +89,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     tokio::spawn(lookout.run());
     let keeper = Keeper::new(keepers, lease, me, pace);
     let result = tokio::select! {
-        () = keeper.run(&leadership) => Err(anyhow::anyhow!("nobody keeps the lease any more")),
+        back = keeper.run(&leadership) => Err(anyhow::anyhow!("{back}")),
         result = terms(&ctx, &leadership) => result,
         result = &mut server => Err(anyhow::anyhow!("the HTTP server ended: {result:?}")),
         () = admission.ended() => Err(anyhow::anyhow!("admission's listener ended")),

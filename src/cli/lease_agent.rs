@@ -144,7 +144,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     };
     let spoke = AtomicBool::new(false);
     let result = tokio::select! {
-        () = keeper.run(&leadership) => Err(anyhow::anyhow!("nobody keeps the lease any more")),
+        back = keeper.run(&leadership) => Err(anyhow::anyhow!("{back}")),
         result = terms(&agent, &spoke) => result,
         result = &mut server => Err(anyhow::anyhow!("the HTTP server ended: {result:?}")),
         _ = terminate.recv() => Ok(()),
@@ -154,7 +154,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     // have taken them over. Where the claim is over, another agent of the same machine makes them again at once.
     if spoke.into_inner() {
         tokio::select! {
-            () = keeper.run(&leadership), if leadership.is_current() => {}
+            _ = keeper.run(&leadership), if leadership.is_current() => {}
             cleared = tokio::time::timeout(CLEARING, agent.clear()) => {
                 if let Err(error) = cleared.context("too slow").and_then(|cleared| cleared) {
                     tracing::warn!(error = format!("{error:#}"), "links are left behind");

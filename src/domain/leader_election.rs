@@ -6,6 +6,7 @@
 //!
 //! Times are offsets on one process's monotonic clock.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -88,12 +89,39 @@ pub enum Action {
     Renew,
     /// It is somebody else's until then, as far as is known now.
     Wait(Duration),
+    /// It is older than one read before: start anew.
+    StartAnew(StoreWentBack),
+}
+
+/// Sign that the API server's etcd was restored from a backup: a resourceVersion that is smaller than
+/// one read before. Versions of one cluster grow and are numbers (KEP-5504), and a Lease is read with a
+/// quorum. What a process knows of the other objects is then of versions that come again with other
+/// content, and its watches from greater versions are silent until those are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreWentBack {
+    /// The greatest version read.
+    pub from: u64,
+    /// The version read now.
+    pub to: u64,
+}
+
+impl fmt::Display for StoreWentBack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, to } = self;
+        write!(
+            f,
+            "the Lease's resourceVersion went back from {from} to {to}, as after a restore of etcd from a backup: \
+             what was read before no longer holds, and this process starts anew"
+        )
+    }
 }
 
 /// Remembers when the Lease last changed, as seen from here.
 #[derive(Clone, Debug, Default)]
 pub struct Observer {
     seen: Option<(LeaseSeen, Duration)>,
+    /// The greatest version read.
+    newest: u64,
 }
 
 impl Observer {
@@ -103,6 +131,11 @@ impl Observer {
             self.seen = None;
             return Action::Create;
         };
+        let version = lease.version.parse().unwrap_or(self.newest);
+        if version < self.newest {
+            return Action::StartAnew(StoreWentBack { from: self.newest, to: version });
+        }
+        self.newest = version;
         let since = match &self.seen {
             Some((seen, since)) if *seen == lease => *since,
             _ => now,
@@ -164,6 +197,22 @@ mod tests {
         assert_eq!(observer.decide(Some(lease("go", "1")), "me", at(144)), Action::Wait(at(145)));
         assert_eq!(observer.decide(Some(lease("go", "2")), "me", at(144)), Action::Wait(at(189)));
         assert_eq!(observer.decide(Some(lease("go", "2")), "me", at(189)), Action::Acquire);
+    }
+
+    #[test]
+    fn a_lease_of_an_older_version_is_of_a_store_that_went_back() {
+        let mut observer = Observer::default();
+        observer.decide(Some(lease("me", "10")), "me", at(0));
+        // One that is gone and made again has a greater version all the same.
+        assert_eq!(observer.decide(None, "me", at(1)), Action::Create);
+        let back = StoreWentBack { from: 10, to: 9 };
+        for holder in ["me", "go", ""] {
+            let action = observer.decide(Some(lease(holder, "9")), "me", at(2));
+            assert_eq!(action, Action::StartAnew(back), "{holder:?}");
+        }
+        assert_eq!(observer.decide(Some(lease("me", "10")), "me", at(3)), Action::Renew);
+        // What is no number says nothing.
+        assert_eq!(observer.decide(Some(lease("me", "a")), "me", at(4)), Action::Renew);
     }
 
     #[test]

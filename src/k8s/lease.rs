@@ -24,7 +24,7 @@ use tokio::sync::{Notify, watch};
 
 use super::{CallError, clock};
 use crate::api::{ANNOTATION_LEASE_ANSWER, ANNOTATION_LEASE_OPERATOR, ANNOTATION_LEASE_QUESTION};
-use crate::domain::leader_election::{Action, LeaseSeen, Observer, Pace, RETRY};
+use crate::domain::leader_election::{Action, LeaseSeen, Observer, Pace, RETRY, StoreWentBack};
 
 /// Calls about the Lease that must fail in a row, with the claim over, before the API server counts as
 /// silent. One may just have been under way when this process stood still.
@@ -185,6 +185,14 @@ impl Leadership {
     }
 }
 
+/// What follows a look at the Lease.
+enum Next {
+    /// Another look, after this pause.
+    Pause(Duration),
+    /// The end of the process.
+    End(StoreWentBack),
+}
+
 /// Keeps, or competes for, one Lease.
 #[derive(Clone)]
 pub struct Keeper {
@@ -200,8 +208,8 @@ impl Keeper {
         Self { api: Api::namespaced(client, namespace), name: name.to_owned(), me, pace }
     }
 
-    /// Competes until dropped.
-    pub async fn run(&self, leadership: &Leadership) {
+    /// Competes until dropped, or until the API server's store goes back: then the process is to end.
+    pub async fn run(&self, leadership: &Leadership) -> StoreWentBack {
         let mut observer = Observer::default();
         let deadline = self.pace.deadline();
         let mut failures = 0;
@@ -217,7 +225,8 @@ impl Keeper {
                 leadership.set(Claim::Silent);
             }
             let pause = match done {
-                Ok(Ok(pause)) => pause,
+                Ok(Ok(Next::Pause(pause))) => pause,
+                Ok(Ok(Next::End(back))) => return back,
                 Ok(Err(CallError::Conflict)) => Duration::ZERO,
                 Ok(Err(error)) => {
                     tracing::warn!(%error, lease = self.name, "cannot reach the lease");
@@ -262,7 +271,7 @@ impl Keeper {
         &self,
         leadership: &Leadership,
         observer: &mut Observer,
-    ) -> Result<Duration, CallError> {
+    ) -> Result<Next, CallError> {
         let sent = leadership.now();
         let lease = self.api.get_opt(&self.name).await?;
         let lease_seen = lease.as_ref().map(seen);
@@ -270,7 +279,7 @@ impl Keeper {
         leadership.note_other(lease_seen.as_ref().and_then(LeaseSeen::other_controller));
         let notes = leadership.note(lease.as_ref());
         let action = observer.decide(lease_seen, &self.me, leadership.now());
-        if action != Action::Renew {
+        if !matches!(action, Action::Renew | Action::StartAnew(_)) {
             if *leadership.leading.borrow() {
                 tracing::warn!(
                     lease = self.name,
@@ -281,11 +290,12 @@ impl Keeper {
             leadership.set(Claim::Lost);
         }
         match action {
+            Action::StartAnew(back) => return Ok(Next::End(back)),
             Action::Wait(until) => {
                 if notes.question.is_some() && !other {
                     self.give_answer(lease, leadership).await?;
                 }
-                return Ok(until.saturating_sub(leadership.now()).min(RETRY));
+                return Ok(Next::Pause(until.saturating_sub(leadership.now()).min(RETRY)));
             }
             Action::Create => {
                 let lease = Lease {
@@ -299,7 +309,7 @@ impl Keeper {
                 self.api.create(&PostParams::default(), &lease).await?;
             }
             Action::Acquire | Action::Renew => {
-                let Some(mut lease) = lease else { return Ok(RETRY) };
+                let Some(mut lease) = lease else { return Ok(Next::Pause(RETRY)) };
                 lease.spec = Some(self.spec(lease.spec.as_ref(), action == Action::Acquire));
                 let annotations = lease.metadata.annotations.get_or_insert_default();
                 annotations.extend([self.mark()]);
@@ -311,14 +321,14 @@ impl Keeper {
             // Renewed too late. What was to be written in between was refused, and is left to the
             // next term: so this one ends, and the next round begins that.
             self.lapse(leadership);
-            return Ok(Duration::ZERO);
+            return Ok(Next::Pause(Duration::ZERO));
         }
         leadership.note_other(None);
         leadership.hold_until(self.pace.trusted_until(sent));
         if action != Action::Renew {
             tracing::info!(lease = self.name, me = self.me, "leading");
         }
-        Ok(self.pace.renew_every())
+        Ok(Next::Pause(self.pace.renew_every()))
     }
 
     /// Writes what this process answers, if it does, in the version of the Lease that it read.

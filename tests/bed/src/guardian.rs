@@ -11,6 +11,7 @@ use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
@@ -26,7 +27,7 @@ pub(crate) struct Guardian {
     dir: PathBuf,
     child: Child,
     /// The pipe; closing it is the order to stop.
-    orders: Option<ChildStdin>,
+    orders: Mutex<Option<ChildStdin>>,
 }
 
 impl Guardian {
@@ -42,7 +43,7 @@ impl Guardian {
             .stdout(Stdio::null())
             .spawn()
             .context("start the guardian")?;
-        let orders = child.stdin.take();
+        let orders = Mutex::new(child.stdin.take());
         Ok(Self { dir: dir.keep(), child, orders })
     }
 
@@ -59,7 +60,13 @@ impl Guardian {
         }
         script.push('\n');
         fs::write(self.dir.join(format!("{name}.sh")), script)?;
-        let orders = self.orders.as_mut().context("the bed is stopped")?;
+        self.run_again(name)
+    }
+
+    /// Starts a daemon that was started before and has ended.
+    pub(crate) fn run_again(&self, name: &str) -> Result<()> {
+        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let orders = orders.as_mut().context("the bed is stopped")?;
         writeln!(orders, "{name}").with_context(|| format!("order the start of {name}"))
     }
 
@@ -92,7 +99,7 @@ impl Guardian {
 
     /// Gives the order to stop and waits until everything is gone.
     pub(crate) fn stop(&mut self) -> Result<()> {
-        self.orders = None;
+        *self.orders.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let status = self.child.wait().context("wait for the guardian")?;
         if !status.success() {
             bail!("the guardian failed: {status}");

@@ -1,7 +1,7 @@
 # Keeps the daemons of one bed. Started in a process group of its own, with a pipe from the owner
 # as standard input.
 #
-# Each line read is the name of a daemon: NAME.sh in the bed's directory starts it. When the pipe
+# Each line read is the name of a daemon: NAME.sh in the bed's directory starts it, anew if it has ended. When the pipe
 # closes, because the owner asked for it or because it died in whatever way, the daemons are
 # killed, the last one started first, and the directory is removed.
 dir=$1

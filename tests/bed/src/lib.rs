@@ -40,7 +40,7 @@ mod wait;
 pub use announcer::{Announcer, Announcing};
 pub use audit::Asked;
 pub use balancer::Balancer;
-pub use bed::{Bed, Options};
+pub use bed::{Backup, Bed, Options};
 pub use chart::Chart;
 pub use helm::{Helm, Version};
 pub use image::{Written, unpack_image, write_image};

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 /// Whether the process exists and is not merely waiting to be reaped.
 pub(crate) fn is_running(pid: u32) -> bool {
-    stat_fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state != "Z"))
+    let is_zombie = |fields: Vec<String>| fields.first().is_some_and(|state| state == "Z");
+    // The first thread may have ended before the others, which still hold its sockets.
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    stat_fields(pid).is_some_and(|fields| !is_zombie(fields) || threads > 1)
 }
 
 /// The most memory the process has held so far, in KiB.

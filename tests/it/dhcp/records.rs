@@ -217,7 +217,8 @@ fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
         });
         let after = after.await?;
         ensure!(after.address == status.address, "{after:?}");
-        ensure!(after.obtained_at == status.obtained_at, "another lease: {after:?}");
+        let log = agent.process.log();
+        ensure!(after.obtained_at == status.obtained_at, "another lease: {after:?}\n{log}");
         site.bound("late", "address", |_| true).await?;
         let log = agent.process.log();
         ensure!(log.matches("records loaded").count() == 1, "it began anew:\n{log}");

@@ -1,5 +1,7 @@
 //! Owns a running control plane, from its start to the last trace of it.
 
+mod backup;
+
 use std::fmt;
 use std::fs;
 use std::io::{ErrorKind, Read as _};
@@ -28,6 +30,8 @@ use crate::pki::Authority;
 use crate::programs::control_plane;
 use crate::store::Store;
 use crate::wait::waited;
+
+pub use backup::Backup;
 
 const START_ATTEMPTS: u32 = 4;
 const DAEMON_DEADLINE: Duration = Duration::from_mins(4);
