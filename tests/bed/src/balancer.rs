@@ -85,6 +85,11 @@ impl Balancer {
         lock(&self.backends).push(Backend { traffic, probes, ready: false, silences: 0 });
     }
 
+    /// Whether connections go to an operator, among others.
+    pub fn leads_to(&self, traffic: SocketAddr) -> bool {
+        lock(&self.backends).iter().any(|backend| backend.traffic == traffic && backend.ready)
+    }
+
     /// Takes out an operator whose pod is being deleted.
     pub fn delete(&self, traffic: SocketAddr) {
         let backends = self.backends.clone();
@@ -105,7 +110,10 @@ async fn accept(listener: TcpListener, backends: Arc<Mutex<Vec<Backend>>>) {
         turn = turn.wrapping_add(1);
         let ready: Vec<SocketAddr> =
             lock(&backends).iter().filter(|b| b.ready).map(|b| b.traffic).collect();
-        let Some(to) = ready.get(turn % ready.len().max(1)).copied() else { continue };
+        let Some(to) = ready.get(turn % ready.len().max(1)).copied() else {
+            eprintln!("testbed: a connection was ended: no operator behind the balancer is ready");
+            continue;
+        };
         tokio::spawn(async move {
             if let Ok(mut server) = connect(to).await {
                 let _ = copy_bidirectional(&mut client, &mut server).await;

@@ -26,8 +26,10 @@ async fn pair(cluster: &Cluster) -> Result<(Balancer, [Operator; 2])> {
 
 async fn replica(cluster: &Cluster, balancer: &Balancer) -> Result<Operator> {
     let operator = cluster.standby(through(balancer)).await?;
-    balancer.add(operator.admission.context("no admission")?, operator.http);
+    let traffic = operator.admission.context("no admission")?;
+    balancer.add(traffic, operator.http);
     operator.ready().await?;
+    eventually(SOON, "traffic to it", async || anyhow::Ok(balancer.leads_to(traffic))).await?;
     Ok(operator)
 }
 
@@ -94,8 +96,6 @@ async fn replicas_are_replaced_without_a_refused_call() -> Result<()> {
         let ended = operator.process.terminate(SOON).await?;
         ensure!(ended.success(), "{ended}");
         *operator = replica(&cluster, &balancer).await?;
-        // As kube-proxy: it takes a moment until the new one gets its share.
-        sleep(Duration::from_secs(2)).await;
     }
     let sent = load.end().await?;
     println!("both replicas replaced: {sent}");
