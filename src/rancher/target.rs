@@ -26,11 +26,6 @@ struct There {
 }
 
 impl Sight {
-    /// The hash of the token that was kept beside the one in use.
-    pub fn kept(&self) -> Option<String> {
-        Some(self.there.as_ref()?.credential.previous()?.hash())
-    }
-
     /// Where the credential is used.
     pub fn reach(&self) -> Option<&Reach> {
         self.there.as_ref().map(|there| &there.credential.reach)
@@ -58,8 +53,12 @@ impl Issuer {
         let alive = life.as_ref().is_some_and(|life| life.alive);
         let held = |(token, Life { says, .. }): (Value, Life)| Held { hash: token.hash(), says };
         let holds = token.zip(life).map(held);
-        let target =
-            Target::There { version: stored.version.clone(), holds, beside: credential.beside() };
+        let target = Target::There {
+            version: stored.version.clone(),
+            holds,
+            beside: credential.beside(),
+            kept: credential.previous().map(|kept| kept.hash()),
+        };
         Ok(Sight { target, now, there: Some(There { stored, credential, alive }) })
     }
 

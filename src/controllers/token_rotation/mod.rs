@@ -259,8 +259,12 @@ impl Keeper {
         let record = status::record(Some(status));
         let current = record.current.as_ref()?;
         let held = Held { hash: current.hash.clone(), says: token::Says::default() };
-        let target =
-            Target::There { version: String::new(), holds: Some(held), beside: Vec::new() };
+        let target = Target::There {
+            version: String::new(),
+            holds: Some(held),
+            beside: Vec::new(),
+            kept: None,
+        };
         let seen = Seen { now, target, existing: None, hand: None };
         match decide(&plan, &record, &seen) {
             Act::Wait(until) => {

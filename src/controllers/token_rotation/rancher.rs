@@ -8,7 +8,7 @@ use super::{InHand, Keeper, census};
 use crate::api::{ApiKey, RancherServer, TokenRotation, WatchedCredential};
 use crate::domain::credentials::rotation::target_secret::{self, Read};
 use crate::domain::credentials::rotation::watched::{self, Watched};
-use crate::domain::credentials::rotation::{Hand, Record, Step, Target, kept_until, status};
+use crate::domain::credentials::rotation::{Hand, Step, Target, status};
 use crate::domain::credentials::token::Token;
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
@@ -162,8 +162,12 @@ async fn see(
         match census::all(keeper, rotation, &issuer, &known, clock.now()).await {
             Ok(all) => {
                 unread = all.unread;
-                let nothing =
-                    Target::There { version: String::new(), holds: None, beside: Vec::new() };
+                let nothing = Target::There {
+                    version: String::new(),
+                    holds: None,
+                    beside: Vec::new(),
+                    kept: None,
+                };
                 Read::elsewhere(nothing, all.watched)
             }
             Err(error) => return Ok(Err(error)),
@@ -305,29 +309,5 @@ impl Run<'_> {
     pub(super) async fn revoke_there(&mut self, name: &str) -> Result<(), String> {
         let Some(side) = &self.side else { return Err("Rancher was not asked".to_owned()) };
         side.issuer.revoke(name).await.map_err(|error| error.to_string())
-    }
-
-    /// Until when another one cannot be put into the cloud credential, because the place beside it is
-    /// taken by one whose overlap is not over. A leak does not wait, nor what would end before that.
-    pub(super) fn occupied_until(&self, next: &Record) -> Option<i64> {
-        let (_, sight, _) = self.there()?;
-        let kept = sight.kept()?;
-        let leaked = next.pending.as_ref().is_some_and(|pending| pending.requests.leaked.is_some());
-        let ours = self.record.previous.iter().find(|old| old.hash.as_ref() == Some(&kept));
-        let at = match ours {
-            Some(old) => old.after,
-            None => kept_until(&self.plan, &self.record),
-        }?;
-        let ends = self.record.current.as_ref().and_then(|current| current.expires);
-        (!leaked && ends.is_none_or(|end| end > at)).then_some(at)
-    }
-
-    /// When a token of somebody else's that was kept in the cloud credential is taken out of it.
-    pub(super) fn kept_until(&self) -> Option<i64> {
-        let (_, sight, _) = self.there()?;
-        let kept = sight.kept()?;
-        let ours = self.record.previous.iter().any(|old| old.hash.as_ref() == Some(&kept));
-        self.plan.source.filter(|_| !ours)?;
-        kept_until(&self.plan, &self.record)
     }
 }

@@ -207,15 +207,6 @@ impl Run<'_> {
     /// One step. Says for how long to rest, if that is what is next.
     async fn step(&mut self) -> Result<Option<Duration>, CallError> {
         let act = decide(&self.plan, &self.record, &self.seen());
-        if let Act::Write(Change::Named, next) = &act
-            && let Some(at) = self.occupied_until(next)
-        {
-            if at > self.clock.now() {
-                return self.rest(Some(at)).await.map(Some);
-            }
-            self.drop_there().await?;
-            return Ok(None);
-        }
         match act {
             Act::Write(change, next) => {
                 if change == Change::Named && !next.is_asked() {
@@ -248,14 +239,7 @@ impl Run<'_> {
                 self.finish().await?;
                 return Ok(Some(super::LOOK_AGAIN));
             }
-            Act::Wait(until) => match self.kept_until() {
-                Some(at) if at <= self.clock.now() => self.drop_there().await?,
-                Some(at) => {
-                    let until = until.map_or(at, |until| until.min(at));
-                    return self.rest(Some(until)).await.map(Some);
-                }
-                None => return self.rest(until).await.map(Some),
-            },
+            Act::Wait(until) => return self.rest(until).await.map(Some),
         }
         Ok(None)
     }

@@ -24,6 +24,7 @@ pub fn decide(plan: &Plan, record: &Record, seen: &Seen) -> Act {
     replace(plan, record, seen, &mut until)
         .or_else(|| tell(plan, record, seen, &mut until))
         .or_else(|| revoke(plan, record, seen, &mut until))
+        .or_else(|| drop_foreign(plan, record, seen, &mut until))
         .unwrap_or(Act::Wait(until.0))
 }
 
@@ -195,7 +196,7 @@ fn replace(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Opti
     plan.source?;
     let requests = plan.requests.beyond(&record.done);
     let due = due(plan, record);
-    if let Some(due) = due {
+    if let Some(due) = due.filter(|due| due.at > seen.now) {
         until.or(due.at);
     }
     let is_gone = record.current.as_ref().is_some_and(|current| {
@@ -217,8 +218,19 @@ fn replace(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Opti
     let mut next = record.clone();
     next.serial += 1;
     let name = format!("{}-{}", plan.prefix, next.serial);
+    let leaked = requests.leaked.is_some();
     next.pending = Some(Pending { name, since: seen.now, requests, publishing: None });
-    Some(write(Change::Named, next))
+    match occupied_until(plan, record, seen).filter(|at| {
+        let ends = record.current.as_ref().and_then(|current| current.expires);
+        !leaked && ends.is_none_or(|end| end > *at)
+    }) {
+        Some(at) if at > seen.now => {
+            until.or(at);
+            None
+        }
+        Some(_) => Some(Act::DropOld),
+        None => Some(write(Change::Named, next)),
+    }
 }
 
 fn given_up(plan: &Plan, record: &Record, now: Seconds) -> Act {
@@ -321,13 +333,59 @@ fn revoke(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Optio
         match old.after {
             None => {}
             Some(after) if after > seen.now => until.or(after),
-            Some(_) if is_beside(old, seen) && prunes => return Some(Act::DropOld),
-            // Somebody has put it there a second time.
+            Some(_) if prunes && kept(seen).is_some_and(|kept| is_of(old, kept)) => {
+                match record.retry_after.filter(|retry| *retry > seen.now) {
+                    Some(retry) => until.or(retry),
+                    None => return Some(Act::DropOld),
+                }
+            }
+            // It was put there a second time, and is not the operator's to take out.
             Some(_) if is_beside(old, seen) => {}
             Some(_) => return Some(gone(record, old, seen)),
         }
     }
     None
+}
+
+/// Takes a credential of another maker, which was kept in the target, out of it when its time is over. It
+/// is not ours to revoke.
+fn drop_foreign(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<Act> {
+    let kept = kept(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
+    if record.previous.iter().any(|old| is_of(old, kept)) {
+        return None;
+    }
+    let at = foreign_until(plan, record)?.max(record.retry_after.unwrap_or_default());
+    if at > seen.now {
+        until.or(at);
+        return None;
+    }
+    Some(Act::DropOld)
+}
+
+/// Time at which the place beside the credential in use is free for it, so that another one can be put
+/// there. `None`: it is free, or nothing says when it will be.
+fn occupied_until(plan: &Plan, record: &Record, seen: &Seen) -> Option<Seconds> {
+    let kept = kept(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
+    match record.previous.iter().find(|old| is_of(old, kept)) {
+        Some(old) => old.after,
+        None => foreign_until(plan, record),
+    }
+}
+
+/// End of the overlap of a kept credential of another maker. `None`: another one is on its way.
+fn foreign_until(plan: &Plan, record: &Record) -> Option<Seconds> {
+    let published = record.last_rotation.filter(|_| record.pending.is_none())?;
+    let leaked = plan.requests.leaked.is_some() && plan.requests.leaked == record.done.leaked;
+    Some(if leaked { published } else { published + plan.overlap + 1 })
+}
+
+fn kept(seen: &Seen) -> Option<&String> {
+    let Target::There { kept, .. } = &seen.target else { return None };
+    kept.as_ref()
+}
+
+fn is_of(old: &Old, hash: &String) -> bool {
+    old.hash.as_ref() == Some(hash)
 }
 
 /// Writes that can no more arrive, because the target is another by now. They may have arrived before

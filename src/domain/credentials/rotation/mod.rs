@@ -211,6 +211,8 @@ pub enum Target {
         holds: Option<Held>,
         /// The hashes of all else that is in it.
         beside: Vec<String>,
+        /// The hash of the one that was kept in it when it was replaced.
+        kept: Option<String>,
     },
 }
 
@@ -363,15 +365,6 @@ pub fn due(plan: &Plan, record: &Record) -> Option<schedule::Due> {
     let end = current.expires.unwrap_or(current.issued + plan.lifetime);
     let seed = format!("{}/{}", plan.prefix, record.serial);
     Some(schedule::due(&plan.schedule, current.issued, end, &seed))
-}
-
-/// When a credential goes that was kept in the target beside the new one, and that is nobody's to revoke,
-/// because somebody else has made it. `None`: not as long as another one is on its way.
-pub fn kept_until(plan: &Plan, record: &Record) -> Option<Seconds> {
-    let rests = record.pending.is_none() && !plan.schedule.paused && !plan.deleting;
-    let published = record.last_rotation.filter(|_| rests)?;
-    let leaked = plan.requests.leaked.is_some() && plan.requests.leaked == record.done.leaked;
-    Some(if leaked { published } else { published + plan.overlap + 1 })
 }
 
 #[cfg(test)]

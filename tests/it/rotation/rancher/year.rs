@@ -150,7 +150,7 @@ impl Rotation {
         } else {
             let says = issuer.life(&site.key, &known, None).await?.says;
             let holds = Some(Held { hash: site.key.hash(), says });
-            Target::There { version: site.key.hash(), holds, beside: Vec::new() }
+            Target::There { version: site.key.hash(), holds, beside: Vec::new(), kept: None }
         };
         let existing = Some(known.named(&self.plan.prefix));
         let hand = self.hand.as_ref().map(|(hand, _)| hand.clone());

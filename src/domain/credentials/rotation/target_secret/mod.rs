@@ -64,6 +64,7 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, U
         version: secret.version.clone(),
         holds: holds.map(|token| Held { hash: token.hash(), says: token.says() }),
         beside,
+        kept: None,
     };
     let looks_like = text.filter(|text| text.contains("users:") || text.contains("\"users\""));
     let config = match (user, text) {

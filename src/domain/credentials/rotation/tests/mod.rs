@@ -1,5 +1,7 @@
 //! What a failure leads to; all else is left to the model.
 
+use api::TokenRotation;
+
 use super::*;
 
 mod model;
@@ -15,4 +17,161 @@ fn a_revocation_that_fails_is_tried_ever_later_and_holds_nothing_else_up() {
     }
     assert_eq!(record.previous[1], old("b"));
     assert_eq!((record.failures, record.retry_after), (0, None));
+}
+
+/// A step that fails from now on, every time: how often it is tried in each minute of ten.
+fn attempts(mut record: Record, target: &Target, fails: Step) -> Vec<u32> {
+    let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "r", "namespace": "n", "uid": "u"},
+        "spec": {
+            "source": {"rancherToken": {}}, "target": {"cloudCredential": {"name": "cc"}},
+            "rancher": {"url": "https://r", "minter": {"secretName": "s", "key": "k"}},
+            "tell": {"restart": [{"kind": "Deployment", "name": "d"}]},
+        },
+    }))
+    .unwrap();
+    let plan = Plan { prefix: "r".into(), tells: true, ..status::plan(&rotation) };
+    let names = record.previous.iter().map(|old| &old.name);
+    let mut existing: Vec<String> =
+        names.chain(record.current.as_ref().map(|current| &current.name)).cloned().collect();
+    let (mut now, mut minutes, mut hand) = (DAY, vec![0; 10], None::<Hand>);
+    for _ in 0..10_000 {
+        let Some(count) =
+            usize::try_from((now - DAY) / 60).ok().and_then(|minute| minutes.get_mut(minute))
+        else {
+            return minutes;
+        };
+        let seen = Seen {
+            now,
+            target: target.clone(),
+            existing: Some(existing.clone()),
+            hand: hand.clone(),
+        };
+        let (step, name) = match decide(&plan, &record, &seen) {
+            Act::Wait(until) => {
+                let next = now + LOOK_AGAIN;
+                now = until.filter(|at| *at > now).map_or(next, |until| until.min(next));
+                continue;
+            }
+            Act::Write(change, next) => {
+                record = *next;
+                if change == Change::Named {
+                    hand = record
+                        .pending
+                        .as_ref()
+                        .map(|pending| Hand { name: pending.name.clone(), ..Hand::default() });
+                }
+                continue;
+            }
+            Act::Mint(name) => (Step::Mint, name),
+            Act::Verify => (Step::Verify, String::new()),
+            Act::Publish { .. } | Act::DropOld => (Step::Publish, String::new()),
+            Act::Tell => (Step::Tell, String::new()),
+            Act::Revoke(name) => (Step::Revoke, name),
+            Act::Finish => panic!("nothing is deleted"),
+        };
+        if step == fails {
+            *count += 1;
+            record = failed(&plan, &record, step, &name, now);
+            continue;
+        }
+        match (step, &mut hand) {
+            (Step::Mint, Some(hand)) => {
+                hand.made = Some(Made {
+                    hash: format!("hash of {name}"),
+                    issued: now,
+                    expires: Some(now + 30 * DAY),
+                });
+                existing.push(name);
+            }
+            (Step::Verify, Some(hand)) => hand.verified = true,
+            (Step::Revoke, _) => existing.retain(|one| *one != name),
+            _ => panic!("{step:?} is not reached by what fails at {fails:?}"),
+        }
+    }
+    panic!("it never rests: {minutes:?}")
+}
+
+const DAY: Seconds = 86_400;
+
+/// After the first minute there is one attempt a minute at most, whatever it is that fails.
+#[test]
+fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
+    let held = |hash: &str| Held { hash: hash.into(), ..Held::default() };
+    let there = |holds: Option<&str>, kept: Option<&str>| Target::There {
+        version: "1".into(),
+        holds: holds.map(held),
+        beside: kept.iter().map(|kept| (*kept).to_owned()).collect(),
+        kept: kept.map(str::to_owned),
+    };
+    let current = Current {
+        name: "r-2".into(),
+        hash: "h2".into(),
+        ours: true,
+        issued: DAY,
+        expires: Some(31 * DAY),
+    };
+    let published = Record {
+        serial: 2,
+        current: Some(current),
+        told: Some("r-2".into()),
+        last_rotation: Some(0),
+        ..Record::default()
+    };
+    let old = Old { name: "r-1".into(), hash: Some("h1".into()), after: Some(1), ..Old::default() };
+    let with = |old: &Old| Record { previous: vec![old.clone()], ..published.clone() };
+    let rotate = |record: &Record| {
+        let mut record = record.clone();
+        if let Some(current) = &mut record.current {
+            (current.issued, current.expires) = (DAY - 100 * DAY, Some(DAY + 3_600));
+        }
+        record
+    };
+    let new = || (Record::default(), there(None, None));
+    for (what, (record, target), fails) in [
+        ("mint", new(), Step::Mint),
+        ("verify", new(), Step::Verify),
+        ("publish", new(), Step::Publish),
+        ("tell", (Record { told: None, ..published.clone() }, there(Some("h2"), None)), Step::Tell),
+        ("revoke", (with(&old), there(Some("h2"), None)), Step::Revoke),
+        ("take out ours", (with(&old), there(Some("h2"), Some("h1"))), Step::Publish),
+        ("take out another's", (published.clone(), there(Some("h2"), Some("x"))), Step::Publish),
+        ("make room", (rotate(&published), there(Some("h2"), Some("x"))), Step::Publish),
+    ] {
+        let attempts = attempts(record, &target, fails);
+        assert!(attempts[0] >= 2, "{what}: {attempts:?}");
+        assert!(attempts[1..].iter().all(|count| *count <= 1), "{what}: {attempts:?}");
+    }
+}
+
+/// A copy under another user of a kubeconfig is not in the place that is the operator's: nothing is taken
+/// out, and nothing is tried again and again.
+#[test]
+fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
+    let target = Target::There {
+        version: "1".into(),
+        holds: Some(Held { hash: "h2".into(), ..Held::default() }),
+        beside: vec!["h1".into()],
+        kept: None,
+    };
+    let record = Record {
+        serial: 2,
+        current: Some(Current {
+            name: "r-2".into(),
+            hash: "h2".into(),
+            ours: true,
+            issued: DAY,
+            expires: Some(31 * DAY),
+        }),
+        told: Some("r-2".into()),
+        previous: vec![Old {
+            name: "r-1".into(),
+            hash: Some("h1".into()),
+            after: Some(1),
+            ..Old::default()
+        }],
+        last_rotation: Some(0),
+        ..Record::default()
+    };
+    assert_eq!(attempts(record, &target, Step::Publish), [0; 10]);
 }

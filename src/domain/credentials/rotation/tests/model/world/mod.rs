@@ -225,6 +225,7 @@ impl World {
                 version: secret.version.to_string(),
                 holds: secret.token.as_ref().map(held),
                 beside: secret.beside.iter().cloned().collect(),
+                kept: secret.beside.clone(),
             },
         };
         let names = self.credentials.values().filter(|c| c.ours && c.alive);
@@ -286,7 +287,7 @@ impl World {
         let step = match &act {
             Act::Mint(_) => Some(Step::Mint),
             Act::Verify => Some(Step::Verify),
-            Act::Publish { .. } => Some(Step::Publish),
+            Act::Publish { .. } | Act::DropOld => Some(Step::Publish),
             Act::Tell => Some(Step::Tell),
             Act::Revoke(_) => Some(Step::Revoke),
             _ => None,
