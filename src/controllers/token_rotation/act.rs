@@ -136,10 +136,9 @@ impl Run<'_> {
         let namespace = self.namespace();
         let at = At { namespace: &namespace, name: &wants.name, key: &wants.key, version };
         match self.keeper.ctx.writer.write_target(at, value).await {
-            Ok(()) | Err(CallError::Conflict | CallError::NotFound) => {}
-            Err(error) => self.fail(Step::Publish, name, error).await?,
+            Ok(()) | Err(CallError::Conflict | CallError::NotFound) => self.look_again().await,
+            Err(error) => self.fail(Step::Publish, name, error).await,
         }
-        self.look_again().await
     }
 
     /// Has every workload read the target anew.

@@ -74,6 +74,8 @@ struct Keeper {
     /// When those that wait for their turn have it, and when the next one may be begun.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: Mutex<HashMap<Name, u32>>,
+    /// The version in which each was left, and until when nothing is to be done about that.
+    resting: Mutex<HashMap<Name, (u64, Instant)>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -94,6 +96,7 @@ pub(super) async fn run(ctx: Context) {
         clock: Mutex::default(),
         turns: Mutex::new((HashMap::new(), Instant::now())),
         failures: Mutex::default(),
+        resting: Mutex::default(),
     });
     let woken = futures::stream::unfold(woken, |mut woken| async move {
         woken.recv().await.map(|name| (name, woken))
@@ -279,6 +282,23 @@ impl Keeper {
         }
     }
 
+    /// The rotation is left in this version, for so long.
+    fn rests(&self, rotation: &TokenRotation, pause: Duration) {
+        if let Some(version) = version(rotation) {
+            let name = ObjectRef::from_obj(rotation);
+            lock(&self.resting).insert(name, (version, Instant::now() + pause));
+        }
+    }
+
+    /// For how long a rotation is left that has not changed since it was: what its own writes are heard
+    /// of is no news.
+    fn is_resting(&self, rotation: &TokenRotation) -> Option<Duration> {
+        let (left, until) = *lock(&self.resting).get(&ObjectRef::from_obj(rotation))?;
+        let is_known = version(rotation).is_some_and(|version| version <= left);
+        let rest = until.saturating_duration_since(Instant::now());
+        (is_known && !rest.is_zero()).then_some(rest)
+    }
+
     /// For how long one that is due has to wait, so that many are not begun at once. Each is told its
     /// turn once, has it until it is begun, and is not looked at before it comes.
     fn turn(&self, name: &Name) -> Duration {
@@ -301,7 +321,13 @@ impl Keeper {
         self.begun(name);
         lock(&self.failures).remove(name);
         lock(&self.touched).remove(name);
+        lock(&self.resting).remove(name);
     }
+}
+
+/// Versions of one resource are numbers that grow (KEP-5504). `None`: this one is no number.
+fn version(rotation: &TokenRotation) -> Option<u64> {
+    rotation.metadata.resource_version.as_ref()?.parse().ok()
 }
 
 /// Until the first of these that is to come.
@@ -317,7 +343,8 @@ async fn look_after(
 ) -> Result<Action, CallError> {
     let name = ObjectRef::from_obj(rotation.as_ref());
     let is_touched = lock(&keeper.touched).remove(&name);
-    if !is_touched && let Some(pause) = keeper.quiet(&rotation) {
+    let pause = || keeper.is_resting(&rotation).or_else(|| keeper.quiet(&rotation));
+    if !is_touched && let Some(pause) = pause() {
         return Ok(Action::requeue(pause));
     }
     let run = Box::pin(run::run(&keeper, &rotation));

@@ -294,10 +294,10 @@ impl Run<'_> {
 
     async fn written(&mut self, name: &str, written: Result<(), Error>) -> Result<(), CallError> {
         match written {
-            Ok(()) | Err(Error::Conflict) => {}
-            Err(error) => self.failed(Step::Publish, name, &error.to_string()).await?,
+            Ok(()) | Err(Error::Conflict) => self.look_again().await,
+            // It is looked at before the next try, if not before.
+            Err(error) => self.failed(Step::Publish, name, &error.to_string()).await,
         }
-        self.look_again().await
     }
 
     fn there(&self) -> Option<(&Side, &Sight, String)> {

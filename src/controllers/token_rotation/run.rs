@@ -398,7 +398,9 @@ impl Run<'_> {
             _ if self.rotation.spec.rancher.is_some() => LOOK_THERE,
             _ => pause,
         };
-        Ok(pause.min(most))
+        let pause = pause.min(most);
+        self.keeper.rests(&self.rotation, pause);
+        Ok(pause)
     }
 
     /// `None`: as it was, until what failed has been done.

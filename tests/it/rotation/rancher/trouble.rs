@@ -301,3 +301,33 @@ async fn no_token_is_told_to_anybody() -> Result<()> {
     }
     Ok(())
 }
+
+/// What fails for good is tried ever more rarely, and a try costs few calls.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_that_lasts_costs_four_calls_a_minute_at_most() -> Result<()> {
+    let site = Site::new(Version::V2_15).await?;
+    let operator = site.cluster.standby(start()).await?;
+    operator.leads().await?;
+    site.cluster.rotation(site.spec(&[])).await?;
+    site.cluster.annotate("rotate", "0").await?;
+    site.rotated("0").await?;
+    site.one_is_left().await?;
+    site.there.set_rule(|call| {
+        let refusal = Verdict::Refuse { code: 403, reason: "Forbidden", message: "no".to_owned() };
+        let is_patch = call.method == "PATCH" && call.path.contains("/secrets/");
+        if is_patch { refusal } else { Verdict::Pass }
+    });
+    site.cluster.annotate("rotate", "1").await?;
+    site.cluster.reason("Ready", "PublishFailed").await?;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    site.there.reset();
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let calls = site.there.calls();
+    ensure!(
+        (1..=4).contains(&calls.len()),
+        "{} calls in the second minute: {calls:#?}",
+        calls.len()
+    );
+    site.there.clear_rule();
+    Ok(())
+}
