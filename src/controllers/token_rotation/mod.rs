@@ -256,7 +256,7 @@ impl Keeper {
             .conditions
             .iter()
             .any(|c| c.type_ == READY && c.reason.as_deref() == Some(UNREADABLE));
-        if !is_followed || !held || plan.deleting || blind {
+        if !is_followed || !held || plan.deleting.is_some() || blind {
             return None;
         }
         let record = status::record(Some(status));
@@ -268,7 +268,7 @@ impl Keeper {
             beside: Vec::new(),
             kept: None,
         };
-        let seen = Seen { now, target, existing: None, hand: None };
+        let seen = Seen { now, target, ..Seen::default() };
         match decide(&plan, &record, &seen) {
             Act::Wait(until) => {
                 let end = status.expires_at.as_deref().and_then(status::seconds);

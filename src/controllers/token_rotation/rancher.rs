@@ -3,12 +3,12 @@
 //! Invariants: the key is read anew before each look, so that one that was renewed is used at once;
 //! time is Rancher's; a Rancher that cannot be asked tells nothing, and then nothing is decided.
 
-use super::run::{BETWEEN_TRIES, Look, Run, TRIES};
+use super::run::{BETWEEN_TRIES, Blind, Look, Run, TRIES};
 use super::{InHand, Keeper, census};
 use crate::api::{ApiKey, RancherServer, TokenRotation, WatchedCredential};
 use crate::domain::credentials::rotation::target_secret::{self, Read};
 use crate::domain::credentials::rotation::watched::{self, Watched};
-use crate::domain::credentials::rotation::{Hand, Step, Target, status};
+use crate::domain::credentials::rotation::{Hand, Step, Target, Unknown, status};
 use crate::domain::credentials::token::Token;
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
@@ -33,34 +33,28 @@ pub(super) async fn look(
     server: &RancherServer,
 ) -> Result<Look, CallError> {
     let namespace = rotation.namespace().unwrap_or_default();
-    let blind = |why: String| Look {
-        read: Read::elsewhere(Target::Unknown, Watched::default()),
-        clock: Clock::local(),
-        blind: Some(why),
-        refused: false,
-        side: None,
-    };
+    let barred = |why: String| Look::blind(Blind { why, unknown: Unknown::Barred, refused: false });
     let (minter, credentials) = (&server.minter, &keeper.ctx.credentials);
     let key = match credentials.secret(&namespace, &minter.secret_name, &minter.key).await {
         Ok((secret, _)) => secret.and_then(|secret| secret.value),
         Err(error) => match error.refusal() {
-            Some(why) => return Ok(blind(format!("spec.rancher.minter: {why}"))),
+            Some(why) => return Ok(barred(format!("spec.rancher.minter: {why}"))),
             None => return Err(error),
         },
     };
     let Some(key) = key.filter(|key| !key.reveal().is_empty()) else {
-        return Ok(blind(format!(
+        return Ok(barred(format!(
             "spec.rancher.minter: there is no Secret {:?} with an API key under {:?}",
             minter.secret_name, minter.key
         )));
     };
     let authority = match authority(keeper, &namespace, server).await? {
         Ok(authority) => authority,
-        Err(why) => return Ok(blind(why)),
+        Err(why) => return Ok(barred(why)),
     };
     let issuer = match Issuer::new(&server.url, authority.as_deref(), Secret::from(&key)) {
         Ok(issuer) => issuer,
-        Err(why) => return Ok(blind(format!("spec.rancher: {why}"))),
+        Err(why) => return Ok(barred(format!("spec.rancher: {why}"))),
     };
     let seen = see(keeper, rotation, &namespace, issuer).await?;
     match seen {
@@ -78,9 +72,14 @@ pub(super) async fn look(
         }
         Err(Error::Unauthorized) => {
             let why = "spec.rancher.minter: the API key is not accepted: it is expired, deleted, disabled or for one cluster only";
-            Ok(Look { refused: true, ..blind(why.to_owned()) })
+            let why = why.to_owned();
+            Ok(Look::blind(Blind { why, unknown: Unknown::Barred, refused: true }))
         }
-        Err(error) => Ok(blind(format!("Rancher: {error}"))),
+        Err(error) => {
+            let unknown = if error.may_be_done() { Unknown::Silent } else { Unknown::Barred };
+            let why = format!("Rancher: {error}");
+            Ok(Look::blind(Blind { why, unknown, refused: false }))
+        }
     }
 }
 
@@ -133,6 +132,11 @@ async fn see(
     let read = if let Some(credential) = &target.cloud_credential {
         let seen = match issuer.look(&credential.name, &known).await {
             Ok(seen) => seen,
+            Err(error @ (Error::Forbidden(_) | Error::NotFound(_))) => {
+                let side = Some(Side { issuer, issued: known, sight, key: None, unread });
+                let look = Look::blind(Blind::target(format!("Rancher: {error}")));
+                return Ok(Ok(Look { clock, side, ..look }));
+            }
             Err(error) => return Ok(Err(error)),
         };
         clock = seen.now.map_or(clock, Clock::heard);
@@ -145,8 +149,9 @@ async fn see(
             Ok((secret, _)) => secret,
             Err(error) => match error.refusal() {
                 Some(why) => {
-                    let message = format!("spec.target.secret: {why}");
-                    return Ok(Err(Error::Refused { status: 0, message }));
+                    let side = Some(Side { issuer, issued: known, sight, key: None, unread });
+                    let look = Look::blind(Blind::target(format!("spec.target.secret: {why}")));
+                    return Ok(Ok(Look { clock, side, ..look }));
                 }
                 None => return Err(error),
             },
@@ -174,7 +179,7 @@ async fn see(
         }
     };
     let side = Some(Side { issuer, issued: known, sight, key: None, unread });
-    Ok(Ok(Look { read, clock, blind: None, refused: false, side }))
+    Ok(Ok(Look { read, clock, blind: None, side }))
 }
 
 fn before(rotation: &TokenRotation) -> &[WatchedCredential] {

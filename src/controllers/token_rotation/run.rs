@@ -16,7 +16,8 @@ use crate::domain::credentials::rotation::status::{self, Beside, Standing};
 use crate::domain::credentials::rotation::target_secret::{self, Read};
 use crate::domain::credentials::rotation::watched::Watched;
 use crate::domain::credentials::rotation::{
-    Act, Change, Hand, Plan, Record, Seconds, Seen, Step, Target, decide, expiry, failed,
+    Act, Change, Hand, Plan, Record, Seconds, Seen, Step, Target, Unknown, decide, expiry, failed,
+    left_behind,
 };
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
@@ -43,10 +44,7 @@ pub(super) struct Run<'a> {
     pub(super) read: Read,
     pub(super) existing: Vec<String>,
     pub(super) clock: Clock,
-    /// Why the target tells nothing.
-    blind: Option<String>,
-    /// Whether a Rancher does not accept the API key.
-    refused: bool,
+    blind: Option<Blind>,
     /// What was heard of a Rancher, if it is about one.
     pub(super) side: Option<Side>,
 }
@@ -55,10 +53,37 @@ pub(super) struct Run<'a> {
 pub(super) struct Look {
     pub(super) read: Read,
     pub(super) clock: Clock,
-    pub(super) blind: Option<String>,
+    pub(super) blind: Option<Blind>,
+    pub(super) side: Option<Side>,
+}
+
+impl Look {
+    /// One that has told nothing.
+    pub(super) fn blind(why: Blind) -> Self {
+        let read = Read::elsewhere(Target::Unknown, Watched::default());
+        Self { read, clock: Clock::local(), blind: Some(why), side: None }
+    }
+}
+
+/// Why a target tells nothing.
+#[derive(Clone)]
+pub(super) struct Blind {
+    pub(super) why: String,
+    pub(super) unknown: Unknown,
     /// Whether a Rancher does not accept the API key.
     pub(super) refused: bool,
-    pub(super) side: Option<Side>,
+}
+
+impl Blind {
+    /// The target may not be read; all else may.
+    pub(super) fn target(why: String) -> Self {
+        Self { why, unknown: Unknown::TargetBarred, refused: false }
+    }
+
+    /// Nothing may be read.
+    fn barred(why: String) -> Self {
+        Self { why, unknown: Unknown::Barred, refused: false }
+    }
 }
 
 /// Goes on until there is nothing to do, and says for how long.
@@ -66,13 +91,11 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
     let (namespace, name) = (seen.namespace().unwrap_or_default(), seen.name_any());
     let credentials = &keeper.ctx.credentials;
     let allowed = keeper.is_allowed(&namespace);
-    let Look { read, clock, blind, refused, side } = if allowed {
+    let Look { read, clock, mut blind, side } = if allowed {
         look(keeper, seen).await?
     } else {
         // Any read tells the time.
-        let nothing = Read::elsewhere(Target::Unknown, Watched::default());
-        let (clock, blind) = (Clock::local(), Some(String::new()));
-        Look { read: nothing, clock, blind, refused: false, side: None }
+        Look::blind(Blind::barred(String::new()))
     };
     let Some(rotation) = credentials.rotation(&namespace, &name).await? else {
         return Ok(super::LOOK_AGAIN);
@@ -92,8 +115,10 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
         }
     }
     let (plan, record) = (status::plan(&rotation), status::record(rotation.status.as_ref()));
-    let mut run =
-        Run { keeper, rotation, plan, record, read, existing, clock, blind, refused, side };
+    if plan.deleting.is_some() {
+        blind = unlisted.take().map(Blind::barred).or(blind);
+    }
+    let mut run = Run { keeper, rotation, plan, record, read, existing, clock, blind, side };
     if !allowed {
         return run.not_allowed().await;
     }
@@ -134,12 +159,12 @@ async fn look(keeper: &Keeper, rotation: &TokenRotation) -> Result<Look, CallErr
             Err(error) => match error.refusal() {
                 Some(why) => {
                     let read = target_secret::read(wants, rotated, None);
-                    (read, Clock::local(), Some(why.to_owned()))
+                    (read, Clock::local(), Some(Blind::target(why.to_owned())))
                 }
                 None => return Err(error),
             },
         };
-    Ok(Look { read, clock, blind, refused: false, side: None })
+    Ok(Look { read, clock, blind, side: None })
 }
 
 impl Run<'_> {
@@ -169,15 +194,17 @@ impl Run<'_> {
             None => self.read.target.clone(),
         };
         let existing = Some(self.existing.clone());
-        Seen { now: self.clock.now(), target, existing, hand: self.in_hand().map(|h| h.hand) }
+        let hand = self.in_hand().map(|h| h.hand);
+        let unknown = self.blind.as_ref().map(|blind| blind.unknown).unwrap_or_default();
+        Seen { now: self.clock.now(), target, existing, hand, unknown }
     }
 
     pub(super) async fn look_again(&mut self) -> Result<(), CallError> {
-        let Look { read, clock, blind, refused, side } = look(self.keeper, &self.rotation).await?;
+        let Look { read, clock, blind, side } = look(self.keeper, &self.rotation).await?;
         if self.rotation.spec.rancher.is_some() {
             self.existing = named(&self.rotation, side.as_ref());
         }
-        (self.read, self.blind, self.refused, self.side) = (read, blind, refused, side);
+        (self.read, self.blind, self.side) = (read, blind, side);
         if self.blind.is_none() {
             self.clock = clock;
         }
@@ -187,7 +214,7 @@ impl Run<'_> {
     /// Nothing may be made before a deletion would wait for it to be revoked.
     async fn hold(&mut self) -> Result<(), CallError> {
         let held = self.rotation.finalizers().iter().any(|f| f == ROTATION_FINALIZER);
-        if held || self.plan.source.is_none() || self.plan.deleting {
+        if held || self.plan.source.is_none() || self.plan.deleting.is_some() {
             return Ok(());
         }
         let mut finalizers = self.rotation.finalizers().to_vec();
@@ -236,6 +263,7 @@ impl Run<'_> {
             Act::DropOld => self.drop_old().await?,
             Act::Revoke(name) => self.revoke(&name).await?,
             Act::Finish => {
+                self.tell_what_is_left();
                 self.finish().await?;
                 return Ok(Some(super::LOOK_AGAIN));
             }
@@ -250,7 +278,7 @@ impl Run<'_> {
         let beside = Beside {
             watched: self.blind.is_none().then(|| self.read.watched.clone()),
             key: self.side.as_ref().and_then(|side| side.key.clone()),
-            refused: self.refused,
+            refused: self.blind.as_ref().is_some_and(|blind| blind.refused),
         };
         let status = status::status(&self.rotation, &next, &beside, standing, now);
         let old = self.rotation.status.clone().unwrap_or_default();
@@ -352,6 +380,26 @@ impl Run<'_> {
         self.record(next, Some(&Standing::Failed(step, why))).await
     }
 
+    /// Names what a deletion leaves behind.
+    fn tell_what_is_left(&self) {
+        let left = left_behind(&self.plan, &self.record).join(", ");
+        if left.is_empty() {
+            return;
+        }
+        let why = self.keeps_waiting().unwrap_or_default();
+        let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
+        tracing::warn!(namespace, rotation, left, why, "not revoked before the deletion");
+        let left: String = left.chars().take(400).collect();
+        let note = format!("not revoked: {left}: {why}");
+        self.keeper.ctx.events.warning(self.rotation.object_ref(&()), "LeftBehind", note);
+    }
+
+    /// What keeps a deletion from going on.
+    fn keeps_waiting(&self) -> Option<String> {
+        let blind = self.blind.as_ref().map(|blind| blind.why.clone());
+        blind.or_else(|| self.record.last_result.clone().filter(|_| self.record.has_failed()))
+    }
+
     /// Lets it go.
     async fn finish(&mut self) -> Result<(), CallError> {
         self.take(None);
@@ -369,14 +417,10 @@ impl Run<'_> {
 
     /// In a namespace without rights nothing is done, but nobody is kept from deleting.
     async fn not_allowed(&mut self) -> Result<Duration, CallError> {
-        if self.plan.deleting {
-            let left = self.record.current.is_some() || !self.record.previous.is_empty();
-            if left {
-                let note =
-                    "credentials were left behind: the operator has no rights in this namespace";
-                let events = &self.keeper.ctx.events;
-                events.warning(self.rotation.object_ref(&()), "LeftBehind", note.to_owned());
-            }
+        if self.plan.deleting.is_some() {
+            let why = "the operator has no rights in this namespace";
+            self.blind = Some(Blind::barred(why.to_owned()));
+            self.tell_what_is_left();
             self.finish().await?;
         } else {
             self.record(self.record.clone(), Some(&Standing::NotAllowed)).await?;
@@ -407,10 +451,8 @@ impl Run<'_> {
     fn standing(&self) -> Option<Standing> {
         let watches = self.plan.source.is_none();
         Some(match &self.read.target {
-            _ if self.plan.deleting => Standing::Leaving,
-            _ if self.blind.is_some() => {
-                Standing::Unreadable(self.blind.clone().unwrap_or_default())
-            }
+            _ if self.plan.deleting.is_some() => Standing::Leaving(self.keeps_waiting()),
+            _ if let Some(blind) = &self.blind => Standing::Unreadable(blind.why.clone()),
             Target::Unfit(why) => Standing::Unfit(why.clone()),
             _ if self.plan.schedule.paused => Standing::Paused,
             _ if watches => self.watches(),

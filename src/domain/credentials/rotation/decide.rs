@@ -7,7 +7,7 @@ use super::{
 
 /// Decides.
 pub fn decide(plan: &Plan, record: &Record, seen: &Seen) -> Act {
-    if plan.deleting {
+    if plan.deleting.is_some() {
         return deletion::leave(plan, record, seen);
     }
     // A target that tells nothing decides nothing.
@@ -349,12 +349,19 @@ fn revoke(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Optio
 
 /// Takes a credential of another maker, which was kept in the target, out of it when its time is over. It
 /// is not ours to revoke.
-fn drop_foreign(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<Act> {
+pub(super) fn drop_foreign(
+    plan: &Plan,
+    record: &Record,
+    seen: &Seen,
+    until: &mut Until,
+) -> Option<Act> {
     let kept = kept(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
     if record.previous.iter().any(|old| is_of(old, kept)) {
         return None;
     }
-    let at = foreign_until(plan, record)?.max(record.retry_after.unwrap_or_default());
+    let end = foreign_until(plan, record)?;
+    let end = if plan.deleting.is_some() && plan.revokes { seen.now } else { end };
+    let at = end.max(record.retry_after.unwrap_or_default());
     if at > seen.now {
         until.or(at);
         return None;

@@ -1,13 +1,40 @@
 //! What is done before a TokenRotation that is being deleted may go.
 
 use super::decide::{Until, abandon, find, gone, is_beside, may_go, settle, write};
-use super::{Act, Change, Old, Plan, Record, SURELY_ANSWERED, Seen, Target};
+use super::{
+    Act, Change, Old, Plan, Record, SURELY_ANSWERED, Seconds, Seen, Target, Unknown, decide,
+};
+
+/// For how long a deletion waits beyond the overlap for what does not answer or is refused.
+const BEYOND: Seconds = 60 * 60;
+
+/// Longest time that a deletion waits, from when it was asked for.
+pub(super) fn patience(plan: &Plan) -> Seconds {
+    plan.overlap + BEYOND
+}
+
+/// Names of the credentials that a deletion was to revoke and has not.
+pub fn left_behind<'a>(plan: &Plan, record: &'a Record) -> Vec<&'a str> {
+    let current = record.current.as_ref().filter(|current| plan.revokes && current.ours);
+    let previous = record.previous.iter().map(|old| &old.name);
+    let names = previous
+        .chain(current.map(|current| &current.name))
+        .chain(record.pending.as_ref().map(|pending| &pending.name));
+    names.map(String::as_str).collect()
+}
 
 /// What is on its way is revoked, and so is what was replaced, in its time; what the target holds
 /// only if the spec says so.
 pub(super) fn leave(plan: &Plan, record: &Record, seen: &Seen) -> Act {
-    if matches!(seen.target, Target::Unknown) {
-        return Act::Wait(Some(seen.now + super::LOOK_AGAIN));
+    let last = plan.deleting.unwrap_or(seen.now) + patience(plan);
+    if seen.now >= last {
+        return Act::Finish;
+    }
+    match seen.unknown {
+        _ if seen.target != Target::Unknown => {}
+        Unknown::TargetBarred => {}
+        Unknown::Barred => return Act::Finish,
+        Unknown::Silent => return Act::Wait(Some(last.min(seen.now + super::LOOK_AGAIN))),
     }
     // What is revoked whatever the target holds is not adopted again.
     let news = if plan.revokes { find(plan, record, seen) } else { settle(plan, record, seen) };
@@ -33,9 +60,13 @@ pub(super) fn leave(plan: &Plan, record: &Record, seen: &Seen) -> Act {
         return write(Change::Abandoned, next);
     }
     let mut until = Until::default();
+    if let Some(act) = decide::drop_foreign(plan, record, seen, &mut until) {
+        return act;
+    }
     for old in &record.previous {
-        // Nobody reads a target that is gone.
-        let after = old.after.filter(|_| !plan.revokes && seen.target != Target::Absent);
+        // Nobody reads a target that is gone. What could not be revoked is tried again after a pause.
+        let is_read = !plan.revokes && seen.target != Target::Absent;
+        let after = old.after.filter(|_| is_read || old.failures > 0);
         match after {
             Some(after) if after > seen.now => until.or(after),
             // Somebody still reads it: it is published, and stays.
@@ -44,7 +75,7 @@ pub(super) fn leave(plan: &Plan, record: &Record, seen: &Seen) -> Act {
             _ => until.or(seen.now + SURELY_ANSWERED),
         }
     }
-    until.0.map_or(Act::Finish, |until| Act::Wait(Some(until)))
+    until.0.map_or(Act::Finish, |until| Act::Wait(Some(until.min(last))))
 }
 
 fn is_held(old: &Old, seen: &Seen) -> bool {
@@ -55,5 +86,6 @@ fn is_held(old: &Old, seen: &Seen) -> bool {
 /// A write that may have been under way has been answered by the time that was recorded.
 fn may_leave(old: &Old, seen: &Seen) -> bool {
     let answered = Old { replaces: None, ..old.clone() };
-    matches!(seen.target, Target::Absent | Target::Unfit(_)) || may_go(&answered, seen)
+    matches!(seen.target, Target::Absent | Target::Unfit(_) | Target::Unknown)
+        || may_go(&answered, seen)
 }

@@ -19,6 +19,7 @@ pub mod target_secret;
 pub mod watched;
 
 pub use decide::{decide, told};
+pub use deletion::left_behind;
 
 /// Seconds since the epoch, by the clock of the issuer.
 pub type Seconds = i64;
@@ -54,8 +55,8 @@ pub struct Plan {
     pub tells: bool,
     /// Whether a deletion revokes what is published.
     pub revokes: bool,
-    /// Whether it is being deleted.
-    pub deleting: bool,
+    /// When its deletion was asked for, if it was.
+    pub deleting: Option<Seconds>,
     /// The requests that are on it.
     pub requests: Requests,
 }
@@ -191,6 +192,20 @@ pub struct Seen {
     pub existing: Option<Vec<String>>,
     /// What whoever carries this out has in hand.
     pub hand: Option<Hand>,
+    /// What an unknown target says about all else.
+    pub unknown: Unknown,
+}
+
+/// Why a target is unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unknown {
+    /// There was no answer. One may come.
+    #[default]
+    Silent,
+    /// There was an answer that lasts, such as 403: nothing can be read, and nothing revoked.
+    Barred,
+    /// The same about the target alone: what was made for it is known, and can be revoked.
+    TargetBarred,
 }
 
 /// A target.

@@ -357,6 +357,11 @@ impl Rancher {
         });
     }
 
+    /// Deletes a credential, and with it its user's right to its Secret.
+    pub fn delete_credential(&self, cc: &str) {
+        self.shared.with(|world| world.secrets.remove(cc));
+    }
+
     /// How many cloud credentials it lists at once.
     pub fn list_at_most(&self, number: usize) {
         self.shared.with(|world| world.longest_list = number);

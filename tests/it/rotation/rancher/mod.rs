@@ -2,6 +2,7 @@
 
 mod client;
 mod clock;
+mod leaving;
 mod life;
 mod trouble;
 mod watch;

@@ -130,7 +130,7 @@ impl Rotation {
             overlap: OVERLAP,
             tells: false,
             revokes: false,
-            deleting: false,
+            deleting: None,
             requests: Requests::default(),
         };
         Self { plan, place, record: Record::default(), hand: None, acts: Vec::new() }
@@ -154,7 +154,7 @@ impl Rotation {
         };
         let existing = Some(known.named(&self.plan.prefix));
         let hand = self.hand.as_ref().map(|(hand, _)| hand.clone());
-        let seen = Seen { now, target, existing, hand };
+        let seen = Seen { now, target, existing, hand, ..Seen::default() };
         let act = rotation::decide(&self.plan, &self.record, &seen);
         if !matches!(act, Act::Wait(_)) {
             self.acts.push(format!("{now} {}", told(&act)));

@@ -6,6 +6,7 @@ use chrono::{DateTime, SecondsFormat};
 use serde_json::{Map, Value};
 
 use super::super::token::hash;
+use super::deletion;
 use super::expiry::{EXPIRING, MINTER_EXPIRING, expiring, minter};
 use super::schedule::{Schedule, Window};
 use super::watched::Watched;
@@ -53,8 +54,8 @@ pub enum Standing {
     Failed(Step, String),
     /// Too many old ones could not be revoked.
     NotRevoked,
-    /// What a deletion waits for.
-    Leaving,
+    /// A deletion waits, and what keeps it from going on, if anything does.
+    Leaving(Option<String>),
 }
 
 impl Standing {
@@ -81,9 +82,13 @@ impl Standing {
                 let message = "too many old credentials could not be revoked: no other one is made before that";
                 (False, "NotRevoked", message.to_owned())
             }
-            Self::Leaving => {
+            Self::Leaving(why) => {
                 let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
-                (False, "Deleting", format!("{revokes} are revoked first"))
+                let waits = why.as_ref().map_or_else(String::new, |why| {
+                    let last = plan.deleting.unwrap_or_default() + deletion::patience(plan);
+                    format!(": {why}; at {} it goes without that", time(last))
+                });
+                (False, "Deleting", format!("{revokes} are revoked first{waits}"))
             }
         };
         (status, reason.to_owned(), message)
@@ -120,7 +125,7 @@ pub fn plan(rotation: &TokenRotation) -> Plan {
         overlap: spec.overlap_seconds.unwrap_or(OVERLAP),
         tells: spec.tell.is_some(),
         revokes: spec.on_delete == Some(OnDelete::Revoke),
-        deleting: rotation.metadata.deletion_timestamp.is_some(),
+        deleting: rotation.metadata.deletion_timestamp.as_ref().map(|time| time.0.as_second()),
         requests: Requests {
             rotate: request(ANNOTATION_ROTATE),
             leaked: request(ANNOTATION_LEAKED),

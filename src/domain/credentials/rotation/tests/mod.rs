@@ -46,6 +46,7 @@ fn attempts(mut record: Record, target: &Target, fails: Step) -> Vec<u32> {
             target: target.clone(),
             existing: Some(existing.clone()),
             hand: hand.clone(),
+            ..Seen::default()
         };
         let (step, name) = match decide(&plan, &record, &seen) {
             Act::Wait(until) => {
@@ -174,4 +175,167 @@ fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
         ..Record::default()
     };
     assert_eq!(attempts(record, &target, Step::Publish), [0; 10]);
+}
+
+/// A rotation whose deletion was asked for a minute ago, with one credential in use and one that was
+/// replaced and has 10 minutes left.
+fn leaving(revokes: bool) -> (Plan, Record) {
+    let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "r", "namespace": "n", "uid": "u"},
+        "spec": {
+            "source": {"rancherToken": {}}, "target": {"cloudCredential": {"name": "cc"}},
+            "rancher": {"url": "https://r", "minter": {"secretName": "s", "key": "k"}},
+        },
+    }))
+    .unwrap();
+    let plan =
+        Plan { prefix: "r".into(), revokes, deleting: Some(DAY - 60), ..status::plan(&rotation) };
+    let current = Current {
+        name: "r-2".into(),
+        hash: "h2".into(),
+        ours: true,
+        issued: DAY,
+        expires: Some(31 * DAY),
+    };
+    let old = Old {
+        name: "r-1".into(),
+        hash: Some("h1".into()),
+        after: Some(DAY + 600),
+        ..Old::default()
+    };
+    let record = Record {
+        serial: 2,
+        current: Some(current),
+        told: Some("r-2".into()),
+        previous: vec![old],
+        last_rotation: Some(DAY - 100),
+        ..Record::default()
+    };
+    (plan, record)
+}
+
+/// What is done until it may go, each with the seconds after the deletion was noticed.
+fn left(
+    revokes: bool,
+    target: &Target,
+    unknown: Unknown,
+    refuses: bool,
+) -> (Vec<(Seconds, String)>, Vec<String>) {
+    let (plan, mut record) = leaving(revokes);
+    let mut existing = vec!["r-1".to_owned(), "r-2".to_owned()];
+    let (mut now, mut acts, mut target) = (DAY, Vec::new(), target.clone());
+    for _ in 0..10_000 {
+        let seen = Seen {
+            now,
+            target: target.clone(),
+            existing: Some(existing.clone()),
+            unknown,
+            ..Seen::default()
+        };
+        let act = decide(&plan, &record, &seen);
+        match act {
+            Act::Wait(until) => now = until.filter(|at| *at > now).unwrap_or(now + LOOK_AGAIN),
+            Act::Write(_, next) => record = *next,
+            Act::Revoke(name) if refuses => {
+                record = failed(&plan, &record, Step::Revoke, &name, now);
+            }
+            Act::Revoke(name) => {
+                existing.retain(|one| *one != name);
+                acts.push((now - DAY, name));
+            }
+            Act::DropOld => {
+                if let Target::There { kept, beside, .. } = &mut target {
+                    (*kept, *beside) = (None, Vec::new());
+                }
+                acts.push((now - DAY, "taken out".to_owned()));
+            }
+            Act::Finish => {
+                acts.push((now - DAY, "gone".to_owned()));
+                let left = left_behind(&plan, &record).into_iter().map(str::to_owned).collect();
+                return (acts, left);
+            }
+            act => panic!("{act:?}"),
+        }
+    }
+    panic!("it never goes: {acts:?}")
+}
+
+/// A deletion ends, whatever does not answer or is refused, and names what it leaves.
+#[test]
+fn a_deletion_ends_whatever_happens() {
+    let there = |kept: Option<&str>| Target::There {
+        version: "1".into(),
+        holds: Some(Held { hash: "h2".into(), ..Held::default() }),
+        beside: kept.iter().map(|kept| (*kept).to_owned()).collect(),
+        kept: kept.map(str::to_owned),
+    };
+    // An hour beyond an overlap of an hour, of which a minute has passed.
+    let last = 3_600 + 3_600 - 60;
+    let (silent, barred, only) = (Unknown::Silent, Unknown::Barred, Unknown::TargetBarred);
+    for (what, revokes, target, unknown, refuses, acts, left_over) in [
+        (
+            "nothing in the way, kept",
+            false,
+            there(None),
+            silent,
+            false,
+            &[(600, "r-1"), (600, "gone")][..],
+            &[][..],
+        ),
+        (
+            "and revoked",
+            true,
+            there(None),
+            silent,
+            false,
+            &[(0, "r-1"), (0, "r-2"), (0, "gone")],
+            &[],
+        ),
+        ("silence", false, Target::Unknown, silent, false, &[(last, "gone")], &["r-1"]),
+        (
+            "silence, revoked",
+            true,
+            Target::Unknown,
+            silent,
+            false,
+            &[(last, "gone")],
+            &["r-1", "r-2"],
+        ),
+        ("no rights", true, Target::Unknown, barred, false, &[(0, "gone")], &["r-1", "r-2"]),
+        ("no target", false, Target::Unknown, only, false, &[(600, "r-1"), (600, "gone")], &[]),
+        (
+            "no target, revoked",
+            true,
+            Target::Unknown,
+            only,
+            false,
+            &[(0, "r-1"), (0, "r-2"), (0, "gone")],
+            &[],
+        ),
+        ("refused", true, there(None), silent, true, &[(last, "gone")], &["r-1", "r-2"]),
+        // Another maker's, which Rancher has made to never end, is beside ours for the overlap.
+        (
+            "another's, kept",
+            false,
+            there(Some("x")),
+            silent,
+            false,
+            &[(600, "r-1"), (3_501, "taken out"), (3_501, "gone")],
+            &[],
+        ),
+        (
+            "another's, revoked",
+            true,
+            there(Some("x")),
+            silent,
+            false,
+            &[(0, "taken out"), (0, "r-1"), (0, "r-2"), (0, "gone")],
+            &[],
+        ),
+    ] {
+        let (done, left) = left(revokes, &target, unknown, refuses);
+        let done: Vec<_> = done.iter().map(|(at, act)| (*at, act.as_str())).collect();
+        assert_eq!(done, acts, "{what}");
+        assert_eq!(left, left_over, "{what}");
+    }
 }

@@ -139,7 +139,7 @@ impl World {
             overlap: OVERLAP,
             tells,
             revokes: false,
-            deleting: false,
+            deleting: None,
             requests: Requests::default(),
         };
         Self {
@@ -231,7 +231,7 @@ impl World {
         let names = self.credentials.values().filter(|c| c.ours && c.alive);
         let existing = names.map(|c| c.name.clone()).collect::<BTreeSet<_>>();
         let existing = (!self.has(Fault::NeverFind)).then(|| existing.into_iter().collect());
-        Seen { now: self.now, target, existing, hand }
+        Seen { now: self.now, target, existing, hand, unknown: Unknown::Silent }
     }
 
     /// First the target, then the record: whatever is recorded later was not known to it.
