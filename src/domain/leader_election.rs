@@ -89,7 +89,7 @@ pub enum Action {
     Renew,
     /// It is somebody else's until then, as far as is known now.
     Wait(Duration),
-    /// It is older than one read before: start anew.
+    /// Start anew: it is older than one read before.
     StartAnew(StoreWentBack),
 }
 

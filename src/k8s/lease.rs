@@ -185,7 +185,7 @@ impl Leadership {
     }
 }
 
-/// What follows a look at the Lease.
+/// Consequence of a look at the Lease.
 enum Next {
     /// Another look, after this pause.
     Pause(Duration),

@@ -6,6 +6,7 @@
 
 mod act;
 mod census;
+mod leaving;
 mod rancher;
 mod run;
 mod tell;
@@ -290,8 +291,8 @@ impl Keeper {
         }
     }
 
-    /// For how long a rotation is left that has not changed since it was: what its own writes are heard
-    /// of is no news.
+    /// Time for which a rotation is left that has not changed since it was: the echo of this process's
+    /// own writes is no news.
     fn is_resting(&self, rotation: &TokenRotation) -> Option<Duration> {
         let (left, until) = *lock(&self.resting).get(&ObjectRef::from_obj(rotation))?;
         let is_known = version(rotation).is_some_and(|version| version <= left);

@@ -17,7 +17,6 @@ use crate::domain::credentials::rotation::target_secret::{self, Read};
 use crate::domain::credentials::rotation::watched::Watched;
 use crate::domain::credentials::rotation::{
     Act, Change, Hand, Plan, Record, Seconds, Seen, Step, Target, Unknown, decide, expiry, failed,
-    left_behind,
 };
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
@@ -44,7 +43,7 @@ pub(super) struct Run<'a> {
     pub(super) read: Read,
     pub(super) existing: Vec<String>,
     pub(super) clock: Clock,
-    blind: Option<Blind>,
+    pub(super) blind: Option<Blind>,
     /// What was heard of a Rancher, if it is about one.
     pub(super) side: Option<Side>,
 }
@@ -58,7 +57,7 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// One that has told nothing.
+    /// A look in vain.
     pub(super) fn blind(why: Blind) -> Self {
         let read = Read::elsewhere(Target::Unknown, Watched::default());
         Self { read, clock: Clock::local(), blind: Some(why), side: None }
@@ -81,7 +80,7 @@ impl Blind {
     }
 
     /// Nothing may be read.
-    fn barred(why: String) -> Self {
+    pub(super) fn barred(why: String) -> Self {
         Self { why, unknown: Unknown::Barred, refused: false }
     }
 }
@@ -222,7 +221,10 @@ impl Run<'_> {
         self.patch_finalizers(&finalizers).await
     }
 
-    async fn patch_finalizers(&mut self, finalizers: &[String]) -> Result<(), CallError> {
+    pub(super) async fn patch_finalizers(
+        &mut self,
+        finalizers: &[String],
+    ) -> Result<(), CallError> {
         let version = self.rotation.resource_version();
         let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
         let (namespace, name) = (self.namespace(), self.rotation.name_any());
@@ -273,7 +275,11 @@ impl Run<'_> {
     }
 
     /// Writes the status, if it says anything new.
-    async fn record(&mut self, next: Record, standing: Option<&Standing>) -> Result<(), CallError> {
+    pub(super) async fn record(
+        &mut self,
+        next: Record,
+        standing: Option<&Standing>,
+    ) -> Result<(), CallError> {
         let now = self.clock.now();
         let beside = Beside {
             watched: self.blind.is_none().then(|| self.read.watched.clone()),
@@ -378,54 +384,6 @@ impl Run<'_> {
         let note = format!("credential {name}: {why}");
         self.keeper.ctx.events.warning(self.rotation.object_ref(&()), &reason, note);
         self.record(next, Some(&Standing::Failed(step, why))).await
-    }
-
-    /// Names what a deletion leaves behind.
-    fn tell_what_is_left(&self) {
-        let left = left_behind(&self.plan, &self.record).join(", ");
-        if left.is_empty() {
-            return;
-        }
-        let why = self.keeps_waiting().unwrap_or_default();
-        let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
-        tracing::warn!(namespace, rotation, left, why, "not revoked before the deletion");
-        let left: String = left.chars().take(400).collect();
-        let note = format!("not revoked: {left}: {why}");
-        self.keeper.ctx.events.warning(self.rotation.object_ref(&()), "LeftBehind", note);
-    }
-
-    /// What keeps a deletion from going on.
-    fn keeps_waiting(&self) -> Option<String> {
-        let blind = self.blind.as_ref().map(|blind| blind.why.clone());
-        blind.or_else(|| self.record.last_result.clone().filter(|_| self.record.has_failed()))
-    }
-
-    /// Lets it go.
-    async fn finish(&mut self) -> Result<(), CallError> {
-        self.take(None);
-        let finalizers = self.rotation.finalizers().to_vec();
-        let rest: Vec<String> =
-            finalizers.iter().filter(|f| *f != ROTATION_FINALIZER).cloned().collect();
-        if rest.len() == finalizers.len() {
-            return Ok(());
-        }
-        match self.patch_finalizers(&rest).await {
-            Err(CallError::NotFound) => Ok(()),
-            other => other,
-        }
-    }
-
-    /// In a namespace without rights nothing is done, but nobody is kept from deleting.
-    async fn not_allowed(&mut self) -> Result<Duration, CallError> {
-        if self.plan.deleting.is_some() {
-            let why = "the operator has no rights in this namespace";
-            self.blind = Some(Blind::barred(why.to_owned()));
-            self.tell_what_is_left();
-            self.finish().await?;
-        } else {
-            self.record(self.record.clone(), Some(&Standing::NotAllowed)).await?;
-        }
-        Ok(super::LOOK_AGAIN)
     }
 
     /// Says how it stands, and for how long there is nothing to do.

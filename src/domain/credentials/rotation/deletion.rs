@@ -5,7 +5,7 @@ use super::{
     Act, Change, Old, Plan, Record, SURELY_ANSWERED, Seconds, Seen, Target, Unknown, decide,
 };
 
-/// For how long a deletion waits beyond the overlap for what does not answer or is refused.
+/// Time for which a deletion waits, beyond the overlap, for what does not answer or is refused.
 const BEYOND: Seconds = 60 * 60;
 
 /// Longest time that a deletion waits, from when it was asked for.
@@ -64,7 +64,7 @@ pub(super) fn leave(plan: &Plan, record: &Record, seen: &Seen) -> Act {
         return act;
     }
     for old in &record.previous {
-        // Nobody reads a target that is gone. What could not be revoked is tried again after a pause.
+        // A target that is gone has no readers. What could not be revoked is tried again after a pause.
         let is_read = !plan.revokes && seen.target != Target::Absent;
         let after = old.after.filter(|_| is_read || old.failures > 0);
         match after {

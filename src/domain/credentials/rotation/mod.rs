@@ -192,7 +192,7 @@ pub struct Seen {
     pub existing: Option<Vec<String>>,
     /// What whoever carries this out has in hand.
     pub hand: Option<Hand>,
-    /// What an unknown target says about all else.
+    /// Reason why the target is unknown.
     pub unknown: Unknown,
 }
 

@@ -13,7 +13,7 @@ use super::{Bed, answers_ok};
 use crate::daemons::{API_SERVER, CONTROLLER_MANAGER, ETCD};
 use crate::{eventually, proc_fs};
 
-/// How long a daemon may take to begin or to end.
+/// Time that a daemon may take to begin or to end.
 const PATIENCE: Duration = Duration::from_mins(2);
 const DATA: &str = "etcd.data";
 

@@ -139,7 +139,7 @@ async fn a_namespace_goes_within_a_minute_with_what_is_rotated_in_it() -> Result
             let status = rotations.get(name).await?.status.unwrap_or_default();
             let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready");
             anyhow::Ok(ready.is_some_and(|ready| {
-                serde_json::to_value(&ready.status).is_ok_and(|status| status == "True")
+                serde_json::to_value(ready.status).is_ok_and(|status| status == "True")
             }))
         })
         .await?;

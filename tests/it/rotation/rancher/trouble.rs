@@ -302,7 +302,7 @@ async fn no_token_is_told_to_anybody() -> Result<()> {
     Ok(())
 }
 
-/// What fails for good is tried ever more rarely, and a try costs few calls.
+/// A step that fails for good is tried ever more rarely, and a try costs few calls.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fault_that_lasts_costs_four_calls_a_minute_at_most() -> Result<()> {
     let site = Site::new(Version::V2_15).await?;

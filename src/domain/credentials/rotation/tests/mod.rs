@@ -214,7 +214,7 @@ fn leaving(revokes: bool) -> (Plan, Record) {
     (plan, record)
 }
 
-/// What is done until it may go, each with the seconds after the deletion was noticed.
+/// Acts until it may go, each with the seconds after the deletion was noticed.
 fn left(
     revokes: bool,
     target: &Target,

@@ -1,0 +1,62 @@
+//! The end of a TokenRotation: what is said of it, and its finalizer.
+
+use std::time::Duration;
+
+use kube::{Resource as _, ResourceExt as _};
+
+use super::LOOK_AGAIN;
+use super::run::{Blind, Run};
+use crate::api::ROTATION_FINALIZER;
+use crate::domain::credentials::rotation::left_behind;
+use crate::domain::credentials::rotation::status::Standing;
+use crate::k8s::CallError;
+
+impl Run<'_> {
+    /// Names what a deletion leaves behind.
+    pub(super) fn tell_what_is_left(&self) {
+        let left = left_behind(&self.plan, &self.record).join(", ");
+        if left.is_empty() {
+            return;
+        }
+        let why = self.keeps_waiting().unwrap_or_default();
+        let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
+        tracing::warn!(namespace, rotation, left, why, "not revoked before the deletion");
+        let left: String = left.chars().take(400).collect();
+        let note = format!("not revoked: {left}: {why}");
+        self.keeper.ctx.events.warning(self.rotation.object_ref(&()), "LeftBehind", note);
+    }
+
+    /// Reason why a deletion does not go on, if there is one.
+    pub(super) fn keeps_waiting(&self) -> Option<String> {
+        let blind = self.blind.as_ref().map(|blind| blind.why.clone());
+        blind.or_else(|| self.record.last_result.clone().filter(|_| self.record.has_failed()))
+    }
+
+    /// Lets it go.
+    pub(super) async fn finish(&mut self) -> Result<(), CallError> {
+        self.take(None);
+        let finalizers = self.rotation.finalizers().to_vec();
+        let rest: Vec<String> =
+            finalizers.iter().filter(|f| *f != ROTATION_FINALIZER).cloned().collect();
+        if rest.len() == finalizers.len() {
+            return Ok(());
+        }
+        match self.patch_finalizers(&rest).await {
+            Err(CallError::NotFound) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Does nothing in a namespace without rights, and lets go what is deleted there.
+    pub(super) async fn not_allowed(&mut self) -> Result<Duration, CallError> {
+        if self.plan.deleting.is_some() {
+            let why = "the operator has no rights in this namespace";
+            self.blind = Some(Blind::barred(why.to_owned()));
+            self.tell_what_is_left();
+            self.finish().await?;
+        } else {
+            self.record(self.record.clone(), Some(&Standing::NotAllowed)).await?;
+        }
+        Ok(LOOK_AGAIN)
+    }
+}
