@@ -446,10 +446,6 @@ async fn its_own_account_may_do_all_that_it_does() -> Result<()> {
     let operator = cluster.standby(Start { log, ..Start::default() }).await?;
     operator.leads().await?;
     cluster.warned("pool", "OrphanFreed").await?;
-    // A kind that was made a moment ago may refuse its first watch.
-    eventually(SOON, "all lists", async || operator.process.log().contains("machines listed"))
-        .await?;
-    let interrupted = operator.metric("hgo_watch_errors_total", &[]).await?;
     for name in ["a", "b"] {
         cluster.lb(name).await?;
         cluster.address(name).await?;
@@ -466,7 +462,12 @@ async fn its_own_account_may_do_all_that_it_does() -> Result<()> {
     }
     cluster.pool_deleted("pool").await?;
     assert_eq!(operator.metric("hgo_events_dropped_total", &[]).await?, 0.0);
-    assert_eq!(operator.metric("hgo_watch_errors_total", &[]).await?, interrupted);
+    // An API server that has just taken in a kind refuses the first watch of it, and one from before.
+    let excused = ["(re)initializing", "too old resource version"];
+    let log = operator.process.log();
+    let interrupted = log.lines().filter(|line| line.contains("watch interrupted"));
+    let other = |line: &&str| !excused.iter().any(|words| line.contains(words));
+    assert_eq!(interrupted.filter(other).collect::<Vec<_>>(), [""; 0]);
     nothing_failed(&operator).await?;
     let refused = || {
         let log = operator.process.log();
