@@ -60,7 +60,7 @@ impl Results {
             let last = said.len().saturating_sub(REPEATED_LINES);
             let first = said.iter().position(is_error).unwrap_or(last);
             for line in said[first..].iter().take(REPEATED_LINES) {
-                let _ = writeln!(text, "test {name} failed: {line}");
+                let _ = writeln!(text, "test {name} ... FAILED: {line}");
             }
         }
         text
@@ -185,9 +185,9 @@ test result: FAILED. 0 passed; 2 failed; 0 ignored
         assert_eq!((results.passed, results.failed), (0, 2));
         assert_eq!(
             results.failed(),
-            "test pools::grows failed: Error: 2 of 7 failed:\n\
-             test pools::grows failed: test result: ok. 5 passed; 0 failed\n\
-             test pools::shrinks failed: thread 'pools::shrinks' panicked\n"
+            "test pools::grows ... FAILED: Error: 2 of 7 failed:\n\
+             test pools::grows ... FAILED: test result: ok. 5 passed; 0 failed\n\
+             test pools::shrinks ... FAILED: thread 'pools::shrinks' panicked\n"
         );
     }
 
@@ -196,7 +196,7 @@ test result: FAILED. 0 passed; 2 failed; 0 ignored
         let lines: Vec<String> = (0..100).map(|n| format!("line {n}")).collect();
         let text = Results::read(&format!("---- long stdout ----\n{}", lines.join("\n"))).failed();
         assert_eq!(text.lines().count(), REPEATED_LINES);
-        assert!(text.ends_with("test long failed: line 99\n"), "{text}");
+        assert!(text.ends_with("test long ... FAILED: line 99\n"), "{text}");
     }
 
     #[test]

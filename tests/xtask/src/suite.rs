@@ -109,7 +109,9 @@ fn report(is_ok: bool, took: Duration, total: Duration) -> Result<()> {
         Span(budget),
         Span(total)
     );
-    print!("{}", results.failed());
+    let failed = results.failed();
+    print!("{failed}");
+    fs::write(failures_file(), &failed)?;
     println!("{} passed, {} failed", results.passed, results.failed);
     store_duration(SUITE, took)?;
     ensure!(is_ok, "tests failed; their output is in {}", log_file().display());
@@ -132,6 +134,11 @@ fn waits() -> String {
 
 fn log_file() -> PathBuf {
     Path::new("target").join("test.log")
+}
+
+/// Errors of the tests that failed, for those that keep only the end of what a run prints.
+fn failures_file() -> PathBuf {
+    Path::new("target").join("test-failures.log")
 }
 
 fn waits_file() -> PathBuf {
