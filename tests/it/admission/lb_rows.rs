@@ -73,6 +73,7 @@ const OWNED: &str = "only the operator writes it";
 const VM: &str = "{spec: {listeners: [{name: http, port: 80, backendPort: 8080}]}}";
 const GUEST: &str = "{spec: {workloadType: cluster}}";
 const LEASED: &str = "{spec: {workloadType: cluster, ipam: dhcp}}";
+const LEASED_ON_VLAN: &str = "{annotations: {loadbalancer.harvesterhci.io/network: team/vlan7}, spec: {workloadType: cluster, ipam: dhcp}}";
 const FROM_NAMED: &str = "{spec: {workloadType: cluster, ipPool: named}}";
 /// Reasons.
 const HAS: &str = "Allocated";
@@ -208,6 +209,7 @@ pub(crate) const ROWS: &[Row] = &[
     update("reached elsewhere", (GUEST, HAS), Merge("{status: {address: 10.2.0.2}}"), &[Warn("status.address stays \"10.1.0.2\": \"10.2.0.2\" is not its claim, 10.1.0.2"), Has("/status/address", "10.1.0.2")], Accept, OURS),
     update("leased somewhere", (LEASED, "DHCP"), Merge("{status: {address: 10.9.0.7}}"), &[Silent, Has("/status/address", "10.9.0.7")], Accept, ("DHCP", "")),
     update("leased another's", (LEASED, "DHCP"), Merge("{status: {address: 10.2.0.2}}"), &[Warn("status.address stays \"0.0.0.0\": 10.2.0.2 is in use"), Has("/status/address", "0.0.0.0")], Accept, ("DHCP", "")),
+    update("leased another's on another network", (LEASED_ON_VLAN, "DHCP"), Merge("{status: {address: 10.2.0.2}}"), &[Silent, Has("/status/address", "10.2.0.2")], Accept, ("DHCP", "")),
     update("leased a gateway", (LEASED, "DHCP"), Merge("{status: {address: 10.1.0.1}}"), &[Warn("10.1.0.1 is a gateway"), Has("/status/address", "0.0.0.0")], Accept, ("DHCP", "")),
     update("leased a node's address", (LEASED, "DHCP"), Merge("{status: {address: 10.0.0.11}}"), &[Warn("10.0.0.11 is a node's own address"), Has("/status/address", "0.0.0.0")], Accept, ("DHCP", "")),
     // The rest of the object.

@@ -20,6 +20,7 @@ fn cluster() -> Infrastructure {
         (Reserved::ClusterIp("default/kubernetes".into()), &["10.53.0.1"]),
         (Reserved::Management("harvester-system/vip".into()), &["10.0.0.10"]),
         (Reserved::Ingress("kube-system/ingress-expose".into()), &["10.0.0.10"]),
+        (Reserved::Ingress("default/foreign".into()), &["10.0.0.30"]),
         (Reserved::OwnIngress("default/web".into()), &["10.0.0.50"]),
     ] {
         let claims = nets(claims);
@@ -83,7 +84,7 @@ fn an_address_is_reserved_until_the_last_object_lets_go() {
 fn nothing_is_left_of_objects_that_are_gone() {
     let mut all = cluster();
     let objects: Vec<Reserved> = all.entries().map(|(object, _)| object.clone()).collect();
-    assert_eq!(objects.len(), 7);
+    assert_eq!(objects.len(), 8);
     for object in objects {
         assert!(!all.set(&object, []).is_empty(), "{object:?}");
     }
@@ -108,6 +109,7 @@ fn pools_hold_back_what_is_the_clusters_but_its_own_load_balancers() {
         [
             "10.0.0.10/32: the management address (ConfigMap harvester-system/vip)",
             "10.0.0.11/32: an address of Node n1",
+            "10.0.0.30/32: the load-balancer address of Service default/foreign",
             "10.52.0.0/24: in the pod network of Node n1",
             "10.53.0.0/16: in the service network (ServiceCIDR kubernetes)",
             "fd00::11/128: an address of Node n1",
@@ -122,7 +124,7 @@ fn networks_are_found_that_have_addresses_of_the_ranges() {
     for (first, last, expected) in [
         ("10.0.0.2", "10.0.0.9", &[][..]),
         ("10.0.0.11", "10.0.0.11", &["10.0.0.11/32"]),
-        ("10.0.0.2", "10.0.0.254", &["10.0.0.10/32", "10.0.0.11/32"]),
+        ("10.0.0.2", "10.0.0.254", &["10.0.0.10/32", "10.0.0.11/32", "10.0.0.30/32"]),
         ("10.53.7.1", "10.53.7.9", &["10.53.0.0/16"]),
         ("10.52.0.250", "10.53.0.9", &["10.52.0.0/24", "10.53.0.0/16"]),
         ("10.51.0.0", "10.52.0.0", &["10.52.0.0/24"]),

@@ -103,17 +103,20 @@ fn what_is_published_without_a_pool_is_reserved_as_soon_as_it_is_seen() {
 
 #[test]
 fn who_asks_for_a_former_address_has_it_and_others_avoid_it_while_they_can() {
-    let mut book = book(&[seen("a", "10.0.0", 3)]);
+    let mut book = book(&[seen("a", "10.0.0", 5)]);
     let restored = |n, last: usize| {
         let former = at("a", &format!("10.0.0.{last}"));
         LbFacts { former: Some(former), ..lb(n) }
     };
-    for n in [1, 2] {
-        book.observe(&restored(n, 9 + n));
+    for (n, last) in [(1, 10), (2, 13)] {
+        book.observe(&restored(n, last));
     }
-    assert_eq!(given(&mut book, &lb(3)), ip(12), "the others are expected");
-    assert_eq!(given(&mut book, &restored(2, 11)), ip(11));
+    assert_eq!(given(&mut book, &lb(3)), ip(11), "the first is expected");
+    assert_eq!(given(&mut book, &restored(2, 13)), ip(13), "not the next one");
+    for (n, last) in [(4, 12), (5, 14)] {
+        assert_eq!(given(&mut book, &lb(n)), ip(last));
+    }
     // Nothing else is left: a wish takes none's place.
-    assert_eq!(given(&mut book, &lb(4)), ip(10));
+    assert_eq!(given(&mut book, &lb(6)), ip(10));
     assert_eq!(given(&mut book, &restored(1, 10)), "NoAvailableIP");
 }
