@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 
 use super::InHand;
-use super::run::{BETWEEN_TRIES, Run, TRIES};
+use super::run::Run;
 use crate::api::{ANNOTATION_HASH, ServiceAccountToken};
 use crate::domain::credentials::rotation::{Act, Change, Hand, Made, Step, Target, decide, told};
 use crate::domain::credentials::token::Token;
@@ -17,9 +17,12 @@ use crate::k8s::CallError;
 use crate::k8s::write::At;
 use crate::rancher::ApiServer;
 
-/// How long a new credential may take to work at its server, one that is silent included: so long, of each
-/// pause between two tries, nothing else is done by one of the few who work.
-const TRIED_WITHIN: Duration = Duration::from_secs(10);
+/// Looks for the token of an account's Secret, and the pause between two.
+const LOOKS: u32 = 20;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
+/// Time within which a new credential must work at its server, one that is silent included. One of the few workers
+/// does nothing else meanwhile.
+pub(super) const TRIED_WITHIN: Duration = Duration::from_secs(10);
 
 impl Run<'_> {
     fn account(&self) -> (Option<ServiceAccountToken>, bool) {
@@ -66,16 +69,16 @@ impl Run<'_> {
 
     /// The token that the cluster puts into a Secret of an account, a moment after that is made.
     async fn stored(&self, name: &str) -> Result<Token, CallError> {
-        for _ in 0..TRIES * 2 {
+        for _ in 0..LOOKS {
             let namespace = self.namespace();
             let read = self.keeper.ctx.credentials.secret(&namespace, name, "token").await?;
             let token = read.0.and_then(|secret| secret.value);
             if let Some(token) = token.filter(|token| !token.reveal().is_empty()) {
                 return Ok(token);
             }
-            tokio::time::sleep(BETWEEN_TRIES).await;
+            tokio::time::sleep(BETWEEN_LOOKS).await;
         }
-        Err(CallError::Timeout(BETWEEN_TRIES * TRIES * 2))
+        Err(CallError::Timeout(BETWEEN_LOOKS * LOOKS))
     }
 
     /// Tries out what is in hand, where it will be used.

@@ -3,7 +3,10 @@
 //! Invariants: the key is read anew before each look, so that one that was renewed is used at once;
 //! time is Rancher's; a Rancher that cannot be asked tells nothing, and then nothing is decided.
 
-use super::run::{BETWEEN_TRIES, Blind, Look, Run, TRIES};
+use std::time::Duration;
+
+use super::act::TRIED_WITHIN;
+use super::run::{Blind, Look, Run};
 use super::{InHand, Keeper, census};
 use crate::api::{ApiKey, RancherServer, TokenRotation, WatchedCredential};
 use crate::domain::credentials::rotation::target_secret::{self, Read};
@@ -14,6 +17,16 @@ use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
 use crate::rancher::{Error, Issued, Issuer, Secret, Sight};
 use kube::ResourceExt as _;
+
+/// Pauses before the tries of a new token. Another replica of Rancher hears of it a moment later than the one that
+/// made it; each try costs two calls.
+const BETWEEN_TRIES_THERE: [Duration; 5] = [
+    Duration::ZERO,
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(4),
+];
 
 /// What was heard of a Rancher.
 pub(super) struct Side {
@@ -258,22 +271,26 @@ impl Run<'_> {
             self.take(None);
             return Ok(());
         };
-        let mut why = String::new();
-        for attempt in 0..TRIES {
-            if attempt > 0 {
-                tokio::time::sleep(BETWEEN_TRIES).await;
-            }
-            let Some(side) = &self.side else { return Ok(()) };
-            let scope = self.scope();
-            let reach = self.read.reach.as_ref();
-            match side.issuer.verify(&token, reach, scope.as_deref()).await {
-                Ok(()) => {
-                    let hand = Hand { verified: true, ..hand };
-                    self.take(Some(InHand { hand, token: Some(token) }));
-                    return Ok(());
+        let Some(side) = &self.side else { return Ok(()) };
+        let (scope, reach) = (self.scope(), self.read.reach.as_ref());
+        let mut why = format!(
+            "no answer within {} s where the new token will be used",
+            TRIED_WITHIN.as_secs()
+        );
+        let tries = async {
+            for pause in BETWEEN_TRIES_THERE {
+                tokio::time::sleep(pause).await;
+                match side.issuer.verify(&token, reach, scope.as_deref()).await {
+                    Ok(()) => return true,
+                    Err(error) => why = error,
                 }
-                Err(error) => why = error,
             }
+            false
+        };
+        if tokio::time::timeout(TRIED_WITHIN, tries).await.unwrap_or(false) {
+            let hand = Hand { verified: true, ..hand };
+            self.take(Some(InHand { hand, token: Some(token) }));
+            return Ok(());
         }
         self.failed(Step::Verify, &hand.name, &why).await
     }

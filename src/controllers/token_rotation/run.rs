@@ -23,9 +23,8 @@ use crate::k8s::credentials::Clock;
 
 /// More steps than this in a row are a fault.
 const MOST_STEPS: usize = 64;
-/// How often a new credential is tried out: servers hear of it one after the other.
-pub(super) const TRIES: u32 = 10;
-pub(super) const BETWEEN_TRIES: Duration = Duration::from_millis(500);
+/// Pause before a rotation that was not carried to its end is looked at again.
+const GO_ON: Duration = Duration::from_millis(500);
 
 /// How long until it is looked whether a right has been given.
 const LOOK_AT_RIGHTS: Duration = Duration::from_secs(30);
@@ -101,7 +100,7 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
     };
     if rotation.uid() != seen.uid() {
         // Another one by now: the view will tell of it.
-        return Ok(BETWEEN_TRIES);
+        return Ok(GO_ON);
     }
     let (mut existing, mut unlisted) = (Vec::new(), None);
     if seen.spec.rancher.is_some() {
@@ -133,7 +132,7 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
         }
     }
     tracing::warn!(namespace, rotation = name, "no end of steps: going on later");
-    Ok(BETWEEN_TRIES)
+    Ok(GO_ON)
 }
 
 /// The names of those that were made for it in Rancher.

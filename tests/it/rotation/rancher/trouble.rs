@@ -93,6 +93,16 @@ async fn a_rancher_that_fails_costs_nothing_but_time() -> Result<()> {
     site.cluster.rotation(site.spec(&[])).await?;
     site.cluster.annotate("rotate", "0").await?;
     site.rotated("0").await?;
+    // A tunnel to the cluster that is half dead takes requests and answers none.
+    site.there.set_rule(|call| {
+        let hangs = call.path.ends_with("/selfsubjectreviews");
+        if hangs { Verdict::Hang } else { Verdict::Pass }
+    });
+    site.cluster.annotate("rotate", "hung").await?;
+    let said = site.cluster.reason("Ready", "VerifyFailed").await?;
+    ensure!(said.contains("no answer within 10 s where the new token will be used"), "{said}");
+    site.there.clear_rule();
+    site.rotated("hung").await?;
     site.there.ext_is_down(true);
     let (quiet, kind) = (AtomicUsize::new(0), AtomicUsize::new(0));
     site.there.set_rule(move |call| {
