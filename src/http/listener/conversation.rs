@@ -47,8 +47,10 @@ const FOREVER: Duration = Duration::from_hours(24 * 365);
 const ANSWER: Duration = Duration::from_secs(30);
 /// For an answer to be taken.
 const SENDING: Duration = Duration::from_secs(5);
-/// A connection that was made for a request brings it within this time.
-const FRESH: Duration = Duration::from_secs(2);
+/// Time within which a connection that was made for a request brings it. The caller may stand still between the
+/// handshake and the request, and does not send again what it could not write to a connection that was never used
+/// before (`shouldRetryRequest` in Go's net/http).
+const FRESH: Duration = Duration::from_secs(5);
 /// For a last word to leave, and then for what the caller had sent before it heard that.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// Longer than a machine stands still whose cores are all busy.

@@ -32,8 +32,8 @@ use conversation::Conversation;
 /// For the TLS handshake. Longer than a machine stands still, on either side: whose handshake is cut
 /// is an API server, and its request is refused.
 const HANDSHAKE: Duration = Duration::from_secs(8);
-/// For what is under way when the listener ends.
-const WIND_DOWN: Duration = Duration::from_secs(5);
+/// For what is under way when the listener ends: longer than a fresh connection may take to bring its request.
+const WIND_DOWN: Duration = Duration::from_secs(6);
 /// Connections that have been ended and still take what their callers had sent before they knew.
 const LINGERING: usize = 128;
 /// Pauses after a failure to accept, such as a lack of file descriptors.
@@ -255,7 +255,47 @@ fn pause_after(failure: ErrorKind, before: Option<Duration>) -> Option<Duration>
 
 #[cfg(test)]
 mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
     use super::*;
+
+    /// A caller that stood still between connecting and asking does not repeat what it could not write.
+    #[tokio::test]
+    async fn a_connection_that_was_just_made_has_time_to_ask_while_the_listener_ends() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let ending = Ending::default();
+        let server = Server {
+            port: "test",
+            tls: None,
+            app: Router::new().route("/", get(|| async { "here" })),
+            connections: 10,
+            age: AGE,
+            ending: ending.clone(),
+            metrics: Metrics::new().unwrap(),
+        };
+        let serving = tokio::spawn(server.serve(listener));
+        let ask = async |caller: &mut TcpStream| {
+            let request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+            caller.write_all(request).await.unwrap();
+            let mut buffer = [0; 512];
+            let read = caller.read(&mut buffer).await.unwrap();
+            String::from_utf8_lossy(&buffer[..read]).into_owned()
+        };
+        let mut used = TcpStream::connect(address).await.unwrap();
+        assert!(ask(&mut used).await.ends_with("here"));
+        let mut fresh = TcpStream::connect(address).await.unwrap();
+        ending.now.cancel();
+        // One that was used before has its last word at once: its caller repeats what crosses that.
+        let mut words = String::new();
+        used.read_to_string(&mut words).await.unwrap();
+        assert!(words.starts_with("HTTP/1.1 503"), "{words}");
+        sleep(Duration::from_secs(3)).await;
+        let answer = ask(&mut fresh).await;
+        assert!(answer.ends_with("here") && answer.contains("connection: close"), "{answer}");
+        serving.await.unwrap();
+    }
 
     #[test]
     fn a_failure_to_accept_is_followed_by_a_rest_unless_it_is_the_callers() {

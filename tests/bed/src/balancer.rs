@@ -12,14 +12,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-/// Slower than kube-proxy is told of endpoints.
+/// Pause between two probes. Slower than kube-proxy hears of endpoints.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long an answer is waited for, and how many must stay out until that means something: a
-/// kubelet takes no pod out for being slow once.
+/// Time for an answer to a probe (`timeoutSeconds` in the chart).
 const PATIENCE: Duration = Duration::from_secs(2);
-const SILENCES: u32 = 3;
-/// After its pod is deleted an endpoint is terminating, whatever its probe says; kube-proxy hears of it and
-/// writes its rules within this time (`minSyncPeriod`).
+/// Probes in a row that fail before a pod is not ready (`failureThreshold`, the default).
+const FAILURES: u32 = 3;
+/// Time after which kube-proxy has rules without the endpoint of a pod that is being deleted, whatever its probe
+/// says (`minSyncPeriod`).
 const DELETED: Duration = Duration::from_secs(1);
 /// How often it is tried again to connect, and after how long.
 const CONNECTS: u32 = 20;
@@ -30,16 +30,15 @@ struct Backend {
     traffic: SocketAddr,
     probes: SocketAddr,
     ready: bool,
-    /// Answers that stayed out since the last one.
-    silences: u32,
+    /// Probes that failed since the last one that did not.
+    failures: u32,
 }
 
 impl Backend {
-    /// Takes in an answer: whether it says that it is ready, or none. One that says that it is
-    /// not, or does not listen, is out at once, as a pod that is being deleted.
-    fn found(&mut self, ready: Option<bool>) {
-        self.silences = if ready.is_some() { 0 } else { self.silences + 1 };
-        self.ready = ready.unwrap_or(self.ready && self.silences < SILENCES);
+    /// Takes in the result of a probe, as a kubelet does.
+    fn probed(&mut self, succeeded: bool) {
+        self.failures = if succeeded { 0 } else { self.failures + 1 };
+        self.ready = succeeded || self.ready && self.failures < FAILURES;
     }
 }
 
@@ -82,7 +81,7 @@ impl Balancer {
 
     /// Adds an operator by the addresses of its traffic and of its probes.
     pub fn add(&self, traffic: SocketAddr, probes: SocketAddr) {
-        lock(&self.backends).push(Backend { traffic, probes, ready: false, silences: 0 });
+        lock(&self.backends).push(Backend { traffic, probes, ready: false, failures: 0 });
     }
 
     /// Whether connections go to an operator, among others.
@@ -138,16 +137,17 @@ async fn look(backends: Arc<Mutex<Vec<Backend>>>) {
     loop {
         let all = lock(&backends).clone();
         for backend in all {
-            let ready = timeout(PATIENCE, is_ready(backend.probes)).await.ok().flatten();
+            let ready = timeout(PATIENCE, is_ready(backend.probes)).await.is_ok_and(|ready| ready);
             let mut backends = lock(&backends);
-            backends.iter_mut().filter(|b| b.probes == backend.probes).for_each(|b| b.found(ready));
+            let same = backends.iter_mut().filter(|b| b.probes == backend.probes);
+            same.for_each(|b| b.probed(ready));
         }
         sleep(LOOK).await;
     }
 }
 
-/// Whether it says that it is ready. `None`: it says nothing whole.
-async fn is_ready(probes: SocketAddr) -> Option<bool> {
+/// Whether it says that it is ready.
+async fn is_ready(probes: SocketAddr) -> bool {
     let asked = async {
         let mut stream = TcpStream::connect(probes).await?;
         stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await?;
@@ -155,11 +155,7 @@ async fn is_ready(probes: SocketAddr) -> Option<bool> {
         stream.read_to_string(&mut answer).await?;
         Ok::<_, std::io::Error>(answer)
     };
-    match asked.await {
-        Ok(answer) if answer.is_empty() => None,
-        Ok(answer) => Some(answer.starts_with("HTTP/1.1 200")),
-        Err(error) => (error.kind() == ErrorKind::ConnectionRefused).then_some(false),
-    }
+    asked.await.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
 }
 
 fn lock(backends: &Mutex<Vec<Backend>>) -> std::sync::MutexGuard<'_, Vec<Backend>> {
@@ -171,17 +167,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_slow_answer_takes_nobody_out() {
+    fn three_probes_in_a_row_must_fail() {
         let at = SocketAddr::from(([127, 0, 0, 1], 1));
-        let mut backend = Backend { traffic: at, probes: at, ready: false, silences: 0 };
-        let mut after = |ready: Option<bool>| {
-            backend.found(ready);
+        let mut backend = Backend { traffic: at, probes: at, ready: false, failures: 0 };
+        let mut after = |succeeded: bool| {
+            backend.probed(succeeded);
             backend.ready
         };
-        assert!(!after(None), "it has never said so");
-        assert!(after(Some(true)));
-        assert!(after(None) && after(None), "slow");
-        assert!(after(Some(true)) && after(None) && after(None) && !after(None), "silent");
-        assert!(after(Some(true)) && !after(Some(false)), "it says so");
+        assert!(!after(false), "it has never said so");
+        assert!(after(true));
+        assert!(after(false) && after(false), "slow");
+        assert!(after(true) && after(false) && after(false) && !after(false), "not ready");
+        assert!(after(true));
     }
 }

@@ -33,6 +33,15 @@ async fn replica(cluster: &Cluster, balancer: &Balancer) -> Result<Operator> {
     Ok(operator)
 }
 
+/// Replaces a replica as a Deployment does: its pod is deleted, and another one becomes ready.
+async fn replace(cluster: &Cluster, balancer: &Balancer, operator: &mut Operator) -> Result<()> {
+    balancer.delete(operator.admission.context("no admission")?);
+    let ended = operator.process.terminate(SOON).await?;
+    ensure!(ended.success(), "{ended}");
+    *operator = replica(cluster, balancer).await?;
+    Ok(())
+}
+
 /// Waits until an operator serves a certificate that ends no sooner than that.
 async fn serves(operator: &Operator, end: Duration) -> Result<()> {
     eventually(LATER, "new certificate", async || {
@@ -92,10 +101,7 @@ async fn replicas_are_replaced_without_a_refused_call() -> Result<()> {
     let load = Load::start(&cluster.client, RATE)?;
     for operator in &mut operators {
         sleep(Duration::from_secs(1)).await;
-        balancer.delete(operator.admission.context("no admission")?);
-        let ended = operator.process.terminate(SOON).await?;
-        ensure!(ended.success(), "{ended}");
-        *operator = replica(&cluster, &balancer).await?;
+        replace(&cluster, &balancer, operator).await?;
     }
     let sent = load.end().await?;
     println!("both replicas replaced: {sent}");
@@ -148,8 +154,7 @@ async fn a_secret_that_is_lost_or_spoiled_comes_back_without_a_refused_call() ->
         cluster.registered().await?;
     }
     // And one replica that remembers nothing.
-    operators[0].process.terminate(SOON).await?;
-    operators[0] = replica(&cluster, &balancer).await?;
+    replace(&cluster, &balancer, &mut operators[0]).await?;
     let sent = load.end().await?;
     println!("Secret lost, spoiled, foreign and old: {sent}");
     Ok(())
