@@ -16,7 +16,7 @@ use std::time::Duration;
 use axum::Router;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::server::Acceptor;
@@ -34,6 +34,8 @@ use conversation::Conversation;
 const HANDSHAKE: Duration = Duration::from_secs(8);
 /// For what is under way when the listener ends: longer than a fresh connection may take to bring its request.
 const WIND_DOWN: Duration = Duration::from_secs(6);
+/// Time without a new connection after which the listener is closed.
+const LAST_CALL: Duration = Duration::from_millis(100);
 /// Connections that have been ended and still take what their callers had sent before they knew.
 const LINGERING: usize = 128;
 /// Pauses after a failure to accept, such as a lack of file descriptors.
@@ -56,7 +58,7 @@ pub struct Ending {
     /// Every answer from now on is its connection's last. New connections are still taken: who
     /// routes them here may not have heard yet.
     pub soon: CancellationToken,
-    /// No new connections; what is idle is closed, what is under way is finished.
+    /// No new connections but those that the kernel has taken; what is idle is closed, what is under way is finished.
     pub now: CancellationToken,
 }
 
@@ -111,9 +113,17 @@ impl Server {
             () = shared.accept(&listener, &tasks) => {}
             () = ending.now.cancelled() => {}
         }
+        // What the kernel has taken and this process has not would be reset with the listener.
+        let last = async {
+            while let Ok(Ok((stream, peer))) = timeout(LAST_CALL, listener.accept()).await {
+                shared.take_in(stream, peer, &tasks).await;
+            }
+        };
+        let end = Instant::now() + WIND_DOWN;
+        let _ = timeout_at(end, last).await;
         drop(listener);
         tasks.close();
-        let _ = timeout(WIND_DOWN, tasks.wait()).await;
+        let _ = timeout_at(end, tasks.wait()).await;
     }
 }
 
@@ -124,9 +134,7 @@ impl Shared {
             match listener.accept().await {
                 Ok((stream, peer)) => {
                     paused = None;
-                    self.make_room().await;
-                    let (seat, gone) = self.seat(peer);
-                    tasks.spawn(self.clone().connection(stream, seat, gone));
+                    self.take_in(stream, peer, tasks).await;
                 }
                 Err(error) => {
                     if let Some(pause) = pause_after(error.kind(), paused) {
@@ -138,6 +146,13 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Serves a connection as soon as there is room.
+    async fn take_in(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr, tasks: &TaskTracker) {
+        self.make_room().await;
+        let (seat, gone) = self.seat(peer);
+        tasks.spawn(self.clone().connection(stream, seat, gone));
     }
 
     /// Returns when there is room for one connection more.
