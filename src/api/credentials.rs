@@ -106,10 +106,15 @@ pub struct RancherToken {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 31_536_000))]
     pub lifetime_seconds: Option<i64>,
-    /// The only cluster that a token is good for. Unset: all that its user may enter, and Rancher.
+    /// The only cluster that a token is good for. Unset: for a cloud credential the one to which its kubeconfig
+    /// leads; for a Secret all that its user may enter, and Rancher.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub cluster: Option<String>,
+    /// Whether a cloud credential may get a token of another user than the one who made it, who can read
+    /// the token and do with it whatever its user may. Unset means false: the API key must be of that user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allow_other_user: Option<bool>,
 }
 
 /// A cloud credential for Harvester in a Rancher.
@@ -184,7 +189,8 @@ pub struct Minter {
     /// The Secret of the same namespace that holds it.
     #[schemars(length(min = 1, max = 253))]
     pub secret_name: String,
-    /// The key in it, whose value is the API key alone. A TokenRotation whose target this is renews it.
+    /// The key in it, whose value is the API key alone. A TokenRotation whose target this is renews it. It is
+    /// sent to spec.rancher.url only if the Secret's annotation credentials.harvesterhci.io/rancher-url is that URL.
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
 }

@@ -152,6 +152,8 @@ pub const ANNOTATION_ROTATE: &str = "credentials.harvesterhci.io/rotate";
 pub const ANNOTATION_LEAKED: &str = "credentials.harvesterhci.io/leaked";
 /// Annotation of a target, and of pods that were restarted for it: SHA-256 of the credential.
 pub const ANNOTATION_HASH: &str = "credentials.harvesterhci.io/hash";
+/// Annotation of the Secret of an API key: the URL of the Rancher whose it is. It is sent to no other.
+pub const ANNOTATION_RANCHER_URL: &str = "credentials.harvesterhci.io/rancher-url";
 /// Label of the Secrets by which credentials are revoked: the UID of the TokenRotation.
 pub const LABEL_ROTATION: &str = "credentials.harvesterhci.io/rotation";
 

@@ -82,6 +82,8 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
         "spec.rancher: it has nothing to do with this spec.source: remove it"),
     validation = ("!has(self.target.cloudCredential) || !has(self.source) || has(self.source.rancherToken)",
         "spec.target.cloudCredential: only tokens of spec.source.rancherToken can be put into it"),
+    validation = ("!has(self.source) || !has(self.source.rancherToken) || !has(self.source.rancherToken.allowOtherUser) || has(self.target.cloudCredential)",
+        "spec.source.rancherToken.allowOtherUser: it is about spec.target.cloudCredential alone: remove it"),
     validation = ("!has(self.source) || !has(oldSelf.source) || has(self.source.rancherToken) == has(oldSelf.source.rancherToken)",
         "spec.source: its kind is immutable: make another TokenRotation"),
     validation = ("has(self.rancher) == has(oldSelf.rancher) && (!has(self.rancher) || self.rancher.url == oldSelf.rancher.url)",

@@ -24,7 +24,7 @@ use zeroize::Zeroizing;
 
 use super::guard::Guard;
 use super::{CALL_DEADLINE, CallError, call, call_within, informer};
-use crate::api::{LABEL_ROTATION, TokenRotation};
+use crate::api::{ANNOTATION_RANCHER_URL, LABEL_ROTATION, TokenRotation};
 use crate::domain::credentials::kubeconfig::Reach;
 use crate::domain::credentials::rotation::Seconds;
 use crate::domain::credentials::rotation::target_secret::Content;
@@ -187,7 +187,7 @@ impl Credentials {
         }
     }
 
-    /// UID of the Secret that a credential is bound to. One that was not made for the rotation is a conflict.
+    /// UID of the Secret that a credential is bound to. One that was not made for the rotation is refused.
     pub async fn bond(
         &self,
         namespace: &str,
@@ -197,7 +197,12 @@ impl Credentials {
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
         let bond = call(api.get_metadata(name)).await?;
         if bond.labels().get(LABEL_ROTATION).is_none_or(|made_for| made_for != rotation) {
-            return Err(CallError::Conflict);
+            let why = format!(
+                "Secret {namespace}/{name} is somebody else's: without the label {LABEL_ROTATION}={rotation} \
+                 nothing is bound to it: delete it, or leave it and wait for the next name"
+            );
+            let status = Status::failure(&why, "Invalid").with_code(422);
+            return Err(kube::Error::Api(status.boxed()).into());
         }
         Ok(bond.uid().unwrap_or_default())
     }
@@ -263,5 +268,7 @@ fn content(secret: &Value, key: &str) -> Content {
         Token::new(String::from_utf8(bytes).unwrap_or_default())
     });
     let version = secret["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
-    Content { version, value, immutable: secret["immutable"] == true }
+    let rancher_url = secret["metadata"]["annotations"][ANNOTATION_RANCHER_URL].as_str();
+    let rancher_url = rancher_url.map(str::to_owned);
+    Content { version, value, immutable: secret["immutable"] == true, rancher_url }
 }

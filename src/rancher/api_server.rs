@@ -12,11 +12,9 @@ use tokio::time::{sleep, timeout};
 use super::error::safe;
 use super::issuer::pem;
 use super::wire::{Answer, Ask, Endpoint};
-use super::{Error, REVIEW, Trust, plain};
+use super::{ACCESS_REVIEW, Error, REVIEW, Trust, plain};
 use crate::domain::credentials::kubeconfig::Reach;
 
-/// May be asked by every account, everywhere, and tells a token that is accepted from one that is not.
-const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 /// Servers hear of a token one after the other.
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 

@@ -1,8 +1,8 @@
 //! Tokens that are made by a plan: a name is its description in Rancher, by which it is found again.
 
-use super::{Dated, Error, Listed, Order, Rancher, Secret, Token, TokenApi, Trust};
+use super::{Dated, Error, Listed, Order, Rancher, Secret, Token, TokenApi, TokenList, Trust};
 use crate::domain::credentials::kubeconfig::Reach;
-use crate::domain::credentials::rotation::{Made, Seconds};
+use crate::domain::credentials::rotation::{Held, Made, Seconds};
 use crate::domain::credentials::token::{Says, Token as Value};
 
 /// A Rancher, and the API key with which it is asked.
@@ -14,24 +14,33 @@ pub struct Issuer {
     authority: Option<String>,
 }
 
-/// What Rancher says of the key's user's tokens.
+/// What Rancher says of the key's user, and of that user's tokens.
 #[derive(Clone, Debug)]
 pub struct Issued {
     /// The API that lists them, and makes others.
     pub api: TokenApi,
-    /// All that it lists.
+    /// The key's user.
+    pub user: String,
+    /// The tokens of that user.
     pub tokens: Vec<Token>,
     /// The server's time.
     pub now: Option<Seconds>,
 }
 
-/// Whether a token works, as far as anybody can tell.
+/// Whether a token works, as far as its own API key can tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Life {
     /// What is known of it.
     pub says: Says,
-    /// Whether it is accepted.
-    pub alive: bool,
+    /// Whether it is accepted. `None`: not known, because it is none that the key's user may see.
+    pub alive: Option<bool>,
+}
+
+impl Life {
+    /// The token, as what it is in a target.
+    pub fn held(self, token: &Value) -> Held {
+        Held { hash: token.hash(), says: self.says, is_unseen: self.alive.is_none() }
+    }
 }
 
 impl Issuer {
@@ -52,8 +61,22 @@ impl Issuer {
 
     /// Everything that the key's user has.
     pub async fn issued(&self) -> Result<Issued, Error> {
-        let Dated { value, date } = self.rancher.tokens(&self.key).await?;
-        Ok(Issued { api: value.api, tokens: value.tokens, now: date })
+        let Dated { value: TokenList { api, mut tokens }, date } =
+            self.rancher.tokens(&self.key).await?;
+        let user = self.user(api, &tokens).await?;
+        // An administrator is shown everybody's by ext.cattle.io.
+        tokens.retain(|token| token.user == user);
+        Ok(Issued { api, user, tokens, now: date })
+    }
+
+    /// The key's user: by the list, or else by a review. /v3 lists tokens of one user alone.
+    async fn user(&self, api: TokenApi, listed: &[Token]) -> Result<String, Error> {
+        let name = Value::new(self.key.reveal().to_owned()).says().name;
+        let own = |token: &&Token| api == TokenApi::V3 || token.name == name;
+        match listed.iter().find(own).filter(|token| !token.user.is_empty()) {
+            Some(token) => Ok(token.user.clone()),
+            None => Ok(self.rancher.behind("local").bearer(&self.key).await?.value.user),
+        }
     }
 
     /// The cloud credentials for Harvester that the key's user may see.
@@ -109,51 +132,33 @@ impl Issuer {
         }
     }
 
-    /// What becomes of a token that is in use somewhere.
-    pub async fn life(
-        &self,
-        value: &Value,
-        issued: &Issued,
-        reach: Option<&Reach>,
-    ) -> Result<Life, Error> {
+    /// What becomes of a token that is in use somewhere, by what Rancher says to the API key. The token itself
+    /// is sent nowhere: it may be another user's, and each use of it is recorded as that user's.
+    pub async fn life(&self, value: &Value, issued: &Issued) -> Result<Life, Error> {
         let says = value.says();
         let now = issued.now;
         if says.expires.is_some() || says.name.is_empty() {
-            let alive = now.is_none_or(|now| says.expires.is_none_or(|end| end > now));
-            return Ok(Life { says, alive });
+            let over = now.is_some_and(|now| says.expires.is_some_and(|end| end <= now));
+            return Ok(Life { says, alive: Some(!over) });
         }
         if let Some(own) = issued.tokens.iter().find(|token| token.name == says.name) {
             return Ok(life(own, now));
         }
-        // One of the other API, which the key may not be allowed to read.
-        if issued.api != TokenApi::of(&says.name)
-            && let Ok(Dated { value: Some(token), date }) =
-                self.rancher.token(&self.key, &says.name).await
-        {
-            return Ok(life(&token, date.or(now)));
-        }
-        // Somebody else's: only it can ask about itself.
-        let secret = Secret::from(value);
-        match self.rancher.token(&secret, &says.name).await {
-            Ok(Dated { value: Some(token), date }) => return Ok(life(&token, date.or(now))),
-            Ok(_) | Err(Error::Unauthorized) => {}
-            Err(error) => return Err(error),
-        }
-        // It is dead, or for one cluster only.
-        let place = reach.and_then(|reach| self.place(reach).ok());
-        let accepted = match place {
-            None => Err(Error::Unauthorized),
-            Some(place) => place.bearer(&secret).await,
-        };
-        match accepted {
-            Ok(_) | Err(Error::Forbidden(_)) => Ok(Life { says, alive: true }),
-            Err(Error::Unauthorized) => {
-                // It ended no later than now, and nobody says when.
-                let says = Says { issued: now.map(|now| now - 1), expires: now, ..says };
-                Ok(Life { says, alive: false })
+        // /v3 shows no other user's; an administrator may see one in ext.cattle.io.
+        if [issued.api, TokenApi::of(&says.name)].contains(&TokenApi::Ext) {
+            match self.rancher.token(&self.key, &says.name).await {
+                Ok(Dated { value: Some(token), date }) => return Ok(life(&token, date.or(now))),
+                Err(error @ (Error::Unauthorized | Error::Silent(_))) => return Err(error),
+                // The API may be away while the other one answers.
+                Ok(_) | Err(_) => {}
             }
-            Err(error) => Err(error),
         }
+        if issued.api == TokenApi::V3 && issued.is_own(&says.name) {
+            // It ended no later than now, and nobody says when.
+            let says = Says { issued: now.map(|now| now - 1), expires: now, ..says };
+            return Ok(Life { says, alive: Some(false) });
+        }
+        Ok(Life { says, alive: None })
     }
 
     /// Ends every token by this name.
@@ -166,7 +171,7 @@ impl Issuer {
     }
 
     /// The way that a kubeconfig goes. Its own authorities count, else those of the spec.
-    fn place(&self, reach: &Reach) -> Result<Rancher, String> {
+    pub(super) fn place(&self, reach: &Reach) -> Result<Rancher, String> {
         let authority = match &reach.authority {
             None => self.authority.clone(),
             Some(encoded) => Some(pem(encoded)?),
@@ -186,6 +191,13 @@ impl Issued {
         names.dedup();
         names
     }
+
+    /// Whether a name is of a token that Rancher made for a kubeconfig of the key's user: it is the user's id
+    /// and five letters.
+    fn is_own(&self, name: &str) -> bool {
+        let letters = name.strip_prefix("kubeconfig-").and_then(|n| n.strip_prefix(&self.user));
+        letters.is_some_and(|letters| letters.len() == 5 && !letters.contains('-'))
+    }
 }
 
 fn life(token: &Token, now: Option<Seconds>) -> Life {
@@ -197,7 +209,7 @@ fn life(token: &Token, now: Option<Seconds>) -> Life {
         issued: Some(token.created),
         expires: if token.enabled { token.ends } else { now.or(token.ends) },
     };
-    Life { says, alive: token.enabled && !over }
+    Life { says, alive: Some(token.enabled && !over) }
 }
 
 /// A description that a plan gave, and not a sentence.
@@ -244,7 +256,7 @@ mod tests {
             (&disabled, None, 900, false),
         ] {
             let found = life(token, now);
-            assert_eq!((found.says.expires, found.alive), (Some(end), alive), "{now:?}");
+            assert_eq!((found.says.expires, found.alive), (Some(end), Some(alive)), "{now:?}");
         }
     }
 }

@@ -9,6 +9,7 @@ mod api_server;
 mod credentials;
 mod error;
 mod issuer;
+mod rights;
 mod target;
 mod tokens;
 mod trust;
@@ -26,11 +27,14 @@ pub use api_server::ApiServer;
 pub use credentials::{Listed, Stored};
 pub use error::Error;
 pub use issuer::{Issued, Issuer, Life};
+pub use rights::Rights;
 pub use target::Sight;
-pub use tokens::{Minted, Order, Token, TokenApi};
+pub use tokens::{Minted, Order, Token, TokenApi, TokenList};
 pub use trust::Trust;
 use wire::{Answer, Ask, Endpoint};
 
+/// May be asked by every account, everywhere, and tells a token that is accepted from one that is not.
+const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
 /// A token, or a content that has one in it.

@@ -1,10 +1,10 @@
 //! A cloud credential as the target of a rotation: what it holds, and how that is replaced.
 
-use super::issuer::{Issued, Issuer, Life};
+use super::issuer::{Issued, Issuer};
 use super::{Dated, Error, Secret, Stored};
 use crate::domain::credentials::cloud_credential::CloudCredential;
 use crate::domain::credentials::kubeconfig::Reach;
-use crate::domain::credentials::rotation::{Held, Target};
+use crate::domain::credentials::rotation::Target;
 use crate::domain::credentials::token::Token as Value;
 
 /// A cloud credential as it was read.
@@ -21,11 +21,16 @@ pub struct Sight {
 struct There {
     stored: Stored,
     credential: CloudCredential,
-    /// Whether what it holds is accepted.
-    alive: bool,
+    /// Whether what it holds is accepted, if that is known.
+    alive: Option<bool>,
 }
 
 impl Sight {
+    /// Rancher's user who made the credential, and may read it.
+    pub fn owner(&self) -> Option<&str> {
+        self.there.as_ref().map(|there| there.credential.owner.as_str())
+    }
+
     /// Where the credential is used.
     pub fn reach(&self) -> Option<&Reach> {
         self.there.as_ref().map(|there| &there.credential.reach)
@@ -48,11 +53,10 @@ impl Issuer {
         };
         let life = match &token {
             None => None,
-            Some(token) => Some(self.life(token, issued, Some(&credential.reach)).await?),
+            Some(token) => Some(self.life(token, issued).await?),
         };
-        let alive = life.as_ref().is_some_and(|life| life.alive);
-        let held = |(token, Life { says, .. }): (Value, Life)| Held { hash: token.hash(), says };
-        let holds = token.zip(life).map(held);
+        let alive = life.as_ref().map_or(Some(false), |life| life.alive);
+        let holds = token.zip(life).map(|(token, life)| life.held(&token));
         let target = Target::There {
             version: stored.version.clone(),
             holds,
@@ -72,7 +76,8 @@ impl Issuer {
         keep: bool,
     ) -> Result<(), Error> {
         let Some(there) = &sight.there else { return Ok(()) };
-        let content = there.credential.with(token, keep && there.alive).map_err(unfit)?;
+        let content =
+            there.credential.with(token, keep && there.alive != Some(false)).map_err(unfit)?;
         self.store(name, &there.stored, content).await
     }
 

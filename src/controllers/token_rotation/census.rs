@@ -12,6 +12,7 @@ use kube::ResourceExt as _;
 use super::run::Run;
 use super::{Keeper, lock};
 use crate::api::{RancherServer, SecretTarget, TokenRotation};
+use crate::domain::credentials::minter::is_same_url;
 use crate::domain::credentials::rotation::inventory::{Census, Found};
 use crate::domain::credentials::rotation::status::Standing;
 use crate::domain::credentials::rotation::watched::Watched;
@@ -22,6 +23,9 @@ use crate::rancher::{Error, Issued, Issuer};
 const MOST: usize = 16;
 /// No other one is begun after that.
 const LONG_ENOUGH: Duration = Duration::from_secs(30);
+
+/// Why nothing is known of a token.
+pub(super) const NOT_SEEN: &str = "the API key's user may not see the token in Rancher: whether it works and when it ends is not known";
 
 /// What is known of all of them.
 pub(super) struct All {
@@ -57,6 +61,9 @@ pub(super) async fn all(
         }
         let found = match issuer.look(&name, known).await {
             Ok(sight) => match sight.target {
+                Target::There { holds: Some(held), .. } if held.is_unseen => {
+                    Found::Nothing(NOT_SEEN.to_owned())
+                }
                 Target::There { holds: Some(held), .. } => Found::Says(held.says),
                 Target::Unfit(why) => Found::Nothing(why),
                 _ => Found::Nothing("its current user has no token".to_owned()),
@@ -154,8 +161,7 @@ pub(super) fn works(keeper: &Keeper, rotation: &TokenRotation) -> bool {
 }
 
 fn is_same(one: &RancherServer, other: &RancherServer) -> bool {
-    let url = |server: &RancherServer| server.url.trim_end_matches('/').to_ascii_lowercase();
-    url(one) == url(other)
+    is_same_url(&one.url, &other.url)
 }
 
 /// Whether that is where the API key is.

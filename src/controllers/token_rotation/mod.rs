@@ -262,7 +262,7 @@ impl Keeper {
         }
         let record = status::record(Some(status));
         let current = record.current.as_ref()?;
-        let held = Held { hash: current.hash.clone(), says: token::Says::default() };
+        let held = Held { hash: current.hash.clone(), ..Held::default() };
         let target = Target::There {
             version: String::new(),
             holds: Some(held),

@@ -9,13 +9,15 @@ use super::act::TRIED_WITHIN;
 use super::run::{Blind, Look, Run};
 use super::{InHand, Keeper, census};
 use crate::api::{ApiKey, RancherServer, TokenRotation, WatchedCredential};
+use crate::domain::credentials::minter::{self, Gift};
+use crate::domain::credentials::rotation::status::Standing;
 use crate::domain::credentials::rotation::target_secret::{self, Read};
 use crate::domain::credentials::rotation::watched::{self, Watched};
 use crate::domain::credentials::rotation::{Hand, Step, Target, Unknown, status};
 use crate::domain::credentials::token::Token;
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
-use crate::rancher::{Error, Issued, Issuer, Secret, Sight};
+use crate::rancher::{Error, Issued, Issuer, Rights, Secret, Sight};
 use kube::ResourceExt as _;
 
 /// Pauses before the tries of a new token. Another replica of Rancher hears of it a moment later than the one that
@@ -46,21 +48,25 @@ pub(super) async fn look(
     server: &RancherServer,
 ) -> Result<Look, CallError> {
     let namespace = rotation.namespace().unwrap_or_default();
-    let barred = |why: String| Look::blind(Blind { why, unknown: Unknown::Barred, refused: false });
-    let (minter, credentials) = (&server.minter, &keeper.ctx.credentials);
-    let key = match credentials.secret(&namespace, &minter.secret_name, &minter.key).await {
-        Ok((secret, _)) => secret.and_then(|secret| secret.value),
+    let barred = |why: String| Look::blind(Blind::barred(why));
+    let (wants, credentials) = (&server.minter, &keeper.ctx.credentials);
+    let secret = match credentials.secret(&namespace, &wants.secret_name, &wants.key).await {
+        Ok((secret, _)) => secret.unwrap_or_default(),
         Err(error) => match error.refusal() {
             Some(why) => return Ok(barred(format!("spec.rancher.minter: {why}"))),
             None => return Err(error),
         },
     };
-    let Some(key) = key.filter(|key| !key.reveal().is_empty()) else {
+    let Some(key) = secret.value.filter(|key| !key.reveal().is_empty()) else {
         return Ok(barred(format!(
             "spec.rancher.minter: there is no Secret {:?} with an API key under {:?}",
-            minter.secret_name, minter.key
+            wants.secret_name, wants.key
         )));
     };
+    let named = secret.rancher_url.as_deref();
+    if let Some(why) = minter::address_fault(&wants.secret_name, named, &server.url) {
+        return Ok(Look::blind(Blind { standing: Standing::MinterRefused, ..Blind::barred(why) }));
+    }
     let authority = match authority(keeper, &namespace, server).await? {
         Ok(authority) => authority,
         Err(why) => return Ok(barred(why)),
@@ -73,7 +79,7 @@ pub(super) async fn look(
     match seen {
         Ok(mut look) => {
             if let Some(side) = &mut look.side {
-                let found = side.issuer.life(&key, &side.issued, None).await.ok();
+                let found = side.issuer.life(&key, &side.issued).await.ok();
                 side.key = found.map(|life| ApiKey {
                     name: life.says.name,
                     issued_at: life.says.issued.map(status::time),
@@ -86,14 +92,30 @@ pub(super) async fn look(
         Err(Error::Unauthorized) => {
             let why = "spec.rancher.minter: the API key is not accepted: it is expired, deleted, disabled or for one cluster only";
             let why = why.to_owned();
-            Ok(Look::blind(Blind { why, unknown: Unknown::Barred, refused: true }))
+            Ok(Look::blind(Blind { refused: true, ..Blind::barred(why) }))
         }
         Err(error) => {
             let unknown = if error.may_be_done() { Unknown::Silent } else { Unknown::Barred };
             let why = format!("Rancher: {error}");
-            Ok(Look::blind(Blind { why, unknown, refused: false }))
+            Ok(Look::blind(Blind { unknown, ..Blind::barred(why) }))
         }
     }
+}
+
+/// Why tokens of the API key's user may not go into a cloud credential, if they may not.
+fn refusal(
+    rotation: &TokenRotation,
+    credential: &str,
+    sight: &Sight,
+    user: &str,
+) -> Option<String> {
+    let minted = rotation.spec.source.as_ref()?.rancher_token.as_ref()?;
+    // Who goes only revokes, and takes out what is kept.
+    if rotation.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let allowed = minted.allow_other_user == Some(true);
+    Gift { credential, owner: sight.owner()?, user, allowed }.fault()
 }
 
 /// Where the API key's Secret has authorities, if it has any.
@@ -152,6 +174,11 @@ async fn see(
             }
             Err(error) => return Ok(Err(error)),
         };
+        if let Some(why) = refusal(rotation, &credential.name, &seen, &known.user) {
+            let side = Some(Side { issuer, issued: known, sight, key: None, unread });
+            let blind = Blind { standing: Standing::MinterRefused, ..Blind::target(why) };
+            return Ok(Ok(Look { clock, side, ..Look::blind(blind) }));
+        }
         clock = seen.now.map_or(clock, Clock::heard);
         let read = read_there(rotation, &credential.name, &seen, clock.now());
         sight = Some(seen);
@@ -169,7 +196,8 @@ async fn see(
                 None => return Err(error),
             },
         };
-        let mut read = target_secret::read(wants, rotation.spec.source.is_some(), secret.as_ref());
+        let rotated = rotation.spec.source.is_some();
+        let mut read = target_secret::read(wants, rotated, secret.as_ref());
         let token = read.token(wants, secret.as_ref());
         if let Err(error) = ask(&issuer, &known, &mut read, token).await {
             return Ok(Err(error));
@@ -199,14 +227,25 @@ fn before(rotation: &TokenRotation) -> &[WatchedCredential] {
     rotation.status.as_ref().map_or(&[], |status| &status.watched)
 }
 
+/// The cluster that the spec names.
+fn wanted(rotation: &TokenRotation) -> Option<&str> {
+    rotation.spec.source.as_ref()?.rancher_token.as_ref()?.cluster.as_deref()
+}
+
 /// A cloud credential, as what it was seen to be.
 fn read_there(rotation: &TokenRotation, name: &str, sight: &Sight, now: i64) -> Read {
+    let unscoped = sight.reach().filter(|_| rotation.spec.source.is_some());
+    let unscoped = unscoped.and_then(|to| minter::scope(wanted(rotation), &to.server).err());
+    if let Some(why) = unscoped {
+        return Read::elsewhere(Target::Unfit(why), Watched::default());
+    }
     let held = match &sight.target {
         Target::There { holds: Some(held), .. } if rotation.spec.source.is_none() => Some(held),
         _ => None,
     };
     let told = held.map(|held| WatchedCredential {
         credential: Some(name.to_owned()),
+        unknown: held.is_unseen.then(|| census::NOT_SEEN.to_owned()),
         ..watched::token("", &held.says)
     });
     let mut watched = Watched::of(told.into_iter().collect());
@@ -230,11 +269,12 @@ async fn ask(
         }
     }
     if let (Target::There { holds: Some(held), .. }, Some(token)) = (&mut read.target, token) {
-        let life = issuer.life(&token, known, read.reach.as_ref()).await?;
-        let said = std::mem::replace(&mut held.says, life.says.clone());
+        let now = issuer.life(&token, known).await?.held(&token);
+        let said = std::mem::replace(held, now).says;
         let same = |one: &&mut WatchedCredential| one.name == said.name && !said.name.is_empty();
         for one in read.watched.listed.iter_mut().filter(same) {
-            one.expires_at = life.says.expires.map(status::time);
+            one.expires_at = held.says.expires.map(status::time);
+            one.unknown = held.is_unseen.then(|| census::NOT_SEEN.to_owned());
         }
     }
     let listed = std::mem::take(&mut read.watched.listed);
@@ -243,8 +283,15 @@ async fn ask(
 }
 
 impl Run<'_> {
+    /// The only cluster that a token is to be good for.
     fn scope(&self) -> Option<String> {
-        self.rotation.spec.source.as_ref()?.rancher_token.as_ref()?.cluster.clone()
+        let wanted = wanted(&self.rotation);
+        match &self.read.reach {
+            Some(reach) if self.rotation.spec.target.cloud_credential.is_some() => {
+                minter::scope(wanted, &reach.server).ok()
+            }
+            _ => wanted.map(str::to_owned),
+        }
     }
 
     fn credential(&self) -> Option<String> {
@@ -288,11 +335,31 @@ impl Run<'_> {
             false
         };
         if tokio::time::timeout(TRIED_WITHIN, tries).await.unwrap_or(false) {
+            if let Some(lacks) = self.lacks(&token).await {
+                return self.failed(Step::Verify, &hand.name, &lacks).await;
+            }
             let hand = Hand { verified: true, ..hand };
             self.take(Some(InHand { hand, token: Some(token) }));
             return Ok(());
         }
         self.failed(Step::Verify, &hand.name, &why).await
+    }
+
+    /// What Rancher's node driver must be allowed to do by the token, and is not.
+    async fn lacks(&self, token: &Token) -> Option<String> {
+        let (side, credential) = (self.side.as_ref()?, self.credential()?);
+        let asked = side.issuer.rights(token, self.read.reach.as_ref()?);
+        let silent = || Rights::Unknown(format!("no answer within {} s", TRIED_WITHIN.as_secs()));
+        match tokio::time::timeout(TRIED_WITHIN, asked).await.unwrap_or_else(|_| silent()) {
+            Rights::Enough => None,
+            Rights::Lacking(why) => Some(why),
+            Rights::Unknown(why) => {
+                let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
+                let said = "what the new token may do is not known: it is published all the same";
+                tracing::info!(namespace, rotation, credential, why, "{said}");
+                None
+            }
+        }
     }
 
     /// Publishes what is in hand in the cloud credential, by one write that is refused if that is

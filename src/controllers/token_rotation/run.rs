@@ -63,11 +63,13 @@ impl Look {
     }
 }
 
-/// Why a target tells nothing.
+/// Why a target tells nothing, or may not be told anything.
 #[derive(Clone)]
 pub(super) struct Blind {
     pub(super) why: String,
     pub(super) unknown: Unknown,
+    /// How it stands because of that.
+    pub(super) standing: fn(String) -> Standing,
     /// Whether a Rancher does not accept the API key.
     pub(super) refused: bool,
 }
@@ -75,12 +77,12 @@ pub(super) struct Blind {
 impl Blind {
     /// The target may not be read; all else may.
     pub(super) fn target(why: String) -> Self {
-        Self { why, unknown: Unknown::TargetBarred, refused: false }
+        Self { why, unknown: Unknown::TargetBarred, standing: Standing::Unreadable, refused: false }
     }
 
     /// Nothing may be read.
     pub(super) fn barred(why: String) -> Self {
-        Self { why, unknown: Unknown::Barred, refused: false }
+        Self { why, unknown: Unknown::Barred, standing: Standing::Unreadable, refused: false }
     }
 }
 
@@ -409,7 +411,7 @@ impl Run<'_> {
         let watches = self.plan.source.is_none();
         Some(match &self.read.target {
             _ if self.plan.deleting.is_some() => Standing::Leaving(self.keeps_waiting()),
-            _ if let Some(blind) = &self.blind => Standing::Unreadable(blind.why.clone()),
+            _ if let Some(blind) = &self.blind => (blind.standing)(blind.why.clone()),
             Target::Unfit(why) => Standing::Unfit(why.clone()),
             _ if self.plan.schedule.paused => Standing::Paused,
             _ if watches => self.watches(),

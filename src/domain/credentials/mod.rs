@@ -4,5 +4,7 @@ pub(crate) mod client_certificate;
 pub mod cloud_credential;
 pub mod guest_account;
 pub mod kubeconfig;
+pub mod minter;
+pub mod node_driver;
 pub mod rotation;
 pub mod token;

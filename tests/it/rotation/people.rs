@@ -10,7 +10,7 @@ use chrono::{DateTime, Utc};
 use harvester_guest_operator::api::TokenRotationStatus;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::{Chart, Verdict, eventually};
 
@@ -158,8 +158,27 @@ async fn what_cannot_be_written_without_harm_is_left_alone() -> Result<()> {
     shows(&operator, "hgo_credential_failures_total", &["Verify"], |n| n >= 1.0).await?;
     cluster.put(&cluster.kubeconfig()).await?;
     cluster.annotate("rotate", "now").await?;
-    cluster.published(2).await?;
-    cluster.one_is_left().await
+    let status = cluster.published(2).await?;
+    cluster.one_is_left().await?;
+    // A Secret of somebody else's by the next name: nothing is bound to it, and it stays.
+    let last = status.current.context("none is current")?.name;
+    let (prefix, number) = last.rsplit_once('-').context("no number")?;
+    let next = format!("{prefix}-{}", number.parse::<u64>()? + 1);
+    let theirs = json!({"metadata": {"name": next}, "stringData": {"theirs": "x"}});
+    let theirs = serde_json::from_value(theirs)?;
+    let theirs = cluster.guest_secrets().create(&PostParams::default(), &theirs).await?;
+    cluster.annotate("rotate", "again").await?;
+    let said = cluster.reason("Ready", "MintFailed").await?;
+    ensure!(
+        said.contains(&next) && said.contains("credentials.harvesterhci.io/rotation="),
+        "{said}"
+    );
+    let done = |s: &TokenRotationStatus| s.rotate_request.as_deref() == Some("again");
+    cluster.says("another name", done).await?;
+    cluster.one_is_left().await?;
+    let kept = cluster.guest_secrets().get(&next).await?;
+    ensure!(kept.metadata.uid == theirs.metadata.uid && kept.data == theirs.data, "it was written");
+    Ok(())
 }
 
 /// Between the decision to revoke a credential and the revocation it is put back.

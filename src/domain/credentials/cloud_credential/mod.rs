@@ -15,6 +15,8 @@ const CREATOR: &str = "field.cattle.io/creatorId";
 pub struct CloudCredential {
     config: Kubeconfig,
     user: String,
+    /// Rancher's user who made it, and may read it.
+    pub owner: String,
     /// Where it is used.
     pub reach: Reach,
 }
@@ -35,11 +37,11 @@ impl CloudCredential {
         if going {
             return Err("it is being deleted".to_owned());
         }
-        if annotations.get(CREATOR).is_none_or(String::is_empty) {
-            return Err(format!(
+        let owner = annotations.get(CREATOR).filter(|owner| !owner.is_empty()).ok_or_else(|| {
+            format!(
                 "it has no annotation {CREATOR}: Rancher leaves it alone, and ends on one without any annotation"
-            ));
-        }
+            )
+        })?;
         let content = content.ok_or_else(|| "it is no credential for Harvester".to_owned())?;
         let config = Kubeconfig::parse(content)?;
         let user = config.current_user()?;
@@ -48,7 +50,7 @@ impl CloudCredential {
         if reach.insecure {
             return Err("its cluster has insecure-skip-tls-verify: a token is not sent to whom nobody knows".to_owned());
         }
-        Ok(Self { config, user, reach })
+        Ok(Self { config, user, owner: owner.clone(), reach })
     }
 
     /// The token that is used. `None`: it has none.

@@ -1,5 +1,6 @@
 //! What is next, from what is recorded and what is seen.
 
+use super::strangers::{find, is_unseen, number};
 use super::{
     Act, Change, Current, Hand, Held, IN_OTHER_HANDS, LOOK_AGAIN, Old, Pending, Plan, Publishing,
     Record, Seconds, Seen, Step, Target, deletion, due, failed,
@@ -51,22 +52,6 @@ pub(super) fn settle(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
     find(plan, record, seen)
 }
 
-/// Records what nobody knew of.
-pub(super) fn find(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
-    let unknown = |name: &&String| !record.knows(name);
-    let found = seen.existing.iter().flatten().find(unknown)?;
-    let mut next = record.clone();
-    // Whoever made it may have published it, and lost the record.
-    next.previous.push(Old {
-        name: found.clone(),
-        after: Some(seen.now + plan.overlap + 1),
-        ..Old::default()
-    });
-    let number = found.rsplit('-').next().and_then(|number| number.parse().ok());
-    next.serial = next.serial.max(number.unwrap_or_default());
-    Some(write(Change::Found, next))
-}
-
 fn is(hash: Option<&String>, held: &Held) -> bool {
     hash.is_some_and(|hash| *hash == held.hash)
 }
@@ -80,7 +65,7 @@ impl Record {
         self.pending.as_ref()?.publishing.as_ref()
     }
 
-    fn knows(&self, name: &str) -> bool {
+    pub(super) fn knows(&self, name: &str) -> bool {
         self.current.as_ref().is_some_and(|current| current.name == name)
             || self.pending.as_ref().is_some_and(|pending| pending.name == name)
             || self.previous.iter().any(|old| old.name == name)
@@ -140,7 +125,8 @@ fn adopted(plan: &Plan, record: &Record, seen: &Seen, held: &Held) -> Record {
     let named = |name: &String| *name == held.says.name;
     let by_name = || next.previous.iter().position(|old| old.hash.is_none() && named(&old.name));
     let again = by_hash.or_else(by_name).map(|at| next.previous.remove(at).name);
-    let lost = || seen.existing.iter().flatten().find(|name| named(name)).cloned();
+    let made_here = |name: &&String| named(name) && number(plan, record, name).is_some();
+    let lost = || seen.existing.iter().flatten().find(made_here).cloned();
     let ours = again.or_else(lost);
     next.current = Some(Current {
         ours: ours.is_some(),
@@ -204,7 +190,8 @@ fn replace(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Opti
         current.ours && !there
     });
     let is_due = due.is_none_or(|due| due.at <= seen.now);
-    if !(is_due || empty || is_gone || !requests.is_none()) {
+    let is_unseen = is_unseen(record, seen);
+    if !(is_due || empty || is_gone || is_unseen || !requests.is_none()) {
         return None;
     }
     if let Some(retry) = retry {

@@ -1,6 +1,7 @@
 //! What is done before a TokenRotation that is being deleted may go.
 
-use super::decide::{Until, abandon, find, gone, is_beside, may_go, settle, write};
+use super::decide::{Until, abandon, gone, is_beside, may_go, settle, write};
+use super::strangers::find;
 use super::{
     Act, Change, Old, Plan, Record, SURELY_ANSWERED, Seconds, Seen, Target, Unknown, decide,
 };

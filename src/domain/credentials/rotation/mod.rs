@@ -15,6 +15,7 @@ pub mod expiry;
 pub mod inventory;
 pub mod schedule;
 pub mod status;
+mod strangers;
 pub mod target_secret;
 pub mod watched;
 
@@ -238,6 +239,8 @@ pub struct Held {
     pub hash: String,
     /// What it is called.
     pub says: super::token::Says,
+    /// Whether nothing is known of it but its name: whether it works is not known, nor when it ends.
+    pub is_unseen: bool,
 }
 
 /// A credential that only whoever carries this out has.

@@ -8,6 +8,7 @@ use super::Version;
 use super::answer::{
     Answer, Body, Request, json_answer, kubernetes, must_authenticate, norman, tunnel, unauthorized,
 };
+use super::rights::ACCESS_REVIEW;
 use super::world::{Kind, Token, Who, World, rfc3339};
 
 const REVIEW: [&str; 4] = ["apis", "authentication.k8s.io", "v1", "selfsubjectreviews"];
@@ -29,14 +30,25 @@ impl World {
             ["k8s", "clusters", id, ref rest @ ..] if id != "local" => {
                 self.downstream(&who, request, id, rest)
             }
-            ["k8s", "clusters", "local", ref rest @ ..] | ref rest => {
-                self.local(&who, request, rest)
+            ["k8s", "clusters", "local", ref rest @ ..] => {
+                let user = self.user_in(&who, "local");
+                self.local(&who, user, request, rest)
+            }
+            ref rest => {
+                let user = self.user_of(&who);
+                self.local(&who, user, request, rest)
             }
         }
     }
 
     /// The server's own Kubernetes API.
-    fn local(&mut self, who: &Who, request: &Request, path: &[&str]) -> Answer {
+    fn local(
+        &mut self,
+        who: &Who,
+        user: Option<String>,
+        request: &Request,
+        path: &[&str],
+    ) -> Answer {
         if *who == Who::Anonymous {
             return match path {
                 ["version"] => version(),
@@ -46,10 +58,11 @@ impl World {
                 },
             };
         }
-        let Some(user) = self.user_of(who) else { return unauthorized() };
+        let Some(user) = user else { return unauthorized() };
         match path {
             ["version"] => version(),
             _ if *path == REVIEW => self.review(who, request),
+            _ if *path == ACCESS_REVIEW => self.access_review(&user, None, request),
             ["api", "v1", "namespaces", NAMESPACE, "secrets", rest @ ..] => {
                 self.secrets_api(&user, request, rest)
             }
@@ -91,6 +104,8 @@ impl World {
         match path {
             ["version"] => version(),
             _ if *path == REVIEW => self.review(who, request),
+            _ if *path == ACCESS_REVIEW => self.access_review(&user, Some(cluster), request),
+            ["v1", "namespaces"] => self.namespaces(&user, cluster),
             _ => kubernetes(404, "NotFound", "the server could not find the requested resource"),
         }
     }

@@ -21,9 +21,11 @@
 //! | only one's own tokens, an administrator's too; others' are 404 | all | seen on main |
 //! | a dead, wrong, disabled or unknown token: 401 on /v3 (own form) and on `local`, 403 naming `system:unauthenticated` on every other cluster, be there one or not | all | seen on main |
 //! | no header: 200 for /version, 401 with text for the rest of the Kubernetes API | all | seen on main |
-//! | a token for one cluster: 401 on /v3/tokens and `local` | all | seen on main |
+//! | a token for one cluster: 200 there and on /v3/clusters/<it>; 401 on /v3/tokens, on ext.cattle.io and, if it is for another, on `local` | all | seen on main |
 //! | a cluster without agent 503, unknown 404, of others 403 | all | seen on main; an unknown one for whoever is no administrator: assumed |
 //! | SelfSubjectReview names the user | all | seen on `local`; on another cluster: assumed |
+//! | SelfSubjectAccessReview: 201 with `allowed`, true with a reason, for an administrator on `local`, false for a plain user | all | seen on main; for another cluster's members: RBAC as Kubernetes has it |
+//! | the namespaces of a cluster that its user may see, below `/v1` there | all | read: the UI chooses the machines' namespace from them (harvester.vue) |
 //! | and the token in `requesttokenid` | from 2.11 | the same; since when: read (authenticate.go of v2.8.5 to v2.10.3) |
 //! | generateKubeconfig: `kubeconfig-<user>xxxxx`, description "Kubeconfig token", lifetime by kubeconfig-default, clamped by auth-token-max | to 2.15 | read |
 //! | the same, clamped by kubeconfig-max; 0 and 0 give a dead token | main | seen |
@@ -54,10 +56,12 @@ mod answer;
 mod clusters;
 mod credentials;
 mod ext;
+mod rights;
 mod serve;
 mod tokens;
 mod world;
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,6 +77,7 @@ use crate::pki::Authority;
 use crate::proxy::{Call, Record, Verdict};
 use answer::{Answer, Body};
 use serve::Shared;
+pub use world::Role;
 use world::{Cluster, Kind, Token, User, World};
 
 /// Which Rancher it stands in for.
@@ -111,6 +116,8 @@ pub struct TokenView {
     pub created: i64,
     /// Milliseconds. 0: for ever.
     pub ttl: i64,
+    /// The only cluster that it is good for; empty for all.
+    pub cluster: String,
     /// Whether it is accepted.
     pub alive: bool,
     /// Whether it is one of the ext API.
@@ -252,8 +259,18 @@ impl Rancher {
     /// Adds a cluster that has an agent, and whose members these users are.
     pub fn cluster(&self, id: &str, name: &str, members: &[&str]) {
         let members = members.iter().map(|&member| member.to_owned()).collect();
-        let cluster = Cluster { name: name.to_owned(), members, agent: true };
+        let cluster =
+            Cluster { name: name.to_owned(), members, roles: BTreeMap::new(), agent: true };
         self.shared.with(|world| world.clusters.insert(id.to_owned(), cluster));
+    }
+
+    /// Lets a member of a cluster do that alone.
+    pub fn role(&self, id: &str, user: &str, role: Role) {
+        self.shared.with(|world| {
+            if let Some(cluster) = world.clusters.get_mut(id) {
+                cluster.roles.insert(user.to_owned(), role);
+            }
+        });
     }
 
     /// Connects or disconnects a cluster's agent.
@@ -384,6 +401,7 @@ impl Rancher {
                 description: token.description.clone(),
                 created: token.created / 1000,
                 ttl: token.ttl,
+                cluster: token.cluster.clone(),
                 alive: token.enabled && !token.expired(now),
                 ext: token.kind == Kind::Ext,
                 stored: token.stored.clone(),

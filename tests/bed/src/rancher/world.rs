@@ -56,7 +56,18 @@ pub(super) struct User {
 pub(super) struct Cluster {
     pub(super) name: String,
     pub(super) members: BTreeSet<String>,
+    /// What members may do who may not do all.
+    pub(super) roles: BTreeMap<String, Role>,
     pub(super) agent: bool,
+}
+
+/// What a member of a cluster may do in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Role {
+    /// Whether it may write.
+    pub writes: bool,
+    /// The only namespaces that it is about, which are all that its user sees. Empty: all.
+    pub namespaces: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +129,12 @@ impl World {
             settings.insert("auth-token-default-ttl-minutes", "129600");
         }
         let own = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
-        let local = Cluster { name: "local".to_owned(), members: BTreeSet::new(), agent: true };
+        let local = Cluster {
+            name: "local".to_owned(),
+            members: BTreeSet::new(),
+            roles: BTreeMap::new(),
+            agent: true,
+        };
         Ok(Self {
             version,
             ahead: 0,
@@ -318,6 +334,13 @@ impl World {
         let Who::Token(name) = who else { return None };
         let token = self.tokens.get(name)?;
         token.cluster.is_empty().then(|| token.user.clone())
+    }
+
+    /// The user of a token that is good for this cluster.
+    pub(super) fn user_in(&self, who: &Who, cluster: &str) -> Option<String> {
+        let Who::Token(name) = who else { return None };
+        let token = self.tokens.get(name)?;
+        (token.cluster.is_empty() || token.cluster == cluster).then(|| token.user.clone())
     }
 
     pub(super) fn is_admin(&self, user: &str) -> bool {

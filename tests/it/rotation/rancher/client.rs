@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
+use harvester_guest_operator::domain::credentials::kubeconfig::Reach;
+use harvester_guest_operator::domain::credentials::token::Token as Value;
 use harvester_guest_operator::rancher::{
-    Error, Issuer, Order, Rancher, Secret, Token, TokenApi, Trust,
+    Error, Issuer, Order, Rancher, Rights, Secret, Token, TokenApi, Trust,
 };
 use serde_json::json;
-use testbed::rancher::Version;
+use testbed::rancher::{Role, Version};
 use testbed::{Verdict, eventually};
 
 use crate::support::SOON;
@@ -151,6 +153,104 @@ async fn only_the_token_by_that_name_is_revoked() -> Result<()> {
     for (name, left) in [("guest-1", 0), ("guest-10", 1), ("a-guest-1", 1)] {
         assert_eq!(site.find(name).await?.len(), left, "{name}");
     }
+    Ok(())
+}
+
+/// An administrator is shown everybody's by ext.cattle.io.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_of_others_are_neither_counted_nor_revoked_nor_sent_anywhere() -> Result<()> {
+    for retired in [false, true] {
+        let site = Site::new(Version::Main).await?;
+        let admin = site.there.user(true);
+        let key = if retired {
+            site.there.retire_v3_tokens();
+            site.there.ext_key(&admin, 0, "key")
+        } else {
+            site.there.api_key(&admin, 0, "key")
+        };
+        // One that has the name of a plan's.
+        let theirs = [
+            site.there.api_key(&site.user, 0, "guest-1"),
+            site.there.ext_key(&site.user, 0, "guest-1"),
+        ];
+        let issuer = Issuer::new(site.there.url(), Some(site.there.ca_pem()), Secret::new(key));
+        let issuer = issuer.map_err(anyhow::Error::msg)?;
+        issuer.mint(&issuer.issued().await?, "guest-1", DAY, None).await?;
+        let known = issuer.issued().await?;
+        assert_eq!(known.user, admin);
+        assert!(known.tokens.iter().all(|token| token.user == admin), "{known:?}");
+        assert_eq!(known.named("guest"), ["guest-1"]);
+        for token in &theirs {
+            let value = Value::new(token.clone());
+            let held = issuer.life(&value, &known).await?.held(&value);
+            // The same API shows an administrator an ext token of others.
+            let is_shown = token.starts_with("ext/");
+            assert_eq!(held.is_unseen, !is_shown, "{token}");
+            let name = token.split(':').next().unwrap_or_default().trim_start_matches("ext/");
+            let view = site.there.token(name).context("it is gone")?;
+            assert_eq!(view.last_used, None, "it was sent somewhere");
+        }
+        // One of the user's own that is not listed any more is dead, and no other.
+        let dead = Value::new(format!("kubeconfig-{admin}abcde:nothing"));
+        let life = issuer.life(&dead, &known).await?;
+        assert_eq!(life.alive, (!retired).then_some(false));
+        let other = Value::new(format!("kubeconfig-{}abcde:nothing", site.user));
+        assert_eq!(issuer.life(&other, &known).await?.alive, None);
+        issuer.revoke("guest-1").await?;
+        assert_eq!(issuer.issued().await?.named("guest"), [""; 0]);
+        for token in &theirs {
+            ensure!(site.there.accepts(token), "another user's was revoked");
+        }
+    }
+    Ok(())
+}
+
+/// Rights that Rancher's node driver needs, of a new token that is good for the cluster alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn rights_of_a_token_are_enough_lacking_or_not_known() -> Result<()> {
+    let site = Site::new(Version::V2_11).await?;
+    let issuer = Issuer::new(site.there.url(), Some(site.there.ca_pem()), site.key.clone());
+    let issuer = issuer.map_err(anyhow::Error::msg)?;
+    let reach = Reach {
+        server: format!("{}/k8s/clusters/c-m-prod", site.there.url()),
+        authority: None,
+        server_name: None,
+        insecure: false,
+    };
+    let known = issuer.issued().await?;
+    let (token, _) = issuer.mint(&known, "guest-1", DAY, Some("c-m-prod")).await?;
+    let role = |writes, namespaces: &[&str]| {
+        let namespaces = namespaces.iter().map(|name| (*name).to_owned()).collect();
+        site.there.role("c-m-prod", &site.user, Role { writes, namespaces });
+    };
+    assert_eq!(issuer.rights(&token, &reach).await, Rights::Enough);
+    role(true, &["kube-system", "team"]);
+    assert_eq!(issuer.rights(&token, &reach).await, Rights::Enough);
+    for namespaces in [&[][..], &["team"], &["none that there is"]] {
+        role(namespaces == ["none that there is"], namespaces);
+        let Rights::Lacking(why) = issuer.rights(&token, &reach).await else { bail!("enough") };
+        ensure!(why.contains("may not create virtualmachines.kubevirt.io"), "{why}");
+    }
+    for code in [403, 404, 503] {
+        for path in ["/selfsubjectaccessreviews", "/v1/namespaces"] {
+            role(false, &["team"]);
+            site.there.set_rule(move |call| {
+                let refusal = Verdict::Refuse { code, reason: "No", message: "no".to_owned() };
+                if call.path.ends_with(path) { refusal } else { Verdict::Pass }
+            });
+            let rights = issuer.rights(&token, &reach).await;
+            ensure!(matches!(rights, Rights::Unknown(_)), "{code} {path}: {rights:?}");
+        }
+    }
+    site.there.clear_rule();
+    site.there.agent("c-m-prod", false);
+    let rights = issuer.rights(&token, &reach).await;
+    ensure!(matches!(rights, Rights::Unknown(_)), "{rights:?}");
+    // One that is not accepted is not good enough.
+    site.there.agent("c-m-prod", true);
+    issuer.revoke("guest-1").await?;
+    let rights = issuer.rights(&token, &reach).await;
+    ensure!(matches!(rights, Rights::Lacking(_)), "{rights:?}");
     Ok(())
 }
 

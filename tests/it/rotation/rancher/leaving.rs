@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::api::TokenRotation;
+use harvester_guest_operator::api::{ANNOTATION_RANCHER_URL, TokenRotation};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
@@ -117,7 +117,9 @@ async fn a_namespace_goes_within_a_minute_with_what_is_rotated_in_it() -> Result
     let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), PASSING);
     let key = site.there.api_key(&site.user, 0, "the operator's");
     for (name, field, value) in [(NAME, "kubeconfig", cluster.kubeconfig()), (MINTER, KEY, key)] {
-        let secret = json!({"metadata": {"name": name}, "stringData": {field: value}});
+        let annotations = json!({ANNOTATION_RANCHER_URL: site.there.url()});
+        let metadata = json!({"name": name, "annotations": annotations});
+        let secret = json!({"metadata": metadata, "stringData": {field: value}});
         secrets.create(&PostParams::default(), &serde_json::from_value(secret)?).await?;
     }
     let options = ["--credential-namespaces", PASSING].map(str::to_owned).to_vec();

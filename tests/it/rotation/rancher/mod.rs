@@ -1,5 +1,6 @@
 //! Credentials of a Rancher: the stand-in's cloud credential, replaced by the operator's own process.
 
+mod authority;
 mod client;
 mod clock;
 mod leaving;
@@ -11,7 +12,7 @@ mod year;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::api::TokenRotation;
+use harvester_guest_operator::api::{ANNOTATION_RANCHER_URL, TokenRotation};
 use harvester_guest_operator::rancher::{Rancher, Secret, Trust};
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -39,7 +40,7 @@ struct Site {
 pub(super) async fn watched(cluster: &Cluster) -> Result<testbed::Rancher> {
     let there = testbed::Rancher::start(Version::V2_14).await?;
     let user = there.user(false);
-    write(cluster, &there.api_key(&user, 0, "the operator's")).await?;
+    write(cluster, &there, &there.api_key(&user, 0, "the operator's")).await?;
     let spec = json!({"target": {"allCloudCredentials": {}}, "rancher": server(&there)});
     let rotation = TokenRotation::new("all", serde_json::from_value(spec)?);
     cluster.rotations().create(&PostParams::default(), &rotation).await?;
@@ -47,10 +48,12 @@ pub(super) async fn watched(cluster: &Cluster) -> Result<testbed::Rancher> {
 }
 
 /// Writes the API key as a person does.
-async fn write(cluster: &Cluster, key: &str) -> Result<()> {
+async fn write(cluster: &Cluster, there: &testbed::Rancher, key: &str) -> Result<()> {
+    let annotations = json!({ANNOTATION_RANCHER_URL: there.url()});
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret",
-        "metadata": {"name": MINTER, "namespace": "default"}, "stringData": {KEY: key},
+        "metadata": {"name": MINTER, "namespace": "default", "annotations": annotations},
+        "stringData": {KEY: key},
     });
     let params = PatchParams::apply("somebody").force();
     cluster.guest_secrets().patch(MINTER, &params, &Patch::Apply(&secret)).await?;
@@ -79,7 +82,7 @@ impl Site {
     }
 
     async fn give(&self, key: &str) -> Result<()> {
-        write(&self.cluster, key).await
+        write(&self.cluster, &self.there, key).await
     }
 
     /// Has the operator look, as it does by itself after some minutes.

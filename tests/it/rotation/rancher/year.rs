@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use futures::future::try_join_all;
 use harvester_guest_operator::domain::credentials::rotation::schedule::Schedule;
 use harvester_guest_operator::domain::credentials::rotation::{
-    self, Act, Change, Hand, Held, Plan, Record, Requests, Seen, Step, Target,
+    self, Act, Change, Hand, Plan, Record, Requests, Seen, Step, Target,
 };
 use harvester_guest_operator::domain::credentials::token::Token as Value;
 use harvester_guest_operator::rancher::{Issuer, Rancher, Secret, Trust};
@@ -148,8 +148,7 @@ impl Rotation {
         let target = if let Some(sight) = &sight {
             sight.target.clone()
         } else {
-            let says = issuer.life(&site.key, &known, None).await?.says;
-            let holds = Some(Held { hash: site.key.hash(), says });
+            let holds = Some(issuer.life(&site.key, &known).await?.held(&site.key));
             Target::There { version: site.key.hash(), holds, beside: Vec::new(), kept: None }
         };
         let existing = Some(known.named(&self.plan.prefix));

@@ -44,6 +44,8 @@ pub enum Standing {
     NotAllowed,
     /// The target tells nothing.
     Unreadable(String),
+    /// The API key may not be used for that.
+    MinterRefused(String),
     /// The target cannot be written without harm.
     Unfit(String),
     /// It is there and only watched, and of a part of it nothing is known, as the text says.
@@ -72,6 +74,7 @@ impl Standing {
                 (False, "NamespaceNotAllowed", message.to_owned())
             }
             Self::Unreadable(why) => (False, UNREADABLE, why.clone()),
+            Self::MinterRefused(why) => (False, "MinterRefused", why.clone()),
             Self::Unfit(why) => (False, "TargetUnfit", format!("spec.target: {why}")),
             Self::WatchedInPart(why) => (True, "WatchedInPart", why.clone()),
             Self::Missing(why) => (False, "TargetMissing", why.clone()),

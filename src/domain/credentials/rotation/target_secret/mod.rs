@@ -18,6 +18,8 @@ pub struct Content {
     pub value: Option<Token>,
     /// Whether nobody may change it.
     pub immutable: bool,
+    /// The URL of the Rancher to which the value may be sent, by the Secret's annotation.
+    pub rancher_url: Option<String>,
 }
 
 /// A target, as it was read.
@@ -62,7 +64,7 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, U
     let user = wants.kubeconfig_user.as_deref();
     let there = |holds: Option<Token>, beside: Vec<String>| Target::There {
         version: secret.version.clone(),
-        holds: holds.map(|token| Held { hash: token.hash(), says: token.says() }),
+        holds: holds.map(|token| Held { hash: token.hash(), says: token.says(), is_unseen: false }),
         beside,
         kept: None,
     };

@@ -9,7 +9,7 @@ fn wants(user: Option<&str>) -> SecretTarget {
 
 fn content(value: &str) -> Content {
     let value = Some(Token::new(value.to_owned()));
-    Content { version: "7".into(), value, immutable: false }
+    Content { version: "7".into(), value, immutable: false, rancher_url: None }
 }
 
 const CONFIG: &str = "users: [{name: a, user: {token: one}}, {name: b, user: {token: two}}]

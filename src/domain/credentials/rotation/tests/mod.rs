@@ -5,6 +5,7 @@ use api::TokenRotation;
 use super::*;
 
 mod model;
+mod strangers;
 
 #[test]
 fn a_revocation_that_fails_is_tried_ever_later_and_holds_nothing_else_up() {

@@ -233,6 +233,15 @@ async fn a_token_for_one_cluster_is_good_for_that_alone() {
     ] {
         assert_eq!(ask(&site.rancher, &key, line, "{}").await.status, expected, "{line}");
     }
+    let key = site.rancher.scoped_key(&site.user, 0, "local");
+    for (line, expected) in [
+        ("GET /v3/tokens", 401),
+        ("GET /apis/ext.cattle.io/v1/tokens", 401),
+        ("POST /k8s/clusters/local/apis/authentication.k8s.io/v1/selfsubjectreviews", 201),
+        ("POST /k8s/clusters/c-m-prod/apis/authentication.k8s.io/v1/selfsubjectreviews", 403),
+    ] {
+        assert_eq!(ask(&site.rancher, &key, line, "{}").await.status, expected, "{line}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -216,7 +216,7 @@ impl World {
                 issued: Some(credential.issued).filter(|_| credential.ours),
                 expires: credential.expires,
             };
-            Held { hash: hash.clone(), says }
+            Held { hash: hash.clone(), says, is_unseen: false }
         };
         let target = match &self.secret {
             None => Target::Absent,

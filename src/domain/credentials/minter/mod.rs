@@ -1,0 +1,84 @@
+//! What a Rancher's API key may be used for.
+//!
+//! Invariants: it is sent to the one URL that its own Secret names; a token is given to no other user than
+//! its own, unless the spec says so, because the owner of a cloud credential may read it; a token in a cloud
+//! credential is good for one cluster.
+
+use super::kubeconfig::Unfit;
+use api::ANNOTATION_RANCHER_URL;
+
+/// As much of a URL as a condition repeats.
+const LONGEST_URL: usize = 200;
+
+/// A cloud credential that is to get a token of an API key's user.
+#[derive(Clone, Copy, Debug)]
+pub struct Gift<'a> {
+    /// The name of its Secret.
+    pub credential: &'a str,
+    /// The user who made it, and may read it.
+    pub owner: &'a str,
+    /// The API key's user.
+    pub user: &'a str,
+    /// Whether the spec allows that they differ.
+    pub allowed: bool,
+}
+
+impl Gift<'_> {
+    /// Why it gets none, if it gets none.
+    pub fn fault(&self) -> Option<Unfit> {
+        let Self { credential, owner, user, allowed } = *self;
+        (owner != user && !allowed).then(|| {
+            format!(
+                "spec.rancher.minter: the API key is of the user {user:?}, and the cloud credential {credential:?} \
+                 of the user {owner:?} (its annotation field.cattle.io/creatorId), who could read {user:?}'s token \
+                 in it: it must be a key of {owner:?}, or spec.source.rancherToken.allowOtherUser must be true"
+            )
+        })
+    }
+}
+
+/// The only cluster for which a token in a cloud credential is good: the one that the spec wants, or else
+/// the one to which its kubeconfig leads.
+pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, Unfit> {
+    wanted.or_else(|| cluster(server)).map(str::to_owned).ok_or_else(|| {
+        "its kubeconfig must lead to https://RANCHER/k8s/clusters/ID, so that a token can be made that is good \
+         for that cluster alone; or spec.source.rancherToken.cluster must name one"
+            .to_owned()
+    })
+}
+
+/// The id in a URL that leads to a cluster behind a Rancher.
+fn cluster(server: &str) -> Option<&str> {
+    let (_, path) = server.split_once("://")?.1.split_once('/')?;
+    let id = path.strip_prefix("k8s/clusters/")?;
+    let id = id.strip_suffix('/').unwrap_or(id);
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    (!id.is_empty() && id.chars().all(fits)).then_some(id)
+}
+
+/// Why a Secret's API key may not be sent to a URL, if it may not. `named`: what its annotation says.
+pub fn address_fault(secret: &str, named: Option<&str>, url: &str) -> Option<Unfit> {
+    let begin = format!("spec.rancher.minter: the Secret {secret:?}");
+    match named.map(str::trim).filter(|named| !named.is_empty()) {
+        Some(named) if is_same_url(named, url) => None,
+        Some(named) => {
+            let named: String = named.chars().take(LONGEST_URL).collect();
+            Some(format!(
+                "{begin} has an API key for {named:?}, as its annotation {ANNOTATION_RANCHER_URL} says, which is not \
+                 sent to spec.rancher.url: that must be the same URL"
+            ))
+        }
+        None => Some(format!(
+            "{begin} does not say where its API key may be sent: its annotation {ANNOTATION_RANCHER_URL} must be \
+             {url:?}"
+        )),
+    }
+}
+
+/// Whether both lead to the same Rancher.
+pub fn is_same_url(one: &str, other: &str) -> bool {
+    one.trim_end_matches('/').eq_ignore_ascii_case(other.trim_end_matches('/'))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,82 @@
+//! What Rancher's node driver for Harvester must be allowed to do by the token of a cloud credential.
+//!
+//! Source: the calls in its `client.go`. Images, networks, keys and storage classes are left out: which it
+//! reads, and in which namespace, is in the machine's configuration.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+/// A right that the driver needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Right {
+    verb: &'static str,
+    group: &'static str,
+    /// With its subresource, if it is about one.
+    resource: &'static str,
+    /// The only object that it is about, which is in no namespace. `None`: all of a namespace.
+    object: Option<&'static str>,
+}
+
+const fn of(verb: &'static str, group: &'static str, resource: &'static str) -> Right {
+    Right { verb, group, resource, object: None }
+}
+
+/// Those that it needs. What a user who may only read lacks comes first.
+pub const RIGHTS: [Right; 11] = [
+    of("create", "kubevirt.io", "virtualmachines"),
+    of("get", "kubevirt.io", "virtualmachines"),
+    of("update", "kubevirt.io", "virtualmachines"),
+    of("delete", "kubevirt.io", "virtualmachines"),
+    of("get", "kubevirt.io", "virtualmachineinstances"),
+    of("update", "subresources.kubevirt.io", "virtualmachines/start"),
+    of("update", "subresources.kubevirt.io", "virtualmachines/stop"),
+    of("update", "subresources.kubevirt.io", "virtualmachines/restart"),
+    of("create", "", "secrets"),
+    of("list", "", "persistentvolumeclaims"),
+    Right { object: Some("server-version"), ..of("get", "harvesterhci.io", "settings") },
+];
+
+impl Right {
+    /// Whether it is about objects in a namespace.
+    pub fn is_namespaced(&self) -> bool {
+        self.object.is_none()
+    }
+
+    /// The question whether the bearer of a token has it, for the API server. Without a namespace: in all.
+    pub fn review(&self, namespace: Option<&str>) -> Value {
+        let (resource, subresource) = self.resource.split_once('/').unwrap_or((self.resource, ""));
+        json!({
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {
+                "verb": self.verb, "group": self.group, "resource": resource,
+                "subresource": subresource, "namespace": namespace.unwrap_or_default(),
+                "name": self.object.unwrap_or_default(),
+            }},
+        })
+    }
+
+    /// What is said of a user who lacks it.
+    pub fn lacking(&self) -> String {
+        let (place, role) = match self.object {
+            Some(_) => ("there", "a role"),
+            None => ("in any namespace there", "a role in a namespace"),
+        };
+        format!(
+            "the API key's user may not {self} {place}, as Rancher's node driver must: give that user {role} by \
+             which virtual machines can be made, or use a key of a user who has one"
+        )
+    }
+}
+
+impl fmt::Display for Right {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { verb, group, resource, object } = self;
+        let object = object.map(|object| format!(" {object:?}")).unwrap_or_default();
+        let dot = if group.is_empty() { "" } else { "." };
+        write!(f, "{verb} {resource}{dot}{group}{object}")
+    }
+}
+
+#[cfg(test)]
+mod tests;

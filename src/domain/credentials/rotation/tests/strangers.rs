@@ -1,0 +1,91 @@
+//! What others have made under a name that looks like one given here, and what others have put into a
+//! target of which nothing is known.
+
+use super::*;
+
+fn plan() -> Plan {
+    let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "r", "namespace": "n", "uid": "u"},
+        "spec": {
+            "source": {"rancherToken": {}}, "target": {"cloudCredential": {"name": "cc"}},
+            "rancher": {"url": "https://r", "minter": {"secretName": "s", "key": "k"}},
+        },
+    }))
+    .unwrap();
+    Plan { prefix: "r".into(), ..status::plan(&rotation) }
+}
+
+fn current(ours: bool, expires: Option<Seconds>) -> Record {
+    let (name, hash) = ("r-5".to_owned(), "h5".to_owned());
+    let current = Current { name, hash, ours, issued: DAY, expires };
+    Record { serial: 5, current: Some(current), ..Record::default() }
+}
+
+fn holds(held: Held) -> Target {
+    Target::There { version: "1".into(), holds: Some(held), beside: Vec::new(), kept: None }
+}
+
+fn seen(target: Target, existing: &[&str]) -> Seen {
+    let existing = existing.iter().map(|name| (*name).to_owned()).collect();
+    Seen { now: DAY + 60, target, existing: Some(existing), ..Seen::default() }
+}
+
+#[test]
+fn a_number_far_ahead_of_ours_was_given_by_somebody_else() {
+    let record = current(true, Some(31 * DAY));
+    let held = || holds(Held { hash: "h5".into(), ..Held::default() });
+    for (name, serial) in [
+        ("r-6", Some(6)),
+        ("r-1", Some(5)),
+        ("r-1005", Some(1_005)),
+        ("r-1006", None),
+        ("r-9223372036854775807", None),
+        ("r-18446744073709551616", None),
+        ("r-0", None),
+        ("r-06", None),
+        ("r-+6", None),
+        ("r--6", None),
+        ("r-6-7", None),
+        ("rr-6", None),
+        ("r", None),
+    ] {
+        let found = match decide(&plan(), &record, &seen(held(), &["r-5", name])) {
+            Act::Write(Change::Found, next) => Some(next.serial),
+            Act::Wait(_) => None,
+            act => panic!("{name}: {act:?}"),
+        };
+        assert_eq!(found, serial, "{name}");
+    }
+}
+
+#[test]
+fn what_somebody_else_has_called_so_is_adopted_as_theirs() {
+    for (name, is_ours) in [("r-7", true), ("r-9000", false)] {
+        let says = crate::credentials::token::Says { name: name.into(), ..Default::default() };
+        let target = holds(Held { hash: "x".into(), says, is_unseen: false });
+        let act = decide(&plan(), &current(true, None), &seen(target, &["r-5", name]));
+        let Act::Write(Change::Adopted, next) = act else { panic!("{act:?}") };
+        assert_eq!(next.current.map(|current| current.ours), Some(is_ours), "{name}");
+    }
+}
+
+#[test]
+fn one_of_which_nothing_is_known_is_replaced_at_once() {
+    let end = Some(31 * DAY);
+    for (record, is_unseen, is_replaced) in [
+        (current(false, None), true, true),
+        (current(false, None), false, false),
+        // Its end was known before.
+        (current(false, end), true, false),
+        (current(true, None), true, false),
+        (current(true, end), true, false),
+    ] {
+        let target = holds(Held { hash: "h5".into(), is_unseen, ..Held::default() });
+        let act = decide(&plan(), &record, &seen(target.clone(), &["r-5"]));
+        let named = matches!(act, Act::Write(Change::Named, _));
+        assert_eq!(named, is_replaced, "{record:?} {is_unseen}: {act:?}");
+        let mut plan = plan();
+        plan.schedule.paused = true;
+        assert_eq!(decide(&plan, &record, &seen(target, &["r-5"])), Act::Wait(None));
+    }
+}
