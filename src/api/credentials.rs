@@ -102,7 +102,9 @@ pub struct SecretTarget {
 )]
 pub struct RancherToken {
     /// For how long a token is to work. Rancher grants at most its setting auth-token-max-ttl-minutes,
-    /// and says nothing when that is less. Unset means 2592000, thirty days.
+    /// ninety days by default, and says nothing when that is less. Unset means as long as Rancher grants, a
+    /// year at most. Somebody else's token of which nobody says when it ends counts as ended after this
+    /// time; unset, after thirty days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 31_536_000))]
     pub lifetime_seconds: Option<i64>,

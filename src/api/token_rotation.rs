@@ -326,6 +326,9 @@ pub struct CurrentCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
+    /// Whether Rancher itself keeps it alive: it has no end, and is not replaced before it has one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub kept_by_rancher: bool,
 }
 
 /// A credential on its way into the target.

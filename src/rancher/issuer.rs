@@ -2,7 +2,7 @@
 
 use super::{Dated, Error, Listed, Order, Rancher, Secret, Token, TokenApi, TokenList, Trust};
 use crate::domain::credentials::kubeconfig::Reach;
-use crate::domain::credentials::rotation::{Held, Made, Seconds};
+use crate::domain::credentials::rotation::{Held, Made, Seconds, Term};
 use crate::domain::credentials::token::{Says, Token as Value};
 
 /// A Rancher, and the API key with which it is asked.
@@ -34,12 +34,16 @@ pub struct Life {
     pub says: Says,
     /// Whether it is accepted. `None`: not known, because it is none that the key's user may see.
     pub alive: Option<bool>,
+    /// Whether it is missing where it would be shown if it were there and the key's user's.
+    pub is_missing: bool,
 }
 
 impl Life {
     /// The token, as what it is in a target.
-    pub fn held(self, token: &Value) -> Held {
-        Held { hash: token.hash(), says: self.says, is_unseen: self.alive.is_none() }
+    pub fn held(self, token: &Value, in_cloud_credential: bool) -> Held {
+        let term = Term::of(token, &self.says, in_cloud_credential);
+        let (is_unseen, is_missing) = (self.alive.is_none(), self.is_missing);
+        Held { hash: token.hash(), says: self.says, is_unseen, is_missing, term }
     }
 }
 
@@ -139,7 +143,7 @@ impl Issuer {
         let now = issued.now;
         if says.expires.is_some() || says.name.is_empty() {
             let over = now.is_some_and(|now| says.expires.is_some_and(|end| end <= now));
-            return Ok(Life { says, alive: Some(!over) });
+            return Ok(Life { says, alive: Some(!over), is_missing: false });
         }
         if let Some(own) = issued.tokens.iter().find(|token| token.name == says.name) {
             return Ok(life(own, now));
@@ -149,16 +153,18 @@ impl Issuer {
             match self.rancher.token(&self.key, &says.name).await {
                 Ok(Dated { value: Some(token), date }) => return Ok(life(&token, date.or(now))),
                 Err(error @ (Error::Unauthorized | Error::Silent(_))) => return Err(error),
+                Ok(_) => return Ok(Life { says, alive: None, is_missing: true }),
                 // The API may be away while the other one answers.
-                Ok(_) | Err(_) => {}
+                Err(_) => {}
             }
         }
         if issued.api == TokenApi::V3 && issued.is_own(&says.name) {
             // It ended no later than now, and nobody says when.
             let says = Says { issued: now.map(|now| now - 1), expires: now, ..says };
-            return Ok(Life { says, alive: Some(false) });
+            return Ok(Life { says, alive: Some(false), is_missing: false });
         }
-        Ok(Life { says, alive: None })
+        let is_listed = issued.api == TokenApi::V3 && TokenApi::of(&says.name) == TokenApi::V3;
+        Ok(Life { says, alive: None, is_missing: is_listed })
     }
 
     /// Ends every token by this name.
@@ -209,7 +215,7 @@ fn life(token: &Token, now: Option<Seconds>) -> Life {
         issued: Some(token.created),
         expires: if token.enabled { token.ends } else { now.or(token.ends) },
     };
-    Life { says, alive: Some(token.enabled && !over) }
+    Life { says, alive: Some(token.enabled && !over), is_missing: false }
 }
 
 /// A description that a plan gave, and not a sentence.

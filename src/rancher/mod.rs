@@ -8,6 +8,7 @@
 mod api_server;
 mod credentials;
 mod error;
+mod in_use;
 mod issuer;
 mod rights;
 mod target;

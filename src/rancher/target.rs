@@ -56,7 +56,7 @@ impl Issuer {
             Some(token) => Some(self.life(token, issued).await?),
         };
         let alive = life.as_ref().map_or(Some(false), |life| life.alive);
-        let holds = token.zip(life).map(|(token, life)| life.held(&token));
+        let holds = token.zip(life).map(|(token, life)| life.held(&token, true));
         let target = Target::There {
             version: stored.version.clone(),
             holds,

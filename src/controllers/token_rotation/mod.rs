@@ -7,6 +7,7 @@
 mod act;
 mod census;
 mod leaving;
+mod probe;
 mod rancher;
 mod run;
 mod tell;
@@ -75,6 +76,8 @@ struct Keeper {
     /// When those that wait for their turn have it, and when the next one may be begun.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: Mutex<HashMap<Name, u32>>,
+    /// What is asked of the tokens in use in Ranchers, and when.
+    probes: Mutex<HashMap<Name, probe::Probe>>,
     /// The version in which each was left, and until when nothing is to be done about that.
     resting: Mutex<HashMap<Name, (u64, Instant)>>,
 }
@@ -97,6 +100,7 @@ pub(super) async fn run(ctx: Context) {
         clock: Mutex::default(),
         turns: Mutex::new((HashMap::new(), Instant::now())),
         failures: Mutex::default(),
+        probes: Mutex::default(),
         resting: Mutex::default(),
     });
     let woken = futures::stream::unfold(woken, |mut woken| async move {
@@ -322,6 +326,7 @@ impl Keeper {
         self.begun(name);
         lock(&self.failures).remove(name);
         lock(&self.touched).remove(name);
+        lock(&self.probes).remove(name);
         lock(&self.resting).remove(name);
     }
 }
@@ -345,8 +350,11 @@ async fn look_after(
     let name = ObjectRef::from_obj(rotation.as_ref());
     let is_touched = lock(&keeper.touched).remove(&name);
     let pause = || keeper.is_resting(&rotation).or_else(|| keeper.quiet(&rotation));
-    if !is_touched && let Some(pause) = pause() {
-        return Ok(Action::requeue(pause));
+    if !is_touched
+        && let Some(pause) = pause()
+        && let Some(next) = probe::probe(&keeper, &rotation).await
+    {
+        return Ok(Action::requeue(pause.min(next)));
     }
     let run = Box::pin(run::run(&keeper, &rotation));
     match tokio::time::timeout(PATIENCE, run).await.unwrap_or(Err(CallError::Timeout(PATIENCE))) {

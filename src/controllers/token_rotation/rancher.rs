@@ -48,32 +48,9 @@ pub(super) async fn look(
     server: &RancherServer,
 ) -> Result<Look, CallError> {
     let namespace = rotation.namespace().unwrap_or_default();
-    let barred = |why: String| Look::blind(Blind::barred(why));
-    let (wants, credentials) = (&server.minter, &keeper.ctx.credentials);
-    let secret = match credentials.secret(&namespace, &wants.secret_name, &wants.key).await {
-        Ok((secret, _)) => secret.unwrap_or_default(),
-        Err(error) => match error.refusal() {
-            Some(why) => return Ok(barred(format!("spec.rancher.minter: {why}"))),
-            None => return Err(error),
-        },
-    };
-    let Some(key) = secret.value.filter(|key| !key.reveal().is_empty()) else {
-        return Ok(barred(format!(
-            "spec.rancher.minter: there is no Secret {:?} with an API key under {:?}",
-            wants.secret_name, wants.key
-        )));
-    };
-    let named = secret.rancher_url.as_deref();
-    if let Some(why) = minter::address_fault(&wants.secret_name, named, &server.url) {
-        return Ok(Look::blind(Blind { standing: Standing::MinterRefused, ..Blind::barred(why) }));
-    }
-    let authority = match authority(keeper, &namespace, server).await? {
-        Ok(authority) => authority,
-        Err(why) => return Ok(barred(why)),
-    };
-    let issuer = match Issuer::new(&server.url, authority.as_deref(), Secret::from(&key)) {
+    let (issuer, key) = match issuer(keeper, &namespace, server).await? {
         Ok(issuer) => issuer,
-        Err(why) => return Ok(barred(format!("spec.rancher: {why}"))),
+        Err(blind) => return Ok(Look::blind(blind)),
     };
     let seen = see(keeper, rotation, &namespace, issuer).await?;
     match seen {
@@ -99,6 +76,41 @@ pub(super) async fn look(
             let why = format!("Rancher: {error}");
             Ok(Look::blind(Blind { unknown, ..Blind::barred(why) }))
         }
+    }
+}
+
+/// The Rancher of a spec with the API key as it is now, and that key; or why they cannot be had.
+pub(super) async fn issuer(
+    keeper: &Keeper,
+    namespace: &str,
+    server: &RancherServer,
+) -> Result<Result<(Issuer, Token), Blind>, CallError> {
+    let barred = |why: String| Ok(Err(Blind::barred(why)));
+    let (wants, credentials) = (&server.minter, &keeper.ctx.credentials);
+    let secret = match credentials.secret(namespace, &wants.secret_name, &wants.key).await {
+        Ok((secret, _)) => secret.unwrap_or_default(),
+        Err(error) => match error.refusal() {
+            Some(why) => return barred(format!("spec.rancher.minter: {why}")),
+            None => return Err(error),
+        },
+    };
+    let Some(key) = secret.value.filter(|key| !key.reveal().is_empty()) else {
+        return barred(format!(
+            "spec.rancher.minter: there is no Secret {:?} with an API key under {:?}",
+            wants.secret_name, wants.key
+        ));
+    };
+    let named = secret.rancher_url.as_deref();
+    if let Some(why) = minter::address_fault(&wants.secret_name, named, &server.url) {
+        return Ok(Err(Blind { standing: Standing::MinterRefused, ..Blind::barred(why) }));
+    }
+    let authority = match authority(keeper, namespace, server).await? {
+        Ok(authority) => authority,
+        Err(why) => return barred(why),
+    };
+    match Issuer::new(&server.url, authority.as_deref(), Secret::from(&key)) {
+        Ok(issuer) => Ok(Ok((issuer, key))),
+        Err(why) => barred(format!("spec.rancher: {why}")),
     }
 }
 
@@ -269,7 +281,7 @@ async fn ask(
         }
     }
     if let (Target::There { holds: Some(held), .. }, Some(token)) = (&mut read.target, token) {
-        let now = issuer.life(&token, known).await?.held(&token);
+        let now = issuer.life(&token, known).await?.held(&token, false);
         let said = std::mem::replace(held, now).says;
         let same = |one: &&mut WatchedCredential| one.name == said.name && !said.name.is_empty();
         for one in read.watched.listed.iter_mut().filter(same) {

@@ -337,6 +337,10 @@ impl Run<'_> {
             Change::Found => {
                 tracing::warn!(namespace, rotation, "credential found that no record knows of");
             }
+            Change::Retimed => {
+                let end = self.rotation.status.as_ref().and_then(|s| s.expires_at.clone());
+                tracing::info!(namespace, rotation, credential = current, end, "another end");
+            }
             Change::Told | Change::Publishing | Change::Revoked => {}
         }
         Ok(())
@@ -403,7 +407,7 @@ impl Run<'_> {
         };
         let pause = pause.min(most);
         self.keeper.rests(&self.rotation, pause);
-        Ok(pause)
+        Ok(self.arm().map_or(pause, |next| next.min(pause)))
     }
 
     /// `None`: as it was, until what failed has been done.
@@ -417,6 +421,7 @@ impl Run<'_> {
             _ if watches => self.watches(),
             _ if self.record.has_failed() => return None,
             _ if self.record.is_stuck() => Standing::NotRevoked,
+            _ if self.record.is_kept_alive() => Standing::KeptByRancher,
             _ => Standing::Current,
         })
     }

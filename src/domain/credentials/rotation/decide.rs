@@ -1,9 +1,10 @@
 //! What is next, from what is recorded and what is seen.
 
+use super::beside::{drop_foreign, is_of, kept, occupied_until};
 use super::strangers::{find, is_unseen, number};
 use super::{
     Act, Change, Current, Hand, Held, IN_OTHER_HANDS, LOOK_AGAIN, Old, Pending, Plan, Publishing,
-    Record, Seconds, Seen, Step, Target, deletion, due, failed,
+    Record, Seconds, Seen, Step, Target, deletion, due, failed, term,
 };
 
 /// Decides.
@@ -47,6 +48,9 @@ pub(super) fn settle(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
         }
         if !is(record.current.as_ref().map(|current| &current.hash), held) {
             return Some(write(Change::Adopted, adopted(plan, record, seen, held)));
+        }
+        if let Some(next) = term::retimed(record, held, seen.now) {
+            return Some(write(Change::Retimed, next));
         }
     }
     find(plan, record, seen)
@@ -94,6 +98,7 @@ fn published(plan: &Plan, record: &Record, now: Seconds) -> Record {
         ours: true,
         issued: made.issued,
         expires: made.expires,
+        kept_alive: false,
     });
     next.failures = 0;
     next.retry_after = None;
@@ -134,6 +139,7 @@ fn adopted(plan: &Plan, record: &Record, seen: &Seen, held: &Held) -> Record {
         hash: held.hash.clone(),
         issued: held.says.issued.unwrap_or(seen.now),
         expires: held.says.expires,
+        kept_alive: held.is_kept_alive(),
     });
     next.last_result = Some("Adopted".to_owned());
     next
@@ -170,7 +176,8 @@ fn replace(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Opti
     let retry = record.retry_after.filter(|retry| *retry > seen.now);
     if let Some(pending) = &record.pending {
         let hand = seen.hand.as_ref().filter(|hand| hand.name == pending.name);
-        if plan.source.is_none() {
+        // Or it was begun before the issuer kept alive what is there.
+        if plan.source.is_none() || record.is_kept_alive() && !record.is_asked() {
             return Some(given_up(plan, record, seen.now));
         }
         if let Some(retry) = retry {
@@ -189,7 +196,7 @@ fn replace(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Opti
         let there = seen.existing.as_ref().is_none_or(|all| all.contains(&current.name));
         current.ours && !there
     });
-    let is_due = due.is_none_or(|due| due.at <= seen.now);
+    let is_due = !record.is_kept_alive() && due.is_none_or(|due| due.at <= seen.now);
     let is_unseen = is_unseen(record, seen);
     if !(is_due || empty || is_gone || is_unseen || !requests.is_none()) {
         return None;
@@ -247,7 +254,7 @@ fn go_on(
         None | Some(Hand { made: None, .. }) => return Act::Mint(pending.name.clone()),
         Some(Hand { made: Some(made), .. }) => made,
     };
-    let end = made.expires.unwrap_or(made.issued + plan.lifetime);
+    let end = made.expires.unwrap_or(made.issued + plan.presumed);
     if now - made.issued > (end - made.issued) / 2 {
         // It has waited too long, or was granted hardly any time.
         return write(Change::Abandoned, failed(plan, record, Step::Mint, &pending.name, now));
@@ -332,54 +339,6 @@ fn revoke(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Optio
         }
     }
     None
-}
-
-/// Takes a credential of another maker, which was kept in the target, out of it when its time is over. It
-/// is not ours to revoke.
-pub(super) fn drop_foreign(
-    plan: &Plan,
-    record: &Record,
-    seen: &Seen,
-    until: &mut Until,
-) -> Option<Act> {
-    let kept = kept(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
-    if record.previous.iter().any(|old| is_of(old, kept)) {
-        return None;
-    }
-    let end = foreign_until(plan, record)?;
-    let end = if plan.deleting.is_some() && plan.revokes { seen.now } else { end };
-    let at = end.max(record.retry_after.unwrap_or_default());
-    if at > seen.now {
-        until.or(at);
-        return None;
-    }
-    Some(Act::DropOld)
-}
-
-/// Time at which the place beside the credential in use is free for it, so that another one can be put
-/// there. `None`: it is free, or nothing says when it will be.
-fn occupied_until(plan: &Plan, record: &Record, seen: &Seen) -> Option<Seconds> {
-    let kept = kept(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
-    match record.previous.iter().find(|old| is_of(old, kept)) {
-        Some(old) => old.after,
-        None => foreign_until(plan, record),
-    }
-}
-
-/// End of the overlap of a kept credential of another maker. `None`: another one is on its way.
-fn foreign_until(plan: &Plan, record: &Record) -> Option<Seconds> {
-    let published = record.last_rotation.filter(|_| record.pending.is_none())?;
-    let leaked = plan.requests.leaked.is_some() && plan.requests.leaked == record.done.leaked;
-    Some(if leaked { published } else { published + plan.overlap + 1 })
-}
-
-fn kept(seen: &Seen) -> Option<&String> {
-    let Target::There { kept, .. } = &seen.target else { return None };
-    kept.as_ref()
-}
-
-fn is_of(old: &Old, hash: &String) -> bool {
-    old.hash.as_ref() == Some(hash)
 }
 
 /// Writes that can no more arrive, because the target is another by now. They may have arrived before

@@ -1,10 +1,9 @@
 //! What is done before a TokenRotation that is being deleted may go.
 
+use super::beside::drop_foreign;
 use super::decide::{Until, abandon, gone, is_beside, may_go, settle, write};
 use super::strangers::find;
-use super::{
-    Act, Change, Old, Plan, Record, SURELY_ANSWERED, Seconds, Seen, Target, Unknown, decide,
-};
+use super::{Act, Change, Old, Plan, Record, SURELY_ANSWERED, Seconds, Seen, Target, Unknown};
 
 /// Time for which a deletion waits, beyond the overlap, for what does not answer or is refused.
 const BEYOND: Seconds = 60 * 60;
@@ -61,7 +60,7 @@ pub(super) fn leave(plan: &Plan, record: &Record, seen: &Seen) -> Act {
         return write(Change::Abandoned, next);
     }
     let mut until = Until::default();
-    if let Some(act) = decide::drop_foreign(plan, record, seen, &mut until) {
+    if let Some(act) = drop_foreign(plan, record, seen, &mut until) {
         return act;
     }
     for old in &record.previous {

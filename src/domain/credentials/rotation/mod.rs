@@ -9,6 +9,7 @@
 //! write whose outcome is not known; nothing is made without a recorded name; what somebody else has
 //! put into the target is adopted and not overwritten before its time.
 
+mod beside;
 mod decide;
 mod deletion;
 pub mod expiry;
@@ -17,10 +18,12 @@ pub mod schedule;
 pub mod status;
 mod strangers;
 pub mod target_secret;
+mod term;
 pub mod watched;
 
 pub use decide::{decide, told};
 pub use deletion::left_behind;
+pub use term::Term;
 
 /// Seconds since the epoch, by the clock of the issuer.
 pub type Seconds = i64;
@@ -46,8 +49,10 @@ pub struct Plan {
     pub prefix: String,
     /// Where they come from. `None`: the target is only watched.
     pub source: Option<Issuer>,
-    /// For how long one counts that does not say when it ends.
+    /// For how long new ones are asked to work.
     pub lifetime: Seconds,
+    /// For how long one counts that does not say when it ends.
+    pub presumed: Seconds,
     /// When they are replaced.
     pub schedule: schedule::Schedule,
     /// For how long both are to work.
@@ -132,6 +137,8 @@ pub struct Current {
     pub issued: Seconds,
     /// When it ends, if it says so.
     pub expires: Option<Seconds>,
+    /// Whether its issuer keeps it alive by itself: it is not replaced unless that is asked for.
+    pub kept_alive: bool,
 }
 
 /// A credential on its way.
@@ -241,6 +248,11 @@ pub struct Held {
     pub says: super::token::Says,
     /// Whether nothing is known of it but its name: whether it works is not known, nor when it ends.
     pub is_unseen: bool,
+    /// Whether its issuer has listed the tokens among which it would be, and it is not there: it is gone, or another
+    /// user's.
+    pub is_missing: bool,
+    /// What its issuer says of it now, if it was asked and knows it.
+    pub term: Option<Term>,
 }
 
 /// A credential that only whoever carries this out has.
@@ -292,6 +304,8 @@ pub enum Change {
     Published,
     /// What somebody else has put there.
     Adopted,
+    /// That its issuer has given what is there another end.
+    Retimed,
     /// That one is not wanted any more.
     Abandoned,
     /// That there is one that nobody knew of.
@@ -344,6 +358,11 @@ impl Record {
         self.pending.as_ref().is_some_and(|pending| !pending.requests.is_none())
     }
 
+    /// Whether the issuer keeps what the target holds alive by itself.
+    pub fn is_kept_alive(&self) -> bool {
+        self.current.as_ref().is_some_and(|current| current.kept_alive)
+    }
+
     /// Whether so many wait to be revoked that no other is made.
     pub fn is_stuck(&self) -> bool {
         self.previous.len() >= MOST_PREVIOUS
@@ -376,11 +395,11 @@ fn pause(failures: u32) -> Seconds {
     FIRST_RETRY << failures.saturating_sub(1).min(10)
 }
 
-/// When the credential is replaced. `None`: there is none, or it is only watched.
+/// When the credential is replaced. `None`: there is none, or it is only watched, or kept alive.
 pub fn due(plan: &Plan, record: &Record) -> Option<schedule::Due> {
-    let current = record.current.as_ref()?;
+    let current = record.current.as_ref().filter(|current| !current.kept_alive)?;
     plan.source?;
-    let end = current.expires.unwrap_or(current.issued + plan.lifetime);
+    let end = current.expires.unwrap_or(current.issued + plan.presumed);
     let seed = format!("{}/{}", plan.prefix, record.serial);
     Some(schedule::due(&plan.schedule, current.issued, end, &seed))
 }

@@ -39,6 +39,6 @@ pub(super) fn number(plan: &Plan, record: &Record, name: &str) -> Option<u64> {
 /// Whether nothing is known of what somebody else has put into the target: it may end at any time.
 pub(super) fn is_unseen(record: &Record, seen: &Seen) -> bool {
     let Target::There { holds: Some(held), .. } = &seen.target else { return false };
-    let known = |current: &Current| current.ours || current.expires.is_some();
+    let known = |c: &Current| c.ours || c.expires.is_some() || c.kept_alive;
     held.is_unseen && !record.current.as_ref().is_some_and(known)
 }

@@ -337,9 +337,6 @@ impl World {
             self.secrets.remove(cc);
             return Ok(());
         }
-        if secret["metadata"]["annotations"].get(CREATOR).is_none() {
-            return Err(Stuck::Again);
-        }
         if secret["metadata"]["finalizers"].is_null() {
             self.write(cc, |secret| secret["metadata"]["finalizers"] = json!([FINALIZER]));
         }

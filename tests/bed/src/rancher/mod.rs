@@ -17,6 +17,7 @@
 //! | the same, 0 becoming the default; -1 is dead from birth; maximum 0 | main | seen |
 //! | a `ttl` that is no number: 422 | all | seen on main |
 //! | expiry: the whole second of creation + `ttl` has passed; 0 is never | all | seen on main |
+//! | another `ttl` in a v3 token's object counts at once; the controller undoes it only when the content changes | all | seen on main; the second: read |
 //! | purge of expired tokens at each start and hourly | all | seen (start), read (hourly) |
 //! | only one's own tokens, an administrator's too; others' are 404 | all | seen on main |
 //! | a dead, wrong, disabled or unknown token: 401 on /v3 (own form) and on `local`, 403 naming `system:unauthenticated` on every other cluster, be there one or not | all | seen on main |
@@ -47,7 +48,7 @@
 //! | a content that names an unknown token: nothing is done, again and again | from 2.12 | seen on main |
 //! | two `users` entries: both tokens are kept | from 2.12 | seen on main |
 //! | a Secret with a content and no annotations: the server ends, at each start again | from 2.12 | seen on main |
-//! | annotations without a creator: the controller does nothing | from 2.12 | read |
+//! | annotations without a creator: the controller does the same (finalizer, `ttl` 0, checksum) | from 2.12 | seen on main |
 //! | a deleted credential's tokens end with it | from 2.12 | seen on main |
 //! | the Secret through /k8s/clusters/local: its creator may get, patch and delete it, and not list; a patch with another resourceVersion is refused | all | seen on main; before 2.12: read |
 //! | Date header: the server's time | all | assumed: HTTP asks for it, and Go writes it |
@@ -420,6 +421,15 @@ impl Rancher {
     /// Whether this is accepted as a token.
     pub fn accepts(&self, bearer: &str) -> bool {
         self.shared.with(|world| world.holder(bearer).is_some())
+    }
+
+    /// Gives a token another lifetime, in milliseconds, as an administrator does who patches its object.
+    pub fn set_ttl(&self, name: &str, ttl: i64) {
+        self.shared.with(|world| {
+            if let Some(token) = world.tokens.get_mut(name) {
+                token.ttl = ttl;
+            }
+        });
     }
 
     /// Deletes a token.

@@ -182,7 +182,7 @@ async fn tokens_of_others_are_neither_counted_nor_revoked_nor_sent_anywhere() ->
         assert_eq!(known.named("guest"), ["guest-1"]);
         for token in &theirs {
             let value = Value::new(token.clone());
-            let held = issuer.life(&value, &known).await?.held(&value);
+            let held = issuer.life(&value, &known).await?.held(&value, false);
             // The same API shows an administrator an ext token of others.
             let is_shown = token.starts_with("ext/");
             assert_eq!(held.is_unseen, !is_shown, "{token}");

@@ -121,14 +121,19 @@ async fn an_api_key_renews_itself() -> Result<()> {
     site.one_is_left().await
 }
 
+/// Rancher 2.12 to 2.14 keep it alive: it is left alone, until they do so no more.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_ui_renews_is_adopted() -> Result<()> {
+async fn what_the_ui_renews_is_adopted_and_left_to_a_rancher_that_keeps_it_alive() -> Result<()> {
     let site = Site::new(Version::V2_12).await?;
     let operator = site.cluster.standby(start()).await?;
     operator.leads().await?;
-    site.cluster.rotation(site.spec(&[])).await?;
+    let rotation = site.spec(&[("schedule", json!({"jitterPercent": 0}))]);
+    site.cluster.rotation(rotation).await?;
+    let message = site.cluster.reason("Ready", "KeptByRancher").await?;
+    ensure!(message.contains("nothing is rotated"), "{message}");
     site.cluster.annotate("rotate", "1").await?;
     site.rotated("1").await?;
+    site.cluster.reason("Ready", "Current").await?;
     let ours = site.published()?;
     let theirs = site.there.kubeconfig(&site.user, "c-m-prod");
     site.there.put_content(&site.cc, &theirs)?;
@@ -136,7 +141,26 @@ async fn what_the_ui_renews_is_adopted() -> Result<()> {
     site.cluster.says("adoption", |s| s.current.as_ref().is_some_and(|c| !c.ours)).await?;
     eventually(SOON, "end of ours", async || !site.there.accepts(&ours)).await?;
     ensure!(site.there.content(&site.cc) == theirs.trim(), "it was overwritten");
-    site.uses(&site.published()?).await
+    site.uses(&site.published()?).await?;
+
+    // It may have been seen before Rancher's controller had.
+    site.poke("2").await?;
+    site.cluster.reason("Ready", "KeptByRancher").await?;
+    site.there.advance(Duration::from_hours(85 * 24));
+    site.poke("3").await?;
+    // It has looked since.
+    site.cluster.reason("MinterExpiring", "NobodyRenews").await?;
+    let status = site.cluster.status().await?;
+    ensure!(status.serial == 1 && status.next_rotation.is_none(), "{status:#?}");
+    ensure!(status.expires_at.is_none() && site.there.content(&site.cc) == theirs.trim());
+    // An end that is near, as from 2.15 on.
+    let name = status.current.context("none is current")?.name;
+    let created = site.there.token(&name).context("it is gone")?.created;
+    let left = site.there.now() / 1000 + 86_400 - created;
+    site.there.set_ttl(&name, left * 1000);
+    site.poke("4").await?;
+    site.cluster.published(2).await?;
+    site.one_is_left().await
 }
 
 /// Rancher stops looking at a content that names a token which it does not know.

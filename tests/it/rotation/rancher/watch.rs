@@ -147,6 +147,17 @@ async fn every_cloud_credential_that_dies_and_nobody_replaces_is_named() -> Resu
     let calm = |status: &TokenRotationStatus| said(status, "Expiring").0 == "TimeLeft";
     site.tells(ALL, "another end", calm).await?;
     shows(&operator, near, &[&label(&soon)], |value| value == 0.0).await?;
+    // Another user's token is not sent anywhere to ask about itself.
+    let token = site.there.api_key(&other, 0, "");
+    site.there.edit_content(&odd, &site.there.kubeconfig_with("c-m-prod", &token));
+    site.poke("another user's").await?;
+    let unseen = |status: &TokenRotationStatus| {
+        let unknown = one(status, &odd).ok().and_then(|one| one.unknown.as_ref());
+        unknown.is_some_and(|why| why.contains("may not see the token"))
+    };
+    site.tells(ALL, "that it is not known", unseen).await?;
+    let name = token.split(':').next().unwrap_or_default();
+    ensure!(site.there.token(name).is_some_and(|token| token.last_used.is_none()), "it was used");
     // A Rancher that is down takes nothing back.
     site.there.stop();
     site.poke("down").await?;

@@ -1,6 +1,7 @@
 //! A year of Rancher in some seconds: what a rotation decides is carried out against the stand-in,
 //! whose clock the test moves, for each version; and whoever reads the credential, now or as long ago
-//! as the overlap promises, is never refused.
+//! as the overlap promises, is never refused. Where Rancher keeps the UI's token alive, a year passes before
+//! that in which nothing is made.
 //!
 //! Here the record is in memory and one hand does everything; what the operator's process makes of
 //! the same decisions is tested where it runs.
@@ -120,6 +121,7 @@ impl Rotation {
             prefix: prefix.to_owned(),
             source: Some(rotation::Issuer { readable: false, prunes: place == Where::Credential }),
             lifetime,
+            presumed: lifetime,
             schedule: Schedule {
                 left_percent: 33,
                 minimum_left: 7 * DAY,
@@ -148,7 +150,7 @@ impl Rotation {
         let target = if let Some(sight) = &sight {
             sight.target.clone()
         } else {
-            let holds = Some(issuer.life(&site.key, &known).await?.held(&site.key));
+            let holds = Some(issuer.life(&site.key, &known).await?.held(&site.key, false));
             Target::There { version: site.key.hash(), holds, beside: Vec::new(), kept: None }
         };
         let existing = Some(known.named(&self.plan.prefix));
@@ -230,10 +232,33 @@ fn told(act: &Act) -> String {
     }
 }
 
+/// A year in which Rancher keeps the UI's token alive: nothing is made. Then it does so no more.
+async fn kept(site: &mut Site, key: &mut Rotation, credential: &mut Rotation) -> Result<()> {
+    let ui = site.published()?;
+    for _ in 0..61 {
+        for rotation in [&mut *key, &mut *credential] {
+            rotation.settle(site).await?;
+        }
+        site.uses(&ui).await?;
+        site.there.advance(Duration::from_secs(u64::try_from(6 * DAY)?));
+    }
+    let acts = &credential.acts;
+    ensure!(acts.len() == 1 && acts[0].contains("Adopted"), "{acts:#?}");
+    let name = ui.split(':').next().unwrap_or_default();
+    let token = site.there.token(name).context("it is gone")?;
+    ensure!(site.published()? == ui && token.ttl == 0, "{token:?}");
+    let left = site.there.now() / 1000 + 30 * DAY - token.created;
+    site.there.set_ttl(name, left * 1000);
+    Ok(())
+}
+
 async fn year(version: Version) -> Result<()> {
     let mut site = Site::new(version).await?;
     let mut credential = Rotation::new("prod-0a1b2c3d", Where::Credential, 30 * DAY);
     let mut key = Rotation::new("key-0a1b2c3d", Where::Key, 90 * DAY);
+    if matches!(version, Version::V2_12 | Version::V2_14) {
+        kept(&mut site, &mut key, &mut credential).await.with_context(|| format!("{version:?}"))?;
+    }
     let start = site.there.now() / 1000;
     let (mut held, mut read_at) = (site.published()?, start);
     let mut uses = 0;

@@ -24,6 +24,9 @@ use api::{
 /// The reason of Ready when the target, or what was made for it, cannot be read.
 pub const UNREADABLE: &str = "TargetUnreadable";
 const LIFETIME: Seconds = 2_592_000;
+/// What a Rancher is asked for where the spec leaves it out. It grants as much as it allows, ninety days
+/// unless it was set up otherwise, and takes more for that.
+const LONGEST: Seconds = 31_536_000;
 const OVERLAP: Seconds = 3_600;
 const LEFT_PERCENT: Seconds = 33;
 const MINIMUM_LEFT: Seconds = 604_800;
@@ -36,6 +39,8 @@ const LONGEST_STEM: usize = 200;
 pub enum Standing {
     /// The credential is there and is looked after.
     Current,
+    /// It is there, and its Rancher keeps it alive.
+    KeptByRancher,
     /// It is there, and only watched.
     Watched,
     /// Nothing is done, because the spec says so.
@@ -64,6 +69,10 @@ impl Standing {
     fn says(&self, plan: &Plan) -> (ConditionStatus, String, String) {
         let (status, reason, message) = match self {
             Self::Current => (True, "Current", String::new()),
+            Self::KeptByRancher => {
+                let message = "Rancher itself keeps this token alive: it has no end, and nothing is rotated until it has one";
+                (True, "KeptByRancher", message.to_owned())
+            }
             Self::Watched => (True, "Watched", "it is not replaced here".to_owned()),
             Self::Paused => {
                 let message = "spec.schedule.paused: nothing is made, published or revoked";
@@ -117,7 +126,8 @@ pub fn plan(rotation: &TokenRotation) -> Plan {
     Plan {
         prefix: prefix(rotation),
         source: source.map(|_| Issuer { readable, prunes }),
-        lifetime: lifetime.unwrap_or(LIFETIME),
+        lifetime: lifetime.unwrap_or(minted.map_or(LIFETIME, |_| LONGEST)),
+        presumed: lifetime.unwrap_or(LIFETIME),
         schedule: Schedule {
             left_percent: wants.renew_when_left_percent.unwrap_or(LEFT_PERCENT),
             minimum_left: wants.minimum_left_seconds.unwrap_or(MINIMUM_LEFT),
@@ -184,6 +194,7 @@ pub fn record(status: Option<&TokenRotationStatus>) -> Record {
             ours: current.ours,
             issued: at(&current.issued_at),
             expires: maybe(&current.expires_at),
+            kept_alive: current.kept_by_rancher,
         }),
         pending: status.pending.as_ref().map(|pending| Pending {
             name: pending.name.clone(),
@@ -318,6 +329,7 @@ fn recorded(record: &Record) -> TokenRotationStatus {
             ours: current.ours,
             issued_at: time(current.issued),
             expires_at: current.expires.map(time),
+            kept_by_rancher: current.kept_alive,
         }),
         pending: record.pending.as_ref().map(pending),
         previous: record

@@ -21,6 +21,13 @@ fn account() -> Value {
     })
 }
 
+fn rancher(token: &Value) -> Value {
+    json!({
+        "source": {"rancherToken": token}, "target": {"cloudCredential": {"name": "cc-abcde"}},
+        "rancher": {"url": "https://rancher", "minter": {"secretName": "rancher", "key": "token"}},
+    })
+}
+
 fn full() -> Record {
     let made = Made { hash: "h".into(), issued: 50, expires: Some(650) };
     Record {
@@ -31,6 +38,7 @@ fn full() -> Record {
             ours: true,
             issued: 40,
             expires: None,
+            kept_alive: true,
         }),
         pending: Some(Pending {
             name: "a-9".into(),
@@ -76,6 +84,13 @@ fn what_is_left_out_has_a_default_and_each_rotation_names_of_its_own() {
     assert_eq!((plan.lifetime, plan.overlap, plan.tells, plan.revokes), (600, 3_600, false, false));
     assert_eq!(plan.schedule.left_percent, 33);
     assert!(plan.prefix.starts_with("guest-") && plan.prefix.len() == 14, "{}", plan.prefix);
+    // A Rancher is asked for more than it grants; what is not known to end counts as before.
+    for (given, asked, presumed) in
+        [(json!({}), 31_536_000, 2_592_000), (json!({"lifetimeSeconds": 3_600}), 3_600, 3_600)]
+    {
+        let plan = super::plan(&rotation(rancher(&given)));
+        assert_eq!((plan.lifetime, plan.presumed), (asked, presumed));
+    }
     first.metadata.uid = Some("another".into());
     assert_ne!(super::plan(&first).prefix, plan.prefix, "made again under its name");
     first.metadata.name = Some("x".repeat(253));
@@ -128,6 +143,22 @@ fn what_ends_soon_is_told_whoever_replaces_it() {
     assert_eq!(says(&watched, &none, std::slice::from_ref(&far), 0), "TimeLeft");
     assert_eq!(says(&watched, &none, &[far, near], 100_000), "NobodyRotates", "the first counts");
     assert_eq!(says(&watched, &none, &[], 100_000), "NoEnd");
+}
+
+/// Nothing is due, nothing ends, and the reason says who sees to that.
+#[test]
+fn what_rancher_keeps_alive_is_shown_as_such() {
+    let current = Current { name: "kubeconfig-u-a".into(), kept_alive: true, ..Current::default() };
+    let record = Record { current: Some(current), ..Record::default() };
+    let standing = Some(&Standing::KeptByRancher);
+    let status = status(&rotation(rancher(&json!({}))), &record, &Beside::default(), standing, 50);
+    assert_eq!((&status.expires_at, &status.next_rotation), (&None, &None));
+    assert!(status.current.is_some_and(|current| current.kept_by_rancher));
+    let [ready, expiring] = &status.conditions[..] else { panic!("{:?}", status.conditions) };
+    assert_eq!((ready.status, expiring.status), (True, False));
+    assert_eq!(ready.reason.as_deref(), Some("KeptByRancher"));
+    assert!(ready.message.as_ref().is_some_and(|message| message.contains("nothing is rotated")));
+    assert_eq!(expiring.reason.as_deref(), Some("NoEnd"));
 }
 
 #[test]

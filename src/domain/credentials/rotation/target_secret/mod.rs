@@ -64,7 +64,11 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, U
     let user = wants.kubeconfig_user.as_deref();
     let there = |holds: Option<Token>, beside: Vec<String>| Target::There {
         version: secret.version.clone(),
-        holds: holds.map(|token| Held { hash: token.hash(), says: token.says(), is_unseen: false }),
+        holds: holds.map(|token| Held {
+            hash: token.hash(),
+            says: token.says(),
+            ..Held::default()
+        }),
         beside,
         kept: None,
     };

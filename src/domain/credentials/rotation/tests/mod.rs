@@ -112,6 +112,7 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
         ours: true,
         issued: DAY,
         expires: Some(31 * DAY),
+        ..Current::default()
     };
     let published = Record {
         serial: 2,
@@ -164,6 +165,7 @@ fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
             ours: true,
             issued: DAY,
             expires: Some(31 * DAY),
+            ..Current::default()
         }),
         told: Some("r-2".into()),
         previous: vec![Old {
@@ -197,6 +199,7 @@ fn leaving(revokes: bool) -> (Plan, Record) {
         ours: true,
         issued: DAY,
         expires: Some(31 * DAY),
+        ..Current::default()
     };
     let old = Old {
         name: "r-1".into(),

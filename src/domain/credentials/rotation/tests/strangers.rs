@@ -17,7 +17,7 @@ fn plan() -> Plan {
 
 fn current(ours: bool, expires: Option<Seconds>) -> Record {
     let (name, hash) = ("r-5".to_owned(), "h5".to_owned());
-    let current = Current { name, hash, ours, issued: DAY, expires };
+    let current = Current { name, hash, ours, issued: DAY, expires, kept_alive: false };
     Record { serial: 5, current: Some(current), ..Record::default() }
 }
 
@@ -62,7 +62,7 @@ fn a_number_far_ahead_of_ours_was_given_by_somebody_else() {
 fn what_somebody_else_has_called_so_is_adopted_as_theirs() {
     for (name, is_ours) in [("r-7", true), ("r-9000", false)] {
         let says = crate::credentials::token::Says { name: name.into(), ..Default::default() };
-        let target = holds(Held { hash: "x".into(), says, is_unseen: false });
+        let target = holds(Held { hash: "x".into(), says, ..Held::default() });
         let act = decide(&plan(), &current(true, None), &seen(target, &["r-5", name]));
         let Act::Write(Change::Adopted, next) = act else { panic!("{act:?}") };
         assert_eq!(next.current.map(|current| current.ours), Some(is_ours), "{name}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use testbed::rancher::Version;
+use testbed::rancher::{Role, Version};
 
 use super::client::{ask, send};
 use super::{DAY, Site, name};
@@ -242,6 +242,44 @@ async fn a_token_for_one_cluster_is_good_for_that_alone() {
     ] {
         assert_eq!(ask(&site.rancher, &key, line, "{}").await.status, expected, "{line}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_what_they_may_do_is_told_by_their_role() {
+    let site = Site::new(Version::Main).await;
+    let (key, admin) = (site.key(&site.user), site.key(&site.admin));
+    let asks = async |key: &str, cluster: &str, what: serde_json::Value| {
+        let path = "apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+        let body = json!({"spec": what}).to_string();
+        ask(&site.rancher, key, &format!("POST /k8s/clusters/{cluster}/{path}"), &body).await
+    };
+    let create = |namespace: &str| json!({"resourceAttributes": {"verb": "create", "group": "kubevirt.io", "resource": "virtualmachines", "namespace": namespace}});
+    let setting = json!({"resourceAttributes": {"verb": "get", "group": "harvesterhci.io", "resource": "settings"}});
+    let role = |writes, namespaces: &[&str]| {
+        let namespaces = namespaces.iter().map(|name| (*name).to_owned()).collect();
+        site.rancher.role("c-m-prod", &site.user, Role { writes, namespaces });
+    };
+    for (restricted, key, cluster, what, allowed) in [
+        (None, &admin, "local", create(""), true),
+        (None, &key, "local", create(""), false),
+        (None, &key, "c-m-prod", create(""), true),
+        (Some((false, &[][..])), &key, "c-m-prod", create(""), false),
+        (Some((false, &[])), &admin, "c-m-prod", create(""), true),
+        (Some((true, &["team"])), &key, "c-m-prod", create(""), false),
+        (Some((true, &["team"])), &key, "c-m-prod", create("team"), true),
+        (Some((true, &["team"])), &key, "c-m-prod", setting, true),
+    ] {
+        if let Some((writes, namespaces)) = restricted {
+            role(writes, namespaces);
+        }
+        let answer = asks(key, cluster, what.clone()).await;
+        assert_eq!(answer.status, 201, "{}", answer.text);
+        assert_eq!(answer.body["status"]["allowed"], allowed, "{restricted:?} {cluster} {what}");
+    }
+    assert_eq!(asks(&key, "c-m-prod", json!({})).await.status, 422);
+    let seen = ask(&site.rancher, &key, "GET /k8s/clusters/c-m-prod/v1/namespaces", "").await;
+    assert_eq!(seen.body["data"][0]["metadata"]["name"], "team", "{}", seen.text);
+    assert_eq!(seen.body["count"], 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

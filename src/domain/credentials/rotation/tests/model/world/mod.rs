@@ -135,6 +135,7 @@ impl World {
             prefix: "r".into(),
             source: Some(Issuer { readable, prunes }),
             lifetime: LIFE,
+            presumed: LIFE,
             schedule,
             overlap: OVERLAP,
             tells,
@@ -216,7 +217,7 @@ impl World {
                 issued: Some(credential.issued).filter(|_| credential.ours),
                 expires: credential.expires,
             };
-            Held { hash: hash.clone(), says, is_unseen: false }
+            Held { hash: hash.clone(), says, ..Held::default() }
         };
         let target = match &self.secret {
             None => Target::Absent,
@@ -406,8 +407,7 @@ impl World {
         if !self.credentials[&hash].verified {
             return Err(format!("{hash} is published and was not tried out"));
         }
-        let flight = (publishing.replaces.clone(), hash, keep);
-        self.in_flight.push(flight);
+        self.in_flight.push((publishing.replaces.clone(), hash, keep));
         if trouble != Some(Trouble::Hang) {
             self.land();
         }

@@ -1,0 +1,53 @@
+//! The credential that was kept in the target beside the one in use, where its issuer deletes what the
+//! target no longer names.
+
+use super::decide::Until;
+use super::{Act, Old, Plan, Record, Seconds, Seen, Target};
+
+/// Takes a credential of another maker, which was kept in the target, out of it when its time is over. It
+/// is not ours to revoke.
+pub(super) fn drop_foreign(
+    plan: &Plan,
+    record: &Record,
+    seen: &Seen,
+    until: &mut Until,
+) -> Option<Act> {
+    let kept = kept(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
+    if record.previous.iter().any(|old| is_of(old, kept)) {
+        return None;
+    }
+    let end = foreign_until(plan, record)?;
+    let end = if plan.deleting.is_some() && plan.revokes { seen.now } else { end };
+    let at = end.max(record.retry_after.unwrap_or_default());
+    if at > seen.now {
+        until.or(at);
+        return None;
+    }
+    Some(Act::DropOld)
+}
+
+/// Time at which the place beside the credential in use is free for it, so that another one can be put
+/// there. `None`: it is free, or nothing says when it will be.
+pub(super) fn occupied_until(plan: &Plan, record: &Record, seen: &Seen) -> Option<Seconds> {
+    let kept = kept(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
+    match record.previous.iter().find(|old| is_of(old, kept)) {
+        Some(old) => old.after,
+        None => foreign_until(plan, record),
+    }
+}
+
+/// End of the overlap of a kept credential of another maker. `None`: another one is on its way.
+fn foreign_until(plan: &Plan, record: &Record) -> Option<Seconds> {
+    let published = record.last_rotation.filter(|_| record.pending.is_none())?;
+    let leaked = plan.requests.leaked.is_some() && plan.requests.leaked == record.done.leaked;
+    Some(if leaked { published } else { published + plan.overlap + 1 })
+}
+
+pub(super) fn kept(seen: &Seen) -> Option<&String> {
+    let Target::There { kept, .. } = &seen.target else { return None };
+    kept.as_ref()
+}
+
+pub(super) fn is_of(old: &Old, hash: &String) -> bool {
+    old.hash.as_ref() == Some(hash)
+}

@@ -1,0 +1,71 @@
+//! What an issuer says of the credential in use whenever it is asked: an end may change while the
+//! credential stays the same.
+
+use super::super::token::{Says, Token};
+use super::{Held, Record, Seconds};
+
+/// How names of those tokens begin that Rancher 2.12 and later gives no end as long as a cloud credential
+/// names them.
+const EXTENDED: [&str; 2] = ["kubeconfig-u-", "kubeconfig-user-"];
+
+/// What an issuer says of a credential.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Term {
+    /// What the issuer calls it.
+    pub id: String,
+    /// When it ends. `None`: never.
+    pub expires: Option<Seconds>,
+    /// Whether the issuer keeps it alive by itself.
+    pub kept_alive: bool,
+}
+
+impl Term {
+    /// What a Rancher has said of a token. `None`: it said nothing. Its own kind in a cloud credential is
+    /// kept alive if it has no end, whichever version that Rancher is.
+    pub fn of(token: &Token, told: &Says, in_cloud_credential: bool) -> Option<Self> {
+        let own = token.says();
+        if own.issued.is_some() || told.issued.is_none() {
+            return None;
+        }
+        let is_extended = EXTENDED.iter().any(|kind| own.name.starts_with(kind));
+        let kept_alive = in_cloud_credential && is_extended && told.expires.is_none();
+        Some(Self { id: own.name, expires: told.expires, kept_alive })
+    }
+}
+
+impl Held {
+    /// Whether its issuer keeps it alive.
+    pub(super) fn is_kept_alive(&self) -> bool {
+        self.term.as_ref().is_some_and(|term| term.kept_alive)
+    }
+}
+
+/// The record with what the issuer says now of the credential in use. `None`: that is nothing new.
+pub(super) fn retimed(record: &Record, held: &Held, now: Seconds) -> Option<Record> {
+    let mut next = record.clone();
+    let current = next.current.as_mut()?;
+    // One that was seen before is gone. Of ours, those that are there are known by name.
+    let was_seen = !current.ours && (current.expires.is_some() || current.kept_alive);
+    let gone = (held.is_missing && was_seen).then(|| Term {
+        id: String::new(),
+        expires: Some(now),
+        kept_alive: false,
+    });
+    let term = held.term.as_ref().or(gone.as_ref())?;
+    // When a dead one ended, nobody says: what was recorded first stays.
+    let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
+    let is_same = current.expires == term.expires && current.kept_alive == term.kept_alive;
+    if is_same || is_over(current.expires) && is_over(term.expires) {
+        return None;
+    }
+    (current.expires, current.kept_alive) = (term.expires, term.kept_alive);
+    if term.kept_alive && next.pending.is_none() {
+        // What has failed is not tried again, for nothing is due.
+        (next.failures, next.retry_after) = (0, None);
+        next.last_result = Some("Adopted".to_owned());
+    }
+    Some(next)
+}
+
+#[cfg(test)]
+mod tests;

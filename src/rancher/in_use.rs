@@ -1,0 +1,57 @@
+//! A token in use: whether it is still what it was seen to be.
+
+use super::{Error, Issuer, Token};
+use crate::domain::credentials::rotation::Term;
+
+impl Issuer {
+    /// Whether the token is not as it was seen to be any more, or the key's user may not see it. It takes
+    /// one call, which is no use of the token itself.
+    pub async fn differs(&self, seen: &Term) -> bool {
+        let found = self.rancher().token(self.key(), &seen.id).await;
+        differs(&found.map(|found| found.value), seen)
+    }
+}
+
+fn differs(found: &Result<Option<Token>, Error>, seen: &Term) -> bool {
+    match found {
+        Ok(Some(token)) => !token.enabled || token.ends != seen.expires,
+        Ok(None) | Err(Error::Unauthorized | Error::Forbidden(_)) => true,
+        // Who does not answer says nothing.
+        Err(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_gone_disabled_or_ends_at_another_time_differs_and_silence_does_not() {
+        let seen = Term { id: "token-abcde".to_owned(), expires: Some(900), kept_alive: false };
+        let token = |ends: Option<i64>, enabled: bool| Token {
+            name: seen.id.clone(),
+            user: "u-1".to_owned(),
+            description: String::new(),
+            created: 100,
+            ends,
+            cluster: None,
+            enabled,
+        };
+        let refused = |status| Error::Refused { status, message: String::new() };
+        for (found, other) in [
+            (Ok(Some(token(Some(900), true))), false),
+            (Ok(Some(token(Some(900), false))), true),
+            (Ok(Some(token(Some(800), true))), true),
+            (Ok(Some(token(None, true))), true),
+            (Ok(None), true),
+            (Err(Error::Unauthorized), true),
+            (Err(Error::Forbidden(String::new())), true),
+            (Err(Error::Silent(String::new())), false),
+            (Err(Error::Unreadable(String::new())), false),
+            (Err(refused(503)), false),
+            (Err(refused(404)), false),
+        ] {
+            assert_eq!(differs(&found, &seen), other, "{found:?}");
+        }
+    }
+}
