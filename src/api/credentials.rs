@@ -103,7 +103,7 @@ pub struct SecretTarget {
 pub struct RancherToken {
     /// For how long a token is to work. Rancher grants at most its setting auth-token-max-ttl-minutes,
     /// ninety days by default, and says nothing when that is less. Unset means as long as Rancher grants, a
-    /// year at most. Somebody else's token of which nobody says when it ends counts as ended after this
+    /// year at most. A token from elsewhere whose end is not known counts as ended after this
     /// time; unset, after thirty days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 31_536_000))]

@@ -198,7 +198,7 @@ impl Credentials {
         let bond = call(api.get_metadata(name)).await?;
         if bond.labels().get(LABEL_ROTATION).is_none_or(|made_for| made_for != rotation) {
             let why = format!(
-                "Secret {namespace}/{name} is somebody else's: without the label {LABEL_ROTATION}={rotation} \
+                "Secret {namespace}/{name} is another owner's: without the label {LABEL_ROTATION}={rotation} \
                  nothing is bound to it: delete it, or leave it and wait for the next name"
             );
             let status = Status::failure(&why, "Invalid").with_code(422);

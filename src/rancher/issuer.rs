@@ -14,7 +14,7 @@ pub struct Issuer {
     authority: Option<String>,
 }
 
-/// What Rancher says of the key's user, and of that user's tokens.
+/// The key's user and that user's tokens, as Rancher lists them.
 #[derive(Clone, Debug)]
 pub struct Issued {
     /// The API that lists them, and makes others.
@@ -32,9 +32,9 @@ pub struct Issued {
 pub struct Life {
     /// What is known of it.
     pub says: Says,
-    /// Whether it is accepted. `None`: not known, because it is none that the key's user may see.
+    /// The token is accepted. `None`: not known, because it is none that the key's user may see.
     pub alive: Option<bool>,
-    /// Whether it is missing where it would be shown if it were there and the key's user's.
+    /// The token is missing from the list that would show it if it were the key's user's.
     pub is_missing: bool,
 }
 
@@ -136,7 +136,7 @@ impl Issuer {
         }
     }
 
-    /// What becomes of a token that is in use somewhere, by what Rancher says to the API key. The token itself
+    /// State of a token that is in use somewhere, by Rancher's word to the API key. The token itself
     /// is sent nowhere: it may be another user's, and each use of it is recorded as that user's.
     pub async fn life(&self, value: &Value, issued: &Issued) -> Result<Life, Error> {
         let says = value.says();
@@ -159,7 +159,7 @@ impl Issuer {
             }
         }
         if issued.api == TokenApi::V3 && issued.is_own(&says.name) {
-            // It ended no later than now, and nobody says when.
+            // It ended no later than now; the time is not known.
             let says = Says { issued: now.map(|now| now - 1), expires: now, ..says };
             return Ok(Life { says, alive: Some(false), is_missing: false });
         }

@@ -1,4 +1,4 @@
-//! What the bearer of a token may do in the cluster to which a cloud credential leads.
+//! Rights of a token's bearer in the cluster to which a cloud credential leads.
 //!
 //! Invariant: where that cannot be asked, it is not known, and is no refusal.
 
@@ -20,14 +20,14 @@ const ASKED_WITHIN: Duration = Duration::from_secs(20);
 /// The namespaces that the user may see, as Rancher's UI lists them to choose the machines' one.
 const NAMESPACES: &str = "/v1/namespaces";
 
-/// What a token may do.
+/// Rights of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rights {
     /// All that is needed, everywhere or in a namespace.
     Enough,
     /// Not all, as the text says.
     Lacking(String),
-    /// It cannot be asked, as the text says.
+    /// The review cannot be had, as the text says.
     Unknown(String),
 }
 

@@ -76,7 +76,7 @@ struct Keeper {
     /// When those that wait for their turn have it, and when the next one may be begun.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: Mutex<HashMap<Name, u32>>,
-    /// What is asked of the tokens in use in Ranchers, and when.
+    /// Probes of the tokens in use in Ranchers.
     probes: Mutex<HashMap<Name, probe::Probe>>,
     /// The version in which each was left, and until when nothing is to be done about that.
     resting: Mutex<HashMap<Name, (u64, Instant)>>,

@@ -1,5 +1,5 @@
 //! The token in use in a Rancher, asked for once a minute between two looks: one that was revoked by hand
-//! is replaced at once, and nobody tells that it was.
+//! is replaced at once, and no event says that it was.
 //!
 //! Invariants: a probe is one call, made with the API key: when a token was last used stays the time of
 //! those who use it. It decides nothing: what is not as it was is looked at.
@@ -15,16 +15,16 @@ use super::{Keeper, lock};
 use crate::api::TokenRotation;
 use crate::domain::credentials::rotation::{Target, Term};
 
-/// How often.
+/// Pause between two probes.
 const EVERY: Duration = Duration::from_mins(1);
-/// How long one of the few who work may wait for an answer.
+/// Deadline of a probe. One of the few workers does nothing else meanwhile.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a token was seen to be, and when that is asked again.
+/// State in which a token was seen, and the time of the next probe.
 pub(super) struct Probe {
     term: Term,
     at: Instant,
-    /// Whether it was another when it was asked last.
+    /// The last probe found another state.
     differs: bool,
 }
 

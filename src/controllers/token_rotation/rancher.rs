@@ -357,7 +357,7 @@ impl Run<'_> {
         self.failed(Step::Verify, &hand.name, &why).await
     }
 
-    /// What Rancher's node driver must be allowed to do by the token, and is not.
+    /// Rights that Rancher's node driver needs and the token lacks.
     async fn lacks(&self, token: &Token) -> Option<String> {
         let (side, credential) = (self.side.as_ref()?, self.credential()?);
         let asked = side.issuer.rights(token, self.read.reach.as_ref()?);

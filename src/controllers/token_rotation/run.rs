@@ -63,12 +63,12 @@ impl Look {
     }
 }
 
-/// Why a target tells nothing, or may not be told anything.
+/// Reason why a target cannot be read, or may not be written.
 #[derive(Clone)]
 pub(super) struct Blind {
     pub(super) why: String,
     pub(super) unknown: Unknown,
-    /// How it stands because of that.
+    /// Standing that follows.
     pub(super) standing: fn(String) -> Standing,
     /// Whether a Rancher does not accept the API key.
     pub(super) refused: bool,

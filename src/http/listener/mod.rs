@@ -32,7 +32,7 @@ use conversation::Conversation;
 /// For the TLS handshake. Longer than a machine stands still, on either side: whose handshake is cut
 /// is an API server, and its request is refused.
 const HANDSHAKE: Duration = Duration::from_secs(8);
-/// For what is under way when the listener ends: longer than a fresh connection may take to bring its request.
+/// Time for requests under way when the listener ends: longer than a fresh connection may take to bring one.
 const WIND_DOWN: Duration = Duration::from_secs(6);
 /// Time without a new connection after which the listener is closed.
 const LAST_CALL: Duration = Duration::from_millis(100);

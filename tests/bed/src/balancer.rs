@@ -146,7 +146,7 @@ async fn look(backends: Arc<Mutex<Vec<Backend>>>) {
     }
 }
 
-/// Whether it says that it is ready.
+/// Asks an operator whether it is ready.
 async fn is_ready(probes: SocketAddr) -> bool {
     let asked = async {
         let mut stream = TcpStream::connect(probes).await?;

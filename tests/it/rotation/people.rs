@@ -160,7 +160,7 @@ async fn what_cannot_be_written_without_harm_is_left_alone() -> Result<()> {
     cluster.annotate("rotate", "now").await?;
     let status = cluster.published(2).await?;
     cluster.one_is_left().await?;
-    // A Secret of somebody else's by the next name: nothing is bound to it, and it stays.
+    // A Secret of another owner by the next name: nothing is bound to it, and it stays.
     let last = status.current.context("none is current")?.name;
     let (prefix, number) = last.rsplit_once('-').context("no number")?;
     let next = format!("{prefix}-{}", number.parse::<u64>()? + 1);

@@ -1,4 +1,4 @@
-//! What a Rancher's API key may be used for.
+//! Uses of a Rancher's API key that are allowed.
 //!
 //! Invariants: it is sent to the one URL that its own Secret names; a token is given to no other user than
 //! its own, unless the spec says so, because the owner of a cloud credential may read it; a token in a cloud

@@ -1,4 +1,4 @@
-//! What an API key is refused for, and what not.
+//! Uses of an API key that are refused, and those that are not.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What Rancher's node driver for Harvester must be allowed to do by the token of a cloud credential.
+//! Rights that Rancher's node driver for Harvester needs of the token of a cloud credential.
 //!
 //! Source: the calls in its `client.go`. Images, networks, keys and storage classes are left out: which it
 //! reads, and in which namespace, is in the machine's configuration.
@@ -22,7 +22,7 @@ const fn of(verb: &'static str, group: &'static str, resource: &'static str) -> 
     Right { verb, group, resource, object: None }
 }
 
-/// Those that it needs. What a user who may only read lacks comes first.
+/// Rights that the driver needs. Those that a reader lacks come first.
 pub const RIGHTS: [Right; 11] = [
     of("create", "kubevirt.io", "virtualmachines"),
     of("get", "kubevirt.io", "virtualmachines"),
@@ -38,7 +38,7 @@ pub const RIGHTS: [Right; 11] = [
 ];
 
 impl Right {
-    /// Whether it is about objects in a namespace.
+    /// The right is about objects in a namespace.
     pub fn is_namespaced(&self) -> bool {
         self.object.is_none()
     }
@@ -56,7 +56,7 @@ impl Right {
         })
     }
 
-    /// What is said of a user who lacks it.
+    /// Message about a user who lacks it.
     pub fn lacking(&self) -> String {
         let (place, role) = match self.object {
             Some(_) => ("there", "a role"),

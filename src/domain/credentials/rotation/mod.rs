@@ -49,9 +49,9 @@ pub struct Plan {
     pub prefix: String,
     /// Where they come from. `None`: the target is only watched.
     pub source: Option<Issuer>,
-    /// For how long new ones are asked to work.
+    /// Lifetime that new ones are asked for.
     pub lifetime: Seconds,
-    /// For how long one counts that does not say when it ends.
+    /// Lifetime of one whose end is not known.
     pub presumed: Seconds,
     /// When they are replaced.
     pub schedule: schedule::Schedule,
@@ -251,7 +251,7 @@ pub struct Held {
     /// Whether its issuer has listed the tokens among which it would be, and it is not there: it is gone, or another
     /// user's.
     pub is_missing: bool,
-    /// What its issuer says of it now, if it was asked and knows it.
+    /// State that its issuer gives now, if it was asked and knows it.
     pub term: Option<Term>,
 }
 
@@ -304,7 +304,7 @@ pub enum Change {
     Published,
     /// What somebody else has put there.
     Adopted,
-    /// That its issuer has given what is there another end.
+    /// The issuer has given the one in the target another end.
     Retimed,
     /// That one is not wanted any more.
     Abandoned,
@@ -395,7 +395,7 @@ fn pause(failures: u32) -> Seconds {
     FIRST_RETRY << failures.saturating_sub(1).min(10)
 }
 
-/// When the credential is replaced. `None`: there is none, or it is only watched, or kept alive.
+/// Time at which the credential is replaced. `None`: there is none, or it is only watched, or kept alive.
 pub fn due(plan: &Plan, record: &Record) -> Option<schedule::Due> {
     let current = record.current.as_ref().filter(|current| !current.kept_alive)?;
     plan.source?;

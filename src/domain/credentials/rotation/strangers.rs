@@ -1,4 +1,4 @@
-//! What others may have made under a name that looks like one given here, and what they have put into a
+//! Credentials of others: made under a name that looks like one given here, or put into a
 //! target of which nothing is known.
 
 use super::decide::write;
@@ -8,7 +8,7 @@ use super::{Act, Change, Current, Old, Plan, Record, Seen, Target};
 /// a name could use up all numbers.
 const FURTHEST_AHEAD: u64 = 1_000;
 
-/// Records what nobody knew of.
+/// Records a credential that no record knew of.
 pub(super) fn find(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
     let unknown = |name: &&String| !record.knows(name);
     let (found, number) = seen
@@ -18,7 +18,7 @@ pub(super) fn find(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
         .filter(unknown)
         .find_map(|name| Some((name, number(plan, record, name)?)))?;
     let mut next = record.clone();
-    // Whoever made it may have published it, and lost the record.
+    // Its maker may have published it, and lost the record.
     next.previous.push(Old {
         name: found.clone(),
         after: Some(seen.now + plan.overlap + 1),
@@ -29,14 +29,14 @@ pub(super) fn find(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
 }
 
 /// The number in the name of what was made by this plan. `None`: it was not, or its number is so far ahead
-/// that somebody else has given it.
+/// that another maker has given it.
 pub(super) fn number(plan: &Plan, record: &Record, name: &str) -> Option<u64> {
     let number = name.strip_prefix(&plan.prefix)?.strip_prefix('-')?;
     let number = number.parse().ok().filter(|read: &u64| read.to_string() == number)?;
     (1..=record.serial.saturating_add(FURTHEST_AHEAD)).contains(&number).then_some(number)
 }
 
-/// Whether nothing is known of what somebody else has put into the target: it may end at any time.
+/// Tells whether nothing is known of a credential that came from elsewhere: it may end at any time.
 pub(super) fn is_unseen(record: &Record, seen: &Seen) -> bool {
     let Target::There { holds: Some(held), .. } = &seen.target else { return false };
     let known = |c: &Current| c.ours || c.expires.is_some() || c.kept_alive;

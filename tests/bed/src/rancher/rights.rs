@@ -1,4 +1,4 @@
-//! Owns what a user may do in a cluster, and the answers to whoever asks about that.
+//! Owns what a user may do in a cluster, and the answers about that.
 
 use serde_json::{Value, json};
 

@@ -56,15 +56,15 @@ pub(super) struct User {
 pub(super) struct Cluster {
     pub(super) name: String,
     pub(super) members: BTreeSet<String>,
-    /// What members may do who may not do all.
+    /// Roles of members who may not do all.
     pub(super) roles: BTreeMap<String, Role>,
     pub(super) agent: bool,
 }
 
-/// What a member of a cluster may do in it.
+/// Role of a member of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Role {
-    /// Whether it may write.
+    /// The role may write.
     pub writes: bool,
     /// The only namespaces that it is about, which are all that its user sees. Empty: all.
     pub namespaces: Vec<String>,

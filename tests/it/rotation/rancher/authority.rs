@@ -1,4 +1,4 @@
-//! How much a token in a cloud credential may do, whose it is, and where the API key is sent.
+//! Rights and owner of a token in a cloud credential, and where the API key is sent.
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::ANNOTATION_RANCHER_URL;
@@ -37,7 +37,7 @@ impl Site {
     }
 }
 
-/// For a site whose credential is looked after, with the API key of the credential's owner.
+/// Checks of a site whose credential is looked after with the API key of the credential's owner.
 pub(super) async fn is_least(site: &Site) -> Result<()> {
     let spec = async |spec: Value| {
         let patch = Patch::Merge(json!({"spec": spec}));
@@ -48,7 +48,7 @@ pub(super) async fn is_least(site: &Site) -> Result<()> {
     ensure!(site.whose()? == own, "{:?}", site.whose());
     let before = site.there.content(&site.cc);
 
-    // An administrator's token is not for whoever may read the credential.
+    // An administrator's token is not for every reader of the credential.
     let admin = site.there.user(true);
     site.give(&site.there.api_key(&admin, 0, "")).await?;
     let parts = ["spec.rancher.minter", admin.as_str(), site.user.as_str(), "allowOtherUser"];
@@ -88,7 +88,7 @@ pub(super) async fn is_least(site: &Site) -> Result<()> {
     site.annotate_key(json!(site.there.url())).await?;
     site.rotated(site.there.url()).await?;
 
-    // Whoever may only read cannot make machines.
+    // A reader cannot make machines.
     let reads = || Role { writes: false, namespaces: Vec::new() };
     site.there.role("c-m-prod", &site.user, reads());
     let before = site.published()?;

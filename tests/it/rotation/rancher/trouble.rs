@@ -417,7 +417,7 @@ impl Other {
         .await
     }
 
-    /// A token that somebody else put there is revoked by hand, and then the one that took its place.
+    /// Revokes by hand a token that came from elsewhere, and then the one that took its place.
     async fn is_mended(&self) -> Result<()> {
         let mut name = self.holds_another("").await?;
         for round in 0..2 {

@@ -24,7 +24,7 @@ use api::{
 /// The reason of Ready when the target, or what was made for it, cannot be read.
 pub const UNREADABLE: &str = "TargetUnreadable";
 const LIFETIME: Seconds = 2_592_000;
-/// What a Rancher is asked for where the spec leaves it out. It grants as much as it allows, ninety days
+/// Lifetime that a Rancher is asked for where the spec leaves it out. It grants as much as it allows, ninety days
 /// unless it was set up otherwise, and takes more for that.
 const LONGEST: Seconds = 31_536_000;
 const OVERLAP: Seconds = 3_600;
@@ -39,7 +39,7 @@ const LONGEST_STEM: usize = 200;
 pub enum Standing {
     /// The credential is there and is looked after.
     Current,
-    /// It is there, and its Rancher keeps it alive.
+    /// The credential is there, and its Rancher keeps it alive.
     KeptByRancher,
     /// It is there, and only watched.
     Watched,

@@ -1,35 +1,35 @@
-//! What an issuer says of the credential in use whenever it is asked: an end may change while the
+//! State of the credential in use, as its issuer gives it at each look: an end may change while the
 //! credential stays the same.
 
 use super::super::token::{Says, Token};
 use super::{Held, Record, Seconds};
 
-/// How names of those tokens begin that Rancher 2.12 and later gives no end as long as a cloud credential
+/// Prefixes of the tokens that Rancher 2.12 and later gives no end as long as a cloud credential
 /// names them.
 const EXTENDED: [&str; 2] = ["kubeconfig-u-", "kubeconfig-user-"];
 
-/// What an issuer says of a credential.
+/// State of a credential, as its issuer gives it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Term {
-    /// What the issuer calls it.
+    /// Name by which the issuer knows it.
     pub id: String,
-    /// When it ends. `None`: never.
+    /// Time at which it ends. `None`: never.
     pub expires: Option<Seconds>,
     /// Whether the issuer keeps it alive by itself.
     pub kept_alive: bool,
 }
 
 impl Term {
-    /// What a Rancher has said of a token. `None`: it said nothing. Its own kind in a cloud credential is
+    /// State of a token by a Rancher's word. `None`: there is no word of it. Rancher's own kind in a cloud credential is
     /// kept alive if it has no end, whichever version that Rancher is.
-    pub fn of(token: &Token, told: &Says, in_cloud_credential: bool) -> Option<Self> {
+    pub fn of(token: &Token, word: &Says, in_cloud_credential: bool) -> Option<Self> {
         let own = token.says();
-        if own.issued.is_some() || told.issued.is_none() {
+        if own.issued.is_some() || word.issued.is_none() {
             return None;
         }
         let is_extended = EXTENDED.iter().any(|kind| own.name.starts_with(kind));
-        let kept_alive = in_cloud_credential && is_extended && told.expires.is_none();
-        Some(Self { id: own.name, expires: told.expires, kept_alive })
+        let kept_alive = in_cloud_credential && is_extended && word.expires.is_none();
+        Some(Self { id: own.name, expires: word.expires, kept_alive })
     }
 }
 
@@ -52,7 +52,7 @@ pub(super) fn retimed(record: &Record, held: &Held, now: Seconds) -> Option<Reco
         kept_alive: false,
     });
     let term = held.term.as_ref().or(gone.as_ref())?;
-    // When a dead one ended, nobody says: what was recorded first stays.
+    // The end of a dead one is not known: what was recorded first stays.
     let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
     let is_same = current.expires == term.expires && current.kept_alive == term.kept_alive;
     if is_same || is_over(current.expires) && is_over(term.expires) {

@@ -1,4 +1,4 @@
-//! What Rancher keeps alive is left to it; what it does not is replaced in time.
+//! Tokens that Rancher keeps alive are left to it; others are replaced in time.
 
 use super::super::{
     Act, Change, Current, Plan, Requests, Seen, Step, Target, decide, due, expiry, failed, status,
@@ -33,7 +33,7 @@ fn what_rancher_keeps_alive_is_its_own_kind_without_an_end_in_a_cloud_credential
     }
 }
 
-/// One that Rancher said nothing of, as one for a single cluster or of another user, may end any time.
+/// A token without a word of Rancher, such as another user's, may end at any time.
 #[test]
 fn silence_is_no_word_of_a_token_without_end() {
     let unknown = Says { issued: None, ..told(None) };
@@ -70,7 +70,7 @@ fn seen(now: Seconds, expires: Option<Seconds>, kept_alive: bool) -> Seen {
     Seen { now, target, existing: Some(Vec::new()), ..Seen::default() }
 }
 
-/// What is recorded and decided of the UI's token that day, and what follows from that.
+/// Record and act of the UI's token that day.
 fn after(plan: &Plan, record: &Record, seen: &Seen) -> (Record, Act) {
     let mut record = record.clone();
     loop {
@@ -135,7 +135,7 @@ fn what_was_seen_and_is_missing_is_replaced_at_once() {
     }
 }
 
-/// It is extended within a tenth of a second after it was put there, and may have been seen before.
+/// Rancher extends it within a tenth of a second after it was put there; it may have been seen before.
 #[test]
 fn what_rancher_begins_to_keep_alive_is_left_alone_from_then_on() {
     let plan = plan();
@@ -148,7 +148,7 @@ fn what_rancher_begins_to_keep_alive_is_left_alone_from_then_on() {
     assert_eq!(act, Act::Wait(None));
 }
 
-/// What was due before, and was begun or has failed, is neither gone on with nor told any more.
+/// A rotation that was due before is neither continued nor reported.
 #[test]
 fn what_was_due_before_rancher_kept_it_alive_is_given_up() {
     let plan = plan();

@@ -1,4 +1,4 @@
-//! What others have made under a name that looks like one given here, and what others have put into a
+//! Credentials of others: made under a name that looks like one given here, or put into a
 //! target of which nothing is known.
 
 use super::*;
