@@ -1,7 +1,8 @@
 //! Rights that Rancher's node driver for Harvester needs of the token of a cloud credential.
 //!
 //! Source: the calls in its `client.go`. Images, networks, keys and storage classes are left out: which it
-//! reads, and in which namespace, is in the machine's configuration.
+//! reads, and in which namespace, is in the machine's configuration. So are Harvester's settings: no role that Harvester
+//! ships was seen to keep them from a user who may make virtual machines.
 
 use std::fmt;
 
@@ -14,16 +15,14 @@ pub struct Right {
     group: &'static str,
     /// With its subresource, if it is about one.
     resource: &'static str,
-    /// The only object that it is about, which is in no namespace. `None`: all of a namespace.
-    object: Option<&'static str>,
 }
 
 const fn of(verb: &'static str, group: &'static str, resource: &'static str) -> Right {
-    Right { verb, group, resource, object: None }
+    Right { verb, group, resource }
 }
 
 /// Rights that the driver needs. Those that a reader lacks come first.
-pub const RIGHTS: [Right; 11] = [
+pub const RIGHTS: [Right; 10] = [
     of("create", "kubevirt.io", "virtualmachines"),
     of("get", "kubevirt.io", "virtualmachines"),
     of("update", "kubevirt.io", "virtualmachines"),
@@ -34,15 +33,9 @@ pub const RIGHTS: [Right; 11] = [
     of("update", "subresources.kubevirt.io", "virtualmachines/restart"),
     of("create", "", "secrets"),
     of("list", "", "persistentvolumeclaims"),
-    Right { object: Some("server-version"), ..of("get", "harvesterhci.io", "settings") },
 ];
 
 impl Right {
-    /// The right is about objects in a namespace.
-    pub fn is_namespaced(&self) -> bool {
-        self.object.is_none()
-    }
-
     /// The question whether the bearer of a token has it, for the API server. Without a namespace: in all.
     pub fn review(&self, namespace: Option<&str>) -> Value {
         let (resource, subresource) = self.resource.split_once('/').unwrap_or((self.resource, ""));
@@ -51,30 +44,24 @@ impl Right {
             "spec": {"resourceAttributes": {
                 "verb": self.verb, "group": self.group, "resource": resource,
                 "subresource": subresource, "namespace": namespace.unwrap_or_default(),
-                "name": self.object.unwrap_or_default(),
             }},
         })
     }
 
     /// Message about a user who lacks it.
     pub fn lacking(&self) -> String {
-        let (place, role) = match self.object {
-            Some(_) => ("there", "a role"),
-            None => ("in any namespace there", "a role in a namespace"),
-        };
         format!(
-            "the API key's user may not {self} {place}, as Rancher's node driver must: give that user {role} by \
-             which virtual machines can be made, or use a key of a user who has one"
+            "the API key's user may not {self} in any namespace there, as Rancher's node driver must: give that user a \
+             role in a namespace by which virtual machines can be made, or use a key of a user who has one"
         )
     }
 }
 
 impl fmt::Display for Right {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { verb, group, resource, object } = self;
-        let object = object.map(|object| format!(" {object:?}")).unwrap_or_default();
+        let Self { verb, group, resource } = self;
         let dot = if group.is_empty() { "" } else { "." };
-        write!(f, "{verb} {resource}{dot}{group}{object}")
+        write!(f, "{verb} {resource}{dot}{group}")
     }
 }
 

@@ -77,8 +77,6 @@ impl Role {
     fn allows(&self, what: &Value) -> bool {
         let text = |field: &str| what[field].as_str().unwrap_or_default();
         let reads = matches!(text("verb"), "get" | "list" | "watch");
-        // Harvester shows its settings to every user.
-        let is_setting = text("group") == "harvesterhci.io" && text("resource") == "settings";
-        reads && is_setting || (reads || self.writes) && self.is_about(text("namespace"))
+        (reads || self.writes) && self.is_about(text("namespace"))
     }
 }
