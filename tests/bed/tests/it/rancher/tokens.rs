@@ -254,7 +254,6 @@ async fn who_asks_what_they_may_do_is_told_by_their_role() {
         ask(&site.rancher, key, &format!("POST /k8s/clusters/{cluster}/{path}"), &body).await
     };
     let create = |namespace: &str| json!({"resourceAttributes": {"verb": "create", "group": "kubevirt.io", "resource": "virtualmachines", "namespace": namespace}});
-    let setting = json!({"resourceAttributes": {"verb": "get", "group": "harvesterhci.io", "resource": "settings"}});
     let role = |writes, namespaces: &[&str]| {
         let namespaces = namespaces.iter().map(|name| (*name).to_owned()).collect();
         site.rancher.role("c-m-prod", &site.user, Role { writes, namespaces });
@@ -267,7 +266,6 @@ async fn who_asks_what_they_may_do_is_told_by_their_role() {
         (Some((false, &[])), &admin, "c-m-prod", create(""), true),
         (Some((true, &["team"])), &key, "c-m-prod", create(""), false),
         (Some((true, &["team"])), &key, "c-m-prod", create("team"), true),
-        (Some((true, &["team"])), &key, "c-m-prod", setting, true),
     ] {
         if let Some((writes, namespaces)) = restricted {
             role(writes, namespaces);
