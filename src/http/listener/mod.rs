@@ -29,8 +29,9 @@ use crate::domain::limits::connections::{Crowd, Phase, Place, Source};
 use crate::metrics::Metrics;
 use conversation::Conversation;
 
-/// For the TLS handshake. Longer than a machine stands still, on either side: whose handshake is cut
-/// is an API server, and its request is refused.
+/// Time for each half of the TLS handshake: until its turn has come, and from then on. Longer than a machine stands
+/// still, on either side. The second half counts anew: a caller that has read this side's part takes the handshake
+/// for done and asks, and a request on a connection that is cut then is refused.
 const HANDSHAKE: Duration = Duration::from_secs(8);
 /// Time for requests under way when the listener ends: longer than a fresh connection may take to bring one.
 const WIND_DOWN: Duration = Duration::from_secs(6);
@@ -199,18 +200,17 @@ impl Shared {
         let Some(settings) = self.server.tls.clone() else {
             return Conversation { seat, caller, gone }.hold(stream).await;
         };
-        let greeting = timeout(HANDSHAKE, self.greet(stream, settings, caller.source));
+        let greeting = self.greet(stream, settings, caller.source);
         let greeted = tokio::select! {
             greeted = greeting => greeted,
             () = gone.cancelled() => return,
         };
         let stream = match greeted {
-            Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => {
+            Ok(stream) => stream,
+            Err(error) => {
                 tracing::debug!(%error, "TLS handshake with admission failed");
                 return self.server.metrics.admission.handshakes_failed.inc();
             }
-            Err(_) => return self.server.metrics.admission.handshakes_failed.inc(),
         };
         let is_known = stream.get_ref().1.peer_certificates().is_some();
         Conversation { seat, caller: Caller { is_known, ..caller }, gone }.hold(stream).await;
@@ -224,12 +224,16 @@ impl Shared {
         settings: Arc<ServerConfig>,
         source: Source,
     ) -> std::io::Result<TlsStream<TcpStream>> {
-        let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
-        let turn = self.handshakes.take(source).await;
-        let accept = hello.into_stream(settings);
-        tokio::task::yield_now().await;
-        drop(turn);
-        accept.await
+        let first_half = async {
+            let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+            let turn = self.handshakes.take(source).await;
+            let accept = hello.into_stream(settings);
+            tokio::task::yield_now().await;
+            drop(turn);
+            Ok::<_, std::io::Error>(accept)
+        };
+        let accept = timeout(HANDSHAKE, first_half).await??;
+        timeout(HANDSHAKE, accept).await?
     }
 
     fn crowd(&self) -> MutexGuard<'_, Crowd<CancellationToken>> {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -114,11 +114,28 @@ async fn accept(listener: TcpListener, backends: Arc<Mutex<Vec<Backend>>>) {
             continue;
         };
         tokio::spawn(async move {
-            if let Ok(mut server) = connect(to).await {
-                let _ = copy_bidirectional(&mut client, &mut server).await;
+            match connect(to).await {
+                Ok(mut server) => forward(&mut client, &mut server).await,
+                Err(error) => eprintln!("testbed: a connection was ended: {to}: {error}"),
             }
         });
     }
+}
+
+/// Copies what each side sends until both have ended. As with the packets that kube-proxy's rules let through, an end
+/// of one direction, clean or not, takes nothing from the other.
+async fn forward(client: &mut TcpStream, server: &mut TcpStream) {
+    let (mut asked, mut answers) = client.split();
+    let (mut answered, mut asks) = server.split();
+    let up = async {
+        let _ = copy(&mut asked, &mut asks).await;
+        let _ = asks.shutdown().await;
+    };
+    let down = async {
+        let _ = copy(&mut answered, &mut answers).await;
+        let _ = answers.shutdown().await;
+    };
+    tokio::join!(up, down);
 }
 
 /// Connects, also where this machine has no port or no file left for a moment: a Service needs

@@ -167,6 +167,8 @@ const STANDSTILL: Duration = Duration::from_secs(1);
 /// A call that was refused.
 struct Failed {
     error: String,
+    /// Since the load began.
+    at: Duration,
     took: Duration,
     stood_still: Duration,
 }
@@ -183,8 +185,11 @@ impl Failed {
 
 impl std::fmt::Display for Failed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { error, took, stood_still } = self;
-        write!(f, "{error}, after {took:.1?}, of which the machine stood still {stood_still:.1?}")
+        let Self { error, at, took, stood_still } = self;
+        write!(
+            f,
+            "at {at:.1?}, after {took:.1?}, of which the machine stood still {stood_still:.1?}: {error}"
+        )
     }
 }
 
@@ -205,6 +210,7 @@ impl Load {
         let count = sent.clone();
         let stalls = Arc::new(Stalls::watch()?);
         let room = Arc::new(Semaphore::new(AT_ONCE));
+        let start = std::time::Instant::now();
         let done = tokio::spawn(async move {
             let mut calls = tokio::task::JoinSet::new();
             let mut next = Instant::now();
@@ -226,6 +232,7 @@ impl Load {
                         let ended = std::time::Instant::now();
                         Failed {
                             error: error.to_string(),
+                            at: began.duration_since(start),
                             took: ended.duration_since(began),
                             stood_still: stalls.between(began, ended),
                         }

@@ -46,7 +46,7 @@ impl Results {
         results
     }
 
-    /// Errors that the failed tests printed, without backtraces. Each line begins with the name of its test, so that a
+    /// Errors that the failed tests printed, and what the test bed had noticed before, without backtraces. Each line begins with the name of its test, so that a
     /// search for the name finds them all.
     pub(crate) fn failed(&self) -> String {
         let mut text = String::new();
@@ -59,7 +59,8 @@ impl Results {
             let is_error = |line: &&String| line.starts_with("Error:") || line.contains("panicked");
             let last = said.len().saturating_sub(REPEATED_LINES);
             let first = said.iter().position(is_error).unwrap_or(last);
-            for line in said[first..].iter().take(REPEATED_LINES) {
+            let bed = said[..first].iter().filter(|line| line.starts_with("testbed: "));
+            for line in bed.chain(&said[first..]).take(REPEATED_LINES) {
                 let _ = writeln!(text, "test {name} ... FAILED: {line}");
             }
         }
@@ -166,6 +167,8 @@ failures:
 
 ---- pools::grows stdout ----
 starting
+testbed: a cable was cut
+going on
 Error: 2 of 7 failed:
 
 test result: ok. 5 passed; 0 failed
@@ -185,7 +188,8 @@ test result: FAILED. 0 passed; 2 failed; 0 ignored
         assert_eq!((results.passed, results.failed), (0, 2));
         assert_eq!(
             results.failed(),
-            "test pools::grows ... FAILED: Error: 2 of 7 failed:\n\
+            "test pools::grows ... FAILED: testbed: a cable was cut\n\
+             test pools::grows ... FAILED: Error: 2 of 7 failed:\n\
              test pools::grows ... FAILED: test result: ok. 5 passed; 0 failed\n\
              test pools::shrinks ... FAILED: thread 'pools::shrinks' panicked\n"
         );
