@@ -68,3 +68,41 @@ fn roots(path: &Path) -> anyhow::Result<RootCertStore> {
     ensure!(!roots.is_empty(), "{}: no certificate in PEM", what());
     Ok(roots)
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::collections::BTreeSet;
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use rustls::ClientConfig;
+    use rustls::pki_types::PrivateKeyDer;
+    use tokio_rustls::TlsConnector;
+
+    use super::*;
+    use crate::http::authority::Material;
+
+    /// Settings of a server at 127.0.0.1, and of a caller that trusts it.
+    pub fn pair() -> (Arc<ServerConfig>, TlsConnector) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let names = BTreeSet::from(["127.0.0.1".to_owned()]);
+        let material = Material::start(now, &names, "").unwrap();
+        let provider = || Arc::new(aws_lc_rs::default_provider());
+        let data = material.data();
+        let chain = vec![CertificateDer::from_pem_slice(&data["tls.crt"]).unwrap()];
+        let key = PrivateKeyDer::from_pem_slice(&data["tls.key"]).unwrap();
+        let server = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(material.bundle().as_bytes()).unwrap()).unwrap();
+        let client = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        (Arc::new(server), TlsConnector::from(Arc::new(client)))
+    }
+}

@@ -298,22 +298,18 @@ async fn convert(State(at): At, Extension(caller): From, body: Body) -> Response
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
     use std::net::SocketAddr;
-    use std::time::{SystemTime, UNIX_EPOCH};
 
     use axum::routing::get;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{TcpListener, TcpStream};
     use tokio_rustls::TlsConnector;
-    use tokio_rustls::rustls::pki_types::pem::PemObject as _;
-    use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-    use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig, crypto::aws_lc_rs};
+    use tokio_rustls::rustls::pki_types::ServerName;
 
     use super::*;
     use crate::domain::limits::connections::Source;
-    use crate::http::authority::Material;
     use crate::http::listener::{AGE, Ending, Server};
+    use crate::http::tls;
 
     /// One request of its own connection: the first line of the answer, and the last. Both empty: it
     /// was closed.
@@ -366,34 +362,13 @@ mod tests {
             // Outside of what catches: nothing is answered.
             .route("/outside", get(|| async { panic_now().map(drop).unwrap_or_default() }));
 
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        let names = BTreeSet::from(["127.0.0.1".to_owned()]);
-        let material = Material::start(now, &names, "").unwrap();
-        let provider = || Arc::new(aws_lc_rs::default_provider());
-        let data = material.data();
-        let chain = vec![CertificateDer::from_pem_slice(&data["tls.crt"]).unwrap()];
-        let key = PrivateKeyDer::from_pem_slice(&data["tls.key"]).unwrap();
-        let config = ServerConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(chain, key)
-            .unwrap();
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(material.bundle().as_bytes()).unwrap()).unwrap();
-        let client = ClientConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let client = TlsConnector::from(Arc::new(client));
-
+        let (config, client) = tls::tests::pair();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         let ending = Ending::default();
         let server = Server {
             port: "test",
-            tls: Some(Arc::new(config)),
+            tls: Some(config),
             app: router,
             connections: CONNECTIONS,
             age: AGE,

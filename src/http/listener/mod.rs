@@ -276,8 +276,55 @@ fn pause_after(failure: ErrorKind, before: Option<Duration>) -> Option<Duration>
 mod tests {
     use axum::routing::get;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio_rustls::rustls::pki_types::ServerName;
 
     use super::*;
+    use crate::http::tls;
+
+    /// Server that answers every request for `/` until the end.
+    fn server(tls: Option<Arc<ServerConfig>>, ending: Ending) -> Server {
+        Server {
+            port: "test",
+            tls,
+            app: Router::new().route("/", get(|| async { "here" })),
+            connections: 10,
+            age: AGE,
+            ending,
+            metrics: Metrics::new().unwrap(),
+        }
+    }
+
+    /// A caller of TLS 1.3 asks together with its last part of the handshake: cut then, its request is lost.
+    #[tokio::test]
+    async fn the_second_half_of_a_handshake_has_as_much_time_as_the_first() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (settings, connector) = tls::tests::pair();
+        tokio::spawn(server(Some(settings), Ending::default()).serve(listener));
+        // A way on which each of the caller's first two parts takes most of a deadline.
+        let (near, far) = tokio::io::duplex(1 << 16);
+        tokio::spawn(async move {
+            let (mut asked, mut answers) = tokio::io::split(far);
+            let (mut answered, mut asks) = TcpStream::connect(address).await.unwrap().into_split();
+            tokio::spawn(async move {
+                let _ = tokio::io::copy(&mut answered, &mut answers).await;
+                answers.shutdown().await
+            });
+            let mut part = vec![0; 1 << 14];
+            for _ in 0..2 {
+                let read = asked.read(&mut part).await.unwrap();
+                sleep(HANDSHAKE * 3 / 4).await;
+                asks.write_all(&part[..read]).await.unwrap();
+            }
+            let _ = tokio::io::copy(&mut asked, &mut asks).await;
+        });
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        let mut caller = connector.connect(name, near).await.unwrap();
+        caller.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        let mut answer = vec![0; 512];
+        let read = caller.read(&mut answer).await.unwrap();
+        assert!(answer[..read].ends_with(b"here"), "{}", String::from_utf8_lossy(&answer[..read]));
+    }
 
     /// A caller that stood still between connecting and asking does not repeat what it could not write.
     #[tokio::test]
@@ -285,16 +332,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let ending = Ending::default();
-        let server = Server {
-            port: "test",
-            tls: None,
-            app: Router::new().route("/", get(|| async { "here" })),
-            connections: 10,
-            age: AGE,
-            ending: ending.clone(),
-            metrics: Metrics::new().unwrap(),
-        };
-        let serving = tokio::spawn(server.serve(listener));
+        let serving = tokio::spawn(server(None, ending.clone()).serve(listener));
         let ask = async |caller: &mut TcpStream| {
             let request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
             caller.write_all(request).await.unwrap();
