@@ -149,7 +149,7 @@ fn what_the_kernel_could_not_tell_is_looked_for() -> Result<()> {
         site.host.ip(&format!("-batch {}", changes.path().display())).await?;
         drop(stopped);
         eventually(LATER, "word of what was not told", async || {
-            agent.process.log().contains("told too much at once")
+            agent.process.log().contains("the kernel dropped link notifications")
         })
         .await?;
         site.linked(&[&web]).await?;

@@ -194,7 +194,7 @@ fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
         };
         away();
         eventually(LATER, "end of the claim", async || {
-            agent.process.log().contains("the claim changed claim=Silent")
+            agent.process.log().contains("leadership changed claim=Silent")
         })
         .await?;
         // What the record said when nothing could be written any more.
@@ -224,7 +224,7 @@ fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
         ensure!(log.matches("records loaded").count() == 1, "it began anew:\n{log}");
 
         away();
-        let silent = "the claim changed claim=Silent";
+        let silent = "leadership changed claim=Silent";
         eventually(LATER, "end of the claim", async || {
             agent.process.log().matches(silent).count() == 2
         })
@@ -234,7 +234,7 @@ fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
         other.ip("route add default dev eth0").await?;
         eventually(LATER, "word of the other agent", async || {
             duplicate(&other, web.mac).await.map_err(|error| format!("{error:#}"))?;
-            Ok::<_, String>(agent.process.log().contains("another agent speaks"))
+            Ok::<_, String>(agent.process.log().contains("another agent is active"))
         })
         .await?;
         let sent = site.frames_from(&site.port).await?;
