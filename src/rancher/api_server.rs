@@ -1,7 +1,7 @@
-//! The API server that a kubeconfig names, and whom it takes a token's bearer for.
+//! The API server that a kubeconfig names, and the user that it authenticates a token as.
 //!
-//! Invariants: as for a Rancher: HTTPS, bounded in time and size, no text of the server that may hold a
-//! token. What was asked is over when its time is, however the server behaves.
+//! Invariants: as for a Rancher: HTTPS, bounded in time and size, no server text that may hold a
+//! token. A request ends at its deadline, however the server behaves.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use super::wire::{Answer, Ask, Endpoint};
 use super::{ACCESS_REVIEW, Error, REVIEW, Trust, plain};
 use crate::domain::credentials::kubeconfig::Reach;
 
-/// Servers hear of a token one after the other.
+/// Pause between two tries: the servers behind one URL learn of a new token one after the other.
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
-/// An API server, or a way to one.
+/// An API server, or a proxied path to one.
 pub struct ApiServer(Endpoint);
 
 impl ApiServer {
-    /// The server that a kubeconfig leads to.
+    /// The server that a kubeconfig points to.
     pub fn of(reach: &Reach) -> Result<Self, String> {
         if let Some(fault) = reach.fault() {
             return Err(fault);
@@ -32,14 +32,15 @@ impl ApiServer {
         Self::new(&reach.server, trust, reach.server_name.as_deref())
     }
 
-    /// The server at a URL. The fault is in words, if the URL or the authorities cannot be used. `name`: the
-    /// one in its certificate, if another than the URL's.
+    /// The server at a URL. The error says why the URL or the authorities cannot be used. `name`:
+    /// the name in the server's certificate, if it differs from the URL's host.
     pub fn new(url: &str, trust: Trust<'_>, name: Option<&str>) -> Result<Self, String> {
         Endpoint::new(url, trust, name).map(Self)
     }
 
-    /// Asks until the server takes the token's bearer for that user, for as long as it does not know the
-    /// token. After two other faults, and when the time is over, the fault is what was said last, in words.
+    /// Repeats the review until the server authenticates the token as that user. An unknown token
+    /// and a denied review are retried. After two other faults, and at the deadline, the error is
+    /// the last fault.
     pub async fn accepts(&self, token: &str, user: &str, within: Duration) -> Result<(), String> {
         let mut why = Error::Silent(format!("not within {} s", within.as_secs())).to_string();
         let asked = async {
@@ -48,7 +49,7 @@ impl ApiServer {
                 match self.bearer(token).await {
                     Ok(Some(who)) if who != user => {
                         faults += 1;
-                        why = format!("it speaks for {:?} there and not for {user}", safe(&who));
+                        why = format!("the token belongs to {:?} there, not to {user}", safe(&who));
                     }
                     Ok(_) => return true,
                     Err(error) => {
@@ -64,8 +65,9 @@ impl ApiServer {
         if timeout(within, asked).await == Ok(true) { Ok(()) } else { Err(why) }
     }
 
-    /// Whom the server takes the token's bearer for. `None`: it accepts the token and cannot say, as before
-    /// Kubernetes 1.28: the review was in beta before, which is not served by default.
+    /// User that the server authenticates the token as. `None`: the server accepts the token but
+    /// cannot name its user, as before Kubernetes 1.28: SelfSubjectReview was in beta before, which
+    /// is not served by default.
     async fn bearer(&self, token: &str) -> Result<Option<String>, Error> {
         let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
         match self.post(token, REVIEW, &review).await {

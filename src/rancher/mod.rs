@@ -1,9 +1,9 @@
-//! The way to a Rancher server: the few calls that replacing a credential takes.
+//! The client of a Rancher server: the few calls that replacing a credential needs.
 //!
-//! Beside the prober, this is the only room that connects to anything but the API server, and it
-//! goes to the server that a spec names. Invariants: a call is sent once, bounded in time and size,
-//! over HTTPS, to no other host; a [`Secret`] shows its text by [`Secret::reveal`] alone and is wiped
-//! when it is dropped; an [`Error`] holds none.
+//! Beside the prober, this is the only module that connects to anything but the API server, and it
+//! connects to the server that a spec names. Invariants: a call is sent once, bounded in time and
+//! size, over HTTPS, to no other host; a [`Secret`] reveals its text only by [`Secret::reveal`] and
+//! is wiped when it is dropped; an [`Error`] holds no secret.
 
 mod api_server;
 mod credentials;
@@ -34,16 +34,17 @@ pub use tokens::{Minted, Order, Token, TokenApi, TokenList};
 pub use trust::Trust;
 use wire::{Answer, Ask, Endpoint};
 
-/// May be asked by every account, everywhere, and tells a token that is accepted from one that is not.
+/// Path of a review that every account may request everywhere. An accepted token succeeds, another
+/// fails.
 const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
-/// A token, or a content that has one in it.
+/// A token, or a text that contains one.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<String>);
 
 impl Secret {
-    /// Keeps the text.
+    /// Wraps the text.
     pub fn new(text: String) -> Self {
         Self(Zeroizing::new(text))
     }
@@ -66,21 +67,21 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What was answered, and when by the server's own clock.
+/// An answer, with its date by the server's clock.
 #[derive(Clone, Debug)]
 pub struct Dated<T> {
     /// The answer.
     pub value: T,
-    /// In seconds since the epoch, if the server says.
+    /// Seconds since the epoch. `None`: the server did not send a date.
     pub date: Option<i64>,
 }
 
-/// Who a token makes its bearer.
+/// The user that a token authenticates as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bearer {
-    /// The user's id.
+    /// User ID.
     pub user: String,
-    /// The token's name, if the server says.
+    /// Name of the token, if the server reports it.
     pub token: Option<String>,
 }
 
@@ -95,13 +96,13 @@ impl fmt::Debug for Rancher {
 }
 
 impl Rancher {
-    /// The server at a URL. The fault is in words, if the URL or the authorities cannot be used.
+    /// The server at a URL. The error says why the URL or the authorities cannot be used.
     pub fn new(url: &str, trust: Trust<'_>) -> Result<Self, String> {
         Endpoint::new(url, trust, None).map(Self)
     }
 
-    /// A cluster behind this server, at the URL that a kubeconfig names. One of another server is a
-    /// fault: what is sent there would get to know the token.
+    /// A cluster behind this server, at the URL that a kubeconfig names. A URL on another server is
+    /// an error: that server would learn the token.
     pub fn cluster(&self, url: &str, trust: Trust<'_>, name: Option<&str>) -> Result<Self, String> {
         let there = Endpoint::new(url, trust, name)?;
         if !there.is_at(&self.0) {
@@ -113,13 +114,13 @@ impl Rancher {
         Ok(Self(there))
     }
 
-    /// A cluster behind this server, by its id.
+    /// The cluster with this ID behind this server.
     fn behind(&self, id: &str) -> Self {
         Self(self.0.below(&format!("/k8s/clusters/{id}")))
     }
 
-    /// Asks who the bearer of a token is. This proves that it is accepted on this very way: its
-    /// version, for one, a server tells anybody.
+    /// Asks for the user of a token. Success proves that the token is accepted on this path; a
+    /// request for the server's version would not, since servers answer it without authentication.
     pub async fn bearer(&self, token: &Secret) -> Result<Dated<Bearer>, Error> {
         #[derive(Deserialize)]
         struct Review {
@@ -166,7 +167,7 @@ fn plain(body: &Value) -> (&'static str, Zeroizing<Vec<u8>>) {
 
 fn parsed<T: DeserializeOwned>(answer: &Answer) -> Result<T, Error> {
     serde_json::from_slice(&answer.body).map_err(|error| {
-        // Where it went wrong, not what stood there.
+        // The position of the fault, not the text there.
         let at = format!("line {}, column {}", error.line(), error.column());
         Error::Unreadable(format!("unexpected at {at}"))
     })

@@ -1,7 +1,7 @@
-//! Whose certificates a server may have.
+//! Certificate authorities that a server's certificate may come from.
 //!
-//! Invariants: exactly the authorities that were given, or exactly the system's; a certificate is
-//! always looked at, and sessions are not resumed, which would skip that.
+//! Invariants: either exactly the given authorities or exactly the system's are trusted. A
+//! certificate is always verified: sessions are not resumed, because that would skip the check.
 
 use std::sync::Arc;
 
@@ -14,18 +14,18 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::{ClientConfig, RootCertStore};
 
-/// Whose certificates a server may have.
+/// Certificate authorities that a server's certificate may come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trust<'a> {
-    /// Of these authorities, in PEM.
+    /// The given authorities, in PEM.
     Pem(&'a str),
-    /// Of those that the system trusts.
+    /// The authorities that the system trusts.
     System,
 }
 
-/// The settings of TLS for it; the fault, in words, if there are none.
+/// TLS settings for the given trust. The error says why the authorities cannot be used.
 pub(super) fn settings(trust: Trust<'_>) -> Result<ClientConfig, String> {
-    // The provider is named, so that no other crate's choice of a default matters.
+    // The provider is named here, so that another crate's default does not matter.
     let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|e| e.to_string())?;
@@ -33,7 +33,7 @@ pub(super) fn settings(trust: Trust<'_>) -> Result<ClientConfig, String> {
         Trust::Pem(pem) => builder.with_root_certificates(roots(pem)?),
         Trust::System => builder
             .with_platform_verifier()
-            .map_err(|e| format!("no authorities are known here ({e}): give its own"))?,
+            .map_err(|e| format!("the system has no authorities ({e}): set the server's own"))?,
     };
     let mut config = builder.with_no_client_auth();
     config.resumption = Resumption::disabled();
@@ -45,7 +45,8 @@ fn roots(pem: &str) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for (at, certificate) in CertificateDer::pem_slice_iter(pem.as_bytes()).enumerate() {
         let unfit = |why: String| format!("certificate {}: {why}", at + 1);
-        // The library would repeat the line that it cannot read; it may be from a Secret.
+        // The library's error would quote the line that it cannot read; that line may be from a
+        // Secret.
         let certificate = certificate.map_err(|_| unfit("it is not PEM".to_owned()))?;
         roots.add(certificate).map_err(|e| unfit(e.to_string()))?;
     }
