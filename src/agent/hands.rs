@@ -1,4 +1,4 @@
-//! //! Owns the one task that makes and removes links.
+//! Owns the one task that makes and removes links.
 //!
 //! The kernel takes some 20 ms to remove a link and half a millisecond to make one. So links are
 //! made first, and nothing waits for a removal. Links that a crash left behind are removed as a
@@ -12,28 +12,28 @@ use tokio::task::JoinHandle;
 use super::links::{Links, name};
 use crate::domain::dhcp::Mac;
 
-/// /// Job for the task.
+/// Job for the task.
 #[derive(Clone, Debug)]
 pub(super) enum Job {
     /// Make a lease's link on that interface.
     Make { parent: u32, mac: Mac, lease: String },
     /// Remove a lease's link.
     Remove(Mac),
-    /// /// Remove all links of the network except those with these names that are configured
-    /// correctly: a crash left the rest behind.
+    /// Remove all links of the network except those with these names that are configured correctly:
+    /// a crash left the rest behind.
     ClearAllBut(HashSet<String>),
 }
 
-/// /// Outcome of a job.
+/// Outcome of a job.
 #[derive(Clone, Debug)]
 pub(super) enum Done {
     Made(Mac),
-    /// /// The link could not be made; with the error.
+    /// The link could not be made; with the error.
     Failed(Mac, String),
     Removed(Mac),
 }
 
-/// /// Handle of the task: accepts jobs and reports their outcomes. Dropping it ends the task.
+/// Handle of the task: accepts jobs and reports their outcomes. Dropping it ends the task.
 pub(super) struct Hands {
     jobs: UnboundedSender<Job>,
     pub(super) done: UnboundedReceiver<Done>,
@@ -87,7 +87,7 @@ async fn work(links: Links, mut queue: UnboundedReceiver<Job>, tell: UnboundedSe
                 continue;
             }
         };
-        // // A link that is to be removed and then made again is removed first.
+        // A link that is to be removed and then made again is removed first.
         if let Some(at) = later.iter().position(|other| *other == mac) {
             later.remove(at);
             remove(&links, mac, &tell).await;
@@ -100,7 +100,7 @@ async fn work(links: Links, mut queue: UnboundedReceiver<Job>, tell: UnboundedSe
     }
 }
 
-/// /// Links that could not be removed go with the network namespace, or the next agent finds them.
+/// Links that could not be removed go with the network namespace, or the next agent finds them.
 async fn clear(links: &Links, needed: &HashSet<String>) {
     match links.remove_all_but(needed).await {
         Ok(removed) if removed.is_empty() => {}
@@ -112,7 +112,7 @@ async fn clear(links: &Links, needed: &HashSet<String>) {
 async fn remove(links: &Links, mac: Mac, tell: &UnboundedSender<Done>) {
     let link = name(mac);
     if let Err(error) = links.remove(&link).await {
-        // // The link goes with the network namespace, or the next agent finds it.
+        // The link goes with the network namespace, or the next agent finds it.
         tracing::warn!(link, %error, "cannot remove a link");
     }
     let _ = tell.send(Done::Removed(mac));

@@ -1,4 +1,4 @@
-//! //! Health and metrics of a lease agent, as [`crate::http::probes`] reads them.
+//! Health and metrics of a lease agent, as [`crate::http::probes`] reads them.
 //!
 //! A standby agent is ready: it takes over as soon as no other agent holds the network's Lease.
 
@@ -9,16 +9,16 @@ use crate::http::probes::Process;
 use crate::k8s::lease::Leadership;
 use crate::metrics::{Dhcp, Metrics};
 
-/// /// Inputs of the health and metrics answers.
+/// Inputs of the health and metrics answers.
 #[derive(Clone)]
 pub struct Health {
     /// The process's metrics.
     pub metrics: Metrics,
-    /// /// Metrics of the process's DHCP leases.
+    /// Metrics of the process's DHCP leases.
     pub dhcp: Dhcp,
-    /// /// State of the leases that is computed on each request for metrics.
+    /// State of the leases that is computed on each request for metrics.
     pub standing: Arc<Standing>,
-    /// /// Leadership: whether this process holds the network's Lease.
+    /// Leadership: whether this process holds the network's Lease.
     pub leadership: Arc<Leadership>,
 }
 

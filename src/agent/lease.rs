@@ -1,4 +1,4 @@
-//! //! State of one lease in the agent: its record, its client, its link.
+//! State of one lease in the agent: its record, its client, its link.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -12,73 +12,73 @@ use crate::domain::dhcp::{
     Client, ClientId, Identity, Listening, Mac, Moment, Options, Record, State, former, held,
 };
 
-/// /// State of a lease's link.
+/// State of a lease's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkState {
-    /// /// The link is being made.
+    /// The link is being made.
     Making,
-    /// /// The link exists.
+    /// The link exists.
     There,
-    /// /// The link is being removed; the lease ends after that.
+    /// The link is being removed; the lease ends after that.
     Removing,
-    /// /// The link is removed.
+    /// The link is removed.
     Gone,
 }
 
-/// /// State of one lease.
+/// State of one lease.
 #[allow(clippy::struct_excessive_bools, reason = "each can be so or not at any time")]
 pub(super) struct Lease {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) uid: String,
-    /// /// The record's resourceVersion, as last read or written.
+    /// The record's resourceVersion, as last read or written.
     pub(super) version: String,
     finalizers: Vec<String>,
-    /// /// Whether the record is being deleted, so that the address must be released.
+    /// Whether the record is being deleted, so that the address must be released.
     pub(super) leaving: bool,
-    /// /// Whether the record is gone, for whatever reason.
+    /// Whether the record is gone, for whatever reason.
     pub(super) gone: bool,
     pub(super) identity: Identity,
-    /// /// Address requested first, before any was leased.
+    /// Address requested first, before any was leased.
     wish: Option<Ipv4Addr>,
-    /// /// Whether the client always asks servers to broadcast their answers.
+    /// Whether the client always asks servers to broadcast their answers.
     broadcast: bool,
-    /// /// DHCP client; set once the link exists.
+    /// DHCP client; set once the link exists.
     pub(super) client: Option<Client>,
     pub(super) link: LinkState,
-    /// /// Number of failed attempts to make the link.
+    /// Number of failed attempts to make the link.
     pub(super) failures: u32,
-    /// /// Status as stored in the record.
+    /// Status as stored in the record.
     pub(super) stored: DHCPLeaseStatus,
-    /// /// Next write of the record; taken when the write starts.
+    /// Next write of the record; taken when the write starts.
     pub(super) pending: Option<Pending>,
     pub(super) writing: bool,
-    /// /// When to retry after a failure.
+    /// When to retry after a failure.
     pub(super) retry: Option<Duration>,
-    /// /// Whether the client was asked to release the address.
+    /// Whether the client was asked to release the address.
     pub(super) released: bool,
-    /// /// Time of the lease's next turn.
+    /// Time of the lease's next turn.
     pub(super) deadline: Option<Duration>,
-    /// /// Whether the client has finished.
+    /// Whether the client has finished.
     pub(super) done: bool,
-    /// /// Client state under which the metrics count the lease.
+    /// Client state under which the metrics count the lease.
     pub(super) counted: Option<State>,
     pub(super) listening: Listening,
 }
 
-/// /// Pending write of a record.
+/// Pending write of a record.
 #[derive(Clone, Debug)]
 pub(super) enum Pending {
-    /// /// Record that the client asked to store.
+    /// Record that the client asked to store.
     Record(Record),
-    /// /// Report that the link could not be made.
+    /// Report that the link could not be made.
     LinkFailed(String),
-    /// /// Removal of the agent's finalizer.
+    /// Removal of the agent's finalizer.
     Finish,
 }
 
 impl Lease {
-    /// /// Parses a record. `Err` names the invalid field value.
+    /// Parses a record. `Err` names the invalid field value.
     pub(super) fn read(record: DHCPLease) -> Result<Self, String> {
         let spec = &record.spec;
         let identity = Identity {
@@ -117,7 +117,8 @@ impl Lease {
         })
     }
 
-    /// /// Updates everything except the spec from a newer version of the record.
+    /// Updates version, finalizers and deletion from a newer version of the record, and the status
+    /// unless a write is under way.
     pub(super) fn update(&mut self, record: &DHCPLease) {
         let version = record.resource_version().unwrap_or_default();
         if !is_newer(&version, &self.version) {
@@ -131,7 +132,7 @@ impl Lease {
         }
     }
 
-    /// /// Creates the client. It resumes the lease that the record holds, if any.
+    /// Creates the client. It resumes the lease that the record holds, if any.
     pub(super) fn begin(&mut self, mut options: Options, seed: u64, at: Moment) -> &mut Client {
         options.wish = self.wish;
         options.broadcast |= self.broadcast;
@@ -148,22 +149,22 @@ impl Lease {
         self.client.insert(client)
     }
 
-    /// /// Whether the record holds an address.
+    /// Whether the record holds an address.
     pub(super) fn holds(&self) -> bool {
         self.stored.address.is_some()
     }
 
-    /// /// Finalizers of the record that are not the agent's.
+    /// Finalizers of the record that are not the agent's.
     pub(super) fn other_finalizers(&self) -> Vec<String> {
         self.finalizers.iter().filter(|name| *name != DHCP_FINALIZER).cloned().collect()
     }
 
-    /// /// `namespace/name` of the record, for messages.
+    /// `namespace/name` of the record, for messages.
     pub(super) fn title(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// /// Reference to the record, for Events.
+    /// Reference to the record, for Events.
     pub(super) fn reference(&self) -> ObjectReference {
         ObjectReference {
             api_version: Some(DHCPLease::api_version(&()).into_owned()),
@@ -176,13 +177,13 @@ impl Lease {
     }
 }
 
-/// /// Current time on both clocks.
+/// Current time on both clocks.
 pub(super) fn moment() -> Moment {
     Moment { now: clock::now(), wall: clock::wall() }
 }
 
-/// /// Compares resourceVersions, which are numbers in practice. A version that is not a number
-/// counts as newer unless it is equal: it arrived later.
+/// Compares resourceVersions, which are numbers in practice. A version that is not a number counts
+/// as newer unless it is equal: it arrived later.
 fn is_newer(version: &str, than: &str) -> bool {
     match (version.parse::<u64>(), than.parse::<u64>()) {
         (Ok(version), Ok(than)) => version > than,

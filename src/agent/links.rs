@@ -1,5 +1,5 @@
-//! //! Owns the leases' interfaces: one macvlan each, in mode `source` without any source and
-//! without an address.
+//! Owns the leases' interfaces: one macvlan each, in mode `source` without any source and without
+//! an address.
 //!
 //! Such a link makes its parent interface accept frames to its hardware address, and receives no
 //! frame itself: in other modes the kernel copies each broadcast of the network to each link.
@@ -30,33 +30,33 @@ use rtnetlink::{
 
 use crate::domain::dhcp::{Mac, agent_name};
 
-/// /// Errors of the kernel, as negative errno.
+/// Errors of the kernel, as negative errno.
 const EXISTS: i32 = -17;
 const NO_SUCH_DEVICE: i32 = -19;
-/// /// First interface group tried for removing links together; the next free one is used.
+/// First interface group tried for removing links together; the next free one is used.
 const FIRST_GROUP: u32 = 0x6c62_0000;
 
 type Messages = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
 
-/// /// Access to the kernel's links, by netlink.
+/// Access to the kernel's links, by netlink.
 #[derive(Clone, Debug)]
 pub(super) struct Links {
     handle: Handle,
-    /// /// Prefix of the alias of each link of this network.
+    /// Prefix of the alias of each link of this network.
     mark: String,
 }
 
-/// /// Link notifications of the kernel.
+/// Link notifications of the kernel.
 pub(super) struct Changes {
     messages: Messages,
     links: Links,
-    /// /// List of all links that is under way after the kernel dropped a notification for want of
+    /// List of all links that is under way after the kernel dropped a notification for want of
     /// buffer space. It survives a dropped [`Changes::next`]: it takes longer the more links there
     /// are.
     look: Option<BoxFuture<'static, Result<Vec<Link>, Error>>>,
 }
 
-/// /// State of a link.
+/// State of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Link {
     pub(super) index: u32,
@@ -64,29 +64,29 @@ pub(super) struct Link {
     pub(super) mac: Option<Mac>,
     pub(super) parent: Option<u32>,
     pub(super) alias: String,
-    /// /// Whether the link is up and has carrier.
+    /// Whether the link is up and has carrier.
     pub(super) carries: bool,
-    /// /// Interface group of the link.
+    /// Interface group of the link.
     pub(super) group: u32,
     /// The mode of a macvlan.
     pub(super) mode: Option<MacVlanMode>,
-    /// /// Whether the link is a macvlan in mode `source`, up, with ARP off.
+    /// Whether the link is a macvlan in mode `source`, up, with ARP off.
     pub(super) ready: bool,
 }
 
-/// /// Change of a link.
+/// Change of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// /// The link is new or has changed.
+    /// The link is new or has changed.
     Is(Link),
-    /// /// The link was removed.
+    /// The link was removed.
     Gone(Link),
-    /// /// Notifications were lost; these are all links that exist now.
+    /// Notifications were lost; these are all links that exist now.
     All(Vec<Link>),
 }
 
 impl Links {
-    /// /// Connects to netlink. Notifications start now.
+    /// Connects to netlink. Notifications start now.
     pub(super) fn connect(network: &str) -> io::Result<(Self, Changes)> {
         let (connection, _, messages) = new_multicast_connection(&[MulticastGroup::Link])?;
         tokio::spawn(connection);
@@ -96,15 +96,15 @@ impl Links {
         Ok((links.clone(), Changes { messages, links, look: None }))
     }
 
-    /// /// Lists all links.
+    /// Lists all links.
     pub(super) async fn all(&self) -> Result<Vec<Link>, Error> {
         self.handle.link().get().execute().map_ok(read).try_collect().await
     }
 
     /// Whether this agent, or one before it, made the link for this network.
     ///
-    /// /// A link without an alias belongs to an agent that crashed before it set one; its name
-    /// proves that an agent made it. Agents of earlier versions made links in mode `private`.
+    /// A link without an alias belongs to an agent that crashed before it set one; its name proves
+    /// that an agent made it. Agents of earlier versions made links in mode `private`.
     pub(super) fn is_ours(&self, link: &Link) -> bool {
         let made = matches!(link.mode, Some(MacVlanMode::Source | MacVlanMode::Private));
         let unmarked = link.alias.is_empty() && made;
@@ -112,7 +112,7 @@ impl Links {
             || (unmarked && link.mac.is_some_and(|mac| link.name == name(mac)))
     }
 
-    /// /// Makes the link of a lease and sets it up. An existing link is reused if it has the right
+    /// Makes the link of a lease and sets it up. An existing link is reused if it has the right
     /// configuration, and replaced if not.
     pub(super) async fn make(&self, parent: u32, mac: Mac, lease: &str) -> Result<(), Error> {
         let (name, alias) = (name(mac), self.alias(lease));
@@ -131,21 +131,21 @@ impl Links {
         self.add(parent, mac, &name, &alias).await
     }
 
-    /// /// Adds a link and sets it up last, so that it never sends a frame by itself: ARP is off,
+    /// Adds a link and sets it up last, so that it never sends a frame by itself: ARP is off,
     /// because the link would also answer for the machine's own addresses, and the kernel assigns
     /// it no IPv6 address.
     async fn add(&self, parent: u32, mac: Mac, name: &str, alias: &str) -> Result<(), Error> {
         let link =
             LinkMacVlan::new(name, parent, MacVlanMode::Source).address(mac.0.to_vec()).arp(false);
         self.handle.link().add(link.build()).execute().await?;
-        // // The kernel ignores an alias in the request that makes a link.
+        // The kernel ignores an alias in the request that makes a link.
         let alias = LinkUnspec::new_with_name(name).alias(alias);
         self.handle.link().set(alias.build()).execute().await?;
         let quiet = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
         let quiet = LinkUnspec::new_with_name(name)
             .append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![quiet]));
         if let Err(error) = self.handle.link().set(quiet.build()).execute().await {
-            // // Expected where there is no IPv6.
+            // Expected where there is no IPv6.
             tracing::debug!(name, %error, "cannot turn off IPv6 addresses on the link");
         }
         let up = LinkUnspec::new_with_name(name).up();
@@ -156,7 +156,7 @@ impl Links {
         done
     }
 
-    /// /// Removes a link of this network. The kernel takes some 20 ms.
+    /// Removes a link of this network. The kernel takes some 20 ms.
     pub(super) async fn remove(&self, name: &str) -> Result<(), Error> {
         let Some(link) = self.by_name(name).await? else { return Ok(()) };
         if !self.is_ours(&link) {
@@ -165,7 +165,7 @@ impl Links {
         gone_or(self.handle.link().del(link.index).execute().await)
     }
 
-    /// /// Removes all links of the network except those with these names that are configured
+    /// Removes all links of the network except those with these names that are configured
     /// correctly, and returns the names of the removed links. They go as a group, which takes the
     /// kernel hardly longer than one link.
     pub(super) async fn remove_all_but(
@@ -190,7 +190,7 @@ impl Links {
         Ok(left.into_iter().map(|link| link.name).collect())
     }
 
-    /// /// Reads the link with this name.
+    /// Reads the link with this name.
     pub(super) async fn by_name(&self, name: &str) -> Result<Option<Link>, Error> {
         let mut found = self.handle.link().get().match_name(name.to_owned()).execute();
         match found.try_next().await {
@@ -200,8 +200,8 @@ impl Links {
         }
     }
 
-    /// /// Alias of a lease's link. The kernel takes 255 octets. The end is cut: it holds the
-    /// lease's name, which is only for people.
+    /// Alias of a lease's link. The kernel takes 255 octets. The end is cut: it holds the lease's
+    /// name, which is only for people.
     fn alias(&self, lease: &str) -> String {
         let mut alias = format!("{} {lease}", self.mark);
         alias.truncate(250);
@@ -210,7 +210,7 @@ impl Links {
 }
 
 impl Changes {
-    /// /// Next change, or `None` when the kernel sends no more notifications. Cancel-safe.
+    /// Next change, or `None` when the kernel sends no more notifications. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Change> {
         loop {
             if let Some(look) = &mut self.look {
@@ -241,12 +241,12 @@ impl Changes {
     }
 }
 
-/// /// Name of a lease's link: `lb` and the hardware address without colons.
+/// Name of a lease's link: `lb` and the hardware address without colons.
 pub(super) fn name(mac: Mac) -> String {
     format!("lb{}", mac.to_string().replace(':', ""))
 }
 
-/// /// Treats a link that is gone already as success.
+/// Treats a link that is gone already as success.
 fn gone_or(answer: Result<(), Error>) -> Result<(), Error> {
     match answer {
         Err(error) if is(&error, NO_SUCH_DEVICE) => Ok(()),
@@ -290,7 +290,7 @@ fn read(message: LinkMessage) -> Link {
     link
 }
 
-/// /// Mode of a macvlan.
+/// Mode of a macvlan.
 fn mode(info: LinkInfo) -> Option<MacVlanMode> {
     let LinkInfo::Data(InfoData::MacVlan(data)) = info else { return None };
     data.into_iter().find_map(|one| match one {
@@ -308,7 +308,7 @@ mod tests {
 
     use super::*;
 
-    /// /// A busy agent drops the future of `next` each time that another event comes first.
+    /// A busy agent drops the future of `next` each time that another event comes first.
     #[tokio::test]
     async fn a_look_at_all_links_goes_on_while_there_is_other_work() {
         let (links, _) = Links::connect("default/lan").unwrap();

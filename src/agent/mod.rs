@@ -1,4 +1,4 @@
-//! //! The DHCP agent of one network: it holds all leases of the network.
+//! The DHCP agent of one network: it holds all leases of the network.
 //!
 //! This is the only room with privileges. A term begins when the agent acquires the network's
 //! Lease: it reads the records, corrects the links, and resumes each client from its record. The
@@ -36,53 +36,53 @@ use crate::k8s::records::Records;
 use crate::k8s::write::Writer;
 use crate::metrics::Dhcp;
 
-/// /// Configuration of one agent.
+/// Configuration of one agent.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `namespace/name` of the NetworkAttachmentDefinition.
     pub network: String,
-    /// /// Name of the interface on the network.
+    /// Name of the interface on the network.
     pub interface: String,
-    /// /// Name of this agent in records.
+    /// Name of this agent in records.
     pub me: String,
-    /// /// How a newly granted address is probed by ARP.
+    /// How a newly granted address is probed by ARP.
     pub probe: Probe,
-    /// /// Subnets whose addresses may be leased. Empty: any address.
+    /// Subnets whose addresses may be leased. Empty: any address.
     pub subnets: Arc<[Ipv4Net]>,
-    /// /// Whether an address stays in use after its lease has expired without an answer.
+    /// Whether an address stays in use after its lease has expired without an answer.
     pub keep: bool,
-    /// /// Whether servers are always asked to broadcast their answers.
+    /// Whether servers are always asked to broadcast their answers.
     pub broadcast: bool,
 }
 
-/// /// One agent and its dependencies.
+/// Agent of one network, with its dependencies.
 #[derive(Clone)]
 pub struct Agent {
-    /// /// Configuration.
+    /// Configuration.
     pub settings: Settings,
-    /// /// Reader of DHCPLeases.
+    /// Reader of DHCPLeases.
     pub records: Records,
-    /// /// Writer of DHCPLeases; it writes only while this process is leader.
+    /// Writer of DHCPLeases; it writes only while this process is leader.
     pub writer: Writer,
-    /// /// Leadership: whether this process holds the network's Lease.
+    /// Leadership: whether this process holds the network's Lease.
     pub leadership: Arc<Leadership>,
-    /// /// Recorder of Events.
+    /// Recorder of Events.
     pub events: Events,
-    /// /// Metrics of the leases.
+    /// Metrics of the leases.
     pub dhcp: Dhcp,
-    /// /// State of the leases that is computed on each request for metrics.
+    /// State of the leases that is computed on each request for metrics.
     pub standing: Arc<Standing>,
 }
 
-/// /// State of the leases that is computed on each request for metrics.
+/// State of the leases that is computed on each request for metrics.
 #[derive(Debug, Default)]
 pub struct Standing {
-    /// /// Earliest expiry of a lease, on the agent's clock in milliseconds; 0 for never.
+    /// Earliest expiry of a lease, on the agent's clock in milliseconds; 0 for never.
     first_expiry: AtomicU64,
 }
 
 impl Standing {
-    /// /// Updates the metrics.
+    /// Updates the metrics.
     pub fn show(&self, dhcp: &Dhcp, speaks: bool) {
         let end = Duration::from_millis(self.first_expiry.load(Ordering::Relaxed));
         let left = end.saturating_sub(clock::now()).as_secs();
@@ -96,26 +96,26 @@ impl Standing {
     }
 }
 
-/// /// Drops all capabilities but two. Must run before a second thread starts.
+/// Drops all capabilities but two. Must run before a second thread starts.
 pub fn drop_privileges() -> anyhow::Result<()> {
     privileges::keep_two()
 }
 
-/// /// Checks that the interface exists and that a packet socket opens on it; such a socket can
-/// also send.
+/// Checks that the interface exists and that a packet socket opens on it; such a socket can also
+/// send.
 pub fn check(interface: &str) -> anyhow::Result<()> {
     wire::may_open(interface).with_context(|| format!("--interface {interface}"))
 }
 
 impl Agent {
-    /// /// Runs one term. Returns only on an error.
+    /// Runs one term. Returns only on an error.
     pub async fn term(&self) -> anyhow::Result<()> {
         let result = Term::begin(self).await?.run().await;
         self.standing.set(None);
         result
     }
 
-    /// /// Removes the links that this agent made for the network. Called before the agent exits.
+    /// Removes the links that this agent made for the network. Called before the agent exits.
     pub async fn clear(&self) -> anyhow::Result<()> {
         let (links, _changes) = Links::connect(&self.settings.network)?;
         links.remove_all_but(&HashSet::new()).await?;

@@ -1,15 +1,15 @@
-//! //! Owns the privileges of the process: two capabilities and no other.
+//! Owns the privileges of the process: two capabilities and no other.
 
 use anyhow::{Context as _, bail};
 use rustix::thread::{CapabilityFlags, CapabilitySets, capabilities, set_capabilities};
 
-/// /// Required capabilities, each with its name and its purpose.
+/// Required capabilities, each with its name and its purpose.
 const NEEDED: [(CapabilityFlags, &str, &str); 2] = [
     (CapabilityFlags::NET_ADMIN, "NET_ADMIN", "the agent makes an interface for each address"),
     (CapabilityFlags::NET_RAW, "NET_RAW", "the agent sends DHCP before there is an address"),
 ];
 
-/// /// Drops all capabilities but the two, or names the missing one.
+/// Drops all capabilities but the two, or names the missing one.
 ///
 /// Capabilities belong to a thread: this must run before any other thread starts.
 pub(super) fn keep_two() -> anyhow::Result<()> {
@@ -23,7 +23,7 @@ pub(super) fn keep_two() -> anyhow::Result<()> {
     let sets =
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilityFlags::empty() };
     set_capabilities(None, sets).context("give up capabilities")?;
-    // // A program that the process might start cannot regain them.
+    // A program that the process might start cannot regain them.
     rustix::thread::set_no_new_privs(true).context("give up gaining privileges")?;
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! //! Reports a client's events as metrics, logs and Kubernetes Events.
+//! Reports a client's events as metrics, logs and Kubernetes Events.
 
 use super::Agent;
 use super::lease::Lease;
 use crate::domain::dhcp::{Event, Record, Trouble, reason};
 
-/// /// Counts, logs and publishes an event of a lease.
+/// Counts, logs and publishes an event of a lease.
 pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
     let dhcp = &agent.dhcp;
     let record = lease.title();
@@ -32,10 +32,7 @@ pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
             tracing::debug!(record, %server, "renewed");
         }
         Event::ServerChanged { from, to } => {
-            normal(
-                "ServerChanged",
-                format!("{to} extended the lease instead of {from}"),
-            );
+            normal("ServerChanged", format!("{to} extended the lease instead of {from}"));
         }
         Event::Lost { address, how } => {
             warning("AddressLost", format!("{address} is lost: {how:?}"));
@@ -80,7 +77,7 @@ pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
     }
 }
 
-/// /// Reports what keeps an address from use as a warning, unless [`event`] reports it already.
+/// Reports what keeps an address from use as a warning, unless [`event`] reports it already.
 pub(super) fn trouble(agent: &Agent, lease: &Lease, record: &Record) {
     let told_otherwise = |trouble: &Trouble| {
         matches!(

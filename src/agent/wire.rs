@@ -1,4 +1,4 @@
-//! //! Owns the one packet socket of an agent, which receives and sends on the network's interface.
+//! Owns the one packet socket of an agent, which receives and sends on the network's interface.
 //!
 //! It is bound to the interface that carries the leases' links. Every frame to any of them passes
 //! there, so one socket serves any number of leases. Invariants: it is open only while a client
@@ -16,24 +16,24 @@ use tokio::net::UnixDatagram;
 
 use crate::domain::dhcp;
 
-/// /// `ETH_P_ALL` in network byte order. Only such a socket receives frames before the kernel
-/// hands them to the link that they are for.
+/// `ETH_P_ALL` in network byte order. Only such a socket receives frames before the kernel hands
+/// them to the link that they are for.
 const EVERYTHING: i32 = 0x0300;
-/// /// Opcode that ends a filter: how many octets of the frame to accept.
+/// Opcode that ends a filter: how many octets of the frame to accept.
 const RETURN: u16 = 0x06;
-/// /// Receive buffer in octets, for a burst of answers; the kernel caps it at its limit for every
+/// Receive buffer in octets, for a burst of answers; the kernel caps it at its limit for every
 /// process.
 const QUEUE: usize = 1 << 20;
 
-/// /// Frames that the filter accepts.
+/// Frames that the filter accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Hearing {
-    /// /// None: the socket is closed.
+    /// No frame: the socket is closed.
     #[default]
     Nothing,
     /// UDP to port 68.
     Dhcp,
-    /// /// UDP to port 68, and ARP.
+    /// UDP to port 68, and ARP.
     DhcpAndArp,
 }
 
@@ -46,17 +46,17 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// /// Creates a closed socket.
+    /// Creates a closed socket.
     pub(super) fn new(interface: &str) -> Self {
         Self { interface: interface.to_owned(), hearing: Hearing::Nothing, socket: None }
     }
 
-    /// /// Frames that the filter accepts now.
+    /// Frames that the filter accepts now.
     pub(super) fn hearing(&self) -> Hearing {
         self.hearing
     }
 
-    /// /// Accepts these frames from now on, and none that came before.
+    /// Accepts these frames from now on, and none that came before.
     pub(super) fn listen(&mut self, hearing: Hearing) -> io::Result<()> {
         if hearing == self.hearing {
             return Ok(());
@@ -70,16 +70,16 @@ impl Wire {
         Ok(())
     }
 
-    /// /// Closes the socket: its interface was replaced or is gone.
+    /// Closes the socket: its interface was replaced or is gone.
     pub(super) fn close(&mut self) {
         self.socket = None;
         self.hearing = Hearing::Nothing;
     }
 
-    /// /// Sends a whole frame, or fails at once.
+    /// Sends a whole frame, or fails at once.
     pub(super) fn send(&self, frame: &[u8]) -> io::Result<()> {
         let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
-        // // Bypasses the runtime, which treats a socket that was just opened as not ready. A full
+        // Bypasses the runtime, which treats a socket that was just opened as not ready. A full
         // queue of the interface counts as a frame lost on the way.
         match SockRef::from(socket).send(frame) {
             Ok(sent) if sent < frame.len() => Err(ErrorKind::WriteZero.into()),
@@ -88,7 +88,7 @@ impl Wire {
         }
     }
 
-    /// /// Waits for frames. Never returns while the socket is closed.
+    /// Waits for frames. Never returns while the socket is closed.
     pub(super) async fn ready(&self) -> io::Result<()> {
         match &self.socket {
             Some(socket) => socket.readable().await,
@@ -96,7 +96,7 @@ impl Wire {
         }
     }
 
-    /// /// Next received frame, if any.
+    /// Next received frame, if any.
     pub(super) fn take<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
         let Some(socket) = &self.socket else { return Ok(None) };
         match socket.try_recv(buffer) {
@@ -107,14 +107,14 @@ impl Wire {
     }
 }
 
-/// /// Checks that this process may open a packet socket; without one it cannot lease.
+/// Checks that this process may open a packet socket; without one it cannot lease.
 pub(super) fn may_open(interface: &str) -> io::Result<()> {
     open(interface, Hearing::Dhcp).map(drop)
 }
 
 fn open(interface: &str, hearing: Hearing) -> io::Result<UnixDatagram> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(EVERYTHING)))?;
-    // // Drops every frame until the real filter is attached: until then frames of any interface
+    // Drops every frame until the real filter is attached: until then frames of any interface
     // arrive.
     socket.attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])?;
     let found = getifaddrs()?.find_map(|one| {
@@ -124,28 +124,28 @@ fn open(interface: &str, hearing: Hearing) -> io::Result<UnixDatagram> {
     let address = found.ok_or_else(|| {
         io::Error::new(ErrorKind::NotFound, format!("there is no interface {interface}"))
     })?;
-    // // An address without a protocol retains the socket's own.
+    // An address without a protocol retains the socket's own.
     nix::sys::socket::bind(socket.as_raw_fd(), &address)?;
-    // // Another CPU may still be delivering a frame that it took before there was a filter. Once
+    // Another CPU may still be delivering a frame that it took before there was a filter. Once
     // every CPU has passed a barrier, that frame is in the queue. Where the barrier is not allowed,
     // the content of a frame still shows whom it is for.
     let _ = membarrier(MembarrierCommand::Global);
     socket.set_nonblocking(true)?;
     let _ = socket.set_recv_buffer_size(QUEUE);
-    // // The type makes no difference to a packet socket: it sends and receives datagrams in the
-    // same way.
+    // The type makes no difference to a packet socket: it sends and receives datagrams in the same
+    // way.
     let socket = Datagrams::from(OwnedFd::from(socket));
     while socket.recv(&mut [0; 1]).is_ok() {}
     SockRef::from(&socket).attach_filter(&filter(hearing))?;
     UnixDatagram::from_std(socket)
 }
 
-/// /// Filter program of the client, for all clients, behind a test of the frame's direction:
-/// frames that this machine sends are dropped.
+/// Filter program of the client, for all clients, behind a test of the frame's direction: frames
+/// that this machine sends are dropped.
 fn filter(hearing: Hearing) -> Vec<SockFilter> {
     const LOAD_BYTE: u16 = 0x30;
     const JUMP_EQUAL: u16 = 0x15;
-    /// /// Offset of the packet type in the kernel's ancillary data of a frame.
+    /// Offset of the packet type in the kernel's ancillary data of a frame.
     const DIRECTION: u32 = 0xffff_f000 + 4;
     const OUTGOING: u32 = 4;
     let incoming = [
@@ -172,7 +172,7 @@ mod tests {
         frame
     }
 
-    /// /// The first frame is the one that an idle agent sends for a new lease. A frame of another
+    /// The first frame is the one that an idle agent sends for a new lease. A frame of another
     /// socket is received once: when it arrives, not when it leaves.
     #[tokio::test]
     async fn a_socket_sends_as_soon_as_it_is_open() {

@@ -1,4 +1,4 @@
-//! //! Executes the outputs of a client, and updates the socket, the timers and the metrics.
+//! Executes the outputs of a client, and updates the socket, the timers and the metrics.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use super::Term;
 use crate::domain::dhcp::{Client, Event, Listening, Mac, Out, state};
 use crate::k8s::lease::Claim;
 
-/// /// How long the socket stays open, or accepts ARP, after the need ends. The next exchange is
-/// often near.
+/// How long the socket stays open, or accepts ARP, after the need ends. The next exchange is often
+/// near.
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
 impl Term<'_> {
-    /// /// Executes the outputs of a client.
+    /// Executes the outputs of a client.
     pub(super) fn act(&mut self, mac: Mac, said: Vec<Out>) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let mut frames = Vec::new();
@@ -61,8 +61,8 @@ impl Term<'_> {
         self.settle(mac);
     }
 
-    /// /// Updates the lease's timer, its count in the metrics, and the frames that the socket
-    /// accepts for it.
+    /// Updates the lease's timer, its count in the metrics, and the frames that the socket accepts
+    /// for it.
     pub(super) fn attend(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let client = lease.client.as_ref();
@@ -103,8 +103,8 @@ impl Term<'_> {
         }
     }
 
-    /// /// Adjusts the frames that the socket accepts: more at once, fewer only after [`EASE`] or
-    /// if `less`.
+    /// Adjusts the frames that the socket accepts: more at once, fewer only after [`EASE`] or if
+    /// `less`.
     pub(super) fn listen(&mut self, less: bool) {
         let needed = match (self.asking, self.probing.is_empty()) {
             (_, false) => Hearing::DhcpAndArp,
@@ -122,9 +122,9 @@ impl Term<'_> {
         }
     }
 
-    /// /// Sends a lease's frames if this agent may. While the API server is silent, it only
-    /// extends held leases, and stops once another agent is seen to do so: the leader is not known
-    /// then, and one agent is enough.
+    /// Sends a lease's frames if this agent may. While the API server is silent, it only extends
+    /// held leases, and stops once another agent is seen to do so: the leader is not known then,
+    /// and one agent is enough.
     fn send(&mut self, mac: Mac, frames: &[Vec<u8>]) {
         let leads = self.agent.leadership.is_current();
         self.yields &= !leads;
@@ -137,7 +137,7 @@ impl Term<'_> {
             tracing::debug!("frame not sent: this agent is not the leader");
             return;
         }
-        // // A RELEASE has no answer, so the socket may be closed.
+        // A RELEASE has no answer, so the socket may be closed.
         if self.wire.hearing() == Hearing::Nothing {
             if let Err(error) = self.wire.listen(Hearing::Dhcp) {
                 tracing::debug!(%error, "frame not sent");
@@ -152,7 +152,7 @@ impl Term<'_> {
         }
     }
 
-    /// /// Updates the metrics that cover all leases.
+    /// Updates the metrics that cover all leases.
     pub(super) fn show(&mut self) {
         if !std::mem::take(&mut self.stale) {
             return;

@@ -1,4 +1,4 @@
-//! //! The life of a lease, from its record to its end.
+//! The life of a lease, from its record to its end.
 
 use std::collections::HashSet;
 use std::hash::BuildHasher as _;
@@ -14,18 +14,18 @@ use crate::api::DHCPLease;
 use crate::domain::dhcp::{Mac, Options, phase, start_within};
 use crate::k8s::records::Seen;
 
-/// /// Share of each lease in the time over which the clients spread their first requests after a
+/// Share of each lease in the time over which the clients spread their first requests after a
 /// restart.
 const RESUME_EACH: Duration = Duration::from_millis(60);
 const RESUME_LONGEST: Duration = Duration::from_secs(30);
-/// /// Number of clients without an address that may start at the same time.
+/// Number of clients without an address that may start at the same time.
 const A_FEW: usize = 10;
-/// /// Pause before the link is tried again: the first, and the longest.
+/// Pause before the link is tried again: the first, and the longest.
 const LINK_PAUSE: Duration = Duration::from_millis(500);
 const LINK_LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 impl Term<'_> {
-    /// /// Handles an event of the watch on DHCPLeases.
+    /// Handles an event of the watch on DHCPLeases.
     pub(super) fn seen(&mut self, seen: Seen) {
         match seen {
             Seen::Begins => self.list = Some(HashSet::new()),
@@ -105,7 +105,7 @@ impl Term<'_> {
         }
     }
 
-    /// /// Starts to serve a lease, beginning with its link.
+    /// Starts to serve a lease, beginning with its link.
     fn take_up(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         if lease.leaving {
@@ -138,7 +138,7 @@ impl Term<'_> {
         self.attend(mac);
     }
 
-    /// /// Starts or resumes the client: its link exists.
+    /// Starts or resumes the client: its link exists.
     pub(super) fn start(&mut self, mac: Mac) {
         let at = moment();
         let options = self.options();
@@ -170,7 +170,7 @@ impl Term<'_> {
         }
     }
 
-    /// /// Handles a lease whose deadline has passed.
+    /// Handles a lease whose deadline has passed.
     pub(super) fn turn(&mut self, mac: Mac, now: Duration) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.deadline = None;
@@ -191,7 +191,7 @@ impl Term<'_> {
         self.act(mac, said.unwrap_or_default());
     }
 
-    /// /// Ends a lease whose record is gone.
+    /// Ends a lease whose record is gone.
     pub(super) fn vanish(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.gone = true;
@@ -200,7 +200,7 @@ impl Term<'_> {
         self.leave(mac);
     }
 
-    /// /// Releases the address, if there is one.
+    /// Releases the address, if there is one.
     pub(super) fn leave(&mut self, mac: Mac) {
         let at = moment();
         let options = self.options();
@@ -233,7 +233,7 @@ impl Term<'_> {
         }
     }
 
-    /// /// Continues the end of a lease as far as possible: last record, link, finalizer.
+    /// Continues the end of a lease as far as possible: last record, link, finalizer.
     pub(super) fn settle(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         if lease.gone {
@@ -256,7 +256,7 @@ impl Term<'_> {
         }
     }
 
-    /// /// Drops the last state of the lease, and starts its successor if there is one.
+    /// Drops the last state of the lease, and starts its successor if there is one.
     pub(super) fn forget(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.client = None;

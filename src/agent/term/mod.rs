@@ -1,4 +1,4 @@
-//! //! One term: a single loop waits for all events and handles them one at a time.
+//! Term of the agent: a single loop waits for all events and handles them one at a time.
 //!
 //! Events are frames, records, links, writes and deadlines. Each goes to the clients that it
 //! concerns, and the outputs of these clients are executed at once ([`Term::act`]). No handler
@@ -30,52 +30,52 @@ use crate::domain::dhcp::{Bucket, Disputes, Mac, owner_of};
 use crate::k8s::lease::Claim;
 use crate::k8s::records::Seen;
 
-/// /// Longest sleep. A sleep does not count time while the machine is suspended; the clock does.
+/// Longest sleep. A sleep does not count time while the machine is suspended; the clock does.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
-/// /// Most frames that are read before other events are handled.
+/// Most frames that are read before other events are handled.
 const MOST_FRAMES: usize = 256;
-/// /// Longest frame that is read whole, in octets.
+/// Longest frame that is read whole, in octets.
 const LONGEST_FRAME: usize = 2048;
 
-/// /// State of a term.
+/// State of a term.
 pub(super) struct Term<'a> {
     agent: &'a Agent,
     leases: HashMap<Mac, Lease>,
     names: HashMap<(String, String), Mac>,
-    /// /// New records with the hardware address of a lease that has not ended yet.
+    /// New records with the hardware address of a lease that has not ended yet.
     successors: HashMap<Mac, Box<DHCPLease>>,
     timers: BTreeSet<(Duration, Mac)>,
-    /// /// Leases that the current list has named so far.
+    /// Leases that the current list has named so far.
     list: Option<HashSet<Mac>>,
-    /// /// Whether a list has been complete.
+    /// Whether a list has been complete.
     complete: bool,
     records: UnboundedReceiver<Seen>,
     wire: Wire,
-    /// /// Leases whose client waits for ARP.
+    /// Leases whose client waits for ARP.
     probing: BTreeSet<Mac>,
-    /// /// Number of clients that wait for DHCP or ARP.
+    /// Number of clients that wait for DHCP or ARP.
     asking: usize,
-    /// /// When the socket may accept fewer frames.
+    /// When the socket may accept fewer frames.
     ease: Option<Duration>,
     changes: Changes,
     hands: Hands,
-    /// /// The network's interface.
+    /// The network's interface.
     parent: Option<Link>,
-    /// /// Leases whose record is to be written.
+    /// Leases whose record is to be written.
     queue: VecDeque<Mac>,
     writes: JoinSet<Written>,
     releases: Bucket,
-    /// /// Stations that dispute addresses that the servers granted.
+    /// Stations that dispute addresses that the servers granted.
     disputes: Disputes,
-    /// /// Number of clients started so far.
+    /// Number of clients started so far.
     begun: u32,
     seeds: RandomState,
     claim: watch::Receiver<Claim>,
-    /// /// Whether another agent was seen active on this network while the leader is not known.
+    /// Whether another agent was seen active on this network while the leader is not known.
     yields: bool,
-    /// /// Whether the metrics that cover all leases are out of date.
+    /// Whether the metrics that cover all leases are out of date.
     stale: bool,
-    /// /// Task of the watch; it ends with the term.
+    /// Task of the watch; it ends with the term.
     _watch: JoinSet<()>,
 }
 
@@ -88,7 +88,11 @@ impl<'a> Term<'a> {
         let (tell, records) = unbounded_channel();
         let mut watch = JoinSet::new();
         watch.spawn(agent.records.clone().watch(settings.network.clone(), tell));
-        tracing::info!(network = settings.network, interface = settings.interface, "acting as DHCP agent");
+        tracing::info!(
+            network = settings.network,
+            interface = settings.interface,
+            "acting as DHCP agent"
+        );
         Ok(Self {
             agent,
             leases: HashMap::new(),
@@ -122,7 +126,7 @@ impl<'a> Term<'a> {
         self.agent.dhcp.leases.reset();
         let mut buffer = vec![0; LONGEST_FRAME];
         loop {
-            // // Without current leadership no lease is started, written or released.
+            // Without current leadership no lease is started, written or released.
             let current = self.agent.leadership.is_current();
             if current {
                 self.write_some();
@@ -152,7 +156,7 @@ impl<'a> Term<'a> {
         }
     }
 
-    /// /// Time of the next event that is due.
+    /// Time of the next event that is due.
     fn next_turn(&self) -> Duration {
         let first = self.timers.first().map(|(at, _)| *at);
         let ease = self.ease;
@@ -174,7 +178,7 @@ impl<'a> Term<'a> {
         }
     }
 
-    /// /// Reads frames and hands them to the clients.
+    /// Reads frames and hands them to the clients.
     fn hear(&mut self, readable: std::io::Result<()>, buffer: &mut [u8]) {
         let mut problem = readable.err();
         for _ in 0..MOST_FRAMES {
@@ -197,7 +201,7 @@ impl<'a> Term<'a> {
                 }
                 continue;
             }
-            // // Handling a frame may remove a client from the set.
+            // Handling a frame may remove a client from the set.
             let mut next = self.probing.first().copied();
             while let Some(mac) = next {
                 next = self.probing.range((Bound::Excluded(mac), Bound::Unbounded)).next().copied();
@@ -209,7 +213,7 @@ impl<'a> Term<'a> {
             }
         }
         if let Some(error) = problem {
-            // // The interface went down or was removed. The kernel reports which; until then a new
+            // The interface went down or was removed. The kernel reports which; until then a new
             // socket would fail in the same way.
             tracing::debug!(%error, "the packet socket failed");
             self.wire.close();
@@ -217,7 +221,7 @@ impl<'a> Term<'a> {
         }
     }
 
-    /// /// Handles a change of a link.
+    /// Handles a change of a link.
     fn changed(&mut self, change: Change) {
         let interface = &self.agent.settings.interface;
         match change {
@@ -265,7 +269,7 @@ impl<'a> Term<'a> {
         }
     }
 
-    /// /// Handles the loss of the interface.
+    /// Handles the loss of the interface.
     fn orphaned(&mut self) {
         let interface = &self.agent.settings.interface;
         tracing::warn!(interface, "the interface is gone, and all links with it");
@@ -274,7 +278,7 @@ impl<'a> Term<'a> {
         self.carry(false);
     }
 
-    /// /// Makes a lease's link again after another process removed it.
+    /// Makes a lease's link again after another process removed it.
     fn unlinked(&mut self, mac: Mac) {
         if let Some(lease) = self.leases.get_mut(&mac)
             && lease.link == LinkState::There
@@ -286,7 +290,7 @@ impl<'a> Term<'a> {
         }
     }
 
-    /// /// Makes every link again: the interface was replaced.
+    /// Makes every link again: the interface was replaced.
     fn make_all(&mut self, parent: u32) {
         for (mac, lease) in &mut self.leases {
             if matches!(lease.link, LinkState::There | LinkState::Making) {
@@ -296,7 +300,7 @@ impl<'a> Term<'a> {
         }
     }
 
-    /// /// Notifies the clients that the carrier is up or down.
+    /// Notifies the clients that the carrier is up or down.
     fn carry(&mut self, up: bool) {
         let now = clock::now();
         let macs: Vec<Mac> = self.leases.keys().copied().collect();
@@ -309,7 +313,7 @@ impl<'a> Term<'a> {
         }
     }
 
-    /// /// Handles the outcome of a link job.
+    /// Handles the outcome of a link job.
     fn linked(&mut self, done: Done) {
         let now = clock::now();
         match done {

@@ -1,4 +1,4 @@
-//! //! Writes records: one write at a time for each lease, a few in parallel for all.
+//! Writes records: one write at a time for each lease, a few in parallel for all.
 
 use std::time::Duration;
 
@@ -9,34 +9,34 @@ use crate::api::{DHCPLease, DHCPLeaseStatus};
 use crate::domain::dhcp::{Mac, link_failed, report, status_patch};
 use crate::k8s::CallError;
 
-/// /// Most writes under way at the same time. More do not make an API server faster.
+/// Most writes under way at the same time. More do not make an API server faster.
 const MOST: usize = 8;
-/// /// Pause before a failed write is tried again.
+/// Pause before a failed write is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// /// Outcome of a write.
+/// Outcome of a write.
 pub(super) struct Written {
     mac: Mac,
     uid: String,
     what: Pending,
-    /// /// New resourceVersion; `None` after the finalizer was removed.
+    /// New resourceVersion; `None` after the finalizer was removed.
     outcome: Result<Option<String>, CallError>,
     status: DHCPLeaseStatus,
-    /// /// Current record, read after a write that failed with 409 or 404.
+    /// Current record, read after a write that failed with 409 or 404.
     fresh: Fresh,
 }
 
-/// /// Record that was read after a write failed with 409, or with 404, which may be about the
-/// record, or only about its status where the CRD has no such subresource.
+/// Record that was read after a write failed with 409, or with 404, which may be about the record,
+/// or only about its status where the CRD has no such subresource.
 enum Fresh {
-    /// /// The record was not read, or could not be read.
+    /// The record was not read, or could not be read.
     Unread,
     Gone,
     Is(Box<DHCPLease>),
 }
 
 impl Term<'_> {
-    /// /// Starts writes, up to the limit.
+    /// Starts writes, up to the limit.
     pub(super) fn write_some(&mut self) {
         while self.writes.len() < MOST {
             let Some(mac) = self.queue.pop_front() else { break };
@@ -86,7 +86,7 @@ impl Term<'_> {
         });
     }
 
-    /// /// Handles the outcome of a write.
+    /// Handles the outcome of a write.
     pub(super) fn written(&mut self, written: Written) {
         let Written { mac, uid, what, outcome, status, fresh } = written;
         let Some(lease) = self.leases.get_mut(&mac).filter(|lease| lease.uid == uid) else {
@@ -134,7 +134,7 @@ impl Term<'_> {
         self.attend(mac);
     }
 
-    /// /// Queues the next write if one came up meanwhile.
+    /// Queues the next write if one came up meanwhile.
     fn again(&mut self, mac: Mac) {
         if self.leases.get(&mac).is_some_and(|lease| lease.pending.is_some()) {
             self.queue.push_back(mac);
