@@ -1,4 +1,4 @@
-//! Owns the way to the clusters, and which path leads to what: `/v3/clusters`, `/k8s/clusters/<id>`
+//! Owns the routes to the clusters, and the dispatch by path: `/v3/clusters`, `/k8s/clusters/<id>`
 //! and the server's own Kubernetes API.
 
 use k8s_openapi::ByteString;
@@ -41,7 +41,7 @@ impl World {
         }
     }
 
-    /// The server's own Kubernetes API.
+    /// Answers for the server's own Kubernetes API.
     fn local(
         &mut self,
         who: &Who,
@@ -71,7 +71,7 @@ impl World {
         }
     }
 
-    /// Another cluster, through its agent.
+    /// Answers for another cluster, through its agent.
     fn downstream(&mut self, who: &Who, request: &Request, id: &str, path: &[&str]) -> Answer {
         let user = match who {
             Who::Token(name) => self.tokens.get(name).cloned(),
@@ -85,7 +85,7 @@ impl World {
             );
             tunnel(403, "Forbidden", &message)
         };
-        // Whether there is such a cluster, a stranger does not learn.
+        // An unauthenticated client does not learn whether the cluster exists.
         let Some(Token { user, .. }) = user else { return forbidden("system:unauthenticated") };
         let Some(cluster) = self.clusters.get(id) else {
             let message = format!("clusters.management.cattle.io \"{id}\" not found");
@@ -110,7 +110,7 @@ impl World {
         }
     }
 
-    /// Says who asks.
+    /// Answers a SelfSubjectReview with the user of the request.
     fn review(&self, who: &Who, request: &Request) -> Answer {
         if request.method != "POST" {
             return kubernetes(405, "MethodNotAllowed", "the server does not allow this method");
@@ -161,7 +161,7 @@ impl World {
         }
     }
 
-    /// A kubeconfig with a token of its own.
+    /// Makes a kubeconfig with a token of its own.
     pub(super) fn generate_kubeconfig(&mut self, user: &str, id: &str) -> String {
         let blank = self.blank(Kind::V3, user, self.kubeconfig_ttl(), "Kubeconfig token");
         let name = self.name(&format!("kubeconfig-{user}"));
@@ -169,7 +169,7 @@ impl World {
         self.kubeconfig_text(id, &bearer)
     }
 
-    /// A kubeconfig as Rancher lays it out.
+    /// Renders a kubeconfig in Rancher's layout.
     pub(super) fn kubeconfig_text(&self, id: &str, bearer: &str) -> String {
         let name = self.clusters.get(id).map_or(id, |cluster| cluster.name.as_str());
         let authority = serde_json::to_value(ByteString(self.ca_pem.clone().into_bytes()));
@@ -190,7 +190,7 @@ impl World {
         )
     }
 
-    /// The kubeconfig that this version's UI puts into a cloud credential.
+    /// Makes the kubeconfig that this version's UI puts into a cloud credential.
     pub(super) fn ui_kubeconfig(&mut self, user: &str, id: &str) -> String {
         if self.version < Version::V2_15 {
             return self.generate_kubeconfig(user, id);

@@ -1,4 +1,4 @@
-//! A bed works, and nothing of it outlives its owner.
+//! A bed works, and no part of it outlives its owner.
 
 use std::fs;
 use std::path::Path;
@@ -102,7 +102,7 @@ async fn a_failed_start_says_why() {
     assert!(error.contains("unknown flag: --no-such-flag"), "{error}");
 }
 
-/// `bed up` with a folder for temporary files of its own, which shows all that is left behind.
+/// `bed up` with its own folder for temporary files, so that every file left behind is found.
 struct Up {
     process: Managed,
     temp: tempfile::TempDir,
@@ -123,7 +123,7 @@ impl Up {
         entries.map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// The daemons started so far.
+    /// Process ids of the daemons started so far.
     fn pids(&self) -> Vec<u32> {
         let pid = |name: &str| {
             let path = self.left_behind().first()?.join(name);
@@ -135,7 +135,7 @@ impl Up {
             .collect()
     }
 
-    /// Processes whose command line names the folder: the guardian.
+    /// Number of processes whose command line names the folder: guardians.
     fn guardians(&self) -> usize {
         let folder = self.temp.path().join("tmp/").to_string_lossy().into_owned();
         fs::read_dir("/proc")
