@@ -26,7 +26,7 @@ async fn a_silent_api_server_costs_fifteen_seconds_at_most() -> Result<()> {
     let (proxy, operator) = behind(&cluster).await?;
     cluster.lb("before").await?;
     cluster.address("before").await?;
-    let terms = operator.process.log().matches("standing by").count();
+    let terms = operator.process.log().matches("controllers stopped").count();
 
     // Nothing is under way: each watch, each idle connection and that of the Lease fall silent.
     let stalls = Stalls::watch()?;
@@ -51,7 +51,7 @@ async fn a_silent_api_server_costs_fifteen_seconds_at_most() -> Result<()> {
     ensure!(idle < MOST && busy < MOST, "{idle:?} and {busy:?}, more than {MOST:?}");
 
     let log = operator.process.log();
-    ensure!(log.matches("standing by").count() == terms, "it stopped leading:\n{log}");
+    ensure!(log.matches("controllers stopped").count() == terms, "it stopped leading:\n{log}");
     // Every kind is watched again.
     let staleness = "hgo_watch_staleness_seconds";
     shows(&operator, staleness, &["loadbalancers"], |seconds| seconds <= 10.0).await?;

@@ -52,7 +52,7 @@ async fn each_option_is_refused_by_its_name() -> Result<()> {
         (own(blue(&["--list", "--dry-run"])), "--dry-run", "--list"),
         (own(blue(&["--rotate", "--revoke", "all"])), "--rotate", "--revoke old"),
         (own(blue(&["--rotate", "--revoke", "gone"])), "--rotate", "--revoke old"),
-        (own(blue(&["--list", "--skip-check"])), "--skip-check", "nothing is printed"),
+        (own(blue(&["--list", "--skip-check"])), "--skip-check", "no cloud config is printed"),
         (own(blue(&["--revoke", ""])), "--revoke", "old, all, gone"),
         (own(blue(&["--output", "yaml"])), "--output", "cloud-init-rke2"),
         (own(blue(&["--csi", "wide"])), "--csi", "narrow"),
@@ -73,7 +73,7 @@ async fn each_option_is_refused_by_its_name() -> Result<()> {
         (
             own([&guest[..], &["--out", "f", "--revoke", "old"]].concat()),
             "--out",
-            "nothing is printed",
+            "no cloud config is printed",
         ),
         (with("--certificate-authority", &empty), "--certificate-authority", "no certificate"),
         (with("--certificate-authority", &text), "--certificate-authority", "text.pem"),

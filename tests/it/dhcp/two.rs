@@ -17,13 +17,13 @@ fn terms(agent: &Agent) -> usize {
 
 /// Number of an agent's terms that have ended.
 fn ends(agent: &Agent) -> usize {
-    agent.process.log().matches("silent").count()
+    agent.process.log().matches("DHCP stopped").count()
 }
 
 /// Whether an agent is in a term. On a busy machine the other may have taken over meanwhile.
 fn in_term(agent: &Agent) -> bool {
     let log = agent.process.log();
-    log.rfind("records loaded") > log.rfind("silent")
+    log.rfind("records loaded") > log.rfind("DHCP stopped")
 }
 
 /// Waits until one of two speaks.
