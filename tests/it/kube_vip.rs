@@ -77,7 +77,7 @@ async fn addresses_become_pools_once_and_who_has_one_keeps_it() -> Result<()> {
     })
     .await?;
     for line in
-        ["created: IPPool default", "10.1.0.nonsense", "IPPool mine", "no pools: search-order"]
+        ["created: IPPool default", "10.1.0.nonsense", "IPPool mine", "not pools: search-order"]
     {
         assert!(said.contains(line), "{said}");
     }
