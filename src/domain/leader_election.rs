@@ -115,7 +115,7 @@ impl fmt::Display for StoreWentBack {
         write!(
             f,
             "the Lease's resourceVersion went back from {from} to {to}, as after a restore of etcd from a backup: \
-             what was read before no longer holds, and this process starts anew"
+             data read before is no longer valid, and this process restarts"
         )
     }
 }

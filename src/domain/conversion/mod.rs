@@ -68,7 +68,7 @@ enum Section {
 
 /// The `apiVersion` is none of `LoadBalancer`'s versions.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no version of LoadBalancer: known are {V1ALPHA1} and {V1BETA1}")]
+#[error("{0:?} is not a version of LoadBalancer: the versions are {V1ALPHA1} and {V1BETA1}")]
 pub struct NoVersion(pub String);
 
 const V1ALPHA1: &str = "loadbalancer.harvesterhci.io/v1alpha1";
