@@ -28,7 +28,7 @@ pub enum Error {
     /// The object does not exist, or the token's user may not see it.
     #[error("not found: {0}")]
     NotFound(String),
-    /// Another client has changed the object since it was read.
+    /// The object has been changed by another client since it was read.
     #[error("another client has changed the object")]
     Conflict,
     /// Any other answer that is not a success.

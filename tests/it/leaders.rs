@@ -61,7 +61,7 @@ async fn a_leader_that_is_told_to_stop_gives_the_lease_back() -> Result<()> {
     assert_eq!(second.metric("hgo_leader", &[]).await?, 0.0);
     let status = leader.process.terminate(SOON).await?;
     assert!(status.success(), "{status}");
-    assert!(leader.process.log().contains("lease given back"));
+    assert!(leader.process.log().contains("lease released"));
     second.leads().await?;
     cluster.lb("lb").await?;
     cluster.address("lb").await?;
