@@ -1,4 +1,4 @@
-//! Command lines. Every option of a long-running process is also an environment variable, `HGO_…`.
+//! Command lines. Every option of a long-running process is also an environment variable `HGO_…`.
 
 mod admission;
 mod cloud_config;
