@@ -59,7 +59,7 @@ pub const SILENCE: Duration = Duration::from_secs(10);
 /// Why a call failed, as far as callers distinguish it.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// Another client changed or created the object first (409).
+    /// A conflict: another client changed or created the object first (409).
     #[error("the object was changed by another client")]
     Conflict,
     /// The object or the subresource does not exist (404).
