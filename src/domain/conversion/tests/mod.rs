@@ -58,7 +58,7 @@ fn what_is_no_load_balancer_of_either_version_is_told() {
         json!({"apiVersion": "v1beta1"}),
     ] {
         let error = convert(strange, BETA).unwrap_err().to_string();
-        assert!(error.contains("the versions are loadbalancer.harvesterhci.io/v1alpha1"), "{error}");
+        assert!(error.contains("are loadbalancer.harvesterhci.io/v1alpha1"), "{error}");
     }
 }
 
