@@ -25,7 +25,7 @@ async fn config(cluster: &Cluster, data: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until it is marked, and returns the report.
+/// Waits until the ConfigMap is marked, and returns the report.
 async fn report(cluster: &Cluster) -> Result<String> {
     eventually(SOON, "mark on the ConfigMap", async || {
         let map = maps(cluster).get("kubevip").await?;
@@ -62,7 +62,7 @@ async fn addresses_become_pools_once_and_who_has_one_keeps_it() -> Result<()> {
         ],
     )
     .await?;
-    // From before there were claims: it has an address, and no pool says so.
+    // From before there were claims: it has an address, and no pool records it.
     let spec = json!({"workloadType": "cluster", "ipam": "pool"});
     let mut old = cluster.lb_with("old", spec).await?;
     old.status = Some(serde_json::from_value(json!({"address": "10.1.0.22"}))?);
@@ -85,7 +85,7 @@ async fn addresses_become_pools_once_and_who_has_one_keeps_it() -> Result<()> {
     assert_eq!(global.spec.ranges[0].exclude, Some(vec!["10.3.0.9".to_owned()]));
     cluster.warned("kubevip", "KubeVipImportIncomplete").await?;
 
-    // Marked: left alone. Unmarked: nothing is made twice, and what is gone is made again.
+    // Marked: not changed. Unmarked: no pool is made twice, and a missing one is made again.
     cluster.pool_deleted("other").await?;
     operator.process.terminate(SOON).await?;
     let mut operator = cluster.operator().await?;
@@ -102,7 +102,7 @@ async fn addresses_become_pools_once_and_who_has_one_keeps_it() -> Result<()> {
     cluster.consistent().await
 }
 
-/// The pool is made, and the process is gone before it could say so.
+/// A pool was made, and the process ended before it could mark the ConfigMap.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_was_cut_short_is_finished_by_the_next() -> Result<()> {
     let cluster = Cluster::start().await?;

@@ -21,12 +21,12 @@ fn review() -> Value {
     json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
-            "uid": "u-1", "operation": "DELETE", "name": "nobody", "namespace": "",
+            "uid": "u-1", "operation": "DELETE", "name": "absent", "namespace": "",
             "resource": {
                 "group": "loadbalancer.harvesterhci.io", "version": "v1beta1", "resource": "ippools",
             },
             "userInfo": {"username": "eve"},
-            "oldObject": {"metadata": {"name": "nobody"}, "spec": {"ranges": []}},
+            "oldObject": {"metadata": {"name": "absent"}, "spec": {"ranges": []}},
         },
     })
 }

@@ -1,5 +1,4 @@
-//! The schema refuses what is wrong by the name of what is wrong, and knows every value; the README
-//! lists them.
+//! The schema refuses a wrong value by its name, and knows every value; the README lists them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,7 +12,7 @@ use super::{read, yaml};
 const VALUES: &str = "charts/harvester-guest-operator/values.yaml";
 const SCHEMA: &str = "charts/harvester-guest-operator/values.schema.json";
 
-/// Values files, and what the refusal must name.
+/// Values files, and the name that the refusal must contain.
 const WRONG: [(&str, &str); 60] = [
     ("replicaCout: 2", "replicaCout"),
     ("replicasCount: 2", "replicasCount"),
@@ -83,7 +82,7 @@ const WRONG: [(&str, &str); 60] = [
     ("leaseAgent: {networks: [{network: a/b, interface: far-too-long-for-linux}]}", "interface"),
 ];
 
-/// Where the image has the public authorities.
+/// Path of the public authorities in the image.
 const PUBLIC: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 #[tokio::test]
@@ -124,7 +123,7 @@ async fn what_does_not_fit_together_is_refused() {
     }
 }
 
-/// A company's own authorities, as text or as a ConfigMap that is there, beside the image's.
+/// A company's own authorities, as text or as an existing ConfigMap, beside the image's.
 #[tokio::test]
 async fn further_authorities_are_trusted_beside_those_of_the_image() {
     let chart = Chart::locate().await.unwrap();
@@ -158,7 +157,7 @@ async fn further_authorities_are_trusted_beside_those_of_the_image() {
     assert!(format!("{error:#}").contains("additionalTrustedCAs"), "{error:#}");
 }
 
-/// Which accounts' tokens and which Secrets: none of the first unless they are named.
+/// Rights to accounts' tokens and to Secrets: no account without its name.
 #[tokio::test]
 async fn rights_to_credentials_are_as_narrow_as_the_values() {
     let chart = Chart::locate().await.unwrap();
@@ -190,7 +189,7 @@ async fn rights_to_credentials_are_as_narrow_as_the_values() {
     assert_eq!((tokens, env.as_str()), (None, "value: cattle-system/b+c"));
 }
 
-/// What Rancher sets for every chart.
+/// Values that Rancher sets for every chart.
 #[tokio::test]
 async fn what_rancher_sets_is_taken() {
     let chart = Chart::locate().await.unwrap();
@@ -216,11 +215,12 @@ fn resolved<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
     }
 }
 
-/// Every value has a property, and every property a value: with a default, none is hidden.
+/// Compares values and properties: every value has a property, and every property a value, so no
+/// default is hidden.
 fn compare(root: &Value, schema: &Value, value: &Value, path: &str, faults: &mut String) {
     let schema = resolved(root, schema);
     let Some(properties) = schema["properties"].as_object() else { return };
-    // A field that is left to Kubernetes, such as affinity, may be empty.
+    // A value that is passed on to Kubernetes, such as affinity, may be empty.
     let Some(values) = value.as_object().filter(|values| !values.is_empty()) else { return };
     let passed_on = ["ecurityContext", "resources"].iter().any(|end| path.ends_with(end));
     for (name, value) in values {
@@ -236,7 +236,7 @@ fn compare(root: &Value, schema: &Value, value: &Value, path: &str, faults: &mut
     }
 }
 
-/// No object takes what it does not know.
+/// Checks that every object of the schema refuses unknown fields.
 fn closed(schema: &Value, path: &str, faults: &mut String) {
     match schema {
         Value::Object(fields) => {
@@ -272,7 +272,7 @@ fn the_readme_lists_every_value_with_its_default() {
     assert_eq!(documented, built, "README.md (left) against values.yaml (right)");
 }
 
-/// A context or a set of resources is one value to the reader.
+/// Values as the README lists them: a security context or a set of resources is one value.
 fn leaves(value: &Value, path: &str, found: &mut BTreeMap<String, String>) {
     let whole = ["ecurityContext", "resources", "labels"].iter().any(|end| path.ends_with(end));
     if let Some(fields) = value.as_object().filter(|fields| !fields.is_empty() && !whole) {

@@ -71,8 +71,8 @@ async fn a_service_account_may_do_what_rbac_says_and_no_more() {
     let secrets = Api::<Secret>::namespaced(client, "default");
     let refused = secrets.list(&all).await.unwrap_err();
     assert!(matches!(&refused, kube::Error::Api(status) if status.code == 403), "{refused}");
-    let unknown = bed.service_account_kubeconfig("default", "nobody", None).await;
-    assert!(unknown.unwrap_err().to_string().contains("default/nobody"));
+    let unknown = bed.service_account_kubeconfig("default", "absent", None).await;
+    assert!(unknown.unwrap_err().to_string().contains("default/absent"));
     bed.stop().await.unwrap();
 }
 
