@@ -244,7 +244,7 @@ spec: {type: LoadBalancer, ports: [{port: 80}]}
     let ingress = json!({"status": {"loadBalancer": {"ingress": [{"ip": "10.1.0.5"}]}}});
     services.patch_status("foreign", &PatchParams::default(), &Patch::Merge(ingress)).await?;
     let all = [
-        "10.1.0.2 is an address of Node node-2, and LoadBalancer default/early holds it: move that",
+        "10.1.0.2 is an address of Node node-2, and LoadBalancer default/early holds it: move that LoadBalancer",
         "10.1.0.3 is an address of Node node-3",
         "10.1.0.4 is the management address (ConfigMap harvester-system/vip)",
         "10.1.0.5 is the load-balancer address of Service default/foreign",

@@ -140,11 +140,11 @@ pub(crate) const ROWS: &[Row] = &[
     never("type of a guest", "{spec: {workloadType: Guest}}", &[Refuse("spec.workloadType", "use cluster (or vm)")], "\"vm\", \"cluster\""),
     never("listeners as a map", "{spec: {listeners: {http: {port: 80}}}}", &[Refuse("spec.listeners", "it is a map: use a list")], "spec.listeners"),
     never("port in quotes", "{spec: {listeners: [{name: a, port: '80'}]}}", &[Refuse("spec.listeners[0].port", "write 80, without quotes")], "spec.listeners[0].port"),
-    never("backendPort as a name", "{spec: {listeners: [{name: a, port: 80, backendPort: http}]}}", &[Refuse("spec.listeners[0].backendPort", "names of ports are not looked up")], "spec.listeners[0].backendPort"),
+    never("backendPort as a name", "{spec: {listeners: [{name: a, port: 80, backendPort: http}]}}", &[Refuse("spec.listeners[0].backendPort", "port names are not resolved")], "spec.listeners[0].backendPort"),
     never("period with a unit", "{spec: {listeners: [{name: a, port: 80}], healthCheck: {port: 80, periodSeconds: 5s}}}", &[Refuse("spec.healthCheck.periodSeconds", "use a number")], "spec.healthCheck.periodSeconds"),
-    never("label without a list", "{spec: {listeners: [{name: a, port: 80}], backendServerSelector: {app: web}}}", &[Refuse("spec.backendServerSelector[app]", "\"web\" is no list: use [\"web\"]")], "spec.backendServerSelector.app"),
+    never("label without a list", "{spec: {listeners: [{name: a, port: 80}], backendServerSelector: {app: web}}}", &[Refuse("spec.backendServerSelector[app]", "\"web\" is not a list: use [\"web\"]")], "spec.backendServerSelector.app"),
     never("selector of other kinds", "{spec: {listeners: [{name: a, port: 80}], backendServerSelector: {matchLabels: {app: web}}}}", &[Refuse("spec.backendServerSelector[matchLabels]", "write each label and its values")], "spec.backendServerSelector.matchLabels"),
-    never("selector as a list", "{spec: {listeners: [{name: a, port: 80}], backendServerSelector: [app=web]}}", &[Refuse("spec.backendServerSelector", "is no map")], "spec.backendServerSelector"),
+    never("selector as a list", "{spec: {listeners: [{name: a, port: 80}], backendServerSelector: [app=web]}}", &[Refuse("spec.backendServerSelector", "is not a map")], "spec.backendServerSelector"),
     create("a field misspelt", "{spec: {listeners: [{name: a, port: 80, backendport: 8080}]}}", &[Warn("unknown field \"spec.listeners[0].backendport\""), Lacks("/spec/listeners/0/backendPort")], Accept, (NO_VMS, "ours")),
     // Rules of the schema.
     never("no listener", "{spec: {listeners: []}}", &[On::Schema("a load balancer of type vm needs at least one")], "a load balancer of type vm needs at least one"),
@@ -170,7 +170,7 @@ pub(crate) const ROWS: &[Row] = &[
     create("a guest's name", "{name: 1web, spec: {workloadType: cluster}}", &[Silent], Accept, OURS),
     // Pools.
     create("a pool by name", FROM_NAMED, &[Silent], Accept, (HAS, "named")),
-    create("another's pool", "{spec: {workloadType: cluster, ipPool: theirs}}", &[Refuse("spec.ipPool", "it names \"theirs\", whose scope does not admit {network:\"\" project:\"local/ours\" namespace:\"team\" cluster:\"\"}: name another, or ask who keeps the pool")], Accept, ("IPPoolForbidden", "")),
+    create("another's pool", "{spec: {workloadType: cluster, ipPool: theirs}}", &[Refuse("spec.ipPool", "it names \"theirs\", whose scope does not admit {network:\"\" project:\"local/ours\" namespace:\"team\" cluster:\"\"}: name another, or ask the admin of the pool")], Accept, ("IPPoolForbidden", "")),
     create("another's pool, and its project", "{annotations: {loadbalancer.harvesterhci.io/project: local/theirs}, spec: {workloadType: cluster, ipPool: theirs}}", &[Refuse("spec.ipPool", "project:\"local/ours\"")], Accept, ("IPPoolForbidden", "")),
     update("to another's pool", (GUEST, HAS), Merge("{spec: {ipPool: theirs}}"), &[Refuse("spec.ipPool", "whose scope does not admit")], Accept, ("IPPoolForbidden", "ours")),
     create("no such pool", "{spec: {workloadType: cluster, ipPool: nowhere}}", &[Warn("spec.ipPool: there is no IPPool \"nowhere\" yet; it waits for one")], Accept, ("IPPoolNotFound", "")),
@@ -203,7 +203,7 @@ pub(crate) const ROWS: &[Row] = &[
     update("the announced address of VMs", (VM, NO_VMS), Merge("{status: {address: 10.2.0.2}}"), &[Refuse("status.address", OWNED)], Accept, (NO_VMS, "ours")),
     update("Ready", (VM, NO_VMS), Merge("{status: {conditions: [{type: Ready, status: 'True', reason: Announced}]}}"), &[Refuse("status.conditions[Ready].status", OWNED)], Accept, (NO_VMS, "ours")),
     update("a condition of another type", (GUEST, HAS), Merge("{status: {conditions: [{type: Mine, status: 'True'}]}}"), &[Silent, Has("/status/conditions/0/reason", HAS), Has("/status/conditions/1/type", "Mine")], Accept, OURS),
-    create("a backup, with its status", "{spec: {workloadType: cluster}, status: {address: 10.2.0.2, allocatedAddress: {ipPool: theirs, ip: 10.2.0.2}, conditions: [{type: Ready, status: 'True'}]}}", &[Warn("status: only the operator writes it: what was sent is dropped"), Lacks("/status/address"), Lacks("/status/allocatedAddress")], Accept, OURS),
+    create("a backup, with its status", "{spec: {workloadType: cluster}, status: {address: 10.2.0.2, allocatedAddress: {ipPool: theirs, ip: 10.2.0.2}, conditions: [{type: Ready, status: 'True'}]}}", &[Warn("status: only the operator writes it: the sent status is dropped"), Lacks("/status/address"), Lacks("/status/allocatedAddress")], Accept, OURS),
     // Parts of the status that a guest owns.
     update("the claim", (GUEST, HAS), Merge("{status: {address: 10.1.0.2}}"), &[Silent], Accept, OURS),
     update("withdrawn", (GUEST, HAS), Merge("{status: {address: ''}}"), &[Silent, Has(IP, "10.1.0.2")], Accept, OURS),

@@ -212,7 +212,7 @@ fn ways(victim_uid: &str, pool_uid: &str) -> Result<Vec<Way>> {
         new(
             "as a backup",
             "{spec: {workloadType: cluster}, status: {address: 10.2.0.2, allocatedAddress: {ipPool: theirs, ip: 10.2.0.2}}}",
-            End::Told("what was sent is dropped"),
+            End::Told("the sent status is dropped"),
         )?,
         change("of what is leased", leased, claim, End::Refused(422, OWNED)),
         // The published address.

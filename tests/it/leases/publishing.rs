@@ -46,7 +46,7 @@ async fn what_an_agent_leases_is_published_moved_withdrawn_and_published_again()
     // The server granted another address: the record lost the first one before.
     cluster.take_away("web", "Selecting").await?;
     let message = cluster.withdrawn("web", "DHCPLeaseLost").await?;
-    assert!(message.contains("another is asked for"), "{message}");
+    assert!(message.contains("another one is requested"), "{message}");
     let lb = cluster.lbs().get("web").await?;
     assert_eq!(lb.status.unwrap().address, None, "no address is published");
     cluster.warned("web", "DHCPLeaseLost").await?;

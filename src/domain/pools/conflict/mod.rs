@@ -337,7 +337,7 @@ impl Conflict {
     /// Message for the condition of the pool that is out of use.
     pub fn standing_back(&self) -> String {
         format!(
-            "{}: {}; the older one stays in use, this one gives out nothing new",
+            "{}: {}; the older one stays in use, this one gives out no new address",
             self.field(),
             self.message()
         )

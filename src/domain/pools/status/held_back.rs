@@ -20,10 +20,16 @@ pub(super) fn held_back(pool: &Pool) -> String {
         let is = if is_one { network.addr().to_string() } else { network.to_string() };
         match holder {
             Some((_, owner)) if is_one => {
-                format!("{is} is {what}, and LoadBalancer {} holds it: move that", owner.name)
+                format!(
+                    "{is} is {what}, and LoadBalancer {} holds it: move that LoadBalancer",
+                    owner.name
+                )
             }
             Some((ip, owner)) => {
-                format!("{is} is {what}, and LoadBalancer {} holds {ip}: move that", owner.name)
+                format!(
+                    "{is} is {what}, and LoadBalancer {} holds {ip}: move that LoadBalancer",
+                    owner.name
+                )
             }
             None => format!("{is} is {what}"),
         }

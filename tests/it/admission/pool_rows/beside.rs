@@ -146,14 +146,14 @@ pub(super) const ROWS: &[Row] = &[
         &[NAMED, HOLDER],
         Update,
         "{name: named, annotations: {loadbalancer.harvesterhci.io/manuallyReleaseIP: '10.1.0.40: default/holder'}}",
-        Warn("LoadBalancer default/holder exists: 10.1.0.40 is kept"),
+        Warn("LoadBalancer default/holder exists: 10.1.0.40 stays allocated"),
     ),
     row(
         "released by hand for another",
         &[NAMED, HOLDER],
         Update,
         "{name: named, annotations: {loadbalancer.harvesterhci.io/manuallyReleaseIP: '10.1.0.40: default/other'}}",
-        Warn("10.1.0.40 is held by default/holder, not by default/other: it is kept"),
+        Warn("10.1.0.40 is held by default/holder, not by default/other: it stays allocated"),
     ),
     row(
         "released by hand, misspelt",
@@ -217,7 +217,7 @@ pub(super) const ROWS: &[Row] = &[
         &[],
         Create,
         r#"{name: p, spec: {ranges: [{subnet: 10.2.0.9/32}], selector: {scope: [{project: "*"}]}}}"#,
-        Warn("admits nobody"),
+        Warn("admits no LoadBalancer"),
     ),
     row(
         "for named use only",

@@ -102,7 +102,7 @@ fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
     assert_eq!(
         ready.message.as_deref(),
         Some(
-            "held back: 10.0.0.10 is an address of Node n1, and LoadBalancer ns/lb1 holds it: move that; 10.0.0.11 is an address of Node n2"
+            "held back: 10.0.0.10 is an address of Node n1, and LoadBalancer ns/lb1 holds it: move that LoadBalancer; 10.0.0.11 is an address of Node n2"
         )
     );
     let [News::ReservedInUse { ip, holder, .. }] = &*book.take_news() else { panic!("no news") };
@@ -137,8 +137,8 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
     assert_eq!(
         ready.message.as_deref(),
         Some(
-            "held back: 10.0.0.8/29 is in the service network (ServiceCIDR kubernetes), and LoadBalancer ns/lb1 holds 10.0.0.10: move that; \
-             10.0.0.11 is an address of Node n1, and LoadBalancer ns/lb2 holds it: move that; \
+            "held back: 10.0.0.8/29 is in the service network (ServiceCIDR kubernetes), and LoadBalancer ns/lb1 holds 10.0.0.10: move that LoadBalancer; \
+             10.0.0.11 is an address of Node n1, and LoadBalancer ns/lb2 holds it: move that LoadBalancer; \
              10.0.0.17 is in the pod network of Node n1"
         )
     );
