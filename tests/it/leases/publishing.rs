@@ -102,7 +102,7 @@ async fn an_address_ends_by_the_clock_when_its_agent_is_silent() -> Result<()> {
     cluster.publishes("web", "10.7.0.20").await?;
     agent.stop().await?;
     let message = cluster.withdrawn("web", "DHCPLeaseLost").await?;
-    assert!(message.contains("agent is not there"), "{message}");
+    assert!(message.contains("agent is not running"), "{message}");
     let record = cluster.record("web").await?;
     assert_eq!(record.status.unwrap().address.as_deref(), Some("10.7.0.20"), "the agent's to say");
     // The agent is back, and has the address again.
