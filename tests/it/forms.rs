@@ -83,7 +83,7 @@ async fn an_edit_that_wipes_the_ledger_moves_nobody_and_gives_nothing_twice() ->
     let wipes = async {
         for _ in 0..5 {
             wipe(&cluster).await?;
-            eventually(SOON, "ledger put right", async || {
+            eventually(SOON, "repaired ledger", async || {
                 cluster.allocated("pool").await.map(|a| a.len() >= 20)
             })
             .await?;

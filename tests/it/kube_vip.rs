@@ -144,7 +144,7 @@ async fn without_the_config_map_or_the_right_to_read_it_nothing_is_held_up() -> 
     let operator = cluster.operator().await?;
     cluster.lb("web").await?;
     cluster.address("web").await?;
-    eventually(SOON, "word of it", async || operator.process.log().contains("is not imported"))
+    eventually(SOON, "log of it", async || operator.process.log().contains("is not imported"))
         .await?;
     assert_eq!(pools(&cluster).await?, ["pool"]);
     Ok(())

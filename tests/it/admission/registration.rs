@@ -117,7 +117,7 @@ async fn what_the_go_webhook_left_is_taken_over_and_put_right_when_changed() -> 
 
     // Deleted: the operator logs it, and the installation restores it.
     mutating.delete(CONFIGURATION, &DeleteParams::default()).await?;
-    eventually(SOON, "word of it", async || {
+    eventually(SOON, "log of it", async || {
         let word = format!("MutatingWebhookConfiguration {CONFIGURATION} is missing");
         operator.process.log().contains(&word)
     })

@@ -126,7 +126,7 @@ async fn a_secret_that_is_lost_or_spoiled_comes_back_without_a_refused_call() ->
     cluster.secrets().delete(SECRET, &DeleteParams::default()).await?;
     for operator in &operators {
         let word = "Secret harvester-guest-operator-admission is missing";
-        eventually(SOON, "word of it", async || operator.process.log().contains(word)).await?;
+        eventually(SOON, "log of it", async || operator.process.log().contains(word)).await?;
     }
     cluster.reinstalled().await?;
     back().await?;

@@ -256,7 +256,7 @@ async fn credentials(cluster: &Cluster) -> Result<()> {
         "spec": {"target": {"secret": {"name": "guest", "key": "token"}}},
     });
     cluster.bed.apply_yaml(&rotation.to_string()).await?;
-    eventually(SOON, "word of the namespace", async || {
+    eventually(SOON, "reason of the namespace", async || {
         let status = rotations(cluster).get("guest").await?.status.unwrap_or_default();
         let reasons = status.conditions.into_iter().filter_map(|condition| condition.reason);
         anyhow::Ok(reasons.into_iter().any(|reason| reason == "NamespaceNotAllowed"))

@@ -126,7 +126,7 @@ async fn stays_dead(harvester: &Harvester, revoked: &str, valid: &str) -> Result
         .await?
         .context("the UI would make the revoked token again")?;
     let token =
-        found.data.unwrap_or_default().remove("token").context("the UI would wait in vain")?;
+        found.data.unwrap_or_default().remove("token").context("the UI would wait for ever")?;
     let token = String::from_utf8(token.0)?;
     ensure!(
         yaml(valid)?["users"][0]["user"]["token"] == token,

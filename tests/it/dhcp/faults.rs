@@ -77,7 +77,7 @@ fn a_cable_is_pulled_for_less_and_for_longer_than_a_lease() -> Result<()> {
         let web = site.lease("web").await?;
         let first = site.bound("web", "address", |_| true).await?;
         site.segment.cable(&site.port, false).await?;
-        eventually(LATER, "word of the cable", async || {
+        eventually(LATER, "report of the cable", async || {
             agent.process.log().contains("carries=false")
         })
         .await?;
@@ -120,7 +120,7 @@ fn an_interface_that_comes_back_gets_its_links_again() -> Result<()> {
         site.host.ip(&format!("link delete {}", super::fixture::link(&web))).await?;
         site.linked(&[&web]).await?;
         site.host.ip("link delete net1").await?;
-        eventually(LATER, "word of the interface", async || {
+        eventually(LATER, "log of the interface", async || {
             agent.process.log().contains("the interface is gone")
         })
         .await?;

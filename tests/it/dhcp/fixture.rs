@@ -347,7 +347,7 @@ impl Agent {
 
     /// Waits until it is active for the network.
     pub(crate) async fn speaks(&self) -> Result<()> {
-        eventually(SOON, "speaking agent", async || self.process.log().contains("records loaded"))
+        eventually(SOON, "active agent", async || self.process.log().contains("records loaded"))
             .await
     }
 

@@ -123,7 +123,7 @@ fn nothing_that_a_hostile_server_says_is_recorded() -> Result<()> {
             tokio::spawn(async move { lie(&there, told, end).await })
         };
         site.lease("web").await?;
-        let unusable = eventually(LATER, "word of the lies", async || {
+        let unusable = eventually(LATER, "report of the lies", async || {
             let status = site.status("web").await.map_err(|error| error.to_string())?;
             let said = status
                 .conditions
@@ -187,7 +187,7 @@ async fn answered_for_all(site: &Site, agent: &Agent) -> Result<()> {
         site.lease(name).await?;
     }
     for name in ["one", "two", "three"] {
-        let said = eventually(LATER, &format!("word of the router at {name}"), async || {
+        let said = eventually(LATER, &format!("report of the router at {name}"), async || {
             let status = site.status(name).await.map_err(|error| error.to_string())?;
             let ready = status.conditions.iter().find(|ready| ready.type_ == "Ready");
             let ready = ready.filter(|ready| ready.reason.as_deref() == Some("ProxyARP"));

@@ -100,7 +100,7 @@ async fn given_back(mut site: Site) -> Result<()> {
     // Its RELEASE comes from the address, which goes with its interface.
     kube_vip.machine.ip(&format!("address add {leased}/24 dev eth0")).await?;
     kube_vip.client.terminate(LATER).await?;
-    eventually(LATER, "address that kube-vip gives back", async || {
+    eventually(LATER, "release by kube-vip", async || {
         site.server.granted_to(KUBE_VIPS).await.map(|granted| granted.is_none())
     })
     .await?;

@@ -30,7 +30,7 @@ async fn force(site: &Site, name: &str) -> Result<()> {
 
 /// Waits until a server has no grant for a hardware address.
 async fn given_back(site: &mut Site, mac: &str) -> Result<()> {
-    eventually(LATER, "address that is given back", async || {
+    eventually(LATER, "release of the address", async || {
         site.server.granted_to(mac).await.map(|granted| granted.is_none())
     })
     .await
@@ -221,7 +221,7 @@ fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
         ensure!(after.obtained_at == status.obtained_at, "another lease: {after:?}\n{log}");
         site.bound("late", "address", |_| true).await?;
         let log = agent.process.log();
-        ensure!(log.matches("records loaded").count() == 1, "it began anew:\n{log}");
+        ensure!(log.matches("records loaded").count() == 1, "it began again:\n{log}");
 
         away();
         let silent = "leadership changed claim=Silent";
@@ -232,7 +232,7 @@ fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
         // Another agent has the Lease, and sends requests for this one's address: this one stops.
         let other = site.segment.attach("other", &format!("{}/24", site.scope.at(3))).await?;
         other.ip("route add default dev eth0").await?;
-        eventually(LATER, "word of the other agent", async || {
+        eventually(LATER, "log of the other agent", async || {
             duplicate(&other, web.mac).await.map_err(|error| format!("{error:#}"))?;
             Ok::<_, String>(agent.process.log().contains("another agent is active"))
         })

@@ -155,7 +155,7 @@ async fn traffic(mut site: Site) -> Result<()> {
     site.records().delete("web", &DeleteParams::default()).await?;
     site.deleted("web").await?;
     let granted = site.server.granted_to(&web.mac.to_string()).await?;
-    ensure!(granted.is_some_and(|granted| granted.address == address), "{address} was given back");
+    ensure!(granted.is_some_and(|granted| granted.address == address), "{address} was released");
     Ok(())
 }
 

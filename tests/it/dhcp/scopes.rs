@@ -36,7 +36,7 @@ fn a_server_behind_a_relay_grants_renews_and_takes_back() -> Result<()> {
         let renewed = site.renewed("web", &first).await?;
         ensure!(renewed.address == first.address, "{renewed:?}");
         site.deleted("web").await?;
-        eventually(LATER, "address that is given back", async || {
+        eventually(LATER, "release of the address", async || {
             server.granted_to(&mac).await.map(|granted| granted.is_none())
         })
         .await
@@ -81,7 +81,7 @@ async fn endless(mut site: Site) -> Result<()> {
     let again = site.status("web").await?;
     ensure!(again.address == first.address && again.expires_at.is_none(), "{again:?}");
     site.deleted("web").await?;
-    eventually(LATER, "address that is given back", async || {
+    eventually(LATER, "release of the address", async || {
         site.server.granted_to(&mac).await.map(|granted| granted.is_none())
     })
     .await

@@ -71,9 +71,9 @@ async fn life(mut site: Site) -> Result<()> {
     let resumed = site.renewed("web", &renewed).await?;
     ensure!(resumed.name_servers == first.name_servers, "{resumed:?}");
     ensure!(resumed.address == first.address, "{resumed:?}");
-    ensure!(acquired(&agent).await? == 0.0, "acquired anew");
+    ensure!(acquired(&agent).await? == 0.0, "acquired again");
     let shown = site.host.ip(&format!("address show {}", link(&web))).await?;
-    ensure!(shown.contains("NOARP"), "not put right: {shown}");
+    ensure!(shown.contains("NOARP"), "not repaired: {shown}");
     site.linked(&[&web]).await?;
 
     // The server restarts.
@@ -106,7 +106,7 @@ async fn life(mut site: Site) -> Result<()> {
     // Released: the server's file shows it.
     site.deleted("web").await?;
     site.linked(&[]).await?;
-    eventually(LATER, "address that is given back", async || {
+    eventually(LATER, "release of the address", async || {
         site.server.granted_to(&mac).await.map(|granted| granted.is_none())
     })
     .await?;
@@ -120,7 +120,7 @@ async fn life(mut site: Site) -> Result<()> {
         ensure!(other != address, "the neighbour's address was taken");
         if agent.metric("hgo_dhcp_declines_total").await? >= 1.0 {
             let heard = site.server.logged(Message::Decline);
-            ensure!(heard != Some(false), "not heard:\n{}", site.server.log());
+            ensure!(heard != Some(false), "no DHCPDECLINE:\n{}", site.server.log());
             return Ok(());
         }
         site.deleted("web").await?;

@@ -28,7 +28,7 @@ fn in_term(agent: &Agent) -> bool {
 
 /// Waits until one of two is active; whether it is the first.
 async fn speaker(one: &Agent, two: &Agent) -> Result<bool> {
-    eventually(LATER, "agent that speaks", async || match (terms(one), terms(two)) {
+    eventually(LATER, "active agent", async || match (terms(one), terms(two)) {
         (0, 0) => None,
         (first, _) => Some(first > 0),
     })
@@ -54,7 +54,7 @@ fn of_two_agents_one_speaks_and_the_other_takes_over_in_silence() -> Result<()> 
 
         // The first is stopped for longer than its claim lasts, and the other takes over.
         one.process.signal("STOP")?;
-        eventually(LATER, "other agent that speaks", async || in_term(&two)).await?;
+        eventually(LATER, "other active agent", async || in_term(&two)).await?;
         let taken = site.status("web").await?;
         let again = site.renewed("web", &taken).await?;
         ensure!(again.address == first.address, "{again:?}");
@@ -64,13 +64,13 @@ fn of_two_agents_one_speaks_and_the_other_takes_over_in_silence() -> Result<()> 
         let heard = site.frames_from(&port).await?;
         let (spoken, ended) = (terms(&one), ends(&one));
         one.process.signal("CONT")?;
-        eventually(LATER, "silent agent", async || !in_term(&one) || ends(&one) > ended).await?;
+        eventually(LATER, "inactive agent", async || !in_term(&one) || ends(&one) > ended).await?;
         let now = site.frames_from(&port).await?;
         ensure!(now == heard || terms(&one) > spoken, "{} frames without a claim", now - heard);
 
         // At a signal to end, the other hands over: it releases no address and leaves no link.
         two.stop().await?;
-        eventually(LATER, "first agent that speaks again", async || terms(&one) > spoken).await?;
+        eventually(LATER, "first agent active again", async || terms(&one) > spoken).await?;
         let taken = site.status("web").await?;
         ensure!(taken.address == first.address, "{taken:?}");
         let again = site.renewed("web", &taken).await?;
@@ -79,7 +79,7 @@ fn of_two_agents_one_speaks_and_the_other_takes_over_in_silence() -> Result<()> 
         one.stop().await?;
         ensure!(site.links().await?.is_empty(), "{:?}", site.links().await?);
         let last = site.status("web").await?;
-        last.address.context("given back by an agent that only ended")?;
+        last.address.context("released by an agent that only ended")?;
         Ok(())
     })
 }

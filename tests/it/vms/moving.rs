@@ -120,7 +120,7 @@ async fn a_service_made_anew_has_what_users_set_and_is_announced_within_5_s() ->
     let port_of = |service: &Service, n: usize| json!(service)["spec"]["ports"][n]["port"].clone();
     cluster.patch_lb("web", listen(&[&old, &json!(81)])).await?;
     let two = cluster.service_when("web", "port 81", |service| port_of(service, 1) == 81).await?;
-    ensure!(two.uid() == anew.uid(), "made anew for a listener more");
+    ensure!(two.uid() == anew.uid(), "replaced for a further listener");
     cluster.patch_lb("web", listen(&[&json!(81)])).await?;
     let anew = announced_anew(&cluster, &anew).await?;
     assert_eq!(port_of(&anew, 0), 81);

@@ -173,7 +173,7 @@ async fn a_killed_owner_leaves_nothing() {
 async fn bed_up_says_where_it_is_and_stops_when_asked() {
     let mut up = Up::start();
     let said = async || up.process.log().contains("export KUBECONFIG=");
-    eventually(SOON, "word of the kubeconfig", said).await.unwrap();
+    eventually(SOON, "print of the kubeconfig", said).await.unwrap();
     let pids = up.pids();
     let status = up.process.terminate(SOON).await.unwrap();
     assert!(status.success(), "{status}: {}", up.process.log());
