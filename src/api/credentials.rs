@@ -33,11 +33,11 @@ pub struct Source {
         "serviceAccountName: must be the name of a ServiceAccount: lower-case letters, digits, dashes and dots"),
 )]
 pub struct ServiceAccountToken {
-    /// Whose.
+    /// Name of the ServiceAccount to issue tokens for, in the TokenRotation's namespace.
     #[schemars(length(min = 1, max = 253))]
     pub service_account_name: String,
-    /// For how long a token is to work; the API server may grant less. One that does not end by itself
-    /// counts as ended after this time. Unset means 2592000, thirty days.
+    /// Lifetime of a token in seconds; the API server may grant less. A token without an expiry
+    /// counts as expired after this time. Unset means 2592000, thirty days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 31_536_000))]
     pub lifetime_seconds: Option<i64>,
@@ -101,10 +101,10 @@ pub struct SecretTarget {
         "spec.source.rancherToken.cluster: must be the id of a cluster in Rancher, such as c-m-abcdefgh"),
 )]
 pub struct RancherToken {
-    /// For how long a token is to work. Rancher grants at most its setting auth-token-max-ttl-minutes,
-    /// ninety days by default, and says nothing when that is less. Unset means as long as Rancher grants, a
-    /// year at most. A token from elsewhere whose end is not known counts as ended after this
-    /// time; unset, after thirty days.
+    /// Lifetime of a token in seconds. Rancher grants at most its setting
+    /// auth-token-max-ttl-minutes, ninety days by default, and does not report when that is less.
+    /// Unset means as long as Rancher grants, a year at most. A token from elsewhere whose expiry
+    /// is not known counts as expired after this time; unset, after thirty days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 31_536_000))]
     pub lifetime_seconds: Option<i64>,
@@ -170,7 +170,7 @@ pub struct RancherServer {
         "spec.rancher.certificateAuthoritySecret.key: must be a key of a Secret: letters, digits, dashes, underscores and dots"),
 )]
 pub struct AuthoritySecret {
-    /// Its name.
+    /// Name of the Secret with the certificates.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
     /// The key in it, whose value is certificates in PEM.
