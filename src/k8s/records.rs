@@ -83,7 +83,11 @@ fn readable(record: Guard<DHCPLease>, network: &str, metrics: &Metrics) -> Optio
         Ok(_) => None,
         Err(misfit) => {
             metrics.unreadable.with_label_values(&["DHCPLease"]).inc();
-            tracing::warn!(record = misfit.metadata.name, error = misfit.error, "unreadable");
+            tracing::warn!(
+                record = misfit.metadata.name,
+                error = misfit.error,
+                "this DHCPLease cannot be read"
+            );
             let ObjectMeta { namespace, name, .. } = misfit.metadata;
             Some(Seen::Unreadable(namespace.unwrap_or_default(), name.unwrap_or_default()))
         }

@@ -40,7 +40,7 @@ impl ApiServer {
 
     /// Repeats the review until the server authenticates the token as that user. An unknown token
     /// and a denied review are retried. After two other faults, and at the deadline, the error is
-    /// the last fault.
+    /// the last fault. A server that accepts the token and cannot name its user is a success.
     pub async fn accepts(&self, token: &str, user: &str, within: Duration) -> Result<(), String> {
         let mut why = Error::Silent(format!("not within {} s", within.as_secs())).to_string();
         let asked = async {

@@ -36,7 +36,7 @@ pub enum Error {
     Refused {
         /// HTTP status. 0: the request was not sent.
         status: u16,
-        /// Text of the server, passed through [`safe`].
+        /// Text of the server, passed through `safe`.
         message: String,
     },
     /// The answer does not have Rancher's format.

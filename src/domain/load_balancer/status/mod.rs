@@ -99,8 +99,8 @@ fn allocated_annotation(lb: &LoadBalancer, finding: &Finding) -> Option<String> 
     (facts::former(lb).as_ref() != Some(claim)).then(|| facts::written(claim))
 }
 
-/// Whether a patch changes more than the counts of VMs: the address, or the reason of the
-/// condition. Patches of counts alone may be delayed, and merged.
+/// Whether a patch changes more than the counts of VMs: the address, or the condition's status or
+/// reason. Patches of counts alone may be delayed, and merged.
 pub fn is_urgent(lb: &LoadBalancer, patch: &Value) -> bool {
     let Some(status) = patch["status"].as_object() else { return true };
     let count = |key: &String| matches!(key.as_str(), "endpoints" | "backendServers");

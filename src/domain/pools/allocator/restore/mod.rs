@@ -3,10 +3,10 @@
 //! The owner of an address is:
 //! 1. the owner that the stored ledger and this process's memory agree on;
 //! 2. else, if memory has no owner, the owner in the stored ledger, if that LoadBalancer exists and
-//!   publishes no address of the pool: it is about to, and no other may take the address first;
+//!    publishes no address of the pool: it is about to, and no other may take the address first;
 //! 3. else the LoadBalancer that publishes the address: it is in use. Among several: the owner in
-//!   the stored ledger, then the owner in memory, then the oldest. A LoadBalancer that is being
-//!   deleted counts only if a ledger names it: otherwise its claim was released already;
+//!    the stored ledger, then the owner in memory, then the oldest. A LoadBalancer that is being
+//!    deleted counts only if a ledger names it: otherwise its claim was released already;
 //! 4. else the owner in the stored ledger (another leader may have written it);
 //! 5. else the owner in memory, if it still exists (the status was edited or wiped).
 //!

@@ -1,5 +1,5 @@
 //! The book within a simulated cluster: LoadBalancers that publish, pools that are stored,
-//! edited, wiped and deleted, and leaders that begin anew.
+//! edited, wiped and deleted, and new leaders.
 
 mod checks;
 
