@@ -145,8 +145,10 @@ async fn a_claim_that_is_renewed_too_late_ends_its_term_and_leaves_nobody_behind
         cluster.lb(&format!("lb-{index}")).await?;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    eventually(SOON, "end of a term", async || operator.process.log().contains("controllers stopped"))
-        .await?;
+    eventually(SOON, "end of a term", async || {
+        operator.process.log().contains("controllers stopped")
+    })
+    .await?;
     proxy.clear_rule();
     cluster.addressed(100).await?;
     cluster.consistent().await
