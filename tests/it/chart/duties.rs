@@ -193,8 +193,8 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     }
     operator.process.kill9()?;
     cluster.free_lease().await?;
-    // Off: the operator empties the configurations, and makes itself the changes that admission
-    // would refuse, twice.
+    // Off: the operator empties the configurations. The test then makes two requests that admission
+    // would refuse.
     let operator = cluster.standby(Start::default()).await?;
     operator.leads().await?;
     let validating: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());

@@ -91,8 +91,8 @@ fn dnsmasq_knows_who_asks_as_kube_vip_or_by_a_hardware_address_of_its_own() -> R
 }
 
 /// kube-vip releases its address when its Service goes. A LoadBalancer that then requests it as
-/// kube-vip gets it again, before a new client. The annotation for a client identifier with a
-/// reservation takes effect.
+/// kube-vip gets it again, before a new client. A LoadBalancer whose annotation makes a client
+/// identifier of its hardware address gets the address reserved for that identifier.
 async fn given_back(mut site: Site) -> Result<()> {
     let _agent = site.agent().await?;
     let _operator = site.operator(600).await?;

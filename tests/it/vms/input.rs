@@ -117,7 +117,7 @@ async fn what_is_wrong_is_refused_with_the_field_named() -> Result<()> {
         cluster.deleted(name).await?;
     }
 
-    // The last of the most values allowed is the VM's; zeros are defaults.
+    // The VM's label is the last of the largest number of values; zeros are defaults.
     let mut values: Vec<String> = (1..64).map(|n| format!("value-{n}")).collect();
     values.push("web".to_owned());
     let many = json!({
