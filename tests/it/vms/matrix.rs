@@ -11,8 +11,8 @@ use testbed::kubevirt::{Launcher, Nic, Phase, Ready, Vm};
 use super::raw;
 use crate::support::{Cluster, LATER};
 
-/// Columns: phase and Ready of the VMI, and a further fact of it or `-`; pod on the VMI's node, and on
-/// another, or `-`; endpoint. Written by hand.
+/// Columns: phase and Ready of the VMI, and a further fact of it or `-`; pod on the VMI's node, and
+/// on another, or `-`; endpoint. Written by hand.
 const TABLE: &str = "
     Pending        no-pod       -         -         -         out
     Scheduling     no           -         unready   -         out
