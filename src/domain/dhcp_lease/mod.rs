@@ -193,8 +193,7 @@ pub fn step(seen: &Seen<'_>) -> Step {
         return Step::Wait(NoLease::NoAgent { network: network.to_owned(), declared });
     }
     Step::Guest(Some(if network.is_empty() {
-        "no network is named, so no agent can lease: the announcer leases the address"
-            .to_owned()
+        "no network is named, so no agent can lease: the announcer leases the address".to_owned()
     } else {
         format!(
             "the host does not lease on network {network}: the announcer leases the address; for a lease by the host, set the annotation {ANNOTATION_DHCP}=host on the NetworkAttachmentDefinition"

@@ -39,7 +39,7 @@ async fn on_the_pod_network_a_vm_is_at_its_pods_address_alone() -> Result<()> {
         cluster.lb_with(lb, spec.clone()).await?;
         let said = cluster.waits(lb, REFUSED).await?;
         let expected = format!(
-            "running backend servers have no IP that they may have: liar reports {address}, which is none of its pod's"
+            "running backend servers have no IP that they may have: liar reports {address}, which is no address of its pod"
         );
         assert_eq!(said, expected);
         assert_eq!(cluster.warned(lb, REFUSED).await?, said);
@@ -61,7 +61,7 @@ async fn on_the_pod_network_a_vm_is_at_its_pods_address_alone() -> Result<()> {
     let mut other = Guest::run(&cluster.client, other, "node-1").await?;
     other.report(|vm| vm.nics[0].addresses = vec![API_SERVER.to_owned()]).await?;
     let said = cluster.serves("web", REFUSED).await?;
-    assert!(said.ends_with("other reports 10.96.0.1, which is none of its pod's"), "{said}");
+    assert!(said.ends_with("other reports 10.96.0.1, which is no address of its pod"), "{said}");
     cluster.endpoints_are("web", &[("liar", "10.52.0.7", "ready")]).await
 }
 

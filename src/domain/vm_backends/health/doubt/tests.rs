@@ -1,4 +1,4 @@
-//! Failures that one moment explains: a matrix, and any mixture of VMs that fail and do not.
+//! Failures that one moment explains: a matrix, and any mixture of VMs that fail and pass.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -28,7 +28,7 @@ fn well(lb: &str, number: u8) -> Sight<'_> {
 
 const LBS: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// VMs of these numbers, spread over so many LoadBalancers.
+/// Targets of VMs with these numbers, spread over a number of LoadBalancers.
 fn fleet(
     make: fn(&'static str, u8) -> Sight<'static>,
     numbers: std::ops::Range<u8>,
@@ -37,7 +37,7 @@ fn fleet(
     numbers.map(|number| make(LBS[usize::from(number) % lbs], number)).collect()
 }
 
-/// Targets as seen, and whether most are silent.
+/// Targets, and whether most are silent.
 type Case = (&'static str, Vec<Sight<'static>>, bool);
 
 fn cases() -> Vec<Case> {
@@ -50,7 +50,7 @@ fn cases() -> Vec<Case> {
     let long_dead = |number: u8| Sight { passed: s(1), failing: Some(s(5)), ..silent("a", number) };
     let unseen =
         |number: u8| Sight { passed: s(0), ..silent(LBS[usize::from(number) % 3], number) };
-    // Its port fails, and another of the VM passes.
+    // One port of the VM fails, and another one passes.
     let port = |number: u8| [silent("a", number), well("b", number)];
     vec![
         ("all VMs of three load balancers", fleet(silent, 0..3, 3), true),
@@ -79,7 +79,7 @@ fn most_vms_of_many_load_balancers_at_one_moment_are_doubted_and_nothing_less() 
     for (what, sights, doubted) in cases() {
         for news in sights.iter().filter(|sight| sight.failing.is_some()) {
             let news = (news.passed, news.failing.unwrap());
-            // What died long ago is no news.
+            // A VM that died long ago is not new.
             if news.1 > s(5) {
                 let found = moment(sights.iter().copied(), news);
                 assert_eq!(found.is_some(), doubted, "{what}");
@@ -124,7 +124,7 @@ fn a_doubt_ends_for_who_had_the_time_to_answer_once_most_did() {
     assert!(!doubt.is_over_for(&check, s(1_000)), "half");
     doubt.answers(s(22));
     assert_eq!([34, 35].map(|now| doubt.is_over_for(&check, s(now))), [false, true]);
-    // It spreads.
+    // The fault spreads.
     doubt.grow(s(30));
     assert!(!doubt.is_over_for(&check, s(1_000)));
     doubt.believe(&mut held[0]);
@@ -159,7 +159,7 @@ proptest! {
             let news = (s(1_000 - before), s(1_000 + after));
             let found = moment(sights.iter().copied(), news);
             prop_assert_eq!(found.is_some(), expected);
-            // One of the moments at which all of them were silent.
+            // The moment is one at which all of them were silent.
             let fits = |at: Duration| sights.iter().all(|sight| {
                 sight.failing.is_none_or(|since| (sight.passed..=since).contains(&at))
             });
