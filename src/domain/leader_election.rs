@@ -59,12 +59,12 @@ impl Pace {
     }
 }
 
-/// The Lease as last read.
+/// Lease as it was last read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseSeen {
     /// `spec.holderIdentity`; empty when the Lease was released.
     pub holder: String,
-    /// `spec.leaseDurationSeconds`.
+    /// Lease duration, `spec.leaseDurationSeconds`.
     pub duration: Duration,
     /// `metadata.resourceVersion`: any change shows that the holder is alive.
     pub version: String,
@@ -180,7 +180,8 @@ mod tests {
         assert_eq!(observer.decide(Some(lease("", "1")), "me", at(0)), Action::Acquire);
     }
 
-    /// client-go's lock reads the object, changes `spec` and writes it back (`leaselock.go`, `Update`).
+    /// client-go's lock reads the object, changes `spec` and writes it back (`leaselock.go`,
+    /// `Update`).
     #[test]
     fn a_holder_that_is_no_replica_of_the_operator_is_another_controller() {
         assert_eq!(lease("go", "1").other_controller(), Some("go"));

@@ -131,12 +131,13 @@ fn faults(schema: &Value, value: &Value, path: &str) -> Vec<String> {
     }
 }
 
-/// An object that a version's schema allows, with annotations, some of them in the way.
+/// An object that a version's schema allows, with annotations, some of which use the carrier's
+/// name.
 fn object(version: Version) -> BoxedStrategy<Value> {
     let properties = &schema(version)["properties"];
     let spec = value(&properties["spec"]);
     let status = prop_oneof![value(&properties["status"]), Just(Value::Null)];
-    // Text in the annotation for this version's own fields was written by another program.
+    // The annotation from which the conversion restores fields has only text of another form here.
     let garbage = vec!["", "?", "{\"spec\":5}", "{\"specs\":{}}"];
     let mut texts = garbage.clone();
     texts.extend(["{}", "{\"spec\":{\"ipPool\":\"x\"}}", "{\"kept\":\"{}\"}"]);
@@ -176,7 +177,7 @@ fn conforms(object: &Value, version: Version) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Metadata but for the two annotations.
+/// Metadata without the two annotations.
 fn identity(object: &Value) -> Value {
     let mut metadata = object["metadata"].clone();
     if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {

@@ -1,9 +1,9 @@
 //! Stations that answer ARP for the address on our behalf, and whether they still do when they must
 //! not.
 //!
-//! A guest or kube-vip announces the address; neither asks the DHCP server. A guest's cloud provider
-//! does not even watch for a change. So the client asks by ARP who has the address while it is
-//! published, and stores the stations that answered. By these stations it recognizes its own
+//! A guest or kube-vip announces the address; neither asks the DHCP server. A guest's cloud
+//! provider does not even watch for a change. So the client asks by ARP who has the address while
+//! it is published, and stores the stations that answered. By these stations it recognizes its own
 //! announcer later: it does not decline an address that is granted again because its announcer has
 //! it, and it reports a lost address that is still announced.
 //!

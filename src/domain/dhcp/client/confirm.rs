@@ -114,7 +114,7 @@ impl Client {
             self.event(Event::Retry);
         }
         if !alone && rebinding && confirming.broadcasts > 0 {
-            // A server that does not know the lease is silent, but may offer the same address.
+            // A server without the lease does not answer, but may offer the same address.
             let search = self.dice.word();
             self.say(Say::Discover(Some(lease.address)), search, secs, all);
             confirming.search = Some(search);

@@ -6,7 +6,7 @@
 //! first; a fresh address may be used only after its record was written ([`Client::recorded`]).
 //!
 //! Times are offsets on one clock that cannot be set and goes on while the host sleeps
-//! (`CLOCK_BOOTTIME`); where it seems to run backwards, it is taken to stand still.
+//! (`CLOCK_BOOTTIME`); if it seems to run backwards, it counts as standing still.
 
 mod acquire;
 mod announcing;
@@ -89,7 +89,7 @@ pub struct Client {
     look: Option<Look>,
     /// Whether the lease that is held has ended, and its address is kept.
     kept: bool,
-    /// A lost address that is still announced, and by which station.
+    /// Lost address that is still announced, and the station that does so.
     still: Option<(Ipv4Addr, Mac)>,
     /// Time since which the client has been without an address.
     began: Duration,

@@ -15,31 +15,31 @@ pub const SHORTEST_LEASE: u32 = 10;
 /// Reason why an offer or grant cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum Unusable {
-    /// 0.0.0.0/8.
+    /// Address in 0.0.0.0/8.
     #[error("it cannot be the address of a host")]
     Unspecified,
-    /// 127.0.0.0/8.
+    /// Address in 127.0.0.0/8.
     #[error("it is a loopback address")]
     Loopback,
-    /// 169.254.0.0/16.
+    /// Address in 169.254.0.0/16.
     #[error("it is a link-local address")]
     LinkLocal,
-    /// 224.0.0.0/4.
+    /// Address in 224.0.0.0/4.
     #[error("it is a multicast address")]
     Multicast,
-    /// 240.0.0.0/4.
+    /// Address in 240.0.0.0/4.
     #[error("it is in the reserved range 240.0.0.0/4")]
     Reserved,
-    /// 255.255.255.255, or the last address of its subnet.
+    /// Address 255.255.255.255, or the last one of its subnet.
     #[error("it is a broadcast address")]
     Broadcast,
-    /// The first address of its subnet.
+    /// First address of its subnet.
     #[error("it is the address of its network")]
     Network,
-    /// The subnet's router, by the same offer.
+    /// Address of the subnet's router, from the same offer.
     #[error("it is the gateway of its own subnet")]
     Gateway,
-    /// The server that offers it.
+    /// Address of the server that offers it.
     #[error("it is the server's own address")]
     Server,
     /// The address is in none of the subnets whose addresses may be leased on the network.

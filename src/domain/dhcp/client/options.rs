@@ -67,7 +67,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// The times of RFC 5227: four to nine seconds.
+    /// Times of RFC 5227: four to nine seconds.
     pub const RFC_5227: Self = Self {
         count: 3,
         first_within: Duration::from_secs(1),
@@ -87,7 +87,7 @@ impl Probe {
     pub const OFF: Self = Self { count: 0, ..Self::QUICK };
 }
 
-/// Sockets that must be open before a client speaks.
+/// Sockets that must be open before a client sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listening {
     /// No socket is needed.

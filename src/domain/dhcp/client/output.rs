@@ -69,7 +69,7 @@ pub enum State {
 pub enum Trouble {
     /// No server has answered for a while.
     NoOffer,
-    /// A server refused what it had offered or granted.
+    /// A server refused the address that it had offered or granted.
     Refused,
     /// The granted address belongs to another host, the station given.
     AddressInUse(Mac),
@@ -85,9 +85,9 @@ pub enum Trouble {
         /// Reason why it cannot be used.
         why: Unusable,
     },
-    /// A station answers ARP for every address, so none is known to be free.
+    /// A station answers ARP for every address, so the client cannot check that one is free.
     AnswersForAll(Mac),
-    /// The server of the lease has been silent from T1 to T2.
+    /// The lease's server has not answered from T1 to T2.
     ServerSilent,
     /// The lease ended without an answer.
     Expired,
@@ -170,7 +170,7 @@ pub enum Event {
         /// Time since the client began to ask.
         took: Duration,
     },
-    /// The lease was given more time.
+    /// The lease was renewed.
     Renewed {
         /// Server that granted the renewal.
         server: Ipv4Addr,

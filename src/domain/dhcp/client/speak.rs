@@ -16,7 +16,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(64);
 /// Longest random time that is added to a wait or taken from it.
 const JITTER: Duration = Duration::from_secs(1);
 
-/// A message that waits for its answer, and is sent again.
+/// Message that waits for its answer, and is sent again.
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
     pub xid: u32,
@@ -41,7 +41,7 @@ impl Client {
         u16::try_from(self.now.saturating_sub(self.began).as_secs()).unwrap_or(u16::MAX)
     }
 
-    /// An exchange that begins now.
+    /// Begins an exchange at this time.
     pub(super) fn exchange(&mut self) -> Exchange {
         let next = self.now + self.patience(1);
         let secs = self.secs();

@@ -11,7 +11,7 @@ use std::net::Ipv4Addr;
 
 use super::Mac;
 
-/// Knowledge of the stations of a network.
+/// Disputes of addresses by the stations of a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Disputes {
     /// Station of the server and the address that it disputed last.

@@ -25,8 +25,8 @@ pub struct Networks {
     /// `namespace/name`, with their form of client identifiers. The operator does not create their
     /// agents.
     pub listed: BTreeMap<String, ClientIdForm>,
-    /// Namespaces whose NetworkAttachmentDefinitions may declare themselves. A tenant may be able to
-    /// write one in its own namespace, and an agent has capabilities.
+    /// Namespaces whose NetworkAttachmentDefinitions may declare themselves. A tenant may be able
+    /// to write one in its own namespace, and an agent has capabilities.
     pub namespaces: BTreeSet<String>,
     /// Network on which the host leases for LoadBalancers of VMs that name no network:
     /// `namespace/name`, empty for none. It must be declared as well.

@@ -25,8 +25,8 @@ pub enum Reserved {
     /// `status.loadBalancer.ingress` of the Service by this `namespace/name`, which no
     /// LoadBalancer owns.
     Ingress(String),
-    /// `status.loadBalancer.ingress` of a Service that names a LoadBalancer as its owner. Every user
-    /// who may write the Service can name that owner.
+    /// `status.loadBalancer.ingress` of a Service that names a LoadBalancer as its owner. Every
+    /// user who may write the Service can name that owner.
     OwnIngress(String),
     /// `spec.cidrs` of the ServiceCIDR by this name.
     ServiceNetwork(String),

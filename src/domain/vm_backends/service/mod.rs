@@ -267,7 +267,8 @@ pub fn foreign(owners: &[OwnerRef], lb: Identity<'_>) -> Option<String> {
     Some(match owners.first() {
         None => "it names no owner, so it was created by hand or with another tool".to_owned(),
         Some(owner) if owner.kind == "LoadBalancer" && owner.name == lb.name => {
-            "it belongs to an earlier LoadBalancer of the same name, and is deleted with it".to_owned()
+            "it belongs to an earlier LoadBalancer of the same name, and is deleted with it"
+                .to_owned()
         }
         Some(owner) => format!("it belongs to {} {}", owner.kind, owner.name),
     })

@@ -76,7 +76,7 @@ pub fn silence_about_a_published_address_ends_the_question() {
 pub fn an_address_that_its_own_announcer_has_is_taken_again() {
     for (station, declined) in [(GUEST, false), (NODE, true)] {
         let mut bed = announced();
-        // The server is away until long after the end of the lease.
+        // The server is absent until long after the end of the lease.
         bed.until(secs(3600 + 1000));
         assert_eq!(bed.address(), None);
         let discover = bed.speaks();
@@ -97,7 +97,7 @@ pub fn a_lost_address_that_is_still_announced_is_reported() {
     assert_eq!(bed.record().trouble, Some(Trouble::Expired));
     let asked = bed.probes.len();
     bed.asks();
-    // Another host may have got it meanwhile.
+    // Another host may have acquired it meanwhile.
     bed.hears(&arp(false, NODE, ADDRESS, NONE));
     assert_eq!(bed.record().still_announced, None);
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));
@@ -162,7 +162,7 @@ pub fn an_address_that_a_station_has_is_not_given_back() {
         assert!(bed.messages.iter().all(|seen| seen.kind() != RELEASE));
         assert_eq!((bed.record().state, bed.client.deadline()), (State::Released, None));
     }
-    // No station has it: half a second later it goes back.
+    // No station has the address: half a second later it is given back.
     let mut bed = announced();
     let before = bed.now;
     assert_eq!(bed.release(), []);

@@ -249,7 +249,7 @@ enum Blow {
         octets: Vec<(usize, u8)>,
         cut: usize,
     },
-    /// Any octets at all.
+    /// A frame of any octets.
     Noise(Vec<u8>),
     /// Time passes.
     Wait(u64),

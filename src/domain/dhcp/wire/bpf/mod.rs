@@ -109,7 +109,7 @@ pub fn filter(mac: Option<Mac>, arp: bool) -> Vec<Op> {
     program.load(LD_BYTE_X, 22).jump(JUMP_EQUAL, 1, To::Pass, To::Drop);
     let at = program.0.len();
     if arp {
-        // A is the type of the frame.
+        // Register A contains the type of the frame.
         program.jump(JUMP_EQUAL, 0x0806, To::Pass, To::Drop);
     }
     program.end(arp.then_some(at))

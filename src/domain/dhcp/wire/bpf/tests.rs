@@ -73,7 +73,7 @@ fn what_is_about_this_client_passes_and_nothing_else() {
         near[14 + 20 + 8 + 28 + at] ^= 1;
         assert!(!passes(&ours, &near, 0), "octet {at} of the hardware address");
     }
-    // A server's message to a server's port is of no use, nor are other ports and protocols.
+    // A server's message to a server's port is dropped, and so are other ports and protocols.
     for (at, octets) in [(34, [0, 67, 0, 67]), (34, [0, 67, 0, 69]), (34, [0, 67, 1, 68])] {
         let mut other = answer.clone();
         other[at..at + 4].copy_from_slice(&octets);

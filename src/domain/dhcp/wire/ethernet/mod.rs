@@ -116,7 +116,7 @@ impl Way {
     }
 }
 
-/// The header of a frame.
+/// Ethernet header of a frame.
 pub fn ethernet(source: Mac, destination: Mac, ethertype: u16) -> Vec<u8> {
     let mut frame = Vec::with_capacity(ETHERNET + IPV4 + UDP + message::SHORTEST);
     frame.extend(destination.0);
@@ -125,7 +125,7 @@ pub fn ethernet(source: Mac, destination: Mac, ethertype: u16) -> Vec<u8> {
     frame
 }
 
-/// The frame that carries a client's message to a server.
+/// Frame with a client's message to a server.
 pub fn to_server(way: Way, payload: &[u8]) -> Vec<u8> {
     let length = |parts: usize| u16::try_from(parts + payload.len()).unwrap_or(u16::MAX);
     let mut ip = [0; IPV4];
@@ -155,7 +155,7 @@ pub fn to_server(way: Way, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The Internet checksum. Every part but the last has an even number of octets.
+/// Internet checksum. Every part but the last must have an even number of octets.
 fn checksum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0_u32;
     for pair in parts.iter().flat_map(|part| part.chunks(2)) {

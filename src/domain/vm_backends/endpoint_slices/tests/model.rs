@@ -10,7 +10,7 @@ const COUNTS: [usize; 9] = [0, 1, 2, 5, 99, 100, 101, 200, 250];
 /// Number of possible VMs.
 const ALL: usize = 260;
 
-/// State of a VM: none, or an endpoint that may serve and may go.
+/// State of a VM: none, or an endpoint that may serve and may terminate.
 fn state() -> impl Strategy<Value = Option<(bool, bool)>> {
     prop::sample::select(vec![
         None,

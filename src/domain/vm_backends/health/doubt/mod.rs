@@ -135,7 +135,7 @@ impl Doubt {
         self.mending.is_some_and(|since| now >= since + time)
     }
 
-    /// Number of targets that it holds.
+    /// Number of targets that the doubt holds to be healthy.
     pub fn held(&self) -> usize {
         self.held
     }

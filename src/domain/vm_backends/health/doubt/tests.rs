@@ -16,7 +16,8 @@ fn vm(number: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, number).into()
 }
 
-/// A target of VM `number` behind LoadBalancer `lb`, which passed at 98 s and failed first at 101 s.
+/// A target of VM `number` behind LoadBalancer `lb`, which passed at 98 s and failed first at 101
+/// s.
 fn silent(lb: &str, number: u8) -> Sight<'_> {
     Sight { lb, address: vm(number), passed: s(98), failing: Some(s(101)) }
 }
@@ -133,8 +134,8 @@ fn a_doubt_ends_for_who_had_the_time_to_answer_once_most_did() {
 }
 
 proptest! {
-    /// VMs that fail, each with some seconds between its last success and the moment, and from there
-    /// to its first failure.
+    /// VMs that fail, each with some seconds between its last success and the moment, and from
+    /// there to its first failure.
     #[test]
     fn a_majority_is_found_whatever_the_periods_and_a_minority_never(
         failing in vec((1_u64..60, 0_u64..60), 1..20),

@@ -1,8 +1,9 @@
-//! Question of one replica to another about targets that it does not reach, and the meaning of the answer.
+//! Question of one replica to another about targets that it does not reach, and the meaning of the
+//! answer.
 //!
-//! Question and answer are annotations of the Lease that all replicas read anyway: an account that may write
-//! them may lead as well. A question only names targets. Which probe each gets, and whether it is a
-//! target, comes from the cluster, not from the question.
+//! Question and answer are annotations of the Lease that all replicas read anyway: an account that
+//! may write them may lead as well. A question only names targets. Which probe each gets, and
+//! whether it is a target, comes from the cluster, not from the question.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;

@@ -126,7 +126,7 @@ fn what_was_created_needs_no_further_write() {
     for (address, asked, family) in [
         ("10.0.0.100", "10.0.0.100", "IPv4"),
         ("fd00::100", "fd00::100", "IPv6"),
-        // Leased by kube-vip.
+        // kube-vip leases the address.
         ("", "0.0.0.0", "IPv4"),
     ] {
         let wanted = wanted(address, &listeners);
