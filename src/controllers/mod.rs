@@ -1,5 +1,5 @@
-//! Tasks of a leader, and its questions to the other replicas. A reconcile gathers, decides, acts
-//! and reports; the decisions are in [`crate::domain`].
+//! Tasks of a leader, and its questions to the other replicas. The decisions are in
+//! [`crate::domain`].
 //!
 //! Invariant: everything here except [`second_opinion::answer`] belongs to one term of leadership.
 //! A term starts from a consistent list and is dropped, not wound down, when it ends; none of its

@@ -3,6 +3,8 @@
 
 mod moving;
 
+use std::net::IpAddr;
+
 use serde_json::{Map, Value, json};
 
 use super::{bounds, facts};
@@ -27,6 +29,22 @@ pub enum Finding {
     Guest(Option<String>),
     /// The host leases the address: the one that may be published, or why there is none.
     Host(Result<Lease, NoLease>),
+}
+
+impl Finding {
+    /// Whether there is an address, or the announcer leases one.
+    pub fn is_allocated(&self) -> bool {
+        !matches!(self, Self::Pool(Verdict::Waiting(_)) | Self::Host(Err(_)))
+    }
+
+    /// Address that a Service asks for. `None`: there is none, or the announcer leases it.
+    pub fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Pool(Verdict::Held { claim, .. }) => Some(claim.ip),
+            Self::Host(Ok(lease)) => Some(lease.ip.into()),
+            Self::Guest(_) | Self::Pool(Verdict::Waiting(_)) | Self::Host(Err(_)) => None,
+        }
+    }
 }
 
 /// The merge patch from the object to the finding. `None`: nothing changes. `report`: result for a
