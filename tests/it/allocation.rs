@@ -1,6 +1,7 @@
 //! Addresses claimed, retained and released.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -8,9 +9,11 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::json;
-use testbed::{Stalls, eventually};
+use testbed::{Call, Proxy, Stalls, Start, Verdict, eventually};
 
-use crate::support::{Cluster, SOON, address, lb, ready, settled, shows, unanswered, writes};
+use crate::support::{
+    Cluster, SOON, address, lb, nothing_failed, ready, settled, shows, unanswered, writes,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_at_once_get_distinct_addresses_with_few_writes() -> Result<()> {
@@ -240,6 +243,45 @@ async fn what_the_guest_writes_to_its_address_stays() -> Result<()> {
     let guest = cluster.lbs().get("guest").await?;
     assert_eq!(guest.status.and_then(|s| s.address).as_deref(), Some("192.0.2.7"));
     Ok(())
+}
+
+/// Writes that come after those of others: each is decided again on the object as it is by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_write_is_decided_again_on_the_current_object_and_is_no_failure() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..Start::default() }).await?;
+    operator.leads().await?;
+    let of_web = |call: &Call| {
+        call.resource() == Some("loadbalancers") && call.name() == Some("web") && !call.is_watch()
+    };
+    let methods = || -> Vec<String> {
+        let calls = proxy.calls().into_iter().map(|record| record.call);
+        calls.filter(of_web).map(|call| call.method).collect()
+    };
+    let refuse_two = || {
+        proxy.reset();
+        let refused = AtomicUsize::new(0);
+        proxy.set_rule(move |call| {
+            if of_web(call) && call.is_write() && refused.fetch_add(1, Ordering::SeqCst) < 2 {
+                let message = "the object has been modified".to_owned();
+                return Verdict::Refuse { code: 409, reason: "Conflict", message };
+            }
+            Verdict::Pass
+        });
+    };
+    let expected = ["PATCH", "GET", "PATCH", "GET", "PATCH"];
+    refuse_two();
+    cluster.lb("web").await?;
+    cluster.address("web").await?;
+    assert_eq!(methods(), expected, "publication");
+    refuse_two();
+    cluster.deleted("web").await?;
+    assert_eq!(methods(), expected, "end");
+    cluster.consistent().await?;
+    nothing_failed(&operator).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -186,7 +186,7 @@ async fn reconcile(observed: Observed, ctx: &Context) -> Result<Option<Duration>
         return Ok(None);
     };
     let lb = &observed.lb;
-    let lease = leasing::again(&finding);
+    let leased = leasing::again(&finding);
     let again = match Box::pin(serve::serve(lb, finding, ctx)).await? {
         Some(served) => {
             if Box::pin(publish::publish(&observed, &served, ctx)).await? {
@@ -196,7 +196,7 @@ async fn reconcile(observed: Observed, ctx: &Context) -> Result<Option<Duration>
         }
         None => Some(VMS_WITHIN),
     };
-    Ok([again, lease, leasing::ends_in(lb, ctx)].into_iter().flatten().min())
+    Ok([again, leased, leasing::ends_in(lb, ctx)].into_iter().flatten().min())
 }
 
 /// Undoes all of it, in the reverse order. The end of a Service that is still there leads here again.
@@ -229,8 +229,8 @@ async fn observe_again(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Observ
     }
 }
 
-/// Releases the address of a LoadBalancer that was deleted between claim and publication. The event of
-/// its end may have come before the claim: then nothing else does.
+/// Releases the address of a LoadBalancer that was deleted between claim and publication. Nothing else
+/// does when the event of its end came before the claim.
 async fn give_back(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Duration>, Error> {
     let owner = facts::owner(lb);
     // The end of its Service is an event, and gives it back.

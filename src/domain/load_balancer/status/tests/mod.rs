@@ -315,6 +315,9 @@ proptest! {
         let status = done.status.as_ref().unwrap();
         let ip = status.allocated_address.as_ref().and_then(|a| a.ip.clone());
         let has_address = ip.is_some();
+        prop_assert_eq!(finding.is_allocated(), has_address);
+        let asked = finding.address().map(|ip| ip.to_string());
+        prop_assert_eq!(asked, ip.clone().filter(|ip| ip != DHCP_ADDRESS));
         match &finding {
             Finding::Guest(_) => prop_assert_eq!(ip.as_deref(), Some(DHCP_ADDRESS)),
             Finding::Host(Ok(lease)) => {
