@@ -368,7 +368,10 @@ fn sockets_elsewhere_are_found() {
     for bad in
         ["use tokio::net::TcpStream;", "fn f() { hyper::client::conn::http1::handshake(x); }"]
     {
-        assert!(!socket_faults("src/controllers/load_balancer/publish.rs", bad).is_empty(), "{bad}");
+        assert!(
+            !socket_faults("src/controllers/load_balancer/publish.rs", bad).is_empty(),
+            "{bad}"
+        );
         assert!(socket_faults("src/prober/ask.rs", bad).is_empty());
         assert!(socket_faults("src/rancher/wire.rs", bad).is_empty());
         assert!(!socket_faults("src/rancher/tokens.rs", bad).is_empty(), "{bad}");
