@@ -129,13 +129,13 @@ fn what_no_subnet_can_give_out_is_told() {
 fn what_cannot_be_taken_is_named_with_a_remedy_and_the_rest_is_taken() {
     for (key, value, why) in [
         ("cidr-a", "10.0.0.0", "10.0.0.0\" is not a network: write"),
-        ("cidr-a", "10.0.0.0/33", "is no network"),
-        ("cidr-a", "10.0.0.10-10.0.0.20", "is no network"),
+        ("cidr-a", "10.0.0.0/33", "is not a network"),
+        ("cidr-a", "10.0.0.10-10.0.0.20", "is not a network"),
         ("range-a", "10.0.0.0/24", "is not an address: write 192.168.1.10-192.168.1.20"),
-        ("range-a", "10.0.0.10-x", "\"x\" is no address"),
-        ("range-a", "-10.0.0.10", "\"\" is no address"),
+        ("range-a", "10.0.0.10-x", "\"x\" is not an address"),
+        ("range-a", "-10.0.0.10", "\"\" is not an address"),
         ("range-a", "10.0.0.10-fd00::1", "one family"),
-        ("range-a", "10.0.0.1-10.0.0.2-10.0.0.3", "is no address"),
+        ("range-a", "10.0.0.1-10.0.0.2-10.0.0.3", "is not an address"),
     ] {
         let import =
             plan_of(&[(key, &format!("{value},172.16.0.0/24")), ("cidr-b", "10.9.0.0/24")]);
@@ -147,7 +147,7 @@ fn what_cannot_be_taken_is_named_with_a_remedy_and_the_rest_is_taken() {
     for (key, why) in [
         ("cidr-", "\"\" is not a namespace: write cidr-NAMESPACE"),
         ("range-UPPER", "is no namespace"),
-        ("range-a_b", "is no namespace"),
+        ("range-a_b", "is not a namespace"),
     ] {
         let import = plan_of(&[(key, "10.0.0.0/24")]);
         assert!(import.pools.is_empty() && import.refused[0].why.contains(why), "{import:?}");

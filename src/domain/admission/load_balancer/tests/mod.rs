@@ -347,7 +347,10 @@ fn who_asks_the_dhcp_server_is_judged() {
     let has = |lb| with(lb, "status", json!({"allocatedAddress": {"ip": "10.7.0.9"}}));
     let before = has(ask("02:00:00:00:00:01"));
     let answer = update(&before, &has(ask("02:00:00:00:00:02")), &outside());
-    assert!(answer.warnings[0].contains("until the LoadBalancer is made again"), "{answer:?}");
+    assert!(
+        answer.warnings[0].contains("changes only when the LoadBalancer is created again"),
+        "{answer:?}"
+    );
     let free = |mac| update(&ask("02:00:00:00:00:01"), &ask(mac), &outside());
     assert_eq!(free("02:00:00:00:00:02"), Answer::default());
     assert_eq!(free("nonsense").refusals.len(), 1);

@@ -60,7 +60,7 @@ fn of_source_ranges_it_is_said_which_ports_they_do_not_close() {
     };
     let here = [vm("n1", true, false)];
     let Some(Misfit::SourceRanges(why)) = misfit(&with("Cluster"), &here) else { panic!() };
-    assert!(why.contains("what the announcing node itself has on TCP 443:"), "{why}");
+    assert!(why.contains("what the announcing node itself serves on TCP 443:"), "{why}");
     // The misfit that blocks all clients comes first.
     assert!(matches!(misfit(&with("Local"), &[]), Some(Misfit::NoLocalBackend(_))));
     assert_eq!(misfit(&service("Cluster", Some("n1"), true), &here), None);
