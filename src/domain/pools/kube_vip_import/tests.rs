@@ -146,7 +146,7 @@ fn what_cannot_be_taken_is_named_with_a_remedy_and_the_rest_is_taken() {
     }
     for (key, why) in [
         ("cidr-", "\"\" is not a namespace: write cidr-NAMESPACE"),
-        ("range-UPPER", "is no namespace"),
+        ("range-UPPER", "is not a namespace"),
         ("range-a_b", "is not a namespace"),
     ] {
         let import = plan_of(&[(key, "10.0.0.0/24")]);
