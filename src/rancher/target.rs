@@ -38,6 +38,12 @@ impl Sight {
 }
 
 impl Issuer {
+    /// Whether Rancher says that a cloud credential is not there, or not for the key's user any more.
+    pub async fn lacks(&self, name: &str) -> bool {
+        let stored = self.rancher().stored(self.key(), name).await;
+        matches!(stored, Ok(Dated { value: None, .. }) | Err(Error::Forbidden(_)))
+    }
+
     /// Reads a cloud credential. An error: it tells nothing.
     pub async fn look(&self, name: &str, issued: &Issued) -> Result<Sight, Error> {
         let Dated { value, date } = self.rancher().stored(self.key(), name).await?;

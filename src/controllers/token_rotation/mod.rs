@@ -6,6 +6,7 @@
 
 mod act;
 mod census;
+mod children;
 mod leaving;
 mod probe;
 mod rancher;
@@ -165,9 +166,14 @@ async fn watch(
                 if let Some(rotation) = readable(rotation) {
                     let name = ObjectRef::from_obj(&rotation);
                     let before = keeper.store.get(&name);
-                    let worked = before.is_some_and(|before| census::works(&keeper, &before));
-                    if worked != census::works(&keeper, &rotation) {
+                    let worked =
+                        before.as_ref().is_some_and(|before| census::works(&keeper, before));
+                    let is_new = before.is_none();
+                    if is_new || worked != census::works(&keeper, &rotation) {
                         others = census::who_tells_of(&keeper, &rotation);
+                    }
+                    if !children::stands_alike(before.as_deref(), &rotation) {
+                        others.extend(children::parent(&keeper, &rotation));
                     }
                     writer.apply_watcher_event(&Event::Apply(rotation));
                     let _ = wake.send(name);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use kube::{Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 
+use super::children::Made;
 use super::rancher::{self, Side};
 use super::{InHand, Keeper, lock, pause};
 use crate::api::{ROTATION_FINALIZER, TokenRotation};
@@ -17,6 +18,7 @@ use crate::domain::credentials::rotation::target_secret::{self, Read};
 use crate::domain::credentials::rotation::watched::Watched;
 use crate::domain::credentials::rotation::{
     Act, Change, Hand, Plan, Record, Seconds, Seen, Step, Target, Unknown, decide, expiry, failed,
+    of_two,
 };
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
@@ -45,6 +47,10 @@ pub(super) struct Run<'a> {
     pub(super) blind: Option<Blind>,
     /// What was heard of a Rancher, if it is about one.
     pub(super) side: Option<Side>,
+    /// Another TokenRotation for the same credential goes first.
+    pub(super) is_second: bool,
+    /// What one for all cloud credentials has made.
+    pub(super) children: Option<Made>,
 }
 
 /// A target, when it was read, and why it may tell nothing.
@@ -118,7 +124,20 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
     if plan.deleting.is_some() {
         blind = unlisted.take().map(Blind::barred).or(blind);
     }
-    let mut run = Run { keeper, rotation, plan, record, read, existing, clock, blind, side };
+    let (is_second, children) = (false, None);
+    let mut run = Run {
+        keeper,
+        rotation,
+        plan,
+        record,
+        read,
+        existing,
+        clock,
+        blind,
+        side,
+        is_second,
+        children,
+    };
     if !allowed {
         return run.not_allowed().await;
     }
@@ -127,7 +146,11 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
         run.record(run.record.clone(), Some(&Standing::Unreadable(why))).await?;
         return Ok(LOOK_AT_RIGHTS);
     }
+    if let Some(pause) = run.yields().await? {
+        return Ok(pause);
+    }
     run.hold().await?;
+    run.make_children().await?;
     for _ in 0..MOST_STEPS {
         if let Some(pause) = run.step().await? {
             return Ok(pause);
@@ -191,6 +214,7 @@ impl Run<'_> {
     pub(super) fn seen(&self) -> Seen {
         let target = match &self.blind {
             Some(_) => Target::Unknown,
+            None if self.is_second => of_two(&self.record, self.read.target.clone()),
             None => self.read.target.clone(),
         };
         let existing = Some(self.existing.clone());
@@ -285,6 +309,7 @@ impl Run<'_> {
         let beside = Beside {
             watched: self.blind.is_none().then(|| self.read.watched.clone()),
             key: self.side.as_ref().and_then(|side| side.key.clone()),
+            rancher_url: self.named_url(),
             refused: self.blind.as_ref().is_some_and(|blind| blind.refused),
         };
         let status = status::status(&self.rotation, &next, &beside, standing, now);
@@ -296,7 +321,7 @@ impl Run<'_> {
             let (namespace, name) = (self.namespace(), self.rotation.name_any());
             let writer = &self.keeper.ctx.writer;
             self.rotation = writer.patch_rotation_status(&namespace, &name, &patch).await?;
-            self.plan = status::plan(&self.rotation);
+            self.plan = self.planned();
         }
         self.record = next;
         Ok(())
@@ -402,6 +427,7 @@ impl Run<'_> {
         // Nobody tells when a Rancher changes.
         let most = match &self.side {
             Some(side) if side.unread > 0 => READ_ON,
+            _ if self.children.as_ref().is_some_and(Made::is_hindered) => LOOK_AT_RIGHTS,
             _ if self.rotation.spec.rancher.is_some() => LOOK_THERE,
             _ => pause,
         };

@@ -232,7 +232,7 @@ fn status_diff(old: &IPPoolStatus, new: &IPPoolStatus) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{DHCPLease, Workload, WorkloadKind};
+    use crate::api::{DHCPLease, TokenRotation, Workload, WorkloadKind};
     use crate::domain::credentials::token::Token;
 
     fn status(allocated: &[(&str, &str)]) -> IPPoolStatus {
@@ -273,6 +273,8 @@ mod tests {
             writer.patch_crd_status("crd", &json!({})).await.err(),
             writer.patch_rotation_status("ns", "r", &json!({})).await.err(),
             writer.patch_rotation_meta("ns", "r", &json!({})).await.err(),
+            writer.create_rotation("ns", &TokenRotation::default()).await.err(),
+            writer.delete_rotation("ns", "r", "uid").await.err(),
             writer.create_bond(("ns", "b"), "uid", None, None).await.err(),
             writer.request_token(("ns", "sa"), 600, ("b", "uid")).await.err(),
             writer.write_target(at, &Token::new(String::new())).await.err(),

@@ -21,6 +21,7 @@ pub mod target_secret;
 mod term;
 pub mod watched;
 
+pub use beside::of_two;
 pub use decide::{decide, told};
 pub use deletion::left_behind;
 pub use term::Term;

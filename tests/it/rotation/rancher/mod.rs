@@ -1,5 +1,6 @@
 //! Credentials of a Rancher: the stand-in's cloud credential, replaced by the operator's own process.
 
+mod all;
 mod authority;
 mod client;
 mod clock;
