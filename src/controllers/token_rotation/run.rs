@@ -246,18 +246,6 @@ impl Run<'_> {
         self.patch_finalizers(&finalizers).await
     }
 
-    pub(super) async fn patch_finalizers(
-        &mut self,
-        finalizers: &[String],
-    ) -> Result<(), CallError> {
-        let version = self.rotation.resource_version();
-        let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
-        let (namespace, name) = (self.namespace(), self.rotation.name_any());
-        let writer = &self.keeper.ctx.writer;
-        self.rotation = writer.patch_rotation_meta(&namespace, &name, &patch).await?;
-        Ok(())
-    }
-
     /// One step. Says for how long to rest, if that is what is next.
     async fn step(&mut self) -> Result<Option<Duration>, CallError> {
         let act = decide(&self.plan, &self.record, &self.seen());
