@@ -88,7 +88,7 @@ pub fn children(parent: &TokenRotation, seen: &Seen<'_>) -> Children {
     };
     if parent.spec.source.is_some() {
         for one in seen.listed {
-            let why = if one.owner.len() == seen.user.len() {
+            let why = if one.owner == seen.user {
                 want(of_credential(parent, &one.name, seen.url))
             } else {
                 let (owner, user) = (&one.owner, seen.user);
