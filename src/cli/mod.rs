@@ -7,6 +7,7 @@ mod core_dumps;
 mod dhcp;
 mod lease_agent;
 mod logs;
+mod rancher_secret;
 mod support;
 
 use std::io::Write;
@@ -37,6 +38,9 @@ enum Command {
     /// Makes, prints, renews and revokes a guest cluster's way into Harvester: the cloud config of its
     /// cloud provider and CSI driver.
     CloudConfig(Box<cloud_config::CloudConfigArgs>),
+    /// Tries out an API key of a Rancher, read from standard input, and prints the Secret with which its cloud
+    /// credentials are renewed.
+    RancherSecret(rancher_secret::RancherSecretArgs),
     /// Prints what a maintainer asks for first: versions, pools, who waits, last decisions. No secrets.
     Support(Reach),
     /// Prints the CustomResourceDefinitions.
@@ -112,6 +116,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
             Box::pin(controller::run(*args)).await
         }
         Command::CloudConfig(args) => Box::pin(cloud_config::run(*args)).await,
+        Command::RancherSecret(args) => Box::pin(rancher_secret::run(args)).await,
         Command::Support(reach) => support::run(&reach).await,
         Command::Crds { out } => crds(out.as_deref()),
     }

@@ -38,6 +38,13 @@ use wire::{Answer, Ask, Endpoint};
 const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
+/// Reads what the Rancher at a URL shows everybody below a path. Who answers is not proven: its content must be checked.
+pub async fn shown(url: &str, path: &str) -> Result<String, Error> {
+    let answer = wire::shown(url, path).await?;
+    let text = std::str::from_utf8(&answer.body);
+    text.map(str::to_owned).map_err(|_| Error::Unreadable("it is no text".to_owned()))
+}
+
 /// A token, or a content that has one in it.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<String>);

@@ -36,7 +36,7 @@ impl Made {
 }
 
 impl Run<'_> {
-    /// What is to be done. Of two the one that does nothing ends nothing that the other one may have adopted.
+    /// The plan. Of two the one that does nothing ends nothing that the other one may have adopted.
     pub(super) fn planned(&self) -> Plan {
         let plan = status::plan(&self.rotation);
         Plan { revokes: plan.revokes && !self.is_second, ..plan }

@@ -6,7 +6,8 @@ use kube::{Resource as _, ResourceExt as _};
 use serde_json::json;
 
 use super::LOOK_AGAIN;
-use super::run::{Blind, Run};
+use super::look::Blind;
+use super::run::Run;
 use crate::api::ROTATION_FINALIZER;
 use crate::domain::credentials::rotation::left_behind;
 use crate::domain::credentials::rotation::status::Standing;

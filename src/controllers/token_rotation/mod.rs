@@ -8,6 +8,7 @@ mod act;
 mod census;
 mod children;
 mod leaving;
+mod look;
 mod probe;
 mod rancher;
 mod run;

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use super::act::TRIED_WITHIN;
-use super::run::{Blind, Look, Run};
+use super::look::{Blind, Look};
+use super::run::Run;
 use super::{InHand, Keeper, census};
 use crate::api::{ApiKey, RancherServer, TokenRotation, WatchedCredential};
 use crate::domain::credentials::children::Listed;

@@ -7,6 +7,7 @@ pub mod guest_account;
 pub mod kubeconfig;
 pub mod minter;
 pub mod node_driver;
+pub mod rancher_secret;
 pub mod rivals;
 pub mod rotation;
 pub mod token;

@@ -29,7 +29,7 @@ pub struct Listed {
     pub owner: String,
 }
 
-/// What is known of a Rancher, and of other TokenRotations.
+/// A Rancher and other TokenRotations, as far as they are known.
 #[derive(Clone, Debug)]
 pub struct Seen<'a> {
     /// The Rancher's URL.
@@ -44,16 +44,16 @@ pub struct Seen<'a> {
     pub others: &'a [&'a TokenRotation],
 }
 
-/// What there must be, and what there is too much of.
+/// Children that must be there, and those that are too many.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Children {
-    /// Those that must be there.
+    /// All that must be there.
     pub wanted: Vec<TokenRotation>,
-    /// Those that are not there yet.
+    /// Of these, all that are not there yet.
     pub missing: Vec<TokenRotation>,
-    /// Those whose spec must be another one.
+    /// Of these, all whose spec must be another one.
     pub changed: Vec<TokenRotation>,
-    /// Those that must go.
+    /// All that must go.
     pub superfluous: Vec<Superfluous>,
     /// Credentials that are only watched, and why.
     pub apart: Vec<(String, String)>,
@@ -62,11 +62,11 @@ pub struct Children {
 /// A child that must go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superfluous {
-    /// Its name.
+    /// Name of the child.
     pub name: String,
-    /// Its UID.
+    /// UID of the child.
     pub uid: String,
-    /// The cloud credential that is not listed any more. It goes only if that is not found by its name either.
+    /// The cloud credential that is not listed any more. The child goes only if that is not found by its name either.
     pub unlisted: Option<String>,
 }
 
@@ -81,12 +81,19 @@ pub fn children(parent: &TokenRotation, seen: &Seen<'_>) -> Children {
         // One that is there is as old as it is.
         let there = mine.iter().find(|one| one.metadata.name == child.metadata.name);
         let first = before(there.copied().unwrap_or(&child), others.iter().copied());
-        if first.is_none() {
-            wanted.insert(name, child);
+        if let Some(first) = first {
+            return Some(format!("TokenRotation {} replaces it", full_name(first)));
         }
-        first.map(|first| format!("TokenRotation {} replaces it", full_name(first)))
+        let is_taken = wanted.contains_key(&name);
+        wanted.entry(name).or_insert(child);
+        is_taken.then(|| "its TokenRotation would have the name of the API key's".to_owned())
     };
     if parent.spec.source.is_some() {
+        let key = of_key(parent, seen.url);
+        let is_there = || mine.iter().any(|one| one.metadata.name == key.metadata.name);
+        if seen.key_ends.unwrap_or_else(is_there) {
+            want(key);
+        }
         for one in seen.listed {
             let why = if one.owner == seen.user {
                 want(of_credential(parent, &one.name, seen.url))
@@ -95,11 +102,6 @@ pub fn children(parent: &TokenRotation, seen: &Seen<'_>) -> Children {
                 Some(format!("it is the user {owner:?}'s, and the API key {user:?}'s"))
             };
             children.apart.extend(why.map(|why| (one.name.clone(), why)));
-        }
-        let key = of_key(parent, seen.url);
-        let is_there = || mine.iter().any(|one| one.metadata.name == key.metadata.name);
-        if seen.key_ends.unwrap_or_else(is_there) {
-            want(key);
         }
     }
     for child in &mine {
@@ -126,8 +128,8 @@ pub fn children(parent: &TokenRotation, seen: &Seen<'_>) -> Children {
     children
 }
 
-/// How all cloud credentials stand, in words, and whether what must be replaced is. `seen`: TokenRotations of the namespace. `in_the_way`: what kept a child from being
-/// made, by its name.
+/// State of all cloud credentials in words, and whether everything is replaced that must be. `seen`: TokenRotations of the
+/// namespace. `in_the_way`: reasons why a child could not be made, by its name.
 pub fn standing(
     children: &Children,
     seen: &[&TokenRotation],
@@ -167,7 +169,7 @@ fn enough(what: &str, all: Vec<String>) -> Option<String> {
     (!named.is_empty()).then(|| format!("{what}: {}", named.join(", ")))
 }
 
-/// Why a child does not replace anything, if it does not.
+/// Reason why a child does not replace anything, if it does not.
 fn fault(child: Option<&TokenRotation>) -> Option<String> {
     let status = child.and_then(|child| child.status.as_ref());
     let ready = status.and_then(|status| status.conditions.iter().find(|one| one.type_ == READY));
@@ -229,7 +231,7 @@ fn full_name(rotation: &TokenRotation) -> String {
     format!("{namespace}/{}", rotation.metadata.name.as_deref().unwrap_or_default())
 }
 
-/// What is said of one that does nothing, because another one goes first.
+/// Condition text of a TokenRotation that does nothing, because another one goes first.
 pub fn second(first: &TokenRotation) -> String {
     format!(
         "TokenRotation {} replaces this credential already, and goes first: of two the one that was made by hand, \

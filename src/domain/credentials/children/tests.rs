@@ -35,7 +35,7 @@ fn names(all: &[TokenRotation]) -> Vec<&str> {
     all.iter().filter_map(|one| one.metadata.name.as_deref()).collect()
 }
 
-/// Those that are missing, as the API server would have them.
+/// Missing children, as the API server would have them.
 fn born(children: &Children) -> Vec<TokenRotation> {
     let made = |(at, child): (usize, &TokenRotation)| {
         let mut child = child.clone();
@@ -201,6 +201,15 @@ fn what_is_replaced_and_what_is_not_is_said() {
         .collect();
     let (_, said) = standing(&see(&parent, &many, &[]), &[], &none);
     assert!(said.len() < 1100 && said.contains("493 others"), "{said}");
+}
+
+#[test]
+fn a_credential_with_the_name_of_the_keys_child_is_named_as_left_out() {
+    let found = see(&all(), &listed(&[("api-key", "u-1"), ("cc-a", "u-1")]), &[]);
+    assert_eq!(names(&found.wanted), ["rancher-api-key", "rancher-cc-a"]);
+    assert!(found.wanted[0].spec.target.secret.is_some(), "the key's");
+    assert_eq!(found.apart.len(), 1, "{:?}", found.apart);
+    assert!(found.apart[0].1.contains("the name of the API key's"), "{:?}", found.apart);
 }
 
 #[test]

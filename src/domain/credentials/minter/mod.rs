@@ -103,8 +103,8 @@ impl Letter<'_> {
     }
 }
 
-/// Whether it is `https://` and a host, as a spec may have it.
-fn is_server(url: &str) -> bool {
+/// Whether a URL is `https://` and a host, as a spec may have it.
+pub(super) fn is_server(url: &str) -> bool {
     let host = url.strip_prefix("https://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
     host.is_some_and(|host| {
         !host.is_empty() && !host.contains(|c: char| "/@?#".contains(c) || c.is_whitespace())

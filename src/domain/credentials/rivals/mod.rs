@@ -1,7 +1,8 @@
 //! Two TokenRotations for one credential: one goes first, the other does nothing.
 //!
 //! Invariant: of any two exactly one goes first, whatever either of them is doing: one that was made by hand before
-//! one that was made for all cloud credentials, then the older one, then by name.
+//! one that was made for all cloud credentials, then the older one, then by name. One of another namespace does so only
+//! once it has seen the credential: the right to make it there is no right to stop this one.
 
 use super::minter::is_same_url;
 use api::TokenRotation;
@@ -11,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 pub(super) const API_VERSION: &str = "credentials.harvesterhci.io/v1alpha1";
 pub(super) const KIND: &str = "TokenRotation";
 
-/// The TokenRotation for all cloud credentials that has made this one, if one has.
+/// The owner that has made this one: a TokenRotation for all cloud credentials.
 pub fn made_by(rotation: &TokenRotation) -> Option<&OwnerReference> {
     let made = |owner: &&OwnerReference| {
         (owner.api_version.as_str(), owner.kind.as_str()) == (API_VERSION, KIND)
@@ -20,7 +21,7 @@ pub fn made_by(rotation: &TokenRotation) -> Option<&OwnerReference> {
     rotation.metadata.owner_references.as_ref()?.iter().find(made)
 }
 
-/// The URL of its Rancher, as far as it is known.
+/// The URL of a TokenRotation's Rancher, as far as it is known.
 pub fn url(rotation: &TokenRotation) -> Option<&str> {
     let server = rotation.spec.rancher.as_ref()?;
     let first = rotation.status.as_ref().and_then(|status| status.rancher_url.as_deref());
@@ -62,10 +63,16 @@ pub fn before<'a>(
             other.metadata.uid != one.metadata.uid
                 && other.spec.source.is_some()
                 && other.metadata.deletion_timestamp.is_none()
+                && (other.metadata.namespace == one.metadata.namespace || has_seen(other))
                 && rank(other) < rank(one)
                 && is_same(one, other)
         })
         .min_by_key(|other| rank(other))
+}
+
+/// Whether the credential was there when the operator looked, with an API key that may be used for it.
+fn has_seen(rotation: &TokenRotation) -> bool {
+    rotation.status.as_ref().is_some_and(|status| status.current.is_some())
 }
 
 /// Less goes first. One that is not made yet is the youngest.

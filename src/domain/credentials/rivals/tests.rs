@@ -52,8 +52,21 @@ fn of_two_exactly_one_goes_first() {
     assert!(said.contains("ns/b") && said.contains("the older one"), "{said}");
 }
 
+/// Who may make a TokenRotation somewhere could else stop all renewal everywhere.
 #[test]
-fn what_does_nothing_is_before_nobody() {
+fn in_another_namespace_only_one_that_has_seen_the_credential_goes_first() {
+    let made = child("all-cc", 1);
+    let mut other = cloud("a", 2, Some("https://a"));
+    other.metadata.namespace = Some("team".to_owned());
+    assert_eq!(first(&made, &other), (false, false), "it may have no right to the credential");
+    let seen =
+        json!({"current": {"name": "token-1", "hash": "x", "issuedAt": "2026-01-01T00:00:00Z"}});
+    other.status = Some(serde_json::from_value(seen).unwrap());
+    assert_eq!(first(&made, &other), (true, false));
+}
+
+#[test]
+fn what_does_nothing_goes_before_none() {
     let (young, old) = (cloud("a", 20, Some("https://a")), cloud("b", 10, Some("https://a")));
     let mut watches = old.clone();
     watches.spec.source = None;

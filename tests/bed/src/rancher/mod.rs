@@ -51,6 +51,7 @@
 //! | annotations without a creator: the controller does the same (finalizer, `ttl` 0, checksum) | from 2.12 | seen on main |
 //! | a deleted credential's tokens end with it | from 2.12 | seen on main |
 //! | the Secret through /k8s/clusters/local: its creator may get, patch and delete it, and not list; a patch with another resourceVersion is refused | all | seen on main; before 2.12: read |
+//! | /cacerts: the authority as text, with a line break at its end, to a caller without token too | all | read: cacerts.go |
 //! | Date header: the server's time | all | assumed: HTTP asks for it, and Go writes it |
 
 mod answer;

@@ -1,39 +1,49 @@
 //! One TokenRotation for all cloud credentials of an API key's user, and for the key.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::api::{ANNOTATION_ROTATE, TokenRotation, TokenRotationStatus};
+use harvester_guest_operator::api::{
+    ANNOTATION_RANCHER_URL, ANNOTATION_ROTATE, TokenRotation, TokenRotationStatus,
+};
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::rbac::v1::Role;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
-use testbed::eventually;
 use testbed::rancher::Version;
+use testbed::{Proxy, Start, eventually};
 
 use super::super::fixture::{RIGHTS, start};
 use super::{KEY, MINTER, OVERLAP, Site};
+use crate::crash::{Last, cut_after};
 use crate::support::LATER;
 
 const DAY: u64 = 86_400;
 const ALL: &str = "all";
 const KEYS: &str = "all-api-key";
 
+/// Makes the one object that is needed, with the API key's Secret.
+pub(super) async fn renew_all(site: &Site) -> Result<()> {
+    let spec = json!({
+        "source": {"rancherToken": {}}, "target": {"allCloudCredentials": {}},
+        "rancher": {"minter": {"secretName": MINTER}},
+        "schedule": {"jitterPercent": 0}, "overlapSeconds": OVERLAP,
+    });
+    let rotation = TokenRotation::new(ALL, serde_json::from_value(spec)?);
+    site.cluster.rotations().create(&PostParams::default(), &rotation).await?;
+    Ok(())
+}
+
 impl Site {
-    /// Puts Rancher's authority beside the API key, and makes the one object that is needed then.
+    /// The same, with Rancher's authority beside the API key.
     async fn renew_all(&self) -> Result<()> {
         let secret = json!({"stringData": {"ca.crt": self.there.ca_pem()}});
         let params = PatchParams::default();
         self.cluster.guest_secrets().patch(MINTER, &params, &Patch::Merge(secret)).await?;
-        let spec = json!({
-            "source": {"rancherToken": {}}, "target": {"allCloudCredentials": {}},
-            "rancher": {"minter": {"secretName": MINTER}},
-            "schedule": {"jitterPercent": 0}, "overlapSeconds": OVERLAP,
-        });
-        let rotation = TokenRotation::new(ALL, serde_json::from_value(spec)?);
-        self.cluster.rotations().create(&PostParams::default(), &rotation).await?;
-        Ok(())
+        renew_all(self).await
     }
 
     /// Every TokenRotation but that for all, by name.
@@ -44,7 +54,7 @@ impl Site {
     }
 
     /// Waits until exactly these are there beside that for all.
-    async fn are(&self, names: &[&str]) -> Result<BTreeMap<String, TokenRotation>> {
+    pub(super) async fn are(&self, names: &[&str]) -> Result<BTreeMap<String, TokenRotation>> {
         eventually(LATER, &format!("TokenRotations {names:?}"), async || {
             let others = self.others().await.map_err(|error| format!("{error:#}"))?;
             let are: Vec<&str> = others.keys().map(String::as_str).collect();
@@ -56,7 +66,7 @@ impl Site {
     }
 
     /// Waits until Ready of one is so, and says so.
-    async fn stands(
+    pub(super) async fn stands(
         &self,
         name: &str,
         reason: &str,
@@ -314,4 +324,114 @@ async fn without_a_right_to_make_or_end_children_that_is_said() -> Result<()> {
     may(&["create", "delete"]).await?;
     site.poke("given").await?;
     site.are(&[KEYS]).await.map(drop)
+}
+
+/// Writes of TokenRotations before a crash: fewer than it takes to make all children.
+const MOST: usize = 3;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_between_two_children_costs_nothing() -> Result<()> {
+    let site = Site::new(Version::V2_14).await?;
+    let mut wanted = vec![KEYS.to_owned(), format!("{ALL}-{}", site.cc)];
+    let mut all = vec![site.cc.clone()];
+    for title in ["a", "b", "c", "d"] {
+        let content = site.there.kubeconfig(&site.user, "c-m-prod");
+        all.push(site.there.credential(&site.user, title, "c-m-prod", &content)?);
+        wanted.push(format!("{ALL}-{}", all.last().context("none")?));
+    }
+    let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
+    let proxy = Proxy::start(&site.cluster.bed).await?;
+    let via = || Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    for (at, last) in [Last::Answered, Last::Unanswered].into_iter().enumerate() {
+        let mut operator = site.cluster.standby(Start { via: via(), ..start() }).await?;
+        operator.leads().await?;
+        let cut = cut_after(&proxy, &["tokenrotations"], last, MOST);
+        if at == 0 {
+            site.renew_all().await?;
+        }
+        eventually(LATER, "a crash", async || anyhow::Ok(cut.load(Ordering::SeqCst) > MOST))
+            .await?;
+        operator.process.kill9()?;
+        proxy.clear_rule();
+        let _ = site.cluster.free_lease().await;
+    }
+    let made = site.others().await?.len();
+    ensure!(made < wanted.len(), "all {made} were made before the crash");
+    let operator = site.cluster.standby(start()).await?;
+    operator.leads().await?;
+    site.are(&wanted).await?;
+    site.stands(ALL, "Current", &["5 of 5 cloud credentials and the API key"]).await?;
+    for cc in &all {
+        ensure!(site.there.accepts(&site.held(cc)?), "{cc}");
+    }
+    Ok(())
+}
+
+/// The children stay as they are, and the one for all says what is wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_revoked_ends_no_child() -> Result<()> {
+    let site = Site::new(Version::V2_11).await?;
+    let operator = site.cluster.standby(start()).await?;
+    operator.leads().await?;
+    site.renew_all().await?;
+    let child = format!("{ALL}-{}", site.cc);
+    let first = site.are(&[KEYS, &child]).await?;
+    site.stands(ALL, "Current", &["1 of 1"]).await?;
+    let key = site.key().await?;
+    site.there.delete_token(key.split(':').next().unwrap_or_default());
+    site.poke("revoked").await?;
+    let refused = ["the API key is not accepted"];
+    site.stands(ALL, "TargetUnreadable", &refused).await?;
+    site.stands(&child, "TargetUnreadable", &refused).await?;
+    let again = site.are(&[KEYS, &child]).await?;
+    ensure!(first.iter().all(|(name, one)| again[name].uid() == one.uid()), "made again");
+    site.give(&site.there.api_key(&site.user, 0, "another")).await?;
+    site.stands(ALL, "Current", &["1 of 1 cloud credentials and the API key"]).await.map(drop)
+}
+
+/// Who may make a TokenRotation in another namespace can name any credential: with a key that may not use it that stops
+/// nothing. A credential with an odd name costs the others nothing either.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_strangers_rotation_and_an_odd_name_stop_no_other() -> Result<()> {
+    let site = Site::new(Version::V2_11).await?;
+    site.cluster.bed.kubectl(&["create", "namespace", "team"]).await?;
+    site.cluster.bed.apply_yaml(&RIGHTS.replace("namespace: default", "namespace: team")).await?;
+    let stranger = site.there.user(false);
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret",
+        "metadata": {"name": MINTER, "namespace": "team",
+            "annotations": {ANNOTATION_RANCHER_URL: site.there.url()}},
+        "stringData": {KEY: site.there.api_key(&stranger, 0, "")},
+    });
+    let secrets: Api<Secret> = Api::namespaced(site.cluster.client.clone(), "team");
+    secrets.create(&PostParams::default(), &serde_json::from_value(secret)?).await?;
+    let squat = TokenRotation::new("squat", serde_json::from_value(site.spec(&[]))?);
+    let theirs: Api<TokenRotation> = Api::namespaced(site.cluster.client.clone(), "team");
+    theirs.create(&PostParams::default(), &squat).await?;
+    let odd = "cc.odd";
+    site.there.edit_secret(odd, |secret| {
+        let content = site.there.secret(&site.cc).unwrap_or_default();
+        secret["data"] = content["data"].clone();
+        secret["metadata"]["annotations"] = content["metadata"]["annotations"].clone();
+    });
+
+    let options = ["--credential-namespaces", "default,team"].map(str::to_owned).to_vec();
+    let operator = site.cluster.standby(Start { options, ..start() }).await?;
+    operator.leads().await?;
+    site.renew_all().await?;
+    let child = format!("{ALL}-{}", site.cc);
+    site.are(&[KEYS, &child]).await?;
+    let parts = ["1 of 2 cloud credentials and the API key are replaced", odd, "must be the name"];
+    site.stands(ALL, "RenewedInPart", &parts).await?;
+    eventually(LATER, "a look at the stranger's", async || {
+        let status = theirs.get("squat").await?.status.unwrap_or_default();
+        anyhow::Ok(
+            status.conditions.iter().any(|one| one.reason.as_deref() == Some("TargetUnreadable")),
+        )
+    })
+    .await?;
+    let before = site.held(&site.cc)?;
+    site.annotate_one(&child, ANNOTATION_ROTATE, "1").await?;
+    site.renewed(&site.cc, &before).await?;
+    site.are(&[KEYS, &child]).await.map(drop)
 }

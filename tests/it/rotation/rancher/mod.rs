@@ -6,6 +6,7 @@ mod client;
 mod clock;
 mod leaving;
 mod life;
+mod secret;
 mod trouble;
 mod watch;
 mod year;
