@@ -409,8 +409,8 @@ async fn a_strangers_rotation_and_an_odd_name_stop_no_other() -> Result<()> {
     let theirs: Api<TokenRotation> = Api::namespaced(site.cluster.client.clone(), "team");
     theirs.create(&PostParams::default(), &squat).await?;
     let odd = "cc.odd";
+    let content = site.there.secret(&site.cc).context("no Secret")?;
     site.there.edit_secret(odd, |secret| {
-        let content = site.there.secret(&site.cc).unwrap_or_default();
         secret["data"] = content["data"].clone();
         secret["metadata"]["annotations"] = content["metadata"]["annotations"].clone();
     });
