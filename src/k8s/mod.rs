@@ -2,8 +2,9 @@
 //!
 //! Invariants: every call has a deadline; every write is refused here when this process does not lead,
 //! but the Lease's, admission's, those of the `cloud-config` command and the condition that names
-//! another controller that leads; every write rests on a resourceVersion, so that a decision made from
-//! an old view is refused by the server instead of carried out.
+//! another controller that leads; a write in a Rancher is, too, by [`write::Writer::check_leadership`];
+//! every write here rests on a resourceVersion, so that a decision made from an old view is refused by
+//! the server instead of carried out.
 
 /// What a wrapper of objects says of their kind: the same as the wrapped type, named here.
 macro_rules! kind_of {

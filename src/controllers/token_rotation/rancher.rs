@@ -1,7 +1,7 @@
 //! The steps of a rotation that go through a Rancher, with the API key that the spec names.
 //!
 //! Invariants: the key is read anew before each look, so that one that was renewed is used at once;
-//! time is Rancher's; a Rancher that cannot be asked tells nothing, and then nothing is decided.
+//! nothing is written in a Rancher by a process that does not lead; time is Rancher's; a Rancher that cannot be asked tells nothing, and then nothing is decided.
 
 use std::time::Duration;
 
@@ -340,6 +340,7 @@ impl Run<'_> {
     pub(super) async fn mint_there(&mut self, name: &str) -> Result<(), CallError> {
         let Some(side) = &self.side else { return Ok(()) };
         let scope = self.scope();
+        self.keeper.ctx.writer.check_leadership()?;
         match side.issuer.mint(&side.issued, name, self.plan.lifetime, scope.as_deref()).await {
             Ok((token, made)) => {
                 let hand = Hand { name: name.to_owned(), made: Some(made), verified: false };
@@ -406,6 +407,7 @@ impl Run<'_> {
             return Ok(());
         };
         let Some((side, sight, name)) = self.there() else { return Ok(()) };
+        self.keeper.ctx.writer.check_leadership()?;
         let written = side.issuer.publish(&name, sight, &token, keep).await;
         self.written(&hand.name, written).await
     }
@@ -413,6 +415,7 @@ impl Run<'_> {
     /// Takes out of the cloud credential what was kept in it.
     pub(super) async fn drop_there(&mut self) -> Result<(), CallError> {
         let Some((side, sight, name)) = self.there() else { return Ok(()) };
+        self.keeper.ctx.writer.check_leadership()?;
         let written = side.issuer.drop_old(&name, sight).await;
         self.written("", written).await
     }

@@ -166,7 +166,8 @@ impl Writer {
         self.count(kind, answer).map(|object| object.metadata)
     }
 
-    fn check_leadership(&self) -> Result<(), CallError> {
+    /// Refuses what is about to be written elsewhere, such as in a Rancher, when this process does not lead.
+    pub fn check_leadership(&self) -> Result<(), CallError> {
         if self.leadership.is_current() { Ok(()) } else { Err(CallError::NotLeader) }
     }
 
@@ -273,6 +274,7 @@ mod tests {
             writer.patch_crd_status("crd", &json!({})).await.err(),
             writer.patch_rotation_status("ns", "r", &json!({})).await.err(),
             writer.patch_rotation_meta("ns", "r", &json!({})).await.err(),
+            writer.check_leadership().err(),
             writer.create_rotation("ns", &TokenRotation::default()).await.err(),
             writer.delete_rotation("ns", "r", "uid").await.err(),
             writer.create_bond(("ns", "b"), "uid", None, None).await.err(),
