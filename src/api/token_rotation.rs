@@ -68,6 +68,8 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
 #[x_kube(
     validation = ("self.target == oldSelf.target",
         "spec.target is immutable: make another TokenRotation for another target"),
+    validation = ("has(self.source) == has(oldSelf.source)",
+        "spec.source: it can be neither added nor removed: make another TokenRotation"),
     validation = ("!has(self.source) || !has(oldSelf.source) || has(self.source.serviceAccountToken) == has(oldSelf.source.serviceAccountToken)",
         "spec.source: its kind is immutable: make another TokenRotation"),
     validation = ("!has(self.source) || !has(oldSelf.source) || !has(self.source.serviceAccountToken) || !has(oldSelf.source.serviceAccountToken) || self.source.serviceAccountToken.serviceAccountName == oldSelf.source.serviceAccountToken.serviceAccountName",

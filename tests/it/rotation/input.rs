@@ -253,6 +253,8 @@ fn changes() -> Vec<(Value, Value, &'static str)> {
     let mut tokens = source(&json!({"rancherToken": {}}));
     tokens["rancher"] = rancher.clone();
     let kind = "spec.source: its kind is immutable";
+    let presence = "spec.source: it can be neither added nor removed";
+    let only_watched = json!({"target": {"secret": {"name": "guest", "key": "kubeconfig"}}});
     let url = "spec.rancher.url is immutable";
     vec![
         (
@@ -265,6 +267,9 @@ fn changes() -> Vec<(Value, Value, &'static str)> {
             json!({"source": {"serviceAccountToken": other}}),
             "spec.source.serviceAccountToken.serviceAccountName is immutable",
         ),
+        // By two steps it would become another's.
+        (account.clone(), json!({"source": null}), presence),
+        (only_watched, json!({"source": {"serviceAccountToken": other}}), presence),
         (
             account,
             json!({"source": {"serviceAccountToken": null, "serviceAccountTokenSecret": other}}),

@@ -115,7 +115,6 @@ pub fn children(parent: &TokenRotation, seen: &Seen<'_>) -> Children {
                 let credential = child.spec.target.cloud_credential.as_ref().map(|to| &to.name);
                 let is_listed = |name: &&String| seen.listed.iter().any(|one| one.name == **name);
                 let unlisted = credential.filter(|name| !is_listed(name)).cloned();
-                let unlisted = unlisted.filter(|_| parent.spec.source.is_some());
                 let uid = child.metadata.uid.clone().unwrap_or_default();
                 children.superfluous.push(Superfluous { name, uid, unlisted });
             }
