@@ -323,7 +323,8 @@ pub struct CurrentCredential {
     /// Its name: of the Secret that it is bound to or stored in.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// SHA-256 of it, by which it is known again.
+    /// SHA-256 of it, by which it is known again. Unset for one that is only watched.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub hash: String,
     /// Whether it was made here; somebody else's is replaced in its time and not revoked.

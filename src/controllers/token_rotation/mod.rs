@@ -273,7 +273,9 @@ impl Keeper {
         }
         let record = status::record(Some(status));
         let current = record.current.as_ref()?;
-        let held = Held { hash: current.hash.clone(), ..Held::default() };
+        let (name, expires) = (current.name.clone(), current.expires);
+        let says = token::Says { name, issued: None, expires };
+        let held = Held { hash: current.hash.clone(), says, ..Held::default() };
         let target = Target::There {
             version: String::new(),
             holds: Some(held),
