@@ -27,6 +27,26 @@ pub struct Issued {
     pub now: Option<Seconds>,
 }
 
+/// Fault of a new token, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The fault.
+    pub why: String,
+    /// Another replica of Rancher may not have heard of the token yet.
+    pub may_pass: bool,
+}
+
+impl Fault {
+    fn of(what: &str, error: &Error) -> Self {
+        let may_pass = matches!(error, Error::Unauthorized | Error::Forbidden(_));
+        Self { why: format!("{what}: {error}"), may_pass }
+    }
+
+    fn lasting(why: String) -> Self {
+        Self { why, may_pass: false }
+    }
+}
+
 /// Whether a token works, as far as its own API key can tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Life {
@@ -79,7 +99,12 @@ impl Issuer {
         let own = |token: &&Token| api == TokenApi::V3 || token.name == name;
         match listed.iter().find(own).filter(|token| !token.user.is_empty()) {
             Some(token) => Ok(token.user.clone()),
-            None => Ok(self.rancher.behind("local").bearer(&self.key).await?.value.user),
+            None => {
+                let bearer = self.rancher.behind("local").bearer(&self.key).await?.value;
+                let why =
+                    "its own cluster must be Kubernetes 1.28 or later to say whose the API key is";
+                bearer.user.ok_or_else(|| Error::NotFound(why.to_owned()))
+            }
         }
     }
 
@@ -104,35 +129,39 @@ impl Issuer {
         Ok((value, made))
     }
 
-    /// Tries a token out: that it can be read, and that it is accepted where it will be used.
-    /// Without a place it is tried on Rancher itself.
+    /// Tries a token out: that it is accepted where it will be used, and can be read. Without a place it is tried
+    /// on Rancher itself.
     pub async fn verify(
         &self,
         value: &Value,
         reach: Option<&Reach>,
         cluster: Option<&str>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Fault> {
         let name = value.says().name;
         let own = Secret::from(value);
-        // One for a single cluster may not ask about itself.
-        let key = if cluster.is_some() { &self.key } else { &own };
-        match self.rancher.token(key, &name).await {
-            Ok(Dated { value: Some(_), .. }) => {}
-            Ok(_) => return Err("Rancher does not know the new token yet".to_owned()),
-            Err(error) => return Err(format!("the new token cannot be read: {error}")),
-        }
         let place = match (reach, cluster) {
-            (Some(reach), _) => self.place(reach)?,
+            (Some(reach), _) => self.place(reach).map_err(Fault::lasting)?,
             (None, cluster) => self.rancher.behind(cluster.unwrap_or("local")),
         };
         let bearer = place.bearer(&own).await;
         let bearer =
-            bearer.map_err(|e| format!("the new token, where it will be used: {e}"))?.value;
-        match bearer.token {
-            Some(named) if named != name.trim_start_matches("ext/") && named != name => {
-                Err("where the new token will be used, it counts as another".to_owned())
+            bearer.map_err(|e| Fault::of("the new token, where it will be used", &e))?.value;
+        if let Some(named) = bearer.token
+            && named != name.trim_start_matches("ext/")
+            && named != name
+        {
+            let why = "where the new token will be used, it counts as another";
+            return Err(Fault::lasting(why.to_owned()));
+        }
+        // One for a single cluster may not ask about itself.
+        let key = if cluster.is_some() { &self.key } else { &own };
+        match self.rancher.token(key, &name).await {
+            Ok(Dated { value: Some(_), .. }) => Ok(()),
+            Ok(_) => {
+                let why = "Rancher does not know the new token yet".to_owned();
+                Err(Fault { why, may_pass: true })
             }
-            _ => Ok(()),
+            Err(error) => Err(Fault::of("the new token cannot be read", &error)),
         }
     }
 

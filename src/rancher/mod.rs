@@ -6,6 +6,7 @@
 //! when it is dropped; an [`Error`] holds none.
 
 mod api_server;
+mod bearer;
 mod credentials;
 mod error;
 mod in_use;
@@ -25,9 +26,10 @@ use serde_json::Value;
 use zeroize::Zeroizing;
 
 pub use api_server::ApiServer;
+pub use bearer::Bearer;
 pub use credentials::{Listed, Stored};
 pub use error::Error;
-pub use issuer::{Issued, Issuer, Life};
+pub use issuer::{Fault, Issued, Issuer, Life};
 pub use rights::Rights;
 pub use target::Sight;
 pub use tokens::{Minted, Order, Token, TokenApi, TokenList};
@@ -36,7 +38,6 @@ use wire::{Answer, Ask, Endpoint};
 
 /// May be asked by every account, everywhere, and tells a token that is accepted from one that is not.
 const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
 /// Reads what the Rancher at a URL shows everybody below a path. Who answers is not proven: its content must be checked.
 pub async fn shown(url: &str, path: &str) -> Result<String, Error> {
@@ -82,15 +83,6 @@ pub struct Dated<T> {
     pub date: Option<i64>,
 }
 
-/// Who a token makes its bearer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bearer {
-    /// The user's id.
-    pub user: String,
-    /// The token's name, if the server says.
-    pub token: Option<String>,
-}
-
 /// A Rancher server, or one of the clusters behind it. Cheap to clone.
 #[derive(Clone)]
 pub struct Rancher(Endpoint);
@@ -128,31 +120,7 @@ impl Rancher {
     /// Asks who the bearer of a token is. This proves that it is accepted on this very way: its
     /// version, for one, a server tells anybody.
     pub async fn bearer(&self, token: &Secret) -> Result<Dated<Bearer>, Error> {
-        #[derive(Deserialize)]
-        struct Review {
-            status: Status,
-        }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Status {
-            user_info: User,
-        }
-        #[derive(Deserialize)]
-        struct User {
-            username: String,
-            #[serde(default)]
-            extra: std::collections::BTreeMap<String, Vec<String>>,
-        }
-        let body = serde_json::json!({
-            "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
-        });
-        let answer = self.send(token, Method::POST, REVIEW, Some(plain(&body))).await?;
-        let User { username, mut extra } = parsed::<Review>(&answer)?.status.user_info;
-        if username == "system:anonymous" || username == "system:unauthenticated" {
-            return Err(Error::Unauthorized);
-        }
-        let named = extra.remove("requesttokenid").and_then(|names| names.into_iter().next());
-        Ok(Dated { value: Bearer { user: username, token: named }, date: answer.date })
+        bearer::bearer(&self.0, token.reveal()).await
     }
 
     async fn send(

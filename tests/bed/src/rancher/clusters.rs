@@ -105,7 +105,7 @@ impl World {
         }
         match path {
             ["version"] => version(),
-            _ if *path == REVIEW => self.review(who, request),
+            _ if *path == REVIEW && cluster.reviews => self.review(who, request),
             _ if *path == ACCESS_REVIEW => self.access_review(&user, Some(cluster), request),
             ["v1", "namespaces"] => self.namespaces(&user, cluster),
             _ => kubernetes(404, "NotFound", "the server could not find the requested resource"),

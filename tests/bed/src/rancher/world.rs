@@ -59,6 +59,8 @@ pub(super) struct Cluster {
     /// Roles of members who may not do all.
     pub(super) roles: BTreeMap<String, Role>,
     pub(super) agent: bool,
+    /// Whether it serves SelfSubjectReview.
+    pub(super) reviews: bool,
 }
 
 /// Role of a member of a cluster.
@@ -134,6 +136,7 @@ impl World {
             members: BTreeSet::new(),
             roles: BTreeMap::new(),
             agent: true,
+            reviews: true,
         };
         Ok(Self {
             version,
