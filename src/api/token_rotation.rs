@@ -117,7 +117,8 @@ pub struct TokenRotationSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
     /// For how long the old credential works beside the new one, so that everybody has time to read
-    /// the new one. Unset means 3600. One that ends by itself before that, does.
+    /// the new one. Unset means 3600, and 86400 for a cloud credential, because jobs that make machines
+    /// keep the one with which they began. One that ends by itself before that, does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2_592_000))]
     pub overlap_seconds: Option<i64>,

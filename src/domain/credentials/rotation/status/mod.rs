@@ -28,6 +28,8 @@ const LIFETIME: Seconds = 2_592_000;
 /// unless it was set up otherwise, and takes more for that.
 const LONGEST: Seconds = 31_536_000;
 const OVERLAP: Seconds = 3_600;
+/// The same for a cloud credential: a job that makes machines keeps the one with which it began, and is tried again.
+const OVERLAP_THERE: Seconds = 86_400;
 const LEFT_PERCENT: Seconds = 33;
 const MINIMUM_LEFT: Seconds = 604_800;
 const JITTER_PERCENT: Seconds = 5;
@@ -145,7 +147,7 @@ pub fn plan(rotation: &TokenRotation) -> Plan {
             window: wants.maintenance_window.as_ref().and_then(window),
             paused: wants.paused.unwrap_or_default(),
         },
-        overlap: spec.overlap_seconds.unwrap_or(OVERLAP),
+        overlap: spec.overlap_seconds.unwrap_or(if prunes { OVERLAP_THERE } else { OVERLAP }),
         tells: spec.tell.is_some(),
         revokes: spec.on_delete == Some(OnDelete::Revoke),
         deleting: rotation.metadata.deletion_timestamp.as_ref().map(|time| time.0.as_second()),

@@ -90,6 +90,7 @@ fn what_is_left_out_has_a_default_and_each_rotation_names_of_its_own() {
     {
         let plan = super::plan(&rotation(rancher(&given)));
         assert_eq!((plan.lifetime, plan.presumed), (asked, presumed));
+        assert_eq!(plan.overlap, 86_400, "for as long as a job that makes machines may take");
     }
     first.metadata.uid = Some("another".into());
     assert_ne!(super::plan(&first).prefix, plan.prefix, "made again under its name");

@@ -187,6 +187,7 @@ fn leaving(revokes: bool) -> (Plan, Record) {
         "metadata": {"name": "r", "namespace": "n", "uid": "u"},
         "spec": {
             "source": {"rancherToken": {}}, "target": {"cloudCredential": {"name": "cc"}},
+            "overlapSeconds": 3600,
             "rancher": {"url": "https://r", "minter": {"secretName": "s", "key": "k"}},
         },
     }))
