@@ -52,11 +52,11 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     };
     let issuer = Issuer::new(url, authority.as_deref(), Secret::from(&key));
     let issuer = issuer.map_err(|why| refused(format!("--url {url:?}: {why}")))?;
-    let issued = match issuer.issued().await {
-        Ok(issued) => issued,
+    let known = match issuer.issued().await {
+        Ok(known) => known,
         Err(error) => return Err(refused(why(&args, &error).await).into()),
     };
-    let said = tried(&issuer, &issued, &key).await.map_err(|error| {
+    let said = tried(&issuer, &known, &key).await.map_err(|error| {
         refused(format!("--url {url:?}: the API key works, and Rancher does not list: {error}"))
     })?;
     let text = order.text(authority.as_deref());
@@ -80,12 +80,12 @@ fn key() -> anyhow::Result<Token> {
 }
 
 /// What the key is good for.
-async fn tried(issuer: &Issuer, issued: &Issued, key: &Token) -> Result<String, Error> {
+async fn tried(issuer: &Issuer, known: &Issued, key: &Token) -> Result<String, Error> {
     let listed = issuer.credentials().await?;
     let one = |one: crate::rancher::Listed| Listed { name: one.name, owner: one.creator };
     let listed: Vec<Listed> = listed.into_iter().map(one).collect();
-    let life = issuer.life(key, issued).await?;
-    Ok(report(&issued.user, life.says.expires, &listed))
+    let life = issuer.life(key, known).await?;
+    Ok(report(&known.user, life.says.expires, &listed))
 }
 
 async fn shown_authority(url: &str) -> anyhow::Result<String> {

@@ -97,15 +97,12 @@ impl Issuer {
     async fn user(&self, api: TokenApi, listed: &[Token]) -> Result<String, Error> {
         let name = Value::new(self.key.reveal().to_owned()).says().name;
         let own = |token: &&Token| api == TokenApi::V3 || token.name == name;
-        match listed.iter().find(own).filter(|token| !token.user.is_empty()) {
-            Some(token) => Ok(token.user.clone()),
-            None => {
-                let bearer = self.rancher.behind("local").bearer(&self.key).await?.value;
-                let why =
-                    "its own cluster must be Kubernetes 1.28 or later to say whose the API key is";
-                bearer.user.ok_or_else(|| Error::NotFound(why.to_owned()))
-            }
+        if let Some(token) = listed.iter().find(own).filter(|token| !token.user.is_empty()) {
+            return Ok(token.user.clone());
         }
+        let bearer = self.rancher.behind("local").bearer(&self.key).await?.value;
+        let why = "its own cluster must be Kubernetes 1.28 or later to say whose the API key is";
+        bearer.user.ok_or_else(|| Error::NotFound(why.to_owned()))
     }
 
     /// The cloud credentials for Harvester that the key's user may see.

@@ -20,7 +20,6 @@ mod wire;
 use std::fmt;
 
 use http::Method;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use zeroize::Zeroizing;
