@@ -68,6 +68,8 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
 #[x_kube(
     validation = ("self.target == oldSelf.target",
         "spec.target is immutable: make another TokenRotation for another target"),
+    validation = ("has(self.source) == has(oldSelf.source)",
+        "spec.source: it can be neither added nor removed: make another TokenRotation"),
     validation = ("!has(self.source) || !has(oldSelf.source) || has(self.source.serviceAccountToken) == has(oldSelf.source.serviceAccountToken)",
         "spec.source: its kind is immutable: make another TokenRotation"),
     validation = ("!has(self.source) || !has(oldSelf.source) || !has(self.source.serviceAccountToken) || !has(oldSelf.source.serviceAccountToken) || self.source.serviceAccountToken.serviceAccountName == oldSelf.source.serviceAccountToken.serviceAccountName",
@@ -76,8 +78,12 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
         "spec.source.serviceAccountTokenSecret.serviceAccountName is immutable: make another TokenRotation"),
     validation = ("has(self.rancher) || !(has(self.target.cloudCredential) || has(self.target.allCloudCredentials) || has(self.source) && has(self.source.rancherToken))",
         "spec.rancher: must be there for spec.source.rancherToken, spec.target.cloudCredential and spec.target.allCloudCredentials"),
-    validation = ("!has(self.target.allCloudCredentials) || !has(self.source)",
-        "spec.target.allCloudCredentials: they are only watched: remove spec.source"),
+    validation = ("!has(self.target.allCloudCredentials) || !has(self.source) || has(self.source.rancherToken)",
+        "spec.target.allCloudCredentials: only tokens of spec.source.rancherToken can be put into them"),
+    validation = ("!has(self.target.allCloudCredentials) || !has(self.source) || !has(self.source.rancherToken) || !has(self.source.rancherToken.cluster)",
+        "spec.source.rancherToken.cluster: each of all cloud credentials is for the cluster to which its kubeconfig leads: remove it"),
+    validation = ("!has(self.target.allCloudCredentials) || !has(self.tell)",
+        "spec.tell: cloud credentials are read in Rancher, not by workloads here: remove it"),
     validation = ("!has(self.rancher) || !has(self.source) || has(self.source.rancherToken)",
         "spec.rancher: it has nothing to do with this spec.source: remove it"),
     validation = ("!has(self.target.cloudCredential) || !has(self.source) || has(self.source.rancherToken)",
@@ -86,7 +92,7 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
         "spec.source.rancherToken.allowOtherUser: it is about spec.target.cloudCredential alone: remove it"),
     validation = ("!has(self.source) || !has(oldSelf.source) || has(self.source.rancherToken) == has(oldSelf.source.rancherToken)",
         "spec.source: its kind is immutable: make another TokenRotation"),
-    validation = ("has(self.rancher) == has(oldSelf.rancher) && (!has(self.rancher) || self.rancher.url == oldSelf.rancher.url)",
+    validation = ("has(self.rancher) == has(oldSelf.rancher) && (!has(self.rancher) || has(self.rancher.url) == has(oldSelf.rancher.url) && (!has(self.rancher.url) || self.rancher.url == oldSelf.rancher.url))",
         "spec.rancher.url is immutable: make another TokenRotation"),
     validation = ("!has(self.source) || !has(self.source.rancherToken) || !has(self.source.rancherToken.cluster) || !has(self.target.secret) || self.target.secret.name != self.rancher.minter.secretName || self.target.secret.key != self.rancher.minter.key",
         "spec.source.rancherToken.cluster: an API key that is good for one cluster cannot renew itself"),
@@ -111,7 +117,8 @@ pub struct TokenRotationSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
     /// Seconds for which the old credential stays valid beside the new one, so that all clients
-    /// have time to read the new one. Unset means 3600. A credential that expires earlier by itself
+    /// have time to read the new one. Unset means 3600, and 86400 for a cloud credential: jobs that
+    /// make machines keep the one with which they began. A credential that expires earlier by itself
     /// does so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2_592_000))]
@@ -263,6 +270,10 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub watched_beyond: Option<i64>,
+    /// The Rancher's URL, as the API key's Secret named it first. Unset where spec.rancher.url is set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    pub rancher_url: Option<String>,
     /// The API key in spec.rancher, as it was last seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key: Option<ApiKey>,
@@ -318,7 +329,8 @@ pub struct CurrentCredential {
     /// Name of the credential: of the Secret that it is bound to or stored in.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// SHA-256 of it, by which it is known again.
+    /// SHA-256 of it, by which it is known again. Unset for one that is only watched.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub hash: String,
     /// Whether the operator made the credential; another one is replaced in time but not revoked.

@@ -7,6 +7,7 @@ mod core_dumps;
 mod dhcp;
 mod lease_agent;
 mod logs;
+mod rancher_secret;
 mod support;
 
 use std::io::Write;
@@ -38,6 +39,9 @@ enum Command {
     /// Makes, prints, renews and revokes a guest cluster's access to Harvester: the cloud config of
     /// its cloud provider and CSI driver.
     CloudConfig(Box<cloud_config::CloudConfigArgs>),
+    /// Tests an API key of a Rancher, read from standard input, and prints the Secret with which the
+    /// operator renews that user's cloud credentials.
+    RancherSecret(rancher_secret::RancherSecretArgs),
     /// Prints a report for maintainers: versions, pools, LoadBalancers that wait, last decisions.
     /// No secrets.
     Support(Reach),
@@ -116,6 +120,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
             Box::pin(controller::run(*args)).await
         }
         Command::CloudConfig(args) => Box::pin(cloud_config::run(*args)).await,
+        Command::RancherSecret(args) => Box::pin(rancher_secret::run(args)).await,
         Command::Support(reach) => support::run(&reach).await,
         Command::Crds { out } => crds(out.as_deref()),
     }

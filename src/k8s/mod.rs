@@ -2,8 +2,9 @@
 //!
 //! Invariants: every call has a deadline; every write is refused here when this process does not
 //! lead, except those of the Lease, of admission, of the `cloud-config` command, and the condition
-//! that names another controller as the leader; every write rests on a resourceVersion, so that the
-//! server refuses a decision made from a stale view.
+//! that names another controller as the leader; [`write::Writer::check_leadership`] refuses writes
+//! in a Rancher likewise; every write here rests on a resourceVersion, so that the server refuses a
+//! decision made from a stale view.
 
 /// Implements a wrapper's kind by that of the wrapped type.
 macro_rules! kind_of {

@@ -5,14 +5,13 @@
 
 use std::time::Duration;
 
-use http::Method;
-use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
+use super::bearer::bearer;
 use super::error::safe;
 use super::issuer::pem;
-use super::wire::{Answer, Ask, Endpoint};
-use super::{ACCESS_REVIEW, Error, REVIEW, Trust, plain};
+use super::wire::Endpoint;
+use super::{Error, Trust};
 use crate::domain::credentials::kubeconfig::Reach;
 
 /// Pause between two tries: the servers behind one URL learn of a new token one after the other.
@@ -46,7 +45,7 @@ impl ApiServer {
         let asked = async {
             let mut faults = 0;
             while faults < 2 {
-                match self.bearer(token).await {
+                match bearer(&self.0, token).await.map(|bearer| bearer.value.user) {
                     Ok(Some(who)) if who != user => {
                         faults += 1;
                         why = format!("the token belongs to {:?} there, not to {user}", safe(&who));
@@ -63,35 +62,5 @@ impl ApiServer {
             false
         };
         if timeout(within, asked).await == Ok(true) { Ok(()) } else { Err(why) }
-    }
-
-    /// User that the server authenticates the token as. `None`: the server accepts the token but
-    /// cannot name its user, as before Kubernetes 1.28: SelfSubjectReview was in beta before, which
-    /// is not served by default.
-    async fn bearer(&self, token: &str) -> Result<Option<String>, Error> {
-        let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
-        match self.post(token, REVIEW, &review).await {
-            Ok(answer) => {
-                let review: Value = super::parsed(&answer)?;
-                let user = review["status"]["userInfo"]["username"].as_str().unwrap_or_default();
-                Ok(Some(user.to_owned()))
-            }
-            Err(Error::NotFound(_)) => {
-                let review = json!({
-                    "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-                    "spec": {"nonResourceAttributes": {"path": "/api", "verb": "get"}},
-                });
-                let answer = self.post(token, ACCESS_REVIEW, &review).await?;
-                let review: Value = super::parsed(&answer)?;
-                let answered = review["status"]["allowed"].is_boolean();
-                let odd = || Error::Unreadable("it is no review".to_owned());
-                if answered { Ok(None) } else { Err(odd()) }
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    async fn post(&self, token: &str, path: &str, body: &Value) -> Result<Answer, Error> {
-        self.0.call(Ask { method: Method::POST, path, token, body: Some(plain(body)) }).await
     }
 }

@@ -28,6 +28,26 @@ pub struct Issued {
     pub now: Option<Seconds>,
 }
 
+/// Fault of a new token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The fault, in words.
+    pub why: String,
+    /// Whether another try may succeed: a replica of Rancher may not know the token yet.
+    pub may_pass: bool,
+}
+
+impl Fault {
+    fn of(what: &str, error: &Error) -> Self {
+        let may_pass = matches!(error, Error::Unauthorized | Error::Forbidden(_));
+        Self { why: format!("{what}: {error}"), may_pass }
+    }
+
+    fn lasting(why: String) -> Self {
+        Self { why, may_pass: false }
+    }
+}
+
 /// Whether a token works, as far as Rancher reports to the API key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Life {
@@ -81,10 +101,12 @@ impl Issuer {
     async fn user(&self, api: TokenApi, listed: &[Token]) -> Result<String, Error> {
         let name = Value::new(self.key.reveal().to_owned()).says().name;
         let own = |token: &&Token| api == TokenApi::V3 || token.name == name;
-        match listed.iter().find(own).filter(|token| !token.user.is_empty()) {
-            Some(token) => Ok(token.user.clone()),
-            None => Ok(self.rancher.behind("local").bearer(&self.key).await?.value.user),
+        if let Some(token) = listed.iter().find(own).filter(|token| !token.user.is_empty()) {
+            return Ok(token.user.clone());
         }
+        let bearer = self.rancher.behind("local").bearer(&self.key).await?.value;
+        let why = "its own cluster must be Kubernetes 1.28 or later to say whose the API key is";
+        bearer.user.ok_or_else(|| Error::NotFound(why.to_owned()))
     }
 
     /// The cloud credentials for Harvester that the key's user may see.
@@ -108,35 +130,39 @@ impl Issuer {
         Ok((value, made))
     }
 
-    /// Tests a token: that Rancher reports it, and that it is accepted where it will be used.
+    /// Tests a token: that it is accepted where it will be used, and that Rancher reports it.
     /// Without a place it is tested on Rancher itself.
     pub async fn verify(
         &self,
         value: &Value,
         reach: Option<&Reach>,
         cluster: Option<&str>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Fault> {
         let name = value.says().name;
         let own = Secret::from(value);
-        // A token for a single cluster may not read itself.
-        let key = if cluster.is_some() { &self.key } else { &own };
-        match self.rancher.token(key, &name).await {
-            Ok(Dated { value: Some(_), .. }) => {}
-            Ok(_) => return Err("Rancher does not know the new token yet".to_owned()),
-            Err(error) => return Err(format!("the new token cannot be read: {error}")),
-        }
         let place = match (reach, cluster) {
-            (Some(reach), _) => self.place(reach)?,
+            (Some(reach), _) => self.place(reach).map_err(Fault::lasting)?,
             (None, cluster) => self.rancher.behind(cluster.unwrap_or("local")),
         };
         let bearer = place.bearer(&own).await;
         let bearer =
-            bearer.map_err(|e| format!("the new token, where it will be used: {e}"))?.value;
-        match bearer.token {
-            Some(named) if named != name.trim_start_matches("ext/") && named != name => {
-                Err("where the new token will be used, it is taken for another token".to_owned())
+            bearer.map_err(|e| Fault::of("the new token, where it will be used", &e))?.value;
+        if let Some(named) = bearer.token
+            && named != name.trim_start_matches("ext/")
+            && named != name
+        {
+            let why = "where the new token will be used, it is taken for another token";
+            return Err(Fault::lasting(why.to_owned()));
+        }
+        // A token for a single cluster may not read itself.
+        let key = if cluster.is_some() { &self.key } else { &own };
+        match self.rancher.token(key, &name).await {
+            Ok(Dated { value: Some(_), .. }) => Ok(()),
+            Ok(_) => {
+                let why = "Rancher does not know the new token yet".to_owned();
+                Err(Fault { why, may_pass: true })
             }
-            _ => Ok(()),
+            Err(error) => Err(Fault::of("the new token cannot be read", &error)),
         }
     }
 

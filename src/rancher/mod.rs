@@ -6,6 +6,7 @@
 //! is wiped when it is dropped; an [`Error`] holds no secret.
 
 mod api_server;
+mod bearer;
 mod credentials;
 mod error;
 mod in_use;
@@ -19,15 +20,15 @@ mod wire;
 use std::fmt;
 
 use http::Method;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use zeroize::Zeroizing;
 
 pub use api_server::ApiServer;
+pub use bearer::Bearer;
 pub use credentials::{Listed, Stored};
 pub use error::Error;
-pub use issuer::{Issued, Issuer, Life};
+pub use issuer::{Fault, Issued, Issuer, Life};
 pub use rights::Rights;
 pub use target::Sight;
 pub use tokens::{Minted, Order, Token, TokenApi, TokenList};
@@ -37,7 +38,14 @@ use wire::{Answer, Ask, Endpoint};
 /// Path of a review that every account may request everywhere. An accepted token succeeds, another
 /// fails.
 const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+
+/// Reads what the Rancher at a URL serves without authentication below a path. The server's
+/// certificate is not verified: the caller must check the content.
+pub async fn shown(url: &str, path: &str) -> Result<String, Error> {
+    let answer = wire::shown(url, path).await?;
+    let text = std::str::from_utf8(&answer.body);
+    text.map(str::to_owned).map_err(|_| Error::Unreadable("it is no text".to_owned()))
+}
 
 /// A token, or a text that contains one.
 #[derive(Clone)]
@@ -74,15 +82,6 @@ pub struct Dated<T> {
     pub value: T,
     /// Seconds since the epoch. `None`: the server did not send a date.
     pub date: Option<i64>,
-}
-
-/// The user that a token authenticates as.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bearer {
-    /// User ID.
-    pub user: String,
-    /// Name of the token, if the server reports it.
-    pub token: Option<String>,
 }
 
 /// A Rancher server, or one of the clusters behind it. Cheap to clone.
@@ -122,31 +121,7 @@ impl Rancher {
     /// Asks for the user of a token. Success proves that the token is accepted on this path; a
     /// request for the server's version would not, since servers answer it without authentication.
     pub async fn bearer(&self, token: &Secret) -> Result<Dated<Bearer>, Error> {
-        #[derive(Deserialize)]
-        struct Review {
-            status: Status,
-        }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Status {
-            user_info: User,
-        }
-        #[derive(Deserialize)]
-        struct User {
-            username: String,
-            #[serde(default)]
-            extra: std::collections::BTreeMap<String, Vec<String>>,
-        }
-        let body = serde_json::json!({
-            "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
-        });
-        let answer = self.send(token, Method::POST, REVIEW, Some(plain(&body))).await?;
-        let User { username, mut extra } = parsed::<Review>(&answer)?.status.user_info;
-        if username == "system:anonymous" || username == "system:unauthenticated" {
-            return Err(Error::Unauthorized);
-        }
-        let named = extra.remove("requesttokenid").and_then(|names| names.into_iter().next());
-        Ok(Dated { value: Bearer { user: username, token: named }, date: answer.date })
+        bearer::bearer(&self.0, token.reveal()).await
     }
 
     async fn send(

@@ -38,6 +38,13 @@ impl Sight {
 }
 
 impl Issuer {
+    /// Whether Rancher reports that a cloud credential does not exist, or that the key's user may no
+    /// longer read it.
+    pub async fn lacks(&self, name: &str) -> bool {
+        let stored = self.rancher().stored(self.key(), name).await;
+        matches!(stored, Ok(Dated { value: None, .. }) | Err(Error::Forbidden(_)))
+    }
+
     /// Reads a cloud credential. An error says nothing about the credential's state.
     pub async fn look(&self, name: &str, issued: &Issued) -> Result<Sight, Error> {
         let Dated { value, date } = self.rancher().stored(self.key(), name).await?;

@@ -26,7 +26,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use zeroize::Zeroizing;
 
 use super::error::{Error, safe, unconnected};
-use super::trust::{Trust, settings};
+use super::trust::{Trust, settings, unchecked};
 
 const CONNECT: Duration = Duration::from_secs(8);
 /// Deadline of a call, including connecting. Longer than a short freeze of the machine.
@@ -68,6 +68,10 @@ pub(super) struct Answer {
 impl Endpoint {
     /// A server at a URL. The error says why the URL or the authorities cannot be used.
     pub(super) fn new(url: &str, trust: Trust<'_>, name: Option<&str>) -> Result<Self, String> {
+        Self::with(url, settings(trust)?, name)
+    }
+
+    fn with(url: &str, tls: ClientConfig, name: Option<&str>) -> Result<Self, String> {
         let uri: Uri = url.parse().map_err(|e| format!("{e}"))?;
         if uri.scheme_str() != Some("https") {
             return Err("must begin with https://".to_owned());
@@ -85,7 +89,7 @@ impl Endpoint {
             authority: HeaderValue::try_from(authority).map_err(|e| e.to_string())?,
             host,
             name,
-            tls: Arc::new(settings(trust)?),
+            tls: Arc::new(tls),
         })
     }
 
@@ -110,6 +114,10 @@ impl Endpoint {
         if ask.token.is_empty() {
             return Err(Error::Unauthorized);
         }
+        self.within(ask).await
+    }
+
+    async fn within(&self, ask: Ask<'_>) -> Result<Answer, Error> {
         timeout(WHOLE, self.attempt(ask))
             .await
             .unwrap_or_else(|_| Err(Error::Silent(format!("not within {} s", WHOLE.as_secs()))))
@@ -164,7 +172,9 @@ impl Endpoint {
         *request.uri_mut() = uri;
         let headers = request.headers_mut();
         headers.insert(HOST, self.authority.clone());
-        headers.insert(AUTHORIZATION, bearer);
+        if !ask.token.is_empty() {
+            headers.insert(AUTHORIZATION, bearer);
+        }
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
@@ -174,6 +184,13 @@ impl Endpoint {
         }
         Ok(request)
     }
+}
+
+/// Reads what a server at a URL shows without a token, whatever its certificate.
+pub(super) async fn shown(url: &str, path: &str) -> Result<Answer, Error> {
+    let unfit = |message| Error::Refused { status: 0, message };
+    let there = Endpoint::with(url, unchecked().map_err(unfit)?, None).map_err(unfit)?;
+    there.within(Ask { method: Method::GET, path, token: "", body: None }).await
 }
 
 async fn read(mut body: Incoming) -> Result<Zeroizing<Vec<u8>>, Error> {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::core::Request;
 use kube::{Api, Resource as _};
 use serde_json::{Value, json};
@@ -56,6 +56,32 @@ impl Writer {
         patch: &Value,
     ) -> Result<TokenRotation, CallError> {
         self.patch_rotation(namespace, name, patch, None).await
+    }
+
+    /// Makes a TokenRotation. There is one by that name: a conflict.
+    pub async fn create_rotation(
+        &self,
+        namespace: &str,
+        rotation: &TokenRotation,
+    ) -> Result<(), CallError> {
+        let list = TokenRotation::url_path(&(), Some(namespace));
+        let text = json!(rotation).to_string().into_bytes();
+        let request = Request::new(list).create(&PostParams::default(), text);
+        self.send::<TokenRotation>(ROTATION, request).await.map(drop)
+    }
+
+    /// Deletes a TokenRotation, if it is the one by that UID.
+    pub async fn delete_rotation(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+    ) -> Result<(), CallError> {
+        let list = TokenRotation::url_path(&(), Some(namespace));
+        let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let request = Request::new(list).delete(name, &params);
+        self.send::<TokenRotation>(ROTATION, request).await.map(drop)
     }
 
     async fn patch_rotation(

@@ -166,7 +166,8 @@ impl Writer {
         self.count(kind, answer).map(|object| object.metadata)
     }
 
-    fn check_leadership(&self) -> Result<(), CallError> {
+    /// Refuses what is about to be written elsewhere, such as in a Rancher, when this process does not lead.
+    pub fn check_leadership(&self) -> Result<(), CallError> {
         if self.leadership.is_current() { Ok(()) } else { Err(CallError::NotLeader) }
     }
 
@@ -232,7 +233,7 @@ fn status_diff(old: &IPPoolStatus, new: &IPPoolStatus) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{DHCPLease, Workload, WorkloadKind};
+    use crate::api::{DHCPLease, TokenRotation, Workload, WorkloadKind};
     use crate::domain::credentials::token::Token;
 
     fn status(allocated: &[(&str, &str)]) -> IPPoolStatus {
@@ -273,6 +274,9 @@ mod tests {
             writer.patch_crd_status("crd", &json!({})).await.err(),
             writer.patch_rotation_status("ns", "r", &json!({})).await.err(),
             writer.patch_rotation_meta("ns", "r", &json!({})).await.err(),
+            writer.check_leadership().err(),
+            writer.create_rotation("ns", &TokenRotation::default()).await.err(),
+            writer.delete_rotation("ns", "r", "uid").await.err(),
             writer.create_bond(("ns", "b"), "uid", None, None).await.err(),
             writer.request_token(("ns", "sa"), 600, ("b", "uid")).await.err(),
             writer.write_target(at, &Token::new(String::new())).await.err(),

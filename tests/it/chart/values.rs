@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use harvester_guest_operator::api::TokenRotation;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testbed::Chart;
@@ -13,7 +14,7 @@ const VALUES: &str = "charts/harvester-guest-operator/values.yaml";
 const SCHEMA: &str = "charts/harvester-guest-operator/values.schema.json";
 
 /// Values files, and the name that the refusal must contain.
-const WRONG: [(&str, &str); 60] = [
+const WRONG: [(&str, &str); 63] = [
     ("replicaCout: 2", "replicaCout"),
     ("replicasCount: 2", "replicasCount"),
     ("replicaCount: two", "/replicaCount"),
@@ -64,6 +65,9 @@ const WRONG: [(&str, &str); 60] = [
     ("prometheusRule: {extraRules: [{alert: A}]}", "expr"),
     ("dashboard: {label: x}", "label"),
     ("additionalTrustedCAs: {pem: x}", "/additionalTrustedCAs/pem"),
+    ("credentials: {rancher: {secret: rancher}}", "secret"),
+    ("credentials: {rancher: {secretName: Rancher}}", "/credentials/rancher/secretName"),
+    ("credentials: {rancher: {namespace: ''}}", "/credentials/rancher/namespace"),
     ("leaseAgent: {namespaces: default}", "/leaseAgent/namespaces"),
     ("leaseAgent: {namespaces: ['*']}", "/leaseAgent/namespaces/0"),
     ("leaseAgent: {defaultNetwork: vlan1}", "/leaseAgent/defaultNetwork"),
@@ -152,6 +156,9 @@ async fn further_authorities_are_trusted_beside_those_of_the_image() {
             (map != "company").then(|| json!(pem))
         );
     }
+    let other = r#"credentials={"namespaces": [{"name": "a", "secrets": ["b"]}], "rancher": {"secretName": "c", "namespace": "a"}}"#;
+    let error = chart.render(&["--set-json", other]).await.unwrap_err();
+    assert!(format!("{error:#}").contains("c must be one of them"), "{error:#}");
     let both = r#"additionalTrustedCAs={"configMap": "a", "pem": "-----BEGIN CERTIFICATE----- -----END CERTIFICATE-----"}"#;
     let error = chart.render(&["--set-json", both]).await.unwrap_err();
     assert!(format!("{error:#}").contains("additionalTrustedCAs"), "{error:#}");
@@ -187,6 +194,31 @@ async fn rights_to_credentials_are_as_narrow_as_the_values() {
     assert_eq!(secrets["resourceNames"], json!(["b", "c"]));
     assert_eq!(secrets["verbs"], json!(["get", "list", "watch", "patch"]));
     assert_eq!((tokens, env.as_str()), (None, "value: cattle-system/b+c"));
+}
+
+/// Two values, and one Secret, are all that it takes to renew every cloud credential of a user.
+#[tokio::test]
+async fn one_value_has_all_cloud_credentials_renewed() {
+    const KIND: &str = "credentials.harvesterhci.io/v1alpha1/TokenRotation";
+    let chart = Chart::locate().await.unwrap();
+    let set = "credentials.rancher.secretName=rancher";
+    let rendered = chart.render(&["--set", set, "--api-versions", KIND]).await.unwrap();
+    let made: Value = serde_saphyr::from_str(&rendered["credentials.yaml"]).unwrap();
+    let rotation: TokenRotation = serde_json::from_value(made.clone()).unwrap();
+    assert_eq!(rotation.metadata.namespace.as_deref(), Some("rancher-credentials"));
+    assert_eq!(made["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
+    assert!(rotation.spec.target.all_cloud_credentials.is_some());
+    let server = rotation.spec.rancher.unwrap();
+    assert_eq!((server.minter.secret_name.as_str(), server.url), ("rancher", None));
+    assert!(rendered["manager/deployment.yaml"].contains("value: rancher-credentials/rancher"));
+    let role = &rendered["rbac/credentials.yaml"];
+    assert!(role.contains("namespace: rancher-credentials") && role.contains("- rancher\n"));
+    // Helm cannot make one before the CRD is there. The namespace may be one that is named already.
+    let other = r#"credentials={"namespaces": [{"name": "a"}], "rancher": {"secretName": "b", "namespace": "a"}}"#;
+    let rendered = chart.render(&["--set-json", other]).await.unwrap();
+    assert!(!rendered.contains_key("credentials.yaml"));
+    assert_eq!(rendered["rbac/credentials.yaml"].matches("\nkind: Role\n").count(), 1);
+    assert!(!chart.render(&[]).await.unwrap().contains_key("rbac/credentials.yaml"));
 }
 
 /// Values that Rancher sets for every chart.

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::Version;
 use super::answer::{
-    Answer, Body, Request, json_answer, kubernetes, must_authenticate, norman, tunnel, unauthorized,
+    Answer, Body, Request, json_answer, kubernetes, must_authenticate, norman, text, tunnel,
+    unauthorized,
 };
 use super::rights::ACCESS_REVIEW;
 use super::world::{Kind, Token, Who, World, rfc3339};
@@ -21,6 +22,7 @@ impl World {
         let who = self.who(request.authorization.as_deref());
         let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
         match path[..] {
+            ["cacerts"] => text(200, &self.ca_pem),
             ["v3", "tokens", ref rest @ ..] => self.v3_tokens(&who, request, rest),
             ["v3", "settings", ref rest @ ..] => self.v3_settings(&who, request, rest),
             ["v3", "clusters", id] => self.v3_cluster(&who, request, id),
@@ -103,7 +105,7 @@ impl World {
         }
         match path {
             ["version"] => version(),
-            _ if *path == REVIEW => self.review(who, request),
+            _ if *path == REVIEW && cluster.reviews => self.review(who, request),
             _ if *path == ACCESS_REVIEW => self.access_review(&user, Some(cluster), request),
             ["v1", "namespaces"] => self.namespaces(&user, cluster),
             _ => kubernetes(404, "NotFound", "the server could not find the requested resource"),

@@ -24,6 +24,7 @@
 //! | no header: 200 for /version, 401 with text for the rest of the Kubernetes API | all | seen on main |
 //! | a token for one cluster: 200 there and on /v3/clusters/<it>; 401 on /v3/tokens, on ext.cattle.io and, if it is for another, on `local` | all | seen on main |
 //! | a cluster without agent 503, unknown 404, of others 403 | all | seen on main; an unknown one for a plain user: assumed |
+//! | a cluster before Kubernetes 1.28 has no SelfSubjectReview: 404 | all | read: Kubernetes serves no beta kind by default; Harvester 1.3.0 is 1.27.10 |
 //! | SelfSubjectReview names the user | all | seen on `local`; on another cluster: assumed |
 //! | SelfSubjectAccessReview: 201 with `allowed`, true with a reason, for an administrator on `local`, false for a plain user | all | seen on main; for another cluster's members: RBAC as Kubernetes has it |
 //! | the namespaces of a cluster that its user may see, below `/v1` there | all | read: the UI chooses the machines' namespace from them (harvester.vue) |
@@ -51,6 +52,7 @@
 //! | annotations without a creator: the controller does the same (finalizer, `ttl` 0, checksum) | from 2.12 | seen on main |
 //! | a deleted credential's tokens end with it | from 2.12 | seen on main |
 //! | the Secret through /k8s/clusters/local: its creator may get, patch and delete it, and not list; a patch with another resourceVersion is refused | all | seen on main; before 2.12: read |
+//! | /cacerts: the authority as text, with a line break at its end, to a caller without token too | all | read: cacerts.go |
 //! | Date header: the server's time | all | assumed: HTTP asks for it, and Go writes it |
 
 mod answer;
@@ -261,8 +263,8 @@ impl Rancher {
     /// Adds a cluster with a connected agent and these members.
     pub fn cluster(&self, id: &str, name: &str, members: &[&str]) {
         let members = members.iter().map(|&member| member.to_owned()).collect();
-        let cluster =
-            Cluster { name: name.to_owned(), members, roles: BTreeMap::new(), agent: true };
+        let (name, roles) = (name.to_owned(), BTreeMap::new());
+        let cluster = Cluster { name, members, roles, agent: true, reviews: true };
         self.shared.with(|world| world.clusters.insert(id.to_owned(), cluster));
     }
 
@@ -280,6 +282,15 @@ impl Rancher {
         self.shared.with(|world| {
             if let Some(cluster) = world.clusters.get_mut(id) {
                 cluster.agent = connected;
+            }
+        });
+    }
+
+    /// Makes a cluster one of Kubernetes before 1.28, without SelfSubjectReview.
+    pub fn without_reviews(&self, id: &str) {
+        self.shared.with(|world| {
+            if let Some(cluster) = world.clusters.get_mut(id) {
+                cluster.reviews = false;
             }
         });
     }

@@ -59,6 +59,8 @@ pub(super) struct Cluster {
     /// Roles of members with limited rights.
     pub(super) roles: BTreeMap<String, Role>,
     pub(super) agent: bool,
+    /// Whether it serves SelfSubjectReview.
+    pub(super) reviews: bool,
 }
 
 /// Role of a member of a cluster.
@@ -135,6 +137,7 @@ impl World {
             members: BTreeSet::new(),
             roles: BTreeMap::new(),
             agent: true,
+            reviews: true,
         };
         Ok(Self {
             version,
