@@ -369,7 +369,7 @@ impl Keeper {
         match super::call(given_back).await {
             Ok(()) => tracing::info!(lease = self.name, "lease released"),
             Err(error) => {
-                tracing::warn!(%error, lease = self.name, "lease not released; it expires by itself")
+                tracing::warn!(%error, lease = self.name, "lease not released; it expires by itself");
             }
         }
     }
