@@ -95,7 +95,7 @@ async fn addresses_become_pools_once_and_who_has_one_keeps_it() -> Result<()> {
     let before = cluster.pools().get("default").await?;
     let _operator = cluster.operator().await?;
     let said = report(&cluster).await?;
-    assert!(said.contains("there already: IPPool default"), "{said}");
+    assert!(said.contains("exists already: IPPool default"), "{said}");
     assert_eq!(pools(&cluster).await?, ["default", "global", "mine", "other"]);
     assert_eq!(cluster.pools().get("default").await?.spec, before.spec);
     assert_eq!(cluster.address("old").await?, "10.1.0.22");

@@ -40,7 +40,7 @@ fn one_that_is_no_load_balancer_fails_the_review_and_is_named() {
     let answer = ask(BETA, &[lb(ALPHA, "a"), strange]);
     assert_eq!(answer["response"]["result"]["status"], "Failure");
     let message = answer["response"]["result"]["message"].as_str().unwrap();
-    assert!(message.starts_with("objects[1]: \"v1\" is no version"), "{message}");
+    assert!(message.starts_with("objects[1]: \"v1\" is not a version"), "{message}");
     assert_eq!(answer["response"]["convertedObjects"], json!([]));
     let answer = ask("loadbalancer.harvesterhci.io/v2", &[lb(ALPHA, "a")]);
     assert_eq!(answer["response"]["result"]["status"], "Failure");

@@ -181,7 +181,7 @@ async fn where_no_network_is_declared_the_announcer_leases_and_goes_on() -> Resu
     agent.stop().await?;
     cluster.dhcp_lb("early", &[]).await?;
     let message = cluster.withdrawn("early", "NoDHCPAgent").await?;
-    assert!(message.contains(NETWORK) && message.contains("is away"), "{message}");
+    assert!(message.contains(NETWORK) && message.contains("is not running"), "{message}");
     let _agent = Agent::start(&cluster, NETWORK).await?;
     cluster.grant("early", "10.7.0.23").await?;
     cluster.publishes("early", "10.7.0.23").await?;
