@@ -25,7 +25,7 @@ FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 # Tests wait for something most of their time.
 export RUST_TEST_THREADS ?= $(shell echo $$(( 4 * $$(nproc) )))
 
-.PHONY: help setup rust nets build bed demo test slowest bench fuzz crds config image fmt lint check
+.PHONY: help setup rust nets build bed demo test slowest bench fuzz crds config docs image fmt lint check
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -126,6 +126,9 @@ crds: ## Write crds/ from src/api, and the chart's copy
 config: ## Write config/ from the chart
 	cargo build --locked --workspace --bin chart
 	target/debug/chart config
+
+docs: ## Write the generated pages of docs/reference
+	WRITE_DOCS=1 cargo test --locked --workspace --test it -- documents::generated
 
 image: rust ## Write the image, target/image.tar, without a container engine (cold: 6 to 12 minutes)
 	@echo "image: the programs without this machine's paths, some minutes when cold, seconds later"

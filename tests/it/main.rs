@@ -13,6 +13,7 @@ mod crash;
 mod crds;
 mod datapath;
 mod dhcp;
+mod documents;
 mod forms;
 mod hygiene;
 mod image;

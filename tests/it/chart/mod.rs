@@ -18,6 +18,9 @@ use std::fs;
 use serde_json::Value;
 use testbed::{Chart, repository};
 
+pub(crate) use self::render::monitoring_crds;
+pub(crate) use self::values::leaves;
+
 /// Values that switch on every option.
 const ALL_ON: &str = "tests/it/chart/all-on.yaml";
 

@@ -215,7 +215,7 @@ async fn the_api_server_accepts_every_object() -> Result<()> {
 }
 
 /// Prometheus Operator's kinds, with any content.
-pub(super) fn monitoring_crds() -> String {
+pub(crate) fn monitoring_crds() -> String {
     let crd = |kind: &str, plural: &str| {
         json!({
             "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",

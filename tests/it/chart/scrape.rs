@@ -120,7 +120,7 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
         ensure!(!prometheus.any(failed).await?, "a rule could not be evaluated");
         let bounds = documented();
         let documented: BTreeSet<String> = bounds.keys().cloned().collect();
-        eventually(SOON, "sight of all that is in the README", async || {
+        eventually(SOON, "sight of all that is in the reference", async || {
             let names = prometheus.names().await.map_err(|e| format!("{e:#}"))?;
             let missing: Vec<_> = documented
                 .difference(&names)
@@ -131,7 +131,7 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
         .await?;
         let names = prometheus.names().await?;
         let unknown: Vec<_> = names.difference(&documented).collect();
-        ensure!(unknown.is_empty(), "not in the README: {unknown:?}");
+        ensure!(unknown.is_empty(), "not in the reference: {unknown:?}");
 
         // A series ends with its object, and the number of series does not grow with the number of
         // objects. There are one pool and one API key, two networks and two TokenRotations.
@@ -155,8 +155,8 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
 
 /// Every documented metric, and its largest number of series.
 fn documented() -> BTreeMap<String, usize> {
-    let readme = read("README.md");
-    let rows = readme.lines().filter(|line| line.starts_with("| `hgo_"));
+    let page = read("docs/reference/metrics.md");
+    let rows = page.lines().filter(|line| line.starts_with("| `hgo_"));
     rows.map(|row| {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let most = match cells[4] {

@@ -1,4 +1,4 @@
-//! The schema refuses a wrong value by its name, and knows every value; the README lists them.
+//! The schema refuses a wrong value by its name, and knows every value; the reference lists them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,6 +11,7 @@ use testbed::Chart;
 use super::{read, yaml};
 
 const VALUES: &str = "charts/harvester-guest-operator/values.yaml";
+const PAGE: &str = "docs/reference/chart-values.md";
 const SCHEMA: &str = "charts/harvester-guest-operator/values.schema.json";
 
 /// Values files, and the name that the refusal must contain.
@@ -288,24 +289,24 @@ fn closed(schema: &Value, path: &str, faults: &mut String) {
 }
 
 #[test]
-fn the_readme_lists_every_value_with_its_default() {
+fn the_reference_lists_every_value_with_its_default() {
     let mut built = BTreeMap::new();
     leaves(&yaml(VALUES), "", &mut built);
-    let readme = read("README.md");
+    let page = read(PAGE);
     let mut documented = BTreeMap::new();
-    for line in readme.lines().skip_while(|line| !line.starts_with("| value |")).skip(2) {
+    for line in page.lines().skip_while(|line| !line.starts_with("| value |")).skip(2) {
         let Some(row) = line.strip_prefix('|') else { break };
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        let default = cells[1].trim_matches('`').to_owned();
+        let default = cells[1].trim_matches(['`', '*']).to_owned();
         for name in cells[0].split('`').skip(1).step_by(2) {
             documented.insert(name.to_owned(), default.clone());
         }
     }
-    assert_eq!(documented, built, "README.md (left) against values.yaml (right)");
+    assert_eq!(documented, built, "{PAGE} (left) against values.yaml (right)");
 }
 
-/// Values as the README lists them: a security context or a set of resources is one value.
-fn leaves(value: &Value, path: &str, found: &mut BTreeMap<String, String>) {
+/// Values as the reference lists them: a security context or a set of resources is one value.
+pub(crate) fn leaves(value: &Value, path: &str, found: &mut BTreeMap<String, String>) {
     let whole = ["ecurityContext", "resources", "labels"].iter().any(|end| path.ends_with(end));
     if let Some(fields) = value.as_object().filter(|fields| !fields.is_empty() && !whole) {
         for (name, value) in fields {

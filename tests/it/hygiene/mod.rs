@@ -1,4 +1,4 @@
-//! What the project promises about its dependencies, its files and its documents.
+//! What the project promises about its dependencies and its files.
 //!
 //! Everything here works offline: dependencies are read from `cargo metadata` and `cargo tree`,
 //! files from `git ls-files`. `deny.toml` is the one list of what is allowed; cargo-deny reads it too.
@@ -204,216 +204,20 @@ fn the_repository_holds_sources_only() {
     }
 }
 
-#[test]
-fn every_make_target_in_a_document_exists() {
-    let makefile = read("Makefile");
-    let targets: BTreeSet<&str> = makefile
-        .lines()
-        .filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()))
-        .filter_map(|line| line.split_once(':'))
-        .map(|(name, _)| name.trim())
-        .collect();
-    let mut mentioned = BTreeSet::new();
-    for (file, document) in documents() {
-        for name in names_after(&document, "make ", |c| c.is_ascii_lowercase()) {
-            // In a sentence "make" is a verb; in code it is this program.
-            if document.contains(&format!("`make {name}`"))
-                || document
-                    .lines()
-                    .any(|line| line.trim_start().starts_with(&format!("make {name}")))
-            {
-                assert!(targets.contains(name.as_str()), "{file}: `make {name}` does not exist");
-                mentioned.insert(name);
-            }
-        }
-    }
-    // `cargo run` does not take it.
-    let refused = |line: &&str| line.contains("cargo run") && line.contains("--workspace");
-    assert_eq!(makefile.lines().find(refused), None);
-    for command in ["demo", "test"] {
-        assert!(mentioned.contains(command), "no document mentions `make {command}`");
-    }
-}
-
-#[test]
-fn every_link_within_the_repository_leads_somewhere() {
-    for (file, document) in documents() {
-        let folder = root().join(&file).parent().unwrap().to_owned();
-        for link in links(&document) {
-            if link.contains("://") || link.starts_with("mailto:") {
-                continue;
-            }
-            let (path, anchor) = link.split_once('#').unwrap_or((&link, ""));
-            let target = if path.is_empty() { root().join(&file) } else { folder.join(path) };
-            assert!(target.exists(), "{file}: the link to {link} leads nowhere");
-            if !anchor.is_empty() && target.extension().is_some_and(|e| e == "md") {
-                let headings = headings(&fs::read_to_string(&target).unwrap());
-                assert!(headings.contains(anchor), "{file}: no heading for {link}: {headings:?}");
-            }
-        }
-    }
-}
-
-#[test]
-fn the_readme_names_every_metric_and_no_other() {
-    let documented = names_with(&read("README.md"), "hgo_", |c| c.is_ascii_lowercase() || c == '_');
-    let source =
-        ["mod", "admission", "dhcp", "leadership", "leasing", "probes", "rotation", "watches"]
-            .map(|part| read(&format!("src/metrics/{part}.rs")))
-            .concat();
-    let built = names_with(&source, "\"hgo_", |c| c.is_ascii_lowercase() || c == '_');
-    let built = built.iter().map(|name| name.trim_start_matches('"').to_owned()).collect();
-    assert_eq!(documented, built, "README.md (left) against src/metrics (right)");
-}
-
-#[test]
-fn the_readme_names_every_option_and_no_other() {
-    let upper = |c: char| c.is_ascii_uppercase() || c == '_';
-    let documented = names_with(&read("README.md"), "HGO_", upper);
-    let mut built = BTreeSet::new();
-    for file in files().iter().filter(|file| file.starts_with("src/cli/")) {
-        built.extend(names_with(&read(file), "\"HGO_", upper));
-    }
-    let built: BTreeSet<String> =
-        built.iter().map(|name| name.trim_start_matches('"').to_owned()).collect();
-    assert_eq!(documented, built, "README.md (left) against src/cli (right)");
-    let deployed = names_with(&read("config/manager/deployment.yaml"), "HGO_", upper);
-    assert!(deployed.is_subset(&built), "config/manager: {deployed:?} against {built:?}");
-}
-
-#[test]
-fn the_readme_explains_every_reason_and_no_other() {
-    let source = read("src/domain/reason.rs");
-    let built: BTreeSet<String> = literals(&source).filter(|word| is_reason(word)).collect();
-    let documented = first_cells(&read("README.md"), "Reason");
-    assert_eq!(documented, built, "README.md (left) against src/domain/reason.rs (right)");
-}
-
-#[test]
-fn the_readme_names_only_events_that_are_written() {
-    let mut built = BTreeSet::new();
-    for file in files().iter().filter(|file| file.starts_with("src/")) {
-        built.extend(literals(&read(file)).filter(|word| is_reason(word)));
-    }
-    let events = first_cells(&read("README.md"), "Event");
-    assert!(!events.is_empty());
-    let unknown: Vec<_> = events.difference(&built).collect();
-    assert!(unknown.is_empty(), "README.md: no such Events: {unknown:?}");
-}
-
-/// A word in the form of a reason: `NoAvailableIP`.
-fn is_reason(word: &str) -> bool {
-    word.len() > 2
-        && word.starts_with(|c: char| c.is_ascii_uppercase())
-        && word.chars().all(|c| c.is_ascii_alphanumeric())
-}
-
-/// The content of every string literal that has neither quotes nor line breaks in it.
-fn literals(source: &str) -> impl Iterator<Item = String> + '_ {
-    source
-        .lines()
-        .filter(|line| !line.trim_start().starts_with("//"))
-        .flat_map(|line| line.split('"').skip(1).step_by(2).map(str::to_owned))
-}
-
-/// The words in backquotes in the first column of every table whose first heading is this.
-fn first_cells(document: &str, heading: &str) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    let mut inside = false;
-    for line in document.lines() {
-        let Some(cell) = line.strip_prefix('|').and_then(|line| line.split('|').next()) else {
-            inside = false;
-            continue;
-        };
-        if inside {
-            found.extend(cell.split('`').skip(1).step_by(2).map(str::to_owned));
-        }
-        inside |= cell.trim() == heading;
-    }
-    found
-}
-
-fn names_with(text: &str, prefix: &str, belongs: fn(char) -> bool) -> BTreeSet<String> {
-    names_after(text, prefix, belongs).into_iter().map(|name| format!("{prefix}{name}")).collect()
-}
-
-/// What follows each occurrence of the prefix, as long as its characters belong to a name.
-fn names_after(text: &str, prefix: &str, belongs: fn(char) -> bool) -> BTreeSet<String> {
-    text.match_indices(prefix)
-        .map(|(at, _)| text[at + prefix.len()..].chars().take_while(|c| belongs(*c)).collect())
-        .filter(|name: &String| !name.is_empty())
-        .collect()
-}
-
-fn links(document: &str) -> Vec<String> {
-    prose(document)
-        .match_indices("](")
-        .map(|(at, _)| prose(document)[at + 2..].chars().take_while(|c| *c != ')').collect())
-        .collect()
-}
-
-/// Anchors of headings, as GitHub makes them.
-fn headings(document: &str) -> BTreeSet<String> {
-    prose(document)
-        .lines()
-        .filter(|line| line.starts_with('#'))
-        .map(|line| {
-            line.trim_start_matches('#')
-                .trim()
-                .to_lowercase()
-                .chars()
-                .filter(|c| c.is_alphanumeric() || " -_".contains(*c))
-                .map(|c| if c == ' ' { '-' } else { c })
-                .collect()
-        })
-        .collect()
-}
-
-/// The document without its blocks of code.
-fn prose(document: &str) -> String {
-    document.split("```").step_by(2).collect()
-}
-
-#[test]
-fn documents_are_read_as_they_are_written() {
-    let document = "# A b\n|Reason|x|\n|-|-|\n|`One`, `Two`|`Three`|\n\n|`Four`|\n\
-        see [it](a/b.md#c-d)\n```\n# not a heading\n[no](link)\n```\n";
-    assert_eq!(
-        first_cells(document, "Reason"),
-        BTreeSet::from(["One".to_owned(), "Two".to_owned()])
-    );
-    assert_eq!(links(document), ["a/b.md#c-d"]);
-    assert_eq!(headings(document), BTreeSet::from(["a-b".to_owned()]));
-    assert_eq!(
-        names_with("use hgo_a_b, hgo_c.", "hgo_", |c| c.is_ascii_lowercase() || c == '_'),
-        BTreeSet::from(["hgo_a_b".to_owned(), "hgo_c".to_owned()])
-    );
-    let words: Vec<String> = literals("a => \"One\", // \"\n// \"Two\"\nb(\"x y\")").collect();
-    assert!(words.contains(&"One".to_owned()) && !words.contains(&"Two".to_owned()));
-}
-
 // ---- reading -----------------------------------------------------------------------------
 
-fn root() -> &'static Path {
+pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn read(file: &str) -> String {
+pub(crate) fn read(file: &str) -> String {
     fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"))
 }
 
 /// Every file that git knows or would add, from the repository's root.
-fn files() -> Vec<String> {
+pub(crate) fn files() -> Vec<String> {
     let args = ["ls-files", "--cached", "--others", "--exclude-standard"];
     run(Command::new("git").args(args)).lines().map(str::to_owned).collect()
-}
-
-fn documents() -> Vec<(String, String)> {
-    files()
-        .into_iter()
-        .filter(|file| Path::new(file).extension().is_some_and(|e| e == "md"))
-        .filter_map(|file| Some((file.clone(), fs::read_to_string(root().join(file)).ok()?)))
-        .collect()
 }
 
 fn metadata() -> Value {
@@ -428,7 +232,7 @@ fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-fn run(command: &mut Command) -> String {
+pub(crate) fn run(command: &mut Command) -> String {
     let output =
         command.current_dir(root()).output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
     assert!(

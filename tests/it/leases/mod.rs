@@ -51,7 +51,7 @@ fn agents_lease(client: &Client) -> Api<Lease> {
     Api::namespaced(client.clone(), "harvester-system")
 }
 
-/// Declares that the host leases on a network, as an administrator does by the README's command.
+/// Declares that the host leases on a network, as an administrator does by the command of docs/dhcp.md.
 /// Creates the network if it does not exist.
 pub(crate) async fn declare(client: &Client, network: &str) -> Result<()> {
     let (namespace, name) = network.split_once('/').context("no namespace")?;

@@ -38,7 +38,7 @@ async fn applying_the_crds_again_keeps_the_authority_that_was_put_in() -> Result
     let crds = crds(&cluster);
     let folder = repository().join("crds");
     let folder = folder.to_str().unwrap_or_default();
-    // As in the README, then with kubectl's record of the last apply.
+    // As in docs/contributing.md, then with kubectl's record of the last apply.
     cluster.bed.kubectl(&["apply", "-f", folder]).await?;
     let bundle = k8s_openapi::ByteString(cluster.bed.ca_pem().into());
     let patch =

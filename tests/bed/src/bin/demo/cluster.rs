@@ -62,8 +62,8 @@ Before that:
   * The namespace {NAMESPACE} must exist. Harvester has it; elsewhere:
         kubectl create namespace {NAMESPACE}
   * On a Harvester, keep its own CRDs: leave out `-f crds`.
-  * On a Harvester, stop the Go controller first, and read what has to follow in README.md,
-    section \"Taking over from the Go controller\" (VM finalizers):
+  * On a Harvester, stop the Go controller first, and read what has to follow in
+    docs/take-over.md (VM finalizers):
         kubectl -n {NAMESPACE} scale deployment {GO_CONTROLLER} --replicas=0"
     );
     if placeholder()? {

@@ -1,0 +1,177 @@
+//! Every command that a page shows is run against a control plane, on a Harvester as far as a test has
+//! one. What would change an object is a dry run, but what `cloud-config` makes: it is made.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser as _;
+use harvester_guest_operator::cli::{Cli, LeaseAgent};
+use harvester_guest_operator::domain::credentials::rancher_secret::checksum;
+use tempfile::TempDir;
+use testbed::kubevirt::install_kubevirt;
+use testbed::rancher::Version as RancherVersion;
+use testbed::{Bed, Helm, Options, Rancher, Version, tools};
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use super::blocks::{Block, of_pages};
+use crate::chart::monitoring_crds;
+use crate::cloud_config::roles::Release;
+use crate::hygiene::root;
+
+/// The objects that commands are about.
+const SCENE: &str = include_str!("scene.yaml");
+/// How each program is run instead.
+const STAND_INS: [(&str, &str); 6] = [
+    ("kubectl", include_str!("stand_ins/kubectl.sh")),
+    ("helm", include_str!("stand_ins/helm.sh")),
+    ("harvester-guest-operator", include_str!("stand_ins/operator.sh")),
+    ("make", include_str!("stand_ins/make.sh")),
+    // A registry, and the repository of another project, are not here.
+    ("skopeo", "#!/bin/sh\nexit 0\n"),
+    ("git", "#!/bin/sh\nexit 0\n"),
+];
+/// Time for one block.
+const BLOCK: Duration = Duration::from_mins(2);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_command_that_is_shown_runs() -> Result<()> {
+    let bed = Bed::start(Options::default()).await?;
+    install_kubevirt(&bed).await?;
+    let helm = Helm::on(&bed, Version::Three).await?;
+    let chart = root().join("charts/harvester-guest-operator");
+    let chart = chart.to_str().context("the path is not UTF-8")?;
+    let to = ["--namespace", "harvester-system", "--create-namespace"];
+    helm.run(&[&["install", "harvester-guest-operator", chart], &to[..]].concat()).await?;
+    bed.apply_yaml(&monitoring_crds()).await?;
+    bed.crds_established().await?;
+    bed.apply_yaml(SCENE).await?;
+    bed.apply_yaml(&Release::newest().roles()).await?;
+
+    let rancher = Rancher::start(RancherVersion::V2_11).await?;
+    let key = rancher.api_key(&rancher.user(false), 0, "by hand");
+    let desk = Desk::new(&bed, &rancher, &key).await?;
+    let mut faults = Vec::new();
+    let mut count = 0;
+    for block in of_pages() {
+        let Some(script) = script(&block) else { continue };
+        count += 1;
+        if let Err(error) = desk.run(&script).await {
+            faults.push(format!("{}: {error:#}\n{script}", block.place));
+        }
+    }
+    ensure!(faults.is_empty(), "{} of {count} blocks:\n\n{}", faults.len(), faults.join("\n"));
+    ensure!(count > 30, "{count} blocks");
+    bed.stop().await
+}
+
+/// What a shell is given of a block.
+fn script(block: &Block) -> Option<String> {
+    match block.language.as_str() {
+        "sh" => Some(block.text.clone()),
+        "console" => {
+            let lines = block.text.lines().filter_map(|line| line.strip_prefix("$ "));
+            Some(lines.collect::<Vec<_>>().join("\n"))
+        }
+        _ => None,
+    }
+}
+
+/// A folder with the files of the repository that commands name, and with programs.
+struct Desk {
+    dir: TempDir,
+    variables: Vec<(&'static str, PathBuf)>,
+}
+
+impl Desk {
+    async fn new(bed: &Bed, rancher: &Rancher, api_key: &str) -> Result<Self> {
+        let dir = TempDir::new()?;
+        let programs = dir.path().join("bin");
+        fs::create_dir_all(&programs)?;
+        for (name, text) in STAND_INS {
+            let file = programs.join(name);
+            fs::write(&file, text)?;
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
+        }
+        // kubectl reads no folder by a link.
+        let copied = std::process::Command::new("cp")
+            .args(["-r", "charts", "crds", "config"])
+            .arg(dir.path())
+            .current_dir(root())
+            .status()?;
+        ensure!(copied.success(), "cp: {copied}");
+        fs::create_dir_all(dir.path().join("target/debug"))?;
+        let operator = "harvester-guest-operator";
+        symlink(programs.join(operator), dir.path().join("target/debug").join(operator))?;
+        let api_key_file = dir.path().join("api-key");
+        fs::write(&api_key_file, api_key)?;
+        let url = PathBuf::from(bed.url());
+        let variables = vec![
+            ("KUBECONFIG", bed.kubeconfig().to_owned()),
+            ("REAL_KUBECTL", bed.programs().path("kubectl").to_owned()),
+            ("REAL_HELM", tools().await?.path("helm3").to_owned()),
+            ("REAL_OPERATOR", PathBuf::from(env!("CARGO_BIN_EXE_harvester-guest-operator"))),
+            ("REPOSITORY", root().to_owned()),
+            ("SERVER", url),
+            ("RANCHER", PathBuf::from(rancher.url())),
+            ("RANCHER_CHECKSUM", PathBuf::from(checksum(rancher.ca_pem()))),
+            ("RANCHER_API_KEY", api_key_file),
+            ("HELM_CACHE_HOME", dir.path().join("helm")),
+            ("HELM_CONFIG_HOME", dir.path().join("helm")),
+            ("HELM_DATA_HOME", dir.path().join("helm")),
+        ];
+        Ok(Self { dir, variables })
+    }
+
+    async fn run(&self, script: &str) -> Result<()> {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut command = Command::new("bash");
+        command
+            .args(["-e", "-u", "-o", "pipefail", "-c", script])
+            .current_dir(self.dir.path())
+            .env("PATH", format!("{}:{path}", self.dir.path().join("bin").display()))
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true);
+        let output = timeout(BLOCK, command.output()).await.context("no end")??;
+        let (out, said) = (&output.stdout, &output.stderr);
+        let said = String::from_utf8_lossy(said);
+        let said = said.trim();
+        let out = String::from_utf8_lossy(&out[..out.len().min(2_000)]);
+        ensure!(output.status.success(), "{}: {said}\n{out}", output.status);
+        Ok(())
+    }
+}
+
+/// What is run as a stand-in is read by the real command line all the same: `controller` has no end.
+#[test]
+fn every_command_line_of_the_programs_is_understood() {
+    let mut subcommands = BTreeSet::new();
+    for block in of_pages() {
+        let Some(script) = script(&block) else { continue };
+        for line in script.replace("\\\n", " ").lines() {
+            let line = line.split([';', '|', '>', '&', '#']).next().unwrap_or_default();
+            let mut words = line.split_whitespace().peekable();
+            let Some(program) = words.peek().and_then(|word| Path::new(word).file_name()) else {
+                continue;
+            };
+            let read = match program.to_str().unwrap() {
+                "harvester-guest-operator" => Cli::try_parse_from(words.clone()).map(drop),
+                "lease-agent" => LeaseAgent::try_parse_from(words.clone()).map(drop),
+                _ => continue,
+            };
+            // Help is an answer, not a fault.
+            if let Err(error) = read.or_else(|e| if e.use_stderr() { Err(e) } else { Ok(()) }) {
+                panic!("{}: {line}: {error}", block.place);
+            }
+            subcommands.extend(words.nth(1).map(str::to_owned));
+        }
+    }
+    for subcommand in ["controller", "cloud-config", "rancher-secret", "support"] {
+        assert!(subcommands.contains(subcommand), "no page shows {subcommand}: {subcommands:?}");
+    }
+}

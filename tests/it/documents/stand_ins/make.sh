@@ -1,0 +1,3 @@
+#!/bin/bash
+# make, which says what it would do.
+exec /usr/bin/env -u MAKEFLAGS PATH="${PATH#*:}" make --dry-run --directory "$REPOSITORY" "$@"
