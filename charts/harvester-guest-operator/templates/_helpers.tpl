@@ -106,14 +106,17 @@ metadata:
   {{- end }}
   {{- end }}
 spec:
-  # One: a second would only wait for the first one's Lease.
-  replicas: 1
+  # One leases, the holder of the network's Lease. The others take over when its Lease ends.
+  replicas: {{ $at.Values.leaseAgent.replicas }}
   selector:
     matchLabels:
       {{- toYaml $selector | nindent 6 }}
-  # The old one is gone before the new one comes. It gives no address back meanwhile.
+  # No more of them than replicas: with hostNetwork each needs a node of its own. No address is given back meanwhile.
   strategy:
-    type: Recreate
+    type: RollingUpdate
+    rollingUpdate:
+      maxSurge: 0
+      maxUnavailable: 1
   template:
     metadata:
       labels:
@@ -142,6 +145,15 @@ spec:
       nodeSelector:
         {{- toYaml . | nindent 8 }}
       {{- end }}
+      # Those of one network are on different nodes where possible.
+      topologySpreadConstraints:
+        - maxSkew: 1
+          topologyKey: kubernetes.io/hostname
+          whenUnsatisfiable: ScheduleAnyway
+          labelSelector:
+            matchLabels:
+              {{- include "hgo.selector" (dict "component" "lease-agent") | nindent 14 }}
+          matchLabelKeys: [loadbalancer.harvesterhci.io/agent]
       # Another node takes over as soon as Kubernetes has found this one silent; by itself it waits 300 s more.
       tolerations:
         - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}

@@ -81,6 +81,13 @@ async fn the_operator_makes_agents_as_the_chart_does() {
         let (effect, stays) = (&one["effect"], &one["tolerationSeconds"]);
         assert_eq!((effect, stays), (&json!("NoExecute"), &json!(seconds)));
     }
+    // Two, on different nodes where possible; an upgrade needs no node for a third one.
+    assert_eq!(listed["replicas"], 2);
+    let spread = &pod["topologySpreadConstraints"][0];
+    assert_eq!(spread["whenUnsatisfiable"], "ScheduleAnyway");
+    assert_eq!(spread["topologyKey"], "kubernetes.io/hostname");
+    assert_eq!(spread["matchLabelKeys"], json!(["loadbalancer.harvesterhci.io/agent"]));
+    assert_eq!(listed["strategy"]["rollingUpdate"], json!({"maxSurge": 0, "maxUnavailable": 1}));
     // Without the annotation's namespaces there is no such right, and each agent's Lease is named.
     let none = ["--set", more, "--set-json", "leaseAgent.namespaces=[]"];
     let without = chart.render(&none).await.unwrap();

@@ -15,7 +15,7 @@ const PAGE: &str = "docs/reference/chart-values.md";
 const SCHEMA: &str = "charts/harvester-guest-operator/values.schema.json";
 
 /// Values files, and the name that the refusal must contain.
-const WRONG: [(&str, &str); 63] = [
+const WRONG: [(&str, &str); 64] = [
     ("replicaCout: 2", "replicaCout"),
     ("replicasCount: 2", "replicasCount"),
     ("replicaCount: two", "/replicaCount"),
@@ -75,6 +75,7 @@ const WRONG: [(&str, &str); 63] = [
     ("leaseAgent: {networks: [default/vlan1]}", "/leaseAgent/networks/0"),
     ("leaseAgent: {networks: [{network: vlan1}]}", "/leaseAgent/networks/0/network"),
     ("leaseAgent: {arpProbe: none}", "/leaseAgent/arpProbe"),
+    ("leaseAgent: {replicas: 0}", "/leaseAgent/replicas"),
     (
         "leaseAgent: {networks: [{network: a/b, subnets: [10.7.0.0]}]}",
         "/leaseAgent/networks/0/subnets/0",

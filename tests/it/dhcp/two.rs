@@ -1,5 +1,7 @@
 //! Two agents of one network, of which one is active.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context as _, Result, ensure};
 use testbed::eventually;
 use testbed::net::dhcp::{Kind, Scope};
@@ -8,6 +10,8 @@ use super::fixture::{Agent, INTERFACE, Site, on_site};
 use crate::support::LATER;
 
 const OTHER: &str = "net2";
+/// Bound for a failover: the Lease's 10 s, several times on a busy machine.
+const FAILOVER: Duration = Duration::from_secs(45);
 
 /// Number of terms of an agent. An agent that stalls for longer than its claim lasts begins a new
 /// one, which is no fault.
@@ -52,13 +56,20 @@ fn of_two_agents_one_speaks_and_the_other_takes_over_in_silence() -> Result<()> 
         let heard = site.frames_from(&other).await?;
         ensure!(heard == 0 || terms(&two) > 0, "the other one sent {heard} frames");
 
-        // The first is stopped for longer than its claim lasts, and the other takes over.
+        // The first is stopped for longer than its claim lasts, as with its node, and the other takes over. What is
+        // asked for meanwhile waits no longer than that.
         one.process.signal("STOP")?;
+        let stopped = Instant::now();
+        let late = site.lease("late").await?;
         eventually(LATER, "other active agent", async || in_term(&two)).await?;
+        site.bound("late", "address from the other agent", |_| true).await?;
+        let took = stopped.elapsed();
+        println!("an address from the other agent after {:.1} s", took.as_secs_f64());
+        ensure!(took < FAILOVER, "an address from the other agent after {took:?}");
         let taken = site.status("web").await?;
         let again = site.renewed("web", &taken).await?;
         ensure!(again.address == first.address, "{again:?}");
-        site.linked(&[&web]).await?;
+        site.linked(&[&web, &late]).await?;
 
         // After its stall, the first has a renewal that is long due. It must not send it.
         let heard = site.frames_from(&port).await?;
@@ -75,7 +86,7 @@ fn of_two_agents_one_speaks_and_the_other_takes_over_in_silence() -> Result<()> 
         ensure!(taken.address == first.address, "{taken:?}");
         let again = site.renewed("web", &taken).await?;
         ensure!(again.address == first.address, "{again:?}");
-        site.linked(&[&web]).await?;
+        site.linked(&[&web, &late]).await?;
         one.stop().await?;
         ensure!(site.links().await?.is_empty(), "{:?}", site.links().await?);
         let last = site.status("web").await?;
