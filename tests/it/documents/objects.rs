@@ -17,8 +17,10 @@ const FILES: [&str; 1] = ["AdmissionConfiguration"];
 #[tokio::test(flavor = "multi_thread")]
 async fn every_object_that_is_shown_is_accepted() -> Result<()> {
     let cluster = Cluster::start().await?;
-    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: guests\n";
-    cluster.bed.apply_yaml(namespace).await?;
+    for name in ["guests", "rancher-credentials"] {
+        let namespace = format!("apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {name}\n");
+        cluster.bed.apply_yaml(&namespace).await?;
+    }
     let admission = Some("https://127.0.0.1:0".to_owned());
     let operator = cluster.standby(Start { admission, ..Start::default() }).await?;
     operator.leads().await?;
