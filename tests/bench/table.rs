@@ -92,7 +92,7 @@ pub(crate) fn endpoints(vms: &Endpoints) -> Value {
     println!("peak RSS                              {:>8.1} MiB", vms.peak_rss_mib);
     println!("CPU for a VM that changes for good    {:>8.2} ms", vms.cpu_ms_for_good);
     println!("CPU for a VM that is back at once     {:>8.2} ms a change", vms.cpu_ms_a_change);
-    println!("CPU for a change without a slice      {:>8.2} ms", vms.cpu_ms_no_change);
+    println!("CPU for a change that alters no slice {:>8.2} ms", vms.cpu_ms_no_change);
     println!("slice writes                          {:>8}", vms.slice_writes);
     println!("change of a VM to slice seen: {ours}");
     println!("the floor's two writes:       {floor}");

@@ -1,7 +1,8 @@
-//! What the project promises about its dependencies, its files and its documents.
+//! The project's rules for its dependencies, its files and its documents.
 //!
 //! Everything here works offline: dependencies are read from `cargo metadata` and `cargo tree`,
-//! files from `git ls-files`. `deny.toml` is the one list of what is allowed; cargo-deny reads it too.
+//! files from `git ls-files`. `deny.toml` is the only list of allowed licences; cargo-deny reads it
+//! too.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -15,7 +16,7 @@ use std::process::Command;
 use serde_json::Value;
 
 const LARGEST_FILE: u64 = 512 * 1024;
-/// Lock files grow with what they lock.
+/// Lock files grow with the number of dependencies.
 const MAY_BE_LARGE: [&str; 2] = ["Cargo.lock", "go.sum"];
 
 // ---- dependencies ------------------------------------------------------------------------
@@ -100,8 +101,8 @@ fn the_toolchain_is_the_promised_one() {
     );
 }
 
-/// Name and version of everything that a choice of workspace members is linked with. Unlike
-/// `cargo metadata`, `cargo tree` leaves out what no feature switches on.
+/// Names and versions of all packages that some workspace members are linked with. Unlike `cargo
+/// metadata`, `cargo tree` omits packages that no feature enables.
 fn normal_dependencies(members: &[&str]) -> BTreeSet<(String, String)> {
     let args = ["tree", "--locked", "--offline", "--edges", "normal", "--prefix", "none"];
     run(cargo().args(args).args(["--format", "{p}"]).args(members))
@@ -123,8 +124,8 @@ fn duplicates(packages: &BTreeSet<(String, String)>) -> BTreeMap<String, BTreeSe
     versions
 }
 
-/// Whether an SPDX expression leaves a choice that is allowed throughout. An exception
-/// (`WITH`) only grants more, so it does not matter; `/` is an old way to write OR.
+/// Whether an SPDX expression leaves a choice with allowed licences only. An exception (`WITH`)
+/// only grants more, so it does not matter; `/` is an old form of OR.
 fn licence_is_allowed(expression: &str, allowed: &BTreeSet<String>) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut words = spaced.split_whitespace().peekable();
@@ -193,7 +194,7 @@ fn licence_expressions_are_understood() {
 fn the_repository_holds_sources_only() {
     for file in files() {
         let path = root().join(&file);
-        // A file that git knows and the working copy has not: being removed.
+        // The index has the file, the working copy has not: it is being removed.
         let Ok(content) = fs::read(&path) else { continue };
         let name = path.file_name().unwrap().to_str().unwrap();
         assert!(!content.contains(&0), "{file} is binary");
@@ -216,7 +217,7 @@ fn every_make_target_in_a_document_exists() {
     let mut mentioned = BTreeSet::new();
     for (file, document) in documents() {
         for name in names_after(&document, "make ", |c| c.is_ascii_lowercase()) {
-            // In a sentence "make" is a verb; in code it is this program.
+            // In a sentence "make" is a verb; in code it is the program.
             if document.contains(&format!("`make {name}`"))
                 || document
                     .lines()
@@ -227,7 +228,7 @@ fn every_make_target_in_a_document_exists() {
             }
         }
     }
-    // `cargo run` does not take it.
+    // `cargo run` refuses `--workspace`.
     let refused = |line: &&str| line.contains("cargo run") && line.contains("--workspace");
     assert_eq!(makefile.lines().find(refused), None);
     for command in ["demo", "test"] {
@@ -301,14 +302,14 @@ fn the_readme_names_only_events_that_are_written() {
     assert!(unknown.is_empty(), "README.md: no such Events: {unknown:?}");
 }
 
-/// A word in the form of a reason: `NoAvailableIP`.
+/// Whether a word has the form of a reason, such as `NoAvailableIP`.
 fn is_reason(word: &str) -> bool {
     word.len() > 2
         && word.starts_with(|c: char| c.is_ascii_uppercase())
         && word.chars().all(|c| c.is_ascii_alphanumeric())
 }
 
-/// The content of every string literal that has neither quotes nor line breaks in it.
+/// Contents of the string literals, except those with a quote or a line break.
 fn literals(source: &str) -> impl Iterator<Item = String> + '_ {
     source
         .lines()
@@ -316,7 +317,7 @@ fn literals(source: &str) -> impl Iterator<Item = String> + '_ {
         .flat_map(|line| line.split('"').skip(1).step_by(2).map(str::to_owned))
 }
 
-/// The words in backquotes in the first column of every table whose first heading is this.
+/// Words in backquotes in the first column of every table whose first heading is `heading`.
 fn first_cells(document: &str, heading: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut inside = false;
@@ -337,7 +338,8 @@ fn names_with(text: &str, prefix: &str, belongs: fn(char) -> bool) -> BTreeSet<S
     names_after(text, prefix, belongs).into_iter().map(|name| format!("{prefix}{name}")).collect()
 }
 
-/// What follows each occurrence of the prefix, as long as its characters belong to a name.
+/// Text after each occurrence of the prefix, up to the first character that does not belong to a
+/// name.
 fn names_after(text: &str, prefix: &str, belongs: fn(char) -> bool) -> BTreeSet<String> {
     text.match_indices(prefix)
         .map(|(at, _)| text[at + prefix.len()..].chars().take_while(|c| belongs(*c)).collect())
@@ -369,7 +371,7 @@ fn headings(document: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The document without its blocks of code.
+/// The document without its code blocks.
 fn prose(document: &str) -> String {
     document.split("```").step_by(2).collect()
 }
@@ -402,7 +404,7 @@ fn read(file: &str) -> String {
     fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"))
 }
 
-/// Every file that git knows or would add, from the repository's root.
+/// Paths of all files that git has or would add, from the repository's root.
 fn files() -> Vec<String> {
     let args = ["ls-files", "--cached", "--others", "--exclude-standard"];
     run(Command::new("git").args(args)).lines().map(str::to_owned).collect()
