@@ -64,7 +64,7 @@ pub enum Standing {
     Renewed(String),
     /// Some of the cloud credentials are not replaced, as the text says.
     RenewedInPart(String),
-    /// Another TokenRotation for the same credential goes first.
+    /// The credential has a second TokenRotation, which goes first, as the text says.
     Second(String),
     /// There is no credential to watch, as the text says.
     Missing(String),

@@ -82,8 +82,7 @@ struct Secret {
     token: Option<String>,
     beside: Option<String>,
     spoilt: bool,
-    /// A person has put a replaced token back. Once it is out again, its overlap does not begin
-    /// anew.
+    /// A person has put a replaced token back. That does not extend its overlap.
     put_back: bool,
 }
 
