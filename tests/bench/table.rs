@@ -43,7 +43,7 @@ pub(crate) fn addresses(rows: &[AtOnce]) -> Value {
 /// Prints times to an address, one at a time, in pools that so many LoadBalancers have left.
 pub(crate) fn singles(floor: &[Duration], after: &[(usize, Vec<Duration>)]) -> Value {
     let floor = quantiles(floor);
-    println!("\none by one, create to address seen");
+    println!("\none by one, creation to observed address");
     println!("the floor's two writes:          {floor}");
     let mut report = json!({"floor": floor});
     for (left, times) in after {
@@ -94,7 +94,7 @@ pub(crate) fn endpoints(vms: &Endpoints) -> Value {
     println!("CPU for a VM that is back at once     {:>8.2} ms a change", vms.cpu_ms_a_change);
     println!("CPU for a change that alters no slice {:>8.2} ms", vms.cpu_ms_no_change);
     println!("slice writes                          {:>8}", vms.slice_writes);
-    println!("change of a VM to slice seen: {ours}");
+    println!("change of a VM to its slice: {ours}");
     println!("the floor's two writes:       {floor}");
     json!({
         "listed_seconds": seconds(vms.listed),

@@ -164,7 +164,7 @@ async fn a_guest_that_gives_up_after_ten_seconds_never_has_to() -> Result<()> {
                 if address(&cluster.lbs().get(&name).await?).is_some() {
                     return Ok(());
                 }
-                anyhow::ensure!(waited < Duration::from_secs(10), "{name} was given up");
+                anyhow::ensure!(waited < Duration::from_secs(10), "{name}: its guest gave up");
             }
         })
         .await?;

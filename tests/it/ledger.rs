@@ -221,7 +221,7 @@ async fn thousands_of_leaked_claims_are_freed_and_delay_nobody() -> Result<()> {
         println!("{name} has its address {took:?} after it was created");
         ensure!(took < Duration::from_secs(10), "{name}: {took:?}");
     }
-    eventually(LATER, "end of what leaked", async || {
+    eventually(LATER, "release of the leaked claims", async || {
         let left = cluster.allocated("leaky").await?.len();
         anyhow::Ok(left == 0)
     })
@@ -264,7 +264,7 @@ async fn leaked_claims_are_looked_up_eight_at_a_time_beside_the_work() -> Result
     }
     proxy.clear_rule();
     let names = ["first", "second", "third"].map(|name| format!("default/{name}"));
-    eventually(LATER, "end of what leaked", async || {
+    eventually(LATER, "release of the leaked claims", async || {
         let left = cluster.allocated("pool").await?;
         anyhow::Ok(left.len() == names.len() && left.values().all(|owner| names.contains(owner)))
     })
@@ -295,11 +295,11 @@ async fn an_admin_can_free_what_leaked_and_only_that() -> Result<()> {
     let leak = json!({"allocated": {"10.1.0.9": "default/gone"}});
     cluster.patch_pool_status("pool", json!({"status": leak})).await?;
     ask(json!("10.1.0.9: default/gone")).await?;
-    settled("release of what leaked").await?;
+    settled("release of the leaked claim").await?;
     let only_lb = strings([("10.1.0.2", "default/lb")]);
     assert_eq!(cluster.allocated("pool").await?, only_lb);
     ask(json!("10.1.0.9: default/gone")).await?;
-    settled("answer to what was done already").await?;
+    settled("answer to a repeated request").await?;
 
     for (text, reason, parts) in [
         ("10.1.0.2 default/lb", "InvalidAnnotation", [ANNOTATION_MANUAL_RELEASE, "default/web"]),
@@ -318,7 +318,7 @@ async fn an_admin_can_free_what_leaked_and_only_that() -> Result<()> {
     }
     // The message of the refusal promises that deletion is enough.
     cluster.deleted("lb").await?;
-    settled("release of what was in use").await?;
+    settled("release of the former address").await?;
     assert!(cluster.allocated("pool").await?.is_empty());
     Ok(())
 }

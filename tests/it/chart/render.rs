@@ -104,10 +104,7 @@ async fn config_is_what_the_chart_renders() {
     let names = |files: &BTreeMap<String, String>| files.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(&stored), names(&plain), "config/ (left): run `make config`");
     for (name, text) in &plain {
-        assert!(
-            stored[name] == *text,
-            "config/{name} is not what the chart says: run `make config`"
-        );
+        assert!(stored[name] == *text, "config/{name} differs from the chart: run `make config`");
     }
 }
 

@@ -113,7 +113,7 @@ pub(super) fn is_timed(status: &TokenRotationStatus, elapsed: Duration) -> Resul
     let between = seconds(published)? - seconds(issued)?;
     // Whole seconds are cut off.
     let most = i64::try_from(elapsed.as_secs())? + 2;
-    ensure!((-2..=most).contains(&between), "made at {issued}, published at {published}");
+    ensure!((-2..=most).contains(&between), "issued at {issued}, published at {published}");
     Ok(())
 }
 
@@ -121,6 +121,6 @@ pub(super) fn is_timed(status: &TokenRotationStatus, elapsed: Duration) -> Resul
 pub(super) async fn is_no_loop(operator: &Operator, asked: u32, elapsed: Duration) -> Result<()> {
     let published = operator.metric("hgo_credential_publications_total", &[]).await?;
     let due = u32::try_from(elapsed.as_secs() / DUE)?;
-    ensure!(published <= f64::from(asked + due), "{published} for {asked} that were asked for");
+    ensure!(published <= f64::from(asked + due), "{published} publications for {asked} requests");
     Ok(())
 }

@@ -41,7 +41,7 @@ async fn enumerate(last: Last) -> Result<()> {
     while crashes_after(&cluster, &proxy, last, writes).await? {
         writes += 1;
     }
-    assert!(writes >= 7, "a rotation took only {writes} writes: were they seen?");
+    assert!(writes >= 7, "a rotation took only {writes} writes: were all observed?");
     println!("{last:?}: crashed after each of {writes} writes");
     Ok(())
 }

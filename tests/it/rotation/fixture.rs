@@ -298,7 +298,7 @@ impl Versions {
 
     /// All versions, once one with a publication in progress was observed.
     pub(super) async fn text(&self) -> Result<String> {
-        eventually(SOON, "word of a step", async || {
+        eventually(SOON, "status with a publication", async || {
             let text = self.0.lock().map_err(|error| error.to_string())?.clone();
             Ok::<_, String>(text.contains("\"Publishing\"").then_some(text))
         })

@@ -149,7 +149,7 @@ async fn what_cannot_be_written_without_harm_is_left_alone() -> Result<()> {
     cluster.rotation(spec(&[])).await?;
     let said = cluster.reason("Ready", "TargetUnfit").await?;
     ensure!(said.contains("exec") && said.contains("\"guest\""), "{said}");
-    ensure!(cluster.bonds().await?.is_empty(), "a token was made for nothing");
+    ensure!(cluster.bonds().await?.is_empty(), "a token was issued in vain");
     ensure!(cluster.value().await? == exec, "it was written");
     // The cluster does not exist: the token is tried before it is published, and given up.
     let elsewhere = cluster.kubeconfig().replace(cluster.bed.url(), "https://127.0.0.1:9");
@@ -208,7 +208,7 @@ async fn what_is_put_back_at_the_last_moment_is_not_revoked() -> Result<()> {
         }
     });
     let about_to = async || reads.load(Ordering::Relaxed) > 1;
-    eventually(SOON, "look at the target before a revocation", about_to).await?;
+    eventually(SOON, "read of the target before a revocation", about_to).await?;
     cluster.put(&value).await?;
     let holds_first = |s: &TokenRotationStatus| {
         s.current.as_ref().is_some_and(|c| Some(&c.name) == bond.as_ref())
@@ -217,7 +217,7 @@ async fn what_is_put_back_at_the_last_moment_is_not_revoked() -> Result<()> {
     // A server accepts a token for some seconds after its end, so check the Secret and not the
     // token.
     ensure!(cluster.bonds().await?.into_iter().next() == bond, "it was revoked");
-    ensure!(cluster.token().await? == first, "another was put there");
+    ensure!(cluster.token().await? == first, "another token was written");
     cluster.works(&first).await
 }
 
@@ -259,7 +259,7 @@ async fn while_it_is_paused_nothing_is_made_or_published() -> Result<()> {
         let params = PatchParams::default();
         let changed = cluster.rotations().patch(NAME, &params, &Patch::Merge(patch)).await?;
         let wanted = changed.metadata.generation;
-        cluster.says("a look", |status| status.observed_generation == wanted).await.map(drop)
+        cluster.says("a reconcile", |status| status.observed_generation == wanted).await.map(drop)
     };
     let said = cluster.reason("Ready", "Paused").await?;
     ensure!(said.contains("spec.schedule.paused"), "{said}");

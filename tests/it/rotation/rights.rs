@@ -63,7 +63,7 @@ async fn without_any_one_right_it_says_which_and_goes_on_with_it() -> Result<()>
         cluster.one_is_left().await?;
         cluster.reason("Ready", "Current").await?;
         stop(&cluster, &mut operator).await?;
-        println!("{said}: missed, named, and gone on with");
+        println!("{said}: missed, reported, and continued");
         ensure!(taken.insert(said.clone()), "{said} is granted twice");
     }
     ensure!(taken.len() == 10, "{taken:?}");
@@ -123,7 +123,7 @@ async fn missed(cluster: &Cluster, operator: &Operator, right: &PolicyRule) -> R
     // Without the right to read, no credential is created.
     let is_blind = ["get", "list"].contains(&right.verbs[0].as_str());
     let before = cluster.status().await?.serial;
-    let went_on = eventually(LATER, &format!("word that it {named}"), async || {
+    let went_on = eventually(LATER, &format!("report that it {named}"), async || {
         let TokenRotationStatus { conditions, serial, .. } = cluster.status().await?;
         if is_blind && serial != before {
             return Ok(Some(true));
@@ -140,7 +140,7 @@ async fn missed(cluster: &Cluster, operator: &Operator, right: &PolicyRule) -> R
         anyhow::Ok(Some(false))
     })
     .await?;
-    ensure!(!went_on, "it {named}, and made another credential all the same");
+    ensure!(!went_on, "it {named}, and still issued another credential");
     Ok(())
 }
 

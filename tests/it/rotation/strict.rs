@@ -31,8 +31,8 @@ async fn a_token_goes_to_no_server_that_may_not_have_it() -> Result<()> {
     said(&cluster, "TargetUnfit", "must begin with https://").await?;
     cluster.put(&unverified.to_string()).await?;
     said(&cluster, "TargetUnfit", "insecure-skip-tls-verify").await?;
-    ensure!(cluster.bonds().await?.is_empty(), "a token was made for nothing");
-    ensure!(proxy.calls().is_empty(), "something was sent there");
+    ensure!(cluster.bonds().await?.is_empty(), "a token was issued in vain");
+    ensure!(proxy.calls().is_empty(), "a request was sent there");
 
     echoes(&cluster, &proxy, &operator, &way).await?;
     another_account(&cluster).await?;
@@ -125,7 +125,7 @@ async fn silence(cluster: &Cluster, proxy: &Proxy, way: &str) -> Result<()> {
         let status = cluster.rotations().get("well").await?.status.unwrap_or_default();
         anyhow::Ok(status.current.is_some_and(|current| current.ours))
     };
-    eventually(SOON, "publication of one that is well", is_published).await?;
+    eventually(SOON, "publication of the healthy one", is_published).await?;
     let well = since.elapsed();
     let all_say = async || {
         for name in ["h1", "h2", "h3", "h4", "h5"] {
@@ -137,7 +137,7 @@ async fn silence(cluster: &Cluster, proxy: &Proxy, way: &str) -> Result<()> {
         }
         Ok(true)
     };
-    eventually(SOON, "word of the silence", all_say).await?;
+    eventually(SOON, "report of the timeouts", all_say).await?;
     println!(
         "beside five that hang: published after {well:?}, all reported after {:?}",
         since.elapsed()

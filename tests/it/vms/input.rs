@@ -272,7 +272,7 @@ pub(crate) async fn as_harvester_ships_it(cluster: &Cluster) -> Result<()> {
     .await?;
     let bad = lb("bad", &json!({"listeners": []}))?;
     let dry = PostParams { dry_run: true, ..PostParams::default() };
-    eventually(SOON, "acceptance of what is wrong", async || {
+    eventually(SOON, "acceptance of an invalid spec", async || {
         cluster.lbs().create(&dry, &bad).await.map(|_| true)
     })
     .await

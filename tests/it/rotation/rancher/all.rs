@@ -186,7 +186,7 @@ async fn one_object_renews_them_all_and_the_api_key() -> Result<()> {
     .await?;
     let again = site.are(&[KEYS, &name(&own), &name(&late)]).await?;
     for (name, child) in &first {
-        ensure!(again[name].uid() == child.uid(), "{name} was made again");
+        ensure!(again[name].uid() == child.uid(), "{name} was created again");
     }
     ensure!(site.there.tokens().len() <= tokens + 3, "{:#?}", site.there.tokens());
 
@@ -232,7 +232,10 @@ async fn what_is_made_by_hand_goes_first_and_of_two_the_older_one() -> Result<()
     let parts = ["0 of 0", "TokenRotation default/prod replaces it"];
     site.stands(ALL, "Current", &parts).await?;
     ensure!(site.published()? == made && site.there.accepts(&made), "it was revoked");
-    ensure!(site.there.content(&site.cc).matches("token:").count() == 1, "one was left beside it");
+    ensure!(
+        site.there.content(&site.cc).matches("token:").count() == 1,
+        "another token is beside it"
+    );
 
     // The younger one changes nothing and deletes nothing.
     create("spare").await?;
@@ -316,7 +319,7 @@ async fn without_a_right_to_make_or_end_children_that_is_said() -> Result<()> {
     site.stands(ALL, "Current", &["1 of 1"]).await?;
     site.there.delete_credential(&site.cc);
     site.poke("gone").await?;
-    eventually(LATER, "word of the other right", async || {
+    eventually(LATER, "report of the other right", async || {
         let log = operator.process.log();
         anyhow::Ok(log.contains("cannot delete resource") && log.contains("tokenrotations"))
     })
@@ -356,7 +359,7 @@ async fn a_crash_between_two_children_costs_nothing() -> Result<()> {
         let _ = site.cluster.free_lease().await;
     }
     let made = site.others().await?.len();
-    ensure!(made < wanted.len(), "all {made} were made before the crash");
+    ensure!(made < wanted.len(), "all {made} were created before the crash");
     let operator = site.cluster.standby(start()).await?;
     operator.leads().await?;
     site.are(&wanted).await?;
@@ -384,7 +387,7 @@ async fn a_key_that_is_revoked_ends_no_child() -> Result<()> {
     site.stands(ALL, "TargetUnreadable", &refused).await?;
     site.stands(&child, "TargetUnreadable", &refused).await?;
     let again = site.are(&[KEYS, &child]).await?;
-    ensure!(first.iter().all(|(name, one)| again[name].uid() == one.uid()), "made again");
+    ensure!(first.iter().all(|(name, one)| again[name].uid() == one.uid()), "created again");
     site.give(&site.there.api_key(&site.user, 0, "another")).await?;
     site.stands(ALL, "Current", &["1 of 1 cloud credentials and the API key"]).await.map(drop)
 }
@@ -424,7 +427,7 @@ async fn a_strangers_rotation_and_an_odd_name_stop_no_other() -> Result<()> {
     site.are(&[KEYS, &child]).await?;
     let parts = ["1 of 2 cloud credentials and the API key are replaced", odd, "must be the name"];
     site.stands(ALL, "RenewedInPart", &parts).await?;
-    eventually(LATER, "a look at the stranger's", async || {
+    eventually(LATER, "a reconcile of the stranger's", async || {
         let status = theirs.get("squat").await?.status.unwrap_or_default();
         anyhow::Ok(
             status.conditions.iter().any(|one| one.reason.as_deref() == Some("TargetUnreadable")),

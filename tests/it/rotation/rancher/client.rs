@@ -127,7 +127,7 @@ async fn what_is_not_known_is_not_taken_for_none() -> Result<()> {
             site.cluster("c-m-prod")?.bearer(&site.key).await.map(drop),
         ];
         for answer in answers {
-            let error = answer.err().context("a page was taken for an answer")?;
+            let error = answer.err().context("an HTML page passed as an answer")?;
             ensure!(matches!(error, Error::Refused { status, .. } if status == code), "{error:?}");
         }
     }
@@ -355,7 +355,7 @@ async fn a_credentials_content_is_written_as_it_was_read_or_not_at_all() -> Resu
                 .is_string()
         })
     };
-    eventually(SOON, "controller's look", owned).await?;
+    eventually(SOON, "reconcile by the controller", owned).await?;
     let was = site.client.stored(&site.key, &cc).await?.value.context("not there")?;
     let content = was.content.as_ref().context("no content")?;
     assert_eq!(content.reveal(), site.there.content(&cc));
@@ -367,7 +367,7 @@ async fn a_credentials_content_is_written_as_it_was_read_or_not_at_all() -> Resu
     assert_ne!(now.version, was.version);
     assert_eq!(now.content.as_ref().context("no content")?.reveal(), next.reveal());
     assert_eq!(site.there.content(&cc), next.reveal());
-    assert_eq!(now.annotations["field.cattle.io/name"], "prod", "all else is kept");
+    assert_eq!(now.annotations["field.cattle.io/name"], "prod", "the rest is unchanged");
     let late = site.client.write(&site.key, &cc, &was, &next).await.err();
     assert_eq!(late, Some(Error::Conflict));
 
@@ -482,9 +482,9 @@ async fn odd_answers_are_bounded_and_give_nothing_away() -> Result<()> {
     let secrets = [site.key.reveal(), made.value.secret.reveal()];
     for text in &said {
         for secret in secrets.iter().filter_map(|secret| secret.split(':').next_back()) {
-            assert!(!text.contains(&secret[..12]), "a token was given away");
+            assert!(!text.contains(&secret[..12]), "a token was revealed");
         }
-        assert!(!text.contains("apiVersion"), "a content was given away");
+        assert!(!text.contains("apiVersion"), "a content was revealed");
     }
     Ok(())
 }

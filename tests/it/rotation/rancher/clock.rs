@@ -78,7 +78,7 @@ async fn is_calm(site: &Site) -> Result<()> {
     let (before, first) = (site.cluster.status().await?, lists());
     let mut number = 0;
     // The reconcile in progress may have begun before, and the last one has not ended.
-    eventually(SOON, "another look", async || {
+    eventually(SOON, "another reconcile", async || {
         number += 1;
         site.poke(&format!("look {number}")).await?;
         anyhow::Ok(lists() >= first + 3)
@@ -87,6 +87,6 @@ async fn is_calm(site: &Site) -> Result<()> {
     let after = site.cluster.status().await?;
     let due = |status: &TokenRotationStatus| seconds(status.next_rotation.as_deref()?);
     let is_due = due(&before).context("it is never due")? <= site.there.now() / 1000;
-    ensure!(is_due || after.serial == before.serial, "made anew: {before:#?}, {after:#?}");
+    ensure!(is_due || after.serial == before.serial, "issued again: {before:#?}, {after:#?}");
     Ok(())
 }

@@ -54,9 +54,12 @@ async fn a_deletion_does_not_wait_for_what_is_gone() -> Result<()> {
     // Within the first overlap: the UI's former token, which has no end in Rancher, is revoked too.
     let ui = site.published()?;
     let name = ui.split(':').next().unwrap_or_default();
-    ensure!(site.there.token(name).is_some_and(|token| token.ttl == 0), "it ends by itself");
+    ensure!(site.there.token(name).is_some_and(|token| token.ttl == 0), "it expires");
     site.one(&[]).await?;
-    ensure!(site.there.content(&site.cc).matches("token:").count() == 2, "nothing was kept");
+    ensure!(
+        site.there.content(&site.cc).matches("token:").count() == 2,
+        "the former token was removed"
+    );
     cluster.gone().await?;
     ensure!(site.there.content(&site.cc).matches("token:").count() == 1, "it is still there");
     eventually(SOON, "end of the UI's token", async || anyhow::Ok(!site.there.accepts(&ui)))
@@ -67,7 +70,7 @@ async fn a_deletion_does_not_wait_for_what_is_gone() -> Result<()> {
     let token = site.one(&[long.clone(), revoke.clone()]).await?;
     site.there.stop();
     cluster.rotations().delete(NAME, &DeleteParams::default()).await?;
-    eventually(SOON, "what it waits for", async || {
+    eventually(SOON, "cause of the delay", async || {
         let said = cluster.reason("Ready", "Deleting").await?;
         anyhow::Ok(said.contains("no answer") && said.contains("it goes without that"))
     })
@@ -87,7 +90,7 @@ async fn a_deletion_does_not_wait_for_what_is_gone() -> Result<()> {
     site.there.delete_credential(&site.cc);
     cluster.gone().await?;
     ensure!(!site.has(&token), "it was not revoked");
-    ensure!(notes(cluster, "LeftBehind").await?.is_empty(), "something was left behind");
+    ensure!(notes(cluster, "LeftBehind").await?.is_empty(), "a token was left behind");
 
     // The API key goes first: no token can be revoked, and each is named.
     site.there.edit_secret(&site.cc, |secret| *secret = kept);
@@ -95,7 +98,7 @@ async fn a_deletion_does_not_wait_for_what_is_gone() -> Result<()> {
     let token = site.one(&[long, revoke]).await?;
     cluster.guest_secrets().delete(MINTER, &DeleteParams::default()).await?;
     cluster.gone().await?;
-    eventually(SOON, "word of what is left", async || {
+    eventually(SOON, "Event that names the token", async || {
         let notes = notes(cluster, "LeftBehind").await?;
         anyhow::Ok(notes.iter().any(|note| note.contains(&token) && note.contains("no Secret")))
     })

@@ -176,7 +176,7 @@ async fn a_dead_token_is_not_kept_beside_the_new_one() -> Result<()> {
     site.cluster.rotation(site.spec(&[("overlapSeconds", json!(86_400))])).await?;
     site.cluster.published(1).await?;
     let content = site.there.content(&site.cc);
-    ensure!(!content.contains(&dead), "Rancher would not look at it any more");
+    ensure!(!content.contains(&dead), "Rancher would ignore it from now on");
     ensure!(content.matches("token:").count() == 1);
     site.uses(&site.published()?).await
 }

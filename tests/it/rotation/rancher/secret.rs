@@ -40,7 +40,7 @@ async fn run(args: &[&str], key: &str) -> Result<Ran> {
     let output = command.wait_with_output().await?;
     let said = String::from_utf8(output.stderr)?;
     let secret = key.trim().split_once(':').map_or(key, |(_, secret)| secret);
-    ensure!(secret.is_empty() || !said.contains(secret), "the key is in what {args:?} said");
+    ensure!(secret.is_empty() || !said.contains(secret), "the key is in the messages of {args:?}");
     Ok(Ran { ok: output.status.success(), out: String::from_utf8(output.stdout)?, said })
 }
 

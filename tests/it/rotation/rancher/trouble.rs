@@ -83,7 +83,7 @@ async fn a_rotation_survives_a_crash_after_each_write() -> Result<()> {
     };
     println!("crashed after each of {crashes} writes; {uses} uses, none refused");
     // Create, publish, drop the old one, revoke.
-    ensure!(crashes >= 4, "a rotation took only {crashes} writes: were they seen?");
+    ensure!(crashes >= 4, "a rotation took only {crashes} writes: were all observed?");
     Ok(())
 }
 
@@ -203,7 +203,7 @@ async fn what_cannot_be_replaced_is_refused_by_name() -> Result<()> {
     }
     ensure!(site.there.content(&site.cc) == good, "it was written");
     let made = site.there.tokens().into_iter().filter(|t| t.description.starts_with("guest-"));
-    ensure!(made.count() == 1, "a token was made");
+    ensure!(made.count() == 1, "a token was issued");
     site.give(&site.there.api_key(&site.user, 0, "")).await?;
     site.cluster.reason("Ready", "Current").await?;
     // A Rancher that is down triggers no action.
@@ -438,7 +438,7 @@ impl Other {
             let calls = self.there.calls();
             probed += usize::from(calls.first().is_some_and(|r| r.call.path == by_name));
         }
-        ensure!(probed > 0, "a look came first each time");
+        ensure!(probed > 0, "a reconcile came first each time");
         self.rests(2).await?;
         // It was requested with the longest lifetime that Rancher grants.
         let token = self.there.token(&name).context("it is gone")?;

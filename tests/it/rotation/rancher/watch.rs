@@ -169,7 +169,7 @@ async fn every_cloud_credential_that_dies_and_nobody_replaces_is_named() -> Resu
     site.there.restart();
     let before = site.there.content(&far);
     site.cluster.gone().await?;
-    ensure!(site.there.content(&far) == before, "what is watched was written");
+    ensure!(site.there.content(&far) == before, "a watched credential was written");
     Ok(())
 }
 
@@ -227,7 +227,7 @@ async fn an_api_key_that_ends_and_nobody_renews_is_told() -> Result<()> {
 
     // Without that TokenRotation, no one replaces a key that a person writes.
     site.cluster.rotations().delete("key", &DeleteParams::default()).await?;
-    eventually(LATER, "end of the one that renews it", async || {
+    eventually(LATER, "end of the TokenRotation that renews it", async || {
         site.cluster.rotations().get_opt("key").await.map(|rotation| rotation.is_none())
     })
     .await?;

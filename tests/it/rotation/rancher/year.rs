@@ -68,7 +68,7 @@ impl Site {
             let _ = write!(text, "{byte:02x}");
             text
         });
-        eventually(SOON, "look of Rancher's controller", async || {
+        eventually(SOON, "reconcile by Rancher's controller", async || {
             let secret = self.there.secret(&self.cc).unwrap_or_default();
             secret["metadata"]["annotations"]["management.cattle.io/harvester-token-checksum"]
                 == *sum
@@ -221,7 +221,7 @@ impl Rotation {
                 return Ok(until);
             }
         }
-        bail!("no end of it: {:#?}", self.acts)
+        bail!("the acts do not end: {:#?}", self.acts)
     }
 }
 
