@@ -36,7 +36,7 @@ pub(super) fn expiring(
             let named = watched.ending_by(now + plan.schedule.minimum_left, now);
             let named = if named.is_empty() { format!("it ends at {}", time(end)) } else { named };
             let reason = if end <= now { "Expired" } else { "NobodyRotates" };
-            (True, reason, format!("{named}: nobody replaces that"))
+            (True, reason, format!("{named}: not replaced automatically"))
         }
         (true, Some(end)) if end <= now => (True, "Expired", format!("it ended at {}", time(end))),
         (true, _) => {

@@ -84,13 +84,13 @@ impl Standing {
                 let message = "Rancher itself keeps this token alive: it has no end, and nothing is rotated until it has one";
                 (True, "KeptByRancher", message.to_owned())
             }
-            Self::Watched => (True, "Watched", "it is not replaced here".to_owned()),
+            Self::Watched => (True, "Watched", "the credential is only watched, not replaced".to_owned()),
             Self::Paused => {
                 let message = "spec.schedule.paused: nothing is made, published or revoked";
                 (True, "Paused", message.to_owned())
             }
             Self::NotAllowed => {
-                let message = "the operator was given no rights in this namespace: name it in the chart's value credentials.namespaces";
+                let message = "the operator has no rights in this namespace: add it to the chart's value credentials.namespaces";
                 (False, "NamespaceNotAllowed", message.to_owned())
             }
             Self::Unreadable(why) => (False, UNREADABLE, why.clone()),
@@ -112,7 +112,7 @@ impl Standing {
                 let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
                 let waits = why.as_ref().map_or_else(String::new, |why| {
                     let last = plan.deleting.unwrap_or_default() + deletion::patience(plan);
-                    format!(": {why}; at {} it goes without that", time(last))
+                    format!(": {why}; the deletion goes on without that at {}", time(last))
                 });
                 (False, "Deleting", format!("{revokes} are revoked first{waits}"))
             }
