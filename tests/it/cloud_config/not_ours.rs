@@ -75,7 +75,7 @@ async fn foreign_objects_are_refused_by_name_and_left_alone() -> Result<()> {
     let said = harvester.refused(&["--cluster", "backup", "--revoke", "all"]).await?;
     ensure!(said.contains("ServiceAccount guests/backup"), "{said}");
     ensure!(harvester.everything().await? == before);
-    // An object that names others too stays, and the command says so; the rest goes.
+    // A binding with further subjects blocks the revocation, and the command names it.
     let ran = harvester.run(&["--cluster", "shared", "--revoke", "all"]).await?;
     ensure!(
         !ran.ok && ran.said.contains("ClusterRoleBinding guests-shared has other subjects"),
