@@ -118,8 +118,8 @@ pub struct TokenRotationSpec {
     pub schedule: Option<Schedule>,
     /// Seconds for which the old credential stays valid beside the new one, so that all clients
     /// have time to read the new one. Unset means 3600, and 86400 for a cloud credential: jobs that
-    /// make machines keep the one with which they began. A credential that expires earlier by
-    /// itself does so.
+    /// create machines use the credential with which they started. A credential may still expire
+    /// earlier by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2_592_000))]
     pub overlap_seconds: Option<i64>,
@@ -336,7 +336,8 @@ pub struct CurrentCredential {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub hash: String,
-    /// Whether the operator made the credential; another one is replaced in time but not revoked.
+    /// Whether the operator made the credential. A credential of another party is replaced in
+    /// time, but not revoked.
     #[serde(default)]
     pub ours: bool,
     /// Time since which the credential is valid, or was first observed.

@@ -137,7 +137,7 @@ async fn create(new: &DHCPLease, ctx: &Context) -> Result<Result<DHCPLease, Call
     };
     if let Some(other) = views.same_client(new).or_else(unseen) {
         return Err(NoLease::IdentityTaken(format!(
-            "LoadBalancer {other} leases on network {} with hardware address {} or client identifier {:?}: ask for another, by the annotation {KUBE_VIP_HWADDR} or {KUBE_VIP_HOSTNAME}",
+            "LoadBalancer {other} leases on network {} with hardware address {} or client identifier {:?}: request others by annotation {KUBE_VIP_HWADDR} or {KUBE_VIP_HOSTNAME}",
             new.spec.network, new.spec.mac_address, new.spec.client_id
         )));
     }

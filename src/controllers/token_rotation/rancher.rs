@@ -164,7 +164,7 @@ fn refusal(
 /// Key of certificate authorities in the API key's Secret.
 const AUTHORITY_KEY: &str = "ca.crt";
 
-/// Certificate authorities that the spec gives or names, else those beside the API key; or why not.
+/// Certificate authorities of the spec, else of the API key's Secret; or why they cannot be read.
 async fn authority(
     keeper: &Keeper,
     namespace: &str,
