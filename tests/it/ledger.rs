@@ -196,8 +196,8 @@ async fn orphans_are_freed_at_start_and_cost_no_namesake_its_address() -> Result
     Ok(())
 }
 
-/// Whatever the number of claims to look up, a new LoadBalancer gets its address within the 10 s
-/// after which a guest gives up, also beside seven other tests.
+/// A new LoadBalancer gets its address within the 10 s after which a guest gives up, however many
+/// claims are to be looked up, and also beside seven other tests.
 #[tokio::test(flavor = "multi_thread")]
 async fn thousands_of_leaked_claims_are_freed_and_delay_nobody() -> Result<()> {
     const LEAKED: u32 = 5_000;
