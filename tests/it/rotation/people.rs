@@ -231,7 +231,10 @@ async fn what_is_only_watched_is_told_when_it_ends() -> Result<()> {
     cluster.put(&value).await?;
     cluster.rotation(json!({"target": {"secret": {"name": NAME, "key": "kubeconfig"}}})).await?;
     let said = cluster.reason("Expiring", "NobodyRotates").await?;
-    ensure!(said.contains("user \"other\"") && said.contains("not replaced automatically"), "{said}");
+    ensure!(
+        said.contains("user \"other\"") && said.contains("not replaced automatically"),
+        "{said}"
+    );
     let status = cluster.status().await?;
     let watched: Vec<_> =
         status.watched.iter().map(|w| (w.user.as_str(), w.name.as_str())).collect();

@@ -357,10 +357,7 @@ fn a_guest_is_gone_without_vms_and_without_use() {
             && !gone(Some(0), aged(0, Some("2030-01-01")), 7)
     );
     assert!(gone(Some(0), aged(NOW, None), 0));
-    assert!(
-        gone(Some(0), Found { account: None, ..aged(NOW, None) }, 7),
-        "no token is valid"
-    );
+    assert!(gone(Some(0), Found { account: None, ..aged(NOW, None) }, 7), "no token is valid");
     // The use of tokens that a TokenRotation makes is not recorded.
     let mut rotated = credential(Some(0), aged(0, None));
     rotated.rotation = Some("keeper".to_owned());

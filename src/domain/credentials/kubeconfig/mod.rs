@@ -193,7 +193,9 @@ impl Kubeconfig {
         let text = |field: &str| cluster[field].as_str().map(str::to_owned);
         for field in ["proxy-url", "certificate-authority"] {
             if cluster[field].as_str().is_some_and(|value| !value.is_empty()) {
-                return Err(format!("its cluster has {field}, with which a token cannot be tested"));
+                return Err(format!(
+                    "its cluster has {field}, with which a token cannot be tested"
+                ));
             }
         }
         Ok(Reach {

@@ -84,7 +84,9 @@ impl Standing {
                 let message = "Rancher itself keeps this token alive: it has no end, and nothing is rotated until it has one";
                 (True, "KeptByRancher", message.to_owned())
             }
-            Self::Watched => (True, "Watched", "the credential is only watched, not replaced".to_owned()),
+            Self::Watched => {
+                (True, "Watched", "the credential is only watched, not replaced".to_owned())
+            }
             Self::Paused => {
                 let message = "spec.schedule.paused: nothing is made, published or revoked";
                 (True, "Paused", message.to_owned())
