@@ -1,10 +1,10 @@
-//! Where the credentials of a TokenRotation come from and go to: ServiceAccounts and Secrets here, and a
-//! Rancher with its cloud credentials.
+//! Sources and targets of a TokenRotation's credentials: ServiceAccounts and Secrets of this
+//! cluster, and a Rancher with its cloud credentials.
 
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where new credentials come from: exactly one of these.
+/// Source of new credentials: exactly one of these.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
         "spec.source: exactly one of serviceAccountToken, serviceAccountTokenSecret and rancherToken"),
 )]
 pub struct Source {
-    /// Tokens that the API server signs on request and that end by themselves. Each is bound to a
-    /// Secret of its own, by whose deletion it is revoked.
+    /// Tokens with an expiry, which the API server signs on request. Each token is bound to a
+    /// Secret of its own, and is revoked by the deletion of that Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_account_token: Option<ServiceAccountToken>,
     /// Tokens in Secrets of type kubernetes.io/service-account-token, one Secret after the other.
-    /// They do not end by themselves.
+    /// These tokens have no expiry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_account_token_secret: Option<ServiceAccountToken>,
     /// Tokens that a Rancher makes for the user of the API key in spec.rancher.
@@ -25,7 +25,7 @@ pub struct Source {
     pub rancher_token: Option<RancherToken>,
 }
 
-/// Tokens of a ServiceAccount of the same namespace.
+/// Tokens of a ServiceAccount in the same namespace.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -43,7 +43,7 @@ pub struct ServiceAccountToken {
     pub lifetime_seconds: Option<i64>,
 }
 
-/// Where a credential is read by those who use it: exactly one of these.
+/// Target from which clients read a credential: exactly one of these.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -51,26 +51,27 @@ pub struct ServiceAccountToken {
         "spec.target: exactly one of secret, cloudCredential and allCloudCredentials"),
 )]
 pub struct Target {
-    /// A key of a Secret of the same namespace.
+    /// Key of a Secret in the same namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<SecretTarget>,
-    /// A cloud credential of the Rancher in spec.rancher: the kubeconfig in it, whose current user gets
-    /// the token.
+    /// Cloud credential of the Rancher in spec.rancher. The current user of its kubeconfig gets the
+    /// token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_credential: Option<CloudCredentialTarget>,
-    /// Every cloud credential for Harvester that the API key's user may see in the Rancher in
-    /// spec.rancher. With spec.source, those that this user made are replaced, later ones too, and so is the API
-    /// key: a TokenRotation is made for each. The others are only watched.
+    /// All cloud credentials for Harvester that the API key's user may see in the Rancher in
+    /// spec.rancher. With spec.source, the credentials that this user made are replaced, also later
+    /// ones, and so is the API key: a TokenRotation is created for each. The other credentials are
+    /// only watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub all_cloud_credentials: Option<AllCloudCredentials>,
 }
 
-/// All of them: there is nothing to choose.
+/// All cloud credentials: there are no options.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AllCloudCredentials {}
 
-/// A key of a Secret.
+/// Key of a Secret that holds a credential.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -80,15 +81,15 @@ pub struct AllCloudCredentials {}
         "spec.target.secret.key: must be a key of a Secret: letters, digits, dashes, underscores and dots"),
 )]
 pub struct SecretTarget {
-    /// The Secret. If there is none, it is made, unless `kubeconfigUser` is set.
+    /// Name of the Secret. A missing Secret is created, unless `kubeconfigUser` is set.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// The key in it.
+    /// Key of the credential in the Secret.
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
-    /// Set: the value is a kubeconfig, and the user by this name gets the token; clusters, contexts
-    /// and other users stay. Unset: the value is the token alone. A credential that is only watched
-    /// may be either without it: then every token of a kubeconfig is.
+    /// Name of the kubeconfig's user that gets the token; clusters, contexts and other users stay.
+    /// Unset: the value is only the token, not a kubeconfig. Unset for a target that is only
+    /// watched: the value is either, and every token of a kubeconfig is watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub kubeconfig_user: Option<String>,
@@ -109,18 +110,20 @@ pub struct RancherToken {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 31_536_000))]
     pub lifetime_seconds: Option<i64>,
-    /// The only cluster that a token is good for. Unset: for a cloud credential the one to which its kubeconfig
-    /// leads; for a Secret all that its user may enter, and Rancher.
+    /// ID of the only cluster that accepts a token. Unset: for a cloud credential, the cluster of
+    /// its kubeconfig; for a Secret, all clusters that the token's user may access, and Rancher
+    /// itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub cluster: Option<String>,
-    /// Whether a cloud credential may get a token of another user than the one who made it, who can read
-    /// the token and do with it whatever its user may. Unset means false: the API key must be of that user.
+    /// Whether a cloud credential may get a token of another user than its creator. The creator can
+    /// read that token, and gets all rights of the token's user. Unset means false: the API key
+    /// must belong to the creator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allow_other_user: Option<bool>,
 }
 
-/// A cloud credential for Harvester in a Rancher.
+/// Cloud credential for Harvester in a Rancher.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -128,13 +131,13 @@ pub struct RancherToken {
         "spec.target.cloudCredential.name: must be the name of its Secret in Rancher's namespace cattle-global-data, such as cc-abcde"),
 )]
 pub struct CloudCredentialTarget {
-    /// The name of its Secret in Rancher's namespace cattle-global-data, such as `cc-abcde`. It must be
-    /// there: it is never made.
+    /// Name of the credential's Secret in Rancher's namespace cattle-global-data, such as
+    /// `cc-abcde`. The Secret must exist: it is never created.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
 }
 
-/// A Rancher, and the API key with which it is asked.
+/// Rancher server, and the API key for calls to it.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -146,24 +149,25 @@ pub struct CloudCredentialTarget {
         "spec.rancher.certificateAuthoritySecret: there is certificateAuthority as well: remove one of the two"),
 )]
 pub struct RancherServer {
-    /// Where it is, as its setting server-url says: `https://` and a host. Unset: where the API key's Secret
-    /// says, by its annotation credentials.harvesterhci.io/rancher-url.
+    /// URL of the server, as in its setting server-url: `https://` and a host. Unset: the URL in
+    /// the annotation credentials.harvesterhci.io/rancher-url of the API key's Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 9, max = 512))]
     pub url: Option<String>,
-    /// Certificates of the authorities that sign its own, in PEM. Unset: those under `ca.crt` in the API
-    /// key's Secret, else the public ones and those of the chart's `additionalTrustedCAs`.
+    /// Certificates of the authorities that sign the server's certificate, in PEM. Unset: those
+    /// under `ca.crt` in the API key's Secret, else the public ones and those of the chart's
+    /// `additionalTrustedCAs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]
     pub certificate_authority: Option<String>,
-    /// The Secret of the same namespace that holds them instead.
+    /// Secret in the same namespace that holds the authorities' certificates instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_authority_secret: Option<AuthoritySecret>,
-    /// The API key.
+    /// API key that makes and revokes the tokens.
     pub minter: Minter,
 }
 
-/// A Secret with certificates. What else it holds, such as a private key, is not looked at.
+/// Secret with certificates. Its other content, such as a private key, is ignored.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -176,12 +180,12 @@ pub struct AuthoritySecret {
     /// Name of the Secret with the certificates.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// The key in it, whose value is certificates in PEM.
+    /// Key in the Secret whose value is certificates in PEM.
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
 }
 
-/// An API key of a Rancher: whose it is, makes and revokes the tokens.
+/// API key of a Rancher. Its user makes and revokes the tokens.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -191,11 +195,12 @@ pub struct AuthoritySecret {
         "spec.rancher.minter.key: must be a key of a Secret: letters, digits, dashes, underscores and dots"),
 )]
 pub struct Minter {
-    /// The Secret of the same namespace that holds it.
+    /// Name of the Secret in the same namespace that holds the API key.
     #[schemars(length(min = 1, max = 253))]
     pub secret_name: String,
-    /// The key in it, whose value is the API key alone. A TokenRotation whose target this is renews it. It is
-    /// sent to the URL alone that the Secret's annotation credentials.harvesterhci.io/rancher-url names.
+    /// Key in the Secret whose value is only the API key. A TokenRotation with this Secret and key
+    /// as its target renews the API key. The API key is sent only to the URL in the Secret's
+    /// annotation credentials.harvesterhci.io/rancher-url.
     #[serde(default = "token")]
     #[schemars(length(min = 1, max = 253))]
     pub key: String,

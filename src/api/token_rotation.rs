@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential};
 
-/// A credential that is replaced before it ends, without a moment in which neither works.
+/// Replacement of a credential before it expires: at every moment the old or the new one is valid.
 #[derive(
     CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize,
 )]
@@ -31,19 +31,19 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
         name = "Target",
         type_ = "string",
         json_path = ".status.target",
-        description = "The Secret, or the cloud credential in Rancher, that holds the credential"
+        description = "Secret, or cloud credential in Rancher, that holds the credential"
     ),
     printcolumn(
         name = "Expires",
         type_ = "string",
         json_path = ".status.expiresAt",
-        description = "When the credential ends; empty for one that does not, or does not say"
+        description = "Expiry of the credential; empty if there is none or it is not stated"
     ),
     printcolumn(
         name = "Next",
         type_ = "string",
         json_path = ".status.nextRotation",
-        description = "When it is replaced; empty for one that is only watched"
+        description = "Time of the replacement; empty if the target is only watched"
     ),
     printcolumn(name = "Last", type_ = "string", json_path = ".status.lastResult"),
     printcolumn(
@@ -97,7 +97,7 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
     validation = ("!has(self.source) || !has(self.source.rancherToken) || !has(self.source.rancherToken.cluster) || !has(self.target.secret) || self.target.secret.name != self.rancher.minter.secretName || self.target.secret.key != self.rancher.minter.key",
         "spec.source.rancherToken.cluster: an API key that is good for one cluster cannot renew itself"),
     validation = ("has(self.source) || !has(self.tell)",
-        "spec.tell: without spec.source nothing is replaced, and nobody is to be told: remove it"),
+        "spec.tell: without spec.source nothing is replaced, so nothing is restarted: remove it"),
     validation = ("has(self.source) || !has(self.overlapSeconds)",
         "spec.overlapSeconds: without spec.source nothing is replaced: remove it"),
     validation = ("has(self.source) || !has(self.onDelete) || self.onDelete == 'Keep'",
@@ -108,22 +108,22 @@ pub struct TokenRotationSpec {
     /// Source of new credentials. Unset: the target is only watched, and its expiry is reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
-    /// Where the credential is read by those who use it.
+    /// Target from which clients read the credential.
     pub target: Target,
-    /// The Rancher that it is about, if it is.
+    /// Rancher server and its API key. Required for tokens and cloud credentials of Rancher.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rancher: Option<RancherServer>,
-    /// When it is replaced.
+    /// Schedule for the replacement of the credential.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
     /// Seconds for which the old credential stays valid beside the new one, so that all clients
     /// have time to read the new one. Unset means 3600, and 86400 for a cloud credential: jobs that
-    /// make machines keep the one with which they began. A credential that expires earlier by itself
-    /// does so.
+    /// create machines use the credential with which they started. A credential may still expire
+    /// earlier by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2_592_000))]
     pub overlap_seconds: Option<i64>,
-    /// Workloads that must be made to read a new credential.
+    /// Workloads that are restarted to read a new credential.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tell: Option<Tell>,
     /// Fate of the published credential when the TokenRotation is deleted. Unset means Keep.
@@ -131,11 +131,12 @@ pub struct TokenRotationSpec {
     pub on_delete: Option<OnDelete>,
 }
 
-/// When a credential is replaced.
+/// Schedule for the replacement of a credential.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Schedule {
-    /// Replaced when so much of its life is left, in percent. Unset means 33.
+    /// Remaining lifetime at which the credential is replaced, in percent of its whole lifetime.
+    /// Unset means 33.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 99))]
     pub renew_when_left_percent: Option<i64>,
@@ -145,12 +146,13 @@ pub struct Schedule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
     pub minimum_left_seconds: Option<i64>,
-    /// By up to so much of its life earlier, in percent, so that many are not replaced at once. Unset
-    /// means 5.
+    /// Longest time by which the credential is replaced earlier, in percent of its lifetime, so
+    /// that many credentials are not replaced at the same time. Unset means 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 50))]
     pub jitter_percent: Option<i64>,
-    /// Only at these times, unless it would end before they come.
+    /// Time window for replacements. A credential that would expire before the next window is
+    /// replaced outside of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance_window: Option<Window>,
     /// Whether the rotation is paused: nothing is made, published or revoked, but the expiry is
@@ -159,7 +161,7 @@ pub struct Schedule {
     pub paused: Option<bool>,
 }
 
-/// A time of day, in UTC.
+/// Time window in UTC, each day or on some days of the week.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -167,19 +169,19 @@ pub struct Schedule {
         "spec.schedule.maintenanceWindow.start: must be hours and minutes in UTC, such as 02:30"),
 )]
 pub struct Window {
-    /// When it begins, such as `02:30`, in UTC.
+    /// Start of the window in UTC, such as `02:30`.
     #[schemars(length(min = 5, max = 5))]
     pub start: String,
-    /// How long it lasts.
+    /// Duration of the window in minutes.
     #[schemars(range(min = 5, max = 1440))]
     pub duration_minutes: i64,
-    /// The days on which it begins. Unset or empty: each.
+    /// Days on which the window starts. Unset or empty: every day.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 7))]
     pub days: Vec<Day>,
 }
 
-/// A day of the week.
+/// Day of the week in UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[allow(missing_docs)]
 pub enum Day {
@@ -192,16 +194,16 @@ pub enum Day {
     Sun,
 }
 
-/// Workloads that must be made to read a new credential.
+/// Workloads that are restarted to read a new credential.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Tell {
-    /// Workloads of the same namespace that read it only when they start.
+    /// Workloads in the same namespace that read the credential only when they start.
     #[schemars(length(min = 1, max = 16))]
     pub restart: Vec<Workload>,
 }
 
-/// A workload whose pods are replaced, as `kubectl rollout restart` does.
+/// Workload whose pods are replaced, as `kubectl rollout restart` does.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -216,7 +218,7 @@ pub struct Workload {
     pub name: String,
 }
 
-/// A kind of workload.
+/// Kind of a workload to restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[allow(missing_docs)]
 pub enum WorkloadKind {
@@ -240,21 +242,21 @@ pub enum OnDelete {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenRotationStatus {
-    /// The generation of the spec that this follows.
+    /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The kind of the target and its name, in one word; all cloud credentials: `cloudcredential/*`.
+    /// Kind and name of the target, in one word; for all cloud credentials: `cloudcredential/*`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 270))]
     pub target: Option<String>,
-    /// The number of the last credential that was named. No number is used twice.
+    /// Number of the last credential that was named. No number is used twice.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub serial: i64,
-    /// The credential that the target was last seen to hold.
+    /// Credential that the target was last observed to hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current: Option<CurrentCredential>,
-    /// The credential that is being made.
+    /// Credential that is being made or published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<PendingCredential>,
     /// Credentials that are to be revoked.
@@ -266,15 +268,16 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub watched: Vec<WatchedCredential>,
-    /// How many more there are.
+    /// Number of credentials that `watched` does not list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub watched_beyond: Option<i64>,
-    /// The Rancher's URL, as the API key's Secret named it first. Unset where spec.rancher.url is set.
+    /// URL of the Rancher, as the API key's Secret first named it. Unset if spec.rancher.url is
+    /// set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
     pub rancher_url: Option<String>,
-    /// The API key in spec.rancher, as it was last seen.
+    /// API key of spec.rancher, as last observed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key: Option<ApiKey>,
     /// Expiry of the first of the target's credentials to expire; of all cloud credentials, only
@@ -282,11 +285,11 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// When the credential is replaced.
+    /// Time when the credential is replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub next_rotation: Option<String>,
-    /// When a new one was last published.
+    /// Time when a new credential was last published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub last_rotation: Option<String>,
@@ -294,11 +297,11 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub last_result: Option<String>,
-    /// Failures in a row.
+    /// Number of consecutive failed steps.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub failures: i64,
-    /// When what failed is tried again.
+    /// Time when the failed step is tried again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub retry_after: Option<String>,
@@ -306,11 +309,11 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub told: Option<String>,
-    /// The request to rotate that was last carried out.
+    /// Value of the last request to rotate that was carried out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub rotate_request: Option<String>,
-    /// The report of a leak that was last carried out.
+    /// Value of the last report of a leak that was carried out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub leak_report: Option<String>,
@@ -322,33 +325,35 @@ pub struct TokenRotationStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// The credential that the target holds.
+/// Credential that the target holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CurrentCredential {
     /// Name of the credential: of the Secret that it is bound to or stored in.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// SHA-256 of it, by which it is known again. Unset for one that is only watched.
+    /// SHA-256 of the credential, which identifies it. Unset if the credential is only watched.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub hash: String,
-    /// Whether the operator made the credential; another one is replaced in time but not revoked.
+    /// Whether the operator made the credential. A credential of another party is replaced in
+    /// time, but not revoked.
     #[serde(default)]
     pub ours: bool,
     /// Time since which the credential is valid, or was first observed.
     #[schemars(extend("format" = "date-time"))]
     pub issued_at: String,
-    /// When it ends. Unset: never, or it does not say.
+    /// Expiry of the credential. Unset: it has none, or does not state one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// Whether Rancher itself keeps it alive: it has no end, and is not replaced before it has one.
+    /// Whether Rancher itself keeps the credential alive. Such a credential has no expiry, and is
+    /// not replaced before it has one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kept_by_rancher: bool,
 }
 
-/// A credential on its way into the target.
+/// Credential that is being made or published.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingCredential {
@@ -360,27 +365,28 @@ pub struct PendingCredential {
     /// Time since which the credential is pending.
     #[schemars(extend("format" = "date-time"))]
     pub since: String,
-    /// SHA-256 of it, recorded before it is published.
+    /// SHA-256 of the credential, recorded before it is published.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub hash: Option<String>,
-    /// When it begins to work.
+    /// Time since which the credential is valid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub issued_at: Option<String>,
-    /// When it ends.
+    /// Expiry of the credential, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// The target's resourceVersion that it is to replace; empty where there is no target yet.
+    /// resourceVersion of the target that the credential is to replace; empty if there is no target
+    /// yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,
-    /// The request that it is made for.
+    /// Value of the request to rotate that it fulfils.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub rotate_request: Option<String>,
-    /// The report of a leak that it is made for.
+    /// Value of the report of a leak that it fulfils.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub leak_report: Option<String>,
@@ -396,14 +402,14 @@ pub enum PendingStep {
     Publishing,
 }
 
-/// A credential that is to be revoked.
+/// Credential that is to be revoked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PreviousCredential {
     /// Name of the credential to revoke.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// SHA-256 of it, if it was known.
+    /// SHA-256 of the credential, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub hash: Option<String>,
@@ -412,11 +418,12 @@ pub struct PreviousCredential {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub revoke_after: Option<String>,
-    /// The target's resourceVersion that it may still replace, by a write whose outcome is not known.
+    /// resourceVersion of the target that the credential may still replace, by a write whose
+    /// outcome is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub replaces: Option<String>,
-    /// How often revoking it has failed.
+    /// Number of failed attempts to revoke the credential.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub failures: i64,

@@ -1,7 +1,8 @@
 //! The `rancher-secret` command: the Secret of a Rancher's API key, tried out and printed.
 //!
-//! Invariants: the API key comes from standard input, goes to the Rancher at `--url` and to standard output, and nowhere
-//! else; it is sent only where a certificate has been checked; nothing is printed before the key was seen to work.
+//! Invariants: the API key comes from standard input, goes to the Rancher at `--url` and to
+//! standard output, and nowhere else; it is sent only where a certificate has been checked; nothing
+//! is printed before the key was seen to work.
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
 
@@ -24,8 +25,8 @@ pub(super) struct RancherSecretArgs {
     /// Rancher's URL, as its setting server-url says.
     #[arg(long)]
     url: String,
-    /// The SHA-256 of Rancher's authority, in hexadecimal, as --ca-checksum in a registration command of its UI. Default:
-    /// its certificate must be signed by a public authority.
+    /// The SHA-256 of Rancher's authority, in hexadecimal, as --ca-checksum in a registration
+    /// command of its UI. Default: its certificate must be signed by a public authority.
     #[arg(long)]
     ca_checksum: Option<String>,
     /// The Secret's namespace.
@@ -79,7 +80,7 @@ fn key() -> anyhow::Result<Token> {
     Ok(key)
 }
 
-/// What the key is good for.
+/// Report about the key: its user, its expiry, and the cloud credentials that it can see.
 async fn tried(issuer: &Issuer, known: &Issued, key: &Token) -> Result<String, Error> {
     let listed = issuer.credentials().await?;
     let one = |one: crate::rancher::Listed| Listed { name: one.name, owner: one.creator };

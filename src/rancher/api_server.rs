@@ -14,7 +14,7 @@ use super::wire::Endpoint;
 use super::{Error, Trust};
 use crate::domain::credentials::kubeconfig::Reach;
 
-/// Pause between two tries: the servers behind one URL learn of a new token one after the other.
+/// Pause between two tries: the servers behind one URL accept a new token at different times.
 const BETWEEN_TRIES: Duration = Duration::from_millis(500);
 
 /// An API server, or a proxied path to one.

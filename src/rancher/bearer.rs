@@ -1,6 +1,6 @@
-//! The user whom a server takes a token's bearer for.
+//! User of a token, as a server authenticates it.
 //!
-//! Invariant: an answer is had only with a token that is accepted on this very way.
+//! Invariant: only a token that the server accepts on this path gets an answer.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ use super::{ACCESS_REVIEW, Dated, Error, parsed, plain};
 
 const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
-/// A user by a token.
+/// User of a token, as the server authenticates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bearer {
-    /// The user's id. `None`: the server accepts the token and cannot say, as before Kubernetes 1.28: the review
-    /// was in beta before, which is not served by default.
+    /// ID of the user. `None`: the server accepts the token but cannot name its user. Before
+    /// Kubernetes 1.28 the review is in beta, which is not served by default.
     pub user: Option<String>,
-    /// The token's name, if the server says.
+    /// Name of the token, if the server returns it.
     pub token: Option<String>,
 }
 
@@ -41,7 +41,7 @@ struct User {
     extra: BTreeMap<String, Vec<String>>,
 }
 
-/// Asks whom the server takes the token's bearer for.
+/// Asks the server for the user of the token.
 pub(super) async fn bearer(there: &Endpoint, token: &str) -> Result<Dated<Bearer>, Error> {
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
     let answer = match post(there, token, REVIEW, &review).await {
@@ -66,7 +66,7 @@ async fn accepted(there: &Endpoint, token: &str) -> Result<Dated<Bearer>, Error>
     if parsed::<Value>(&answer)?["status"]["allowed"].is_boolean() {
         Ok(Dated { value: Bearer { user: None, token: None }, date: answer.date })
     } else {
-        Err(Error::Unreadable("it is no review".to_owned()))
+        Err(Error::Unreadable("it is not a review".to_owned()))
     }
 }
 

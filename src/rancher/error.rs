@@ -60,7 +60,7 @@ impl Error {
         // A proxy that answers for a missing Rancher, such as an ingress, does not know Rancher's
         // objects.
         if read.is_none() && status == 404 {
-            let message = "it is not Rancher that answers".to_owned();
+            let message = "the answer is not Rancher's".to_owned();
             return Self::Refused { status, message };
         }
         let plain =
@@ -186,7 +186,7 @@ mod tests {
             (
                 404,
                 &b"<html>404 Not Found</html>"[..],
-                Error::Refused { status: 404, message: "it is not Rancher that answers".into() },
+                Error::Refused { status: 404, message: "the answer is not Rancher's".into() },
             ),
             (409, &b""[..], Error::Conflict),
             (502, &b"<html>"[..], Error::Refused { status: 502, message: String::new() }),

@@ -105,7 +105,7 @@ impl Issuer {
             return Ok(token.user.clone());
         }
         let bearer = self.rancher.behind("local").bearer(&self.key).await?.value;
-        let why = "its own cluster must be Kubernetes 1.28 or later to say whose the API key is";
+        let why = "its own cluster must run Kubernetes 1.28 or later to name the API key's user";
         bearer.user.ok_or_else(|| Error::NotFound(why.to_owned()))
     }
 
@@ -151,7 +151,7 @@ impl Issuer {
             && named != name.trim_start_matches("ext/")
             && named != name
         {
-            let why = "where the new token will be used, it is taken for another token";
+            let why = "where the new token will be used, it is identified as another token";
             return Err(Fault::lasting(why.to_owned()));
         }
         // A token for a single cluster may not read itself.

@@ -1,10 +1,11 @@
 //! `make bench`: the operator beside a floor, on one control plane, in one run.
 //!
-//! The floor is a bare client that does the minimum of writes: it creates each LoadBalancer,
-//! writes it once, and writes the pool once for every 500. What is quoted is the ratio.
+//! The floor is a bare client that does the minimum of writes: it creates each LoadBalancer, writes
+//! it once, and writes the pool once for every 500. The figure to compare is the ratio.
 //!
 //! `cargo bench --bench bench -- PART...` measures only the parts named: probes, allocator, worst,
-//! leases, broadcasts, addresses, singles, endpoints, admission, rotations. `rotations=200` measures fewer of them.
+//! leases, broadcasts, addresses, singles, endpoints, admission, rotations. `rotations=200`
+//! measures fewer of them.
 #![allow(clippy::print_stdout, clippy::cast_precision_loss)] // A report is printed, and rounded.
 
 mod admission;
@@ -44,12 +45,12 @@ const SINGLES: usize = 200;
 const LEFT: [usize; 3] = [0, 1_000, 5_000];
 
 fn main() -> Result<()> {
-    // `cargo test --benches` starts this too; measuring takes minutes.
+    // `cargo test --benches` starts this program too. A benchmark takes minutes.
     if std::env::args().any(|arg| arg == "--test") {
         return Ok(());
     }
-    // The measuring of probes starts this program again, as the one that probes and as the
-    // ones that are probed.
+    // The benchmark of probes starts this program again, once as the prober and once as its
+    // targets.
     if let Some(role) = probes::Role::of_this_process() {
         return role.play();
     }
@@ -58,7 +59,7 @@ fn main() -> Result<()> {
     let wanted = |part: &str| named.is_empty() || named.iter().any(|name| part_of(name) == part);
     let counted = named.iter().find_map(|name| name.strip_prefix("rotations="));
     let rotations = counted.map_or(Ok(rotations::ROTATIONS), str::parse)?;
-    // First, while nothing else runs.
+    // This part runs first, while nothing else runs.
     let mut report = serde_json::Map::new();
     if wanted("probes") {
         let rows = probes::measure()?;
@@ -88,7 +89,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What needs a control plane.
+/// Parts of the benchmark that run on a control plane.
 const PARTS: [&str; 5] = ["addresses", "singles", "endpoints", "admission", "rotations"];
 
 async fn on_a_bed(parts: &[&str], rotations: usize) -> Result<serde_json::Map<String, Value>> {
@@ -135,7 +136,7 @@ async fn singles(bed: &Bed, binary: &Path) -> Result<Value> {
     Ok(table::singles(&floor, &after))
 }
 
-/// What one burst cost the operator.
+/// Cost of one burst with the operator: times, writes, conflicts, memory and CPU.
 pub(crate) struct Ours {
     pub(crate) created: Duration,
     pub(crate) addressed: Duration,
@@ -201,7 +202,8 @@ async fn writes(operator: &Operator) -> Result<(f64, f64, f64)> {
     ))
 }
 
-/// One by one, in a pool that so many have left again.
+/// Times to an address with the operator, one LoadBalancer at a time, in a pool that `left` have
+/// left.
 async fn ours_after(bed: &Bed, binary: &Path, left: usize) -> Result<Vec<Duration>> {
     let client = bed.admin();
     guests::pool(&client, "bench", "10.64.0.0/16").await?;

@@ -11,7 +11,7 @@ use crate::floor::Floor;
 use crate::rotations::Rotations;
 use crate::{Ours, quantiles};
 
-/// One burst, measured both ways.
+/// Measurements of one burst of `count` LoadBalancers, with the floor and with the operator.
 pub(crate) struct AtOnce {
     pub(crate) count: usize,
     pub(crate) floor: Floor,
@@ -40,10 +40,10 @@ pub(crate) fn addresses(rows: &[AtOnce]) -> Value {
     rows.iter().map(at_once).collect()
 }
 
-/// Prints what single creations take, in pools that so many others have left.
+/// Prints times to an address, one at a time, in pools that so many LoadBalancers have left.
 pub(crate) fn singles(floor: &[Duration], after: &[(usize, Vec<Duration>)]) -> Value {
     let floor = quantiles(floor);
-    println!("\none by one, create to address seen");
+    println!("\none by one, creation to observed address");
     println!("the floor's two writes:          {floor}");
     let mut report = json!({"floor": floor});
     for (left, times) in after {
@@ -54,7 +54,7 @@ pub(crate) fn singles(floor: &[Duration], after: &[(usize, Vec<Duration>)]) -> V
     report
 }
 
-/// Prints what the allocator's operations cost.
+/// Prints the cost of the allocator's operations.
 pub(crate) fn allocator(rows: &[Row]) -> Value {
     println!("\n{:>9} {:>16} {:>9}", "pool", "operation", "ns");
     for row in rows {
@@ -65,7 +65,7 @@ pub(crate) fn allocator(rows: &[Row]) -> Value {
         .collect()
 }
 
-/// Prints what single events cost at most.
+/// Prints the highest cost of single events.
 pub(crate) fn worst(events: &[(&str, Duration)]) -> Value {
     println!("\nevents that cost the most");
     let mut report = serde_json::Map::new();
@@ -77,7 +77,7 @@ pub(crate) fn worst(events: &[(&str, Duration)]) -> Value {
     Value::Object(report)
 }
 
-/// Prints what serving VMs costs.
+/// Prints the cost of serving VMs.
 pub(crate) fn endpoints(vms: &Endpoints) -> Value {
     let seconds = |time: Duration| time.as_secs_f64();
     let (floor, ours) = (quantiles(&vms.floor_changes), quantiles(&vms.changes));
@@ -92,9 +92,9 @@ pub(crate) fn endpoints(vms: &Endpoints) -> Value {
     println!("peak RSS                              {:>8.1} MiB", vms.peak_rss_mib);
     println!("CPU for a VM that changes for good    {:>8.2} ms", vms.cpu_ms_for_good);
     println!("CPU for a VM that is back at once     {:>8.2} ms a change", vms.cpu_ms_a_change);
-    println!("CPU for a change that concerns nobody {:>8.2} ms", vms.cpu_ms_no_change);
+    println!("CPU for a change that alters no slice {:>8.2} ms", vms.cpu_ms_no_change);
     println!("slice writes                          {:>8}", vms.slice_writes);
-    println!("change of a VM to slice seen: {ours}");
+    println!("change of a VM to its slice: {ours}");
     println!("the floor's two writes:       {floor}");
     json!({
         "listed_seconds": seconds(vms.listed),
@@ -110,7 +110,7 @@ pub(crate) fn endpoints(vms: &Endpoints) -> Value {
     })
 }
 
-/// Prints what admission takes, and returns it.
+/// Prints the times of admission, and returns them.
 pub(crate) fn admission(measured: &Calls) -> Value {
     println!("\nadmission, 10,000 load balancers, 100 pools");
     let mut report = serde_json::Map::new();
@@ -134,7 +134,7 @@ pub(crate) fn admission(measured: &Calls) -> Value {
     Value::Object(report)
 }
 
-/// Prints what replacing credentials takes, and returns it.
+/// Prints the times of replaced credentials, and returns them.
 pub(crate) fn rotations(measured: &Rotations) -> Value {
     let seconds = |time: Duration| time.as_secs_f64();
     let count = measured.count as f64;

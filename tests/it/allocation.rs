@@ -164,7 +164,7 @@ async fn a_guest_that_gives_up_after_ten_seconds_never_has_to() -> Result<()> {
                 if address(&cluster.lbs().get(&name).await?).is_some() {
                     return Ok(());
                 }
-                anyhow::ensure!(waited < Duration::from_secs(10), "{name} was given up");
+                anyhow::ensure!(waited < Duration::from_secs(10), "{name}: its guest gave up");
             }
         })
         .await?;
@@ -245,7 +245,7 @@ async fn what_the_guest_writes_to_its_address_stays() -> Result<()> {
     Ok(())
 }
 
-/// Writes that come after those of others: each is decided again on the object as it is by then.
+/// Writes that another client's write has overtaken: each is decided again on the current object.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_write_is_decided_again_on_the_current_object_and_is_no_failure() -> Result<()> {
     let cluster = Cluster::start().await?;

@@ -33,7 +33,7 @@ fn the_files_are_what_the_types_say() {
         let stored = fs::read_to_string(folder.join(&file)).unwrap_or_default();
         assert!(
             stored == api::to_yaml(&crd).unwrap(),
-            "crds/{file} is not what src/api says: run `make crds`"
+            "crds/{file} differs from src/api: run `make crds`"
         );
         expected.push(file);
     }

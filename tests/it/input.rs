@@ -407,7 +407,7 @@ async fn an_object_that_cannot_be_read_costs_nobody_else_anything() -> Result<()
     };
     ipam("static").await?;
     for round in 0..2 {
-        eventually(SOON, "count of what cannot be read", async || {
+        eventually(SOON, "count of unreadable objects", async || {
             operator
                 .metric("hgo_unreadable_objects_total", &["LoadBalancer"])
                 .await
@@ -427,7 +427,7 @@ async fn an_object_that_cannot_be_read_costs_nobody_else_anything() -> Result<()
             operator = cluster.operator().await?;
         }
     }
-    assert_eq!(lbs.get("newer").await?.data.get("status"), None, "it is left alone");
+    assert_eq!(lbs.get("newer").await?.data.get("status"), None, "it is unchanged");
     // Readable again, it is as before.
     lbs.delete("newer", &kube::api::DeleteParams::default()).await?;
     ipam("pool").await?;

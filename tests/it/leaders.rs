@@ -192,7 +192,7 @@ async fn two_leaders_at_once_never_give_one_address_twice() -> Result<()> {
         let both =
             async || anyhow::Ok(writes(&first).await? > 20.0 && writes(&second).await? > 20.0);
         while began.elapsed() < Duration::from_secs(10) || !both().await? {
-            ensure!(began.elapsed() < LATER, "one of them does nothing");
+            ensure!(began.elapsed() < LATER, "one of them writes nothing");
             let list = cluster.lbs().list(&ListParams::default()).await?;
             let mut seen = BTreeSet::new();
             // A LoadBalancer in deletion has released its address before it goes.

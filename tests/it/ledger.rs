@@ -31,12 +31,12 @@ async fn a_status_edited_by_hand_is_put_right_and_nobody_moves() -> Result<()> {
         json!({"total": 1_000, "available": 998, "usedPercent": 1}),
         json!({"allocated": {"10.1.0.2": null}}),
         json!({"allocated": {"10.1.0.2": null}, "allocatedOwners": {"10.1.0.2": null}}),
-        json!({"allocatedOwners": {"10.1.0.2": "somebody"}}),
-        // Given to somebody else: by name alone, and altogether.
-        json!({"allocated": {"10.1.0.2": "default/nobody"}}),
+        json!({"allocatedOwners": {"10.1.0.2": "other"}}),
+        // Another owner: by name alone, then by name and UID.
+        json!({"allocated": {"10.1.0.2": "default/missing"}}),
         json!({"allocated": {"10.1.0.2": "default/b"}}),
         json!({"allocated": {"10.1.0.2": "default/b"}, "allocatedOwners": {"10.1.0.2": b}}),
-        // A second address for somebody who has one.
+        // A second address for an owner that has one.
         json!({"allocated": {"10.1.0.9": "default/b"}, "allocatedOwners": {"10.1.0.9": b}}),
         json!({"allocated": {"ten.one": "default/a"}, "allocatedOwners": {"ten.two": "a"}}),
         json!({"allocatedHistory": null, "lastAllocated": "nowhere"}),
@@ -123,7 +123,7 @@ async fn what_the_go_controller_left_is_adopted_and_nobody_moves() -> Result<()>
     for (name, type_, ip) in [
         ("guest", "cluster", Some("10.1.0.30")),
         ("vm", "vm", Some("10.1.0.20")),
-        // Claimed, and the process ended before it wrote the LoadBalancer.
+        // The address is claimed, and the process ended before it wrote the LoadBalancer.
         ("unpublished", "cluster", None),
     ] {
         let mut lb = lb(name, &json!({"workloadType": type_, "ipam": "pool"}))?;
@@ -186,7 +186,7 @@ async fn orphans_are_freed_at_start_and_cost_no_namesake_its_address() -> Result
     assert_eq!(
         cluster.allocated("pool").await?,
         strings([("10.1.0.2", "default/lb")]),
-        "nobody has lost anything"
+        "a claim in use was released"
     );
     assert_eq!(cluster.address("lb").await?, "10.1.0.2");
     let note = cluster.warned("pool", "OrphanFreed").await?;
@@ -196,8 +196,8 @@ async fn orphans_are_freed_at_start_and_cost_no_namesake_its_address() -> Result
     Ok(())
 }
 
-/// However many claims are to be asked about, a new LoadBalancer has its address within the 10 s
-/// after which a guest gives up, also beside seven other tests.
+/// A new LoadBalancer gets its address within the 10 s after which a guest gives up, however many
+/// claims are to be looked up, and also beside seven other tests.
 #[tokio::test(flavor = "multi_thread")]
 async fn thousands_of_leaked_claims_are_freed_and_delay_nobody() -> Result<()> {
     const LEAKED: u32 = 5_000;
@@ -221,7 +221,7 @@ async fn thousands_of_leaked_claims_are_freed_and_delay_nobody() -> Result<()> {
         println!("{name} has its address {took:?} after it was created");
         ensure!(took < Duration::from_secs(10), "{name}: {took:?}");
     }
-    eventually(LATER, "end of what leaked", async || {
+    eventually(LATER, "release of the leaked claims", async || {
         let left = cluster.allocated("leaky").await?.len();
         anyhow::Ok(left == 0)
     })
@@ -232,8 +232,8 @@ async fn thousands_of_leaked_claims_are_freed_and_delay_nobody() -> Result<()> {
     cluster.consistent().await
 }
 
-/// Lookups of leaked claims that the API server does not answer: eight are under way, the others wait
-/// for their turn, and a new LoadBalancer waits for none.
+/// The API server does not answer lookups of leaked claims: eight are in progress, the others wait,
+/// and a new LoadBalancer waits for none of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn leaked_claims_are_looked_up_eight_at_a_time_beside_the_work() -> Result<()> {
     const AT_ONCE: usize = 8;
@@ -257,14 +257,14 @@ async fn leaked_claims_are_looked_up_eight_at_a_time_beside_the_work() -> Result
         cluster.lb(name).await?;
         cluster.address(name).await?;
     }
-    // One more follows only when one of the first is given up, after the deadline of a call.
+    // Another lookup starts only when one of the first times out.
     if let [first, .., next] = lookups().get(..=AT_ONCE).unwrap_or_default() {
         let after = next.duration_since(*first);
         ensure!(after > Duration::from_secs(1), "lookup {} after {after:?}", AT_ONCE + 1);
     }
     proxy.clear_rule();
     let names = ["first", "second", "third"].map(|name| format!("default/{name}"));
-    eventually(LATER, "end of what leaked", async || {
+    eventually(LATER, "release of the leaked claims", async || {
         let left = cluster.allocated("pool").await?;
         anyhow::Ok(left.len() == names.len() && left.values().all(|owner| names.contains(owner)))
     })
@@ -295,11 +295,11 @@ async fn an_admin_can_free_what_leaked_and_only_that() -> Result<()> {
     let leak = json!({"allocated": {"10.1.0.9": "default/gone"}});
     cluster.patch_pool_status("pool", json!({"status": leak})).await?;
     ask(json!("10.1.0.9: default/gone")).await?;
-    settled("release of what leaked").await?;
+    settled("release of the leaked claim").await?;
     let only_lb = strings([("10.1.0.2", "default/lb")]);
     assert_eq!(cluster.allocated("pool").await?, only_lb);
     ask(json!("10.1.0.9: default/gone")).await?;
-    settled("answer to what was done already").await?;
+    settled("answer to a repeated request").await?;
 
     for (text, reason, parts) in [
         ("10.1.0.2 default/lb", "InvalidAnnotation", [ANNOTATION_MANUAL_RELEASE, "default/web"]),
@@ -316,9 +316,9 @@ async fn an_admin_can_free_what_leaked_and_only_that() -> Result<()> {
             settled("end of the notice").await?;
         }
     }
-    // The refusal promises that deletion is enough.
+    // The message of the refusal promises that deletion is enough.
     cluster.deleted("lb").await?;
-    settled("release of what was in use").await?;
+    settled("release of the former address").await?;
     assert!(cluster.allocated("pool").await?.is_empty());
     Ok(())
 }
@@ -344,7 +344,7 @@ async fn a_pool_that_is_deleted_gives_out_nothing_and_stays_until_all_is_back() 
     assert!(message.contains("held") && message.contains("being deleted"), "{message}");
 
     cluster.deleted("a").await?;
-    // What it does at its end is not lost by a change of leaders.
+    // A change of leaders does not lose the release.
     operator.process.kill9()?;
     cluster.free_lease().await?;
     let _operator = cluster.operator().await?;

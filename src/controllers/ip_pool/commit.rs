@@ -1,4 +1,4 @@
-//! Making the stored ledgers say what the book says, by compare-and-swap.
+//! Writes of the stored ledgers where they differ from the book, by compare-and-swap.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,27 +18,27 @@ use crate::domain::pools::status;
 use crate::k8s::CallError;
 use crate::k8s::write::{Writer, differs};
 
-/// Delay before a pool is tried again, doubling up to [`LAST_RETRY`].
+/// First delay before the write of a pool is retried, doubling up to [`LAST_RETRY`].
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const LAST_RETRY: Duration = Duration::from_secs(5);
-/// A batch waits no longer than this between two tries.
+/// Longest delay of a batch between two tries.
 const BATCH_RETRY: Duration = Duration::from_millis(250);
-/// Failures in a row after which a pool no longer holds up the others. Conflicts do not
-/// count: a conflict means that somebody else got through.
+/// Consecutive failures after which a pool no longer delays the others. Conflicts do not count: a
+/// conflict means that another client's write was accepted.
 const PATIENCE: u32 = 3;
-/// Conflicts in a row that are worth an Event.
+/// Consecutive conflicts after which an Event is written.
 const CONTENDED: u32 = 5;
 
-/// What became of a commit.
+/// Outcome of a commit.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// Some pool had moved on and was read again: decide once more.
+    /// A pool was not written and was read again: the batch must be decided again.
     Replay,
-    /// All was written, but for the pools named.
+    /// Every pool was written, except those in `failed`.
     Done { failed: BTreeSet<String> },
 }
 
-/// How a pool has been failing.
+/// Failed writes of a pool since its last success, and the time of the next try.
 #[derive(Default)]
 pub(super) struct Trouble {
     conflicts: u32,
@@ -46,7 +46,7 @@ pub(super) struct Trouble {
     retry_at: Option<Instant>,
 }
 
-/// The writes that one pool needs, in this order.
+/// Writes that one pool needs, in this order.
 struct Job {
     name: String,
     version: String,
@@ -56,7 +56,7 @@ struct Job {
 }
 
 impl LedgerTask {
-    /// Writes every touched pool, all at the same time.
+    /// Writes every touched pool, all of them concurrently.
     pub(super) async fn commit(&mut self) -> anyhow::Result<Outcome> {
         self.forget_outlived_refusals();
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
@@ -115,17 +115,17 @@ impl LedgerTask {
         Ok(Outcome::Replay)
     }
 
-    /// Counts a failed write. Says whether to try again at once.
+    /// Counts a failed write. Returns whether to try again at once.
     fn note_trouble(&mut self, name: &str, error: &CallError) -> bool {
         let trouble = self.trouble.entry(name.to_owned()).or_default();
         if matches!(error, CallError::Conflict | CallError::NotFound) {
             trouble.conflicts += 1;
             if trouble.conflicts == CONTENDED {
-                tracing::warn!(pool = name, "somebody else keeps writing this IPPool");
+                tracing::warn!(pool = name, "another client keeps writing this IPPool");
                 self.ctx.events.warning(
                     self.reference(name),
                     "LedgerContended",
-                    format!("{CONTENDED} writes in a row were refused because somebody else writes this IPPool; still trying"),
+                    format!("{CONTENDED} writes in a row were refused because another client writes this IPPool; still trying"),
                 );
             }
             return true;
@@ -149,7 +149,7 @@ impl LedgerTask {
         false
     }
 
-    /// Reads a pool again after a while.
+    /// Enqueues a pool to be read again after the delay.
     pub(super) fn look_later(&self, name: &str, delay: Duration) {
         let (handle, name) = (self.handle.clone(), name.to_owned());
         tokio::spawn(async move {
@@ -159,7 +159,7 @@ impl LedgerTask {
     }
 }
 
-/// What one pool needs. `None`: nothing.
+/// Writes that one pool needs. `None`: the stored pool is current.
 fn job(name: String, pool: &Pool, stored: &StoredPool, plain: bool, now: &str) -> Option<Job> {
     let desired = status::pool_status(
         pool,
@@ -190,7 +190,7 @@ fn job(name: String, pool: &Pool, stored: &StoredPool, plain: bool, now: &str) -
     (!idle).then(|| Job { name, version: stored.version.clone(), before, status, after })
 }
 
-/// Each write rests on the version that the one before it left.
+/// Makes the writes of a pool. Each requires the resourceVersion that the previous write returned.
 async fn carry_out(writer: Writer, job: Job) -> (Job, Result<ObjectMeta, CallError>) {
     let mut meta =
         ObjectMeta { resource_version: Some(job.version.clone()), ..ObjectMeta::default() };

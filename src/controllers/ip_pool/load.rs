@@ -1,4 +1,4 @@
-//! Reading pools into the book: all of them at the start of a term, one when it changed.
+//! Reads pools into the book: all of them at the start of a term, later each pool that changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,13 +24,14 @@ use crate::k8s::trimmed::{self, Trimmed};
 use crate::k8s::views::Views;
 use crate::k8s::{CallError, call};
 
-/// Objects read by one call of a list.
+/// Objects per page of a list.
 const PAGE: u32 = 500;
 
-/// A term begins without knowing the networks rather than later than this.
+/// Longest time that the start of a term waits for the list of networks, and then for the
+/// infrastructure.
 const NETWORKS_WAIT: Duration = Duration::from_secs(2);
 
-/// A pool as the server has it, as far as is known.
+/// Stored pool, as last read or written.
 pub(super) struct StoredPool {
     pub(super) version: String,
     pub(super) uid: String,
@@ -40,7 +41,7 @@ pub(super) struct StoredPool {
     pub(super) status: Arc<IPPoolStatus>,
     /// Text of the annotation that asks for a manual release.
     pub(super) manual: Option<String>,
-    /// What became of it, for the status.
+    /// Condition with the reason why the manual release was refused.
     pub(super) notice: Option<Condition>,
 }
 
@@ -60,7 +61,7 @@ impl StoredPool {
         stored
     }
 
-    /// Takes over what the server answered to a write.
+    /// Takes over the metadata that the API server returned for a write.
     pub(super) fn update(&mut self, meta: &ObjectMeta) {
         self.version = meta.resource_version.clone().unwrap_or_default();
         self.generation = meta.generation;
@@ -68,8 +69,8 @@ impl StoredPool {
         self.finalizers = meta.finalizers.clone().unwrap_or_default();
     }
 
-    /// Whether a version told by a watch is news. Versions of one resource are decimal
-    /// numbers that grow (KEP-5504); anything else is news.
+    /// Whether a resourceVersion from a watch is newer. Versions of one resource are increasing
+    /// decimal numbers (KEP-5504); any other text that differs counts as newer.
     pub(super) fn is_older_than(&self, version: &str) -> bool {
         match (self.version.parse::<u64>(), version.parse::<u64>()) {
             (Ok(known), Ok(told)) => known < told,
@@ -79,7 +80,8 @@ impl StoredPool {
 }
 
 impl LedgerTask {
-    /// Starts a term from consistent lists: existing owners first, then waiters, oldest first.
+    /// Starts a term from consistent lists: first restores the claims of existing owners, then
+    /// allocates for waiters, oldest first.
     pub async fn load(
         ctx: Context,
         wake: mpsc::UnboundedSender<ObjectRef<LoadBalancer>>,
@@ -100,8 +102,9 @@ impl LedgerTask {
             measured: BTreeSet::new(),
             sweeper: None,
         };
-        // Pools before LoadBalancers: a claim seen here has an owner that can be seen there.
-        // Where networks are decides which pools share them. Until that is known, any may.
+        // Pools are listed before LoadBalancers, so the owner of each claim read here is in the
+        // later list. The segments of networks decide which pools share them; while they are
+        // unknown, any two pools may.
         let views = task.ctx.views.clone();
         views.networks_listed(NETWORKS_WAIT).await;
         let _ = tokio::time::timeout(NETWORKS_WAIT, views.wait_for_infrastructure()).await;
@@ -113,14 +116,14 @@ impl LedgerTask {
         for pool in &pools {
             task.merge(pool, &world);
         }
-        // What is published or expected is known before the first address is given out.
+        // The book has every published or requested address before it allocates the first one.
         task.each_facts(lbs.iter(), Book::adopt);
         task.book.take_moved();
         let mut waiting: Vec<_> = lbs
             .iter()
             .filter(|lb| facts::wants_pool(lb) && !facts::is_leaving(lb))
-            // Newcomers that may get none, or whose namespace was not seen yet, ask for
-            // themselves.
+            // LoadBalancers that may get no address, or whose namespace was not observed yet, are
+            // left to their own reconcile.
             .filter(|lb| task.ctx.views.removal_of(lb).is_none())
             .map(|lb| (lb, task.ctx.views.around(lb)))
             .filter(|(_, around)| around.project != Project::Unknown)
@@ -153,7 +156,7 @@ impl LedgerTask {
         Ok((task, handle))
     }
 
-    /// Reads pools again, and forgets those that are gone.
+    /// Reads pools again, and removes those that are gone from the book.
     pub(super) async fn refresh(&mut self, names: BTreeSet<String>) {
         if names.is_empty() {
             return;
@@ -167,7 +170,7 @@ impl LedgerTask {
                     if let Err(error) =
                         self.settle_disputes(&seen(&pool, &self.ctx.views), &mut world).await
                     {
-                        tracing::warn!(pool = name, %error, "IPPool not taken over, trying again");
+                        tracing::warn!(pool = name, %error, "IPPool not merged, trying again");
                         self.look_later(&name, Duration::from_secs(1));
                         continue;
                     }
@@ -188,7 +191,7 @@ impl LedgerTask {
         }
     }
 
-    /// Asks the API server about LoadBalancers whose published address speaks against a ledger:
+    /// Reads the LoadBalancers whose published address contradicts a ledger from the API server:
     /// the view may be older than the ledger.
     async fn settle_disputes(&self, seen: &PoolSeen, world: &mut World) -> Result<(), CallError> {
         for owner in self.book.disputes(seen, world) {
@@ -204,7 +207,7 @@ impl LedgerTask {
         Ok(())
     }
 
-    /// Shows the book each LoadBalancer that takes its address from pools.
+    /// Calls `show` with the book for each LoadBalancer that takes its address from pools.
     fn each_facts<'a>(
         &mut self,
         lbs: impl Iterator<Item = &'a LoadBalancer>,
@@ -217,13 +220,13 @@ impl LedgerTask {
         }
     }
 
-    /// Shows the book what is published, as this process sees it, after pools or networks moved.
+    /// Updates the book with the observed published addresses, after pools or networks moved.
     pub(super) fn observe_all(&mut self) {
         let all = self.ctx.views.load_balancers.state();
         self.each_facts(all.iter().map(AsRef::as_ref), Book::observe);
     }
 
-    /// The LoadBalancers that exist, as this process sees them.
+    /// LoadBalancers that exist, as this process observes them.
     pub(super) fn world(&self) -> World {
         World::new(
             self.ctx.views.load_balancers.state().iter().filter_map(|lb| facts::world_entry(lb)),
@@ -257,7 +260,7 @@ impl LedgerTask {
         self.trouble.remove(name);
     }
 
-    /// The pool as Events refer to it.
+    /// Reference to a pool for Events.
     pub(super) fn reference(&self, name: &str) -> ObjectReference {
         ObjectReference {
             api_version: Some(IPPool::api_version(&()).into_owned()),
@@ -282,7 +285,7 @@ fn seen(pool: &IPPool, views: &Views) -> PoolSeen {
     }
 }
 
-/// A consistent list, page by page. Objects that do not fit their type are left out; the
+/// Reads a consistent list, page by page. Objects that do not fit their type are omitted; the
 /// informer reports them.
 async fn list<K>(api: &Api<Guard<K>>, page: u32) -> Result<Vec<K>, CallError>
 where

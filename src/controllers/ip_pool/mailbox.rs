@@ -1,4 +1,4 @@
-//! How the rest of the process reaches the ledger task.
+//! Mailbox of the ledger task: its messages, and the handle that sends them.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::domain::{LbFacts, Owner};
 /// Why the ledger gave no answer.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// The pool could not be written. Nothing was given or taken.
+    /// The pool could not be written. No address was allocated or released.
     #[error("the ledger of IPPool {0} could not be written")]
     NotWritten(String),
     /// The LoadBalancer must be read again: its claims and its status disagree.
@@ -24,8 +24,8 @@ pub enum LedgerError {
 
 type Reply<T> = oneshot::Sender<Result<T, LedgerError>>;
 
-/// A request. Unbounded as a queue, bounded by its senders: a LoadBalancer has at most one
-/// request under way, and signals are as many as the objects they speak of.
+/// Message to the ledger task. The queue has no bound of its own, but its senders bound it: a
+/// LoadBalancer has at most one request under way, and there is one signal per changed object.
 pub(super) enum Message {
     Claim(Box<LbFacts>, Reply<Verdict>),
     Release(Owner, Option<Reply<()>>),
@@ -38,17 +38,17 @@ pub(super) enum Message {
 #[derive(Default)]
 pub(super) struct Batch {
     pub(super) claims: Vec<(LbFacts, Reply<Verdict>)>,
-    /// Each with the pools it took addresses back to.
+    /// Releases, each with the pools whose addresses it released.
     pub(super) releases: Vec<(Owner, Option<Reply<()>>, BTreeSet<String>)>,
     pub(super) pools: BTreeSet<String>,
-    /// Networks lead elsewhere than before.
+    /// Whether a network has moved to another segment.
     pub(super) networks: bool,
     /// Claims of LoadBalancers that the API server no longer has.
     pub(super) orphans: Vec<Orphan>,
 }
 
 impl Batch {
-    /// How many wait.
+    /// Number of claims, releases and pools in the batch.
     pub(super) fn len(&self) -> usize {
         self.claims.len() + self.releases.len() + self.pools.len()
     }
@@ -62,7 +62,7 @@ impl Batch {
     }
 }
 
-/// The way to the ledger task.
+/// Handle of the ledger task.
 #[derive(Clone)]
 pub struct Handle(mpsc::UnboundedSender<Message>);
 
@@ -72,36 +72,39 @@ impl Handle {
         (Self(sender), receiver)
     }
 
-    /// Asks for the LoadBalancer's address. Answered when it is safe to publish.
+    /// Claims an address for the LoadBalancer. The answer comes when the address is safe to
+    /// publish.
     pub async fn claim(&self, facts: LbFacts) -> Result<Verdict, LedgerError> {
         let (reply, answer) = oneshot::channel();
         self.send(Message::Claim(Box::new(facts), reply))?;
         answer.await.map_err(|_| LedgerError::Closed)?
     }
 
-    /// Gives back whatever the owner holds. Answered when the ledger no longer names it.
+    /// Releases every claim of the owner. The answer comes when the ledger no longer names the
+    /// owner.
     pub async fn release(&self, owner: Owner) -> Result<(), LedgerError> {
         let (reply, answer) = oneshot::channel();
         self.send(Message::Release(owner, Some(reply)))?;
         answer.await.map_err(|_| LedgerError::Closed)?
     }
 
-    /// The same, with nobody waiting. The sweep catches what a failure here leaves.
+    /// Releases every claim of the owner, without an answer. If that fails, the sweep repeats it.
     pub fn forget(&self, owner: Owner) {
         let _ = self.send(Message::Release(owner, None));
     }
 
-    /// A pool changed, or is gone.
+    /// Enqueues a pool that changed or is gone. `version`: its resourceVersion; `None`: read the
+    /// pool in any case.
     pub fn pool_changed(&self, name: String, version: Option<String>) {
         let _ = self.send(Message::PoolChanged(name, version));
     }
 
-    /// A network leads elsewhere than before, or is gone.
+    /// Enqueues an update of the networks: one has moved to another segment, or is gone.
     pub fn networks_changed(&self) {
         let _ = self.send(Message::NetworksChanged);
     }
 
-    /// A claim's LoadBalancer is gone, says the API server.
+    /// Enqueues a claim whose LoadBalancer is gone according to the API server.
     pub(super) fn orphaned(&self, orphan: Orphan) {
         let _ = self.send(Message::Orphaned(Box::new(orphan)));
     }

@@ -1,4 +1,4 @@
-//! The annotation by which an admin frees a leaked address.
+//! Annotation with which an administrator releases a leaked address.
 
 use std::time::Duration;
 
@@ -12,15 +12,16 @@ use crate::domain::pools::manual_release::ManualRelease;
 use crate::domain::pools::status::manual_release_refused;
 use crate::k8s::{CallError, call};
 
-/// The API server did not say whether the LoadBalancer exists. Asked again.
+/// Reason of a refusal because the API server did not answer whether the LoadBalancer exists. The
+/// question is repeated.
 const UNKNOWN: &str = "Unknown";
 
-/// Why an address is not taken from a LoadBalancer that exists.
+/// Reason of a refusal because the LoadBalancer exists.
 const STILL_IN_USE: &str = "StillInUse";
 
 impl LedgerTask {
-    /// Carries the annotation out in the book, or notes why not. The commit that follows
-    /// writes the result, and removes the annotation when nothing is left to say.
+    /// Carries out the annotation in the book, or records why not. The next commit writes the
+    /// result, and removes the annotation unless it was refused.
     pub(super) async fn consider_manual_release(&mut self, pool: &str) {
         let Some(text) = self.stored.get(pool).and_then(|stored| stored.manual.clone()) else {
             return;
@@ -44,7 +45,7 @@ impl LedgerTask {
         self.book.touch(pool);
     }
 
-    /// Forgets refusals because of a LoadBalancer that has let go of its address since.
+    /// Removes refusals because of an existing LoadBalancer that has released its address since.
     pub(super) fn forget_outlived_refusals(&mut self) {
         for (name, stored) in &mut self.stored {
             let refused = stored.notice.as_ref().and_then(|n| n.reason.as_deref());
@@ -59,7 +60,8 @@ impl LedgerTask {
         }
     }
 
-    /// `None`: done, or nothing to do.
+    /// Releases the address that the annotation names. `None`: done, or there was nothing to
+    /// release; otherwise the condition contains the refusal.
     async fn release_manually(&mut self, pool: &str, text: &str) -> Option<Condition> {
         let refuse = |reason, message| Some(manual_release_refused(reason, message));
         let asked = match ManualRelease::parse(text) {
@@ -72,7 +74,7 @@ impl LedgerTask {
         };
         let owner = self.book.pools().get(pool).and_then(|p| p.ledger.owner_of(asked.ip)).cloned();
         let Some(owner) = owner else {
-            // Done already: the annotation outlived a crash, or the sweep was faster.
+            // Released already: a crash left the annotation, or the sweep was faster.
             return None;
         };
         if owner.name != asked.name {
@@ -104,7 +106,7 @@ impl LedgerTask {
             ),
             Err(error) => refuse(
                 UNKNOWN,
-                format!("cannot tell whether LoadBalancer {} exists: {error}", asked.name),
+                format!("cannot determine whether LoadBalancer {} exists: {error}", asked.name),
             ),
         }
     }

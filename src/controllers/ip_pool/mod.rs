@@ -1,9 +1,9 @@
-//! The ledger task: the one owner of all pools while this process leads.
+//! The ledger task: the only owner of all pools while this process leads.
 //!
-//! Requests queue in its mailbox; a batch is decided by [`Book`] and each touched pool is
-//! written once. A request is answered when the write it rests on was accepted.
+//! Requests queue in its mailbox; [`Book`] decides a batch, and each touched pool is written once.
+//! A request is answered when its write was accepted.
 //!
-//! Called by the LoadBalancer controller through [`Handle`]. Owns every write of an IPPool.
+//! The LoadBalancer controller calls it through [`Handle`]. It makes every write of an IPPool.
 
 mod commit;
 mod load;
@@ -27,7 +27,7 @@ use crate::api::LoadBalancer;
 use crate::domain::pools::allocator::Book;
 use crate::domain::pools::write_pacing::Pace;
 
-/// How often claims are compared with the LoadBalancers that exist.
+/// Interval at which claims are compared with the LoadBalancers that exist.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
 /// State of one term of leadership.
@@ -38,22 +38,22 @@ pub struct LedgerTask {
     book: Book,
     stored: BTreeMap<String, StoredPool>,
     trouble: BTreeMap<String, commit::Trouble>,
-    /// For reminders to itself.
+    /// Handle with which the task sends messages to itself.
     handle: Handle,
     pace: Pace,
-    /// Bytes of ledgers written since the pace was last told.
+    /// Bytes of ledgers written since the last report to the pace.
     bytes_written: usize,
     started: Instant,
-    /// Pools with metrics, so that series go with their pool.
+    /// Pools with metrics, so that series are removed with their pool.
     measured: BTreeSet<String>,
-    /// Looks up claims that may be nobody's.
+    /// Task that looks up claims that may have no owner.
     sweeper: Option<AbortOnDropHandle<()>>,
 }
 
 impl LedgerTask {
     /// Serves until the term ends. Returns only with the error that ended it.
     pub async fn run(mut self) -> anyhow::Result<()> {
-        // Its first tick is now.
+        // The first tick is immediate.
         let mut sweep = tokio::time::interval(SWEEP_EVERY);
         loop {
             let mut batch = Batch::default();
@@ -61,7 +61,7 @@ impl LedgerTask {
                 biased;
                 message = self.mailbox.recv() => match message {
                     Some(message) => self.take(message, &mut batch),
-                    None => anyhow::bail!("nobody can reach the ledger any more"),
+                    None => anyhow::bail!("no handle to the ledger task is left"),
                 },
                 _ = sweep.tick() => {
                     self.sweep();
@@ -75,7 +75,7 @@ impl LedgerTask {
         }
     }
 
-    /// Takes what has arrived, and what arrives until the next write may begin.
+    /// Adds the messages that have arrived, and those that arrive until the next write may begin.
     async fn gather(&mut self, batch: &mut Batch) {
         let mut last = self.started.elapsed();
         loop {
@@ -94,7 +94,7 @@ impl LedgerTask {
         }
     }
 
-    /// Answers at once what needs no write.
+    /// Answers a message at once if it needs no write; otherwise adds it to the batch.
     fn take(&mut self, message: Message, batch: &mut Batch) {
         match message {
             Message::Claim(facts, reply) => {
@@ -103,7 +103,7 @@ impl LedgerTask {
                 } else if self.book.needs_fresh(&facts) {
                     drop(reply.send(Err(LedgerError::Stale)));
                 } else {
-                    // It publishes what no ledger here names: perhaps the stored one does.
+                    // The published claim is in no ledger of the book: the stored pool may have it.
                     let unknown = facts.published.as_ref().filter(|published| {
                         let held = self.book.claims_of(&facts.owner.uid);
                         !held.is_empty() && !held.contains(published)
@@ -133,7 +133,7 @@ impl LedgerTask {
         }
     }
 
-    /// Decides a batch, writes what it touched, and answers.
+    /// Decides a batch, writes the pools that it touched, and answers.
     async fn serve(&mut self, mut batch: Batch) -> anyhow::Result<()> {
         let began = self.started.elapsed();
         self.refresh(std::mem::take(&mut batch.pools)).await;
@@ -179,7 +179,7 @@ impl LedgerTask {
         Ok(())
     }
 
-    /// Answers everybody whose pools were written, and refuses the others: they will ask again.
+    /// Answers the requests whose pools were written, and refuses the others: their callers retry.
     fn answer(
         &self,
         batch: Batch,
@@ -195,11 +195,11 @@ impl LedgerTask {
                 }
                 _ => Ok(verdict),
             };
-            // Whoever asked may have given up; the claim is theirs when they ask again.
+            // The caller may have given up; the same claim is its answer when it asks again.
             drop(reply.send(answer));
         }
         for (_, reply, pools) in batch.releases {
-            // A release that found nothing left may be the repetition of one that failed.
+            // A release that found no claims may be the retry of one that failed.
             let pools = if pools.is_empty() { failed } else { &pools };
             let answer = match pools.intersection(failed).next() {
                 Some(pool) => Err(LedgerError::NotWritten(pool.clone())),

@@ -1,4 +1,4 @@
-//! What the ledgers look like, for Prometheus, Events and logs.
+//! Reports the state of the ledgers in metrics, Events and logs.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use crate::domain::pools::allocator::overlap::{News, Shared};
 use crate::domain::reason::Wait;
 
 impl LedgerTask {
-    /// Sets the gauges of all pools; series of pools that are gone vanish. Tells what is new
-    /// between pools.
+    /// Sets the gauges of all pools, and removes the series of pools that are gone. Reports new
+    /// conflicts of pools.
     pub(super) fn report(&mut self) {
         self.report_news();
         let metrics = &self.ctx.metrics;
@@ -65,7 +65,7 @@ impl LedgerTask {
                     format!("{ip} is held by {holder}, and is {what}: move the LoadBalancer"),
                 ),
             };
-            tracing::warn!(pool, reason, what, "an IPPool stands in the way");
+            tracing::warn!(pool, reason, what, "conflict in an IPPool");
             self.ctx.events.warning(self.reference(&pool), reason, what);
         }
     }
@@ -83,14 +83,14 @@ impl LedgerTask {
                 Repair::Corrected(claim, owner) => (
                     "corrected",
                     format!(
-                        "{} is published by {}, which the ledger did not say",
+                        "{} is published by {}, which the ledger did not record",
                         claim.ip, owner.name
                     ),
                 ),
                 Repair::Double(claim, owner) => (
                     "double",
                     format!(
-                        "{} is published by {}, but belongs to another: it gets a new address",
+                        "{0} is published by {1}, but belongs to another: {1} gets a new address",
                         claim.ip, owner.name
                     ),
                 ),
@@ -105,13 +105,13 @@ impl LedgerTask {
             self.ctx.events.warning(
                 pool.object_ref(&()),
                 "LedgerRepaired",
-                format!("{} entries were put right against what LoadBalancers publish, such as: {first:?}", repairs.len()),
+                format!("{} entries were corrected to match what LoadBalancers publish, such as: {first:?}", repairs.len()),
             );
         }
     }
 }
 
-/// What was known belongs to the term: the next leader shows what is so then.
+/// Clears the gauges at the end of a term, so that only the leader reports pools.
 impl Drop for LedgerTask {
     fn drop(&mut self) {
         let metrics = &self.ctx.metrics;

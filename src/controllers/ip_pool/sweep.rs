@@ -1,9 +1,10 @@
-//! Claims whose LoadBalancer is gone: found by comparison, confirmed by asking, then freed.
-//! Owners of several claims are looked at again: a change of pool may have been cut short.
+//! Finds claims whose LoadBalancer is gone by comparison with the view, confirms them at the API
+//! server, and frees them. Owners of several claims are reconciled: a change of pool may have been
+//! interrupted.
 //!
-//! Asking goes on beside the mailbox, however many there are to ask about, and each claim that is
-//! confirmed comes back as a message. By then the ledger may have moved on, so it is looked at again:
-//! an address is freed only from the owner that the API server was asked about.
+//! The lookups run concurrently with the mailbox, and each confirmed claim comes back as a message.
+//! The ledger may have changed by then, so it is checked again: an address is freed only if its
+//! owner is still the one that was looked up.
 
 use std::collections::BTreeMap;
 
@@ -21,24 +22,25 @@ use crate::api::LoadBalancer;
 use crate::domain::{Claim, Owner};
 use crate::k8s::{CallError, call};
 
-/// Suspects that the API server is asked about at a time. More would take its time from those who
-/// wait for an address.
+/// Concurrent lookups of suspects. More of them would delay the requests of LoadBalancers that wait
+/// for an address.
 const LOOKUPS: usize = 8;
-/// Claims freed at a time that are worth an Event each.
+/// Maximum of claims freed at the same time in one pool with an Event each; for more, one Event
+/// counts them.
 const MOST_EVENTS: usize = 5;
 
-/// A claim that nobody owns any more, as the API server said.
+/// Claim that has no owner any more according to the API server.
 #[derive(Clone, Debug)]
 pub(super) struct Orphan {
     claim: Claim,
     owner: Owner,
-    /// UID of the LoadBalancer that bears the owner's name, for an entry without one: the entry is
+    /// UID of the LoadBalancer that has the owner's name, for an entry without a UID: the entry is
     /// an orphan if that LoadBalancer holds another address of the pool.
     namesake: Option<String>,
 }
 
 impl LedgerTask {
-    /// Begins to look for claims without an owner, unless that is under way.
+    /// Starts to look up claims without an owner, unless a lookup is under way.
     pub(super) fn sweep(&mut self) {
         for lb in self.ctx.views.load_balancers.state() {
             if self.book.claims_of(lb.uid().as_deref().unwrap_or_default()).len() > 1 {
@@ -53,7 +55,7 @@ impl LedgerTask {
         self.sweeper = Some(AbortOnDropHandle::new(tokio::spawn(look)));
     }
 
-    /// Frees a claim, if it still is an orphan's. The write is left to the caller.
+    /// Frees a claim in the book, if it still is an orphan. The caller writes the pool.
     pub(super) fn free(&mut self, orphan: &Orphan) -> bool {
         let Orphan { claim, owner, namesake } = orphan;
         let is_orphan =
@@ -61,7 +63,7 @@ impl LedgerTask {
         is_orphan && self.book.release_claim(claim, owner)
     }
 
-    /// Says which claims were freed, at the pools that held them.
+    /// Reports the freed claims on the pools that held them.
     pub(super) fn report_freed<'a>(&self, freed: impl Iterator<Item = &'a Orphan>) {
         let mut pools: BTreeMap<&str, Vec<&Orphan>> = BTreeMap::new();
         for orphan in freed {
@@ -90,8 +92,8 @@ impl LedgerTask {
     }
 }
 
-/// Asks the API server about each suspect: the view that raised the suspicion may be older than the
-/// claim. An answer that is not clear leaves the claim to the next sweep.
+/// Reads each suspect's LoadBalancer from the API server: the view that raised the suspicion may be
+/// older than the claim. Without a clear answer the claim waits for the next sweep.
 async fn look_up(client: Client, ledger: Handle, suspects: Vec<(Claim, Owner)>) {
     let asked = stream::iter(suspects).map(|(claim, owner)| confirm(&client, claim, owner));
     let mut answers = asked.buffer_unordered(LOOKUPS);
@@ -116,8 +118,8 @@ async fn confirm(client: &Client, claim: Claim, owner: Owner) -> Option<Orphan> 
     (!is_served).then(|| orphan(None))
 }
 
-/// Whether a Service still asks for the address, which outlives its owner until it is collected.
-/// `None`: not known.
+/// Whether a Service still requests the address: a Service outlives its owner until it is garbage
+/// collected. `None`: unknown.
 async fn is_served(client: &Client, namespace: &str, name: &str, owner: &Owner) -> Option<bool> {
     let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), namespace);
     match call(api.get(name)).await {

@@ -1,7 +1,8 @@
-//! Allocation of a LoadBalancer's address: by the ledger, by the host's DHCP client or by the guest.
+//! Allocation of a LoadBalancer's address: by the ledger, by the host's DHCP client or by the
+//! guest.
 //!
-//! Invariant: what takes an address away, or hands one over, is decided on the object as the API
-//! server has it now, never on a view.
+//! Invariant: a decision that withdraws an address, or moves one, uses the object that the API
+//! server has now, never a view.
 
 use super::{Context, Error, Observed, leasing, observe_again};
 use crate::api::LoadBalancer;
@@ -12,12 +13,13 @@ use crate::domain::load_balancer::status::Finding;
 use crate::domain::pools::allocator::Verdict;
 use crate::domain::reason::Wait;
 
-/// Address of a LoadBalancer or why it has none, after the object that this is about: the current one,
-/// where an old view must not decide.
+/// Observed LoadBalancer, and its address or the reason why it has none. The object was read from
+/// the API server where an old view must not decide.
 type Allocated = (Observed, Finding);
 
-/// Has the LoadBalancer's address recorded, in an IPPool or a DHCPLease. `None`: the LoadBalancer is gone
-/// or going, or what must be known for it was not seen yet; seeing it leads here again.
+/// Allocates the LoadBalancer's address, recorded in an IPPool or a DHCPLease. `None`: the
+/// LoadBalancer is gone or being deleted, or a required object was not observed yet; its event
+/// triggers the next reconcile.
 pub(super) async fn allocate(
     observed: Observed,
     ctx: &Context,
@@ -28,8 +30,8 @@ pub(super) async fn allocate(
     }
 }
 
-/// Refuses an address to a LoadBalancer without one, and releases what it may have claimed before. A
-/// view may be older than the address: one that has an address keeps it.
+/// Refuses an address to a LoadBalancer without one, and releases the claim that it may have. A
+/// view may be older than the address, so the object is read first: an existing address stays.
 async fn refuse(observed: Observed, why: Wait, ctx: &Context) -> Result<Option<Allocated>, Error> {
     let Some(now) = observe_again(&observed.lb, ctx).await?.filter(|now| !is_leaving(&now.lb))
     else {
@@ -42,7 +44,8 @@ async fn refuse(observed: Observed, why: Wait, ctx: &Context) -> Result<Option<A
     Ok(Some((now, Finding::Pool(Verdict::Waiting(why)))))
 }
 
-/// Asks the ledger, or leases. `fresh`: the object was read for this very question.
+/// Claims an address from the ledger, or leases one. `fresh`: the object was just read from the API
+/// server.
 async fn ask(observed: Observed, fresh: bool, ctx: &Context) -> Result<Option<Allocated>, Error> {
     let lb = &observed.lb;
     if !wants_pool(lb) {
@@ -52,8 +55,8 @@ async fn ask(observed: Observed, fresh: bool, ctx: &Context) -> Result<Option<Al
     let Some(facts) = facts_of(lb, fresh, ctx) else { return Ok(None) };
     match ctx.ledger.claim(facts).await {
         Ok(verdict) => {
-            // The event of its end may have come before it asked: then nothing else takes it off the
-            // list of those that wait.
+            // The deletion event may have come before the claim: then nothing else removes the
+            // LoadBalancer from the list of waiters.
             if matches!(verdict, Verdict::Waiting(_)) && !ctx.shared.views.has(lb) {
                 ctx.ledger.forget(facts::owner(lb));
             }
@@ -70,7 +73,8 @@ async fn ask(observed: Observed, fresh: bool, ctx: &Context) -> Result<Option<Al
     }
 }
 
-/// `None`: its namespace was not seen yet, so its project is not known.
+/// Facts of a LoadBalancer for the ledger. `None`: its namespace was not observed yet, so its
+/// project is unknown.
 fn facts_of(lb: &LoadBalancer, fresh: bool, ctx: &Context) -> Option<LbFacts> {
     let around = ctx.shared.views.around(lb);
     let segment = |network: &str| ctx.shared.views.segment(network);

@@ -1,11 +1,11 @@
-//! Counts of VMs that wait to be written, and their writing.
+//! Delayed writes of counts of VMs.
 //!
-//! A node that goes down takes many VMs of one LoadBalancer, and each would be a write; a VM that
-//! is back within [`WITHIN`] is none. What waits is the patch itself: nothing is decided again to
-//! write it.
+//! A node failure changes the counts of one LoadBalancer once for each of its VMs. The delay merges
+//! these writes, and avoids them if the VM is back within [`WITHIN`]. The queue contains the patch
+//! itself, so its write needs no further decision.
 //!
-//! Invariant: what is written is what the last decision wanted. Each decision replaces what waits,
-//! or takes it away; one that is made while the write is under way is told of it.
+//! Invariant: the written patch is that of the last decision. Each decision replaces or removes the
+//! waiting patch; after a decision during the write, the event of the write triggers a reconcile.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,25 +21,25 @@ use crate::api::LoadBalancer;
 use crate::domain::load_balancer::facts;
 use crate::k8s::CallError;
 
-/// How long counts may be behind.
+/// Longest delay of counts.
 const WITHIN: Duration = Duration::from_secs(1);
 
-/// What waits, by UID.
+/// Waiting patches, by UID of the LoadBalancer.
 pub(super) struct Counts {
     waiting: Mutex<HashMap<String, Waiting>>,
     due: mpsc::UnboundedSender<(Instant, String)>,
 }
 
 struct Waiting {
-    /// When it is written.
+    /// Time of the write.
     due: Instant,
     lb: Arc<LoadBalancer>,
     patch: Value,
-    /// Whether nothing is left to do when it is written.
+    /// Whether nothing remains to be done after the write.
     is_all: bool,
 }
 
-/// When what is due, in order.
+/// Queue of UIDs with the time when each is due, in order.
 pub(super) type Due = mpsc::UnboundedReceiver<(Instant, String)>;
 
 impl Counts {
@@ -48,8 +48,8 @@ impl Counts {
         (Self { waiting: Mutex::default(), due }, receiver)
     }
 
-    /// Has a patch of counts written soon, instead of an earlier one. Returns whether that is so:
-    /// otherwise it is overdue, and the caller's to write.
+    /// Schedules a patch of counts, and replaces an earlier one. Returns whether it is scheduled:
+    /// otherwise the patch is overdue, and the caller must write it.
     pub(super) fn defer(&self, lb: &Arc<LoadBalancer>, patch: Value, is_all: bool) -> bool {
         let uid = uid(lb);
         let now = Instant::now();
@@ -61,18 +61,19 @@ impl Counts {
         let due = before.unwrap_or(now + WITHIN);
         waiting.insert(uid.to_owned(), Waiting { due, lb: lb.clone(), patch, is_all });
         if before.is_none() {
-            // Nobody listens when the term is over.
+            // The receiver is gone after the end of the term.
             let _ = self.due.send((due, uid.to_owned()));
         }
         true
     }
 
-    /// They are not behind any more.
+    /// Removes the waiting patch: the stored counts are current.
     pub(super) fn settle(&self, lb: &LoadBalancer) {
         self.waiting().remove(uid(lb));
     }
 
-    /// They were written. Returns whether nothing else is to be written by now.
+    /// Removes the waiting patch after its write, unless another has replaced it. Returns whether
+    /// it was removed.
     fn settle_unless_replaced(&self, uid: &str, at: Instant, lb: &Arc<LoadBalancer>) -> bool {
         let mut waiting = self.waiting();
         let is_same = |found: &Waiting| found.due == at && Arc::ptr_eq(&found.lb, lb);
@@ -112,7 +113,7 @@ async fn write(at: Instant, uid: &str, ctx: &Context) {
     let name = facts::name(&lb);
     let writing = ctx.shared.views.writing(name.clone());
     match publish::write(&lb, &patch, ctx).await {
-        // A decision that was made meanwhile knew nothing of this.
+        // A decision during the write did not include its result.
         Ok(version) => {
             if ctx.counts.settle_unless_replaced(uid, at, &lb) && is_all {
                 writing.is_all(version);
@@ -120,7 +121,7 @@ async fn write(at: Instant, uid: &str, ctx: &Context) {
         }
         Err(CallError::NotFound) => ctx.counts.settle(&lb),
         Err(CallError::NotLeader) => {}
-        // It stays, overdue: the next decision writes it, and fails as writes do.
+        // The patch stays, overdue: the next reconcile writes it and handles the error.
         Err(_) => ctx.shared.views.tell_lbs([name]),
     }
 }

@@ -1,9 +1,9 @@
-//! Addresses that the host leases: the record by which an agent does, made and kept, and what it
-//! says read once more before a new address is published.
+//! Addresses that the host leases. This module creates and maintains the record for the agent, a
+//! DHCPLease, and reads it again before a new address is published.
 //!
-//! The record exists before anybody asks the DHCP server, and an address is in it before it is
-//! published here. What becomes of it when its LoadBalancer goes is [`super::super::dhcp_lease`]'s:
-//! there is no Service by then.
+//! The record exists before the agent asks the DHCP server, and contains an address before the
+//! address is published here. After the deletion of the LoadBalancer, [`super::super::dhcp_lease`]
+//! handles the record: the Service is gone by then.
 
 use std::time::{Duration, Instant};
 
@@ -18,18 +18,19 @@ use crate::domain::load_balancer::status::Finding;
 use crate::domain::reason::{self, NoLease};
 use crate::k8s::{CallError, call};
 
-/// Time for which a term takes no published address for ended by the clock. While the API server was away,
-/// no operator led and agents went on renewing: one needs a call about its Lease, then a write.
+/// Time from the start of a term in which no published address expires by the clock. While the API
+/// server was unavailable, no operator led, but agents continued to renew. An agent needs one call
+/// for its Lease and then one write to record that.
 const AGENTS_RETURN: Duration = Duration::from_secs(20);
-/// Period of the question whether another LoadBalancer is still the same client.
+/// Interval of checks whether another LoadBalancer still has the same client identity.
 const LOOKS_AGAIN: Duration = Duration::from_secs(5);
-/// Within this time the view has a record that was made.
+/// Time after which the view contains a created record.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
-/// How often a decision is repeated for a record that keeps changing under it.
+/// Attempts of one decision if the record changes during each of them.
 const REPETITIONS: usize = 5;
 
-/// Has the host lease the LoadBalancer's address: makes, adopts or keeps its DHCPLease. `None`: what must
-/// be known for that is not known yet; seeing it leads here again.
+/// Leases the LoadBalancer's address on the host: creates, adopts or keeps its DHCPLease. `None`: a
+/// required object was not observed yet; its event triggers the next reconcile.
 pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Finding>, Error> {
     let views = &ctx.shared.views;
     let (Some(cluster), true) = (views.cluster_id(), views.leasing_synced_for(lb)) else {
@@ -61,7 +62,7 @@ pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<
             Step::Guest(why) => return Ok(Some(Finding::Guest(why))),
             Step::Wait(why) => return Ok(Some(Finding::Host(Err(why)))),
             Step::Take(lease) => {
-                // A view may be older than the end of the address.
+                // A view may be older than the end of the lease.
                 if fresh || facts::leased(lb) == Some(lease.ip) {
                     return Ok(Some(Finding::Host(unless_in_the_way(lb, lease, ctx))));
                 }
@@ -82,7 +83,7 @@ pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<
                 }
             }
             Step::Adopt(patch) => {
-                // It is seen, and looked at again, with what it says then.
+                // The event of this write triggers the next reconcile, with the new annotations.
                 let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
                 let write = ctx.shared.writer.patch_lb(&namespace, &name, &patch);
                 match Box::pin(write).await {
@@ -121,8 +122,8 @@ pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<
     Err(CallError::Conflict.into())
 }
 
-/// Creates a record, unless its holder would be the same client to a DHCP server as another's. Of two that are
-/// made at the same time, the second sees the first.
+/// Creates a record, unless a DHCP server would identify its holder and another record's as one
+/// client. Of two records created at the same time, the second is checked against the first.
 async fn create(new: &DHCPLease, ctx: &Context) -> Result<Result<DHCPLease, CallError>, NoLease> {
     let mut made = ctx.made.lock().await;
     let views = &ctx.shared.views;
@@ -136,7 +137,7 @@ async fn create(new: &DHCPLease, ctx: &Context) -> Result<Result<DHCPLease, Call
     };
     if let Some(other) = views.same_client(new).or_else(unseen) {
         return Err(NoLease::IdentityTaken(format!(
-            "LoadBalancer {other} leases on network {} with hardware address {} or client identifier {:?}: ask for another, by the annotation {KUBE_VIP_HWADDR} or {KUBE_VIP_HOSTNAME}",
+            "LoadBalancer {other} leases on network {} with hardware address {} or client identifier {:?}: request others by annotation {KUBE_VIP_HWADDR} or {KUBE_VIP_HOSTNAME}",
             new.spec.network, new.spec.mac_address, new.spec.client_id
         )));
     }
@@ -145,7 +146,7 @@ async fn create(new: &DHCPLease, ctx: &Context) -> Result<Result<DHCPLease, Call
     Ok(Box::pin(ctx.shared.writer.create_record(new)).await)
 }
 
-/// The record as the server has it.
+/// Reads the record from the API server.
 async fn current(lb: &LoadBalancer, ctx: &Context) -> Result<Option<DHCPLease>, CallError> {
     let namespace = lb.namespace().unwrap_or_default();
     let api: Api<DHCPLease> = Api::namespaced(ctx.shared.client.clone(), &namespace);
@@ -163,7 +164,7 @@ fn unless_in_the_way(lb: &LoadBalancer, lease: Lease, ctx: &Context) -> Result<L
     }
 }
 
-/// Everything around an address, as far as is seen.
+/// Observed objects that can conflict with a leased address.
 fn world(lb: &LoadBalancer, lease: &Lease, ctx: &Context) -> World {
     let views = &ctx.shared.views;
     let address = lease.ip.to_string();
@@ -226,20 +227,20 @@ fn record_name(record: &DHCPLease) -> String {
     format!("{}/{}", record.namespace().unwrap_or_default(), record.name_any())
 }
 
-/// For how long the published address is good unless it is renewed. An agent that has fallen
-/// silent ends it by the clock.
+/// Time until the published address expires unless its lease is renewed. Without a renewal from the
+/// agent, the address expires by the clock.
 pub(super) fn ends_in(lb: &LoadBalancer, ctx: &Context) -> Option<Duration> {
     if facts::wants_pool(lb) {
         return None;
     }
     let record = ctx.shared.views.record(&facts::name(lb)).filter(|r| !dhcp_lease::keeps(r))?;
     let left = (dhcp_lease::ends(&record)? - Utc::now().fixed_offset()).to_std();
-    // What is over was decided on.
+    // An expired address was already decided on, or is when AGENTS_RETURN is over.
     let left = left.or_else(|_| Some(early(ctx)).filter(|left| !left.is_zero()).ok_or(()));
     left.ok().map(|left| left + Duration::from_millis(10))
 }
 
-/// Time until an obstacle is looked at again, if its end is no event.
+/// Time until an obstacle is checked again, if its end produces no event.
 pub(super) fn again(finding: &Finding) -> Option<Duration> {
     match finding {
         Finding::Host(Err(NoLease::TakingOver { .. })) => Some(dhcp_lease::TAKEOVER_AGAIN),
@@ -248,12 +249,13 @@ pub(super) fn again(finding: &Finding) -> Option<Duration> {
     }
 }
 
-/// Time for which the term stays young.
+/// Remaining time of [`AGENTS_RETURN`]; zero after it.
 fn early(ctx: &Context) -> Duration {
     AGENTS_RETURN.saturating_sub(ctx.shared.began.elapsed())
 }
 
-/// After a write was accepted.
+/// Reports a leased address, or its absence, after the write was accepted. `before`: the address
+/// published before.
 pub(super) fn published(
     lb: &LoadBalancer,
     lease: Result<&Lease, &NoLease>,
@@ -289,7 +291,7 @@ pub(super) fn published(
             if before.is_some() {
                 shared.metrics.leasing.changes.with_label_values(&["withdrawn"]).inc();
             }
-            // Every address takes a moment.
+            // These states are normal for a moment before an address.
             if !matches!(why, NoLease::Pending { .. } | NoLease::Returning) {
                 shared.events.warning(object, why.reason(), why.message());
             }

@@ -1,12 +1,13 @@
-//! One LoadBalancer at a time: its address published, or the reason why it has none.
+//! Reconciles LoadBalancers: publishes the address of each, or the reason why there is none.
 //!
-//! A reconcile observes, allocates an address, serves, publishes and reports, in this order. When the
-//! object was changed meanwhile, all of it begins again from the current one.
+//! A reconcile observes, allocates an address, serves, publishes and reports, in this order. If the
+//! object changes meanwhile, the reconcile begins again with the current object.
 //!
-//! Owns every write of a LoadBalancer, of its Service and of its EndpointSlices. Ledgers are the
-//! business of [`super::ip_pool`]; here an address is published only after the ledger's answer,
-//! a claim given back only when no Service asks for it any more, and a finalizer removed only
-//! after the ledger has let go. What the host leases by DHCP is published as its record says.
+//! This module makes every write of a LoadBalancer, of its Service and of its EndpointSlices;
+//! [`super::ip_pool`] writes the ledgers. An address is published only after the ledger has
+//! answered. A claim is released only when no Service requests its address any more. The finalizer
+//! is removed only after the ledger has released the claim. An address that the host leases by DHCP
+//! is published from its DHCPLease.
 
 mod address;
 mod counts;
@@ -34,34 +35,35 @@ use crate::domain::vm_backends::listeners::{self, Report};
 use crate::k8s::{CallError, call};
 use crate::prober::Prober;
 
-/// LoadBalancers written at the same time. Each takes a connection of its own; more of them
-/// do not make an API server faster.
+/// Maximum of concurrent writes of LoadBalancers. Each write uses a connection of its own, and an
+/// API server is not faster with more of them.
 const WRITES_AT_ONCE: usize = 24;
-/// Passes of one reconcile over an object that keeps changing under it.
+/// Passes of one reconcile if the object changes during each of them.
 const REPETITIONS: usize = 5;
 /// First and longest delay after a failure, per object.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
-/// VMs that cannot be listed for so long are worth a word: perhaps there is no KubeVirt.
+/// Time in which VMs should be listed. After it the missing list is reported: perhaps KubeVirt is
+/// not installed.
 pub(super) const VMS_WITHIN: Duration = Duration::from_secs(10);
 
-/// What a reconcile works with.
+/// Context of all reconciles.
 pub struct Context {
-    /// The process's.
+    /// Context of all controllers of the process.
     pub shared: super::Context,
-    /// The way to the ledgers.
+    /// Handle of the ledger task.
     pub ledger: Handle,
     prober: Prober,
     writes: Semaphore,
     began: Instant,
     failures: report::Failures,
     counts: counts::Counts,
-    /// Records that were made a moment ago, and when.
+    /// Recently created DHCPLeases, each with the time of its creation.
     made: tokio::sync::Mutex<Vec<(Instant, DHCPLease)>>,
 }
 
 impl Context {
-    /// For one term of leadership, and what [`run`] takes beside it.
+    /// Makes the context of one term of leadership, and the queue that [`run`] takes with it.
     pub fn new(shared: super::Context, ledger: Handle, prober: Prober) -> (Self, Due) {
         let (counts, due) = counts::Counts::new();
         let context = Self {
@@ -83,7 +85,7 @@ impl Context {
     }
 }
 
-/// When counts of VMs are to be written.
+/// Queue of counts of VMs that wait to be written.
 pub struct Due(counts::Due);
 
 /// Why a reconcile must be repeated.
@@ -95,15 +97,16 @@ pub enum Error {
     /// An object could not be read or written.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The LoadBalancer is not what was decided on any more, or was not seen as a whole.
+    /// The LoadBalancer has changed since the decision, or the view has only a part of it.
     #[error("the LoadBalancer has changed meanwhile")]
     Outdated,
-    /// The API server refuses what must be done.
+    /// The API server refuses a necessary write.
     #[error("refused: {0}")]
     Refused(String),
 }
 
-/// Reconciles what it is told of until dropped.
+/// Reconciles each LoadBalancer received on `woken`, and writes the counts that are due, until
+/// dropped.
 pub async fn run(
     ctx: Arc<Context>,
     woken: mpsc::UnboundedReceiver<ObjectRef<LoadBalancer>>,
@@ -113,14 +116,14 @@ pub async fn run(
     let woken = futures::stream::unfold(woken, |mut woken| async move {
         woken.recv().await.map(|lb| (lb, woken))
     });
-    // All triggers come through one stream that cannot fail: no failing watch slows them.
-    // Concurrency is bounded where it costs something, at the writes.
+    // All triggers come through one stream that cannot fail, so no failing watch slows them.
+    // Concurrency is bounded only at the writes, where it has a cost.
     let reconciles = Controller::for_stream(futures::stream::pending(), store)
         .reconcile_on(woken)
         .run(reconcile_until_settled, retry, ctx.clone())
         .for_each(|result| async {
             match result {
-                // Gone while its turn came.
+                // The LoadBalancer was deleted while it was queued.
                 Ok(_)
                 | Err(ControllerError::ObjectNotFound(_) | ControllerError::ReconcilerFailed(..)) =>
                     {}
@@ -133,23 +136,23 @@ pub async fn run(
     }
 }
 
-/// A LoadBalancer that is decided on.
+/// LoadBalancer as observed by a reconcile.
 struct Observed {
     lb: Arc<LoadBalancer>,
-    /// Whether entries are missing that a write of it must carry.
+    /// Whether entries are missing that a write of the object must contain.
     partial: bool,
 }
 
-/// Address of a LoadBalancer, and what serves it.
+/// Address of a LoadBalancer, and the state of its Service.
 struct Served {
     finding: Finding,
     /// State of the Service of a vm load balancer.
     report: Option<Report>,
-    /// Time until the Service is looked at again, if its change is no event.
+    /// Time until the Service must be read again, if its change produces no event.
     again: Option<Duration>,
 }
 
-/// Reconciles what was seen; after a conflict, the object as the API server has it.
+/// Reconciles the observed object; after a conflict, the object that the API server has.
 async fn reconcile_until_settled(
     seen: Arc<LoadBalancer>,
     ctx: Arc<Context>,
@@ -174,9 +177,9 @@ async fn reconcile_until_settled(
     Err(CallError::Conflict.into())
 }
 
-/// All that a LoadBalancer needs, once. Returns the time until it is due again though nothing changes.
+/// Runs one pass of a reconcile. Returns the time until the next pass is due even without a change.
 ///
-/// Thousands of these wait for the ledger at the same time, so what comes after is boxed.
+/// Thousands of these futures wait for the ledger at the same time, so the later steps are boxed.
 async fn reconcile(observed: Observed, ctx: &Context) -> Result<Option<Duration>, Error> {
     if facts::is_leaving(&observed.lb) {
         withdraw(observed, ctx).await?;
@@ -199,7 +202,8 @@ async fn reconcile(observed: Observed, ctx: &Context) -> Result<Option<Duration>
     Ok([again, leased, leasing::ends_in(lb, ctx)].into_iter().flatten().min())
 }
 
-/// Undoes all of it, in the reverse order. The end of a Service that is still there leads here again.
+/// Removes Service, claim and finalizer, in this order. While the Service still exists, its
+/// deletion event triggers the next reconcile.
 async fn withdraw(observed: Observed, ctx: &Context) -> Result<(), Error> {
     let lb = &observed.lb;
     ctx.counts.settle(lb);
@@ -216,7 +220,7 @@ fn observe(lb: Arc<LoadBalancer>, ctx: &Context) -> Observed {
     Observed { lb, partial }
 }
 
-/// Reads the object from the API server. `None`: it is gone, or another one has its name.
+/// Reads the object from the API server. `None`: it is gone, or another object has its name.
 async fn observe_again(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Observed>, CallError> {
     let api: Api<LoadBalancer> =
         Api::namespaced(ctx.shared.client.clone(), &lb.namespace().unwrap_or_default());
@@ -229,11 +233,11 @@ async fn observe_again(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Observ
     }
 }
 
-/// Releases the address of a LoadBalancer that was deleted between claim and publication. Nothing else
-/// does when the event of its end came before the claim.
+/// Releases the address of a LoadBalancer that was deleted between claim and publication. If the
+/// deletion event came before the claim, nothing else releases the address.
 async fn give_back(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Duration>, Error> {
     let owner = facts::owner(lb);
-    // The end of its Service is an event, and gives it back.
+    // The deletion event of its Service releases the address.
     if !ctx.shared.views.is_served(&owner) {
         ctx.ledger.release(owner).await?;
     }

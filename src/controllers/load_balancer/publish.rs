@@ -1,5 +1,5 @@
-//! Writes of a LoadBalancer. Each rests on the object it was decided from; when that has moved on,
-//! nothing is written.
+//! Writes of a LoadBalancer. Each write requires the version of the object that it was decided
+//! from; if the object has changed since, nothing is written.
 
 use chrono::{SecondsFormat, Utc};
 use kube::ResourceExt;
@@ -12,8 +12,8 @@ use crate::domain::load_balancer::status::{self, Finding};
 use crate::domain::pools::allocator::Verdict;
 use crate::k8s::CallError;
 
-/// Publishes the address, and what became of the Service of a vm load balancer. Counts of VMs alone
-/// may follow later. Returns whether the object was written.
+/// Publishes the address, and the state of the Service of a vm load balancer. A change of only the
+/// counts of VMs may be written later. Returns whether the object was written.
 pub(super) async fn publish(
     observed: &Observed,
     served: &Served,
@@ -28,8 +28,8 @@ pub(super) async fn publish(
     if *partial {
         return Err(Error::Outdated);
     }
-    // What was just decided on all that is known need not be decided again. Without a report,
-    // and when pools change, the next step waits for this one.
+    // A decision about the whole object need not be repeated after its own write. Without a report,
+    // and when pools change, the event of this write triggers the next step.
     let is_all = report.is_some() && is_published(lb, finding);
     if !status::is_urgent(lb, &patch) && ctx.counts.defer(lb, patch.clone(), is_all) {
         return Ok(false);
@@ -43,7 +43,7 @@ pub(super) async fn publish(
     Ok(true)
 }
 
-/// Takes the finalizer off a deleted object, once the ledger has let go of it.
+/// Removes the finalizer of a deleted object, after the ledger has released its claim.
 pub(super) async fn finalize(observed: &Observed, ctx: &Context) -> Result<(), Error> {
     let Some(patch) = status::finalize(&observed.lb) else { return Ok(()) };
     if observed.partial {
@@ -59,7 +59,7 @@ fn unless_outdated(error: CallError) -> Error {
     }
 }
 
-/// Whether the object said so before.
+/// Whether the observed object already publishes this address.
 fn is_published(lb: &LoadBalancer, finding: &Finding) -> bool {
     match finding {
         Finding::Pool(Verdict::Held { claim, .. }) => facts::published(lb).as_ref() == Some(claim),
@@ -68,7 +68,7 @@ fn is_published(lb: &LoadBalancer, finding: &Finding) -> bool {
     }
 }
 
-/// Returns the version written.
+/// Writes a patch, with a bound on concurrent writes. Returns the new `metadata.resourceVersion`.
 pub(super) async fn write(
     lb: &LoadBalancer,
     patch: &Value,
@@ -76,7 +76,7 @@ pub(super) async fn write(
 ) -> Result<String, CallError> {
     // The semaphore is never closed; a closed one would not be a reason to skip the write.
     let _permit = ctx.writes.acquire().await;
-    // Boxed, so that those that wait for a permit are small.
+    // Boxed, so that futures that wait for a permit are small.
     Box::pin(ctx.shared.writer.patch_lb(&lb.namespace().unwrap_or_default(), &lb.name_any(), patch))
         .await
 }

@@ -1,4 +1,4 @@
-//! What became of a LoadBalancer, for Events, logs and metrics.
+//! Reports the result of a reconcile in Events, logs and metrics.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,7 +14,7 @@ use crate::domain::pools::allocator::Verdict;
 use crate::domain::reason;
 use crate::domain::vm_backends::listeners::{self, Report};
 
-/// Reports what was published. `lb` is the object before that.
+/// Reports a published status. `lb`: the object before the write.
 pub(super) fn report(lb: &LoadBalancer, served: &Served, ctx: &Context) {
     let shared = &ctx.shared;
     let Served { finding, report, .. } = served;
@@ -50,7 +50,7 @@ pub(super) fn report(lb: &LoadBalancer, served: &Served, ctx: &Context) {
     }
 }
 
-/// Reports that a vm load balancer serves otherwise than before.
+/// Reports a changed reason of the Ready condition of a vm load balancer.
 fn report_service(lb: &LoadBalancer, report: &Report, ctx: &Context) {
     let allocated = lb.status.as_ref().and_then(|s| s.allocated_address.as_ref());
     let asked = allocated.and_then(|a| a.ip.as_deref()).unwrap_or_default();
@@ -58,8 +58,8 @@ fn report_service(lb: &LoadBalancer, report: &Report, ctx: &Context) {
     let conditions = lb.status.as_ref().map_or(&[][..], |s| &s.conditions);
     let before = conditions.iter().find(|c| c.type_ == READY);
     let before = before.and_then(|c| c.reason.as_deref());
-    // The announcer needs a moment each time. A doubt has one Event, of the Lease: it may be
-    // about each load balancer.
+    // The announcer always needs a moment, so that is not reported. A doubt about the prober can
+    // concern every load balancer, so it has one Event, on the Lease.
     let has_event = why == reason::PROBER_DOUBTED
         || (why == reason::ANNOUNCED && before == Some(reason::PROBER_DOUBTED));
     if why == reason::NOT_ANNOUNCED || before == Some(why) || has_event {
@@ -73,7 +73,7 @@ fn report_service(lb: &LoadBalancer, report: &Report, ctx: &Context) {
     }
 }
 
-/// Failures in a row, by object.
+/// Consecutive failures, by UID of the object.
 #[derive(Default)]
 pub(super) struct Failures(Mutex<HashMap<String, u32>>);
 
@@ -90,7 +90,7 @@ impl Failures {
     }
 }
 
-/// Spreads repetitions of many objects that failed together. In 0.0 to 1.0.
+/// Jitter of a retry, 0.0 to 1.0, so that objects that failed together are not retried together.
 pub(super) fn jitter(lb: &LoadBalancer, failures: u32) -> f64 {
     let mut hasher = DefaultHasher::new();
     (lb.uid(), failures).hash(&mut hasher);

@@ -1,7 +1,8 @@
-//! The steps that reach beyond the record: making, trying out, publishing, telling, revoking.
+//! The steps that reach beyond the record: make, test and publish a credential, restart workloads,
+//! revoke.
 //!
-//! Invariants: what was made stays in hand until it is published or given up; a write of the target
-//! says which version it replaces, and is followed by a look at it.
+//! Invariants: a new credential stays in memory until it is published or abandoned; a write of the
+//! target names the version that it replaces, and the target is read again afterwards.
 
 use std::time::Duration;
 
@@ -17,11 +18,11 @@ use crate::k8s::CallError;
 use crate::k8s::write::At;
 use crate::rancher::ApiServer;
 
-/// Looks for the token of an account's Secret, and the pause between two.
+/// Reads of an account's Secret until it contains the token, and the pause between two reads.
 const LOOKS: u32 = 20;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
-/// Time within which a new credential must work at its server, one that is silent included. One of the few workers
-/// does nothing else meanwhile.
+/// Deadline for the test of a new credential at its server, also if the server does not answer. One
+/// of the few workers is busy during the test.
 pub(super) const TRIED_WITHIN: Duration = Duration::from_secs(10);
 
 impl Run<'_> {
@@ -31,7 +32,7 @@ impl Run<'_> {
         (source.service_account_token.or(source.service_account_token_secret), stored)
     }
 
-    /// Makes a credential under the name, or reads it again where it can be read.
+    /// Makes a credential with this name, or reads it again where that is possible.
     pub(super) async fn mint(&self, name: &str) -> Result<InHand, CallError> {
         let (account, stored) = self.account();
         let account = account.ok_or(CallError::NotFound)?.service_account_name;
@@ -41,7 +42,8 @@ impl Run<'_> {
         if stored {
             credentials.check_right_to_sign(&namespace, &account).await?;
         }
-        // One that belongs to the account goes with it, and what its tokens are bound to as well.
+        // A TokenRotation owned by the account is deleted with it; so are the objects that its
+        // tokens are bound to.
         let owns = |owner: &&OwnerReference| {
             (owner.api_version.as_str(), owner.kind.as_str(), &owner.name)
                 == ("v1", "ServiceAccount", &account)
@@ -67,7 +69,7 @@ impl Run<'_> {
         Ok(InHand { hand, token: Some(token) })
     }
 
-    /// The token that the cluster puts into a Secret of an account, a moment after that is made.
+    /// Reads the token that the cluster writes into a new Secret of an account, after a moment.
     async fn stored(&self, name: &str) -> Result<Token, CallError> {
         for _ in 0..LOOKS {
             let namespace = self.namespace();
@@ -81,7 +83,7 @@ impl Run<'_> {
         Err(CallError::Timeout(BETWEEN_LOOKS * LOOKS))
     }
 
-    /// Tries out what is in hand, where it will be used.
+    /// Tests the credential in memory where it will be used.
     pub(super) async fn verify(&mut self) -> Result<(), CallError> {
         let Some(InHand { hand, token: Some(token) }) = self.in_hand() else {
             self.take(None);
@@ -128,7 +130,7 @@ impl Run<'_> {
         self.write_target("", &version, &value).await
     }
 
-    /// One write that is refused if the target is another by now; then it is looked at.
+    /// Writes the target once, and reads it again. The write is refused if the version has changed.
     async fn write_target(
         &mut self,
         name: &str,
@@ -144,7 +146,7 @@ impl Run<'_> {
         }
     }
 
-    /// Has every workload read the target anew.
+    /// Restarts every workload of `spec.tell`, so that it reads the target again.
     pub(super) async fn tell(&mut self) -> Result<(), CallError> {
         let current = self.record.current.clone().unwrap_or_default();
         let part = self.plan.prefix.rsplit('-').next().unwrap_or_default();
@@ -167,7 +169,7 @@ impl Run<'_> {
         self.write(Change::Told, next).await
     }
 
-    /// Revokes it, if after another look that is still what is next.
+    /// Reads the target again, and revokes the credential if that is still the next step.
     pub(super) async fn revoke(&mut self, name: &str) -> Result<(), CallError> {
         self.look_again().await?;
         if decide(&self.plan, &self.record, &self.seen()) != Act::Revoke(name.to_owned()) {

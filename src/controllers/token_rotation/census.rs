@@ -1,7 +1,8 @@
-//! What TokenRotations know of each other, and all cloud credentials that an API key may see.
+//! Census of all cloud credentials that an API key may see, and relations of TokenRotations.
 //!
-//! Invariants: a few contents are read in a look, however many there are; one counts as replaced
-//! only if whoever replaces it has seen it, and so tells by itself when it fails.
+//! Invariants: each look reads only a few contents, however many there are; a credential counts as
+//! replaced only if the TokenRotation that replaces it has observed it, and so reports its own
+//! failures.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,24 +21,25 @@ use crate::domain::credentials::rotation::watched::Watched;
 use crate::domain::credentials::rotation::{Seconds, Target, due, status};
 use crate::rancher::{self, Error, Issued, Issuer};
 
-/// How many contents are read in a look; each takes up to three calls.
+/// Maximum of contents read in one look; each takes up to three calls.
 const MOST: usize = 16;
-/// No other one is begun after that.
+/// Time after which a look begins no further read.
 const LONG_ENOUGH: Duration = Duration::from_secs(30);
 
-/// Why nothing is known of a token.
-pub(super) const NOT_SEEN: &str = "the API key's user may not see the token in Rancher: whether it works and when it ends is not known";
+/// Reason why validity and expiry of a token are unknown.
+pub(super) const NOT_SEEN: &str =
+    "the API key's user may not see the token in Rancher, so its validity and expiry are unknown";
 
-/// What is known of all of them.
+/// Known state of all cloud credentials.
 pub(super) struct All {
     pub(super) watched: Watched,
-    /// How many were not read yet.
+    /// Number of credentials that were not read yet.
     pub(super) unread: usize,
-    /// Every one.
+    /// Every cloud credential that Rancher lists.
     pub(super) listed: Vec<Listed>,
 }
 
-/// Lists them, and reads those that were read longest ago.
+/// Lists all cloud credentials, and reads those whose last read is the oldest.
 pub(super) async fn all(
     keeper: &Keeper,
     rotation: &TokenRotation,
@@ -87,7 +89,7 @@ pub(super) async fn all(
 }
 
 impl Run<'_> {
-    /// How it stands with what is only watched.
+    /// Standing of a TokenRotation that only watches, or that makes children.
     pub(super) fn watches(&self) -> Standing {
         let unread = self.side.as_ref().map_or(0, |side| side.unread);
         let watched = &self.read.watched;
@@ -111,13 +113,13 @@ impl Run<'_> {
         }
         if watched.unknown() > 0 {
             let unknown = watched.unknown();
-            parts.push(format!("of {unknown} the end is not known: status.watched says why"));
+            parts.push(format!("{unknown} have no known expiry: see status.watched"));
         }
         if parts.is_empty() { Standing::Watched } else { Standing::WatchedInPart(parts.join("; ")) }
     }
 }
 
-/// The cloud credentials of its Rancher that TokenRotations replace.
+/// Cloud credentials of the TokenRotation's Rancher that any TokenRotation replaces.
 fn replaced(keeper: &Keeper, rotation: &TokenRotation) -> HashSet<String> {
     let all = keeper.store.state();
     let theirs =
@@ -127,7 +129,7 @@ fn replaced(keeper: &Keeper, rotation: &TokenRotation) -> HashSet<String> {
         .collect()
 }
 
-/// Whether a TokenRotation renews the API key that this one uses.
+/// Whether any TokenRotation renews the API key that this one uses.
 pub(super) fn is_renewed(
     keeper: &Keeper,
     rotation: &TokenRotation,
@@ -142,8 +144,8 @@ pub(super) fn is_renewed(
     renews(rotation) || keeper.store.state().iter().any(|other| renews(other))
 }
 
-/// Those that tell whether another one replaces something: who watches all of its Rancher's cloud
-/// credentials, uses the API key that is its target, or has the same target.
+/// TokenRotations whose status depends on whether `other` replaces its credential: they watch all
+/// cloud credentials of its Rancher, use the API key that is its target, or have the same target.
 pub(super) fn who_tells_of(keeper: &Keeper, other: &TokenRotation) -> Vec<Arc<TokenRotation>> {
     keeper.store.state_filter(|one| {
         let watches = one.spec.target.all_cloud_credentials.is_some()
@@ -156,7 +158,7 @@ pub(super) fn who_tells_of(keeper: &Keeper, other: &TokenRotation) -> Vec<Arc<To
     })
 }
 
-/// Whether it replaces what it has seen.
+/// Whether a TokenRotation replaces the credential that it has observed.
 pub(super) fn works(keeper: &Keeper, rotation: &TokenRotation) -> bool {
     let record = status::record(rotation.status.as_ref());
     keeper.is_allowed(&rotation.namespace().unwrap_or_default())
@@ -164,7 +166,7 @@ pub(super) fn works(keeper: &Keeper, rotation: &TokenRotation) -> bool {
         && due(&status::plan(rotation), &record).is_some()
 }
 
-/// Whether that is where the API key is.
+/// Whether the target is the Secret and key that contain the API key.
 fn is_key(target: &SecretTarget, server: &RancherServer) -> bool {
     let minter = &server.minter;
     target.name == minter.secret_name && target.key == minter.key

@@ -1,7 +1,8 @@
 //! TokenRotations for all cloud credentials of an API key's user, and two for the same credential.
 //!
-//! Invariants: nothing is made or ended before Rancher has listed what there is; a child goes only as the one that it was
-//! seen to be; of two for one credential one does nothing.
+//! Invariants: no child is created or deleted before Rancher has listed the cloud credentials; a
+//! child is deleted only with the UID that was observed; of two TokenRotations for one credential,
+//! one does nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,44 +23,46 @@ use crate::domain::credentials::rotation::Plan;
 use crate::domain::credentials::rotation::status::{self, Standing};
 use crate::k8s::CallError;
 
-/// Children, and what kept some from being made, by their names.
+/// Children, and the reasons why some could not be made or changed, by their names.
 pub(super) struct Made {
     children: Children,
     in_the_way: BTreeMap<String, String>,
 }
 
 impl Made {
-    /// Whether something kept one from being made or changed.
+    /// Whether a child could not be made or changed.
     pub(super) fn is_hindered(&self) -> bool {
         !self.in_the_way.is_empty()
     }
 }
 
 impl Run<'_> {
-    /// The plan. Of two the one that does nothing ends nothing that the other one may have adopted.
+    /// Plan of the rotation. If another one has precedence, this one revokes nothing: the other may
+    /// have adopted the credential.
     pub(super) fn planned(&self) -> Plan {
         let plan = status::plan(&self.rotation);
         Plan { revokes: plan.revokes && !self.is_second, ..plan }
     }
 
-    /// The Rancher's URL, where the API key's Secret alone says it.
+    /// URL of the Rancher, if only the API key's Secret contains it.
     pub(super) fn named_url(&self) -> Option<String> {
         let server = self.rotation.spec.rancher.as_ref()?;
         let side = self.side.as_ref().filter(|_| server.url.is_none())?;
         Some(side.url.clone())
     }
 
-    /// TokenRotations that may do what they say.
+    /// TokenRotations in namespaces where the operator has rights.
     fn others(&self) -> Vec<Arc<TokenRotation>> {
         let keeper = self.keeper;
         let may = |one: &TokenRotation| keeper.is_allowed(&one.namespace().unwrap_or_default());
         keeper.store.state_filter(may)
     }
 
-    /// Leaves a credential to another TokenRotation that goes first.
+    /// Leaves a credential to another TokenRotation that has precedence. Returns the pause in that
+    /// case.
     pub(super) async fn yields(&mut self) -> Result<Option<Duration>, CallError> {
         if self.named_url().is_some() {
-            // By the URL it is known whose credential it is.
+            // The URL in the status shows which TokenRotations have the same credential.
             self.record(self.record.clone(), None).await?;
         }
         let others = self.others();
@@ -79,7 +82,7 @@ impl Run<'_> {
         Ok(Some(LOOK_THERE))
     }
 
-    /// Makes, changes and ends what one for all cloud credentials must have made.
+    /// Creates, changes and deletes the children of a TokenRotation for all cloud credentials.
     pub(super) async fn make_children(&mut self) -> Result<(), CallError> {
         let (spec, namespace) = (&self.rotation.spec, self.namespace());
         let is_one = spec.target.all_cloud_credentials.is_some() && self.plan.deleting.is_none();
@@ -137,7 +140,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Makes a child, or says why it cannot be made.
+    /// Creates a child. Returns the reason if it cannot be created.
     async fn make_child(
         &self,
         namespace: &str,
@@ -149,17 +152,17 @@ impl Run<'_> {
             Err(CallError::Conflict) => {
                 let there = self.keeper.ctx.credentials.rotation(namespace, &name).await?;
                 let owner = |one: &TokenRotation| made_by(one).map(|owner| owner.uid.clone());
-                // The view may not have shown it yet.
+                // The view may not contain our own child yet.
                 let is_ours = there.is_none_or(|there| owner(&there) == owner(child));
                 let why =
-                    || format!("TokenRotation {name} has the name of the one for it: delete that");
+                    || format!("TokenRotation {name} has the name needed for it: delete that");
                 Ok((!is_ours).then(why))
             }
             Err(error) => error.refusal().map(|why| Some(why.to_owned())).ok_or(error),
         }
     }
 
-    /// How it stands with all cloud credentials, if they are replaced.
+    /// Standing of all cloud credentials, if they are replaced.
     pub(super) fn children_stand(&self) -> Option<Standing> {
         self.rotation.spec.source.as_ref()?;
         let Made { children, in_the_way } = self.children.as_ref()?;
@@ -174,7 +177,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether Ready is the same in both.
+/// Whether status and reason of Ready are the same in both.
 pub(super) fn stands_alike(before: Option<&TokenRotation>, after: &TokenRotation) -> bool {
     let ready = |one: &TokenRotation| -> Option<(ConditionStatus, Option<String>)> {
         let mut all = one.status.as_ref()?.conditions.iter();
@@ -184,7 +187,7 @@ pub(super) fn stands_alike(before: Option<&TokenRotation>, after: &TokenRotation
     before.and_then(ready) == ready(after)
 }
 
-/// The one that has made it.
+/// TokenRotation that has made this child, if it still exists.
 pub(super) fn parent(keeper: &Keeper, child: &TokenRotation) -> Option<Arc<TokenRotation>> {
     let owner = made_by(child)?;
     let namespace = child.namespace().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The end of a TokenRotation: what is said of it, and its finalizer.
+//! Deletion of a TokenRotation: the report of credentials that were not revoked, and the finalizer.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::domain::credentials::rotation::status::Standing;
 use crate::k8s::CallError;
 
 impl Run<'_> {
-    /// Names what a deletion leaves behind.
+    /// Reports the credentials that a deletion does not revoke.
     pub(super) fn tell_what_is_left(&self) {
         let left = left_behind(&self.plan, &self.record).join(", ");
         if left.is_empty() {
@@ -28,13 +28,13 @@ impl Run<'_> {
         self.keeper.ctx.events.warning(self.rotation.object_ref(&()), "LeftBehind", note);
     }
 
-    /// Reason why a deletion does not go on, if there is one.
+    /// Reason why a deletion does not continue, if there is one.
     pub(super) fn keeps_waiting(&self) -> Option<String> {
         let blind = self.blind.as_ref().map(|blind| blind.why.clone());
         blind.or_else(|| self.record.last_result.clone().filter(|_| self.record.has_failed()))
     }
 
-    /// Lets it go.
+    /// Removes the finalizer, and the credential in memory.
     pub(super) async fn finish(&mut self) -> Result<(), CallError> {
         self.take(None);
         let finalizers = self.rotation.finalizers().to_vec();
@@ -61,7 +61,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Does nothing in a namespace without rights, and lets go what is deleted there.
+    /// Reports missing rights in the namespace; for a deleted TokenRotation, also removes the
+    /// finalizer.
     pub(super) async fn not_allowed(&mut self) -> Result<Duration, CallError> {
         if self.plan.deleting.is_some() {
             let why = "the operator has no rights in this namespace";

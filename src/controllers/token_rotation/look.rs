@@ -1,4 +1,4 @@
-//! A look at a target, and why it may tell nothing.
+//! Reads a target, or returns the reason why it cannot be read.
 
 use kube::ResourceExt as _;
 
@@ -12,7 +12,7 @@ use crate::domain::credentials::rotation::{Target, Unknown};
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
 
-/// A target, when it was read, and why it may tell nothing.
+/// Content of a target, the clock of the read, and the reason if the target could not be read.
 pub(super) struct Look {
     pub(super) read: Read,
     pub(super) clock: Clock,
@@ -21,7 +21,7 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// A look in vain.
+    /// Makes the result of a read that failed for the given reason.
     pub(super) fn blind(why: Blind) -> Self {
         let read = Read::elsewhere(Target::Unknown, Watched::default());
         Self { read, clock: Clock::local(), blind: Some(why), side: None }
@@ -33,31 +33,31 @@ impl Look {
 pub(super) struct Blind {
     pub(super) why: String,
     pub(super) unknown: Unknown,
-    /// Standing that follows.
+    /// Standing that follows from the reason.
     pub(super) standing: fn(String) -> Standing,
-    /// Whether a Rancher does not accept the API key.
+    /// Whether the Rancher rejects the API key.
     pub(super) refused: bool,
 }
 
 impl Blind {
-    /// The target may not be read; all else may.
+    /// Only the target cannot be read or written.
     pub(super) fn target(why: String) -> Self {
         Self { why, unknown: Unknown::TargetBarred, standing: Standing::Unreadable, refused: false }
     }
 
-    /// Nothing may be read.
+    /// Neither the target nor the list of credentials can be read.
     pub(super) fn barred(why: String) -> Self {
         Self { why, unknown: Unknown::Barred, standing: Standing::Unreadable, refused: false }
     }
 }
 
-/// The names of those that were made for it in Rancher.
+/// Names of the tokens that were made for the TokenRotation in Rancher.
 pub(super) fn named(rotation: &TokenRotation, side: Option<&Side>) -> Vec<String> {
     let prefix = status::plan(rotation).prefix;
     side.map(|side| side.issued.named(&prefix)).unwrap_or_default()
 }
 
-/// Reads the target, as the spec wants it.
+/// Reads the target that the spec names.
 pub(super) async fn look(keeper: &Keeper, rotation: &TokenRotation) -> Result<Look, CallError> {
     let namespace = rotation.namespace().unwrap_or_default();
     if let Some(server) = &rotation.spec.rancher {

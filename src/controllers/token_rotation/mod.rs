@@ -1,8 +1,8 @@
-//! TokenRotations: who must be looked at, and when.
+//! Queue of TokenRotations: which ones must be reconciled, and when.
 //!
-//! Owns the queue. What is recorded is looked at first; only if that says that something is to be
-//! done, or somebody has touched what it rests on, the API server is asked. Invariants: few are
-//! carried out at a time, and few are begun in a second, however many are due.
+//! The record is evaluated first. The API server is asked only if the record requires a step, or an
+//! object that the rotation depends on has changed. Invariants: few rotations are reconciled at the
+//! same time, and few begin per second, however many are due.
 
 mod act;
 mod census;
@@ -43,22 +43,22 @@ use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
 use crate::k8s::guard::Guard;
 
-/// How many are carried out at a time.
+/// Maximum of concurrent reconciles.
 const AT_ONCE: u16 = 4;
-/// At least so long between two that are begun by themselves: 2,000 that are due take a quarter of an
-/// hour.
+/// Shortest time between two rotations that begin without a request: 2,000 that are due take a
+/// quarter of an hour.
 const BETWEEN: Duration = Duration::from_millis(400);
-/// The longest that one may be carried out in a row.
+/// Deadline of one reconcile.
 const PATIENCE: Duration = Duration::from_mins(2);
 /// First and longest pause after a call that failed, per object.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(30);
-/// How long at most nobody looks, so that a condition that depends on time is told.
+/// Longest requeue interval, so that time-based conditions stay current.
 const LOOK_AGAIN: Duration = Duration::from_hours(1);
 
 type Name = ObjectRef<TokenRotation>;
 
-/// A credential that only this process has. It is wiped from memory when it is dropped.
+/// Credential that only this process has. It is wiped from memory when it is dropped.
 #[derive(Clone, Default)]
 struct InHand {
     hand: Hand,
@@ -68,19 +68,21 @@ struct InHand {
 struct Keeper {
     ctx: Context,
     store: Store<TokenRotation>,
-    /// By the rotation's UID.
+    /// Credentials in memory, by the rotation's UID.
     hands: Mutex<HashMap<String, InHand>>,
-    /// What is known of all cloud credentials, by the UID of the rotation that watches them.
+    /// Known state of all cloud credentials, by the UID of the rotation that watches them.
     censuses: Mutex<HashMap<String, Census>>,
-    /// Those whose Secrets somebody has touched.
+    /// TokenRotations that must be reconciled even if their record requires no step, for example
+    /// because one of their Secrets has changed.
     touched: Mutex<HashSet<Name>>,
     clock: Mutex<Option<Clock>>,
-    /// When those that wait for their turn have it, and when the next one may be begun.
+    /// Time of each waiting rotation's turn, and the earliest time for the next turn.
     turns: Mutex<(HashMap<Name, Instant>, Instant)>,
     failures: Mutex<HashMap<Name, u32>>,
     /// Probes of the tokens in use in Ranchers.
     probes: Mutex<HashMap<Name, probe::Probe>>,
-    /// The version in which each was left, and until when nothing is to be done about that.
+    /// Version of each rotation after its reconcile, and the time until which it needs no other
+    /// one.
     resting: Mutex<HashMap<Name, (u64, Instant)>>,
 }
 
@@ -88,7 +90,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks after credentials until dropped.
+/// Reconciles TokenRotations until dropped.
 pub(super) async fn run(ctx: Context) {
     let writer = Writer::<TokenRotation>::default();
     let store = writer.as_reader();
@@ -124,7 +126,7 @@ pub(super) async fn run(ctx: Context) {
         })
         .collect();
     let secrets = async { while secrets.next().await.is_some() {} };
-    // Where no namespace is named, nothing is watched and the others go on.
+    // Joined, so that the other tasks continue if no namespace is named and no Secret is watched.
     tokio::join!(control, watch, secrets, tell::tell(&keeper));
 }
 
@@ -200,7 +202,7 @@ async fn watch(
     keeper.ctx.credentials.watch(on_event).await;
 }
 
-/// Whoever rests on a Secret that somebody has touched must be looked at.
+/// Enqueues the TokenRotations that depend on a Secret whenever the Secret changes.
 async fn watch_secrets(
     keeper: Arc<Keeper>,
     namespace: &str,
@@ -229,10 +231,11 @@ async fn watch_secrets(
         }
     };
     let on_event = |event: Event<PartialObjectMeta<Secret>>| match event {
-        // What this process has bound a credential to is no news; that it is gone is.
+        // Secrets to which credentials are bound matter only when they are deleted.
         Event::Apply(secret) if secret.labels().contains_key(LABEL_ROTATION) => {}
         Event::Apply(secret) | Event::Delete(secret) => touch(&secret),
-        // The first list is not news: all are looked at when a term begins. A later one may be.
+        // The first list needs no action: all rotations are reconciled when a term begins. A later
+        // list may contain changes.
         Event::Init | Event::InitApply(_) => {}
         Event::InitDone => {
             let of = |r: &TokenRotation| r.namespace().as_deref() == Some(namespace);
@@ -251,9 +254,9 @@ impl Keeper {
         self.ctx.credential_namespaces.contains_key(namespace)
     }
 
-    /// For how long there is nothing to do, as far as the record says and nobody has touched anything.
+    /// Time for which the record requires no step. `None`: a reconcile is required.
     fn quiet(&self, rotation: &TokenRotation) -> Option<Duration> {
-        // Nobody but a Rancher tells what is there, and what its time is.
+        // Only the Rancher knows what exists there, and its own time.
         if rotation.spec.rancher.is_some() {
             return None;
         }
@@ -263,7 +266,7 @@ impl Keeper {
         let plan = status::plan(rotation);
         let held =
             plan.source.is_none() || rotation.finalizers().iter().any(|f| f == ROTATION_FINALIZER);
-        // What could not be read before can perhaps be read now: nobody tells when a right is given.
+        // A target that could not be read may be readable now: a granted right produces no event.
         let blind = status
             .conditions
             .iter()
@@ -288,7 +291,7 @@ impl Keeper {
                 let end = status.expires_at.as_deref().and_then(status::seconds);
                 Some(pause(&[until, expiry::alarm(&plan, &record, end), end], now))
             }
-            // Nothing is asked for those that only wait for their turn.
+            // A rotation that only waits for its turn needs no call.
             Act::Write(Change::Named, next) if !next.is_asked() => {
                 Some(self.turn(&ObjectRef::from_obj(rotation))).filter(|turn| !turn.is_zero())
             }
@@ -296,7 +299,7 @@ impl Keeper {
         }
     }
 
-    /// The rotation is left in this version, for so long.
+    /// Records that the rotation needs no reconcile in this version for the time of the pause.
     fn rests(&self, rotation: &TokenRotation, pause: Duration) {
         if let Some(version) = version(rotation) {
             let name = ObjectRef::from_obj(rotation);
@@ -304,8 +307,8 @@ impl Keeper {
         }
     }
 
-    /// Time for which a rotation is left that has not changed since it was: the echo of this process's
-    /// own writes is no news.
+    /// Remaining pause of a rotation that has not changed since its reconcile: events of this
+    /// process's own writes trigger nothing.
     fn is_resting(&self, rotation: &TokenRotation) -> Option<Duration> {
         let (left, until) = *lock(&self.resting).get(&ObjectRef::from_obj(rotation))?;
         let is_known = version(rotation).is_some_and(|version| version <= left);
@@ -313,8 +316,8 @@ impl Keeper {
         (is_known && !rest.is_zero()).then_some(rest)
     }
 
-    /// For how long one that is due has to wait, so that many are not begun at once. Each is told its
-    /// turn once, has it until it is begun, and is not looked at before it comes.
+    /// Time until the turn of a rotation that is due, so that few begin at once. Each rotation gets
+    /// its turn once, keeps it until it begins, and is not reconciled before.
     fn turn(&self, name: &Name) -> Duration {
         let mut turns = lock(&self.turns);
         let (turns, next) = &mut *turns;
@@ -340,12 +343,12 @@ impl Keeper {
     }
 }
 
-/// Versions of one resource are numbers that grow (KEP-5504). `None`: this one is no number.
+/// resourceVersion as a number: versions of one resource increase (KEP-5504). `None`: not a number.
 fn version(rotation: &TokenRotation) -> Option<u64> {
     rotation.metadata.resource_version.as_ref()?.parse().ok()
 }
 
-/// Until the first of these that is to come.
+/// Time until the first of these times that is in the future, at most [`LOOK_AGAIN`].
 fn pause(times: &[Option<Seconds>], now: Seconds) -> Duration {
     let next = times.iter().flatten().filter(|at| **at > now).min();
     let left = next.and_then(|at| u64::try_from(at - now).ok()).map(Duration::from_secs);
@@ -395,7 +398,7 @@ fn retry(rotation: Arc<TokenRotation>, error: &CallError, keeper: Arc<Keeper>) -
     if !matches!(error, CallError::Conflict) {
         keeper.ctx.metrics.reconcile_errors.inc();
         let (namespace, rotation) = (rotation.namespace(), rotation.name_any());
-        tracing::warn!(namespace, rotation, %error, failures, "credential not looked after, trying again");
+        tracing::warn!(namespace, rotation, %error, failures, "TokenRotation not reconciled, trying again");
     }
     let jitter = f64::from(u8::try_from(hasher.finish() & 0xff).unwrap_or_default()) / 255.0;
     Action::requeue(backoff(failures, FIRST_RETRY, LAST_RETRY, jitter))

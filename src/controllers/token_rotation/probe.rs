@@ -1,8 +1,8 @@
-//! The token in use in a Rancher, asked for once a minute between two looks: one that was revoked by hand
-//! is replaced at once, and no event says that it was.
+//! Probes of the token in use in a Rancher, once a minute between two looks. A token that was
+//! revoked by hand is so replaced at once, although no event reports the revocation.
 //!
-//! Invariants: a probe is one call, made with the API key: when a token was last used stays the time of
-//! those who use it. It decides nothing: what is not as it was is looked at.
+//! Invariants: a probe is one call, made with the API key, so that the token's time of last use
+//! stays that of its users. A probe decides nothing: a difference only triggers a reconcile.
 
 use std::time::{Duration, Instant};
 
@@ -16,19 +16,20 @@ use crate::domain::credentials::rotation::{Target, Term};
 
 /// Pause between two probes.
 const EVERY: Duration = Duration::from_mins(1);
-/// Deadline of a probe. One of the few workers does nothing else meanwhile.
+/// Deadline of a probe. One of the few workers is busy during the probe.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// State in which a token was seen, and the time of the next probe.
+/// Last observed state of a token, and the time of the next probe.
 pub(super) struct Probe {
     term: Term,
     at: Instant,
-    /// The last probe found another state.
+    /// Whether the last probe found another state.
     differs: bool,
 }
 
 impl Run<'_> {
-    /// Sees to it that the token in use is asked for again, if its issuer knows it, and says when.
+    /// Schedules the next probe of the token in use, if its issuer knows it. Returns the time until
+    /// then.
     pub(super) fn arm(&self) -> Option<Duration> {
         let name = ObjectRef::from_obj(&self.rotation);
         let mut probes = lock(&self.keeper.probes);
@@ -38,11 +39,11 @@ impl Run<'_> {
             && self.plan.source.is_some()
             && self.plan.deleting.is_none();
         let Target::There { holds: Some(held), .. } = &self.read.target else { return None };
-        // What has ended by itself or was revoked is known to be due.
+        // A token that has expired or was revoked is due without a probe.
         let now = self.clock.now();
         let lives = |term: &Term| term.expires.is_none_or(|end| end > now);
         let term = held.term.clone().filter(|term| is_used && lives(term))?;
-        // The look has found it as it was all the same: the API key's user may not see it.
+        // The probe found a difference and the look found none: the API key's user may not see it.
         let is_hidden = before.is_some_and(|probe| probe.differs && probe.term == term);
         let pause = if is_hidden { LOOK_THERE } else { EVERY };
         probes.insert(name, Probe { term, at: Instant::now() + pause, differs: false });
@@ -50,7 +51,8 @@ impl Run<'_> {
     }
 }
 
-/// Asks for the token in use, if it is time, and says when it is next. `None`: it is not as it was.
+/// Probes the token in use, if that is due. Returns the time until the next probe. `None`: the
+/// state of the token has changed.
 pub(super) async fn probe(keeper: &Keeper, rotation: &TokenRotation) -> Option<Duration> {
     let name = ObjectRef::from_obj(rotation);
     let term = {

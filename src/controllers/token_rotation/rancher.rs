@@ -1,7 +1,7 @@
-//! The steps of a rotation that go through a Rancher, with the API key that the spec names.
+//! The steps of a rotation that call a Rancher, with the API key that the spec names.
 //!
-//! Invariants: the key is read anew before each look, so that one that was renewed is used at once;
-//! nothing is written in a Rancher by a process that does not lead; time is Rancher's; a Rancher that cannot be asked tells nothing, and then nothing is decided.
+//! Invariants: the key is read before each look, so that a renewed key is used at once; only the
+//! leader writes to a Rancher; time is Rancher's; nothing is decided without Rancher's answer.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ use crate::k8s::credentials::Clock;
 use crate::rancher::{Error, Issued, Issuer, Rights, Secret, Sight};
 use kube::ResourceExt as _;
 
-/// Pauses before the tries of a new token. Another replica of Rancher hears of it a moment later than the one that
-/// made it. Each try costs one call, the one that succeeds two.
+/// Pauses before the tests of a new token. Other replicas of Rancher know it a moment later than
+/// the one that made it. Each test costs one call, the one that succeeds two.
 const BETWEEN_TRIES_THERE: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(500),
@@ -32,21 +32,21 @@ const BETWEEN_TRIES_THERE: [Duration; 5] = [
     Duration::from_secs(4),
 ];
 
-/// Tries after faults that are no replica's delay. A proxy may break one call.
+/// Maximum of tests that fail otherwise than by a replica's delay. A proxy may break one call.
 const MOST_FAULTS: u8 = 2;
 
-/// What was heard of a Rancher.
+/// State read from a Rancher.
 pub(super) struct Side {
     pub(super) issuer: Issuer,
     pub(super) issued: Issued,
     sight: Option<Sight>,
-    /// The API key.
+    /// Name and times of the API key, if known.
     pub(super) key: Option<ApiKey>,
-    /// The Rancher's URL.
+    /// URL of the Rancher.
     pub(super) url: String,
-    /// How many cloud credentials were not read yet.
+    /// Number of cloud credentials that were not read yet.
     pub(super) unread: usize,
-    /// All of them, if all were asked for.
+    /// All cloud credentials, if the target is all of them.
     pub(super) listed: Vec<Listed>,
 }
 
@@ -56,7 +56,7 @@ impl Side {
     }
 }
 
-/// Reads the API key, what its user has in Rancher, and the target.
+/// Reads the API key, the tokens of its user in Rancher, and the target.
 pub(super) async fn look(
     keeper: &Keeper,
     rotation: &TokenRotation,
@@ -94,14 +94,14 @@ pub(super) async fn look(
     }
 }
 
-/// A Rancher with the API key as it is now, that key, and its URL.
+/// Client of a Rancher with the present API key, that key, and the URL.
 pub(super) struct Way {
     pub(super) issuer: Issuer,
     key: Token,
     url: String,
 }
 
-/// The Rancher of a spec; or why it cannot be asked.
+/// Client of the Rancher that a spec names, or the reason why it cannot be called.
 pub(super) async fn way(
     keeper: &Keeper,
     rotation: &TokenRotation,
@@ -145,7 +145,7 @@ pub(super) async fn way(
     }
 }
 
-/// Why tokens of the API key's user may not go into a cloud credential, if they may not.
+/// Reason why tokens of the API key's user may not be put into a cloud credential, if there is one.
 fn refusal(
     rotation: &TokenRotation,
     credential: &str,
@@ -153,7 +153,7 @@ fn refusal(
     user: &str,
 ) -> Option<String> {
     let minted = rotation.spec.source.as_ref()?.rancher_token.as_ref()?;
-    // Who goes only revokes, and takes out what is kept.
+    // A deletion only revokes, and removes the kept old token.
     if rotation.metadata.deletion_timestamp.is_some() {
         return None;
     }
@@ -161,10 +161,10 @@ fn refusal(
     Gift { credential, owner: sight.owner()?, user, allowed }.fault()
 }
 
-/// Where the API key's Secret has authorities, if it has any.
+/// Key of certificate authorities in the API key's Secret.
 const AUTHORITY_KEY: &str = "ca.crt";
 
-/// The authorities that the spec gives or names, else those beside the API key; or why they cannot be had.
+/// Certificate authorities of the spec, else of the API key's Secret; or why they cannot be read.
 async fn authority(
     keeper: &Keeper,
     namespace: &str,
@@ -191,7 +191,7 @@ async fn authority(
     };
     let pem = value.filter(|value| !value.reveal().is_empty());
     Ok(pem.map(|pem| Some(pem.reveal().to_owned())).ok_or_else(|| {
-        format!("{field}: there is no Secret {:?} with anything under {:?}", wants.name, wants.key)
+        format!("{field}: there is no Secret {:?} with a value under {:?}", wants.name, wants.key)
     }))
 }
 
@@ -268,12 +268,12 @@ fn before(rotation: &TokenRotation) -> &[WatchedCredential] {
     rotation.status.as_ref().map_or(&[], |status| &status.watched)
 }
 
-/// The cluster that the spec names.
+/// Cluster that the spec names as the token's scope.
 fn wanted(rotation: &TokenRotation) -> Option<&str> {
     rotation.spec.source.as_ref()?.rancher_token.as_ref()?.cluster.as_deref()
 }
 
-/// A cloud credential, as what it was seen to be.
+/// Converts an observed cloud credential into a read target.
 fn read_there(rotation: &TokenRotation, name: &str, sight: &Sight, now: i64) -> Read {
     let unscoped = sight.reach().filter(|_| rotation.spec.source.is_some());
     let unscoped = unscoped.and_then(|to| minter::scope(wanted(rotation), &to.server).err());
@@ -296,7 +296,7 @@ fn read_there(rotation: &TokenRotation, name: &str, sight: &Sight, now: i64) -> 
     read
 }
 
-/// Has Rancher say what a Secret's tokens do not say of themselves.
+/// Adds facts from Rancher that a Secret's tokens do not contain: expiry and validity.
 async fn ask(
     issuer: &Issuer,
     known: &Issued,
@@ -324,7 +324,7 @@ async fn ask(
 }
 
 impl Run<'_> {
-    /// The only cluster that a token is to be good for.
+    /// Cluster to which a new token is limited. `None`: it is not limited to one.
     fn scope(&self) -> Option<String> {
         let wanted = wanted(&self.rotation);
         match &self.read.reach {
@@ -354,7 +354,7 @@ impl Run<'_> {
         }
     }
 
-    /// Tries out what is in hand, in Rancher and where it will be used.
+    /// Tests the token in memory, in Rancher and where it will be used.
     pub(super) async fn verify_there(&mut self) -> Result<(), CallError> {
         let Some(InHand { hand, token: Some(token) }) = self.in_hand() else {
             self.take(None);
@@ -400,15 +400,15 @@ impl Run<'_> {
             Rights::Lacking(why) => Some(why),
             Rights::Unknown(why) => {
                 let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
-                let said = "what the new token may do is not known: it is published all the same";
+                let said = "the rights of the new token are unknown: it is published nevertheless";
                 tracing::info!(namespace, rotation, credential, why, "{said}");
                 None
             }
         }
     }
 
-    /// Publishes what is in hand in the cloud credential, by one write that is refused if that is
-    /// another by now; then it is looked at.
+    /// Publishes the token in memory in the cloud credential by one write, and reads the credential
+    /// again. The write is refused if the version has changed.
     pub(super) async fn publish_there(&mut self, keep: bool) -> Result<(), CallError> {
         let Some(InHand { hand, token: Some(token) }) = self.in_hand() else {
             self.take(None);
@@ -420,7 +420,7 @@ impl Run<'_> {
         self.written(&hand.name, written).await
     }
 
-    /// Takes out of the cloud credential what was kept in it.
+    /// Removes the kept old token from the cloud credential.
     pub(super) async fn drop_there(&mut self) -> Result<(), CallError> {
         let Some((side, sight, name)) = self.there() else { return Ok(()) };
         self.keeper.ctx.writer.check_leadership()?;
@@ -431,7 +431,7 @@ impl Run<'_> {
     async fn written(&mut self, name: &str, written: Result<(), Error>) -> Result<(), CallError> {
         match written {
             Ok(()) | Err(Error::Conflict) => self.look_again().await,
-            // It is looked at before the next try, if not before.
+            // The target is read before the next try at the latest.
             Err(error) => self.failed(Step::Publish, name, &error.to_string()).await,
         }
     }
@@ -441,7 +441,7 @@ impl Run<'_> {
         Some((side, side.sight.as_ref()?, self.credential()?))
     }
 
-    /// Revokes the tokens by that name.
+    /// Revokes the tokens with this name.
     pub(super) async fn revoke_there(&mut self, name: &str) -> Result<(), String> {
         let Some(side) = &self.side else { return Err("Rancher was not asked".to_owned()) };
         side.issuer.revoke(name).await.map_err(|error| error.to_string())

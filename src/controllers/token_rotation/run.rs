@@ -1,8 +1,8 @@
-//! One TokenRotation, step by step, as far as it goes now.
+//! Runs the steps of a TokenRotation that are possible now.
 //!
-//! Invariants: the target is read before the record, and both before anything is done; after each
-//! write of the record the next step rests on what the server has made of it; nothing is revoked
-//! before the target was read once more.
+//! Invariants: the target is read before the record, and both before any step; after each write of
+//! the record, the next step uses the object that the server returned; nothing is revoked before
+//! the target was read once more.
 
 use std::time::Duration;
 
@@ -22,17 +22,17 @@ use crate::domain::credentials::rotation::{
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
 
-/// More steps than this in a row are a fault.
+/// Maximum of steps in a row; more of them are a fault.
 const MOST_STEPS: usize = 64;
-/// Pause before a rotation that was not carried to its end is looked at again.
+/// Pause before an unfinished rotation is reconciled again.
 const GO_ON: Duration = Duration::from_millis(500);
 
-/// Pause before it is looked whether a right has been given.
+/// Pause before the next check whether a right has been granted.
 const LOOK_AT_RIGHTS: Duration = Duration::from_secs(30);
 
-/// Longest time between two looks at a Rancher.
+/// Longest interval between two looks at a Rancher.
 pub(super) const LOOK_THERE: Duration = Duration::from_mins(5);
-/// Pause before reading on where not all was read yet.
+/// Pause before the next look while some cloud credentials were not read yet.
 const READ_ON: Duration = Duration::from_secs(5);
 
 pub(super) struct Run<'a> {
@@ -44,15 +44,15 @@ pub(super) struct Run<'a> {
     pub(super) existing: Vec<String>,
     pub(super) clock: Clock,
     pub(super) blind: Option<Blind>,
-    /// What was heard of a Rancher, if it is about one.
+    /// State read from the Rancher, if the spec names one.
     pub(super) side: Option<Side>,
-    /// Another TokenRotation for the same credential goes first.
+    /// Whether another TokenRotation for the same credential has precedence.
     pub(super) is_second: bool,
-    /// Children that one for all cloud credentials has made.
+    /// Children of a TokenRotation for all cloud credentials.
     pub(super) children: Option<Made>,
 }
 
-/// Goes on until there is nothing to do, and says for how long.
+/// Runs steps until there is nothing to do. Returns the time until the next reconcile.
 pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duration, CallError> {
     let (namespace, name) = (seen.namespace().unwrap_or_default(), seen.name_any());
     let credentials = &keeper.ctx.credentials;
@@ -60,14 +60,14 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
     let Look { read, clock, mut blind, side } = if allowed {
         look(keeper, seen).await?
     } else {
-        // Any read tells the time.
+        // Nothing is read without rights, so the time is the local clock's.
         Look::blind(Blind::barred(String::new()))
     };
     let Some(rotation) = credentials.rotation(&namespace, &name).await? else {
         return Ok(super::LOOK_AGAIN);
     };
     if rotation.uid() != seen.uid() {
-        // Another one by now: the view will tell of it.
+        // Another object has the name by now: its event triggers a reconcile.
         return Ok(GO_ON);
     }
     let (mut existing, mut unlisted) = (Vec::new(), None);
@@ -102,7 +102,7 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
         return run.not_allowed().await;
     }
     if let Some(why) = unlisted {
-        // Nothing is decided while nobody knows what there is.
+        // Nothing is decided without the list of existing credentials.
         run.record(run.record.clone(), Some(&Standing::Unreadable(why))).await?;
         return Ok(LOOK_AT_RIGHTS);
     }
@@ -116,7 +116,7 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
             return Ok(pause);
         }
     }
-    tracing::warn!(namespace, rotation = name, "no end of steps: going on later");
+    tracing::warn!(namespace, rotation = name, "too many steps in a row: continuing later");
     Ok(GO_ON)
 }
 
@@ -165,7 +165,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Nothing may be made before a deletion would wait for it to be revoked.
+    /// Adds the finalizer before any credential is made, so that a deletion waits for the
+    /// revocation.
     async fn hold(&mut self) -> Result<(), CallError> {
         let held = self.rotation.finalizers().iter().any(|f| f == ROTATION_FINALIZER);
         if held || self.plan.source.is_none() || self.plan.deleting.is_some() {
@@ -176,7 +177,7 @@ impl Run<'_> {
         self.patch_finalizers(&finalizers).await
     }
 
-    /// One step. Says for how long to rest, if that is what is next.
+    /// Runs one step. Returns the pause if the next step is to wait.
     async fn step(&mut self) -> Result<Option<Duration>, CallError> {
         let act = decide(&self.plan, &self.record, &self.seen());
         match act {
@@ -185,7 +186,7 @@ impl Run<'_> {
                     let name = kube_runtime::reflector::ObjectRef::from_obj(&self.rotation);
                     let turn = self.keeper.turn(&name);
                     if !turn.is_zero() {
-                        // What made it due may not be in the record.
+                        // The reason why it is due may not be in the record.
                         lock(&self.keeper.touched).insert(name);
                         return Ok(Some(turn));
                     }
@@ -217,7 +218,7 @@ impl Run<'_> {
         Ok(None)
     }
 
-    /// Writes the status, if it says anything new.
+    /// Writes the status, if it differs from the stored one.
     pub(super) async fn record(
         &mut self,
         next: Record,
@@ -268,7 +269,7 @@ impl Run<'_> {
                 self.take(None);
                 tracing::info!(namespace, rotation, credential = current, "credential adopted");
                 if before.current.is_some() {
-                    let note = "somebody else has put a credential into the target: it is kept until its time";
+                    let note = "another party has put a credential into the target: it stays until it is due";
                     self.say("Adopted", note.to_owned());
                 }
             }
@@ -278,7 +279,7 @@ impl Run<'_> {
                 }
             }
             Change::Found => {
-                tracing::warn!(namespace, rotation, "credential found that no record knows of");
+                tracing::warn!(namespace, rotation, "found a credential that is not in the record");
             }
             Change::Retimed => {
                 let end = self.rotation.status.as_ref().and_then(|s| s.expires_at.clone());
@@ -293,7 +294,7 @@ impl Run<'_> {
         self.keeper.ctx.events.normal(self.rotation.object_ref(&()), reason, note);
     }
 
-    /// A step has failed: that is recorded, and told.
+    /// Records and reports a failed step, unless leadership was lost.
     pub(super) async fn fail(
         &mut self,
         step: Step,
@@ -326,7 +327,7 @@ impl Run<'_> {
         if next.pending.is_none() {
             self.take(None);
         }
-        // What people are told is no longer than they can read.
+        // The reported text has a readable length.
         let why: String = why.chars().take(400).collect();
         let reason = format!("{}Failed", step.word());
         let note = format!("credential {name}: {why}");
@@ -334,7 +335,7 @@ impl Run<'_> {
         self.record(next, Some(&Standing::Failed(step, why))).await
     }
 
-    /// Says how it stands, and for how long there is nothing to do.
+    /// Records the standing. Returns the time until the next reconcile.
     async fn rest(&mut self, until: Option<Seconds>) -> Result<Duration, CallError> {
         let standing = self.standing();
         self.record(self.record.clone(), standing.as_ref()).await?;
@@ -342,7 +343,7 @@ impl Run<'_> {
         let end = self.rotation.status.as_ref().and_then(|status| status.expires_at.as_deref());
         let end = end.and_then(status::seconds);
         let pause = pause(&[until, expiry::alarm(&self.plan, &self.record, end), end], now);
-        // Nobody tells when a Rancher changes.
+        // A change in a Rancher produces no event.
         let most = match &self.side {
             Some(side) if side.unread > 0 => READ_ON,
             _ if self.children.as_ref().is_some_and(Made::is_hindered) => LOOK_AT_RIGHTS,
@@ -354,7 +355,7 @@ impl Run<'_> {
         Ok(self.arm().map_or(pause, |next| next.min(pause)))
     }
 
-    /// `None`: as it was, until what failed has been done.
+    /// Standing of the rotation. `None`: it does not change until the failed step has succeeded.
     fn standing(&self) -> Option<Standing> {
         let watches = self.plan.source.is_none();
         Some(match &self.read.target {

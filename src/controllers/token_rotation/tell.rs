@@ -1,4 +1,4 @@
-//! What is told of TokenRotations by metrics, from what was last seen of them.
+//! Metrics of TokenRotations, from their last observed status.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use crate::api::{ConditionStatus, READY, TokenRotation};
 use crate::domain::credentials::rotation::{Seconds, due, expiry, status, watched};
 use crate::k8s::credentials::Clock;
 
-/// How often. That time passes is no event.
+/// Interval of updates: the passage of time produces no event.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// What a gauge shows, by its labels.
+/// Values of a gauge, by its labels.
 type Rows = BTreeMap<Vec<String>, i64>;
 
-/// What all gauges show.
+/// Values of all gauges.
 #[derive(Default)]
 struct Sheet {
     ends: Rows,
@@ -30,9 +30,9 @@ struct Sheet {
     reasons: Rows,
 }
 
-/// Tells until dropped.
+/// Updates the gauges until dropped.
 pub(super) async fn tell(keeper: &Keeper) {
-    // The series end with the term.
+    // Removes the series at the end of the term.
     let _series = Series(&keeper.ctx);
     let told = &keeper.ctx.metrics.rotation;
     let mut known = Sheet::default();
@@ -40,7 +40,7 @@ pub(super) async fn tell(keeper: &Keeper) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        // The API server's time, once it has been heard.
+        // Time of the API server, once a response has contained it.
         let now = lock(&keeper.clock).unwrap_or_else(Clock::local).now();
         let mut sheet = Sheet::default();
         keeper.store.state().iter().for_each(|rotation| note(&mut sheet, rotation, now));
@@ -72,7 +72,7 @@ fn texts(labels: &[String]) -> Vec<&str> {
     labels.iter().map(String::as_str).collect()
 }
 
-/// What is known of one.
+/// Adds the values of one TokenRotation.
 fn note(sheet: &mut Sheet, rotation: &TokenRotation, now: Seconds) {
     let plan = status::plan(rotation);
     let said = rotation.status.clone().unwrap_or_default();

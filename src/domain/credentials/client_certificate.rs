@@ -1,6 +1,6 @@
-//! Client certificates in kubeconfigs, by what they say of themselves.
+//! Client certificates in kubeconfigs, and the times that they state.
 //!
-//! Invariant: nothing of a certificate is told but whom it is for and when it ends.
+//! Invariant: of a certificate only its common name and its times are reported.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,7 +8,8 @@ use x509_parser::pem::Pem;
 
 use super::token::Says;
 
-/// What a client certificate says: the first of a `client-certificate-data`, which is the user's own.
+/// Name and times of a client certificate: of the first one in `client-certificate-data`, which is
+/// the user's own.
 pub(super) fn says(data: &str) -> Option<Says> {
     let plain: String = data.split_whitespace().collect();
     let pem = STANDARD.decode(plain).ok()?;

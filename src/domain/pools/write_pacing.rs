@@ -1,42 +1,43 @@
 //! Pauses between writes of ledgers.
 //!
 //! A write of a pool costs the API server in proportion to the pool (measured: 30 ms of its CPU at
-//! 1,000 claims, 120 ms at 5,000), and its store as many bytes. So while several wait, requests are
-//! gathered between two writes, for a time that follows from what the last write took. Nobody waits
-//! for company that does not come: who asks alone, one request after the other, is served at once,
-//! whatever the pool. Beyond that only the bytes written in all are bounded.
+//! 1,000 claims, 120 ms at 5,000), and its store as many bytes. So while several requests wait,
+//! they are gathered between two writes, for a time that follows from the duration of the last
+//! write. No request waits for others that do not come: a client that sends one request after the
+//! other is served at once, whatever the pool. Beyond that only the total of written bytes is
+//! bounded.
 
 use std::time::Duration;
 
-/// Gathering for each unit of time that the last write took: ledgers are written at most a fifth of
-/// the time.
+/// Time to gather requests, as a multiple of the duration of the last write: ledgers are written at
+/// most a fifth of the time.
 const REST: u32 = 4;
-/// Nobody waits longer than this for others to come.
+/// Longest time that a request waits for others to come.
 const LONGEST_GATHERING: Duration = Duration::from_secs(1);
-/// After so long without another request there is nobody to wait for.
+/// Time without another request after which gathering ends.
 const QUIET: Duration = Duration::from_millis(10);
-/// Bytes of ledgers that may be written in a second, in the long run. The API server's store keeps all
-/// that was written in the last five minutes, of 2 GiB that it has by default.
+/// Bytes of ledgers that may be written per second, in the long run. The API server's store retains
+/// all writes of the last five minutes, and has 2 GiB by default.
 const BYTES_PER_SECOND: u32 = 1024 * 1024;
-/// Time's worth of those that may be written at once after a rest.
+/// Bytes that may be written at once after a rest, as the time in which they are earned.
 const BURST: Duration = Duration::from_secs(64);
-/// Nobody waits longer than this for bytes.
+/// Longest time that a request waits for the byte budget.
 const LONGEST_DEBT: Duration = Duration::from_secs(4);
 
-/// When the next ledger write may begin. Times are offsets on one monotonic clock.
+/// Time of the next ledger write. Times are offsets on one monotonic clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
     ended: Duration,
     took: Duration,
-    /// Requests that the last write answered.
+    /// Number of requests that the last write answered.
     answered: usize,
-    /// When all bytes written so far have been earned.
+    /// Time when all bytes written so far have been earned.
     earned: Duration,
 }
 
 impl Pace {
-    /// Notes what was done about so many requests: ledgers of so many bytes were written. None: it
-    /// took no time that counts.
+    /// Records that so many requests were answered and ledgers of so many bytes were written.
+    /// Without bytes nothing was written, and the time does not count.
     pub fn wrote(&mut self, began: Duration, ended: Duration, bytes: usize, requests: usize) {
         self.ended = ended;
         self.took = if bytes == 0 { Duration::ZERO } else { ended.saturating_sub(began) };
@@ -46,7 +47,7 @@ impl Pace {
         self.earned = self.earned.max(began) + price;
     }
 
-    /// How long to gather from `now`, while so many requests wait, of which the last came `last`.
+    /// Time to gather from `now`, while so many requests wait, of which the last came at `last`.
     pub fn pause(&self, now: Duration, waiting: usize, last: Duration) -> Duration {
         let affordable = self.earned.saturating_sub(BURST).min(self.ended + LONGEST_DEBT);
         let debt = affordable.saturating_sub(now);
@@ -61,23 +62,23 @@ impl Pace {
     }
 }
 
-/// A budget: so many at once, and then one in each interval. Times are offsets on one monotonic
+/// Budget: so many at once, and then one in each interval. Times are offsets on one monotonic
 /// clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     at_once: u32,
     interval: Duration,
-    /// When all of it is there again.
+    /// Time when the whole budget is available again.
     full: Duration,
 }
 
 impl Budget {
-    /// A budget that is there as a whole.
+    /// Full budget.
     pub const fn new(at_once: u32, interval: Duration) -> Self {
         Self { at_once, interval, full: Duration::ZERO }
     }
 
-    /// Takes one, if there is one.
+    /// Takes one from the budget. `false`: the budget is used up.
     pub fn take(&mut self, now: Duration) -> bool {
         let full = self.full.max(now) + self.interval;
         let is_there = full.saturating_sub(now) <= self.interval * self.at_once;
@@ -96,7 +97,7 @@ mod tests {
         Duration::from_millis(n)
     }
 
-    /// As after a write of a small ledger that began at 0.
+    /// Pace after a write of a small ledger that began at 0.
     fn after(took: Duration, requests: usize) -> Pace {
         let mut pace = Pace::default();
         pace.wrote(ms(0), took, 1_000, requests);
@@ -117,7 +118,7 @@ mod tests {
         let pace = after(ms(20), 50);
         assert_eq!(pace.pause(ms(20), 1, ms(20)), QUIET);
         assert_eq!(pace.pause(ms(25), 7, ms(22)), ms(7), "as long as they keep coming");
-        assert_eq!(pace.pause(ms(32), 7, ms(22)), ms(0), "nobody came any more");
+        assert_eq!(pace.pause(ms(32), 7, ms(22)), ms(0), "no more requests came");
         assert_eq!(pace.pause(ms(95), 7, ms(94)), ms(5), "until the server has rested");
         assert_eq!(pace.pause(ms(100), 7, ms(100)), ms(0));
         assert_eq!(after(ms(20), 1).pause(ms(20), 2, ms(20)), QUIET);
@@ -139,7 +140,7 @@ mod tests {
         assert_eq!(pace.pause(ms(70), 50, ms(70)), ms(0));
     }
 
-    /// One LoadBalancer after the other, in the largest pool: the store is not filled.
+    /// LoadBalancers that come one after the other, in the largest pool, do not fill the store.
     #[test]
     fn the_bytes_of_an_hour_are_bounded() {
         const LEDGER: usize = 1_400_000;

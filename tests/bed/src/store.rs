@@ -122,7 +122,7 @@ impl Store {
             }
             changed.extend(differing);
         }
-        bail!("what is stored goes on changing, the last of {changed:?}")
+        bail!("the store does not become quiet, the last changes are {changed:?}")
     }
 
     /// Reads the objects whose keys have a prefix.

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Result of a look: the value, or the reason why it is not there yet.
+/// Result of an attempt: the value, or the reason why it is missing.
 pub trait Probe {
     /// Type of the value that the wait returns.
     type Value;
@@ -38,7 +38,7 @@ impl Probe for bool {
     }
 }
 
-/// A failed look does not end the wait; the error after the deadline names it.
+/// A failed attempt does not end the wait; the error after the deadline names its cause.
 impl<P: Probe, E: Display> Probe for Result<P, E> {
     type Value = P::Value;
 
@@ -61,15 +61,15 @@ pub(crate) fn waited(what: &str, time: Duration) {
         .and_then(|mut file| file.write_all(line.as_bytes()));
 }
 
-/// Pause before the next look: a tenth of the elapsed time, so that a short wait is exact and a
+/// Pause before the next attempt: a tenth of the elapsed time, so that a short wait is exact and a
 /// long one costs little.
 fn pause(waited: Duration) -> Duration {
     (waited / 10).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
 }
 
-/// Looks until there is a value, every 10 ms at first, every 200 ms after two seconds. After the
-/// deadline the error names `what` and the result of the last look. A look that hangs does not
-/// extend the deadline.
+/// Repeats an attempt until it returns a value, every 10 ms at first, every 200 ms after two
+/// seconds. After the deadline the error names `what` and the result of the last attempt. An
+/// attempt that hangs does not extend the deadline.
 pub async fn eventually<P: Probe>(
     deadline: Duration,
     what: &str,
@@ -77,7 +77,7 @@ pub async fn eventually<P: Probe>(
 ) -> Result<P::Value> {
     let begin = Instant::now();
     let end = begin + deadline;
-    let mut last = "no look was finished".to_owned();
+    let mut last = "no attempt has ended".to_owned();
     loop {
         let left = end.saturating_duration_since(Instant::now());
         match timeout(left, probe()).await.map(Probe::settle) {
@@ -88,9 +88,9 @@ pub async fn eventually<P: Probe>(
             Ok(Err(why)) => last = why,
             Err(_) => {}
         }
-        // The timeout alone is not enough: it does not end a look that returns at once.
+        // The timeout alone is not enough: it does not end an attempt that returns at once.
         if Instant::now() >= end {
-            bail!("no {what} within {deadline:?}; last look: {last}");
+            bail!("no {what} within {deadline:?}; last result: {last}");
         }
         sleep(pause(begin.elapsed())).await;
     }

@@ -60,12 +60,18 @@ async fn with_no_replica_alive_what_leaves_may_go_and_a_status_stays() -> Result
     let lbs = cluster.lbs();
     refused(cluster.lb("new").await, "a new one")?;
     refused(lbs.patch("stays", &params, &merge(&forged)).await, "a status")?;
-    refused(lbs.patch("stays", &params, &strip).await, "the finalizer of one that stays")?;
+    refused(
+        lbs.patch("stays", &params, &strip).await,
+        "the finalizer of a LoadBalancer that is not in deletion",
+    )?;
     refused(cluster.pools().delete("used", &DeleteParams::default()).await, "a pool in use")?;
 
     // A LoadBalancer in deletion: its status is guarded to the end, its finalizer can be removed.
     lbs.delete("goes", &DeleteParams::default()).await?;
-    refused(lbs.patch("goes", &params, &merge(&forged)).await, "the status of one that leaves")?;
+    refused(
+        lbs.patch("goes", &params, &merge(&forged)).await,
+        "the status of a LoadBalancer in deletion",
+    )?;
     let both = json!({"metadata": {"finalizers": null}, "status": null});
     refused(lbs.patch("goes", &params, &merge(&both)).await, "both at a time")?;
     lbs.patch("goes", &params, &strip).await?;
@@ -75,12 +81,12 @@ async fn with_no_replica_alive_what_leaves_may_go_and_a_status_stays() -> Result
     pools.delete("unused", &DeleteParams::default()).await?;
     let ledger = json!({"status": {"allocated": {"10.2.0.9": "default/x"}}});
     let forged = pools.patch_status("unused", &params, &merge(&ledger)).await;
-    refused(forged, "the ledger of one that leaves")?;
+    refused(forged, "the ledger of a pool in deletion")?;
     pools.patch("unused", &params, &strip).await?;
     ensure!(pools.get_opt("unused").await?.is_none(), "the pool stays");
 
     namespaces.delete("team", &DeleteParams::default()).await?;
-    eventually(SOON, "deletion of what is in the namespace", async || {
+    eventually(SOON, "deletion of the namespace's objects", async || {
         let theirs = of_team.get("theirs").await?;
         anyhow::Ok(theirs.metadata.deletion_timestamp.is_some())
     })

@@ -39,7 +39,7 @@ async fn two_that_start_at_once_agree_and_every_request_is_asked_about() -> Resu
     ensure!(cluster.stored().await? == before, "the Secret changed again");
     let repairs = first.metric("hgo_registration_repairs_total", &[]).await?
         + second.metric("hgo_registration_repairs_total", &[]).await?;
-    assert_eq!(repairs, 0.0, "two that agree put nothing right");
+    assert_eq!(repairs, 0.0, "two replicas that agree repair nothing");
     // The operator's own writes do not go through admission: the leader writes a condition of the
     // pool.
     let asked = answered(&first).await? + answered(&second).await?;

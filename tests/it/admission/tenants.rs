@@ -204,7 +204,7 @@ fn ways(victim_uid: &str, pool_uid: &str) -> Result<Vec<Way>> {
         },
         as_operator,
         change(
-            "to have its own freed and taken again",
+            "to release its own address and claim it again",
             GUEST,
             json!({"status": null}),
             End::Futile,
@@ -236,7 +236,7 @@ fn ways(victim_uid: &str, pool_uid: &str) -> Result<Vec<Way>> {
             End::Refused(403, "forbidden"),
         ),
         way(
-            "said to be in another namespace",
+            "with a claim in another namespace",
             "POST",
             TEAM,
             elsewhere,

@@ -1,5 +1,4 @@
-//! What the chart renders: good manifests, the plain ones in config/, and a rollout that cannot
-//! hang.
+//! Output of the chart: valid manifests, the plain ones in config/, and a rollout that cannot hang.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -43,7 +42,7 @@ async fn both_versions_of_helm_render_the_same() {
     assert_eq!(rendered[0], rendered[1]);
 }
 
-/// The operator looks for an agent's Lease under the name that the chart gives to both.
+/// The operator watches an agent's Lease under the name that the chart gives Lease and agent.
 #[tokio::test]
 async fn agents_are_called_what_the_operator_calls_them() {
     let chart = Chart::locate().await.unwrap();
@@ -57,8 +56,8 @@ async fn agents_are_called_what_the_operator_calls_them() {
     }
 }
 
-/// An agent is the same, made by the chart or by the operator, and leaves a node that is silent at once, one that
-/// only is not ready after 30 s.
+/// The chart and the operator make the same agent. It leaves an unreachable node at once, and a
+/// node that is only not ready after 30 s.
 #[tokio::test]
 async fn the_operator_makes_agents_as_the_chart_does() {
     const NETWORK: &str = "default/vlan100";
@@ -88,7 +87,8 @@ async fn the_operator_makes_agents_as_the_chart_does() {
     assert_eq!(spread["topologyKey"], "kubernetes.io/hostname");
     assert_eq!(spread["matchLabelKeys"], json!(["loadbalancer.harvesterhci.io/agent"]));
     assert_eq!(listed["strategy"]["rollingUpdate"], json!({"maxSurge": 0, "maxUnavailable": 1}));
-    // Without the annotation's namespaces there is no such right, and each agent's Lease is named.
+    // Without the annotation's namespaces this right is not granted, and each agent's Lease is
+    // named.
     let none = ["--set", more, "--set-json", "leaseAgent.namespaces=[]"];
     let without = chart.render(&none).await.unwrap();
     let text = without.values().cloned().collect::<String>();
@@ -111,10 +111,7 @@ async fn config_is_what_the_chart_renders() {
     let names = |files: &BTreeMap<String, String>| files.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(&stored), names(&plain), "config/ (left): run `make config`");
     for (name, text) in &plain {
-        assert!(
-            stored[name] == *text,
-            "config/{name} is not what the chart says: run `make config`"
-        );
+        assert!(stored[name] == *text, "config/{name} differs from the chart: run `make config`");
     }
 }
 
@@ -136,7 +133,7 @@ async fn the_crds_are_those_of_the_repository() {
         assert!(numbers(&ours["spec"]) == numbers(&crd["spec"]), "{name}");
         assert_eq!(ours["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
     }
-    // The operator says whom to trust: what is not rendered is not taken back.
+    // The operator writes the caBundle. Helm does not remove a field that it does not render.
     let load_balancer = object(&rendered, "CustomResourceDefinition", LOAD_BALANCER);
     let client = &load_balancer["spec"]["conversion"]["webhook"]["clientConfig"];
     assert!(client["service"].is_object() && client.get("caBundle").is_none(), "{client}");
@@ -144,7 +141,7 @@ async fn the_crds_are_those_of_the_repository() {
     assert!(!never.contains_key("crds.yaml"));
 }
 
-/// The same, with 0 written as 0.0.
+/// The value, with each 0 as 0.0.
 fn numbers(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -156,8 +153,8 @@ fn numbers(value: &Value) -> Value {
     }
 }
 
-/// With `maxSurge: 0` no pod needs a place before another has left one; nothing that is required
-/// of a node asks for a second one; and no budget counts pods that must stay.
+/// With `maxSurge: 0` a pod needs no place before another has left one. No required rule needs a
+/// second node, and no budget counts pods that must stay.
 #[tokio::test]
 async fn a_single_node_has_room_for_every_rollout() {
     let rendered = default_objects().await;
@@ -183,8 +180,8 @@ async fn a_single_node_has_room_for_every_rollout() {
     assert!(!one.contains_key("manager/disruption-budget.yaml"), "one replica has no budget");
 }
 
-/// What a pod's object may not say under the Pod Security Standards is the API server's own
-/// judgement: the operator's passes `restricted`, an agent's says which capabilities it has.
+/// The API server itself checks pods by the Pod Security Standards: the operator's pod passes
+/// `restricted`, and a pod with a capability does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_api_server_accepts_every_object() -> Result<()> {
     let bed = Bed::start(Options::default()).await?;
@@ -221,7 +218,7 @@ async fn the_api_server_accepts_every_object() -> Result<()> {
     bed.stop().await
 }
 
-/// Prometheus Operator's kinds, with any content.
+/// CRDs of Prometheus Operator's kinds, which accept any content.
 pub(crate) fn monitoring_crds() -> String {
     let crd = |kind: &str, plural: &str| {
         json!({
@@ -247,7 +244,7 @@ pub(crate) fn monitoring_crds() -> String {
     texts.join("\n---\n")
 }
 
-/// kubeconform's schemas, from what the API server itself says.
+/// Schemas for kubeconform, from the API server's own OpenAPI document.
 struct Schemas {
     dir: tempfile::TempDir,
     program: std::path::PathBuf,
@@ -295,7 +292,7 @@ impl Schemas {
     }
 }
 
-/// Nothing that is not named, and numbers where text may be one.
+/// Refuses fields that a schema does not name, and permits numbers for int-or-string fields.
 fn strict(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
@@ -317,7 +314,7 @@ fn strict(schema: &mut Value) {
     }
 }
 
-/// A definition and all that it refers to.
+/// Collects a definition and all that it refers to.
 fn collect(definitions: &Value, name: &str, used: &mut BTreeMap<String, Value>) {
     if used.contains_key(name) {
         return;

@@ -70,7 +70,7 @@ async fn every_right_is_needed() -> Result<()> {
             duties::work(&cluster).await?;
         }
     }
-    ensure!(surplus()?.is_empty(), "granted and not asked for: {:?}", surplus()?);
+    ensure!(surplus()?.is_empty(), "granted and never used: {:?}", surplus()?);
     Ok(())
 }
 

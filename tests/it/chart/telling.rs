@@ -34,7 +34,7 @@ async fn what_only_the_leader_knows_ends_with_its_term() -> Result<()> {
     cluster.lb("b").await?;
     cluster.waits("b", "NoAvailableIP").await?;
     shows(&first, "hgo_waiters", &["NoAvailableIP"], |waiters| waiters == 1.0).await?;
-    ensure!(!shows_ledgers(&second).await?, "the standby knows ledgers");
+    ensure!(!shows_ledgers(&second).await?, "the standby shows ledgers");
     // The first is stopped, not dead: after its stall it finds that another one leads.
     first.process.signal("STOP")?;
     second.leads().await?;

@@ -166,7 +166,8 @@ async fn further_authorities_are_trusted_beside_those_of_the_image() {
     assert!(format!("{error:#}").contains("additionalTrustedCAs"), "{error:#}");
 }
 
-/// Rights to accounts' tokens and to Secrets: no account without its name.
+/// Rights to accounts' tokens and to Secrets: accounts and Secrets are named where the values name
+/// them.
 #[tokio::test]
 async fn rights_to_credentials_are_as_narrow_as_the_values() {
     let chart = Chart::locate().await.unwrap();
@@ -198,7 +199,7 @@ async fn rights_to_credentials_are_as_narrow_as_the_values() {
     assert_eq!((tokens, env.as_str()), (None, "value: cattle-system/b+c"));
 }
 
-/// Two values, and one Secret, are all that it takes to renew every cloud credential of a user.
+/// Two values and one Secret are enough to renew every cloud credential of a user.
 #[tokio::test]
 async fn one_value_has_all_cloud_credentials_renewed() {
     const KIND: &str = "credentials.harvesterhci.io/v1alpha1/TokenRotation";
@@ -215,7 +216,8 @@ async fn one_value_has_all_cloud_credentials_renewed() {
     assert!(rendered["manager/deployment.yaml"].contains("value: rancher-credentials/rancher"));
     let role = &rendered["rbac/credentials.yaml"];
     assert!(role.contains("namespace: rancher-credentials") && role.contains("- rancher\n"));
-    // Helm cannot make one before the CRD is there. The namespace may be one that is named already.
+    // Helm cannot create a TokenRotation before its CRD exists. The namespace may be in the list
+    // already.
     let other = r#"credentials={"namespaces": [{"name": "a"}], "rancher": {"secretName": "b", "namespace": "a"}}"#;
     let rendered = chart.render(&["--set-json", other]).await.unwrap();
     assert!(!rendered.contains_key("credentials.yaml"));

@@ -201,7 +201,7 @@ async fn a_rotation_may_fail() -> Result<()> {
             let (ran, writes) = failing(&harvester, &proxy, at, verdict.clone(), &leaked).await?;
             ensure!(ran.ok == (writes <= at), "{at} {verdict:?}: {ran:?}");
             if ran.out.is_empty() {
-                ensure!(who(&first).await?.is_some(), "{at} {verdict:?}: nothing works");
+                ensure!(who(&first).await?.is_some(), "{at} {verdict:?}: no token works");
             } else {
                 ensure!(
                     who(&ran.out).await?.is_some(),

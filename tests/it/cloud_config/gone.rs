@@ -134,7 +134,7 @@ async fn left_over(harvester: &Harvester) -> Result<()> {
     let accounts: Api<ServiceAccount> = Api::namespaced(harvester.client(), "guests");
     accounts.delete("half", &DeleteParams::default()).await?;
     let bindings: Api<RoleBinding> = Api::namespaced(harvester.client(), "guests");
-    eventually(SOON, "end of what the account owned", async || {
+    eventually(SOON, "end of the account's objects", async || {
         let bound = bindings.get_opt("guests-half").await?.is_none();
         anyhow::Ok(bound && harvester.tokens("half").await?.is_empty())
     })

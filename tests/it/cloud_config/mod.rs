@@ -161,7 +161,7 @@ async fn run(kubeconfig: &Path, args: &[&str]) -> Result<Ran> {
         .output()
         .await?;
     let said = String::from_utf8(output.stderr)?;
-    ensure!(!holds_token(&said), "a token is in what {args:?} said");
+    ensure!(!holds_token(&said), "a token is in the messages of {args:?}");
     Ok(Ran { ok: output.status.success(), out: String::from_utf8(output.stdout)?, said })
 }
 

@@ -75,10 +75,10 @@ async fn foreign_objects_are_refused_by_name_and_left_alone() -> Result<()> {
     let said = harvester.refused(&["--cluster", "backup", "--revoke", "all"]).await?;
     ensure!(said.contains("ServiceAccount guests/backup"), "{said}");
     ensure!(harvester.everything().await? == before);
-    // An object that names others too stays, and the command says so; the rest goes.
+    // A binding with further subjects blocks the revocation, and the command names it.
     let ran = harvester.run(&["--cluster", "shared", "--revoke", "all"]).await?;
     ensure!(
-        !ran.ok && ran.said.contains("ClusterRoleBinding guests-shared names others"),
+        !ran.ok && ran.said.contains("ClusterRoleBinding guests-shared has other subjects"),
         "{ran:?}"
     );
     ensure!(harvester.everything().await? == before);
@@ -112,7 +112,7 @@ async fn what_the_ui_and_the_script_made_is_taken_over() -> Result<()> {
     narrowed(&harvester, &config).await?;
 
     let ran = harvester.run(&["--cluster", "script"]).await?;
-    ensure!(ran.ok && ran.said.contains("ClusterRoleBinding script lets the guest"), "{ran:?}");
+    ensure!(ran.ok && ran.said.contains("ClusterRoleBinding script gives the guest"), "{ran:?}");
     // It had no rights for a CSI driver, and gets none unless requested.
     let wide: Api<ClusterRoleBinding> = Api::all(harvester.client());
     ensure!(ran.said.contains("--csi narrow"), "{ran:?}");
@@ -143,7 +143,7 @@ async fn narrowed(harvester: &Harvester, config: &str) -> Result<()> {
     // From here on it has narrow rights, whether they are requested or not.
     for _ in 0..2 {
         let ran = harvester.run(&["--cluster", "ui"]).await?;
-        ensure!(ran.ok && ran.out == config && !ran.said.contains("lets the guest"), "{ran:?}");
+        ensure!(ran.ok && ran.out == config && !ran.said.contains("gives the guest"), "{ran:?}");
     }
     let role = wide.get("guests-ui").await?.role_ref.name;
     ensure!(role == "harvester-guest-operator:csi-cluster", "{role}");

@@ -73,7 +73,7 @@ async fn a_new_token_is_printed_before_the_old_one_goes() -> Result<()> {
     // The replacement of the first Secret goes with the rest.
     harvester.done(&["--cluster", "blue", "--revoke", "all"]).await?;
     let secrets: Api<Secret> = Api::namespaced(harvester.client(), "guests");
-    eventually(SOON, "end of the stand-in", async || {
+    eventually(SOON, "end of the replacement", async || {
         secrets.get_opt("blue-token").await.map(|secret| secret.is_none())
     })
     .await

@@ -33,7 +33,7 @@ async fn agreed(site: &mut Site, name: &str, mac: &str) -> Result<String> {
     let granted = site.server.granted().await?;
     let live: Vec<_> = granted.iter().filter(|one| one.live && one.mac == mac).collect();
     ensure!(live.len() == 1, "{live:?}");
-    ensure!(live[0].address.to_string() == address, "{live:?}, and the record says {address}");
+    ensure!(live[0].address.to_string() == address, "{live:?}, and the record has {address}");
     Ok(address)
 }
 

@@ -12,7 +12,7 @@ use testbed::net::dhcp::{DhcpServer, Kind, Scope};
 use super::fixture::{Site, on_site};
 use crate::support::LATER;
 
-/// The server of a lease is gone, and another one of its kind is there without the lease.
+/// The server of a lease is gone, and another server of its kind runs without the lease.
 async fn rebound(mut site: Site) -> Result<()> {
     let kind = site.server.kind();
     let agent = site.agent().await?;
@@ -30,7 +30,7 @@ async fn rebound(mut site: Site) -> Result<()> {
     let granted = second.granted_to(&web.mac.to_string()).await?.context("not in its file")?;
     ensure!(Some(granted.address.to_string()) == rebound.address, "{granted:?}, {rebound:?}");
     if kind != Kind::Kea && kind != Kind::Udhcpd {
-        // These grant a free address to a client that claims it; the other two begin anew.
+        // These grant a free address to a client that requests it; the other two choose a new one.
         ensure!(rebound.address == first.address, "{rebound:?}, not {first:?}");
     }
     drop(agent);

@@ -80,7 +80,7 @@ fn most_in_a_second(log: &str, message: &str) -> Result<usize> {
         let end = *first + TimeDelta::seconds(1);
         times.iter().filter(|time| *time >= first && **time < end).count()
     };
-    times.iter().map(within).max().context("nothing says so")
+    times.iter().map(within).max().context("no log line has the message")
 }
 
 /// Waits until all have addresses, each a different one.

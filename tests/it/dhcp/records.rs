@@ -90,7 +90,7 @@ fn records_and_links_of_others_are_left_alone() -> Result<()> {
             ensure!(status.is_none(), "{name} of another network: {status:?}");
         }
         // The record is written before the metric.
-        eventually(SOON, "what is left of an hour", async || {
+        eventually(SOON, "rest of an hour", async || {
             let left = agent.metric("hgo_dhcp_first_expiry_seconds").await;
             let left = left.map_err(|error| error.to_string())?;
             if (1.0..=3600.0).contains(&left) { Ok(true) } else { Err(format!("{left} s")) }
@@ -124,7 +124,7 @@ fn a_record_that_is_removed_by_force_leaves_nothing_behind() -> Result<()> {
         site.lease("web").await?;
         let again = site.address("web").await?;
         let granted = site.server.granted_to(&web.mac.to_string()).await?.context("no grant")?;
-        ensure!(granted.address.to_string() == again, "{granted:?}, and the record says {again}");
+        ensure!(granted.address.to_string() == again, "{granted:?}, and the record has {again}");
         site.linked(&[&web]).await
     })
 }

@@ -65,7 +65,7 @@ fn a_range_of_one_address_serves_one_after_the_other() -> Result<()> {
     })
 }
 
-/// A lease without end has no time in its record, outlives its agent, and is released all the same.
+/// A lease without end has no time in its record, outlives its agent, and is still released.
 async fn endless(mut site: Site) -> Result<()> {
     let mut agent = site.agent().await?;
     let mac = site.lease("web").await?.mac.to_string();

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use super::read;
 
-/// The names that an array of a lock file has, without versions.
+/// Names in an array of a lock file, without versions.
 fn names(list: &toml::Value) -> BTreeSet<String> {
     let entries = list.as_array().into_iter().flatten().filter_map(toml::Value::as_str);
     entries.filter_map(|entry| entry.split(' ').next()).map(str::to_owned).collect()
 }
 
-/// `make fuzz` refuses one that is behind what the operator is made of.
+/// `make fuzz` refuses a lock file that lacks one of the operator's dependencies.
 #[test]
 fn the_fuzz_targets_are_locked_to_what_the_operator_is_made_of() {
     let parse = |file| read(file).parse::<toml::Table>().unwrap();
@@ -19,7 +19,7 @@ fn the_fuzz_targets_are_locked_to_what_the_operator_is_made_of() {
     let name = toml::Value::from(env!("CARGO_PKG_NAME"));
     let operator = packages.iter().find(|package| package["name"] == name).unwrap();
     let manifest = parse("Cargo.toml");
-    // A lock file has of another workspace's optional dependencies those that are asked for.
+    // Of another workspace's optional dependencies, a lock file has only those that are requested.
     let dependencies = manifest["dependencies"].as_table().unwrap();
     let is_optional = |name: &str| dependencies[name].get("optional").is_some();
     let wanted: BTreeSet<String> =

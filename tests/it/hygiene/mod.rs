@@ -1,7 +1,8 @@
-//! What the project promises about its dependencies and its files.
+//! The project's rules for its dependencies and its files.
 //!
 //! Everything here works offline: dependencies are read from `cargo metadata` and `cargo tree`,
-//! files from `git ls-files`. `deny.toml` is the one list of what is allowed; cargo-deny reads it too.
+//! files from `git ls-files`. `deny.toml` is the only list of allowed licences; cargo-deny reads it
+//! too.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -15,7 +16,7 @@ use std::process::Command;
 use serde_json::Value;
 
 const LARGEST_FILE: u64 = 512 * 1024;
-/// Lock files grow with what they lock.
+/// Lock files grow with the number of dependencies.
 const MAY_BE_LARGE: [&str; 2] = ["Cargo.lock", "go.sum"];
 
 // ---- dependencies ------------------------------------------------------------------------
@@ -100,8 +101,8 @@ fn the_toolchain_is_the_promised_one() {
     );
 }
 
-/// Name and version of everything that a choice of workspace members is linked with. Unlike
-/// `cargo metadata`, `cargo tree` leaves out what no feature switches on.
+/// Names and versions of all packages that some workspace members are linked with. Unlike `cargo
+/// metadata`, `cargo tree` omits packages that no feature enables.
 fn normal_dependencies(members: &[&str]) -> BTreeSet<(String, String)> {
     let args = ["tree", "--locked", "--offline", "--edges", "normal", "--prefix", "none"];
     run(cargo().args(args).args(["--format", "{p}"]).args(members))
@@ -123,8 +124,8 @@ fn duplicates(packages: &BTreeSet<(String, String)>) -> BTreeMap<String, BTreeSe
     versions
 }
 
-/// Whether an SPDX expression leaves a choice that is allowed throughout. An exception
-/// (`WITH`) only grants more, so it does not matter; `/` is an old way to write OR.
+/// Whether an SPDX expression leaves a choice with allowed licences only. An exception (`WITH`)
+/// only grants more, so it does not matter; `/` is an old form of OR.
 fn licence_is_allowed(expression: &str, allowed: &BTreeSet<String>) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut words = spaced.split_whitespace().peekable();
@@ -193,7 +194,7 @@ fn licence_expressions_are_understood() {
 fn the_repository_holds_sources_only() {
     for file in files() {
         let path = root().join(&file);
-        // A file that git knows and the working copy has not: being removed.
+        // The index has the file, the working copy has not: it is being removed.
         let Ok(content) = fs::read(&path) else { continue };
         let name = path.file_name().unwrap().to_str().unwrap();
         assert!(!content.contains(&0), "{file} is binary");

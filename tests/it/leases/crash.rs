@@ -164,7 +164,7 @@ async fn go_on(cluster: &Cluster, change: Change) -> Result<()> {
         Change::Move | Change::End => {}
         Change::Return => {
             // Either it is still in deletion, or it was created again before the crash.
-            let again = eventually(SOON, "one that stays, or none", async || {
+            let again = eventually(SOON, "a LoadBalancer not in deletion, or none", async || {
                 let lb = cluster.lbs().get_opt("web").await?;
                 anyhow::Ok(match lb {
                     None => Some(true),

@@ -1,5 +1,6 @@
-//! An operator whose machine's clock is five minutes off, either way. Time is the issuer's, so that harms
-//! nobody: nothing lapses, nothing is made before its time, and both work for as long as was promised.
+//! An operator on a machine whose clock is five minutes ahead or behind. The issuer's clock
+//! decides, so the error does no harm: no credential expires unreplaced, none is created early, and
+//! both work during the whole overlap.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,12 +15,12 @@ use testbed::{Operator, Start};
 use super::fixture::{Consumer, KEY, NAME, cluster, spec, start};
 use crate::support::Cluster;
 
-/// libfaketime plays the clock. `make test` installs it; without it there is nothing to see.
+/// libfaketime shifts the clock. `make test` installs it; without it the tests are skipped.
 const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 const MINUTES: i64 = 5;
 const OVERLAP: u64 = 8;
 const ROTATIONS: u32 = 4;
-/// A token of ten minutes is due so long after it was made: sooner than the clock is off.
+/// Seconds after which a token of ten minutes is due: less than the error of the clock.
 pub(super) const DUE: u64 = 240;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -37,7 +38,7 @@ async fn off(minutes: i64) -> Result<()> {
     let Some(operator) = operator(&cluster, minutes).await? else { return Ok(()) };
     operator.leads().await?;
     let began = Instant::now();
-    // There is no Secret yet that could tell the time.
+    // There is no Secret yet from which the server's time could be read.
     let target = json!({"secret": {"name": NAME, "key": KEY}});
     let parts =
         [("target", target), ("schedule", schedule(60)), ("overlapSeconds", json!(OVERLAP))];
@@ -53,7 +54,7 @@ async fn off(minutes: i64) -> Result<()> {
             is_timed(&status, began.elapsed())?;
             is_no_loop(&operator, 1 + number, began.elapsed()).await?;
         }
-        // And by their schedule alone, six seconds after they were made.
+        // And by the schedule alone, six seconds after the token was issued.
         let serial = cluster.status().await?.serial;
         reschedule(&cluster, 99).await?;
         let status = cluster.published(serial + 2).await?;
@@ -68,7 +69,7 @@ async fn off(minutes: i64) -> Result<()> {
     cluster.one_is_left().await
 }
 
-/// An operator on a machine whose clock is off by so many minutes.
+/// Operator on a machine whose clock is off by `minutes`. None where libfaketime is missing.
 pub(super) async fn operator(cluster: &Cluster, minutes: i64) -> Result<Option<Operator>> {
     if !Path::new(LIBRARY).exists() {
         println!("skipped: there is no {LIBRARY}");
@@ -93,7 +94,7 @@ pub(super) async fn operator(cluster: &Cluster, minutes: i64) -> Result<Option<O
     Ok(Some(operator))
 }
 
-/// Due with so much of its life left, in percent.
+/// Schedule that is due when this percentage of the lifetime is left.
 pub(super) fn schedule(left: u32) -> Value {
     json!({"renewWhenLeftPercent": left, "minimumLeftSeconds": 0, "jitterPercent": 0})
 }
@@ -104,7 +105,7 @@ async fn reschedule(cluster: &Cluster, left: u32) -> Result<()> {
     Ok(())
 }
 
-/// What is told of the last rotation is of the clock that signed the credential.
+/// Checks that `lastRotation` is a time of the clock that signed the credential.
 pub(super) fn is_timed(status: &TokenRotationStatus, elapsed: Duration) -> Result<()> {
     let seconds = |text: &str| DateTime::parse_from_rfc3339(text).map(|at| at.timestamp());
     let issued = &status.current.as_ref().context("none is current")?.issued_at;
@@ -112,14 +113,14 @@ pub(super) fn is_timed(status: &TokenRotationStatus, elapsed: Duration) -> Resul
     let between = seconds(published)? - seconds(issued)?;
     // Whole seconds are cut off.
     let most = i64::try_from(elapsed.as_secs())? + 2;
-    ensure!((-2..=most).contains(&between), "made at {issued}, published at {published}");
+    ensure!((-2..=most).contains(&between), "issued at {issued}, published at {published}");
     Ok(())
 }
 
-/// No more were published than were asked for, and than came due by themselves.
+/// Checks that only requested and due credentials were published.
 pub(super) async fn is_no_loop(operator: &Operator, asked: u32, elapsed: Duration) -> Result<()> {
     let published = operator.metric("hgo_credential_publications_total", &[]).await?;
     let due = u32::try_from(elapsed.as_secs() / DUE)?;
-    ensure!(published <= f64::from(asked + due), "{published} for {asked} that were asked for");
+    ensure!(published <= f64::from(asked + due), "{published} publications for {asked} requests");
     Ok(())
 }

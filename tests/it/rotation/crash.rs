@@ -1,5 +1,5 @@
-//! The operator is killed after every single write of a rotation, and started again; its API server
-//! fails, conflicts and is slow; and two operators both believe to lead.
+//! Faults during a rotation: the operator is killed after each single write and started again, its
+//! API server fails, conflicts and is slow, and two operators both lead.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -41,12 +41,12 @@ async fn enumerate(last: Last) -> Result<()> {
     while crashes_after(&cluster, &proxy, last, writes).await? {
         writes += 1;
     }
-    assert!(writes >= 7, "a rotation took only {writes} writes: were they seen?");
+    assert!(writes >= 7, "a rotation took only {writes} writes: were all observed?");
     println!("{last:?}: crashed after each of {writes} writes");
     Ok(())
 }
 
-/// One crash. Says whether the rotation was cut short by it.
+/// Crashes the operator after so many writes. Returns whether that interrupted the rotation.
 async fn crashes_after(
     cluster: &Cluster,
     proxy: &Proxy,
@@ -71,7 +71,7 @@ async fn crashes_after(
         anyhow::Ok(done.then_some(false))
     })
     .await?;
-    // Whatever is written in the target at this moment works.
+    // The token in the target works at every moment.
     cluster.works(&cluster.token().await?).await?;
     operator.process.kill9()?;
     proxy.clear_rule();
@@ -89,7 +89,7 @@ async fn crashes_after(
     Ok(cut_short)
 }
 
-/// One call in nine is refused, cut or late.
+/// Six of every 53 calls are refused, cut or late.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_fails_costs_nothing_but_time() -> Result<()> {
     let cluster = cluster().await?;
@@ -134,13 +134,13 @@ async fn a_server_that_fails_costs_nothing_but_time() -> Result<()> {
     cluster.one_is_left().await
 }
 
-/// Two operators that each lead by a Lease of their own.
+/// Two operators, each the leader by a Lease of its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_leaders_leave_one_credential() -> Result<()> {
     let cluster = cluster().await?;
     let first = cluster.standby(start()).await?;
     first.leads().await?;
-    // The chart's role names one Lease: the second is the test's own doing.
+    // The chart's role names one Lease only. The test grants the second.
     cluster.robbed();
     let role = json!({"rules": [{"apiGroups": ["coordination.k8s.io"],
         "resources": ["leases"], "verbs": ["get", "create", "update"]}]});

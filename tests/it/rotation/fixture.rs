@@ -1,4 +1,4 @@
-//! A guest's account, the Secret that its credential is read from, and whoever reads it.
+//! A guest's account, the Secret that holds its credential, and a consumer of that Secret.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -24,18 +24,19 @@ use crate::support::{Cluster, LATER, SOON};
 
 pub(super) const RIGHTS: &str = include_str!("rights.yaml");
 const GUEST: &str = include_str!("guest.yaml");
-/// What the rotation, its target and the kubeconfig's user are called.
+/// Name of the TokenRotation, of its target and of the kubeconfig's user.
 pub(super) const NAME: &str = "guest";
 pub(super) const KEY: &str = "kubeconfig";
 
-/// A cluster with a guest's account in it, in whose namespace credentials may be replaced.
+/// Cluster with a guest's account, where the operator may replace credentials in the account's
+/// namespace.
 pub(super) async fn cluster() -> Result<Cluster> {
     let cluster = Cluster::start().await?;
     prepare(&cluster).await?;
     Ok(cluster)
 }
 
-/// Makes the account, and lets credentials be replaced in its namespace.
+/// Creates the account, and grants the operator the rights to replace credentials in its namespace.
 pub(crate) async fn prepare(cluster: &Cluster) -> Result<()> {
     cluster.bed.apply_yaml(RIGHTS).await?;
     cluster.bed.apply_yaml(GUEST).await?;
@@ -60,7 +61,8 @@ pub(crate) async fn prepare(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Gives the operator the rights that the chart does for the namespace with these values, and no others.
+/// Grants the operator exactly the rights that the chart renders for the namespace with these
+/// values.
 pub(super) async fn limit(cluster: &Cluster, values: &Value) -> Result<()> {
     let mut namespace = values.clone();
     namespace["name"] = json!("default");
@@ -72,7 +74,7 @@ pub(super) async fn limit(cluster: &Cluster, values: &Value) -> Result<()> {
     let roles: Api<Role> = Api::namespaced(cluster.client.clone(), "default");
     let patch = Patch::Merge(json!({"rules": role.rules}));
     roles.patch("harvester-guest-operator-credentials", &PatchParams::default(), &patch).await?;
-    // Before, it might have tokens made of every account.
+    // The right to issue tokens of every account was granted before.
     let review = json!({"metadata": {}, "spec": {
         "user": "system:serviceaccount:harvester-system:harvester-guest-operator",
         "resourceAttributes": {"namespace": "default", "resource": "serviceaccounts",
@@ -87,13 +89,14 @@ pub(super) async fn limit(cluster: &Cluster, values: &Value) -> Result<()> {
     .await
 }
 
-/// An operator that may replace credentials in the guest's namespace.
+/// Options of an operator that may replace credentials in the guest's namespace.
 pub(crate) fn start() -> Start {
     let options = ["--credential-namespaces", "default"].map(str::to_owned).to_vec();
     Start { options, ..Start::default() }
 }
 
-/// Starts such an operator behind a proxy, with a target to write to, and waits until it leads.
+/// Starts an operator with these options behind a proxy, creates its target, and waits until it
+/// leads.
 pub(super) async fn behind_proxy(cluster: &Cluster) -> Result<(Proxy, Operator)> {
     let proxy = Proxy::start(&cluster.bed).await?;
     let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
@@ -103,7 +106,8 @@ pub(super) async fn behind_proxy(cluster: &Cluster) -> Result<(Proxy, Operator)>
     Ok((proxy, operator))
 }
 
-/// Ten minutes is the least that an API server grants.
+/// Spec with tokens of ten minutes, the shortest that an API server grants, and with `parts`
+/// replaced.
 pub(super) fn spec(parts: &[(&str, Value)]) -> Value {
     let mut spec = json!({
         "source": {"serviceAccountToken": {"serviceAccountName": NAME, "lifetimeSeconds": 600}},
@@ -126,7 +130,7 @@ impl Cluster {
         Api::namespaced(self.client.clone(), "default")
     }
 
-    /// A kubeconfig with the guest's way to the cluster and no token yet.
+    /// Kubeconfig with the address of the cluster, and without a token.
     pub(super) fn kubeconfig(&self) -> String {
         let authority = ByteString(self.bed.ca_pem().as_bytes().to_vec());
         json!({
@@ -149,7 +153,7 @@ impl Cluster {
             "metadata": {"name": NAME, "namespace": "default"},
             "stringData": {KEY: value},
         });
-        let params = PatchParams::apply("somebody").force();
+        let params = PatchParams::apply("person").force();
         self.guest_secrets().patch(NAME, &params, &Patch::Apply(&secret)).await?;
         Ok(())
     }
@@ -170,7 +174,7 @@ impl Cluster {
         Ok(self.rotations().get(NAME).await?.status.unwrap_or_default())
     }
 
-    /// Waits until that many credentials were published, and nothing is under way.
+    /// Waits until so many credentials were published and none is in progress.
     pub(super) async fn published(&self, at_least: i64) -> Result<TokenRotationStatus> {
         self.says(&format!("credential {at_least}"), |status| {
             let ours = status.current.as_ref().is_some_and(|current| current.ours);
@@ -179,7 +183,7 @@ impl Cluster {
         .await
     }
 
-    /// Waits until the status is as it must be.
+    /// Waits until `is` holds for the status.
     pub(super) async fn says(
         &self,
         what: &str,
@@ -203,14 +207,14 @@ impl Cluster {
         Ok(of(&status).message.unwrap_or_default())
     }
 
-    /// What the target holds.
+    /// Value of the target's key.
     pub(super) async fn value(&self) -> Result<String> {
         let secret = self.guest_secrets().get(NAME).await?;
         let value = secret.data.and_then(|mut data| data.remove(KEY)).context("no key")?;
         Ok(String::from_utf8(value.0)?)
     }
 
-    /// The token that the target holds.
+    /// Token in the target.
     pub(super) async fn token(&self) -> Result<String> {
         let value = self.value().await?;
         if !value.contains("users") {
@@ -222,14 +226,14 @@ impl Cluster {
         Ok(user["user"]["token"].as_str().context("no token")?.to_owned())
     }
 
-    /// The Secrets by which credentials can be revoked: one for each that works.
+    /// Names of the Secrets that credentials are bound to: one for each credential that works.
     pub(super) async fn bonds(&self) -> Result<BTreeSet<String>> {
         let params = ListParams::default().labels(LABEL_ROTATION);
         let all = self.guest_secrets().list_metadata(&params).await?;
         Ok(all.items.iter().map(kube::ResourceExt::name_any).collect())
     }
 
-    /// Waits until the published credential works and is the only one.
+    /// Waits until the published credential works and no other exists.
     pub(super) async fn one_is_left(&self) -> Result<()> {
         eventually(LATER, "a single credential", async || {
             let status = self.status().await?;
@@ -243,12 +247,12 @@ impl Cluster {
         self.works(&self.token().await?).await
     }
 
-    /// The token works, as a guest uses it.
+    /// Checks that the token works for the guest's calls.
     pub(super) async fn works(&self, token: &str) -> Result<()> {
         used(&self.bed.client_for(token).await?).await.context("the published token")
     }
 
-    /// Waits until the token is refused. The API server remembers for some seconds that it worked.
+    /// Waits until the token is refused. The API server caches for some seconds that it worked.
     pub(super) async fn refused(&self, token: &str) -> Result<()> {
         let client = self.bed.client_for(token).await?;
         eventually(LATER, "refusal of an old token", async || match used(&client).await {
@@ -268,16 +272,16 @@ impl Cluster {
     }
 }
 
-/// What every version of every TokenRotation has said, to whoever watches them.
+/// Every observed version of every TokenRotation, as JSON.
 pub(super) struct Versions(Arc<Mutex<String>>);
 
 impl Versions {
-    /// From now on.
+    /// Starts to watch.
     pub(super) fn of(cluster: &Cluster) -> Self {
         let text = Arc::new(Mutex::new(String::new()));
         let (all, heard) = (cluster.rotations(), text.clone());
         tokio::spawn(async move {
-            // Without a pause one whose server is gone would never let the test end.
+            // Without a backoff, a watcher whose server is gone would keep the test from ending.
             let events = watcher(all, watcher::Config::default()).default_backoff();
             let mut events = pin!(events);
             while let Some(event) = events.next().await {
@@ -292,9 +296,9 @@ impl Versions {
         Self(text)
     }
 
-    /// All of it, once something was heard of a publication that was under way.
+    /// All versions, once one with a publication in progress was observed.
     pub(super) async fn text(&self) -> Result<String> {
-        eventually(SOON, "word of a step", async || {
+        eventually(SOON, "status with a publication", async || {
             let text = self.0.lock().map_err(|error| error.to_string())?.clone();
             Ok::<_, String>(text.contains("\"Publishing\"").then_some(text))
         })
@@ -307,18 +311,18 @@ async fn used(client: &Client) -> kube::Result<()> {
     api.list(&ListParams::default()).await.map(drop)
 }
 
-/// Somebody who uses what the target holds, again and again.
+/// Consumer that uses the target's credential without a pause.
 #[derive(Default)]
 pub(super) struct Consumer {
     /// Every token that was read.
     pub(super) tokens: RefCell<Vec<String>>,
-    /// Calls that were answered as they must be.
+    /// Calls that succeeded.
     pub(super) calls: Cell<u32>,
 }
 
 impl Consumer {
-    /// Reads the target, and uses it for as long as it must work; then once more. Ends with the first
-    /// call that fails although it must not.
+    /// Reads the target and uses the token for three quarters of the overlap, again and again. Ends
+    /// with the first call that fails during the overlap.
     pub(super) async fn run(&self, cluster: &Cluster, overlap: Duration) -> Result<()> {
         loop {
             let read = Instant::now();
@@ -327,13 +331,13 @@ impl Consumer {
             if self.tokens.borrow().last() != Some(&token) {
                 self.tokens.borrow_mut().push(token.clone());
             }
-            // As one does that reads it anew only after a while.
+            // Like a consumer that reads the target again only after a while.
             while read.elapsed() < overlap * 3 / 4 {
                 let answer = used(&client).await;
                 let held = read.elapsed();
                 match answer {
                     Ok(()) => self.calls.set(self.calls.get() + 1),
-                    // Where the machine stood still it may have been held for too long.
+                    // On a slow machine the token may have been used for longer than the overlap.
                     Err(_) if held >= overlap => break,
                     Err(error) => return Err(error).context(format!("held for {held:?}")),
                 }

@@ -1,4 +1,4 @@
-//! Specs that make no sense are refused by the API server alone, and the field is named.
+//! The API server alone refuses an invalid spec, and names the field.
 
 use anyhow::{Result, bail, ensure};
 use harvester_guest_operator::api::TokenRotation;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::Cluster;
 
-/// One that makes sense, with the parts given in place of its own.
+/// Valid spec, with `parts` replaced.
 fn spec(parts: &[(&str, Value)]) -> Value {
     let mut spec = json!({
         "source": {"serviceAccountToken": {"serviceAccountName": "guest"}},
@@ -57,7 +57,7 @@ fn watched(field: &str, value: &Value) -> Value {
     json!({"target": {"secret": {"name": "guest", "key": "kubeconfig"}}, field: value})
 }
 
-/// Each with what its refusal must say.
+/// Invalid values, each with two parts of its refusal.
 fn bad() -> Vec<(Value, [&'static str; 2])> {
     let token = |name: &str, seconds: i64| {
         let token = json!({"serviceAccountName": name, "lifetimeSeconds": seconds});
@@ -124,7 +124,8 @@ fn bad() -> Vec<(Value, [&'static str; 2])> {
     ]
 }
 
-/// What lacks a part that it cannot be without, or goes beyond a bound.
+/// Specs without a required field or with a value out of bounds, each with two parts of its
+/// refusal.
 fn lacking() -> Vec<(Value, [&'static str; 2])> {
     let rancher = |part: &str, value: Value| {
         let minter = json!({"secretName": "rancher", "key": "token"});
@@ -227,7 +228,7 @@ async fn what_makes_no_sense_is_refused_by_its_field() -> Result<()> {
         check(create(&spec).await, &spec, parts)?;
         ensure!(api.get_opt("one").await?.is_none(), "{spec} was stored");
     }
-    // What they were made from makes sense, and so does one that is only watched.
+    // The specs that they were made from are valid, and so is one that only watches.
     let renewed = all(&json!({"rancherToken": {}}), &Value::Null);
     for good in [spec(&[]), watched("onDelete", &json!("Keep")), renewed] {
         create(&good).await?;
@@ -243,7 +244,7 @@ async fn what_makes_no_sense_is_refused_by_its_field() -> Result<()> {
     Ok(())
 }
 
-/// What a spec may not become, and what is said of that.
+/// Changes of a spec that are refused, each with a part of the refusal.
 fn changes() -> Vec<(Value, Value, &'static str)> {
     let other = json!({"serviceAccountName": "other"});
     let account = spec(&[]);
@@ -267,7 +268,7 @@ fn changes() -> Vec<(Value, Value, &'static str)> {
             json!({"source": {"serviceAccountToken": other}}),
             "spec.source.serviceAccountToken.serviceAccountName is immutable",
         ),
-        // By two steps it would become another's.
+        // Removed and added again, a source could name another account.
         (account.clone(), json!({"source": null}), presence),
         (only_watched, json!({"source": {"serviceAccountToken": other}}), presence),
         (

@@ -1,4 +1,4 @@
-//! Credentials that are replaced again and again, while somebody uses them without a pause.
+//! Credentials that are replaced again and again, while a consumer uses them without a pause.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::support::{Cluster, shows};
 const ROTATIONS: i64 = 20;
 const OVERLAP: Duration = Duration::from_secs(8);
 
-/// And nothing that ran, at its most talkative, has told a token.
+/// With the log at trace level, no token appears in a log, metric, Event or status.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_call_fails_through_twenty_rotations() -> Result<()> {
     let cluster = cluster().await?;
@@ -52,7 +52,7 @@ async fn no_call_fails_through_twenty_rotations() -> Result<()> {
     secret(&cluster, &operator, &versions.text().await?, &tokens).await
 }
 
-/// Looks for every token, and for the parts that make it one, in all that was told.
+/// Checks that no token, and no part that makes one, is in Events, statuses, metrics or the log.
 async fn secret(
     cluster: &Cluster,
     operator: &testbed::Operator,
@@ -71,7 +71,7 @@ async fn secret(
     {
         ensure!(!text.is_empty(), "no {place}");
         for token in tokens {
-            // Header and payload are the same for many; the signature is what makes it work.
+            // Many tokens share header and payload. The signature makes a token work.
             for part in token.split('.').skip(1) {
                 ensure!(!text.contains(part), "a token is in the {place}");
             }
@@ -80,7 +80,7 @@ async fn secret(
     Ok(())
 }
 
-/// By its schedule alone: as early as a schedule can be.
+/// By the schedule alone, as early as a schedule can be.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_replaces_them_by_itself() -> Result<()> {
     let cluster = cluster().await?;
@@ -89,7 +89,7 @@ async fn a_schedule_replaces_them_by_itself() -> Result<()> {
     let early = json!({"renewWhenLeftPercent": 99, "jitterPercent": 0});
     let target = json!({"secret": {"name": "guest", "key": "kubeconfig"}});
     cluster.rotation(spec(&[("schedule", early), ("target", target)])).await?;
-    // There is no Secret, and a token alone may be put into a new one.
+    // The Secret does not exist yet. A token alone may be written to a new one.
     let first = cluster.published(1).await?;
     cluster.published(3).await?;
     let status = cluster.status().await?;
@@ -97,7 +97,7 @@ async fn a_schedule_replaces_them_by_itself() -> Result<()> {
     cluster.works(&cluster.token().await?).await
 }
 
-/// A token Secret a generation: such tokens do not end by themselves.
+/// Token Secrets, one per generation. Such tokens do not expire.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_in_secrets_are_replaced_too() -> Result<()> {
     let cluster = cluster().await?;

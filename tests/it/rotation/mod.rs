@@ -1,4 +1,4 @@
-//! Credentials that are replaced, by the operator's own process on a real API server.
+//! Credentials that the operator's own process replaces on a real API server.
 
 mod clock;
 mod crash;
@@ -18,7 +18,7 @@ pub(crate) use fixture::{prepare, start};
 
 use crate::support::Cluster;
 
-/// Two TokenRotations that only watch: a token, and what is in a Rancher.
+/// Creates two TokenRotations that only watch: a token, and the credentials of a Rancher.
 pub(crate) async fn watched(cluster: &Cluster) -> Result<testbed::Rancher> {
     let token = cluster.bed.service_account_token("default", "default").await?;
     cluster.put(&token).await?;

@@ -1,4 +1,5 @@
-//! What people do to a target, to what a credential is bound to, and to the TokenRotation.
+//! Changes that people make to a target, to the object a credential is bound to, and to the
+//! TokenRotation.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,24 +30,24 @@ async fn what_somebody_else_puts_there_is_kept() -> Result<()> {
     let config: Value = serde_saphyr::from_str(&cluster.value().await?)?;
     ensure!(config["users"][1]["user"]["token"] == "theirs", "another user was changed");
     ensure!(config["contexts"][0]["context"]["cluster"] == "there", "{:?}", config["contexts"]);
-    // A token of a day, by hand.
+    // A token of one day that a person writes.
     let theirs = cluster.bed.service_account_token("default", NAME).await?;
     let value = cluster.value().await?;
     cluster.put(&value.replace(&ours, &theirs)).await?;
     cluster.says("adoption", |s| s.current.as_ref().is_some_and(|c| !c.ours)).await?;
-    // Ours is revoked, theirs stays and works until it is due.
+    // Ours is revoked. The person's token stays, and works until it is due.
     eventually(SOON, "end of ours", async || cluster.bonds().await.map(|b| b.is_empty())).await?;
     ensure!(cluster.token().await? == theirs, "theirs was overwritten");
     cluster.works(&theirs).await?;
     cluster.refused(&ours).await?;
-    // On request it is replaced; it is not ours to revoke.
+    // A request replaces it. It is not ours to revoke.
     cluster.annotate("rotate", "1").await?;
     cluster.published(2).await?;
     cluster.one_is_left().await?;
     cluster.works(&theirs).await
 }
 
-/// The write that is to replace it is on its way already.
+/// The write that is to replace it is already on its way.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_somebody_puts_there_at_the_last_moment_is_kept() -> Result<()> {
     let cluster = cluster().await?;
@@ -86,7 +87,7 @@ async fn what_is_deleted_is_made_again() -> Result<()> {
     cluster.guest_secrets().delete(NAME, &DeleteParams::default()).await?;
     cluster.published(2).await?;
     cluster.one_is_left().await?;
-    // What it is bound to: with that the token dies.
+    // The Secret that the token is bound to. Without it the token is refused.
     let bond = cluster.bonds().await?.into_iter().next().context("no Secret")?;
     cluster.guest_secrets().delete(&bond, &DeleteParams::default()).await?;
     cluster.published(3).await?;
@@ -133,7 +134,7 @@ async fn a_deletion_keeps_or_revokes_as_the_spec_says() -> Result<()> {
     ensure!(revoked != kept, "nothing was published");
     cluster.gone().await?;
     cluster.refused(&revoked).await?;
-    // The other rotation's was its own.
+    // The other rotation's token is bound to a Secret of its own.
     cluster.works(&kept).await
 }
 
@@ -148,9 +149,9 @@ async fn what_cannot_be_written_without_harm_is_left_alone() -> Result<()> {
     cluster.rotation(spec(&[])).await?;
     let said = cluster.reason("Ready", "TargetUnfit").await?;
     ensure!(said.contains("exec") && said.contains("\"guest\""), "{said}");
-    ensure!(cluster.bonds().await?.is_empty(), "a token was made for nothing");
+    ensure!(cluster.bonds().await?.is_empty(), "a token was issued in vain");
     ensure!(cluster.value().await? == exec, "it was written");
-    // A cluster that is not there: tried out before it is published, and given up.
+    // The cluster does not exist: the token is tried before it is published, and given up.
     let elsewhere = cluster.kubeconfig().replace(cluster.bed.url(), "https://127.0.0.1:9");
     cluster.put(&elsewhere).await?;
     cluster.reason("Ready", "VerifyFailed").await?;
@@ -160,7 +161,7 @@ async fn what_cannot_be_written_without_harm_is_left_alone() -> Result<()> {
     cluster.annotate("rotate", "now").await?;
     let status = cluster.published(2).await?;
     cluster.one_is_left().await?;
-    // A Secret of another owner by the next name: nothing is bound to it, and it stays.
+    // Another owner's Secret by the next name: no token is bound to it, and it stays.
     let last = status.current.context("none is current")?.name;
     let (prefix, number) = last.rsplit_once('-').context("no number")?;
     let next = format!("{prefix}-{}", number.parse::<u64>()? + 1);
@@ -181,7 +182,7 @@ async fn what_cannot_be_written_without_harm_is_left_alone() -> Result<()> {
     Ok(())
 }
 
-/// Between the decision to revoke a credential and the revocation it is put back.
+/// A person writes the credential back between the decision to revoke it and the revocation.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_put_back_at_the_last_moment_is_not_revoked() -> Result<()> {
     let cluster = cluster().await?;
@@ -195,7 +196,8 @@ async fn what_is_put_back_at_the_last_moment_is_not_revoked() -> Result<()> {
     let status = cluster.status().await?;
     let end = status.previous.first().and_then(|old| old.revoke_after.clone()).context("no end")?;
     let end = DateTime::parse_from_rfc3339(&end)?;
-    // From then on the round that reads the target revokes, after it has read it once more.
+    // From then on, the reconcile that reads the target revokes the credential, after one more
+    // read.
     let reads = Arc::new(AtomicU32::new(0));
     let seen = reads.clone();
     proxy.set_rule(move |call| {
@@ -206,15 +208,16 @@ async fn what_is_put_back_at_the_last_moment_is_not_revoked() -> Result<()> {
         }
     });
     let about_to = async || reads.load(Ordering::Relaxed) > 1;
-    eventually(SOON, "look at the target before a revocation", about_to).await?;
+    eventually(SOON, "read of the target before a revocation", about_to).await?;
     cluster.put(&value).await?;
     let holds_first = |s: &TokenRotationStatus| {
         s.current.as_ref().is_some_and(|c| Some(&c.name) == bond.as_ref())
     };
     cluster.says("the first one again", holds_first).await?;
-    // A server takes a token for good for some seconds after its end, so the token itself says little.
+    // A server accepts a token for some seconds after its end, so check the Secret and not the
+    // token.
     ensure!(cluster.bonds().await?.into_iter().next() == bond, "it was revoked");
-    ensure!(cluster.token().await? == first, "another was put there");
+    ensure!(cluster.token().await? == first, "another token was written");
     cluster.works(&first).await
 }
 
@@ -228,7 +231,10 @@ async fn what_is_only_watched_is_told_when_it_ends() -> Result<()> {
     cluster.put(&value).await?;
     cluster.rotation(json!({"target": {"secret": {"name": NAME, "key": "kubeconfig"}}})).await?;
     let said = cluster.reason("Expiring", "NobodyRotates").await?;
-    ensure!(said.contains("user \"other\"") && said.contains("nobody replaces"), "{said}");
+    ensure!(
+        said.contains("user \"other\"") && said.contains("not replaced automatically"),
+        "{said}"
+    );
     let status = cluster.status().await?;
     let watched: Vec<_> =
         status.watched.iter().map(|w| (w.user.as_str(), w.name.as_str())).collect();
@@ -250,13 +256,13 @@ async fn while_it_is_paused_nothing_is_made_or_published() -> Result<()> {
     cluster.put(&cluster.kubeconfig()).await?;
     let paused = json!({"jitterPercent": 0, "paused": true});
     cluster.rotation(spec(&[("schedule", paused)])).await?;
-    // Each change of the spec is followed by a look.
+    // Each change of the spec triggers a reconcile.
     let change = async |paused: bool, overlap: u32| -> Result<()> {
         let patch = json!({"spec": {"schedule": {"paused": paused}, "overlapSeconds": overlap}});
         let params = PatchParams::default();
         let changed = cluster.rotations().patch(NAME, &params, &Patch::Merge(patch)).await?;
         let wanted = changed.metadata.generation;
-        cluster.says("a look", |status| status.observed_generation == wanted).await.map(drop)
+        cluster.says("a reconcile", |status| status.observed_generation == wanted).await.map(drop)
     };
     let said = cluster.reason("Ready", "Paused").await?;
     ensure!(said.contains("spec.schedule.paused"), "{said}");
@@ -275,7 +281,7 @@ async fn while_it_is_paused_nothing_is_made_or_published() -> Result<()> {
     ensure!(status.pending.is_none() && status.next_rotation.is_none(), "{status:#?}");
     ensure!(status.rotate_request.is_none(), "{status:#?}");
     ensure!(cluster.value().await? == before, "it was replaced");
-    // The request has waited.
+    // The request was still pending.
     change(false, 0).await?;
     cluster.says("the rotation", |s| s.rotate_request.as_deref() == Some("1")).await?;
     cluster.one_is_left().await
@@ -322,7 +328,7 @@ async fn workloads_are_restarted_once_for_each_credential() -> Result<()> {
     cluster.one_is_left().await
 }
 
-/// Nothing is read there, and nobody is kept from deleting.
+/// The operator reads no target there, and does not block deletion.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_rights_in_a_namespace_nothing_is_tried() -> Result<()> {
     let cluster = cluster().await?;

@@ -1,5 +1,5 @@
-//! Each right that the chart gives where credentials are replaced, taken away: what is missing is named,
-//! and when it is given back, it goes on.
+//! Each right that the chart grants where credentials are replaced is taken away: the operator
+//! reports the missing right, and continues when it is granted again.
 
 use std::collections::BTreeSet;
 
@@ -42,9 +42,9 @@ async fn without_any_one_right_it_says_which_and_goes_on_with_it() -> Result<()>
         let rest: Vec<_> = single(&rules).into_iter().filter(|rule| *rule != right).collect();
         write(&cluster, &rest).await?;
         granted(&cluster, &right, false).await?;
-        // Before that nobody was refused it: every right has its own turn.
+        // Each right is taken away once, so no call was refused for it before.
         ensure!(!cluster.bed.asked()?.forbidden.contains_key(&said), "{said}: already refused");
-        // What reads is missed at once, what writes only when something is to be done.
+        // A read right is missed at once, a write right only when a credential is due.
         let request = said.replace(' ', "-");
         let reads = ["get", "list"].contains(&right.verbs[0].as_str());
         let mut operator = leader(&cluster).await?;
@@ -63,14 +63,14 @@ async fn without_any_one_right_it_says_which_and_goes_on_with_it() -> Result<()>
         cluster.one_is_left().await?;
         cluster.reason("Ready", "Current").await?;
         stop(&cluster, &mut operator).await?;
-        println!("{said}: missed, named, and gone on with");
+        println!("{said}: missed, reported, and continued");
         ensure!(taken.insert(said.clone()), "{said} is granted twice");
     }
     ensure!(taken.len() == 10, "{taken:?}");
     Ok(())
 }
 
-/// The chart's role for one account by name, put in place of the one for all.
+/// The chart's role for one account by name, in place of the role for all accounts.
 async fn given(cluster: &Cluster) -> Result<Vec<PolicyRule>> {
     let namespace = "credentials.namespaces[0].name=default";
     let account = format!("credentials.namespaces[0].serviceAccounts={{{NAME}}}");
@@ -79,7 +79,7 @@ async fn given(cluster: &Cluster) -> Result<Vec<PolicyRule>> {
     let role = rendered.split("---\n").find(|part| part.contains("kind: Role\n"));
     let role: Role = serde_saphyr::from_str(role.context("no role")?)?;
     let mut rules = role.rules.unwrap_or_default();
-    // Those to TokenRotations are for all cloud credentials of a Rancher: see there.
+    // The rights to TokenRotations are for all cloud credentials of a Rancher: see rancher/all.rs.
     rules.retain(|rule| rule.resources.iter().flatten().all(|one| one != "tokenrotations"));
     let named = rules.iter().filter(|rule| rule.resource_names.is_some()).count();
     ensure!(named == 1, "{rules:?}");
@@ -94,7 +94,7 @@ async fn write(cluster: &Cluster, rules: &[PolicyRule]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the API server knows by its own copy of the role.
+/// Waits until the API server's authorizer applies the changed role.
 async fn granted(cluster: &Cluster, right: &PolicyRule, wanted: bool) -> Result<()> {
     let one = |of: &Option<Vec<String>>| of.iter().flatten().next().cloned().unwrap_or_default();
     let resource = one(&right.resources);
@@ -114,16 +114,16 @@ async fn granted(cluster: &Cluster, right: &PolicyRule, wanted: bool) -> Result<
     .await
 }
 
-/// The API server refuses it, and the operator says what: in the condition, or where nothing but the
-/// watch of Secrets is refused, in the log.
+/// Waits until the API server refuses the call and the operator reports the right: in the
+/// condition, or, for the watch of Secrets, in the log.
 async fn missed(cluster: &Cluster, operator: &Operator, right: &PolicyRule) -> Result<()> {
     let words = said(right);
     let resource = right.resources.iter().flatten().next().context("no resource")?;
     let named = format!("cannot {} resource \"{resource}\"", right.verbs[0]);
-    // Who sees nothing makes nothing.
+    // Without the right to read, no credential is created.
     let is_blind = ["get", "list"].contains(&right.verbs[0].as_str());
     let before = cluster.status().await?.serial;
-    let went_on = eventually(LATER, &format!("word that it {named}"), async || {
+    let went_on = eventually(LATER, &format!("report that it {named}"), async || {
         let TokenRotationStatus { conditions, serial, .. } = cluster.status().await?;
         if is_blind && serial != before {
             return Ok(Some(true));
@@ -140,7 +140,7 @@ async fn missed(cluster: &Cluster, operator: &Operator, right: &PolicyRule) -> R
         anyhow::Ok(Some(false))
     })
     .await?;
-    ensure!(!went_on, "it {named}, and made another credential all the same");
+    ensure!(!went_on, "it {named}, and still issued another credential");
     Ok(())
 }
 
@@ -152,7 +152,7 @@ async fn leader(cluster: &Cluster) -> Result<Operator> {
 
 async fn stop(cluster: &Cluster, operator: &mut Operator) -> Result<()> {
     operator.process.terminate(SOON).await?;
-    // It was given back: the next one need not wait.
+    // The Lease was released: the next operator need not wait.
     let _ = cluster.free_lease().await;
     Ok(())
 }

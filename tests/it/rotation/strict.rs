@@ -1,5 +1,5 @@
-//! Where a token of a ServiceAccount may not be sent, what a server may not have said, and how long it may
-//! be silent.
+//! Servers that may not receive a token of a ServiceAccount, answers that are not accepted, and how
+//! long a server may not answer.
 
 use std::time::Instant;
 
@@ -31,15 +31,15 @@ async fn a_token_goes_to_no_server_that_may_not_have_it() -> Result<()> {
     said(&cluster, "TargetUnfit", "must begin with https://").await?;
     cluster.put(&unverified.to_string()).await?;
     said(&cluster, "TargetUnfit", "insecure-skip-tls-verify").await?;
-    ensure!(cluster.bonds().await?.is_empty(), "a token was made for nothing");
-    ensure!(proxy.calls().is_empty(), "something was sent there");
+    ensure!(cluster.bonds().await?.is_empty(), "a token was issued in vain");
+    ensure!(proxy.calls().is_empty(), "a request was sent there");
 
     echoes(&cluster, &proxy, &operator, &way).await?;
     another_account(&cluster).await?;
     silence(&cluster, &proxy, &way).await
 }
 
-/// A kubeconfig that leads through the proxy.
+/// Kubeconfig with the proxy as its server.
 fn kubeconfig(cluster: &Cluster, proxy: &Proxy) -> Result<String> {
     let mut config: Value = serde_json::from_str(&cluster.kubeconfig())?;
     let there = &mut config["clusters"][0]["cluster"];
@@ -57,7 +57,7 @@ async fn said(cluster: &Cluster, reason: &str, words: &str) -> Result<()> {
     .await
 }
 
-/// A server that repeats what it was sent, in an error and as the user's name.
+/// Checks against a server that repeats the request, in an error and as the user's name.
 async fn echoes(cluster: &Cluster, proxy: &Proxy, operator: &Operator, way: &str) -> Result<()> {
     let review = |user: &str| {
         json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
@@ -92,7 +92,7 @@ async fn echoes(cluster: &Cluster, proxy: &Proxy, operator: &Operator, way: &str
     Ok(())
 }
 
-/// An account that the chart's values do not name, by way of a Secret that a tenant may create.
+/// Checks an account that the chart's values do not name, in a Secret that a tenant may create.
 async fn another_account(cluster: &Cluster) -> Result<()> {
     let source = json!({"serviceAccountTokenSecret": {"serviceAccountName": "default"}});
     let target = json!({"secret": {"name": "stolen", "key": "token"}});
@@ -108,7 +108,7 @@ async fn another_account(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Five whose server hangs, as behind a tunnel that is half dead, and one that is well.
+/// Checks five rotations whose server hangs, as behind a half-dead tunnel, and one that is healthy.
 async fn silence(cluster: &Cluster, proxy: &Proxy, way: &str) -> Result<()> {
     proxy.set_rule(|_| Verdict::Hang);
     for name in ["h1", "h2", "h3", "h4", "h5", "well"] {
@@ -125,7 +125,7 @@ async fn silence(cluster: &Cluster, proxy: &Proxy, way: &str) -> Result<()> {
         let status = cluster.rotations().get("well").await?.status.unwrap_or_default();
         anyhow::Ok(status.current.is_some_and(|current| current.ours))
     };
-    eventually(SOON, "publication of one that is well", is_published).await?;
+    eventually(SOON, "publication of the healthy one", is_published).await?;
     let well = since.elapsed();
     let all_say = async || {
         for name in ["h1", "h2", "h3", "h4", "h5"] {
@@ -137,12 +137,12 @@ async fn silence(cluster: &Cluster, proxy: &Proxy, way: &str) -> Result<()> {
         }
         Ok(true)
     };
-    eventually(SOON, "word of the silence", all_say).await?;
+    eventually(SOON, "report of the timeouts", all_say).await?;
     println!(
-        "beside five that hang: published after {well:?}, all told after {:?}",
+        "beside five that hang: published after {well:?}, all reported after {:?}",
         since.elapsed()
     );
-    // They are given up and begun anew, and do not keep the one that is well from its next rotation.
+    // They time out and start again, and do not delay the next rotation of the healthy one.
     let patch = json!({"metadata": {"annotations": {"credentials.harvesterhci.io/rotate": "1"}}});
     let params = kube::api::PatchParams::default();
     cluster.rotations().patch("well", &params, &kube::api::Patch::Merge(patch)).await?;

@@ -1,4 +1,5 @@
-//! A kubeconfig that is only watched: each way to authenticate, as far as its end can be known.
+//! A kubeconfig that is only watched: each way to authenticate, and its expiry where that can be
+//! known.
 
 use anyhow::{Result, ensure};
 use k8s_openapi::ByteString;
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 use super::fixture::{KEY, NAME, cluster, start};
 use crate::support::shows;
 
-/// A client certificate that ends at the beginning of that year.
+/// Client certificate that expires at the beginning of that year.
 fn certificate(year: i32) -> Result<ByteString> {
     let mut params = rcgen::CertificateParams::new(Vec::new())?;
     params.distinguished_name.push(rcgen::DnType::CommonName, "system:admin");

@@ -210,7 +210,7 @@ async fn a_vlan_is_announced_on_its_link_where_each_control_plane_node_has_one()
         annotation(service, INTERFACE) == Some("mgmt-br.100")
     };
     let anew = cluster.service_when("late", "the link", hinted).await?;
-    assert_ne!(anew.metadata.uid, first.metadata.uid, "kube-vip would not look again");
+    assert_ne!(anew.metadata.uid, first.metadata.uid, "kube-vip would not read it again");
     // An announced address stays on its interface, and the condition says how to move it.
     says("early", "before nodes had the link mgmt-br.100: delete the Service").await?;
     announcer.away(false);

@@ -26,7 +26,7 @@ async fn endpoints_are_of_the_addresss_family() -> Result<()> {
     ensure!(six.starts_with("fd10::"), "{six}");
     // Without VMs, the placeholder endpoint has the same family, too.
     cluster.waits("web", "NoRunningBackends").await?;
-    ensure!(cluster.endpoints("web").await?[SINK].address == "100::1", "the stand-in");
+    ensure!(cluster.endpoints("web").await?[SINK].address == "100::1", "the placeholder");
     is_of(&cluster, "IPv6", &six).await?;
 
     let both = ["10.52.0.7", "fe80::7", "fd52::7"];

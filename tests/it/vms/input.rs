@@ -172,7 +172,7 @@ async fn where_the_schema_does_not_look_the_condition_names_the_field() -> Resul
         cluster.lb_with(&name, selecting(&fault.spec, "web")).await?;
         let context = || format!("{}", fault.spec);
         let said = if fault.reason() == HEALTH {
-            // Served all the same, unchecked.
+            // The LoadBalancer serves, without probes.
             cluster.serves(&name, HEALTH).await.with_context(context)?
         } else {
             cluster.waits(&name, SPEC).await.with_context(context)?
@@ -181,7 +181,7 @@ async fn where_the_schema_does_not_look_the_condition_names_the_field() -> Resul
         assert_eq!(cluster.warned(&name, fault.reason()).await?, said);
         cluster.deleted(&name).await?;
 
-        // The same fault in one that serves changes no existing object.
+        // The same fault in a LoadBalancer that serves changes no existing object.
         let (service, slice) = objects(&cluster).await?;
         let listeners = fault.spec["listeners"].clone();
         let check = fault.spec.get("healthCheck").cloned().unwrap_or(Value::Null);
@@ -272,7 +272,7 @@ pub(crate) async fn as_harvester_ships_it(cluster: &Cluster) -> Result<()> {
     .await?;
     let bad = lb("bad", &json!({"listeners": []}))?;
     let dry = PostParams { dry_run: true, ..PostParams::default() };
-    eventually(SOON, "acceptance of what is wrong", async || {
+    eventually(SOON, "acceptance of an invalid spec", async || {
         cluster.lbs().create(&dry, &bad).await.map(|_| true)
     })
     .await

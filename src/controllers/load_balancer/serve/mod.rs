@@ -1,8 +1,8 @@
-//! The Service and the EndpointSlices of a vm load balancer: made, kept, and withdrawn.
+//! Creates, maintains and deletes the Service and the EndpointSlices of a vm load balancer.
 //!
 //! Invariants: slices are written before the Service, because kube-vip 1.2 announces nothing
-//! without endpoints; nothing is written that another owns, nor a slice for another's Service;
-//! withdrawal begins with the Service, and is complete only when that is gone.
+//! without endpoints; no object of another owner is written, and no slice for a foreign Service;
+//! withdrawal begins with the Service, and is complete only when the Service is gone.
 
 mod service;
 mod settings;
@@ -28,18 +28,18 @@ use crate::domain::vm_backends::service as service_domain;
 use crate::domain::vm_backends::service::{Identity, Wanted};
 use crate::k8s::CallError;
 
-/// How often a write is decided anew for an object that keeps changing under it.
+/// Attempts of one write if the object changes during each of them.
 const REPETITIONS: usize = 5;
 
-/// What stands in the way of a write.
+/// Reason why a write was not made.
 enum Obstacle {
-    /// The Service by the name is another's: this says whose.
+    /// The Service of this name has another owner, named in the text.
     ForeignService(String),
-    /// An EndpointSlice by the name is another's: this says which.
+    /// An EndpointSlice of this name has another owner; the text names both.
     ForeignSlice(String),
-    /// The API server refuses it: this says why.
+    /// The API server refuses the write; the text contains the reason.
     Refused(String),
-    /// Something that may pass.
+    /// The write failed, and a retry may succeed.
     Error(Error),
 }
 
@@ -52,8 +52,9 @@ impl From<CallError> for Obstacle {
     }
 }
 
-/// Makes Service and EndpointSlices of a vm load balancer, or takes the Service away until there is an
-/// address again. Others are served by their guest cluster. `None`: VMs were not listed yet.
+/// Writes Service and EndpointSlices of a vm load balancer, or deletes the Service until there is
+/// an address again. Guest clusters serve their own load balancers. `None`: VMs were not listed
+/// yet.
 pub(super) async fn serve(
     lb: &LoadBalancer,
     finding: Finding,
@@ -63,19 +64,19 @@ pub(super) async fn serve(
         return Ok(Some(Served { finding, report: None, again: None }));
     }
     if !finding.is_allocated() {
-        // It may have lost its address to one with a better claim.
+        // The address may have been lost to a LoadBalancer whose claim has precedence.
         suspend(lb, ctx).await?;
         return Ok(Some(Served { finding, report: None, again: None }));
     }
     let Some(mut report) = announce(lb, &finding, ctx).await? else { return Ok(None) };
-    // A foreign Service carries no label to watch it by, and the end of a refusal is no event.
+    // Neither a change of a foreign Service nor the end of a refusal produces a watch event.
     let again = match report.service {
         Service::Foreign(_) | Service::Refused(_) => Some(LAST_RETRY),
         Service::Held(left) => Some(left),
         _ => None,
     };
     let finding = match status::moves_from(lb, &finding) {
-        // That is not given up while it may be announced.
+        // The old address is not released while it may be announced.
         Some(old) if may_lead_here(lb, old.ip, ctx) => {
             report.moving_from = Some(old.ip).filter(|_| report.ingress.is_empty());
             status::staying_at(old)
@@ -85,7 +86,7 @@ pub(super) async fn serve(
     Ok(Some(Served { finding, report: Some(report), again }))
 }
 
-/// Makes Service and EndpointSlices say what they must. `None`: VMs were not listed yet.
+/// Writes Service and EndpointSlices where they differ. `None`: VMs were not listed yet.
 async fn announce(
     lb: &LoadBalancer,
     finding: &Finding,
@@ -109,8 +110,8 @@ async fn announce(
     let listeners =
         listeners::name_fault(&at.name).map_or_else(|| listeners::listeners(&lb.spec), Err);
     let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
-    // Where its pool says that the address is unique, or where it was leased. A global pool's is unique
-    // everywhere.
+    // Network of the address's pool, or of its lease. The address of a global pool is unique on
+    // all networks.
     let network = match finding {
         Finding::Pool(Verdict::Held { network: Some(network), .. }) => network,
         Finding::Host(Ok(lease)) => &lease.network,
@@ -152,7 +153,7 @@ async fn announce(
     let service = match done.await {
         Ok(service) => service,
         Err(Obstacle::ForeignService(whose)) => {
-            // Slices of ours would give another's Service endpoints.
+            // Slices of ours would give endpoints to the foreign Service.
             at.drop_slices().await?;
             Service::Foreign(whose)
         }
@@ -179,8 +180,8 @@ async fn announce(
     }))
 }
 
-/// Whether the address may still lead here: the Service is announced there or asks for it, or has
-/// asked for another since and the announcer has not said yet that it saw that.
+/// Whether traffic to the address may still arrive here: the Service is announced there or requests
+/// it, or requests another address now and the announcer has not confirmed that yet.
 fn may_lead_here(lb: &LoadBalancer, address: IpAddr, ctx: &Context) -> bool {
     let own = At::new(lb, ctx).own();
     own.is_some_and(|stored| {
@@ -189,7 +190,7 @@ fn may_lead_here(lb: &LoadBalancer, address: IpAddr, ctx: &Context) -> bool {
     })
 }
 
-/// Takes Service and slices away. Returns whether they are gone.
+/// Deletes Service and slices. Returns whether they are gone.
 pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &Context) -> Result<bool, Error> {
     let at = At::new(lb, ctx);
     if !at.remove_service(Settings::Dropped).await? {
@@ -199,7 +200,8 @@ pub(super) async fn withdraw(lb: &LoadBalancer, ctx: &Context) -> Result<bool, E
     Ok(true)
 }
 
-/// Takes the Service away until there is an address again.
+/// Deletes the Service until there is an address again. Settings of users are kept for the next
+/// one.
 async fn suspend(lb: &LoadBalancer, ctx: &Context) -> Result<(), Error> {
     At::new(lb, ctx).remove_service(Settings::Kept).await.map(drop)
 }
@@ -213,7 +215,7 @@ fn into_error(obstacle: Obstacle) -> Error {
     }
 }
 
-/// A LoadBalancer, and where its objects are.
+/// LoadBalancer by name and UID, with the context for its objects.
 struct At<'a> {
     ctx: &'a Context,
     namespace: String,
@@ -230,11 +232,12 @@ impl<'a> At<'a> {
         Self { ctx, namespace, name, uid: lb.uid().unwrap_or_default(), key }
     }
 
-    /// Ends the checks of its VMs, and deletes the Service. Returns whether that is gone.
+    /// Ends the health checks of the VMs, and deletes the Service. Returns whether the Service is
+    /// gone.
     async fn remove_service(&self, settings: Settings) -> Result<bool, Error> {
         self.ctx.prober.remove(&self.key);
         match self.know_service().await {
-            // It asks for nothing on this one's behalf.
+            // A foreign Service requests no address for this LoadBalancer.
             Ok(()) | Err(Obstacle::ForeignService(_)) => {}
             Err(obstacle) => return Err(into_error(obstacle)),
         }
@@ -252,8 +255,8 @@ impl<'a> At<'a> {
         Identity { namespace: &self.namespace, name: &self.name, uid: &self.uid }
     }
 
-    /// The VMs behind it, at their addresses on the network that is `named`, and their health. An
-    /// error: the check cannot be done, and is not.
+    /// VMs behind the LoadBalancer, with their addresses on the network `named` and their health.
+    /// An error: the health check is not possible, so all of them count as healthy.
     fn backends(
         &self,
         wanted: &Wanted<'_>,
@@ -262,7 +265,7 @@ impl<'a> At<'a> {
     ) -> Result<Backends, (Backends, String)> {
         let views = &self.ctx.shared.views;
         let slices = self.slices();
-        // Few VMs need it.
+        // Computed on demand: few VMs need it.
         let known = LazyCell::new(|| remembered(&slices));
         let wants = endpoints::Wanted { network: named, family: wanted.family() };
         let rules = Rules {
@@ -285,7 +288,7 @@ impl<'a> At<'a> {
                 Backend::Endpoint { endpoint, .. } => Some(Target {
                     id: endpoint.uid.to_string(),
                     address: endpoint.address,
-                    // A new leader, and a check that was just asked for, begin with what is.
+                    // A new leader, and a new check, begin with the present health.
                     assume_healthy: known
                         .get(&*endpoint.uid)
                         .is_some_and(|e| e.serving && e.address == endpoint.address),

@@ -1,4 +1,4 @@
-//! The Service of a vm load balancer: read, written and deleted.
+//! Reads, writes and deletes the Service of a vm load balancer.
 
 use chrono::Utc;
 use k8s_openapi::api::core::v1::Service as FullService;
@@ -16,17 +16,18 @@ impl At<'_> {
         self.ctx.shared.views.services.of(&self.key).next()
     }
 
-    /// The Service, if it is this LoadBalancer's.
+    /// Service of this name, if this LoadBalancer owns it.
     pub(super) fn own(&self) -> Option<Stored> {
         self.stored().filter(|stored| service::foreign(&stored.owners, self.identity()).is_none())
     }
 
-    /// Where that is announced.
+    /// Addresses at which the own Service is announced.
     pub(super) fn ingress(&self) -> Vec<String> {
         self.own().map(|stored| stored.ingress).unwrap_or_default()
     }
 
-    /// Learns of a Service that carries no label to watch it by. An error: it is another's.
+    /// Reads the Service if the view does not have it as our own: without our label it is not
+    /// watched. An error: it has another owner.
     pub(super) async fn know_service(&self) -> Result<(), Obstacle> {
         if self.own().is_some() { Ok(()) } else { self.read_service().await }
     }
@@ -107,11 +108,11 @@ impl At<'_> {
                 Plan::Replace => {
                     drop(permit);
                     let Some(stored) = stored else { continue };
-                    tracing::info!(lb = self.key, asks = wanted.asked(), "Service is made anew");
+                    tracing::info!(lb = self.key, asks = wanted.asked(), "recreating the Service");
                     if self.delete_service(&stored, Settings::Kept).await? {
                         continue;
                     }
-                    // Its end is the next event.
+                    // Its deletion event triggers the next reconcile.
                     return Ok(Service::Waiting);
                 }
             };
@@ -124,7 +125,7 @@ impl At<'_> {
         Err(CallError::Conflict.into())
     }
 
-    /// Returns whether it is gone.
+    /// Deletes the Service. Returns whether it is gone.
     pub(super) async fn delete_service(
         &self,
         stored: &Stored,
@@ -133,7 +134,7 @@ impl At<'_> {
         let mut stored = stored.clone();
         for _ in 0..REPETITIONS {
             if stored.deleting {
-                // Something else holds it. Its end is an event.
+                // A finalizer delays the deletion, whose event triggers the next reconcile.
                 return Ok(false);
             }
             if settings == Settings::Kept {

@@ -1,4 +1,4 @@
-//! Settings of users on a Service, kept on an EndpointSlice while there is no Service.
+//! Settings of users on a Service, stored on an EndpointSlice while there is no Service.
 
 use k8s_openapi::api::core::v1::Service as FullService;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -10,7 +10,7 @@ use crate::domain::vm_backends::service::settings::{self, Carried, SETTINGS};
 use crate::domain::vm_backends::service::{Stored, hold_back};
 use crate::k8s::{CallError, call};
 
-/// Fate of the settings of a Service that is deleted.
+/// Whether the settings of a deleted Service are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Settings {
     /// Kept for the next Service.
@@ -20,8 +20,9 @@ pub(super) enum Settings {
 }
 
 impl At<'_> {
-    /// Writes the settings of the Service to one of its slices. Returns the Service that they are of,
-    /// which is what may be deleted. `None`: the Service of this UID is gone.
+    /// Writes the settings of the Service to one of its slices. Returns the version of the Service
+    /// that they were read from: only this version may be deleted. `None`: the Service of this UID
+    /// is gone.
     pub(super) async fn keep_settings(&self, uid: &str) -> Result<Option<Stored>, Obstacle> {
         let api = Api::<FullService>::namespaced(self.client(), &self.namespace);
         let service = match Box::pin(call(api.get(&self.name))).await {
@@ -41,7 +42,7 @@ impl At<'_> {
             );
         }
         let text = json!(text);
-        // An address that is lost must not stay announced for the sake of settings.
+        // Losing the settings is better than announcing an address that is lost.
         match self.annotate_slice(|_| true, &text).await {
             Ok(true) => {}
             Ok(false) => {
@@ -59,7 +60,7 @@ impl At<'_> {
         Ok(self.stored())
     }
 
-    /// Creates the Service, with the settings of the one before.
+    /// Creates the Service, with the settings of its predecessor.
     pub(super) async fn create_service(&self, service: Value) -> Result<FullService, CallError> {
         let settings = self.settings().await?;
         let writer = &self.ctx.shared.writer;
@@ -90,13 +91,14 @@ impl At<'_> {
         Ok(None)
     }
 
-    /// Takes the settings off the slices: the Service has them.
+    /// Removes the settings from the slices: the Service has them again.
     pub(super) async fn forget_settings(&self) -> Result<(), Obstacle> {
         while self.annotate_slice(|holds_settings| holds_settings, &Value::Null).await? {}
         Ok(())
     }
 
-    /// Writes the annotation to the first slice that is so. Returns whether there is one.
+    /// Writes the annotation to the first slice for which `is_so` holds. Returns whether there is
+    /// one.
     async fn annotate_slice(
         &self,
         is_so: impl Fn(bool) -> bool,

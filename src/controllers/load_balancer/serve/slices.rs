@@ -1,4 +1,4 @@
-//! The EndpointSlices of a vm load balancer: read, written and deleted.
+//! Reads, writes and deletes the EndpointSlices of a vm load balancer.
 
 use std::sync::Arc;
 
@@ -63,15 +63,15 @@ impl At<'_> {
         Err(CallError::Conflict.into())
     }
 
-    /// The node that announces the Service, if kube-vip says so and it is known.
+    /// Node that announces the Service, if kube-vip has named one and its addresses are known.
     fn announcing_node(&self) -> Option<AnnouncingNode> {
         let name = self.own()?.announcing_node()?.to_owned();
         let addresses = self.ctx.shared.views.internal_addresses(&name)?;
         Some(AnnouncingNode { name: name.into(), addresses })
     }
 
-    /// The endpoints of a Service that stays as it is, because what is asked for makes none:
-    /// they follow the VMs all the same.
+    /// Updates the endpoints of a Service that is not changed because the spec is not valid: they
+    /// still follow the VMs.
     pub(super) async fn keep_endpoints(
         &self,
         family: Family,
@@ -92,7 +92,7 @@ impl At<'_> {
         write: &Write,
     ) -> Result<(), CallError> {
         let _permit = self.ctx.writes.acquire().await;
-        // Until the view has what came of it.
+        // Registered until the view has the result.
         let _writing = self.ctx.shared.views.writing_slice(&self.namespace, write.name());
         let writer = &self.ctx.shared.writer;
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true);
@@ -130,14 +130,14 @@ impl At<'_> {
         Ok(())
     }
 
-    /// A slice was written.
+    /// Stores a written slice in the view.
     pub(super) fn note_slice(&self, slice: Slice) {
         let (name, version) = (slice.name.clone(), slice.version.clone());
         let owned = OwnedSlice { owner: self.uid.clone(), slice: Arc::new(slice) };
         self.ctx.shared.views.slices.note(&self.key, &name, &version, owned);
     }
 
-    /// Reads a slice that is not as the view has it.
+    /// Reads a slice that differs from the view.
     pub(super) async fn read_slice(&self, name: &str) -> Result<(), Obstacle> {
         let api = Api::<EndpointSlice>::namespaced(self.client(), &self.namespace);
         let slices = &self.ctx.shared.views.slices;
@@ -184,7 +184,7 @@ impl At<'_> {
                     Ok(()) => {}
                     Err(CallError::Conflict | CallError::NotFound) => {
                         match self.read_slice(&slice.name).await {
-                            // Another's by now.
+                            // Gone, changed, or another owner's by now.
                             Ok(()) | Err(Obstacle::ForeignSlice(_)) => {}
                             Err(obstacle) => return Err(into_error(obstacle)),
                         }

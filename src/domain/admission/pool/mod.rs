@@ -68,7 +68,7 @@ pub struct Question {
     pub at_stake: Vec<Holder>,
 }
 
-/// Result of the first look at a request.
+/// First result of a request: its answer, or the facts that it needs.
 #[derive(Clone, Debug)]
 pub enum Look {
     /// The request can be answered.

@@ -1,8 +1,9 @@
-//! TokenRotations that one for all cloud credentials makes: one for each credential of the API key's user, and one
-//! for the key itself.
+//! Children of a TokenRotation for all cloud credentials: one TokenRotation for each credential of
+//! the API key's user, and one for the key itself.
 //!
-//! Invariants: what another TokenRotation replaces gets none; what is only not listed is not taken for gone; a
-//! child is what its parent's spec says, but for its target.
+//! Invariants: a credential that another TokenRotation replaces gets no child; a credential that is
+//! only missing in a list is not taken for deleted; a child has its parent's spec, with another
+//! target.
 
 use std::collections::BTreeMap;
 
@@ -14,63 +15,64 @@ use api::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-/// As much of a parent's name as the names of its children begin with.
+/// Longest part of a parent's name in its children's names, in characters.
 const LONGEST_STEM: usize = 180;
-/// As many credentials as a sentence names, and as much of a reason as it repeats.
+/// Most credentials that a message names, and longest reason that it repeats, in bytes.
 const MOST_NAMED: usize = 8;
 const LONGEST_REASON: usize = 240;
 
 /// A cloud credential, as Rancher lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// The name of its Secret.
+    /// Name of the cloud credential's Secret.
     pub name: String,
-    /// The user who made it.
+    /// User who made the cloud credential.
     pub owner: String,
 }
 
-/// A Rancher and other TokenRotations, as far as they are known.
+/// Observed state of a Rancher and of other TokenRotations.
 #[derive(Clone, Debug)]
 pub struct Seen<'a> {
-    /// The Rancher's URL.
+    /// URL of the Rancher.
     pub url: &'a str,
-    /// The API key's user.
+    /// User of the API key.
     pub user: &'a str,
-    /// Every cloud credential that this user may see.
+    /// All cloud credentials that this user may read.
     pub listed: &'a [Listed],
-    /// Whether the API key ends, if that is known.
+    /// Whether the API key ends. `None`: not known.
     pub key_ends: Option<bool>,
-    /// Other TokenRotations that may do what they say.
+    /// Other TokenRotations that the operator may carry out.
     pub others: &'a [&'a TokenRotation],
 }
 
-/// Children that must be there, and those that are too many.
+/// Wanted children, and differences to the existing ones.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Children {
-    /// All that must be there.
+    /// All children that must exist.
     pub wanted: Vec<TokenRotation>,
-    /// Of these, all that are not there yet.
+    /// Wanted children that do not exist.
     pub missing: Vec<TokenRotation>,
-    /// Of these, all whose spec must be another one.
+    /// Wanted children that exist with another spec.
     pub changed: Vec<TokenRotation>,
-    /// All that must go.
+    /// Existing children that must be deleted.
     pub superfluous: Vec<Superfluous>,
-    /// Credentials that are only watched, and why.
+    /// Credentials that are only watched, and the reasons.
     pub apart: Vec<(String, String)>,
 }
 
-/// A child that must go.
+/// A child that must be deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superfluous {
     /// Name of the child.
     pub name: String,
     /// UID of the child.
     pub uid: String,
-    /// The cloud credential that is not listed any more. The child goes only if that is not found by its name either.
+    /// Name of the cloud credential, if it is no longer listed. The child is deleted only if a read
+    /// by name does not find it either.
     pub unlisted: Option<String>,
 }
 
-/// The children of a TokenRotation for all cloud credentials.
+/// Children of a TokenRotation for all cloud credentials, as they must be and as they are.
 pub fn children(parent: &TokenRotation, seen: &Seen<'_>) -> Children {
     let (mine, others): (Vec<_>, Vec<_>) =
         seen.others.iter().copied().partition(|other| is_child(other, parent));
@@ -78,7 +80,7 @@ pub fn children(parent: &TokenRotation, seen: &Seen<'_>) -> Children {
     let mut wanted = BTreeMap::new();
     let mut want = |child: TokenRotation| -> Option<String> {
         let name = child.metadata.name.clone().unwrap_or_default();
-        // One that is there is as old as it is.
+        // For an existing child, its own age counts.
         let there = mine.iter().find(|one| one.metadata.name == child.metadata.name);
         let first = before(there.copied().unwrap_or(&child), others.iter().copied());
         if let Some(first) = first {
@@ -127,8 +129,9 @@ pub fn children(parent: &TokenRotation, seen: &Seen<'_>) -> Children {
     children
 }
 
-/// State of all cloud credentials in words, and whether everything is replaced that must be. `seen`: TokenRotations of the
-/// namespace. `in_the_way`: reasons why a child could not be made, by its name.
+/// Message about all cloud credentials, and whether all are replaced that must be. `seen`:
+/// TokenRotations of the namespace. `in_the_way`: reasons why a child could not be made, by its
+/// name.
 pub fn standing(
     children: &Children,
     seen: &[&TokenRotation],
@@ -168,17 +171,17 @@ fn enough(what: &str, all: Vec<String>) -> Option<String> {
     (!named.is_empty()).then(|| format!("{what}: {}", named.join(", ")))
 }
 
-/// Reason why a child does not replace anything, if it does not.
+/// Reason why a child does not replace its credential. `None`: it does.
 fn fault(child: Option<&TokenRotation>) -> Option<String> {
     let status = child.and_then(|child| child.status.as_ref());
     let ready = status.and_then(|status| status.conditions.iter().find(|one| one.type_ == READY));
-    let Some(ready) = ready else { return Some("not looked at yet".to_owned()) };
+    let Some(ready) = ready else { return Some("not reconciled yet".to_owned()) };
     let words = [ready.reason.clone(), ready.message.clone()];
     let words: Vec<String> = words.into_iter().flatten().collect();
     (ready.status != ConditionStatus::True).then(|| words.join(": "))
 }
 
-/// Whether the one has made the other.
+/// Whether `parent` made `one`.
 pub fn is_child(one: &TokenRotation, parent: &TokenRotation) -> bool {
     one.metadata.namespace == parent.metadata.namespace
         && made_by(one).is_some_and(|owner| Some(&owner.uid) == parent.metadata.uid.as_ref())
@@ -191,7 +194,7 @@ fn of_credential(parent: &TokenRotation, credential: &str, url: &str) -> TokenRo
     child(parent, credential, url, target)
 }
 
-/// The API key is Rancher's user's own: it outlives its TokenRotation.
+/// The API key belongs to a user of Rancher, so it outlives its TokenRotation.
 fn of_key(parent: &TokenRotation, url: &str) -> TokenRotation {
     let minter = parent.spec.rancher.clone().unwrap_or_default().minter;
     let secret = SecretTarget { name: minter.secret_name, key: minter.key, kubeconfig_user: None };
@@ -230,7 +233,7 @@ fn full_name(rotation: &TokenRotation) -> String {
     format!("{namespace}/{}", rotation.metadata.name.as_deref().unwrap_or_default())
 }
 
-/// Condition text of a TokenRotation that does nothing, because another one goes first.
+/// Message of a TokenRotation that does nothing, because another one goes first.
 pub fn second(first: &TokenRotation) -> String {
     format!(
         "TokenRotation {} replaces this credential already, and goes first: of two the one that was made by hand, \

@@ -1,4 +1,4 @@
-//! The children that there must be, and what is said of them.
+//! Tests of the children that must exist, and of the messages about them.
 
 use super::super::rivals;
 use super::*;
@@ -35,7 +35,7 @@ fn names(all: &[TokenRotation]) -> Vec<&str> {
     all.iter().filter_map(|one| one.metadata.name.as_deref()).collect()
 }
 
-/// Missing children, as the API server would have them.
+/// Missing children, with a creation time and UID like the API server's.
 fn born(children: &Children) -> Vec<TokenRotation> {
     let made = |(at, child): (usize, &TokenRotation)| {
         let mut child = child.clone();
@@ -46,7 +46,7 @@ fn born(children: &Children) -> Vec<TokenRotation> {
     children.missing.iter().enumerate().map(made).collect()
 }
 
-/// A hand-made one for a credential of the same Rancher.
+/// A TokenRotation that was made by hand for a credential of the same Rancher.
 fn by_hand(target: &Value) -> TokenRotation {
     serde_json::from_value(json!({
         "metadata": {"name": "prod", "namespace": "ns", "uid": "9",
@@ -88,19 +88,19 @@ fn each_credential_of_the_keys_user_has_one_and_the_key() {
     assert_eq!(key["target"], json!({"secret": {"name": "rancher", "key": "token"}}));
     assert_eq!(key.get("onDelete"), None, "the API key is not revoked with its parent");
 
-    // They are there: there is nothing to do.
+    // All children exist: nothing has to be done.
     let there = born(&found);
     let others: Vec<&TokenRotation> = there.iter().chain([&parent]).collect();
     let again = see(&parent, &creds, &others);
     assert!(again.missing.is_empty() && again.changed.is_empty() && again.superfluous.is_empty());
     assert_eq!(names(&again.wanted), names(&found.wanted));
-    // Where that is not known, nothing changes.
+    // If the key's end is not known, nothing changes.
     let unknown = |others: &[&TokenRotation]| {
         let seen = Seen { url: URL, user: "u-1", listed: &creds, key_ends: None, others };
         super::children(&parent, &seen)
     };
     assert_eq!((unknown(&others).superfluous, unknown(&[]).missing.len()), (Vec::new(), 2));
-    // An API key that does not end is left as it is.
+    // An API key without an end gets no child.
     let seen =
         Seen { url: URL, user: "u-1", listed: &creds, key_ends: Some(false), others: &others };
     let without = super::children(&parent, &seen);
@@ -119,11 +119,11 @@ fn children_follow_their_parent() {
     let found = see(&parent, &creds, &others);
     assert_eq!(names(&found.changed), ["rancher-api-key", "rancher-cc-a"]);
     assert_eq!(found.changed[0].spec.overlap_seconds, Some(120));
-    // A credential that is not listed is looked for by its name before its child goes.
+    // A credential that is not listed is read by its name before its child is deleted.
     let found = see(&parent, &[], &others);
     let gone: Vec<_> = found.superfluous.iter().map(|one| one.unlisted.as_deref()).collect();
     assert_eq!(gone, [Some("cc-a")]);
-    // A child that goes already is waited for.
+    // A child that is being deleted is neither deleted nor made again.
     let mut going = there.clone();
     for child in &mut going {
         child.metadata.deletion_timestamp = child.metadata.creation_timestamp.clone();
@@ -142,7 +142,7 @@ fn what_is_made_by_hand_goes_first() {
     let found = see(&parent, &creds, &[&credential]);
     assert_eq!(names(&found.missing), ["rancher-api-key"]);
     assert_eq!(found.apart, [("cc-a".to_owned(), "TokenRotation ns/prod replaces it".to_owned())]);
-    // Also where a child was there before.
+    // The same holds if a child existed before.
     let others: Vec<&TokenRotation> = there.iter().chain([&credential]).collect();
     let found = see(&parent, &creds, &others);
     assert_eq!(found.superfluous.len(), 1);
@@ -153,7 +153,7 @@ fn what_is_made_by_hand_goes_first() {
     let key = by_hand(&json!({"secret": {"name": "rancher", "key": "token"}}));
     assert_eq!(names(&see(&parent, &creds, &[&key]).missing), ["rancher-cc-a"]);
 
-    // Of two parents the children of the older one stay.
+    // Of two parents, the older one's children stay.
     let mut second = parent.clone();
     second.metadata.name = Some("second".to_owned());
     second.metadata.uid = Some("2".to_owned());
@@ -172,7 +172,7 @@ fn what_is_replaced_and_what_is_not_is_said() {
     let none = BTreeMap::new();
     let (whole, said) = standing(&found, &[], &none);
     assert!(!whole && said.starts_with("0 of 2 cloud credentials are replaced"), "{said}");
-    assert!(said.contains("cc-a: not looked at yet"), "{said}");
+    assert!(said.contains("cc-a: not reconciled yet"), "{said}");
     let ready: Vec<TokenRotation> =
         there.iter().map(|one| with_status(one.clone(), "True", "Current")).collect();
     let ready: Vec<&TokenRotation> = ready.iter().collect();
@@ -187,7 +187,7 @@ fn what_is_replaced_and_what_is_not_is_said() {
     let (whole, said) = standing(&found, &ready, &way);
     assert!(!whole && said.contains("cc-a: no right"), "{said}");
 
-    // However many there are, and whatever they say.
+    // The text is bounded for any number of credentials and any reasons.
     let many: Vec<Listed> = (0..500)
         .flat_map(|n| listed(&[(&format!("cc-{n}"), "u-1"), (&format!("x-{n}"), "u-2")]))
         .collect();

@@ -1,8 +1,9 @@
-//! A Rancher's cloud credential for Harvester, by what its Secret says.
+//! A Rancher's cloud credential for Harvester, from its Secret.
 //!
-//! Invariants: what Rancher would not take, or would end on, is refused by name and never written;
-//! of a kubeconfig only the token of the current context's user changes, and the one that it had
-//! may stay beside it for a while: Rancher deletes tokens of kubeconfigs that are no longer named.
+//! Invariants: content that Rancher would reject, or crash on, is refused by name and never
+//! written; of a kubeconfig only the token of the current context's user changes, and its old token
+//! may stay beside it for a while: Rancher deletes tokens of kubeconfigs that no cloud credential
+//! names.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +12,13 @@ use super::token::Token;
 
 const CREATOR: &str = "field.cattle.io/creatorId";
 
-/// A cloud credential.
+/// Content of a cloud credential.
 pub struct CloudCredential {
     config: Kubeconfig,
     user: String,
-    /// Rancher's user who made it, and may read it.
+    /// User of Rancher who made the credential, and may read it.
     pub owner: String,
-    /// Where it is used.
+    /// Server where its token is used.
     pub reach: Reach,
 }
 
@@ -28,7 +29,7 @@ impl std::fmt::Debug for CloudCredential {
 }
 
 impl CloudCredential {
-    /// Reads a Secret, or says why it cannot be used.
+    /// Reads a Secret. The error is the reason why it cannot be used. `going`: it is being deleted.
     pub fn read(
         annotations: &BTreeMap<String, String>,
         going: bool,
@@ -39,7 +40,7 @@ impl CloudCredential {
         }
         let owner = annotations.get(CREATOR).filter(|owner| !owner.is_empty()).ok_or_else(|| {
             format!(
-                "it has no annotation {CREATOR}: Rancher leaves it alone, and ends on one without any annotation"
+                "it has no annotation {CREATOR}: Rancher ignores it, and crashes on one without any annotation"
             )
         })?;
         let content = content.ok_or_else(|| "it is no credential for Harvester".to_owned())?;
@@ -48,33 +49,33 @@ impl CloudCredential {
         config.token_of(&user)?;
         let reach = config.reach(&user)?;
         if reach.insecure {
-            return Err("its cluster has insecure-skip-tls-verify: a token is not sent to whom nobody knows".to_owned());
+            return Err("its cluster has insecure-skip-tls-verify: a token is not sent to a server that is not verified".to_owned());
         }
         Ok(Self { config, user, owner: owner.clone(), reach })
     }
 
-    /// The token that is used. `None`: it has none.
+    /// Token in use. `None`: there is none.
     pub fn token(&self) -> Result<Option<Token>, Unfit> {
         self.config.token_of(&self.user)
     }
 
-    /// The token that was kept beside it.
+    /// Old token that is kept beside the one in use.
     pub fn previous(&self) -> Option<Token> {
         self.config.previous(&self.user)
     }
 
-    /// The hashes of all other tokens in it.
+    /// Hashes of all tokens but the one in use.
     pub fn beside(&self) -> Vec<String> {
         let others = self.config.tokens().into_iter().filter(|(user, _)| *user != self.user);
         others.map(|(_, token)| token.hash()).collect()
     }
 
-    /// The content with another token; with `keep` the one that it had stays beside it.
+    /// Content with another token. `keep`: the old one stays beside it.
     pub fn with(&self, token: &Token, keep: bool) -> Result<String, Unfit> {
         self.config.with(&self.user, token, keep)
     }
 
-    /// The content without the token that was kept. `None`: there is none.
+    /// Content without the kept token. `None`: no token is kept.
     pub fn without_previous(&self) -> Result<Option<String>, Unfit> {
         self.config.without_previous(&self.user)
     }

@@ -1,4 +1,4 @@
-//! What is refused, by name, and what becomes of a content.
+//! Tests of refused content and of the content that is written.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! Which guests' credentials there are, how old, when last used, and whether their guest is there.
+//! Listing of guests' credentials: age, last use, and whether the guest still exists.
 //!
-//! A guest is known by its VMs: by their label, or, from older node drivers, by their names. VMs that
-//! somebody made by hand bear neither, so nobody is taken for gone whose credential is new or was used
-//! of late.
+//! A guest's VMs are found by their label, or, from older node drivers, by their names. VMs that
+//! were made by hand have neither, so a guest does not count as gone if its credential is new or
+//! was used recently.
 
 use std::collections::BTreeSet;
 
@@ -13,48 +13,48 @@ use super::{Account, Binding, Found, Guest, Token, too_much};
 
 const DAY: i64 = 24 * 60 * 60;
 
-/// All that was read, of one namespace or of all.
+/// Objects that were read, of one namespace or of all.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Survey {
-    /// ServiceAccounts by namespace and name.
+    /// ServiceAccounts, by namespace and name.
     pub accounts: Vec<((String, String), Account)>,
-    /// Bindings.
+    /// RoleBindings and ClusterRoleBindings.
     pub bindings: Vec<Binding>,
-    /// Token Secrets by namespace.
+    /// Token Secrets, by namespace.
     pub tokens: Vec<(String, Token)>,
     /// VMs. `None`: they could not be listed.
     pub machines: Option<Vec<Machine>>,
-    /// TokenRotations.
+    /// TokenRotations, whatever their source is.
     pub rotations: Vec<Rotation>,
 }
 
-/// A TokenRotation that makes tokens of an account.
+/// A TokenRotation, and the account for which it makes tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rotation {
-    /// Its namespace, which is the account's.
+    /// Namespace of the TokenRotation and of the account.
     pub namespace: String,
-    /// Its name.
+    /// Name of the TokenRotation.
     pub name: String,
-    /// The account's name. `None`: it makes none of an account.
+    /// Name of the account. `None`: its source is no account.
     pub account: Option<String>,
 }
 
-/// A VM.
+/// A VM, as a possible node of a guest cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// Its namespace.
+    /// Namespace of the VM.
     pub namespace: String,
-    /// Its name.
+    /// Name of the VM.
     pub name: String,
-    /// The guest cluster that its label names.
+    /// Guest cluster that the VM's label names.
     pub cluster: Option<String>,
-    /// Whether a node driver made it.
+    /// Whether a node driver made the VM.
     pub by_driver: bool,
 }
 
 impl Machine {
-    /// Old node drivers tell the cluster by the name alone. One too many is no harm: a guest is then
-    /// taken for living.
+    /// Whether the VM is a node of the guest. Without a label, the name decides. It may match too
+    /// many VMs, which does no harm: the guest then counts as alive.
     fn is_node_of(&self, guest: &Guest) -> bool {
         self.namespace == guest.namespace
             && if let Some(cluster) = &self.cluster {
@@ -66,21 +66,22 @@ impl Machine {
     }
 }
 
-/// A guest's credential.
+/// A guest's credential, as `--list` shows it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Credential {
-    /// Whose it is.
+    /// Guest whose credential it is.
     pub guest: Guest,
-    /// What there is of it.
+    /// Existing objects of the credential.
     pub found: Found,
-    /// How many VMs the guest has. `None`: nobody knows.
+    /// Number of the guest's VMs. `None`: not known.
     pub machines: Option<usize>,
-    /// The TokenRotation that makes tokens of its account. Of their use nobody keeps a note.
+    /// Name of the TokenRotation that makes tokens of the guest's account. The use of those tokens
+    /// is not recorded.
     pub rotation: Option<String>,
 }
 
 impl Survey {
-    /// What there is of one guest's.
+    /// Existing objects of one guest's credential.
     pub fn found(&self, guest: &Guest) -> Found {
         let subject = guest.subject();
         let matters = |binding: &&Binding| {
@@ -96,7 +97,7 @@ impl Survey {
         }
     }
 
-    /// The TokenRotation that makes tokens of the guest's account.
+    /// Name of the TokenRotation that makes tokens of the guest's account.
     fn rotation(&self, guest: &Guest) -> Option<String> {
         let is_of = |rotation: &&Rotation| {
             rotation.namespace == guest.namespace
@@ -105,13 +106,13 @@ impl Survey {
         self.rotations.iter().find(is_of).map(|rotation| rotation.name.clone())
     }
 
-    /// How many VMs are nodes of the guest.
+    /// Number of VMs that are nodes of the guest.
     fn machines(&self, guest: &Guest) -> Option<usize> {
         let machines = self.machines.as_ref()?;
         Some(machines.iter().filter(|machine| machine.is_node_of(guest)).count())
     }
 
-    /// All credentials, by namespace and cluster; of one namespace, if one is given.
+    /// All credentials, sorted by namespace and cluster. With `namespace`, only those in it.
     pub fn credentials(&self, namespace: Option<&str>) -> Vec<Credential> {
         let roles = [CLOUD_PROVIDER, CSI_DRIVER, CSI_CLUSTER, CSI_SHARED];
         let bound = self
@@ -141,7 +142,8 @@ impl Survey {
 }
 
 impl Credential {
-    /// Whole days since the credential was last made, added to or used. `None`: no account is left.
+    /// Whole days since the account or a token was made, or a token was used. `None`: the account
+    /// is gone.
     pub(super) fn quiet_days(&self, now: i64) -> Option<i64> {
         let account = self.found.account.as_ref()?;
         let today = now.div_euclid(DAY);
@@ -158,7 +160,7 @@ fn day(text: &str) -> Option<i64> {
     Some(date.and_hms_opt(0, 0, 0)?.and_utc().timestamp().div_euclid(DAY))
 }
 
-/// The table of `--list`.
+/// Table of `--list`.
 pub fn table(credentials: &[Credential], now: i64, unused_days: i64) -> String {
     let head = ["NAMESPACE", "CLUSTER", "TOKEN", "AGE", "LAST USED", "GUEST", "NOTES"];
     let mut rows = vec![head.map(str::to_owned)];
@@ -179,7 +181,7 @@ pub fn table(credentials: &[Credential], now: i64, unused_days: i64) -> String {
         if credential.found.account.is_none() {
             general.push("left over: its ServiceAccount is gone".to_owned());
         }
-        let replaced = |name| format!("TokenRotation {name} makes others");
+        let replaced = |name| format!("TokenRotation {name} makes other tokens");
         general.extend(credential.rotation.as_ref().map(replaced));
         let current = credential.found.valid(&credential.guest).last().map(|t| t.name.clone());
         let mut own = credential.found.own(&credential.guest);
@@ -210,7 +212,7 @@ pub fn table(credentials: &[Credential], now: i64, unused_days: i64) -> String {
     text
 }
 
-/// A span of time in its largest unit of which there are two.
+/// Time span in the largest unit of which it has at least two, otherwise in seconds.
 fn age(seconds: i64) -> String {
     let seconds = seconds.max(0);
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / DAY);

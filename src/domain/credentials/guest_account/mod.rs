@@ -1,11 +1,12 @@
-//! A guest cluster's way into Harvester: an account, what it may do, and its tokens. Which objects
-//! these are, and which of them are missing, given what is there.
+//! Access of a guest cluster to Harvester: its account, its rights and its tokens. The module
+//! computes which objects belong to it and which of them are missing.
 //!
 //! Invariants: objects have the names, contents and owners that Harvester's own
-//! `/v1/harvester/kubeconfig` gives them, so that either side takes over what the other made. What is
-//! there under such a name and is not the guest's is refused by name, never changed. A token Secret's
-//! name is used once in the life of its account: the token is made from names alone, so a Secret that
-//! is made again under the name of a revoked one brings the revoked token back to life.
+//! `/v1/harvester/kubeconfig` gives them, so that each side accepts what the other made. A foreign
+//! object under such a name is refused by name, never changed. The name of a token Secret is used
+//! only once in the life of its account: the token follows from names and the account's UID alone,
+//! so a Secret that is made again under the name of a revoked one makes the revoked token valid
+//! again.
 
 pub mod list;
 mod name_placeholder;
@@ -23,36 +24,36 @@ pub use name_placeholder::{StandIn, stand_in, stand_in_for};
 pub use revoke::{Removal, Revocation, What, revoke};
 pub use roles::{CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED, Csi, SHARED_NAMESPACES, csi};
 
-/// Annotation of a ServiceAccount: it was made for the guest cluster of that name.
+/// Annotation of a ServiceAccount: name of the guest cluster for which it was made.
 pub const ANNOTATION_GUEST: &str = "credentials.harvesterhci.io/guest-cluster";
-/// Annotation of a Secret that holds a copy of another's token: that one's name.
+/// Annotation of a Secret with a copy of a token: name of the copied token Secret.
 pub const ANNOTATION_STANDS_IN: &str = "credentials.harvesterhci.io/stands-in-for";
-/// Annotation of a token Secret: whose token it is.
+/// Annotation of a token Secret: name of the token's account.
 pub const ANNOTATION_ACCOUNT: &str = "kubernetes.io/service-account.name";
-/// Annotation of a token Secret: the account's UID.
+/// Annotation of a token Secret: UID of the token's account.
 pub const ANNOTATION_ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
-/// Label of a token Secret that the API server keeps: the day of its last use.
+/// Label of a token Secret, set by the API server: day of the token's last use.
 pub const LABEL_LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
-/// Label of a token Secret: the API server refuses the token since that day.
+/// Label of a token Secret, set by the API server: day since which it refuses the token.
 pub const LABEL_INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
-/// The type of a token Secret.
+/// Type of a token Secret.
 pub const TOKEN_TYPE: &str = "kubernetes.io/service-account-token";
 
 const RBAC: &str = "rbac.authorization.k8s.io";
-/// Longest name that Harvester makes of parts.
+/// Longest name that Harvester builds from parts, in bytes.
 const LONGEST: usize = 63;
 
-/// Why nothing is done, each reason a sentence.
+/// Reasons for a refusal, each one a sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join("\n"))]
 pub struct Refused(pub Vec<String>);
 
-/// A guest cluster, and the namespace of its VMs.
+/// A guest cluster and the namespace of its VMs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Guest {
-    /// The namespace.
+    /// Namespace of the guest's VMs and account.
     pub namespace: String,
-    /// The guest cluster's name, which is the account's.
+    /// Name of the guest cluster and of its account.
     pub cluster: String,
 }
 
@@ -77,12 +78,12 @@ impl Guest {
         }
     }
 
-    /// What the guest's bindings are called.
+    /// Name of the guest's bindings.
     pub fn binding(&self) -> String {
         safe_name(&[&self.namespace, &self.cluster])
     }
 
-    /// The token Secret that Harvester makes and looks for.
+    /// Name of the token Secret that Harvester makes and looks for.
     pub fn token(&self) -> String {
         safe_name(&[&self.cluster, "token"])
     }
@@ -96,14 +97,14 @@ impl Guest {
     }
 }
 
-/// What is wrong with the name of a namespace.
+/// Error about the name of a namespace, if it is no valid one.
 pub fn namespace_fault(namespace: &str) -> Option<String> {
     (!is_label(namespace) || namespace.len() > LONGEST).then(|| {
         format!("--namespace {namespace:?}: must be the name of a namespace: lower-case letters, digits and '-'")
     })
 }
 
-/// Whether most objects of Kubernetes may have that name.
+/// Whether the text is a valid name for most Kubernetes objects.
 pub(super) fn is_object_name(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
@@ -116,8 +117,7 @@ fn is_label(text: &str) -> bool {
         && text.bytes().next_back().is_some_and(inner)
 }
 
-/// Parts of a name as Harvester puts them together: with its own hash in place of an end that is too
-/// long.
+/// Name from parts, as Harvester builds it: the end of a name that is too long becomes a hash.
 fn safe_name(parts: &[&str]) -> String {
     let full = parts.join("-");
     if full.len() <= LONGEST {
@@ -133,7 +133,7 @@ fn safe_name(parts: &[&str]) -> String {
     format!("{start}-{}", hash.chars().take(hashed).collect::<String>())
 }
 
-/// Kinds that belong to a guest's credential.
+/// Kinds of objects that belong to a guest's credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum Kind {
@@ -144,14 +144,14 @@ pub enum Kind {
     ClusterRoleBinding,
 }
 
-/// An object by name.
+/// Reference to an object by kind and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Object {
-    /// What it is.
+    /// Kind of the object.
     pub kind: Kind,
-    /// Where it is. `None`: it is the whole cluster's.
+    /// Namespace of the object. `None`: the object is cluster-scoped.
     pub namespace: Option<String>,
-    /// What it is called.
+    /// Name of the object.
     pub name: String,
 }
 
@@ -164,7 +164,7 @@ impl fmt::Display for Object {
     }
 }
 
-/// A ServiceAccount.
+/// A ServiceAccount, as it was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     /// `metadata.uid`.
@@ -173,11 +173,11 @@ pub struct Account {
     pub version: String,
     /// Creation, in seconds since the epoch.
     pub created: i64,
-    /// The guest cluster that it says it was made for.
+    /// Guest cluster that its annotation names.
     pub made_for: Option<String>,
 }
 
-/// Who is given something.
+/// Subject of a binding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Subject {
@@ -189,13 +189,13 @@ pub struct Subject {
 /// A RoleBinding or a ClusterRoleBinding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Binding {
-    /// Where. `None`: a ClusterRoleBinding.
+    /// Namespace of a RoleBinding. `None`: a ClusterRoleBinding.
     pub namespace: Option<String>,
-    /// Its name.
+    /// Name of the binding.
     pub name: String,
     /// Kind and name of the role.
     pub role: (String, String),
-    /// Who is given it.
+    /// Subjects that get the role.
     pub subjects: Vec<Subject>,
     /// `metadata.uid`.
     pub uid: String,
@@ -224,9 +224,9 @@ impl Binding {
 /// A token Secret, without its token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Token {
-    /// Its name.
+    /// Name of the Secret.
     pub name: String,
-    /// Name and UID of the account.
+    /// Name and UID of its account.
     pub account: (String, String),
     /// `metadata.uid`.
     pub uid: String,
@@ -234,37 +234,37 @@ pub struct Token {
     pub version: String,
     /// Creation, in seconds since the epoch.
     pub created: i64,
-    /// The day of its last use, as the API server noted it.
+    /// Day of the last use, as the API server recorded it.
     pub last_used: Option<String>,
-    /// The day since which the API server refuses it.
+    /// Day since which the API server refuses the token.
     pub invalid_since: Option<String>,
 }
 
-/// A Secret under the token's name that is none of the token type.
+/// A Secret of another type that has the name of a token Secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     /// `metadata.uid`.
     pub uid: String,
     /// `metadata.resourceVersion`.
     pub version: String,
-    /// The Secret whose token it holds: see [`stand_in`].
+    /// Name of the Secret whose token it copies: see [`stand_in`]. `None`: it is no stand-in.
     pub stands_for: Option<String>,
 }
 
-/// What there is of a guest's credential.
+/// Existing objects of a guest's credential.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Found {
-    /// Rules of the ClusterRoles that matter and exist.
+    /// Rules of the relevant ClusterRoles that exist, by name.
     pub roles: BTreeMap<String, Value>,
-    /// Which of [`SHARED_NAMESPACES`] exist.
+    /// Existing namespaces of [`SHARED_NAMESPACES`].
     pub shared: BTreeSet<String>,
-    /// The account.
+    /// Account of the guest.
     pub account: Option<Account>,
-    /// Bindings that matter, by their role, their name or their subjects.
+    /// Relevant bindings: by role, by name or by subjects.
     pub bindings: Vec<Binding>,
-    /// Token Secrets of the namespace, of other accounts too.
+    /// Token Secrets in the namespace, those of other accounts included.
     pub tokens: Vec<Token>,
-    /// Other Secrets of the namespace whose names were asked for.
+    /// Other Secrets in the namespace that have a requested name.
     pub taken: BTreeMap<String, Taken>,
 }
 
@@ -277,7 +277,8 @@ impl Found {
         valid
     }
 
-    /// The guest's tokens. Those of an earlier account of its name are going by themselves.
+    /// The guest's tokens. Those of an earlier account with its name are not among them: Kubernetes
+    /// deletes them.
     pub fn own(&self, guest: &Guest) -> Vec<&Token> {
         let Some(account) = &self.account else { return Vec::new() };
         let is_own =
@@ -289,14 +290,14 @@ impl Found {
 /// An object to create.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// Which.
+    /// Reference to the object.
     pub object: Object,
-    /// Its content.
+    /// Content of the object.
     pub body: Value,
 }
 
-/// The Secret whose token is to be handed out: the newest that works, or a new one. `stamp` makes a
-/// name that was never used.
+/// Name of the Secret whose token is handed out: the newest valid one, or a new one. `stamp` makes
+/// a name that was never used.
 pub fn wanted_token(guest: &Guest, found: &Found, stamp: &str, rotate: bool) -> String {
     let fresh = || safe_name(&[&guest.cluster, "token", stamp]);
     if rotate {
@@ -311,8 +312,8 @@ pub fn wanted_token(guest: &Guest, found: &Found, stamp: &str, rotate: bool) -> 
     if was_used { fresh() } else { plain }
 }
 
-/// What is missing, in the order in which it is made. With no account, all that follows it is named
-/// only: it needs the account's UID.
+/// Missing objects, in the order of their creation. Without an account, the later ones are only
+/// named, because their content needs the account's UID.
 pub fn plan(guest: &Guest, csi: Csi, token: &str, found: &Found) -> Result<Vec<Step>, Refused> {
     let mut faults = Vec::new();
     let mut steps = Vec::new();
@@ -327,7 +328,7 @@ pub fn plan(guest: &Guest, csi: Csi, token: &str, found: &Found) -> Result<Vec<S
             object: account,
         }),
         Some(known) if !is_guests(guest, known, found) => faults.push(format!(
-            "{account} is there and nothing says that it is a guest cluster's: its token could open \
+            "{account} exists, and nothing shows that it is a guest cluster's: its token could open \
              more than a guest needs. Give another --cluster, or, if it is the guest's, annotate it \
              with {ANNOTATION_GUEST}={}",
             guest.cluster
@@ -349,7 +350,7 @@ pub fn plan(guest: &Guest, csi: Csi, token: &str, found: &Found) -> Result<Vec<S
             faults.push(format!("{secret} is the token of ServiceAccount {:?}: it is not ours", there.account.0));
         }
         Some(_) if found.own(guest).iter().all(|own| own.name != token) => faults.push(format!(
-            "{secret} belongs to an earlier ServiceAccount {:?}: it goes by itself, try again in a moment",
+            "{secret} belongs to an earlier ServiceAccount {:?}: Kubernetes deletes it, try again in a moment",
             guest.cluster
         )),
         Some(_) => {}
@@ -357,8 +358,8 @@ pub fn plan(guest: &Guest, csi: Csi, token: &str, found: &Found) -> Result<Vec<S
     if faults.is_empty() { Ok(steps) } else { Err(Refused(faults)) }
 }
 
-/// Whether the account is the guest's: it says so, or it already has a guest's rights, as what the UI
-/// or the script made has.
+/// Whether the account is the guest's: its annotation says so, or it already has a guest's rights,
+/// like an account that the UI or Harvester's script made.
 fn is_guests(guest: &Guest, account: &Account, found: &Found) -> bool {
     let subject = guest.subject();
     account.made_for.as_deref() == Some(guest.cluster.as_str())
@@ -376,13 +377,13 @@ fn token_body(guest: &Guest, found: &Found) -> Value {
     })
 }
 
-/// The account as an owner.
+/// Owner reference to the account.
 fn owner(guest: &Guest, found: &Found) -> Value {
     let uid = found.account.as_ref().map(|account| account.uid.as_str()).unwrap_or_default();
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "name": guest.cluster, "uid": uid})
 }
 
-/// What the guest may do in all namespaces and need not, in words.
+/// Sentences about rights that the guest has in all namespaces and does not need.
 pub fn too_much(guest: &Guest, found: &Found) -> Vec<String> {
     let subject = guest.subject();
     let say = |binding: &Binding| {
@@ -391,12 +392,12 @@ pub fn too_much(guest: &Guest, found: &Found) -> Vec<String> {
             None
         } else if binding.gives(CLOUD_PROVIDER) {
             Some(format!(
-                "{object} lets the guest at the LoadBalancers, VMs and volumes of all namespaces; the \
+                "{object} gives the guest access to the LoadBalancers, VMs and volumes of all namespaces; the \
                  RoleBinding is enough: delete it"
             ))
         } else if binding.gives(CSI_DRIVER) {
             Some(format!(
-                "{object} lets the guest at the network file systems, snapshots and backups of all \
+                "{object} gives the guest access to the network file systems, snapshots and backups of all \
                  namespaces, and change any VM from Harvester 1.8 on: delete it, then make the cloud config \
                  with --csi narrow; tokens stay as they are"
             ))

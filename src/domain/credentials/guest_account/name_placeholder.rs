@@ -1,26 +1,28 @@
-//! What stands in the place of the first token's Secret once that is revoked.
+//! Stand-in for the Secret of a guest's first token after its revocation.
 //!
-//! A token Secret's token follows from its name and the account's UID. Harvester's UI asks for the
-//! Secret `<cluster>-token` at each upgrade of the guest, and makes it when it is missing: the token
-//! that was revoked, perhaps because it had leaked, would work again. So a Secret of another type takes
-//! the name. It holds a copy of the token that is valid, so that the UI hands out that one.
+//! The token of a token Secret follows from its name and the account's UID. Harvester's UI asks for
+//! the Secret `<cluster>-token` at each upgrade of the guest, and creates it when it is missing:
+//! the revoked token, which may have leaked, would work again. So a Secret of another type takes
+//! the name. It holds a copy of the valid token, so that the UI hands that one out.
 
 use serde_json::{Value, json};
 
 use super::{ANNOTATION_STANDS_IN, Found, Guest, Kind, Object, Removal, owner};
 
-/// How the stand-in is put right.
+/// Change of the stand-in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StandIn {
-    /// The one that is there and holds another token.
+    /// Existing stand-in, which holds another token and is to be deleted.
     pub old: Option<Removal>,
-    /// The Secret whose content it gets. `None`: it stays empty, and holds the name.
+    /// Name of the Secret whose content is copied. `None`: the stand-in is empty, and only takes
+    /// the name.
     pub copies: Option<String>,
-    /// Which Secret it is.
+    /// Reference to the stand-in.
     pub object: Object,
 }
 
-/// What is to be done, if anything. `make`: a token of that name was there and is gone.
+/// Change of the stand-in that is needed. `None`: no change. `make`: a token with its name existed
+/// and is gone.
 pub fn stand_in(guest: &Guest, found: &Found, kept: Option<&str>, make: bool) -> Option<StandIn> {
     found.account.as_ref()?;
     let name = guest.token();
@@ -33,7 +35,7 @@ pub fn stand_in(guest: &Guest, found: &Found, kept: Option<&str>, make: bool) ->
         None if !make => return None,
         None => None,
         Some(taken) => {
-            // Whose it is otherwise, nobody knows.
+            // A Secret without the annotation is foreign.
             let stands_for = taken.stands_for.as_deref()?;
             if stands_for == kept.unwrap_or_default() {
                 return None;
@@ -45,7 +47,7 @@ pub fn stand_in(guest: &Guest, found: &Found, kept: Option<&str>, make: bool) ->
     Some(StandIn { old, copies: kept.map(str::to_owned), object })
 }
 
-/// Its content without the copied data.
+/// Content of the stand-in, without the copied data.
 pub fn stand_in_for(guest: &Guest, found: &Found, copies: Option<&str>) -> Value {
     json!({
         "metadata": {

@@ -1,20 +1,20 @@
-//! What is taken away, and in what order: access first, then rights elsewhere, the account, and last
-//! what says whose it was. What a crash leaves behind is found again by the same request.
+//! Order of a revocation: first access, then rights elsewhere, the account, and last the binding
+//! that shows whose it was. After a crash the same request finds the rest.
 
 use super::list::Credential;
 use super::roles::{CLOUD_PROVIDER, CSI_CLUSTER, CSI_DRIVER, CSI_SHARED};
 use super::{Binding, Found, Guest, Kind, Object, Refused, Subject, is_guests};
 
-/// What `--revoke` asks for.
+/// Value of `--revoke`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Tokens other than the newest.
+    /// All tokens but the newest.
     Old,
-    /// Everything.
+    /// The whole credential.
     All,
-    /// Everything, of guests that are gone.
+    /// The whole credentials of guests that are gone.
     Gone,
-    /// One token, by the name of its Secret.
+    /// A single token, by the name of its Secret.
     Token(String),
 }
 
@@ -29,10 +29,10 @@ impl From<&str> for What {
     }
 }
 
-/// An object to delete, as it was seen.
+/// An object to delete, as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Removal {
-    /// Which.
+    /// Reference to the object.
     pub object: Object,
     /// `metadata.uid`.
     pub uid: String,
@@ -40,17 +40,18 @@ pub struct Removal {
     pub version: String,
 }
 
-/// What becomes of a request to revoke.
+/// Result of a request to revoke.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revocation {
-    /// What goes, in order.
+    /// Objects to delete, in order.
     pub removals: Vec<Removal>,
-    /// What stays though it has to do with the guest, and why.
+    /// Sentences about objects of the guest that stay, and why.
     pub left: Vec<String>,
 }
 
-/// Decides. `kept`: the token that has just been handed out, which nobody can have used yet. Without
-/// one, the newest stays, and only if it is known to be in use where the others are.
+/// Objects to delete for a request. `kept`: the token that has just been handed out and was not
+/// used yet. Without it, the newest token stays, and `--revoke old` is refused if another one is in
+/// use and the newest is not.
 pub fn revoke(
     guest: &Guest,
     found: &Found,
@@ -86,7 +87,7 @@ fn old(guest: &Guest, found: &Found, kept: Option<&str>) -> Result<Revocation, R
         && newest.last_used.is_none()
     {
         return Err(Refused(vec![format!(
-            "--revoke old: nobody has used {} yet, and {} was used on {}: the guest would be cut off. Give \
+            "--revoke old: {} was not used yet, and {} was used on {}: the guest would be cut off. Give \
              the guest its new cloud config first, or name the Secret: --revoke {}",
             newest.name,
             used.name,
@@ -120,7 +121,7 @@ fn all(guest: &Guest, found: &Found) -> Result<Revocation, Refused> {
         && !is_guests(guest, account, found)
     {
         return Err(Refused(vec![format!(
-            "ServiceAccount {}/{} is there and nothing says that it is a guest cluster's: it is left as it is",
+            "ServiceAccount {}/{} exists, and nothing shows that it is a guest cluster's: it is not changed",
             guest.namespace, guest.cluster
         )]));
     }
@@ -130,7 +131,8 @@ fn all(guest: &Guest, found: &Found) -> Result<Revocation, Refused> {
     let of_guest = |binding: &&Binding| {
         binding.subjects.contains(&subject) && roles.iter().any(|role| binding.gives(role))
     };
-    // The widest first. The account goes before what says that it is the guest's.
+    // The widest rights first. The account goes before the binding that shows that it is the
+    // guest's.
     let here = Some(&guest.namespace);
     let (here, mut elsewhere): (Vec<_>, Vec<_>) =
         found.bindings.iter().filter(of_guest).partition(|b| b.namespace.as_ref() == here);
@@ -156,14 +158,14 @@ fn take(subject: &Subject, bindings: Vec<&Binding>, revocation: &mut Revocation)
             let (uid, version) = (binding.uid.clone(), binding.version.clone());
             revocation.removals.push(Removal { object, uid, version });
         } else {
-            let why = "names others too: take the guest out of it by hand";
+            let why = "has other subjects too: remove the guest from it by hand";
             revocation.left.push(format!("{object} {why}"));
         }
     }
 }
 
 impl Credential {
-    /// Why the guest is not taken for gone, if it is not.
+    /// Reason why the guest does not count as gone. `None`: it does.
     pub fn lives(&self, now: i64, unused_days: i64) -> Option<String> {
         match self.machines {
             Some(0) => {}
@@ -173,7 +175,7 @@ impl Credential {
         let quiet = self.quiet_days(now)?;
         if let Some(rotation) = &self.rotation {
             return Some(format!(
-                "TokenRotation {rotation} makes tokens of its account, and of their use there is no note"
+                "TokenRotation {rotation} makes tokens of its account, and their use is not recorded"
             ));
         }
         (quiet < unused_days).then(|| {

@@ -1,38 +1,38 @@
-//! What a guest may do: which roles it is bound to, and where.
+//! Rights of a guest: the roles that it gets, and the namespaces where they are bound.
 //!
-//! The cloud provider's role is bound in the guest's namespace alone. The CSI driver reads kinds that
-//! are in no namespace (StorageClasses, VolumeAttachments, Settings), so that part is bound for the
-//! whole cluster, and it writes NetworkFilesystems and reads Longhorn's Volumes in two namespaces that
-//! all guests share.
+//! The cloud provider's role is bound in the guest's namespace alone. The CSI driver reads
+//! cluster-scoped kinds (StorageClasses, VolumeAttachments, Settings), so that part is bound for
+//! the whole cluster. It also writes NetworkFilesystems and reads Longhorn's Volumes, in two
+//! namespaces that all guests share.
 
 use serde_json::{Value, json};
 
 use super::{Binding, Found, Guest, Kind, Object, RBAC, Step, Subject, owner};
 
-/// Harvester's role for cloud providers.
+/// Harvester's ClusterRole for cloud providers.
 pub const CLOUD_PROVIDER: &str = "harvesterhci.io:cloudprovider";
-/// Harvester's role for CSI drivers.
+/// Harvester's ClusterRole for CSI drivers.
 pub const CSI_DRIVER: &str = "harvesterhci.io:csi-driver";
-/// What a CSI driver reads that is in no namespace.
+/// ClusterRole with the cluster-scoped kinds that a CSI driver reads.
 pub const CSI_CLUSTER: &str = "harvester-guest-operator:csi-cluster";
-/// What a CSI driver needs in the namespaces that all guests share.
+/// ClusterRole with the rights of a CSI driver in the namespaces that all guests share.
 pub const CSI_SHARED: &str = "harvester-guest-operator:csi-shared";
-/// Those namespaces: one for network file systems, one for Longhorn's volumes.
+/// Namespaces that all guests share: one for network file systems, one for Longhorn's volumes.
 pub const SHARED_NAMESPACES: [&str; 2] = ["harvester-system", "longhorn-system"];
 
-/// What the CSI driver may do.
+/// Rights of the guest's CSI driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Csi {
-    /// As Harvester gives it: its role, for the whole cluster.
+    /// Harvester's role for the whole cluster, as Harvester itself gives it.
     Harvester,
-    /// Its role in the guest's namespace, and elsewhere only what is needed there.
+    /// Harvester's role in the guest's namespace, and elsewhere only the necessary rights.
     Narrow,
-    /// Nothing: the guest has no CSI driver.
+    /// No rights: the guest has no CSI driver.
     None,
 }
 
-/// The rights of the guest's CSI driver: those that are asked for, else those that the guest has. One that
-/// is new, or whose making was cut short, gets narrow ones: its token is made last.
+/// Rights of the guest's CSI driver: the requested ones, else those that the guest has. A new
+/// guest, or one whose creation was cut short, gets narrow rights: its token is made last.
 pub fn csi(guest: &Guest, found: &Found, asked: Option<Csi>) -> Csi {
     let subject = guest.subject();
     let has = |role: &str, in_namespace: bool| {
@@ -57,14 +57,14 @@ fn has_had_token(guest: &Guest, found: &Found) -> bool {
     !found.own(guest).is_empty() || stand_in.is_some_and(|taken| taken.stands_for.is_some())
 }
 
-/// A binding that the guest should have.
+/// A binding that the guest needs.
 struct Wanted {
     namespace: Option<String>,
     name: String,
     role: &'static str,
-    /// A wider role that is there already and does as well.
+    /// Wider role that serves as well, if the binding already exists with it.
     or: Option<&'static str>,
-    /// Whether the account owns it. Not in another namespace, where its name means nothing.
+    /// Whether the account owns the binding. It cannot in another namespace.
     owned: bool,
 }
 
@@ -127,13 +127,13 @@ fn wanted(guest: &Guest, csi: Csi, found: &Found) -> Vec<Wanted> {
     }];
     match csi {
         Csi::None => {}
-        // The account cannot really own what is in no namespace, and the garbage collector leaves such
-        // a binding alone; but Harvester reads from it whose the binding is.
+        // The account cannot own a cluster-scoped object, and the garbage collector ignores such an
+        // owner. But Harvester reads from it which guest the binding belongs to.
         Csi::Harvester => {
             all.push(Wanted { namespace: None, name, role: CSI_DRIVER, or: None, owned: true });
         }
         Csi::Narrow => {
-            // A colon is in no account's name, so this is no other guest's binding.
+            // No account's name contains a colon, so this is no other guest's binding.
             let csi = format!("{}:csi", guest.binding());
             let or = Some(CSI_DRIVER);
             all.push(Wanted {
@@ -202,7 +202,7 @@ fn fault(guest: &Guest, wanted: &Wanted, there: &Binding) -> Option<String> {
 fn names(binding: &Binding) -> String {
     let name = |s: &Subject| format!("{} {}/{}", s.kind, s.namespace, s.name);
     let names: Vec<_> = binding.subjects.iter().take(3).map(name).collect();
-    if names.is_empty() { "nobody".to_owned() } else { names.join(", ") }
+    if names.is_empty() { "no subject".to_owned() } else { names.join(", ") }
 }
 
 /// The two roles of `--csi narrow`.

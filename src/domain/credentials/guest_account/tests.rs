@@ -1,4 +1,4 @@
-//! What is made, handed out, taken away and told, given what there is.
+//! Tests of plans, tokens, revocations, stand-ins and listings, from given objects.
 
 use serde_json::json;
 
@@ -40,7 +40,7 @@ fn binding(namespace: Option<&str>, name: &str, role: &str, accounts: &[&str]) -
     }
 }
 
-/// A cluster with Harvester's roles and nothing of the guest.
+/// A cluster with Harvester's roles and no objects of the guest.
 fn empty() -> Found {
     let roles = [CLOUD_PROVIDER, CSI_DRIVER].map(|role| (role.to_owned(), json!([])));
     Found {
@@ -50,7 +50,7 @@ fn empty() -> Found {
     }
 }
 
-/// All that a guest has.
+/// All objects of a guest's credential.
 fn whole() -> Found {
     Found {
         account: Some(Account { uid: "u1".to_owned(), created: NOW, ..Account::default() }),
@@ -99,7 +99,7 @@ fn what_is_missing_is_made_in_order_and_what_is_there_is_left() {
     ];
     assert_eq!(names(&all), expected);
     assert_eq!(plan(&guest(), Csi::Harvester, "blue-token", &whole()).unwrap(), []);
-    // Each piece by itself.
+    // Each object is made alone, if only it is missing.
     let spoils: [(Spoil, &str); 3] = [
         (|found| drop(found.bindings.remove(0)), expected[1]),
         (|found| drop(found.bindings.remove(1)), expected[2]),
@@ -128,7 +128,7 @@ fn what_is_missing_is_made_in_order_and_what_is_there_is_left() {
             expected[3],
         ]
     );
-    // An owner in another namespace would be none, and the garbage collector would take the binding.
+    // With an owner in another namespace, the garbage collector would delete the binding.
     let owners =
         |at: usize| steps[at].body["metadata"]["ownerReferences"].as_array().unwrap().len();
     assert_eq!((owners(4), owners(5), owners(6)), (1, 1, 0));
@@ -154,7 +154,7 @@ fn rights_of_a_csi_driver_stay_as_they_are_unless_others_are_asked_for() {
         assert_eq!(of(&with(&[provider(), narrow.clone()])), Csi::Narrow, "{narrow:?}");
         assert_eq!(of(&with(&[narrow, both])), Csi::Harvester);
     }
-    // With a token its making came to an end without such rights; without one it was cut short.
+    // With a token, the guest was created without such rights; without one, its creation was cut short.
     let mut found = with(&[provider(), binding(None, "other", CSI_DRIVER, &["red"])]);
     assert_eq!(of(&found), Csi::None);
     found.tokens.clear();
@@ -201,7 +201,7 @@ fn foreign_objects_are_named() {
         with(&|f| f.bindings[1].subjects.push(Subject::default())),
         &["ClusterRoleBinding", "alone"],
     );
-    has(with(&|f| f.bindings[1].subjects.clear()), &["nobody", "--csi none"]);
+    has(with(&|f| f.bindings[1].subjects.clear()), &["no subject", "--csi none"]);
     has(with(&|f| f.tokens[0].account.0 = "red".into()), &["Secret guests/blue-token", "red"]);
     has(with(&|f| f.tokens[0].account.1 = "u0".into()), &["Secret guests/blue-token", "earlier"]);
     let taken = |f: &mut Found| {
@@ -210,7 +210,7 @@ fn foreign_objects_are_named() {
     };
     has(with(&taken), &["Secret guests/blue-token", "not ours"]);
     has(with(&|f| f.roles.clear()), &[CLOUD_PROVIDER, CSI_DRIVER, "--csi"]);
-    // What the UI made for the whole cluster is more than narrow rights, and stays.
+    // The UI's binding for the whole cluster is wider than narrow rights, and stays.
     let mut found = whole();
     found.roles.insert(CSI_SHARED.into(), json!([]));
     let narrow = plan(&guest(), Csi::Narrow, "blue-token", &found);
@@ -235,7 +235,7 @@ fn the_newest_valid_token_is_handed_out_and_no_name_comes_back() {
     let stands_for = Some(String::new());
     found.taken.insert("blue-token".into(), Taken { stands_for, ..Taken::default() });
     assert_eq!(wanted(&found), "blue-token-STAMP");
-    // Another account's token, or one of an earlier account, is none of ours.
+    // A token of another account, or of an earlier one, is not the guest's.
     let mut found = whole();
     found.tokens[0].account.1 = "u0".to_owned();
     assert_eq!(found.valid(&guest()), Vec::<&Token>::new());
@@ -259,7 +259,7 @@ fn old_tokens_go_when_the_new_one_is_in_use() {
     assert_eq!(going(&found, &What::from("blue-token"), None), ["Secret guests/blue-token"]);
     found.tokens[1].last_used = Some("2027-01-15".to_owned());
     assert_eq!(going(&found, &What::Old, None), ["Secret guests/blue-token"]);
-    // Nobody used either.
+    // Neither was used.
     found.tokens.iter_mut().for_each(|token| token.last_used = None);
     assert_eq!(going(&found, &What::Old, None), ["Secret guests/blue-token"]);
     found
@@ -288,7 +288,7 @@ fn access_goes_first_and_the_last_trace_last() {
     assert_eq!(going(&found, &What::All, None), expected);
     let left = revoke(&guest(), &found, &What::All, None).unwrap().left;
     assert!(left.len() == 1 && left[0].contains("team"), "{left:?}");
-    // At any point of a run that ended early the rest is still found.
+    // After a run that ended early, the rest is still found.
     found.tokens.clear();
     found.bindings.retain(|b| b.namespace.as_deref() == Some("guests"));
     assert_eq!(going(&found, &What::All, None), expected[4..]);
@@ -312,7 +312,7 @@ fn a_stand_in_holds_the_name_of_a_first_token_that_is_gone() {
     assert_eq!(of(&found, Some("blue-token"), true), None, "the first token is there");
     assert_eq!(of(&found, Some("blue-token-2"), true), None, "the first token is there");
     found.tokens = vec![token("blue-token-2", NOW)];
-    assert_eq!(of(&found, Some("blue-token-2"), false), None, "nobody revoked a first token");
+    assert_eq!(of(&found, Some("blue-token-2"), false), None, "no first token was revoked");
     assert_eq!(of(&found, Some("blue-token-2"), true), Some((false, "blue-token-2".into())));
     assert_eq!(of(&found, None, true), Some((false, String::new())));
     let mut holds = |what: Option<&str>| {
@@ -322,7 +322,7 @@ fn a_stand_in_holds_the_name_of_a_first_token_that_is_gone() {
     };
     assert_eq!(holds(Some("blue-token-3")), None);
     assert_eq!(holds(Some("blue-token-2")), Some((true, "blue-token-3".into())));
-    assert_eq!(holds(None), None, "somebody else's Secret");
+    assert_eq!(holds(None), None, "a foreign Secret");
     found.account = None;
     assert_eq!(of(&found, None, true), None);
 }
@@ -351,23 +351,20 @@ fn a_guest_is_gone_without_vms_and_without_use() {
         gone(Some(0), aged(0, Some("2027-01-08")), 7)
             && !gone(Some(0), aged(0, Some("2027-01-09")), 7)
     );
-    // A day that cannot be read says nothing; a future one is today.
+    // A day that cannot be read is ignored; a future one counts as today.
     assert!(
         gone(Some(0), aged(0, Some("yesterday")), 7)
             && !gone(Some(0), aged(0, Some("2030-01-01")), 7)
     );
     assert!(gone(Some(0), aged(NOW, None), 0));
-    assert!(
-        gone(Some(0), Found { account: None, ..aged(NOW, None) }, 7),
-        "nobody can use what is left"
-    );
-    // Of the use of what a TokenRotation makes there is no note.
+    assert!(gone(Some(0), Found { account: None, ..aged(NOW, None) }, 7), "no token is valid");
+    // The use of tokens that a TokenRotation makes is not recorded.
     let mut rotated = credential(Some(0), aged(0, None));
     rotated.rotation = Some("keeper".to_owned());
     assert!(rotated.lives(NOW, 7).is_some_and(|why| why.contains("keeper")));
     rotated.found.account = None;
     assert!(rotated.lives(NOW, 7).is_none());
-    // One renewed token is use enough.
+    // A single new token counts as use.
     let mut found = aged(0, None);
     found.tokens.push(token("blue-token-2", NOW));
     assert!(!gone(Some(0), found, 7));
@@ -402,7 +399,7 @@ fn guests_are_known_by_their_vms() {
     assert_eq!(count(vm("blue-pool-1", "guests", None, false)), Some(0));
     assert_eq!(count(vm("bluer", "guests", None, true)), Some(0));
     assert_eq!(count(vm("x", "other", Some("blue"), true)), Some(0));
-    // An account that was made and bound to nothing yet is there too; one that is nobody's is not.
+    // An account without bindings is listed if its annotation names the guest, else not.
     let marked = |made_for: Option<&str>| {
         let account = Account { made_for: made_for.map(str::to_owned), ..Account::default() };
         let accounts = vec![(("guests".to_owned(), "blue".to_owned()), account)];
@@ -433,7 +430,7 @@ fn the_table_says_what_there_is() {
         .collect();
     assert_eq!(lines[0], ["NAMESPACE", "CLUSTER", "TOKEN", "AGE", "LAST USED", "GUEST", "NOTES"]);
     assert_eq!(lines[1][..6], ["guests", "blue", "blue-token", "40d", "2027-01-14", "2 VMs"]);
-    assert!(lines[1][6].contains("ClusterRoleBinding blue lets the guest"), "{text}");
+    assert!(lines[1][6].contains("ClusterRoleBinding blue gives the guest"), "{text}");
     assert_eq!(
         lines[2],
         ["guests", "blue", "blue-token-1", "3h", "never", "2 VMs", "refused since 2027-01-01"]

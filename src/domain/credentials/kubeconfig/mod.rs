@@ -1,15 +1,15 @@
-//! A kubeconfig of which one user's token is replaced, and nothing else.
+//! A kubeconfig in which the token of one user is replaced, and nothing else.
 //!
-//! Invariants: clusters, contexts, other users and unknown fields stay as they are; a user that
-//! does not authenticate by a token in the file is refused by name and never changed; what is
-//! written reads back as what was meant.
+//! Invariants: clusters, contexts, other users and unknown fields do not change; a user that does
+//! not authenticate by a token in the file is refused by name and never changed; the text that is
+//! written parses to the intended value.
 
 use serde_json::{Value, json};
 
 use super::client_certificate;
 use super::token::{Says, Token};
 
-/// What a user entry may not have: each would be used instead of its token, or beside it.
+/// Fields that a user entry must not have, because they are used instead of its token or beside it.
 const OTHER_WAYS: [&str; 8] = [
     "exec",
     "auth-provider",
@@ -20,48 +20,48 @@ const OTHER_WAYS: [&str; 8] = [
     "client-certificate-data",
     "client-key",
 ];
-/// Ways to authenticate whose end is not in the file.
+/// Fields of a user for ways to authenticate whose end is not in the file.
 const ELSEWHERE: [&str; 6] =
     ["exec", "auth-provider", "tokenFile", "username", "password", "client-certificate"];
-/// What the entry that keeps an old token for a while is called, after the user's name.
+/// Suffix of the user's name, for the entry that keeps an old token for a while.
 const PREVIOUS: &str = "-previous";
 
-/// Why a kubeconfig cannot be used, in words that hold nothing secret.
+/// Reason why a kubeconfig cannot be used. It contains nothing secret.
 pub type Unfit = String;
 
-/// A kubeconfig.
+/// Parsed content of a kubeconfig.
 pub struct Kubeconfig(Value);
 
-/// A way by which a user authenticates.
+/// Way in which a user authenticates.
 pub enum Way {
     /// A token in the file.
     Token(Token),
-    /// A certificate in the file, by what it says.
+    /// A certificate in the file: its name and times.
     Certificate(Says),
-    /// Something else: why its end is not known.
+    /// A way whose end is not known: the reason.
     Unknown(String),
 }
 
-/// Where a user's token is used.
+/// Server where a user's token is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reach {
     /// URL of the API server.
     pub server: String,
-    /// Certificates of its authority, in PEM and base64. Unset: the system's.
+    /// Certificates of the server's authority, PEM in base64. `None`: the system's authorities.
     pub authority: Option<String>,
-    /// The name in its certificate, if another than the URL's.
+    /// Name in the server's certificate, if it differs from the URL's.
     pub server_name: Option<String>,
-    /// Whether its certificate is not looked at.
+    /// Whether the server's certificate is not verified.
     pub insecure: bool,
 }
 
 impl Reach {
-    /// Why no token may be sent there, if none may.
+    /// Reason why no token may be sent to the server. `None`: it may.
     pub fn fault(&self) -> Option<Unfit> {
         let is_secure = self.server.get(..8).is_some_and(|s| s.eq_ignore_ascii_case("https://"));
         if self.insecure {
             Some(
-                "its cluster has insecure-skip-tls-verify, so the token would go to whatever answers there: it \
+                "its cluster has insecure-skip-tls-verify, so the token would go to any server that answers there: it \
                  must have certificate-authority-data instead"
                     .to_owned(),
             )
@@ -77,7 +77,7 @@ impl Reach {
 }
 
 impl Kubeconfig {
-    /// Reads YAML or JSON. What does not fit is not repeated in the error: it may be secret.
+    /// Reads YAML or JSON. The error does not repeat the text, because it may be secret.
     pub fn parse(text: &str) -> Result<Self, Unfit> {
         let value: Value = serde_saphyr::from_str(text).map_err(|_| "it is not YAML".to_owned())?;
         if value["users"].as_array().is_none_or(Vec::is_empty) {
@@ -86,7 +86,7 @@ impl Kubeconfig {
         Ok(Self(value))
     }
 
-    /// Every token in it, by its user.
+    /// All tokens in the file, with their users.
     pub fn tokens(&self) -> Vec<(String, Token)> {
         let users = self.0["users"].as_array().into_iter().flatten();
         users
@@ -98,7 +98,7 @@ impl Kubeconfig {
             .collect()
     }
 
-    /// Every way to authenticate in it, by its user.
+    /// All ways to authenticate in the file, with their users.
     pub fn ways(&self) -> Vec<(String, Way)> {
         let users = self.0["users"].as_array().into_iter().flatten();
         users
@@ -109,13 +109,13 @@ impl Kubeconfig {
             .collect()
     }
 
-    /// Whether it has a user of that name.
+    /// Whether the file has a user with this name.
     pub fn has_user(&self, user: &str) -> bool {
         let mut users = self.0["users"].as_array().into_iter().flatten();
         users.any(|entry| entry["name"] == user)
     }
 
-    /// The user whose token is used when nothing else is asked for.
+    /// User of the current context.
     pub fn current_user(&self) -> Result<String, Unfit> {
         let name = &self.0["current-context"];
         let mut contexts = self.0["contexts"].as_array().into_iter().flatten();
@@ -125,21 +125,21 @@ impl Kubeconfig {
             .ok_or_else(|| "it has no current context, or that no user".to_owned())
     }
 
-    /// The token that was kept beside the user's own.
+    /// Old token that is kept beside the user's own.
     pub fn previous(&self, user: &str) -> Option<Token> {
         let name = format!("{user}{PREVIOUS}");
         self.tokens().into_iter().find(|(user, _)| *user == name).map(|(_, token)| token)
     }
 
-    /// A user's token. `None`: it has none yet, and may be given one.
+    /// Token of a user. `None`: the user has no token yet, and may get one.
     pub fn token_of(&self, user: &str) -> Result<Option<Token>, Unfit> {
         let entry = self.entry(user)?;
         let token = entry["user"]["token"].as_str().filter(|token| !token.trim().is_empty());
         Ok(token.map(|token| Token::new(token.to_owned())))
     }
 
-    /// The same kubeconfig with another token for the user. With `keep`, the token that it had stays
-    /// in an entry of its own, so that an issuer who deletes what is no longer named keeps it.
+    /// The same kubeconfig with another token for the user. `keep`: the old token stays in an entry
+    /// of its own, so that an issuer that deletes unnamed tokens does not delete it.
     pub fn with(&self, user: &str, token: &Token, keep: bool) -> Result<String, Unfit> {
         let old = self.token_of(user)?.filter(|old| keep && old.hash() != token.hash());
         let mut config = self.0.clone();
@@ -158,7 +158,8 @@ impl Kubeconfig {
         render(&config)
     }
 
-    /// The same kubeconfig without the entry that kept the user's old token. `None`: there is none.
+    /// The same kubeconfig without the entry that keeps the user's old token. `None`: there is no
+    /// entry.
     pub fn without_previous(&self, user: &str) -> Result<Option<String>, Unfit> {
         self.entry(user)?;
         let name = format!("{user}{PREVIOUS}");
@@ -169,8 +170,8 @@ impl Kubeconfig {
         if users.len() == before { Ok(None) } else { render(&config).map(Some) }
     }
 
-    /// Where the user's token is used: by the current context if that is the user's, else by the
-    /// first one that is.
+    /// Server where the user's token is used: from the current context if it is the user's, else
+    /// from the user's first context.
     pub fn reach(&self, user: &str) -> Result<Reach, Unfit> {
         self.entry(user)?;
         let contexts = || self.0["contexts"].as_array().into_iter().flatten();
@@ -181,7 +182,7 @@ impl Kubeconfig {
             .find(|context| context["name"] == *current)
             .or_else(|| contexts().find(theirs))
             .ok_or_else(|| {
-                format!("no context is of the user {user:?}: its token leads nowhere")
+                format!("no context names the user {user:?}, so its token has no server")
             })?;
         let name = &context["context"]["cluster"];
         let mut clusters = self.0["clusters"].as_array().into_iter().flatten();
@@ -192,7 +193,9 @@ impl Kubeconfig {
         let text = |field: &str| cluster[field].as_str().map(str::to_owned);
         for field in ["proxy-url", "certificate-authority"] {
             if cluster[field].as_str().is_some_and(|value| !value.is_empty()) {
-                return Err(format!("its cluster has {field}, by which a token cannot be tried"));
+                return Err(format!(
+                    "its cluster has {field}, with which a token cannot be tested"
+                ));
             }
         }
         Ok(Reach {
@@ -203,7 +206,7 @@ impl Kubeconfig {
         })
     }
 
-    /// The one entry of the user, if it may be given a token.
+    /// Only entry of the user, if it may get a token.
     fn entry(&self, user: &str) -> Result<&Value, Unfit> {
         let mut all = self.0["users"].as_array().into_iter().flatten();
         let entry = all
@@ -224,7 +227,7 @@ impl Kubeconfig {
 fn ways(user: &Value) -> Vec<Way> {
     let text = |field: &str| user[field].as_str().filter(|text| !text.is_empty());
     let mut ways = Vec::new();
-    // A file takes precedence over the token beside it.
+    // A token file takes precedence over the token beside it.
     if let Some(token) = text("token").filter(|_| text("tokenFile").is_none()) {
         ways.push(Way::Token(Token::new(token.to_owned())));
     }
@@ -235,11 +238,11 @@ fn ways(user: &Value) -> Vec<Way> {
         ));
     }
     let is_there = |way: &&&str| !user[**way].is_null() && user[**way] != "";
-    // In the file a certificate takes precedence over that of the path.
+    // A certificate in the file takes precedence over a path to one.
     let path =
         |way: &&&str| **way == "client-certificate" && text("client-certificate-data").is_some();
     if let Some(way) = ELSEWHERE.iter().find(|way| is_there(way) && !path(way)) {
-        ways.push(Way::Unknown(format!("it authenticates by {way}: its end cannot be seen here")));
+        ways.push(Way::Unknown(format!("it authenticates by {way}: its end is not in the file")));
     }
     ways
 }

@@ -1,4 +1,4 @@
-//! Kubeconfigs as Rancher, kubectl and people write them.
+//! Tests of kubeconfigs as Rancher, kubectl and people write them.
 
 use proptest::prelude::*;
 
@@ -65,7 +65,7 @@ fn the_old_token_stays_in_an_entry_of_its_own_until_it_is_taken_out() {
         tokens(&both),
         [pair("guest", "new"), pair("other", "theirs"), pair(previous, "old")]
     );
-    // The same again changes nothing; a third takes the place of the first.
+    // The same token again changes nothing. A third one replaces the kept one.
     let again = parsed(&both.with("guest", &token("new"), true).unwrap());
     assert_eq!(again.0, both.0);
     let third = parsed(&both.with("guest", &token("newer"), true).unwrap());
@@ -135,7 +135,7 @@ fn the_way_is_that_of_the_current_context_if_it_is_the_users() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Text that YAML would take for something else stays text.
+    /// Text that YAML would read as another type stays text.
     #[test]
     fn whatever_is_in_it_reads_back_the_same(
         name in "[ -~]{1,12}|yes|no|on|null|~|0x1f|1e3|0o17|2026-01-01|true|- a|a: b|#c",

@@ -1,30 +1,30 @@
-//! Uses of a Rancher's API key that are allowed.
+//! Allowed uses of a Rancher's API key.
 //!
-//! Invariants: it is sent to the one URL that its own Secret names; a token is given to no other user than
-//! its own, unless the spec says so, because the owner of a cloud credential may read it; a token in a cloud
-//! credential is good for one cluster.
+//! Invariants: the key is sent only to the URL that its own Secret names; a token is only given to
+//! the key's own user, unless the spec allows another one, because the owner of a cloud credential
+//! may read it; a token in a cloud credential is valid for one cluster.
 
 use super::kubeconfig::Unfit;
 use api::ANNOTATION_RANCHER_URL;
 
-/// As much of a URL as a condition repeats.
+/// Longest part of a URL that a condition repeats, in characters.
 const LONGEST_URL: usize = 200;
 
-/// A cloud credential that is to get a token of an API key's user.
+/// Cloud credential that is to get a token of the API key's user.
 #[derive(Clone, Copy, Debug)]
 pub struct Gift<'a> {
-    /// The name of its Secret.
+    /// Name of the cloud credential's Secret.
     pub credential: &'a str,
-    /// The user who made it, and may read it.
+    /// User who made the cloud credential, and may read it.
     pub owner: &'a str,
-    /// The API key's user.
+    /// User of the API key.
     pub user: &'a str,
-    /// Whether the spec allows that they differ.
+    /// Whether the spec allows two different users.
     pub allowed: bool,
 }
 
 impl Gift<'_> {
-    /// Why it gets none, if it gets none.
+    /// Reason why the cloud credential gets no token. `None`: it may get one.
     pub fn fault(&self) -> Option<Unfit> {
         let Self { credential, owner, user, allowed } = *self;
         (owner != user && !allowed).then(|| {
@@ -37,8 +37,8 @@ impl Gift<'_> {
     }
 }
 
-/// The only cluster for which a token in a cloud credential is good: the one that the spec wants, or else
-/// the one to which its kubeconfig leads.
+/// Only cluster for which a token in a cloud credential is valid: the one in the spec, or else the
+/// one in the kubeconfig's URL.
 pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, Unfit> {
     wanted.or_else(|| cluster(server)).map(str::to_owned).ok_or_else(|| {
         "its kubeconfig must lead to https://RANCHER/k8s/clusters/ID, so that a token can be made that is good \
@@ -47,7 +47,7 @@ pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, Unfit> {
     })
 }
 
-/// The id in a URL that leads to a cluster behind a Rancher.
+/// ID in the URL of a cluster behind a Rancher.
 fn cluster(server: &str) -> Option<&str> {
     let (_, path) = server.split_once("://")?.1.split_once('/')?;
     let id = path.strip_prefix("k8s/clusters/")?;
@@ -56,21 +56,21 @@ fn cluster(server: &str) -> Option<&str> {
     (!id.is_empty() && id.chars().all(fits)).then_some(id)
 }
 
-/// A Secret with an API key, and the URLs that bind it.
+/// Secret with an API key, and the URLs that limit its use.
 #[derive(Clone, Copy, Debug)]
 pub struct Letter<'a> {
-    /// The Secret's name.
+    /// Name of the Secret.
     pub secret: &'a str,
-    /// The URL in its annotation.
+    /// URL in the Secret's annotation.
     pub named: Option<&'a str>,
-    /// The URL in the spec.
+    /// URL in the spec.
     pub wanted: Option<&'a str>,
-    /// The URL that the Secret named first, where the spec has none.
+    /// URL that the Secret named first, if the spec has none.
     pub first: Option<&'a str>,
 }
 
 impl Letter<'_> {
-    /// The URL to which the API key may be sent.
+    /// URL to which the API key may be sent, or the reason why there is none.
     pub fn address(&self) -> Result<String, Unfit> {
         let begin = format!("spec.rancher.minter: the Secret {:?}", self.secret);
         let annotation = format!("its annotation {ANNOTATION_RANCHER_URL}");
@@ -111,7 +111,7 @@ pub(super) fn is_server(url: &str) -> bool {
     })
 }
 
-/// Whether both lead to the same Rancher.
+/// Whether two URLs are the same Rancher.
 pub fn is_same_url(one: &str, other: &str) -> bool {
     one.trim_end_matches('/').eq_ignore_ascii_case(other.trim_end_matches('/'))
 }

@@ -1,4 +1,4 @@
-//! Uses of an API key that are refused, and those that are not.
+//! Tests of allowed and refused uses of an API key.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn a_token_of_another_user_is_given_only_if_the_spec_says_so() {
     for allowed in [false, true] {
         assert_eq!(Gift { user: "u-owner", allowed, ..gift }.fault(), None);
     }
-    // A user whose id begins as the owner's does is another one, and so is one without an id.
+    // A user whose ID begins like the owner's is another user, and so is one without an ID.
     for user in ["u-owner2", "U-OWNER", "u-owne", ""] {
         assert!(Gift { user, ..gift }.fault().is_some(), "{user}");
     }
@@ -90,7 +90,7 @@ fn is_named(why: Option<&Unfit>) {
     }
 }
 
-/// Once it has been used at one Rancher, another one's key is refused.
+/// After a first Rancher was recorded, a key of another one is refused.
 #[test]
 fn a_secret_may_say_alone_where_its_api_key_goes() {
     for (named, first, url) in [

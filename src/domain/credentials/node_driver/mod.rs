@@ -1,8 +1,9 @@
-//! Rights that Rancher's node driver for Harvester needs of the token of a cloud credential.
+//! Rights that Rancher's node driver for Harvester needs, with the token of a cloud credential.
 //!
-//! Source: the calls in its `client.go`. Images, networks, keys and storage classes are left out: which it
-//! reads, and in which namespace, is in the machine's configuration. So are Harvester's settings: no role that Harvester
-//! ships was seen to keep them from a user who may make virtual machines.
+//! Source: the calls in the driver's `client.go`. Images, networks, keys and storage classes are
+//! omitted: the machine's configuration decides which of them the driver reads, and in which
+//! namespace. Harvester's settings are omitted, too: no role that Harvester ships was observed to
+//! hide them from a user who may make virtual machines.
 
 use std::fmt;
 
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 pub struct Right {
     verb: &'static str,
     group: &'static str,
-    /// With its subresource, if it is about one.
+    /// Resource, with its subresource after a slash, if the right is for one.
     resource: &'static str,
 }
 
@@ -21,7 +22,7 @@ const fn of(verb: &'static str, group: &'static str, resource: &'static str) -> 
     Right { verb, group, resource }
 }
 
-/// Rights that the driver needs. Those that a reader lacks come first.
+/// Rights that the driver needs. The ones that a mere reader lacks come first.
 pub const RIGHTS: [Right; 10] = [
     of("create", "kubevirt.io", "virtualmachines"),
     of("get", "kubevirt.io", "virtualmachines"),
@@ -36,7 +37,8 @@ pub const RIGHTS: [Right; 10] = [
 ];
 
 impl Right {
-    /// The question whether the bearer of a token has it, for the API server. Without a namespace: in all.
+    /// SelfSubjectAccessReview that asks the API server whether a token's user has the right.
+    /// Without a namespace: in all namespaces.
     pub fn review(&self, namespace: Option<&str>) -> Value {
         let (resource, subresource) = self.resource.split_once('/').unwrap_or((self.resource, ""));
         json!({
@@ -48,7 +50,7 @@ impl Right {
         })
     }
 
-    /// Message about a user who lacks it.
+    /// Message about a user who lacks the right.
     pub fn lacking(&self) -> String {
         format!(
             "the API key's user may not {self} in any namespace there, as Rancher's node driver must: give that user a \

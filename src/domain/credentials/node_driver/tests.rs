@@ -1,4 +1,4 @@
-//! The rights of the node driver, as they are asked for and named.
+//! Tests of the reviews and names of the node driver's rights.
 
 use super::*;
 

@@ -1,7 +1,7 @@
-//! The Secret of a Rancher's API key, as `rancher-secret` prints it, and what is said beside it.
+//! Secret with a Rancher's API key, as `rancher-secret` prints it, and the messages beside it.
 //!
-//! Invariants: an authority is taken from Rancher itself only if its checksum is the one that was given; the Secret names
-//! the URL to which alone its key may be sent.
+//! Invariants: an authority from Rancher itself is used only if it has the given checksum; the
+//! Secret names the only URL to which its key may be sent.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -16,26 +16,27 @@ use super::rotation::Seconds;
 use super::token::{Token, hash};
 use api::ANNOTATION_RANCHER_URL;
 
-/// A path on a Rancher below which anybody is shown its authority.
+/// Path on a Rancher where its authority is public.
 pub const AUTHORITY: &str = "/cacerts";
 
-/// What is asked for.
+/// Options of `rancher-secret`, and the API key.
 #[derive(Clone, Debug)]
 pub struct Order<'a> {
-    /// The Rancher's URL.
+    /// URL of the Rancher.
     pub url: &'a str,
-    /// The SHA-256 of its authority, in hexadecimal. `None`: a public authority signs its certificate.
+    /// SHA-256 of the Rancher's authority, in hexadecimal. `None`: a public authority signs its
+    /// certificate.
     pub checksum: Option<&'a str>,
-    /// The Secret's namespace.
+    /// Namespace of the Secret.
     pub namespace: &'a str,
-    /// The Secret's name.
+    /// Name of the Secret.
     pub name: &'a str,
-    /// The API key.
+    /// API key from standard input.
     pub key: &'a Token,
 }
 
 impl Order<'_> {
-    /// All that does not fit, by the option's name.
+    /// Errors about the options and the key, each with the option's name.
     pub fn faults(&self) -> Vec<Unfit> {
         let mut faults = Vec::new();
         let mut check = |fits: bool, what: &str, given: &str, right: &str| {
@@ -59,13 +60,13 @@ impl Order<'_> {
         faults
     }
 
-    /// The text of the Secret. It is wiped from memory when it is dropped.
+    /// Text of the Secret, wiped from memory when it is dropped.
     pub fn text(&self, authority: Option<&str>) -> Zeroizing<String> {
         let encoded = |text: &str| Zeroizing::new(STANDARD.encode(text));
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
         let (name, namespace) = (quoted(self.name), quoted(self.namespace));
         let url = quoted(self.url.trim_end_matches('/'));
-        // Room for all of it from the start: what grows leaves copies behind.
+        // The whole capacity at once: a text that grows leaves copies behind.
         let mut out = Zeroizing::new(String::with_capacity(64 * 1024));
         let head = format!(
             "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {name}\n  namespace: {namespace}\n  annotations:\n    \
@@ -83,12 +84,12 @@ impl Order<'_> {
     }
 }
 
-/// The checksum of an authority, as Rancher's own registration commands have it.
+/// Checksum of an authority, as in Rancher's own registration commands.
 pub fn checksum(authority: &str) -> String {
     hash(authority.as_bytes())
 }
 
-/// The authority that a Rancher shows, if that is the one with the checksum.
+/// Authority that a Rancher shows, if it has the wanted checksum.
 pub fn authority(shown: String, wanted: &str) -> Result<String, Unfit> {
     let found = checksum(&shown);
     if shown.trim().is_empty() {
@@ -107,7 +108,7 @@ pub fn authority(shown: String, wanted: &str) -> Result<String, Unfit> {
     ))
 }
 
-/// What is said where no known authority signs the certificate, and Rancher shows this one.
+/// Error if no known authority signs the certificate. `shown`: the authority that Rancher shows.
 pub fn unknown_authority(shown: &str) -> Unfit {
     format!(
         "--ca-checksum: must be given, because no public authority signs the certificate. The one that answers at /cacerts \
@@ -117,7 +118,8 @@ pub fn unknown_authority(shown: &str) -> Unfit {
     )
 }
 
-/// What the key is good for, in words. `ends`: when it ends, if it does.
+/// Report about the key: its user, its end (`ends`, if it has one), and the cloud credentials for
+/// it.
 pub fn report(user: &str, ends: Option<Seconds>, listed: &[Listed]) -> String {
     let own = listed.iter().filter(|one| one.owner == user).count();
     let others = listed.len() - own;

@@ -1,4 +1,4 @@
-//! What is refused, what is printed, and what is said of the key.
+//! Tests of errors, of the printed Secret and of the report about the key.
 
 use super::*;
 
@@ -63,7 +63,7 @@ fn the_secret_has_the_key_the_authority_and_the_url() {
 
 #[test]
 fn an_authority_is_taken_by_its_checksum_alone() {
-    // Of "test", as sha256sum prints it.
+    // SHA-256 of "test", as sha256sum prints it.
     assert_eq!(checksum("test"), SUM);
     assert_eq!(authority("test".to_owned(), SUM), Ok("test".to_owned()));
     assert_eq!(authority("test".to_owned(), &SUM.to_uppercase()), Ok("test".to_owned()));

@@ -1,10 +1,10 @@
-//! Which of two goes first.
+//! Tests of the order of two TokenRotations.
 
 use super::super::children;
 use super::*;
 use serde_json::{Value, json};
 
-/// A TokenRotation by name, made so many seconds after the epoch.
+/// A TokenRotation with a name and a creation time in seconds since the epoch.
 fn rotation(name: &str, made: i64, spec: &Value) -> TokenRotation {
     let at = chrono::DateTime::from_timestamp(made, 0).unwrap().to_rfc3339();
     serde_json::from_value(json!({
@@ -52,7 +52,7 @@ fn of_two_exactly_one_goes_first() {
     assert!(said.contains("ns/b") && said.contains("the older one"), "{said}");
 }
 
-/// Who may make a TokenRotation somewhere could else stop all renewal everywhere.
+/// Otherwise the right to make a TokenRotation in any namespace could stop all renewal.
 #[test]
 fn in_another_namespace_only_one_that_has_seen_the_credential_goes_first() {
     let made = child("all-cc", 1);

@@ -1,11 +1,11 @@
-//! The credential that was kept in the target beside the one in use, where its issuer deletes what the
+//! Credentials that the target keeps beside the one in use, for an issuer that deletes what the
 //! target no longer names.
 
 use super::decide::Until;
 use super::{Act, Old, Plan, Record, Seconds, Seen, Target};
 
-/// Takes a credential of another maker, which was kept in the target, out of it when its time is over. It
-/// is not ours to revoke.
+/// Removes a kept credential of another maker from the target when its overlap is over. The
+/// operator does not revoke it.
 pub(super) fn drop_foreign(
     plan: &Plan,
     record: &Record,
@@ -26,8 +26,8 @@ pub(super) fn drop_foreign(
     Some(Act::DropOld)
 }
 
-/// Time at which the place beside the credential in use is free for it, so that another one can be put
-/// there. `None`: it is free, or nothing says when it will be.
+/// Time at which the place beside the credential in use is free for another one. `None`: it is free
+/// now, or the time is not known.
 pub(super) fn occupied_until(plan: &Plan, record: &Record, seen: &Seen) -> Option<Seconds> {
     let kept = kept(seen).filter(|_| plan.source.is_some_and(|source| source.prunes))?;
     match record.previous.iter().find(|old| is_of(old, kept)) {
@@ -36,15 +36,17 @@ pub(super) fn occupied_until(plan: &Plan, record: &Record, seen: &Seen) -> Optio
     }
 }
 
-/// End of the overlap of a kept credential of another maker. `None`: another one is on its way.
+/// End of the overlap of a kept credential of another maker. `None`: another credential is pending,
+/// or none was published yet.
 fn foreign_until(plan: &Plan, record: &Record) -> Option<Seconds> {
     let published = record.last_rotation.filter(|_| record.pending.is_none())?;
     let leaked = plan.requests.leaked.is_some() && plan.requests.leaked == record.done.leaked;
     Some(if leaked { published } else { published + plan.overlap + 1 })
 }
 
-/// The target, as one sees it beside which another TokenRotation replaces the same credential: what is kept in it is the
-/// other one's, unless what was published last is still in use.
+/// Target as the second of two TokenRotations for one credential observes it. The kept credential
+/// belongs to the first one, unless the credential in use is the one that the second one published
+/// last.
 pub fn of_two(record: &Record, target: Target) -> Target {
     let Target::There { version, holds, beside, kept } = target else { return target };
     let current = record.current.as_ref().filter(|current| current.ours);

@@ -1,4 +1,4 @@
-//! What is next, from what is recorded and what is seen.
+//! Decision of the next step, from the record and from what is observed.
 
 use super::beside::{drop_foreign, is_of, kept, occupied_until};
 use super::strangers::{find, is_unseen, number};
@@ -7,12 +7,12 @@ use super::{
     Record, Seconds, Seen, Step, Target, deletion, due, failed, term,
 };
 
-/// Decides.
+/// Returns the next step.
 pub fn decide(plan: &Plan, record: &Record, seen: &Seen) -> Act {
     if plan.deleting.is_some() {
         return deletion::leave(plan, record, seen);
     }
-    // A target that tells nothing decides nothing.
+    // Without a read of the target nothing is decided.
     if matches!(seen.target, Target::Unknown) {
         return Act::Wait(Some(seen.now + LOOK_AGAIN));
     }
@@ -30,7 +30,7 @@ pub fn decide(plan: &Plan, record: &Record, seen: &Seen) -> Act {
         .unwrap_or(Act::Wait(until.0))
 }
 
-/// The first of several times.
+/// Earliest of several times.
 #[derive(Default)]
 pub(super) struct Until(pub(super) Option<Seconds>);
 
@@ -40,7 +40,7 @@ impl Until {
     }
 }
 
-/// Brings the record up to what the target holds, and to what there is.
+/// Updates the record to what the target holds and to the credentials that exist.
 pub(super) fn settle(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
     if let Target::There { holds: Some(held), .. } = &seen.target {
         if is(record.publishing().map(|publishing| &publishing.made.hash), held) {
@@ -56,8 +56,8 @@ pub(super) fn settle(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
     find(plan, record, seen)
 }
 
-/// Whether the target still holds what is recorded. One that is only watched is known by what it says of itself: it may
-/// be a password, which a hash in a status would give away.
+/// Whether the target still holds the recorded credential. A credential that is only watched is
+/// compared by its name and expiry: it may be a password, and a hash in a status would reveal it.
 fn is_same(plan: &Plan, current: &Current, held: &Held) -> bool {
     if plan.source.is_some() {
         return current.hash == held.hash;
@@ -87,12 +87,12 @@ impl Record {
     }
 }
 
-/// The target holds what was on its way there.
+/// Record after the pending credential was observed in the target.
 fn published(plan: &Plan, record: &Record, now: Seconds) -> Record {
     let mut next = record.clone();
     let Some(pending) = next.pending.take() else { return next };
     let Some(Publishing { made, .. }) = pending.publishing else { return next };
-    // Whole seconds were cut off at both ends.
+    // One second more, because times are cut to whole seconds.
     retire(&mut next, (!plan.tells).then_some(now + plan.overlap + 1));
     if pending.requests.leaked.is_some() {
         for old in &mut next.previous {
@@ -118,7 +118,7 @@ fn published(plan: &Plan, record: &Record, now: Seconds) -> Record {
     next
 }
 
-/// What was in the target is to be revoked, if it was made here.
+/// Moves the current credential to those that are to be revoked, if the operator made it.
 fn retire(next: &mut Record, after: Option<Seconds>) {
     if let Some(old) = next.current.take().filter(|current| current.ours) {
         let (name, hash) = (old.name, Some(old.hash));
@@ -126,18 +126,19 @@ fn retire(next: &mut Record, after: Option<Seconds>) {
     }
 }
 
-/// Somebody else has put something into the target: another credential, or an old one again.
+/// Record after another party has changed the target: it holds a foreign credential, or an old one
+/// again.
 fn adopted(plan: &Plan, record: &Record, seen: &Seen, held: &Held) -> Record {
     let mut next = record.clone();
     abandon(plan, &mut next, seen.now);
     let after = Some(seen.now + plan.overlap + 1);
     retire(&mut next, after);
-    // Whoever changed it tells whoever must know.
+    // The party that changed the target is responsible for the restart of workloads.
     for old in next.previous.iter_mut().filter(|old| old.after.is_none()) {
         old.after = after;
     }
     let by_hash = next.previous.iter().position(|old| is(old.hash.as_ref(), held));
-    // One of ours whose record was lost says its name itself.
+    // A credential of ours whose record was lost is found by its own name.
     let named = |name: &String| *name == held.says.name;
     let by_name = || next.previous.iter().position(|old| old.hash.is_none() && named(&old.name));
     let again = by_hash.or_else(by_name).map(|at| next.previous.remove(at).name);
@@ -156,7 +157,8 @@ fn adopted(plan: &Plan, record: &Record, seen: &Seen, held: &Held) -> Record {
     next
 }
 
-/// What is on its way is not wanted any more. Once it was sent, somebody may have read it.
+/// Moves the pending credential to those that are to be revoked. If its publication was recorded,
+/// it may have been read, and the overlap applies.
 pub(super) fn abandon(plan: &Plan, next: &mut Record, now: Seconds) {
     let Some(Pending { name, publishing, .. }) = next.pending.take() else { return };
     next.previous.push(match publishing {
@@ -171,12 +173,13 @@ pub(super) fn abandon(plan: &Plan, next: &mut Record, now: Seconds) {
     });
 }
 
-/// Makes and publishes another one, if it is time.
+/// Makes and publishes another credential, if that is due or requested.
 fn replace(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<Act> {
     let (version, empty) = match &seen.target {
         Target::Unknown => return None,
         Target::Absent => ("", true),
-        // What nobody can have seen yet need not wait until it can be written.
+        // A pending credential that was not published is abandoned at once: no workload has read
+        // it.
         Target::Unfit(_) => {
             until.or(seen.now + LOOK_AGAIN);
             let never_sent = record.pending.as_ref().is_some_and(|p| p.publishing.is_none());
@@ -187,7 +190,7 @@ fn replace(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Opti
     let retry = record.retry_after.filter(|retry| *retry > seen.now);
     if let Some(pending) = &record.pending {
         let hand = seen.hand.as_ref().filter(|hand| hand.name == pending.name);
-        // Or it was begun before the issuer kept alive what is there.
+        // The pending credential is obsolete, too, if the issuer now keeps the current one alive.
         if plan.source.is_none() || record.is_kept_alive() && !record.is_asked() {
             return Some(given_up(plan, record, seen.now));
         }
@@ -244,7 +247,7 @@ fn given_up(plan: &Plan, record: &Record, now: Seconds) -> Act {
     write(Change::Abandoned, next)
 }
 
-/// One step further with what is on its way.
+/// Next step of the pending credential.
 fn go_on(
     plan: &Plan,
     record: &Record,
@@ -255,19 +258,19 @@ fn go_on(
 ) -> Act {
     let readable = plan.source.is_some_and(|source| source.readable);
     let made = match hand {
-        // Whoever has it in hand may be another who believes to lead: of two that give up each
-        // other's at once, neither would ever publish.
+        // Another process that believes to lead may hold it in memory. If two abandon each other's
+        // at once, neither ever publishes.
         None if !readable && now < pending.since + IN_OTHER_HANDS => {
             return Act::Wait(Some(pending.since + IN_OTHER_HANDS));
         }
-        // Whoever had it is no more, and nobody can have it again.
+        // The process that held it has ended, and the credential cannot be read again.
         None if !readable => return given_up(plan, record, now),
         None | Some(Hand { made: None, .. }) => return Act::Mint(pending.name.clone()),
         Some(Hand { made: Some(made), .. }) => made,
     };
     let end = made.expires.unwrap_or(made.issued + plan.presumed);
     if now - made.issued > (end - made.issued) / 2 {
-        // It has waited too long, or was granted hardly any time.
+        // The credential has waited for half of its life, or was granted a very short one.
         return write(Change::Abandoned, failed(plan, record, Step::Mint, &pending.name, now));
     }
     if !hand.is_some_and(|hand| hand.verified) {
@@ -287,7 +290,7 @@ fn go_on(
     write(Change::Publishing, next)
 }
 
-/// Has workloads read it, if they have not yet, and lets time begin for the old ones.
+/// Restarts workloads if that is not done yet, and begins the overlap of old credentials.
 fn tell(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<Act> {
     let current = record.current.as_ref().filter(|current| current.ours)?;
     let is_there = matches!(&seen.target, Target::There { holds: Some(_), .. });
@@ -302,7 +305,7 @@ fn tell(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<
         }
         return Some(Act::Tell);
     }
-    // They were told, or nobody is to be told any more.
+    // Workloads were restarted, or there are none to restart.
     record
         .previous
         .iter()
@@ -310,7 +313,7 @@ fn tell(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<
         .then(|| write(Change::Told, told(plan, record, seen.now)))
 }
 
-/// What is recorded when workloads were told of what the target holds.
+/// Record after workloads were restarted for the credential in the target.
 pub fn told(plan: &Plan, record: &Record, now: Seconds) -> Record {
     let mut next = record.clone();
     if plan.tells {
@@ -325,7 +328,7 @@ pub fn told(plan: &Plan, record: &Record, now: Seconds) -> Record {
     next
 }
 
-/// Revokes the first old one whose time is over, and that nobody can come to read.
+/// Revokes the first old credential whose overlap is over and that no reader can still receive.
 fn revoke(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<Act> {
     if let Some(next) = landed(plan, record, seen) {
         return Some(write(Change::Abandoned, next));
@@ -344,7 +347,7 @@ fn revoke(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Optio
                     None => return Some(Act::DropOld),
                 }
             }
-            // It was put there a second time, and is not the operator's to take out.
+            // A person put it there a second time, and the operator does not remove that.
             Some(_) if is_beside(old, seen) => {}
             Some(_) => return Some(gone(record, old, seen)),
         }
@@ -352,8 +355,8 @@ fn revoke(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Optio
     None
 }
 
-/// Writes that can no more arrive, because the target is another by now. They may have arrived before
-/// that, and been read: time begins only now.
+/// Record without writes that can no longer arrive, because the target has another version now.
+/// They may have arrived before that and been read, so the overlap begins now.
 fn landed(plan: &Plan, record: &Record, seen: &Seen) -> Option<Record> {
     let Target::There { version, .. } = &seen.target else { return None };
     let is_over = |old: &Old| old.replaces.as_ref().is_some_and(|replaces| replaces != version);
@@ -368,7 +371,7 @@ fn landed(plan: &Plan, record: &Record, seen: &Seen) -> Option<Record> {
     Some(next)
 }
 
-/// Revokes it, or records that it is gone.
+/// Revokes the credential, or records that it no longer exists.
 pub(super) fn gone(record: &Record, old: &Old, seen: &Seen) -> Act {
     let is_there = seen.existing.as_ref().is_none_or(|all| all.contains(&old.name));
     if is_there {
@@ -382,16 +385,16 @@ pub(super) fn gone(record: &Record, old: &Old, seen: &Seen) -> Act {
     write(Change::Revoked, next)
 }
 
-/// Whether somebody has put it into the target a second time.
+/// Whether the target holds the credential in a second place.
 pub(super) fn is_beside(old: &Old, seen: &Seen) -> bool {
     let Target::There { beside, .. } = &seen.target else { return false };
     old.hash.as_ref().is_some_and(|hash| beside.contains(hash))
 }
 
-/// Whether the target neither holds it nor can come to hold it.
+/// Whether the target neither holds the credential nor can come to hold it.
 pub(super) fn may_go(old: &Old, seen: &Seen) -> bool {
     if old.hash.is_none() && old.replaces.is_none() {
-        // It was never sent anywhere.
+        // The credential was never published.
         return true;
     }
     match &seen.target {

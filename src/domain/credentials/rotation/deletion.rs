@@ -1,14 +1,14 @@
-//! What is done before a TokenRotation that is being deleted may go.
+//! Steps before the deletion of a TokenRotation completes.
 
 use super::beside::drop_foreign;
 use super::decide::{Until, abandon, gone, is_beside, may_go, settle, write};
 use super::strangers::find;
 use super::{Act, Change, Old, Plan, Record, SURELY_ANSWERED, Seconds, Seen, Target, Unknown};
 
-/// Time for which a deletion waits, beyond the overlap, for what does not answer or is refused.
+/// Time that a deletion waits, beyond the overlap, for missing answers and refused revocations.
 const BEYOND: Seconds = 60 * 60;
 
-/// Longest time that a deletion waits, from when it was asked for.
+/// Longest time that a deletion waits, counted from its request.
 pub(super) fn patience(plan: &Plan) -> Seconds {
     plan.overlap + BEYOND
 }
@@ -23,8 +23,8 @@ pub fn left_behind<'a>(plan: &Plan, record: &'a Record) -> Vec<&'a str> {
     names.map(String::as_str).collect()
 }
 
-/// What is on its way is revoked, and so is what was replaced, in its time; what the target holds
-/// only if the spec says so.
+/// Next step of a deletion. The pending credential is revoked, and so are replaced ones after their
+/// overlap. The credential in the target is revoked only if the spec asks for it.
 pub(super) fn leave(plan: &Plan, record: &Record, seen: &Seen) -> Act {
     let last = plan.deleting.unwrap_or(seen.now) + patience(plan);
     if seen.now >= last {
@@ -36,7 +36,8 @@ pub(super) fn leave(plan: &Plan, record: &Record, seen: &Seen) -> Act {
         Unknown::Barred => return Act::Finish,
         Unknown::Silent => return Act::Wait(Some(last.min(seen.now + super::LOOK_AGAIN))),
     }
-    // What is revoked whatever the target holds is not adopted again.
+    // With `revokes`, the credential in the target is not adopted, because it is revoked in any
+    // case.
     let news = if plan.revokes { find(plan, record, seen) } else { settle(plan, record, seen) };
     if let Some(act) = news {
         return act;
@@ -64,12 +65,12 @@ pub(super) fn leave(plan: &Plan, record: &Record, seen: &Seen) -> Act {
         return act;
     }
     for old in &record.previous {
-        // A target that is gone has no readers. What could not be revoked is tried again after a pause.
+        // A target that is gone has no readers. A failed revocation is tried again after a pause.
         let is_read = !plan.revokes && seen.target != Target::Absent;
         let after = old.after.filter(|_| is_read || old.failures > 0);
         match after {
             Some(after) if after > seen.now => until.or(after),
-            // Somebody still reads it: it is published, and stays.
+            // The credential is published and may be read, so it stays.
             _ if !plan.revokes && (is_held(old, seen) || is_beside(old, seen)) => {}
             _ if plan.revokes || may_leave(old, seen) => return gone(record, old, seen),
             _ => until.or(seen.now + SURELY_ANSWERED),
@@ -83,7 +84,8 @@ fn is_held(old: &Old, seen: &Seen) -> bool {
     old.hash.as_ref() == Some(&held.hash)
 }
 
-/// A write that may have been under way has been answered by the time that was recorded.
+/// Whether a deletion may revoke the credential now. A write that was under way has been answered
+/// by its recorded time, so `replaces` does not count.
 fn may_leave(old: &Old, seen: &Seen) -> bool {
     let answered = Old { replaces: None, ..old.clone() };
     matches!(seen.target, Target::Absent | Target::Unfit(_) | Target::Unknown)

@@ -1,13 +1,14 @@
-//! Credentials that are replaced without a moment in which neither works.
+//! Replacement of credentials without a moment in which none works.
 //!
-//! One step at a time: [`decide`] says what is next from what is recorded and what is seen, and
-//! whoever carries it out may die after any of them. The order: a name is recorded; a credential is
-//! made by it, and tried out where it will be used; that it is about to be published is recorded with
-//! the version of the target that it replaces; it is published by one write that is refused if the
-//! target is no longer that version; it is seen there; workloads are told; time passes; the old one
-//! is revoked. Invariants: nothing is revoked that the target holds, or may still come to hold by a
-//! write whose outcome is not known; nothing is made without a recorded name; what somebody else has
-//! put into the target is adopted and not overwritten before its time.
+//! [`decide`] returns one step at a time, from the record and from what is observed. The process
+//! may crash after any step. The order: record a name; make a credential under it, and test it
+//! where it will be used; record the coming publication, with the version of the target that it
+//! replaces; publish by one write, which the server refuses if the target has another version;
+//! observe it there; restart the workloads; wait for the overlap; revoke the old credential.
+//!
+//! Invariants: no credential is revoked that the target holds, or may still come to hold by a write
+//! whose outcome is not known; none is made without a recorded name; a credential that another
+//! party has put into the target is adopted, and not overwritten before its time.
 
 mod beside;
 mod decide;
@@ -26,68 +27,72 @@ pub use decide::{decide, told};
 pub use deletion::left_behind;
 pub use term::Term;
 
-/// Seconds since the epoch, by the clock of the issuer.
+/// Seconds: a time since the epoch, by the clock of the issuer, or a duration.
 pub type Seconds = i64;
 
-/// Credentials to be revoked beyond which none is made: somebody must look first.
+/// Number of credentials to be revoked at which no other is made: a person must act first.
 const MOST_PREVIOUS: usize = 16;
 /// First and longest pause after a failure.
 const FIRST_RETRY: Seconds = 5;
 const LAST_RETRY: Seconds = 600;
-/// The longest pause after one of revoking: it may have leaked, and nobody tells when a right is given.
+/// Longest pause after a failed revocation. It is short, because the credential may have leaked and
+/// no event reports that a right was granted.
 const LAST_REVOKE: Seconds = 120;
-/// When a target that tells nothing is looked at again.
+/// Pause before a target that could not be read is read again.
 const LOOK_AGAIN: Seconds = 30;
-/// For so long a credential is left to whoever may have it in hand.
+/// Time in which another process may still hold a pending credential in its memory: it is not
+/// abandoned before that.
 const IN_OTHER_HANDS: Seconds = 15;
-/// A write that was sent so long ago has been answered, one way or the other.
+/// Time after which a write that was sent has surely been answered, by success or failure.
 const SURELY_ANSWERED: Seconds = 120;
 
-/// What is to be done, with defaults for what the spec leaves out.
+/// Plan of a rotation: its spec, with defaults for unset fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// What new credentials are called, but for their number.
+    /// Prefix of the names of new credentials. A dash and a number follow.
     pub prefix: String,
-    /// Where they come from. `None`: the target is only watched.
+    /// Source of new credentials. `None`: the target is only watched.
     pub source: Option<Issuer>,
-    /// Lifetime that new ones are asked for.
+    /// Lifetime that is requested for new credentials, in seconds.
     pub lifetime: Seconds,
-    /// Lifetime of one whose end is not known.
+    /// Lifetime that is assumed for a credential without a known expiry, in seconds.
     pub presumed: Seconds,
-    /// When they are replaced.
+    /// Schedule of the replacement.
     pub schedule: schedule::Schedule,
-    /// For how long both are to work.
+    /// Time for which the old credential stays valid beside the new one, in seconds.
     pub overlap: Seconds,
-    /// Whether workloads are told.
+    /// Whether workloads are restarted for a new credential.
     pub tells: bool,
-    /// Whether a deletion revokes what is published.
+    /// Whether a deletion of the TokenRotation revokes the published credential.
     pub revokes: bool,
-    /// When its deletion was asked for, if it was.
+    /// Time of the request to delete the TokenRotation, if there is one.
     pub deleting: Option<Seconds>,
-    /// The requests that are on it.
+    /// Requests in the annotations of the TokenRotation.
     pub requests: Requests,
 }
 
-/// What is special about where credentials come from and go to.
+/// Properties of the source and the target that change the steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Issuer {
-    /// A credential can be read again by whoever made it.
+    /// Whether the maker of a credential can read it a second time.
     pub readable: bool,
-    /// The issuer deletes what the target no longer names: the old one stays in it for a while.
+    /// Whether the issuer deletes a credential that the target no longer names. If so, the target
+    /// keeps the old one beside the new one for the overlap.
     pub prunes: bool,
 }
 
-/// Requests by annotation. Each new value is one.
+/// Requests by annotation. Each new value is a new request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// Replace it now.
+    /// Value of the request to replace the credential now.
     pub rotate: Option<String>,
-    /// The same, and revoke the old one as soon as the new one is published.
+    /// Value of a report of a leak: replace the credential now, and revoke the old one as soon as
+    /// the new one is published.
     pub leaked: Option<String>,
 }
 
 impl Requests {
-    /// What of these was not carried out yet.
+    /// Requests that are not carried out yet.
     fn beyond(&self, done: &Self) -> Self {
         let new = |asked: &Option<String>, done: &Option<String>| {
             asked.clone().filter(|asked| !asked.is_empty() && Some(asked) != done.as_ref())
@@ -100,240 +105,244 @@ impl Requests {
     }
 }
 
-/// What is recorded.
+/// Record of a rotation, as its status stores it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// The number of the last credential that was named.
+    /// Number of the last credential that was named.
     pub serial: u64,
-    /// What the target was last seen to hold.
+    /// Credential that the target was last observed to hold.
     pub current: Option<Current>,
-    /// What is on its way there.
+    /// Credential that is being made or published.
     pub pending: Option<Pending>,
-    /// What is to be revoked.
+    /// Credentials that are to be revoked.
     pub previous: Vec<Old>,
-    /// The credential that workloads were told of.
+    /// Name of the last credential for which the workloads were restarted.
     pub told: Option<String>,
     /// Requests that were carried out.
     pub done: Requests,
-    /// Failures in a row, and when it is tried again.
+    /// Failures in a row.
     pub failures: u32,
-    /// When it is tried again.
+    /// Time of the next try.
     pub retry_after: Option<Seconds>,
-    /// When a new one was last published.
+    /// Time of the last publication.
     pub last_rotation: Option<Seconds>,
-    /// What came of it last.
+    /// Result of the last step.
     pub last_result: Option<String>,
 }
 
 /// A credential in the target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Current {
-    /// Its name; may be empty for somebody else's.
+    /// Name of the credential. May be empty if another party made it.
     pub name: String,
-    /// By what it is known again. Empty for one that is only watched.
+    /// SHA-256 of the credential. Empty for one that is only watched.
     pub hash: String,
-    /// Whether it was made here.
+    /// Whether the operator made the credential.
     pub ours: bool,
-    /// Since when it works, or was seen.
+    /// Time since which the credential is valid, or was observed.
     pub issued: Seconds,
-    /// When it ends, if it says so.
+    /// Expiry. `None`: none, or the credential does not state it.
     pub expires: Option<Seconds>,
-    /// Whether its issuer keeps it alive by itself: it is not replaced unless that is asked for.
+    /// Whether the issuer itself keeps the credential alive. If so, it is only replaced on request.
     pub kept_alive: bool,
 }
 
-/// A credential on its way.
+/// A credential that is being made or published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
-    /// Its name.
+    /// Name of the credential.
     pub name: String,
-    /// Since when it is on its way.
+    /// Time at which its name was recorded.
     pub since: Seconds,
-    /// What it is for.
+    /// Requests that it fulfils. Empty: it was due.
     pub requests: Requests,
-    /// Set before it is published, anew for each attempt.
+    /// Publication that may be under way: recorded before each attempt.
     pub publishing: Option<Publishing>,
 }
 
 /// A publication that may be under way.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Publishing {
-    /// What is published.
+    /// Credential that is published.
     pub made: Made,
-    /// The version of the target that it replaces; empty for none.
+    /// Version of the target that it replaces. Empty: there is no target yet.
     pub replaces: String,
 }
 
-/// What is known of a credential that was made.
+/// Hash and times of a credential that was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Made {
-    /// By what it is known again.
+    /// SHA-256 of the credential.
     pub hash: String,
-    /// From when it works, by the issuer's clock.
+    /// Time since which it is valid, by the issuer's clock.
     pub issued: Seconds,
-    /// When it ends.
+    /// Expiry, if it has one.
     pub expires: Option<Seconds>,
 }
 
 /// A credential that is to be revoked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Old {
-    /// Its name.
+    /// Name of the credential.
     pub name: String,
-    /// By what it is known again, if anybody but its maker can have it.
+    /// SHA-256 of the credential. `None`: not known, because it was never published or was only
+    /// found by its name.
     pub hash: Option<String>,
-    /// When. `None`: so long after workloads were told of the new one.
+    /// Time of the revocation. `None`: the overlap begins only when the workloads were restarted
+    /// for the new one.
     pub after: Option<Seconds>,
-    /// The version of the target that it may still replace.
+    /// Version of the target that it may still replace, by a write whose outcome is not known.
     pub replaces: Option<String>,
-    /// How often that has failed.
+    /// Number of failed revocations.
     pub failures: u32,
 }
 
-/// What is seen now.
+/// State that is observed now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// The time, by the clock of the issuer.
+    /// Current time, by the clock of the issuer.
     pub now: Seconds,
-    /// The target.
+    /// State of the target.
     pub target: Target,
-    /// The names of those made here that are there. `None`: not known.
+    /// Names of the credentials that the operator made and that still exist. `None`: not known.
     pub existing: Option<Vec<String>>,
-    /// What whoever carries this out has in hand.
+    /// Credential that this process has in memory.
     pub hand: Option<Hand>,
     /// Reason why the target is unknown.
     pub unknown: Unknown,
 }
 
-/// Why a target is unknown.
+/// Reason why a target is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unknown {
-    /// There was no answer. One may come.
+    /// No answer came. One may come later.
     #[default]
     Silent,
-    /// There was an answer that lasts, such as 403: nothing can be read, and nothing revoked.
+    /// The answer is lasting, such as 403: nothing can be read or revoked.
     Barred,
-    /// The same about the target alone: what was made for it is known, and can be revoked.
+    /// The answer is lasting, but only for the target: credentials that were made for it are known,
+    /// and can be revoked.
     TargetBarred,
 }
 
-/// A target.
+/// State of a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Target {
-    /// It could not be read, and tells nothing.
+    /// The target could not be read.
     #[default]
     Unknown,
-    /// There is none, and it may be made.
+    /// The target does not exist, and may be created.
     Absent,
-    /// It is there and cannot be written without harm, as the text says.
+    /// The target does not hold what the spec names, or a write would do harm. The text is the
+    /// reason.
     Unfit(String),
-    /// It is there.
+    /// The target exists, and could be read.
     There {
-        /// Its version.
+        /// Version of the target (resourceVersion).
         version: String,
-        /// What the consumer would use.
+        /// Credential that the consumer would use.
         holds: Option<Held>,
-        /// The hashes of all else that is in it.
+        /// Hashes of all other credentials in the target.
         beside: Vec<String>,
-        /// The hash of the one that was kept in it when it was replaced.
+        /// Hash of the replaced credential that the target keeps beside the one in use.
         kept: Option<String>,
     },
 }
 
-/// A credential in a target, by what it says of itself.
+/// A credential in a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// By what it is known again.
+    /// SHA-256 of the credential.
     pub hash: String,
-    /// What it is called.
+    /// Name and times of the credential.
     pub says: super::token::Says,
-    /// Whether nothing is known of it but its name: whether it works is not known, nor when it ends.
+    /// Whether only the name is known, and neither the validity nor the expiry.
     pub is_unseen: bool,
-    /// Whether its issuer has listed the tokens among which it would be, and it is not there: it is gone, or another
-    /// user's.
+    /// Whether the credential is missing in the list of tokens that the issuer returned: it is
+    /// gone, or belongs to another user.
     pub is_missing: bool,
-    /// State that its issuer gives now, if it was asked and knows it.
+    /// State that the issuer gives now. `None`: the issuer was not asked, or does not know the
+    /// credential.
     pub term: Option<Term>,
 }
 
-/// A credential that only whoever carries this out has.
+/// A credential that only this process has, in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hand {
-    /// The name by which it was, or is to be, made.
+    /// Name under which it was made, or is to be made.
     pub name: String,
-    /// What came of that.
+    /// Hash and times. `None`: it is not made yet.
     pub made: Option<Made>,
-    /// Whether it was seen to work where it will be used.
+    /// Whether it was accepted where it will be used.
     pub verified: bool,
 }
 
-/// What is next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// Record this, if nobody else has recorded anything meanwhile. What it means is for people.
+    /// Write this record, if no other process has written one meanwhile. The change is for people.
     Write(Change, Box<Record>),
-    /// Make the credential by that name, or read it again where that can be done.
+    /// Make the credential with this name, or read it again where that is possible.
     Mint(String),
-    /// Try out what is in hand, where it will be used.
+    /// Test the credential in memory where it will be used.
     Verify,
-    /// Write what is in hand into the target, if that is the recorded version. `keep`: with what is
-    /// there now beside it.
+    /// Write the credential in memory into the target, if the target has the recorded version.
     Publish {
-        /// Keep the old one in it.
+        /// Whether the old credential stays in the target, beside the new one.
         keep: bool,
     },
-    /// Have workloads read the target anew.
+    /// Restart the workloads that must read the new credential.
     Tell,
-    /// Take the old one, which was kept beside the new one, out of the target.
+    /// Remove the kept old credential from the target.
     DropOld,
-    /// Revoke the credential by that name, if it is there.
+    /// Revoke the credential with this name, if it exists.
     Revoke(String),
-    /// Nothing holds what is being deleted any more.
+    /// Complete the deletion: remove the TokenRotation's finalizer.
     Finish,
-    /// Nothing, until then at the latest.
+    /// Do nothing, until this time at the latest. `None`: until an event.
     Wait(Option<Seconds>),
 }
 
-/// What a record says that the one before did not.
+/// Difference of a record to the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// What will be made.
+    /// A credential was named, and will be made.
     Named,
-    /// That it is about to be published.
+    /// A credential is about to be published.
     Publishing,
-    /// That it was.
+    /// A credential was published.
     Published,
-    /// What somebody else has put there.
+    /// A credential of another party was adopted.
     Adopted,
-    /// The issuer has given the one in the target another end.
+    /// The issuer has changed the expiry of the credential in the target.
     Retimed,
-    /// That one is not wanted any more.
+    /// A credential is not wanted any more.
     Abandoned,
-    /// That there is one that nobody knew of.
+    /// A credential was found that no record named.
     Found,
-    /// That workloads were told.
+    /// Workloads were restarted.
     Told,
-    /// That one is gone.
+    /// A credential was revoked, or is gone.
     Revoked,
 }
 
 /// A step that can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Make one.
+    /// Make a credential.
     Mint,
-    /// Try it out.
+    /// Test it where it will be used.
     Verify,
     /// Publish it.
     Publish,
-    /// Tell workloads.
+    /// Restart workloads.
     Tell,
-    /// Revoke the old one.
+    /// Revoke the old credential.
     Revoke,
 }
 
 impl Step {
-    /// The word for it in statuses, Events and metrics.
+    /// Name of the step in statuses, Events and metrics.
     pub fn word(self) -> &'static str {
         match self {
             Self::Mint => "Mint",
@@ -344,39 +353,39 @@ impl Step {
         }
     }
 
-    /// Every one.
+    /// All steps, in their order.
     pub const ALL: [Self; 5] = [Self::Mint, Self::Verify, Self::Publish, Self::Tell, Self::Revoke];
 }
 
 impl Record {
-    /// Whether something has failed, and was not done since.
+    /// Whether a step has failed and was not done since.
     pub fn has_failed(&self) -> bool {
         self.last_result.as_ref().is_some_and(|result| result.starts_with("Failed"))
     }
 
-    /// Whether what is on its way was asked for, and not only due.
+    /// Whether the pending credential was requested, and not only due.
     pub fn is_asked(&self) -> bool {
         self.pending.as_ref().is_some_and(|pending| !pending.requests.is_none())
     }
 
-    /// Whether the issuer keeps what the target holds alive by itself.
+    /// Whether the issuer itself keeps the credential in the target alive.
     pub fn is_kept_alive(&self) -> bool {
         self.current.as_ref().is_some_and(|current| current.kept_alive)
     }
 
-    /// Whether so many wait to be revoked that no other is made.
+    /// Whether too many credentials wait for revocation, so that no other is made.
     pub fn is_stuck(&self) -> bool {
         self.previous.len() >= MOST_PREVIOUS
     }
 }
 
-/// What is recorded when a step has failed. What was made and never published is not wanted any
-/// more; what may have been is kept, until it is known.
+/// Record after a failed step. A failure to make or test abandons the pending credential. A failure
+/// to publish keeps it, because its write may still have succeeded.
 pub fn failed(plan: &Plan, record: &Record, step: Step, name: &str, now: Seconds) -> Record {
     let mut next = record.clone();
     next.last_result = Some(format!("Failed {}", step.word()));
     if step == Step::Revoke {
-        // The others go on meanwhile.
+        // The other credentials are revoked meanwhile.
         for old in next.previous.iter_mut().filter(|old| old.name == name) {
             old.failures = old.failures.saturating_add(1);
             old.after = Some(now + pause(old.failures).min(LAST_REVOKE));
@@ -391,12 +400,13 @@ pub fn failed(plan: &Plan, record: &Record, step: Step, name: &str, now: Seconds
     next
 }
 
-/// The pause after so many failures in a row, before it is cut off.
+/// Pause after this number of failures in a row, before the caller limits it.
 fn pause(failures: u32) -> Seconds {
     FIRST_RETRY << failures.saturating_sub(1).min(10)
 }
 
-/// Time at which the credential is replaced. `None`: there is none, or it is only watched, or kept alive.
+/// Time at which the credential is replaced. `None`: there is none, or it is only watched or kept
+/// alive by its issuer.
 pub fn due(plan: &Plan, record: &Record) -> Option<schedule::Due> {
     let current = record.current.as_ref().filter(|current| !current.kept_alive)?;
     plan.source?;

@@ -1,7 +1,7 @@
-//! A token, and what it says of itself without anybody being asked.
+//! A token, and the claims in it, read without a request.
 //!
-//! Invariants: its text is shown by nothing but [`Token::reveal`], and is wiped from memory when it
-//! is dropped; a name is only taken from where names are, never from the secret part.
+//! Invariants: only [`Token::reveal`] shows the text, which is wiped from memory when it is
+//! dropped; a name is only read from the part that holds names, never from the secret part.
 
 use std::fmt::{self, Write as _};
 
@@ -13,35 +13,35 @@ use zeroize::Zeroizing;
 
 use super::rotation::Seconds;
 
-/// Longest name that is told.
+/// Longest name that is reported, in bytes.
 const LONGEST_NAME: usize = 253;
-/// The end of the year 9999: later ends are none.
+/// End of the year 9999. A later time counts as none.
 const LAST_END: Seconds = 253_402_300_799;
-/// How names of a Rancher's tokens begin.
+/// Prefixes of the names of a Rancher's tokens.
 const RANCHER: [&str; 3] = ["kubeconfig-", "token-", "ext/"];
 
-/// A secret.
+/// Secret text of a token.
 #[derive(Clone)]
 pub struct Token(Zeroizing<String>);
 
 impl Token {
-    /// Keeps the text, without white space around it.
+    /// Stores the text without white space around it.
     pub fn new(text: String) -> Self {
         let text = Zeroizing::new(text);
         Self(Zeroizing::new(text.trim().to_owned()))
     }
 
-    /// The text itself.
+    /// Text of the token.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// SHA-256 in hexadecimal: by it a token is known again without being kept.
+    /// SHA-256 of the token in hexadecimal. It identifies a token that is not stored.
     pub fn hash(&self) -> String {
         hash(self.0.as_bytes())
     }
 
-    /// What it says of itself. Nothing of it is proven.
+    /// Name and times that the token states. They are not verified.
     pub fn says(&self) -> Says {
         claims(&self.0).map_or_else(|| opaque(&self.0), |claims| of_claims(&claims))
     }
@@ -53,18 +53,18 @@ impl fmt::Debug for Token {
     }
 }
 
-/// What a token says of itself.
+/// Name and times of a token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Says {
-    /// What it is called. Empty: nothing that may be told.
+    /// Name of the token. Empty: it has none that may be reported.
     pub name: String,
-    /// From when it works.
+    /// Time since which the token is valid.
     pub issued: Option<Seconds>,
-    /// When it ends.
+    /// Expiry of the token.
     pub expires: Option<Seconds>,
 }
 
-/// SHA-256 in hexadecimal.
+/// SHA-256 of bytes in hexadecimal.
 pub fn hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
@@ -72,7 +72,7 @@ pub fn hash(bytes: &[u8]) -> String {
     })
 }
 
-/// The claims of a JSON Web Token.
+/// Claims of a JSON Web Token.
 fn claims(token: &str) -> Option<Value> {
     let mut parts = token.split('.');
     let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
@@ -96,7 +96,8 @@ fn of_claims(claims: &Value) -> Says {
     Says { name: name.unwrap_or_default().to_owned(), issued: time("iat"), expires: time("exp") }
 }
 
-/// Names of a Rancher's tokens are before the colon, its secrets after it.
+/// Name of an opaque token. Rancher's tokens have the name before the colon and the secret after
+/// it.
 fn opaque(token: &str) -> Says {
     let name = token.split_once(':').map(|(name, _)| name);
     let name = name.filter(|name| RANCHER.iter().any(|prefix| name.starts_with(prefix)));

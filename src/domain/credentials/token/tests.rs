@@ -1,4 +1,4 @@
-//! Tokens of every kind that is met.
+//! Tests of all kinds of tokens.
 
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::json;
@@ -41,7 +41,7 @@ fn of_a_ranchers_token_only_the_name_is_told() {
     }
 }
 
-/// A name that is no name is not told: it may be anything, and long.
+/// An invalid name is not reported: it may be any text, and long.
 #[test]
 fn what_makes_no_sense_is_left_out() {
     for name in [json!("Not A Name"), json!("x".repeat(300)), json!(7), json!("a\nb")] {

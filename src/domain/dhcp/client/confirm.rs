@@ -21,7 +21,8 @@ const ALONE: u32 = 2;
 const BEFORE_OTHERS_GRANT: u32 = 2;
 /// Questions to all before another server's refusal counts, after T2.
 const BEFORE_OTHERS_REFUSE: u32 = 3;
-/// Questions after a restart, over about a minute. Then the lease goes on with its old times.
+/// Questions after a restart, over about a minute. After them the lease continues with its old
+/// times.
 const AFTER_RESTART: u32 = 4;
 /// Questions whose answers are accepted: an answer may arrive after the next question.
 const REMEMBERED: usize = 4;

@@ -1,11 +1,11 @@
 //! An address that is kept after its lease has ended without an answer, where the network's
 //! `onLeaseLoss` is `Keep`.
 //!
-//! RFC 2131, 4.4.5 requires a client to stop using it. But a guest goes on announcing the address
-//! in any case, and an absent DHCP server is likelier than an address that is granted twice, so
-//! uninterrupted traffic is worth more. The client goes on asking servers. The address is lost when
-//! a server refuses it, or when the lease's own server offers another. Invariant: two questions
-//! after two hosts have the address, it is lost.
+//! RFC 2131, 4.4.5 requires a client to stop using it. But a guest continues to announce the
+//! address in any case, and an absent DHCP server is likelier than an address that is granted
+//! twice, so uninterrupted traffic is worth more. The client continues to ask servers. The address
+//! is lost when a server refuses it, or when the lease's own server offers another. Invariant: the
+//! address is lost two questions after two hosts have it.
 
 use super::super::{Lost, Mac, Trouble};
 use super::announcing::{Announced, Look, Subject};

@@ -5,8 +5,8 @@
 //! so that a flood of frames makes no flood; on any input, a lease that is over is given up
 //! first; a fresh address may be used only after its record was written ([`Client::recorded`]).
 //!
-//! Times are offsets on one clock that cannot be set and goes on while the host sleeps
-//! (`CLOCK_BOOTTIME`); if it seems to run backwards, it counts as standing still.
+//! Times are offsets on one clock that cannot be set and runs on while the host sleeps
+//! (`CLOCK_BOOTTIME`); if it seems to run backwards, it counts as stopped.
 
 mod acquire;
 mod announcing;

@@ -1,6 +1,6 @@
 //! A lease: the grant, and the times at which it is renewed, rebound and over.
 //!
-//! Times are offsets on one clock that cannot be set and goes on while the host sleeps. A lease
+//! Times are offsets on one clock that cannot be set and runs on while the host sleeps. A lease
 //! counts from when it was requested, not from when the answer came. Invariants: granted < T1 < T2
 //! < end, T1 and T2 at least a second after `granted`, so no loop can spin on them.
 

@@ -187,7 +187,7 @@ impl Book {
         true
     }
 
-    /// Removes a pool. LoadBalancers that held an address there go on publishing it, and no other
+    /// Removes a pool. LoadBalancers that held an address there continue to publish it, and no other
     /// pool gives it out.
     pub fn remove_pool(&mut self, name: &str) {
         if let Some(pool) = self.take_out(name) {

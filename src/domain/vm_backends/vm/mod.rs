@@ -26,7 +26,7 @@ pub struct Vm {
     pub phase: Phase,
     /// State of its `Ready` condition.
     pub ready: Readiness,
-    /// Whether it is paused: its processors stand still.
+    /// Whether it is paused: its processors are stopped.
     pub paused: bool,
     /// Whether it is being deleted.
     pub deleting: bool,

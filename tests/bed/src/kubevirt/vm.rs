@@ -95,9 +95,9 @@ pub struct Vm {
     pub phase: Phase,
     /// The condition `Ready`; `None` leaves it out.
     pub ready: Option<Ready>,
-    /// Whether the condition `Paused` is there, which is never false.
+    /// Whether the condition `Paused` exists; it is never false.
     pub paused: bool,
-    /// Whether the condition `AgentConnected` is there, which is never false.
+    /// Whether the condition `AgentConnected` exists; it is never false.
     pub agent: bool,
     /// `status.migrationState`.
     pub migration: Option<Value>,

@@ -1,9 +1,9 @@
 //! A stand-in for a Rancher server, over real HTTPS on loopback: the behaviour of Rancher's API for
 //! tokens and for cloud credentials for Harvester.
 //!
-//! **It is no Rancher.** It does what was seen of a Rancher, or read of one, and nothing else;
-//! behaviour of Rancher that is not written down here is missing. State is in memory. The clock
-//! runs with the machine's until a test moves it, so a year takes as long as its requests.
+//! **It is no Rancher.** It does what was observed of a Rancher, or read in its source, and nothing
+//! else; behaviour that is not listed here is missing. State is in memory. The clock runs with the
+//! machine's until a test moves it, so a year takes as long as its requests.
 //!
 //! # Behaviour, by version and source
 //!
@@ -12,47 +12,47 @@
 //!
 //! | behaviour | versions | source |
 //! |---|---|---|
-//! | v3 tokens: 201 with `token` once, `ttl` in ms, `expiresAt` empty in that answer; `name:secret`; a name, PUT and `?current` do nothing | all | seen |
-//! | lifetime of a v3 token: 0 and negative become the maximum, more is clamped without an error | to 2.15 | read |
-//! | the same, 0 becoming the default; -1 is dead from birth; maximum 0 | main | seen |
-//! | a `ttl` that is no number: 422 | all | seen on main |
-//! | expiry: the whole second of creation + `ttl` has passed; 0 is never | all | seen on main |
-//! | another `ttl` in a v3 token's object counts at once; the controller undoes it only when the content changes | all | seen on main; the second: read |
+//! | v3 tokens: 201 with `token` once, `ttl` in ms, `expiresAt` empty in that answer; form `name:secret`; a requested name, PUT and `?current` have no effect | all | seen |
+//! | lifetime of a v3 token: 0 and negative values become the maximum, larger values are clamped without an error | to 2.15 | read |
+//! | lifetime of a v3 token: 0 becomes the default; with maximum 0, -1 is expired when issued | main | seen |
+//! | a `ttl` that is not a number: 422 | all | seen on main |
+//! | expiry: when the whole second of creation + `ttl` has passed; 0: never | all | seen on main |
+//! | a changed `ttl` in a v3 token's object applies at once; the controller resets it only when the content changes | all | seen on main; the reset: read |
 //! | purge of expired tokens at each start and hourly | all | seen (start), read (hourly) |
-//! | only one's own tokens, an administrator's too; others' are 404 | all | seen on main |
-//! | a dead, wrong, disabled or unknown token: 401 on /v3 (own form) and on `local`, 403 naming `system:unauthenticated` on every other cluster, be there one or not | all | seen on main |
+//! | users see only their own tokens, administrators too; others' tokens are 404 | all | seen on main |
+//! | an expired, wrong, disabled or unknown token: 401 on /v3 (own form) and on `local`, 403 naming `system:unauthenticated` on every other cluster, existing or not | all | seen on main |
 //! | no header: 200 for /version, 401 with text for the rest of the Kubernetes API | all | seen on main |
-//! | a token for one cluster: 200 there and on /v3/clusters/<it>; 401 on /v3/tokens, on ext.cattle.io and, if it is for another, on `local` | all | seen on main |
-//! | a cluster without agent 503, unknown 404, of others 403 | all | seen on main; an unknown one for a plain user: assumed |
+//! | a token for one cluster: 200 there and on /v3/clusters/<it>; 401 on /v3/tokens, on ext.cattle.io and, if it is for another cluster, on `local` | all | seen on main |
+//! | a cluster without agent 503, an unknown one 404, another user's 403 | all | seen on main; an unknown one for a plain user: assumed |
 //! | a cluster before Kubernetes 1.28 has no SelfSubjectReview: 404 | all | read: Kubernetes serves no beta kind by default; Harvester 1.3.0 is 1.27.10 |
 //! | SelfSubjectReview names the user | all | seen on `local`; on another cluster: assumed |
 //! | SelfSubjectAccessReview: 201 with `allowed`, true with a reason, for an administrator on `local`, false for a plain user | all | seen on main; for another cluster's members: RBAC as Kubernetes has it |
 //! | the namespaces of a cluster that its user may see, below `/v1` there | all | read: the UI chooses the machines' namespace from them (harvester.vue) |
-//! | and the token in `requesttokenid` | from 2.11 | the same; since when: read (authenticate.go of v2.8.5 to v2.10.3) |
+//! | SelfSubjectReview names the token too, in `requesttokenid` | from 2.11 | seen on `local`; on another cluster: assumed; the version: read (authenticate.go of v2.8.5 to v2.10.3) |
 //! | generateKubeconfig: `kubeconfig-<user>xxxxx`, description "Kubeconfig token", lifetime by kubeconfig-default, clamped by auth-token-max | to 2.15 | read |
-//! | the same, clamped by kubeconfig-max; 0 and 0 give a dead token | main | seen |
+//! | generateKubeconfig: lifetime clamped by kubeconfig-max; 0 and 0 give an expired token | main | seen |
 //! | `lastUsedAt` by the second | all | seen on main |
 //! | token-hashing: the secret of a new token is stored as `$3:1:…` | all | seen on main |
-//! | ext tokens: `ext/name:secret`, `value` once, `bearerToken` from 2.13 on; none can be extended; deletion ends it at once; not on /v3 | from 2.12 | seen on main; since when: read and, for the first, assumed |
+//! | ext tokens: `ext/name:secret`, `value` once, `bearerToken` from 2.13 on; the lifetime cannot be extended; deletion ends it at once; not on /v3 | from 2.12 | seen on main; the versions: read and, for the first, assumed |
 //! | below ext.cattle.io before it has the kind: 403 for a plain user, whose role does not name it, 404 for an administrator | to 2.11 (tokens), to 2.13 (kubeconfigs) | read: steve's proxy of `/apis`, role_data.go of v2.8.5 to v2.12.3 |
-//! | the aggregated API without an endpoint: 503 `service unavailable` as plain text; /v3 answers on | all | seen on main, for 15 to 30 s after each start |
-//! | an ingress whose backend is gone: 404 or 502 as a page in HTML ([`crate::proxy::Verdict::Page`]) | all | seen of ingress-nginx |
+//! | the aggregated API without an endpoint: 503 `service unavailable` as plain text; /v3 still answers | all | seen on main, for 15 to 30 s after each start |
+//! | an ingress without a backend: 404 or 502 as a page in HTML ([`crate::proxy::Verdict::Page`]) | all | seen of ingress-nginx |
 //! | ext kubeconfigs with a `ttl` in s; bound is kubeconfig-default to 2.15, kubeconfig-max on main | from 2.14 | seen on main, read |
-//! | what is in them, and in the UI's credentials: a v3 token before 2.15, an ext token since | | read, seen on main |
-//! | /v3/tokens is gone | none; [`Rancher::retire_v3_tokens`] | assumed: it has been announced; how it will answer is not known |
-//! | cloudCredentials: the Secret's form, white space stripped, 422 without a config, 403 for others' | all | seen on main |
-//! | the list shows one's own, an administrator all, of each driver; 3,000 at most, and says whether that is all | all | assumed, but for the bound: read |
-//! | the API notes the first token's end in `rancher.io/expiration-timestamp` | 2.11 (from 2.9.3) | read |
-//! | the API refuses tokens that are unknown or in use (500), and takes expired ones | from 2.12 | seen on main |
-//! | the controller: finalizer, `ttl` 0 and owner for each `kubeconfig-u-`/`kubeconfig-user-` token of the content, end of those that it no longer names, checksum; 30 to 90 ms after a change | from 2.12 | seen on main; to 2.15: read |
-//! | other kinds of token in a content: not extended, not owned; the previous one ends all the same | from 2.12 | seen on main |
-//! | a content that names an unknown token: nothing is done, again and again | from 2.12 | seen on main |
-//! | two `users` entries: both tokens are kept | from 2.12 | seen on main |
-//! | a Secret with a content and no annotations: the server ends, at each start again | from 2.12 | seen on main |
+//! | tokens in ext kubeconfigs, and in the UI's credentials: v3 before 2.15, ext since | | read, seen on main |
+//! | /v3/tokens is gone | none; [`Rancher::retire_v3_tokens`] | assumed: the removal is announced; the later answer is not known |
+//! | cloudCredentials: the Secret's form, white space stripped, 422 without a config, 403 for another user's | all | seen on main |
+//! | the list has the user's own credentials, for an administrator all, of each driver; 3,000 at most, and reports whether it is complete | all | assumed, except the bound: read |
+//! | the API records the end of the first token in `rancher.io/expiration-timestamp` | 2.11 (from 2.9.3) | read |
+//! | the API refuses unknown tokens and tokens in use (500), and accepts expired ones | from 2.12 | seen on main |
+//! | the controller: finalizer, `ttl` 0 and owner for each `kubeconfig-u-`/`kubeconfig-user-` token of the content, end of those that the content no longer names, checksum; 30 to 90 ms after a change | from 2.12 | seen on main; to 2.15: read |
+//! | other kinds of token in a content: not extended, not owned; the previous token ends nevertheless | from 2.12 | seen on main |
+//! | a content that names an unknown token: no change, at each retry | from 2.12 | seen on main |
+//! | two `users` entries: both tokens stay | from 2.12 | seen on main |
+//! | a Secret with a content and no annotations: the server's process ends, at each start again | from 2.12 | seen on main |
 //! | annotations without a creator: the controller does the same (finalizer, `ttl` 0, checksum) | from 2.12 | seen on main |
 //! | a deleted credential's tokens end with it | from 2.12 | seen on main |
 //! | the Secret through /k8s/clusters/local: its creator may get, patch and delete it, and not list; a patch with another resourceVersion is refused | all | seen on main; before 2.12: read |
-//! | /cacerts: the authority as text, with a line break at its end, to a caller without token too | all | read: cacerts.go |
+//! | /cacerts: the authority as text, with a final line break, also for a caller without a token | all | read: cacerts.go |
 //! | Date header: the server's time | all | assumed: HTTP asks for it, and Go writes it |
 
 mod answer;
@@ -249,7 +249,7 @@ impl Rancher {
         self.shared.with(|world| world.stand(at));
     }
 
-    // ---- who and what is there -----------------------------------------------------------
+    // ---- users and objects ---------------------------------------------------------------
 
     /// Adds a user: an administrator's name begins with `user-`, another's with `u-`.
     pub fn user(&self, admin: bool) -> String {
@@ -286,7 +286,7 @@ impl Rancher {
         });
     }
 
-    /// Makes a cluster one of Kubernetes before 1.28, without SelfSubjectReview.
+    /// Removes SelfSubjectReview from a cluster, as in Kubernetes before 1.28.
     pub fn without_reviews(&self, id: &str) {
         self.shared.with(|world| {
             if let Some(cluster) = world.clusters.get_mut(id) {
@@ -325,7 +325,7 @@ impl Rancher {
         })
     }
 
-    /// Makes such a token for one cluster only.
+    /// Makes a v3 token that is valid for one cluster only.
     pub fn scoped_key(&self, user: &str, ttl: i64, cluster: &str) -> String {
         self.shared.with(|world| {
             let blank = world.blank(Kind::V3, user, world.token_ttl(ttl), "");

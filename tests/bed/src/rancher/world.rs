@@ -294,7 +294,7 @@ impl World {
         }
     }
 
-    // ---- who asks ------------------------------------------------------------------------
+    // ---- senders of requests -------------------------------------------------------------
 
     /// Name of the token of a bearer text, if it is accepted.
     pub(super) fn holder(&self, bearer: &str) -> Option<String> {

@@ -119,7 +119,7 @@ async fn an_address_is_published_once_there_is_an_endpoint() {
     let how = Announcing { serving_only: true, ..Announcing::default() };
     let _later = Announcer::start(bed.admin(), how);
     world.publishes("early", "192.168.1.63").await;
-    assert_eq!(world.published("leased").await.unwrap(), "192.168.1.77", "nothing serves");
+    assert_eq!(world.published("leased").await.unwrap(), "192.168.1.77", "no endpoint serves");
     world.slice("leased", Some(true)).await;
     world.publishes("leased", "192.168.1.64").await;
     bed.stop().await.unwrap();

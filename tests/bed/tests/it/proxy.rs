@@ -154,7 +154,7 @@ async fn freezes_what_is_open(setup: &Setup) {
     // Neither an event nor an end. A bookmark may have come before.
     let word = async { while let Some(Ok(WatchEvent::Bookmark(_))) = events.next().await {} };
     let silence = tokio::time::timeout(Duration::from_secs(1), word).await;
-    assert!(silence.is_err(), "the watch goes on, or has ended");
+    assert!(silence.is_err(), "the watch has continued or ended");
     let mut new = pin!(setup.maps.watch(&only, "0").await.unwrap());
     let added = async {
         while let Some(event) = new.try_next().await.unwrap() {

@@ -1,4 +1,4 @@
-//! One TokenRotation for all cloud credentials of an API key's user, and for the key.
+//! A single TokenRotation for the API key and for all cloud credentials of the key's user.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ const DAY: u64 = 86_400;
 const ALL: &str = "all";
 const KEYS: &str = "all-api-key";
 
-/// Makes the one object that is needed, with the API key's Secret.
+/// Creates the TokenRotation for all. The API key's Secret exists already.
 pub(super) async fn renew_all(site: &Site) -> Result<()> {
     let spec = json!({
         "source": {"rancherToken": {}}, "target": {"allCloudCredentials": {}},
@@ -38,7 +38,7 @@ pub(super) async fn renew_all(site: &Site) -> Result<()> {
 }
 
 impl Site {
-    /// The same, with Rancher's authority beside the API key.
+    /// Like [`renew_all`], with Rancher's certificate authority beside the API key.
     async fn renew_all(&self) -> Result<()> {
         let secret = json!({"stringData": {"ca.crt": self.there.ca_pem()}});
         let params = PatchParams::default();
@@ -46,14 +46,14 @@ impl Site {
         renew_all(self).await
     }
 
-    /// Every TokenRotation but that for all, by name.
+    /// Every TokenRotation except the one for all, by name.
     async fn others(&self) -> Result<BTreeMap<String, TokenRotation>> {
         let list = self.cluster.rotations().list(&ListParams::default()).await?;
         let named = list.items.into_iter().map(|one| (one.name_any(), one));
         Ok(named.filter(|(name, _)| name != ALL).collect())
     }
 
-    /// Waits until exactly these are there beside that for all.
+    /// Waits until exactly these TokenRotations exist beside the one for all.
     pub(super) async fn are(&self, names: &[&str]) -> Result<BTreeMap<String, TokenRotation>> {
         eventually(LATER, &format!("TokenRotations {names:?}"), async || {
             let others = self.others().await.map_err(|error| format!("{error:#}"))?;
@@ -65,7 +65,7 @@ impl Site {
         .await
     }
 
-    /// Waits until Ready of one is so, and says so.
+    /// Waits until `Ready` has this reason and a message with these parts, and returns the status.
     pub(super) async fn stands(
         &self,
         name: &str,
@@ -88,7 +88,7 @@ impl Site {
         .await
     }
 
-    /// The token of the current user of a cloud credential.
+    /// Token of the first user in a cloud credential.
     fn held(&self, cc: &str) -> Result<String> {
         let config: Value = serde_saphyr::from_str(&self.there.content(cc))?;
         Ok(config["users"][0]["user"]["token"].as_str().context("no token")?.to_owned())
@@ -100,7 +100,7 @@ impl Site {
         Ok(String::from_utf8(key.0)?)
     }
 
-    /// Time goes by, and the operator looks.
+    /// Advances Rancher's clock, and triggers a reconcile of each TokenRotation.
     async fn later(&self, days: u64) -> Result<()> {
         self.there.advance(Duration::from_secs(days * DAY));
         self.poke(&format!("{days} days later")).await?;
@@ -116,7 +116,7 @@ impl Site {
         Ok(())
     }
 
-    /// Waits until another token is in a cloud credential, and says which.
+    /// Waits until a cloud credential holds another token, and returns it.
     async fn renewed(&self, cc: &str, before: &str) -> Result<String> {
         let after = eventually(LATER, &format!("another token in {cc}"), async || {
             let now = self.held(cc).map_err(|error| format!("{error:#}"))?;
@@ -133,7 +133,7 @@ async fn one_object_renews_them_all_and_the_api_key() -> Result<()> {
     let site = Site::new(Version::V2_11).await?;
     let mut operator = site.cluster.standby(start()).await?;
     operator.leads().await?;
-    // The key's user sees another user's credential too.
+    // The key's user also sees another user's credential.
     let admin = site.there.user(true);
     site.give(&site.there.api_key(&admin, 0, "by hand")).await?;
     let credential = |title: &str| {
@@ -154,7 +154,7 @@ async fn one_object_renews_them_all_and_the_api_key() -> Result<()> {
     let rotated: Vec<_> = rotated.filter_map(|one| one.credential.as_deref()).collect();
     ensure!(rotated == [own.as_str()], "{rotated:?}");
 
-    // It is due after twenty days of thirty.
+    // It is due after twenty of thirty days.
     let (old, left_alone) = (site.held(&own)?, site.there.content(&theirs));
     site.later(25).await?;
     let new = site.renewed(&own, &old).await?;
@@ -162,13 +162,13 @@ async fn one_object_renews_them_all_and_the_api_key() -> Result<()> {
     ensure!((token.user.as_str(), token.cluster.as_str()) == (admin.as_str(), "c-m-prod"));
     ensure!(site.there.content(&theirs) == left_alone, "another user's was written");
 
-    // One that is made later is renewed as well.
+    // One that is created later is renewed as well.
     let late = credential("late")?;
     site.poke("late").await?;
     site.are(&[KEYS, &name(&own), &name(&late)]).await?;
     site.stands(ALL, "Current", &["2 of 2 cloud credentials and the API key"]).await?;
 
-    // Another process goes on with what there is.
+    // Another process continues with the existing ones.
     let tokens = site.there.tokens().len();
     operator.process.terminate(LATER).await?;
     let _ = site.cluster.free_lease().await;
@@ -186,11 +186,11 @@ async fn one_object_renews_them_all_and_the_api_key() -> Result<()> {
     .await?;
     let again = site.are(&[KEYS, &name(&own), &name(&late)]).await?;
     for (name, child) in &first {
-        ensure!(again[name].uid() == child.uid(), "{name} was made again");
+        ensure!(again[name].uid() == child.uid(), "{name} was created again");
     }
     ensure!(site.there.tokens().len() <= tokens + 3, "{:#?}", site.there.tokens());
 
-    // They follow what their parent says, and one whose credential is gone goes.
+    // Children follow their parent's spec. A child whose credential is gone is deleted.
     let patch = Patch::Merge(json!({"spec": {"overlapSeconds": OVERLAP + 1}}));
     site.cluster.rotations().patch(ALL, &PatchParams::default(), &patch).await?;
     let follows = i64::try_from(OVERLAP + 1)?;
@@ -217,7 +217,7 @@ async fn what_is_made_by_hand_goes_first_and_of_two_the_older_one() -> Result<()
     let before = site.published()?;
     let made = site.renewed(&site.cc, &before).await?;
 
-    // The child goes, and what it has published stays.
+    // The child is deleted, and the credential that it published stays.
     let by_hand = |name: &str| TokenRotation {
         spec: serde_json::from_value(site.spec(&[("onDelete", json!("Revoke"))]))
             .unwrap_or_default(),
@@ -232,9 +232,12 @@ async fn what_is_made_by_hand_goes_first_and_of_two_the_older_one() -> Result<()
     let parts = ["0 of 0", "TokenRotation default/prod replaces it"];
     site.stands(ALL, "Current", &parts).await?;
     ensure!(site.published()? == made && site.there.accepts(&made), "it was revoked");
-    ensure!(site.there.content(&site.cc).matches("token:").count() == 1, "one was left beside it");
+    ensure!(
+        site.there.content(&site.cc).matches("token:").count() == 1,
+        "another token is beside it"
+    );
 
-    // The younger one does nothing, and ends nothing.
+    // The younger one changes nothing and deletes nothing.
     create("spare").await?;
     site.stands("spare", "SecondRotation", &["default/prod", "the older one"]).await?;
     site.annotate_one("spare", ANNOTATION_ROTATE, "1").await?;
@@ -248,7 +251,7 @@ async fn what_is_made_by_hand_goes_first_and_of_two_the_older_one() -> Result<()
     site.are(&[KEYS, "prod"]).await?;
     ensure!(site.there.accepts(&made), "the other one's was revoked");
 
-    // It goes on where the first one ended; and without either, the child is back.
+    // It continues where the first one ended. Without either, the child is created again.
     create("spare").await?;
     site.stands("spare", "SecondRotation", &["default/prod"]).await?;
     let keep = Patch::Merge(json!({"spec": {"onDelete": "Keep"}}));
@@ -273,7 +276,7 @@ async fn with_it_its_children_go_and_nothing_stays_that_never_ends() -> Result<(
     site.are(&[KEYS, &child]).await?;
     site.stands(&child, "KeptByRancher", &[]).await?;
     site.stands(ALL, "Current", &["1 of 1"]).await?;
-    // Rancher lets the UI's token, which is kept beside the new one for a while, never end.
+    // Rancher gives the UI's token, which stays beside the new one for a while, no end.
     let ui = site.published()?;
     site.annotate_one(&child, ANNOTATION_ROTATE, "1").await?;
     site.renewed(&site.cc, &ui).await?;
@@ -316,7 +319,7 @@ async fn without_a_right_to_make_or_end_children_that_is_said() -> Result<()> {
     site.stands(ALL, "Current", &["1 of 1"]).await?;
     site.there.delete_credential(&site.cc);
     site.poke("gone").await?;
-    eventually(LATER, "word of the other right", async || {
+    eventually(LATER, "report of the other right", async || {
         let log = operator.process.log();
         anyhow::Ok(log.contains("cannot delete resource") && log.contains("tokenrotations"))
     })
@@ -326,7 +329,7 @@ async fn without_a_right_to_make_or_end_children_that_is_said() -> Result<()> {
     site.are(&[KEYS]).await.map(drop)
 }
 
-/// Writes of TokenRotations before a crash: fewer than it takes to make all children.
+/// Writes of TokenRotations before a crash: fewer than all children need.
 const MOST: usize = 3;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -356,7 +359,7 @@ async fn a_crash_between_two_children_costs_nothing() -> Result<()> {
         let _ = site.cluster.free_lease().await;
     }
     let made = site.others().await?.len();
-    ensure!(made < wanted.len(), "all {made} were made before the crash");
+    ensure!(made < wanted.len(), "all {made} were created before the crash");
     let operator = site.cluster.standby(start()).await?;
     operator.leads().await?;
     site.are(&wanted).await?;
@@ -367,7 +370,7 @@ async fn a_crash_between_two_children_costs_nothing() -> Result<()> {
     Ok(())
 }
 
-/// The children stay as they are, and the one for all says what is wrong.
+/// The children stay as they are, and the TokenRotation for all reports the cause.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_is_revoked_ends_no_child() -> Result<()> {
     let site = Site::new(Version::V2_11).await?;
@@ -384,13 +387,14 @@ async fn a_key_that_is_revoked_ends_no_child() -> Result<()> {
     site.stands(ALL, "TargetUnreadable", &refused).await?;
     site.stands(&child, "TargetUnreadable", &refused).await?;
     let again = site.are(&[KEYS, &child]).await?;
-    ensure!(first.iter().all(|(name, one)| again[name].uid() == one.uid()), "made again");
+    ensure!(first.iter().all(|(name, one)| again[name].uid() == one.uid()), "created again");
     site.give(&site.there.api_key(&site.user, 0, "another")).await?;
     site.stands(ALL, "Current", &["1 of 1 cloud credentials and the API key"]).await.map(drop)
 }
 
-/// Who may make a TokenRotation in another namespace can name any credential: with a key that may not use it that stops
-/// nothing. A credential with an odd name costs the others nothing either.
+/// A user who may create a TokenRotation in another namespace can name any credential. With a key
+/// that may not use the credential, such an object stops no other. Nor does a credential with an
+/// odd name.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_strangers_rotation_and_an_odd_name_stop_no_other() -> Result<()> {
     let site = Site::new(Version::V2_11).await?;
@@ -423,7 +427,7 @@ async fn a_strangers_rotation_and_an_odd_name_stop_no_other() -> Result<()> {
     site.are(&[KEYS, &child]).await?;
     let parts = ["1 of 2 cloud credentials and the API key are replaced", odd, "must be the name"];
     site.stands(ALL, "RenewedInPart", &parts).await?;
-    eventually(LATER, "a look at the stranger's", async || {
+    eventually(LATER, "a reconcile of the stranger's", async || {
         let status = theirs.get("squat").await?.status.unwrap_or_default();
         anyhow::Ok(
             status.conditions.iter().any(|one| one.reason.as_deref() == Some("TargetUnreadable")),

@@ -1,4 +1,4 @@
-//! Rights and owner of a token in a cloud credential, and where the API key is sent.
+//! Rights and owner of a token in a cloud credential, and the server that receives the API key.
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::ANNOTATION_RANCHER_URL;
@@ -28,7 +28,7 @@ impl Site {
         .await
     }
 
-    /// User and cluster of the token that is published.
+    /// User and cluster of the published token.
     fn whose(&self) -> Result<(String, String)> {
         let published = self.published()?;
         let name = published.split(':').next().unwrap_or_default();
@@ -37,7 +37,7 @@ impl Site {
     }
 }
 
-/// Checks of a site whose credential is looked after with the API key of the credential's owner.
+/// Checks at a site where the API key belongs to the credential's owner.
 pub(super) async fn is_least(site: &Site) -> Result<()> {
     let spec = async |spec: Value| {
         let patch = Patch::Merge(json!({"spec": spec}));
@@ -48,7 +48,7 @@ pub(super) async fn is_least(site: &Site) -> Result<()> {
     ensure!(site.whose()? == own, "{:?}", site.whose());
     let before = site.there.content(&site.cc);
 
-    // An administrator's token is not for every reader of the credential.
+    // Not every reader of the credential may have an administrator's token.
     let admin = site.there.user(true);
     site.give(&site.there.api_key(&admin, 0, "")).await?;
     let parts = ["spec.rancher.minter", admin.as_str(), site.user.as_str(), "allowOtherUser"];
@@ -69,11 +69,11 @@ pub(super) async fn is_least(site: &Site) -> Result<()> {
     eventually(SOON, "the owner's token", async || Ok::<_, anyhow::Error>(site.whose()? == own))
         .await?;
     site.cluster.reason("Ready", "Current").await?;
-    // The administrator's is not the owner's to revoke.
+    // The owner's key cannot revoke the administrator's token.
     ensure!(site.there.accepts(&theirs), "it was revoked");
     site.there.delete_token(theirs.split(':').next().unwrap_or_default());
 
-    // The key is sent where its own Secret says.
+    // The key is sent only to the URL that its own Secret names.
     for (url, part) in
         [(json!("https://127.0.0.1:9"), "\"https://127.0.0.1:9\""), (Value::Null, site.there.url())]
     {
@@ -88,7 +88,7 @@ pub(super) async fn is_least(site: &Site) -> Result<()> {
     site.annotate_key(json!(site.there.url())).await?;
     site.rotated(site.there.url()).await?;
 
-    // A reader cannot make machines.
+    // A reader cannot create machines.
     let reads = || Role { writes: false, namespaces: Vec::new() };
     site.there.role("c-m-prod", &site.user, reads());
     let before = site.published()?;
@@ -97,7 +97,7 @@ pub(super) async fn is_least(site: &Site) -> Result<()> {
     ensure!(site.published()? == before, "it was published");
     site.there.role("c-m-prod", &site.user, Role { writes: true, namespaces: vec!["team".into()] });
     site.rotated("reader").await?;
-    // What cannot be asked is no refusal.
+    // A review that cannot be made is no refusal.
     site.there.role("c-m-prod", &site.user, reads());
     site.there.set_rule(|call| {
         let refusal = Verdict::Refuse { code: 403, reason: "Forbidden", message: "no".to_owned() };

@@ -1,5 +1,5 @@
-//! The operator's client for Rancher, against the stand-in: each call does what it says, and no
-//! answer, however odd, gives a token away.
+//! The operator's client for Rancher, against the stand-in: each call does what its name says, and
+//! no answer, however odd, makes it reveal a token.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::support::SOON;
 
 const DAY: i64 = 86_400;
 
-/// A stand-in with a user whose key this is, and the client for it.
+/// Stand-in for Rancher, with a user, the user's API key, and a client.
 struct Site {
     there: testbed::Rancher,
     client: Rancher,
@@ -36,7 +36,7 @@ impl Site {
         Ok(Self { there, client, user, key })
     }
 
-    /// The way that the consumer of a credential goes.
+    /// Client for a cluster, at the URL that a consumer of the credential uses.
     fn cluster(&self, id: &str) -> Result<Rancher> {
         let url = format!("{}/k8s/clusters/{id}", self.there.url());
         let cluster = self.client.cluster(&url, Trust::Pem(self.there.ca_pem()), None);
@@ -89,7 +89,7 @@ async fn a_token_is_made_found_read_and_revoked() -> Result<()> {
             assert_eq!(found, std::slice::from_ref(&made.token));
             assert_eq!(site.find("uid-3").await?, []);
 
-            // By itself and by the key.
+            // With the token itself and with the API key.
             for key in [&site.key, &made.secret] {
                 let read = site.client.token(key, &made.token.name).await?;
                 assert_eq!(read.value, Some(made.token.clone()));
@@ -109,8 +109,8 @@ async fn a_token_is_made_found_read_and_revoked() -> Result<()> {
     Ok(())
 }
 
-/// Whether there is a token, a Secret or a whole API is for Rancher to say, and not for an ingress
-/// before it. What is not needed, the aggregated API, may be away.
+/// Only Rancher itself can report that a token, a Secret or an API does not exist; an ingress in
+/// front of it cannot. The aggregated API may be absent while it is not needed.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_known_is_not_taken_for_none() -> Result<()> {
     let site = Site::new(Version::V2_14).await?;
@@ -127,7 +127,7 @@ async fn what_is_not_known_is_not_taken_for_none() -> Result<()> {
             site.cluster("c-m-prod")?.bearer(&site.key).await.map(drop),
         ];
         for answer in answers {
-            let error = answer.err().context("a page was taken for an answer")?;
+            let error = answer.err().context("an HTML page passed as an answer")?;
             ensure!(matches!(error, Error::Refused { status, .. } if status == code), "{error:?}");
         }
     }
@@ -140,7 +140,7 @@ async fn what_is_not_known_is_not_taken_for_none() -> Result<()> {
     Ok(())
 }
 
-/// A name is the whole description: another credential's may begin or end with it.
+/// The name must equal the whole description: another one's description may begin or end with it.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_token_by_that_name_is_revoked() -> Result<()> {
     let site = Site::new(Version::Main).await?;
@@ -156,7 +156,7 @@ async fn only_the_token_by_that_name_is_revoked() -> Result<()> {
     Ok(())
 }
 
-/// An administrator is shown everybody's by ext.cattle.io.
+/// ext.cattle.io shows an administrator the tokens of all users.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_of_others_are_neither_counted_nor_revoked_nor_sent_anywhere() -> Result<()> {
     for retired in [false, true] {
@@ -168,7 +168,7 @@ async fn tokens_of_others_are_neither_counted_nor_revoked_nor_sent_anywhere() ->
         } else {
             site.there.api_key(&admin, 0, "key")
         };
-        // One that has the name of a plan's.
+        // Tokens of another user with the same description.
         let theirs = [
             site.there.api_key(&site.user, 0, "guest-1"),
             site.there.ext_key(&site.user, 0, "guest-1"),
@@ -183,14 +183,14 @@ async fn tokens_of_others_are_neither_counted_nor_revoked_nor_sent_anywhere() ->
         for token in &theirs {
             let value = Value::new(token.clone());
             let held = issuer.life(&value, &known).await?.held(&value, false);
-            // The same API shows an administrator an ext token of others.
+            // The same API shows an administrator the ext tokens of other users.
             let is_shown = token.starts_with("ext/");
             assert_eq!(held.is_unseen, !is_shown, "{token}");
             let name = token.split(':').next().unwrap_or_default().trim_start_matches("ext/");
             let view = site.there.token(name).context("it is gone")?;
             assert_eq!(view.last_used, None, "it was sent somewhere");
         }
-        // One of the user's own that is not listed any more is dead, and no other.
+        // A token by the user's own name that is not listed any more is dead. No other one is.
         let dead = Value::new(format!("kubeconfig-{admin}abcde:nothing"));
         let life = issuer.life(&dead, &known).await?;
         assert_eq!(life.alive, (!retired).then_some(false));
@@ -205,7 +205,7 @@ async fn tokens_of_others_are_neither_counted_nor_revoked_nor_sent_anywhere() ->
     Ok(())
 }
 
-/// Rights that Rancher's node driver needs, of a new token that is good for the cluster alone.
+/// Rights that Rancher's node driver needs, of a new token that is valid for the cluster only.
 #[tokio::test(flavor = "multi_thread")]
 async fn rights_of_a_token_are_enough_lacking_or_not_known() -> Result<()> {
     let site = Site::new(Version::V2_11).await?;
@@ -246,7 +246,7 @@ async fn rights_of_a_token_are_enough_lacking_or_not_known() -> Result<()> {
     site.there.agent("c-m-prod", false);
     let rights = issuer.rights(&token, &reach).await;
     ensure!(matches!(rights, Rights::Unknown(_)), "{rights:?}");
-    // One that is not accepted is not good enough.
+    // A token that is not accepted lacks the rights.
     site.there.agent("c-m-prod", true);
     issuer.revoke("guest-1").await?;
     let rights = issuer.rights(&token, &reach).await;
@@ -263,7 +263,7 @@ async fn what_is_granted_is_told_by_creation_and_lifetime() -> Result<()> {
         ("129600", 365 * DAY, Some(90 * DAY)),
         ("129600", 0, Some(90 * DAY)),
         ("10", 30 * DAY, Some(600)),
-        // Dead from birth, as Rancher gives it.
+        // Expired when issued, as Rancher returns it.
         ("0", -1, Some(-1)),
     ] {
         assert!(site.there.set("auth-token-max-ttl-minutes", max));
@@ -273,7 +273,7 @@ async fn what_is_granted_is_told_by_creation_and_lifetime() -> Result<()> {
         assert_eq!(made.token.cluster.as_deref(), Some("c-m-prod"));
         assert_eq!(site.there.accepts(made.secret.reveal()), asked >= 0);
     }
-    // The ext API: less than nothing is for ever, where nothing bounds it.
+    // In the ext API a negative lifetime means no end, unless Rancher has a bound.
     site.there.retire_v3_tokens();
     assert!(site.there.set("auth-token-default-ttl-minutes", "0"));
     let made = site.client.mint(&site.key, TokenApi::Ext, lives(0)).await?.value;
@@ -355,19 +355,19 @@ async fn a_credentials_content_is_written_as_it_was_read_or_not_at_all() -> Resu
                 .is_string()
         })
     };
-    eventually(SOON, "controller's look", owned).await?;
+    eventually(SOON, "reconcile by the controller", owned).await?;
     let was = site.client.stored(&site.key, &cc).await?.value.context("not there")?;
     let content = was.content.as_ref().context("no content")?;
     assert_eq!(content.reveal(), site.there.content(&cc));
     assert_eq!(was.annotations["field.cattle.io/creatorId"], site.user);
 
-    // With a final newline, which a patch keeps, and a letter that JSON would escape.
+    // The final newline must survive a patch, and so must a letter that JSON would escape.
     let next = Secret::new(format!("{}\n# \"ü\"\n", content.reveal()));
     let now = site.client.write(&site.key, &cc, &was, &next).await?;
     assert_ne!(now.version, was.version);
     assert_eq!(now.content.as_ref().context("no content")?.reveal(), next.reveal());
     assert_eq!(site.there.content(&cc), next.reveal());
-    assert_eq!(now.annotations["field.cattle.io/name"], "prod", "all else is kept");
+    assert_eq!(now.annotations["field.cattle.io/name"], "prod", "the rest is unchanged");
     let late = site.client.write(&site.key, &cc, &was, &next).await.err();
     assert_eq!(late, Some(Error::Conflict));
 
@@ -380,7 +380,7 @@ async fn a_credentials_content_is_written_as_it_was_read_or_not_at_all() -> Resu
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_secret_without_annotations_is_never_written() -> Result<()> {
-    // Before 2.12, so that it is not the server that ends first.
+    // Before 2.12, so that the client, not the server, ends the call first.
     let site = Site::new(Version::V2_8).await?;
     let cc = site.credential()?;
     site.there.edit_secret(&cc, |secret| secret["metadata"]["annotations"] = json!({}));
@@ -397,7 +397,7 @@ async fn a_secret_without_annotations_is_never_written() -> Result<()> {
 async fn credentials_are_listed_as_the_user_may_see_them() -> Result<()> {
     let site = Site::new(Version::Main).await?;
     let cc = site.credential()?;
-    // One of another driver is none for Harvester.
+    // A credential of another driver is not one for Harvester.
     let annotations =
         json!({"field.cattle.io/creatorId": site.user, "field.cattle.io/name": "aws"});
     site.there.edit_secret("cc-other", |secret| {
@@ -416,7 +416,7 @@ async fn credentials_are_listed_as_the_user_may_see_them() -> Result<()> {
             );
         }
     }
-    // A list that was cut off would hide some.
+    // A list that was cut off would omit some.
     site.there.list_at_most(1);
     let cut = site.client.credentials(&site.key).await.err().context("it is cut off")?;
     assert!(matches!(&cut, Error::Unreadable(why) if why.contains("lists at once")), "{cut}");
@@ -428,7 +428,7 @@ async fn whoever_is_not_trusted_is_told_nothing() -> Result<()> {
     let site = Site::new(Version::Main).await?;
     let other = testbed::Authority::new("other")?;
     let other = other.pem();
-    // In the system's authorities there is none of the test's.
+    // The system's authorities do not include the test's.
     for trust in [Trust::Pem(&other), Trust::System] {
         let Ok(client) = Rancher::new(site.there.url(), trust) else { continue };
         let error = client
@@ -482,9 +482,9 @@ async fn odd_answers_are_bounded_and_give_nothing_away() -> Result<()> {
     let secrets = [site.key.reveal(), made.value.secret.reveal()];
     for text in &said {
         for secret in secrets.iter().filter_map(|secret| secret.split(':').next_back()) {
-            assert!(!text.contains(&secret[..12]), "a token was given away");
+            assert!(!text.contains(&secret[..12]), "a token was revealed");
         }
-        assert!(!text.contains("apiVersion"), "a content was given away");
+        assert!(!text.contains("apiVersion"), "a content was revealed");
     }
     Ok(())
 }

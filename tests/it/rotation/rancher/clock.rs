@@ -1,7 +1,7 @@
-//! The same with a Rancher: its clock counts, and not the operator's, which is five minutes off.
+//! The operator's clock is five minutes off. Rancher's clock counts.
 //!
-//! A token is due four minutes after it was made: by a clock that is ahead at once and again and again, by
-//! one that is behind only when it has ended.
+//! A token is due four minutes after it was issued. By a clock that is ahead it would be due at
+//! once, again and again; by a clock that is behind it would be due only after its end.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::support::SOON;
 
 const MINUTES: i64 = 5;
 const ROTATIONS: u32 = 3;
-/// So often it comes due by Rancher's clock: longer in all than a token lives.
+/// Times that a token is due by Rancher's clock: longer in total than a token lives.
 const TURNS: u32 = 3;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -67,18 +67,18 @@ async fn off(minutes: i64) -> Result<()> {
     site.one_is_left().await
 }
 
-/// What each look at Rancher begins with.
+/// Whether the call is the list of tokens, the first call of each observation of Rancher.
 fn is_list(call: &Call) -> bool {
     call.method == "GET" && call.path == "/v3/tokens"
 }
 
-/// Whoever looks while nothing is due makes nothing.
+/// Checks that reconciles create no token while none is due.
 async fn is_calm(site: &Site) -> Result<()> {
     let lists = || site.there.calls().iter().filter(|r| is_list(&r.call)).count();
     let (before, first) = (site.cluster.status().await?, lists());
     let mut number = 0;
-    // The one that is under way may have begun before, and the last one is not over.
-    eventually(SOON, "another look", async || {
+    // The reconcile in progress may have begun before, and the last one has not ended.
+    eventually(SOON, "another reconcile", async || {
         number += 1;
         site.poke(&format!("look {number}")).await?;
         anyhow::Ok(lists() >= first + 3)
@@ -87,6 +87,6 @@ async fn is_calm(site: &Site) -> Result<()> {
     let after = site.cluster.status().await?;
     let due = |status: &TokenRotationStatus| seconds(status.next_rotation.as_deref()?);
     let is_due = due(&before).context("it is never due")? <= site.there.now() / 1000;
-    ensure!(is_due || after.serial == before.serial, "made anew: {before:#?}, {after:#?}");
+    ensure!(is_due || after.serial == before.serial, "issued again: {before:#?}, {after:#?}");
     Ok(())
 }

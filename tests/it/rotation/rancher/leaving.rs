@@ -1,5 +1,5 @@
-//! TokenRotations that are deleted while something else is gone: each goes, and what could not be revoked
-//! is named.
+//! TokenRotations that are deleted while another object is gone: each deletion ends, and each token
+//! that could not be revoked is named.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use crate::support::{Cluster, SOON};
 const PASSING: &str = "passing";
 
 impl Site {
-    /// Makes a rotation that has published one token. Returns its name.
+    /// Creates a TokenRotation that has published one token. Returns the token's name.
     async fn one(&self, parts: &[(&str, Value)]) -> Result<String> {
         self.cluster.rotation(self.spec(parts)).await?;
         self.cluster.annotate("rotate", "1").await?;
@@ -28,13 +28,13 @@ impl Site {
         Ok(self.cluster.status().await?.current.context("none is current")?.name)
     }
 
-    /// Whether a token by this name is in Rancher.
+    /// Whether Rancher has a token by this name.
     fn has(&self, name: &str) -> bool {
         self.there.tokens().iter().any(|token| token.description == name)
     }
 }
 
-/// Notes of Events by this reason.
+/// Notes of the Events with this reason.
 async fn notes(cluster: &Cluster, reason: &str) -> Result<Vec<String>> {
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), "default");
     let all = events.list(&ListParams::default()).await?.items;
@@ -51,25 +51,28 @@ async fn a_deletion_does_not_wait_for_what_is_gone() -> Result<()> {
     let long = ("overlapSeconds", json!(86_400));
     let revoke = ("onDelete", json!("Revoke"));
 
-    // Within the first overlap: the UI's former token, which Rancher lets never end, goes with it.
+    // Within the first overlap: the UI's former token, which has no end in Rancher, is revoked too.
     let ui = site.published()?;
     let name = ui.split(':').next().unwrap_or_default();
-    ensure!(site.there.token(name).is_some_and(|token| token.ttl == 0), "it ends by itself");
+    ensure!(site.there.token(name).is_some_and(|token| token.ttl == 0), "it expires");
     site.one(&[]).await?;
-    ensure!(site.there.content(&site.cc).matches("token:").count() == 2, "nothing was kept");
+    ensure!(
+        site.there.content(&site.cc).matches("token:").count() == 2,
+        "the former token was removed"
+    );
     cluster.gone().await?;
     ensure!(site.there.content(&site.cc).matches("token:").count() == 1, "it is still there");
     eventually(SOON, "end of the UI's token", async || anyhow::Ok(!site.there.accepts(&ui)))
         .await?;
     site.uses(&site.published()?).await?;
 
-    // Rancher does not answer: the condition says so, and until when it is waited for.
+    // Rancher does not answer: the condition reports that, and until when the operator waits.
     let token = site.one(&[long.clone(), revoke.clone()]).await?;
     site.there.stop();
     cluster.rotations().delete(NAME, &DeleteParams::default()).await?;
-    eventually(SOON, "what it waits for", async || {
+    eventually(SOON, "cause of the delay", async || {
         let said = cluster.reason("Ready", "Deleting").await?;
-        anyhow::Ok(said.contains("no answer") && said.contains("it goes without that"))
+        anyhow::Ok(said.contains("no answer") && said.contains("goes on without that"))
     })
     .await?;
     site.there.restart();
@@ -78,7 +81,8 @@ async fn a_deletion_does_not_wait_for_what_is_gone() -> Result<()> {
     eventually(SOON, "end of the rotation", none).await?;
     ensure!(!site.has(&token), "it was not revoked");
 
-    // The cloud credential goes first: its user may not ask for it any more, and tokens are revoked.
+    // The cloud credential goes first: its user may not read it any more, and the tokens are
+    // revoked.
     let content = site.there.kubeconfig(&site.user, "c-m-prod");
     site.there.put_content(&site.cc, &content)?;
     let token = site.one(&[long.clone(), revoke.clone()]).await?;
@@ -86,27 +90,27 @@ async fn a_deletion_does_not_wait_for_what_is_gone() -> Result<()> {
     site.there.delete_credential(&site.cc);
     cluster.gone().await?;
     ensure!(!site.has(&token), "it was not revoked");
-    ensure!(notes(cluster, "LeftBehind").await?.is_empty(), "something was left behind");
+    ensure!(notes(cluster, "LeftBehind").await?.is_empty(), "a token was left behind");
 
-    // The API key goes first: nothing can be revoked, and each is named.
+    // The API key goes first: no token can be revoked, and each is named.
     site.there.edit_secret(&site.cc, |secret| *secret = kept);
     site.there.put_content(&site.cc, &site.there.kubeconfig(&site.user, "c-m-prod"))?;
     let token = site.one(&[long, revoke]).await?;
     cluster.guest_secrets().delete(MINTER, &DeleteParams::default()).await?;
     cluster.gone().await?;
-    eventually(SOON, "word of what is left", async || {
+    eventually(SOON, "Event that names the token", async || {
         let notes = notes(cluster, "LeftBehind").await?;
         anyhow::Ok(notes.iter().any(|note| note.contains(&token) && note.contains("no Secret")))
     })
     .await
 }
 
-/// Rights, API key, targets and rotations go in any order.
+/// Rights, API key, targets and rotations are deleted in any order.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_namespace_goes_within_a_minute_with_what_is_rotated_in_it() -> Result<()> {
     let site = Site::new(Version::V2_15).await?;
     let cluster = &site.cluster;
-    // What is asked for meanwhile is refused as soon as the Role is gone.
+    // A request in between is refused as soon as the Role is gone.
     cluster.robbed();
     let namespaces: Api<Namespace> = Api::all(cluster.client.clone());
     let namespace = serde_json::from_value(json!({"metadata": {"name": PASSING}}))?;

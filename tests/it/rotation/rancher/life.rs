@@ -1,4 +1,4 @@
-//! How a cloud credential is replaced, and the API key by itself.
+//! Replacement of a cloud credential, and of the API key by itself.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use harvester_guest_operator::api::TokenRotation;
 async fn both_tokens_are_in_it_until_the_overlap_is_over() -> Result<()> {
     for version in [Version::V2_11, Version::V2_14] {
         let site = Site::new(version).await?;
-        // The spec names no authority: it is one that the operator trusts, or lies beside the API key.
+        // The spec names no authority: the operator trusts it already, or it is beside the API key.
         let folder = tempfile::tempdir()?;
         let mut variables = Vec::new();
         if version == Version::V2_11 {
@@ -52,7 +52,8 @@ async fn both_tokens_are_in_it_until_the_overlap_is_over() -> Result<()> {
             end = rotate => end?,
         }
         ensure!(uses > 100, "{uses}");
-        // Rancher itself has ended the UI's since 2.12; before that it ends by itself.
+        // Since 2.12 Rancher itself ends the UI's token. Before that the token lives until it
+        // expires.
         ensure!(site.there.accepts(&made_by_the_ui) == (version < Version::V2_12));
         let status = site.cluster.status().await?;
         let current = status.current.context("none")?;
@@ -65,7 +66,7 @@ async fn both_tokens_are_in_it_until_the_overlap_is_over() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn it_is_replaced_by_ranchers_time() -> Result<()> {
     let site = Site::new(Version::Main).await?;
-    // The API key's Secret is all that the operator may read here, and it may make none.
+    // The API key's Secret is the only one that the operator may read here, and it may create none.
     limit(&site.cluster, &json!({"secrets": [MINTER]})).await?;
     let options = vec!["--credential-namespaces".to_owned(), format!("default/{MINTER}")];
     let operator = site.cluster.standby(Start { options, ..start() }).await?;
@@ -73,12 +74,12 @@ async fn it_is_replaced_by_ranchers_time() -> Result<()> {
     site.cluster.rotation(site.spec(&[])).await?;
     site.cluster.says("adoption", |s| s.current.is_some()).await?;
     for round in 1..=3 {
-        // The UI's lives for thirty days, those that follow for an hour.
+        // The UI's token lives for thirty days, those that follow for an hour.
         let days = if round == 1 { 29 } else { 0 };
         site.there.advance(Duration::from_secs(days * 86_400 + 2_700));
         site.poke(&round.to_string()).await?;
         site.cluster.published(round).await?;
-        // The overlap is Rancher's, too.
+        // The overlap is measured by Rancher's clock, too.
         site.there.advance(Duration::from_mins(1));
         site.poke(&format!("{round} over")).await?;
         site.one_is_left().await?;
@@ -110,7 +111,8 @@ async fn an_api_key_renews_itself() -> Result<()> {
     eventually(SOON, "another API key", async || anyhow::Ok(key().await? != first)).await?;
     let second = key().await?;
     ensure!(site.there.accepts(&second));
-    // It was somebody else's, and is left to end by itself; the next one is revoked.
+    // The operator did not create the first key, so it stays until it expires. The next one is
+    // revoked.
     ensure!(site.there.accepts(&first));
     site.there.advance(Duration::from_mins(50));
     site.poke("2").await?;
@@ -121,7 +123,7 @@ async fn an_api_key_renews_itself() -> Result<()> {
     site.one_is_left().await
 }
 
-/// Rancher 2.12 to 2.14 keep it alive: it is left alone, until they do so no more.
+/// Rancher 2.12 to 2.14 extend the token: the operator leaves it until Rancher stops to extend it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_ui_renews_is_adopted_and_left_to_a_rancher_that_keeps_it_alive() -> Result<()> {
     let site = Site::new(Version::V2_12).await?;
@@ -143,17 +145,17 @@ async fn what_the_ui_renews_is_adopted_and_left_to_a_rancher_that_keeps_it_alive
     ensure!(site.there.content(&site.cc) == theirs.trim(), "it was overwritten");
     site.uses(&site.published()?).await?;
 
-    // It may have been seen before Rancher's controller had.
+    // The operator may have observed it before Rancher's controller did.
     site.poke("2").await?;
     site.cluster.reason("Ready", "KeptByRancher").await?;
     site.there.advance(Duration::from_hours(85 * 24));
     site.poke("3").await?;
-    // It has looked since.
+    // The operator has observed Rancher since.
     site.cluster.reason("MinterExpiring", "NobodyRenews").await?;
     let status = site.cluster.status().await?;
     ensure!(status.serial == 1 && status.next_rotation.is_none(), "{status:#?}");
     ensure!(status.expires_at.is_none() && site.there.content(&site.cc) == theirs.trim());
-    // An end that is near, as from 2.15 on.
+    // An end that is near, as since 2.15.
     let name = status.current.context("none is current")?.name;
     let created = site.there.token(&name).context("it is gone")?.created;
     let left = site.there.now() / 1000 + 86_400 - created;
@@ -163,7 +165,7 @@ async fn what_the_ui_renews_is_adopted_and_left_to_a_rancher_that_keeps_it_alive
     site.one_is_left().await
 }
 
-/// Rancher stops looking at a content that names a token which it does not know.
+/// Rancher's controller ignores a content that names a token unknown to it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_token_is_not_kept_beside_the_new_one() -> Result<()> {
     let site = Site::new(Version::V2_12).await?;
@@ -174,7 +176,7 @@ async fn a_dead_token_is_not_kept_beside_the_new_one() -> Result<()> {
     site.cluster.rotation(site.spec(&[("overlapSeconds", json!(86_400))])).await?;
     site.cluster.published(1).await?;
     let content = site.there.content(&site.cc);
-    ensure!(!content.contains(&dead), "Rancher would not look at it any more");
+    ensure!(!content.contains(&dead), "Rancher would ignore it from now on");
     ensure!(content.matches("token:").count() == 1);
     site.uses(&site.published()?).await
 }
@@ -192,7 +194,7 @@ async fn what_does_not_work_where_it_is_used_is_not_published() -> Result<()> {
     let message = site.cluster.reason("Ready", "VerifyFailed").await?;
     ensure!(message.contains("where it will be used"), "{message}");
     ensure!(site.there.content(&site.cc) == before, "it was published");
-    // What another moment does not mend is not tried again and again.
+    // A failure that a retry cannot repair is not retried again and again.
     let calls = site.there.calls();
     let count = |method: &str, end: &str| {
         let is = |call: &testbed::Call| call.method == method && call.path.ends_with(end);
@@ -205,7 +207,7 @@ async fn what_does_not_work_where_it_is_used_is_not_published() -> Result<()> {
     site.one_is_left().await
 }
 
-/// Harvester 1.3 is Kubernetes 1.27, where SelfSubjectReview is in beta and not served.
+/// Harvester 1.3 is Kubernetes 1.27, which has SelfSubjectReview in beta and does not serve it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_without_self_subject_reviews_is_served() -> Result<()> {
     let site = Site::new(Version::V2_8).await?;
@@ -216,7 +218,7 @@ async fn a_cluster_without_self_subject_reviews_is_served() -> Result<()> {
     site.cluster.annotate("rotate", "1").await?;
     site.rotated("1").await?;
     ensure!(site.there.accepts(&site.published()?), "it does not work");
-    // One that is not accepted is told from one that is.
+    // A token that is not accepted still fails the check.
     site.there.agent("c-m-prod", false);
     site.cluster.annotate("rotate", "2").await?;
     site.cluster.reason("Ready", "VerifyFailed").await.map(drop)

@@ -1,4 +1,4 @@
-//! Credentials of a Rancher: the stand-in's cloud credential, replaced by the operator's own process.
+//! Credentials of a Rancher: the operator's own process replaces the stand-in's cloud credential.
 
 mod all;
 mod authority;
@@ -24,13 +24,13 @@ use testbed::rancher::Version;
 use super::fixture::{NAME, cluster};
 use crate::support::{Cluster, LATER};
 
-/// For how long both work: longer than a machine stands still.
+/// Seconds that both tokens work: longer than a machine stalls.
 const OVERLAP: u64 = 8;
-/// The Secret of the API key, and the key in it.
+/// Name of the API key's Secret, and the key in it.
 const MINTER: &str = "rancher";
 const KEY: &str = "token";
 
-/// A cluster, a stand-in beside it, and a cloud credential in that as its UI makes them.
+/// Cluster, a stand-in for Rancher beside it, and a cloud credential as Rancher's UI creates one.
 struct Site {
     cluster: Cluster,
     there: testbed::Rancher,
@@ -38,7 +38,7 @@ struct Site {
     cc: String,
 }
 
-/// A TokenRotation that only watches what is in a Rancher, by an API key that ends.
+/// Creates a TokenRotation that only watches a Rancher's credentials, by an API key that expires.
 pub(super) async fn watched(cluster: &Cluster) -> Result<testbed::Rancher> {
     let there = testbed::Rancher::start(Version::V2_14).await?;
     let user = there.user(false);
@@ -57,12 +57,12 @@ async fn write(cluster: &Cluster, there: &testbed::Rancher, key: &str) -> Result
         "metadata": {"name": MINTER, "namespace": "default", "annotations": annotations},
         "stringData": {KEY: key},
     });
-    let params = PatchParams::apply("somebody").force();
+    let params = PatchParams::apply("person").force();
     cluster.guest_secrets().patch(MINTER, &params, &Patch::Apply(&secret)).await?;
     Ok(())
 }
 
-/// `spec.rancher`.
+/// Value of `spec.rancher`.
 fn server(there: &testbed::Rancher) -> Value {
     json!({
         "url": there.url(), "certificateAuthority": there.ca_pem(),
@@ -87,7 +87,7 @@ impl Site {
         write(&self.cluster, &self.there, key).await
     }
 
-    /// Has the operator look, as it does by itself after some minutes.
+    /// Triggers a reconcile, as happens without it every few minutes.
     async fn poke(&self, value: &str) -> Result<()> {
         let patch = Patch::Merge(json!({"metadata": {"annotations": {"poke": value}}}));
         let params = PatchParams::default();
@@ -109,13 +109,13 @@ impl Site {
         spec
     }
 
-    /// The token that Rancher's driver would use.
+    /// Token that Rancher's driver would use.
     fn published(&self) -> Result<String> {
         let config: Value = serde_saphyr::from_str(&self.there.content(&self.cc))?;
         Ok(config["users"][0]["user"]["token"].as_str().context("no token")?.to_owned())
     }
 
-    /// What Rancher's driver does with it.
+    /// Uses a token as Rancher's driver does.
     async fn uses(&self, token: &str) -> Result<()> {
         let trust = Trust::Pem(self.there.ca_pem());
         let client = Rancher::new(self.there.url(), trust).map_err(anyhow::Error::msg)?;
@@ -125,15 +125,16 @@ impl Site {
         Ok(())
     }
 
-    /// Reads the credential and uses it for as long as it must work; then once more. Ends with the
-    /// first use that is refused although it must not.
+    /// Reads the credential and uses it during half of the overlap, again and again. Ends with the
+    /// first refusal during the overlap.
     async fn consume(&self, uses: &mut u32) -> Result<()> {
         let overlap = Duration::from_secs(OVERLAP);
         loop {
             let read = Instant::now();
             let token = self.published()?;
             while read.elapsed() < overlap / 2 {
-                // What an injected fault or a stopped server does is not the token's doing.
+                // Ask the stand-in itself: an injected fault or a stopped server is not the token's
+                // fault.
                 let accepted = self.there.accepts(&token);
                 let held = read.elapsed();
                 ensure!(accepted || held >= overlap, "refused after {held:?}");
@@ -151,8 +152,8 @@ impl Site {
         self.cluster.says(&format!("request {request} carried out"), done).await.map(drop)
     }
 
-    /// Waits until one token of the rotation's is there: the published one, alone in its credential.
-    /// One that could not be revoked is tried again after two minutes at most.
+    /// Waits until the rotation has one token only: the published one, alone in its credential.
+    /// A failed revocation is retried after two minutes at most.
     async fn one_is_left(&self) -> Result<()> {
         eventually(LATER, "a single token", async || {
             let status = self.cluster.status().await?;

@@ -1,4 +1,5 @@
-//! The `rancher-secret` command: it tries an API key out and prints its Secret, with which all is renewed.
+//! The `rancher-secret` command: it tries an API key and prints the Secret for a TokenRotation of
+//! all.
 
 use std::process::Stdio;
 
@@ -15,7 +16,7 @@ use super::super::fixture::{cluster, start};
 use super::MINTER;
 use super::all::renew_all;
 
-/// How a run of the command ended.
+/// Outcome of a run of the command.
 struct Ran {
     ok: bool,
     out: String,
@@ -39,11 +40,11 @@ async fn run(args: &[&str], key: &str) -> Result<Ran> {
     let output = command.wait_with_output().await?;
     let said = String::from_utf8(output.stderr)?;
     let secret = key.trim().split_once(':').map_or(key, |(_, secret)| secret);
-    ensure!(secret.is_empty() || !said.contains(secret), "the key is in what {args:?} said");
+    ensure!(secret.is_empty() || !said.contains(secret), "the key is in the messages of {args:?}");
     Ok(Ran { ok: output.status.success(), out: String::from_utf8(output.stdout)?, said })
 }
 
-/// The same, which must be refused in these words, without any output.
+/// Runs the command, which must fail with these words and print nothing to stdout.
 async fn refused(args: &[&str], key: &str, words: &[&str]) -> Result<String> {
     let Ran { ok, out, said } = run(args, key).await?;
     ensure!(!ok && out.is_empty(), "{args:?}: not refused: {out}");
@@ -63,7 +64,7 @@ async fn an_api_key_is_tried_out_before_its_secret_is_printed() -> Result<()> {
     let right = [&url[..], &of_it[..]].concat();
     let good = there.api_key(&user, 0, "by hand");
 
-    // Nothing is sent where a certificate is not known to be Rancher's.
+    // The key is not sent to a server whose certificate is not verified.
     let said = refused(&url, &good, &["--ca-checksum", &sum, "compare it with"]).await?;
     ensure!(!said.contains("standard input"), "{said}");
     let other = checksum("another");
@@ -83,7 +84,7 @@ async fn an_api_key_is_tried_out_before_its_secret_is_printed() -> Result<()> {
     let closed = refused(&["--url", "https://127.0.0.1:1"], &good, &["--url", "no answer"]).await?;
     ensure!(!closed.contains("--ca-checksum"), "{closed}");
 
-    // It works, and is another user's than the credentials.
+    // The key works, and its user is not the owner of the credentials.
     let content = there.kubeconfig(&user, "c-m-prod");
     there.credential(&user, "prod", "c-m-prod", &content)?;
     let ran = run(&right, &there.api_key(&admin, 0, "by hand")).await?;

@@ -1,4 +1,4 @@
-//! Crashes, faults, refusals by name, and what the operator lets slip of all that: nothing.
+//! Crashes, faults, refusals by name, and a check that none of them reveals a token.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,12 +14,13 @@ use super::super::fixture::{Versions, start};
 use super::{Site, authority};
 use crate::support::SOON;
 
-/// A call that changes something in Rancher.
+/// Whether the call changes an object in Rancher.
 fn writes(call: &Call) -> bool {
     call.is_write() && !call.path.ends_with("reviews")
 }
 
-/// Lets so many writes through; the answer to the last one is lost, and from then on all is cut.
+/// Lets so many writes through. The answer to the last one is lost, and after that every call is
+/// cut.
 fn cut_after(site: &Site, most: usize) -> Arc<AtomicUsize> {
     let tried = Arc::new(AtomicUsize::new(0));
     let counter = tried.clone();
@@ -81,8 +82,8 @@ async fn a_rotation_survives_a_crash_after_each_write() -> Result<()> {
         crashes = all => crashes?,
     };
     println!("crashed after each of {crashes} writes; {uses} uses, none refused");
-    // Made, published, taken out, revoked.
-    ensure!(crashes >= 4, "a rotation took only {crashes} writes: were they seen?");
+    // Create, publish, drop the old one, revoke.
+    ensure!(crashes >= 4, "a rotation took only {crashes} writes: were all observed?");
     Ok(())
 }
 
@@ -94,7 +95,7 @@ async fn a_rancher_that_fails_costs_nothing_but_time() -> Result<()> {
     site.cluster.rotation(site.spec(&[])).await?;
     site.cluster.annotate("rotate", "0").await?;
     site.rotated("0").await?;
-    // A tunnel to the cluster that is half dead takes requests and answers none.
+    // A half-dead tunnel to the cluster accepts requests and answers none.
     site.there.set_rule(|call| {
         let hangs = call.path.ends_with("/selfsubjectreviews");
         if hangs { Verdict::Hang } else { Verdict::Pass }
@@ -108,7 +109,7 @@ async fn a_rancher_that_fails_costs_nothing_but_time() -> Result<()> {
     let (quiet, kind) = (AtomicUsize::new(0), AtomicUsize::new(0));
     site.there.set_rule(move |call| {
         let refuse = |code, reason| Verdict::Refuse { code, reason, message: "no".to_owned() };
-        // Between two faults is room for a whole try: what fails again and again waits ever longer.
+        // Between two faults is time for a whole rotation: repeated failures back off ever longer.
         if quiet.fetch_add(1, Ordering::Relaxed) < 32 {
             return Verdict::Pass;
         }
@@ -161,7 +162,7 @@ async fn what_cannot_be_replaced_is_refused_by_name() -> Result<()> {
     let mut exec = config.clone();
     exec["users"][0]["user"] = json!({"exec": {"command": "rancher"}});
     let mut lost = config.clone();
-    lost["current-context"] = json!("nobody's");
+    lost["current-context"] = json!("missing");
     for (content, said) in [
         (exec.to_string(), "exec"),
         (lost.to_string(), "current context"),
@@ -182,7 +183,7 @@ async fn what_cannot_be_replaced_is_refused_by_name() -> Result<()> {
         let message = site.cluster.reason("Ready", "TargetUnfit").await?;
         Ok(message.contains("field.cattle.io/creatorId"))
     };
-    // Only an administrator may see a Secret without creator: the user's key is refused.
+    // Only an administrator may read a Secret without a creator: the user's key is refused.
     let admin = site.there.user(true);
     site.give(&site.there.api_key(&admin, 0, "")).await?;
     eventually(SOON, "creator", says).await?;
@@ -202,10 +203,10 @@ async fn what_cannot_be_replaced_is_refused_by_name() -> Result<()> {
     }
     ensure!(site.there.content(&site.cc) == good, "it was written");
     let made = site.there.tokens().into_iter().filter(|t| t.description.starts_with("guest-"));
-    ensure!(made.count() == 1, "a token was made");
+    ensure!(made.count() == 1, "a token was issued");
     site.give(&site.there.api_key(&site.user, 0, "")).await?;
     site.cluster.reason("Ready", "Current").await?;
-    // A Rancher that is down is no reason to do anything.
+    // A Rancher that is down triggers no action.
     site.there.stop();
     site.poke("down").await?;
     site.cluster.reason("Ready", "TargetUnreadable").await?;
@@ -292,7 +293,7 @@ async fn no_token_is_told_to_anybody() -> Result<()> {
         site.one_is_left().await?;
         secrets.push(site.published()?);
     }
-    // And what fails.
+    // Failing steps, too.
     site.there.set_rule(|call| if writes(call) { Verdict::CutAfter } else { Verdict::Pass });
     site.cluster.annotate("rotate", "3").await?;
     site.cluster.reason("Ready", "MintFailed").await?;
@@ -306,7 +307,7 @@ async fn no_token_is_told_to_anybody() -> Result<()> {
         serde_json::to_string(&events.list(&kube::api::ListParams::default()).await?.items)?;
     let (_, metrics) = operator.get("/metrics").await?;
     let log = operator.process.log();
-    ensure!(log.contains("TRACE") && events.contains("Published"), "nothing was told at all");
+    ensure!(log.contains("TRACE") && events.contains("Published"), "nothing was reported");
     for (place, text) in
         [("log", &log), ("status", &status), ("events", &events), ("metrics", &metrics)]
     {
@@ -318,8 +319,9 @@ async fn no_token_is_told_to_anybody() -> Result<()> {
     Ok(())
 }
 
-/// A step that fails for good is tried ever more rarely, and a try costs few calls. Meanwhile a token that was
-/// revoked by hand in another Rancher is replaced within a minute and what that takes.
+/// A step that keeps failing is retried ever more rarely, and a retry costs few calls. Meanwhile a
+/// token that was revoked by hand in another Rancher is replaced within a minute plus the time of a
+/// rotation.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fault_that_lasts_costs_four_calls_a_minute_and_a_revoked_token_a_minute() -> Result<()> {
     let site = Site::new(Version::V2_15).await?;
@@ -352,7 +354,7 @@ async fn a_fault_that_lasts_costs_four_calls_a_minute_and_a_revoked_token_a_minu
     Ok(())
 }
 
-/// A Rancher beside the site's, with a credential that is as it should be.
+/// Second Rancher, with a credential that needs no change.
 struct Other {
     there: testbed::Rancher,
     user: String,
@@ -396,7 +398,7 @@ impl Other {
         Ok(serde_saphyr::from_str(&self.there.content(&self.cc))?)
     }
 
-    /// Waits until the credential holds another token than this one that works; that one's name.
+    /// Waits until the credential holds another token that works. Returns the name of that token.
     async fn holds_another(&self, than: &str) -> Result<String> {
         eventually(Duration::from_secs(90), "another token", async || {
             let config = self.kubeconfig()?;
@@ -407,13 +409,13 @@ impl Other {
         .await
     }
 
-    /// Waits until so many were made and nothing is to be done.
+    /// Waits until so many credentials were published and nothing is left to do.
     async fn rests(&self, serial: i64) -> Result<()> {
         eventually(SOON, "rest", async || {
             let status = self.rotations.get("other").await?.status.unwrap_or_default();
             let is_alone = self.kubeconfig()?["users"].as_array().is_some_and(|all| all.len() == 1);
             let is_done = is_alone && status.pending.is_none() && status.previous.is_empty();
-            // And the look after the last write is over.
+            // And the reconcile after the last write has ended.
             let last = self.there.calls().last().map(|record| record.at.elapsed());
             let is_quiet = last.is_some_and(|last| last > Duration::from_secs(3));
             anyhow::Ok(is_quiet && is_done && status.serial == serial && status.current.is_some())
@@ -421,7 +423,7 @@ impl Other {
         .await
     }
 
-    /// Revokes by hand a token that came from elsewhere, and then the one that took its place.
+    /// Revokes by hand a token that the operator did not create, and then its replacement.
     async fn is_mended(&self) -> Result<()> {
         let mut name = self.holds_another("").await?;
         let mut probed = 0;
@@ -436,9 +438,9 @@ impl Other {
             let calls = self.there.calls();
             probed += usize::from(calls.first().is_some_and(|r| r.call.path == by_name));
         }
-        ensure!(probed > 0, "a look came first each time");
+        ensure!(probed > 0, "a reconcile came first each time");
         self.rests(2).await?;
-        // It was asked for with the longest life that Rancher grants.
+        // It was requested with the longest lifetime that Rancher grants.
         let token = self.there.token(&name).context("it is gone")?;
         ensure!(token.ttl == 90 * 86_400_000 && token.user == self.user, "{token:?}");
         Ok(())

@@ -1,4 +1,5 @@
-//! Credentials and API keys that nobody replaces: told by name and in time, however many there are.
+//! Credentials and API keys that are not replaced: reported by name and in time, however many there
+//! are.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use super::{KEY, MINTER, Site};
 use crate::support::{LATER, shows};
 
 const DAY: u64 = 86_400;
-/// What the TokenRotation is called that watches all of them.
+/// Name of the TokenRotation that watches all credentials.
 const ALL: &str = "all";
 
 impl Site {
@@ -32,7 +33,7 @@ impl Site {
         self.make(ALL, json!({"target": {"allCloudCredentials": {}}, "rancher": rancher})).await
     }
 
-    /// Waits until a TokenRotation's status is as it must be.
+    /// Waits until `is` holds for a TokenRotation's status.
     async fn tells(
         &self,
         name: &str,
@@ -47,7 +48,7 @@ impl Site {
         .await
     }
 
-    /// A cloud credential whose token lives for so many days.
+    /// Creates a cloud credential with a token that lives for so many days.
     fn lasting(&self, title: &str, days: i64) -> Result<String> {
         let token = self.there.api_key(&self.user, days * 86_400_000, "");
         let content = self.there.kubeconfig_with("c-m-prod", &token);
@@ -96,7 +97,7 @@ async fn every_cloud_credential_that_dies_and_nobody_replaces_is_named() -> Resu
     let mut exec: Value = serde_saphyr::from_str(&site.there.content(&odd))?;
     exec["users"][0]["user"] = json!({"exec": {"command": "rancher"}});
     site.there.edit_content(&odd, &exec.to_string());
-    // Somebody else's is not seen.
+    // Another user's credential is not listed.
     let other = site.there.user(false);
     let content = site.there.kubeconfig_with("c-m-prod", &site.there.api_key(&other, 0, ""));
     let hidden = site.there.credential(&other, "hidden", "c-m-prod", &content)?;
@@ -134,7 +135,8 @@ async fn every_cloud_credential_that_dies_and_nobody_replaces_is_named() -> Resu
     let shown: Vec<&str> = shown.iter().map(String::as_str).collect();
     shows(&operator, &ends, &shown, |value| value > 0.0).await?;
 
-    // It has ended: that stays told, with the time at which it did, until somebody renews it.
+    // It has expired: the status reports that, with the time of the end, until a new token is
+    // there.
     let end = one(&status, &soon)?.expires_at.clone();
     site.there.advance(Duration::from_secs(4 * DAY));
     site.poke("ended").await?;
@@ -147,7 +149,7 @@ async fn every_cloud_credential_that_dies_and_nobody_replaces_is_named() -> Resu
     let calm = |status: &TokenRotationStatus| said(status, "Expiring").0 == "TimeLeft";
     site.tells(ALL, "another end", calm).await?;
     shows(&operator, near, &[&label(&soon)], |value| value == 0.0).await?;
-    // Another user's token is not sent anywhere to ask about itself.
+    // Another user's token is not sent to any server to check it.
     let token = site.there.api_key(&other, 0, "");
     site.there.edit_content(&odd, &site.there.kubeconfig_with("c-m-prod", &token));
     site.poke("another user's").await?;
@@ -158,7 +160,7 @@ async fn every_cloud_credential_that_dies_and_nobody_replaces_is_named() -> Resu
     site.tells(ALL, "that it is not known", unseen).await?;
     let name = token.split(':').next().unwrap_or_default();
     ensure!(site.there.token(name).is_some_and(|token| token.last_used.is_none()), "it was used");
-    // A Rancher that is down takes nothing back.
+    // A Rancher that is down resolves no condition.
     site.there.stop();
     site.poke("down").await?;
     let blind = |status: &TokenRotationStatus| said(status, "Ready").0 == "TargetUnreadable";
@@ -167,7 +169,7 @@ async fn every_cloud_credential_that_dies_and_nobody_replaces_is_named() -> Resu
     site.there.restart();
     let before = site.there.content(&far);
     site.cluster.gone().await?;
-    ensure!(site.there.content(&far) == before, "what is watched was written");
+    ensure!(site.there.content(&far) == before, "a watched credential was written");
     Ok(())
 }
 
@@ -216,23 +218,23 @@ async fn an_api_key_that_ends_and_nobody_renews_is_told() -> Result<()> {
     let (_, holds, message) = said(&status, "MinterExpiring");
     ensure!(holds && message.contains(&shown.name), "{message}");
 
-    // One that renews it.
+    // A TokenRotation that renews the key.
     let mut own = site.spec(&[]);
     own["target"] = json!({"secret": {"name": MINTER, "key": KEY}});
     site.make("key", own).await?;
     site.tells("key", "itself", key("Renewed")).await?;
     site.tells("guest", "the other", key("Renewed")).await?;
 
-    // It goes: from now on nobody puts another one in the place of what somebody puts there.
+    // Without that TokenRotation, no one replaces a key that a person writes.
     site.cluster.rotations().delete("key", &DeleteParams::default()).await?;
-    eventually(LATER, "end of the one that renews it", async || {
+    eventually(LATER, "end of the TokenRotation that renews it", async || {
         site.cluster.rotations().get_opt("key").await.map(|rotation| rotation.is_none())
     })
     .await?;
     let alone = |status: &TokenRotationStatus| said(status, "MinterExpiring").0 != "Renewed";
-    site.tells("guest", "that nobody renews it", alone).await?;
+    site.tells("guest", "that it is not renewed", alone).await?;
 
-    // What is not accepted is told, whatever its time.
+    // A key that is not accepted is reported, however long it is valid.
     let name = "hgo_credential_api_key_overdue";
     site.give("token-abcde:nothing").await?;
     site.tells("guest", "refusal", key("NotAccepted")).await?;

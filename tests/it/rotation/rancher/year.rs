@@ -1,10 +1,10 @@
-//! A year of Rancher in some seconds: what a rotation decides is carried out against the stand-in,
-//! whose clock the test moves, for each version; and whoever reads the credential, now or as long ago
-//! as the overlap promises, is never refused. Where Rancher keeps the UI's token alive, a year passes before
-//! that in which nothing is made.
+//! A year of Rancher in some seconds: the test carries out the decisions of a rotation against the
+//! stand-in and moves its clock, for each version. A consumer that reads the credential now, or
+//! read it one overlap ago, is never refused. Where Rancher extends the UI's token, a year without
+//! any new token passes first.
 //!
-//! Here the record is in memory and one hand does everything; what the operator's process makes of
-//! the same decisions is tested where it runs.
+//! Here the record is in memory and the test performs each step. The operator's process, which
+//! carries out the same decisions, has tests of its own.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -25,14 +25,15 @@ use crate::support::SOON;
 const HOUR: i64 = 3_600;
 const DAY: i64 = 24 * HOUR;
 const OVERLAP: i64 = 5 * DAY;
-/// In minutes, where an administrator allows no token to live for longer: twenty days, and thirty are asked for.
+/// Rancher's bound in minutes: no token lives for longer than twenty days, and thirty are
+/// requested.
 const BOUND: (&str, &str) = ("auth-token-max-ttl-minutes", "28800");
 
 fn is_bound(version: Version) -> bool {
     matches!(version, Version::V2_11 | Version::V2_14 | Version::Main)
 }
 
-/// A stand-in, a user's API key in memory, and a cloud credential made by the UI.
+/// Stand-in for Rancher, a user's API key in memory, and a cloud credential that the UI created.
 struct Site {
     there: testbed::Rancher,
     user: String,
@@ -56,7 +57,7 @@ impl Site {
         Ok(site)
     }
 
-    /// Waits until Rancher's controller has looked at the present content, where there is one.
+    /// Waits until Rancher's controller has read the present content, in versions that have one.
     async fn looked(&self, version: Version) -> Result<()> {
         if version < Version::V2_12 {
             return Ok(());
@@ -67,7 +68,7 @@ impl Site {
             let _ = write!(text, "{byte:02x}");
             text
         });
-        eventually(SOON, "look of Rancher's controller", async || {
+        eventually(SOON, "reconcile by Rancher's controller", async || {
             let secret = self.there.secret(&self.cc).unwrap_or_default();
             secret["metadata"]["annotations"]["management.cattle.io/harvester-token-checksum"]
                 == *sum
@@ -80,14 +81,14 @@ impl Site {
             .map_err(anyhow::Error::msg)
     }
 
-    /// The token that Rancher's driver would use.
+    /// Token that Rancher's driver would use.
     fn published(&self) -> Result<String> {
         let config: serde_json::Value = serde_saphyr::from_str(&self.there.content(&self.cc))?;
         let user = &config["users"][0]["user"]["token"];
         Ok(user.as_str().context("no token")?.to_owned())
     }
 
-    /// What Rancher's driver does with it.
+    /// Uses a token as Rancher's driver does.
     async fn uses(&self, token: &str) -> Result<()> {
         let trust = Trust::Pem(self.there.ca_pem());
         let client = Rancher::new(self.there.url(), trust).map_err(anyhow::Error::msg)?;
@@ -98,7 +99,7 @@ impl Site {
     }
 }
 
-/// Where it is published.
+/// Object that receives the credential.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Where {
     Credential,
@@ -106,7 +107,7 @@ enum Where {
     Key,
 }
 
-/// One rotation.
+/// State of one rotation.
 struct Rotation {
     plan: Plan,
     place: Where,
@@ -138,7 +139,7 @@ impl Rotation {
         Self { plan, place, record: Record::default(), hand: None, acts: Vec::new() }
     }
 
-    /// Looks, decides, and does one thing. When to look again, if there is nothing to do.
+    /// Observes, decides, and carries out one act. With nothing to do: when to observe again.
     async fn step(&mut self, site: &mut Site) -> Result<Option<Option<i64>>> {
         let issuer = site.issuer()?;
         let known = issuer.issued().await?;
@@ -204,7 +205,7 @@ impl Rotation {
                 Ok(()) => Ok(()),
                 Err(error) => Err((Step::Revoke, name, error.to_string())),
             },
-            Act::Tell | Act::Finish => bail!("nobody asked for {act:?}"),
+            Act::Tell | Act::Finish => bail!("unexpected act {act:?}"),
         };
         if let Err((step, name, why)) = done {
             self.acts.push(format!("{now} failed {step:?}: {why}"));
@@ -213,18 +214,18 @@ impl Rotation {
         Ok(None)
     }
 
-    /// Until there is nothing to do.
+    /// Carries out acts until nothing is left to do.
     async fn settle(&mut self, site: &mut Site) -> Result<Option<i64>> {
         for _ in 0..100 {
             if let Some(until) = self.step(site).await? {
                 return Ok(until);
             }
         }
-        bail!("no end of it: {:#?}", self.acts)
+        bail!("the acts do not end: {:#?}", self.acts)
     }
 }
 
-/// An act in few words.
+/// Describes an act in few words.
 fn told(act: &Act) -> String {
     match act {
         Act::Write(change, record) => format!("records {change:?} {}", record.serial),
@@ -232,7 +233,7 @@ fn told(act: &Act) -> String {
     }
 }
 
-/// A year in which Rancher keeps the UI's token alive: nothing is made. Then it does so no more.
+/// A year in which Rancher extends the UI's token and no token is created. Then Rancher stops.
 async fn kept(site: &mut Site, key: &mut Rotation, credential: &mut Rotation) -> Result<()> {
     let ui = site.published()?;
     for _ in 0..61 {
@@ -272,7 +273,8 @@ async fn year(version: Version) -> Result<()> {
         let context =
             || format!("{version:?}, day {}: {:#?}", (now - start) / DAY, credential.acts);
         site.uses(&site.published()?).await.with_context(context)?;
-        // It read the credential up to an overlap ago, as a job does that runs since then.
+        // This consumer read the credential up to an overlap ago, as a job that still runs may
+        // have.
         site.uses(&held).await.with_context(context)?;
         uses += 2;
         if now - read_at >= OVERLAP - 2 * HOUR {
@@ -281,7 +283,7 @@ async fn year(version: Version) -> Result<()> {
         if now > start + 365 * DAY {
             break;
         }
-        // The clock goes on while all this is done, so an hour is left for that.
+        // The clock goes on during all this, so leave an hour for it.
         let next = until.min(read_at + OVERLAP - HOUR).clamp(now + 1, now + 3 * DAY);
         site.there.advance(Duration::from_secs(u64::try_from(next - now)?));
     }

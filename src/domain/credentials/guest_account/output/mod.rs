@@ -1,6 +1,7 @@
-//! Texts: the kubeconfig, what carries it into a guest, and the URL in it.
+//! Output of `cloud-config`: the kubeconfig, the texts that carry it into a guest, and the URL in
+//! it.
 //!
-//! Invariant: whatever comes from outside is quoted, so that no name, URL or token can be read as
+//! Invariant: every value from outside is quoted, so that no name, URL or token can be read as
 //! another part of the text.
 
 use std::net::IpAddr;
@@ -11,22 +12,22 @@ use zeroize::Zeroizing;
 
 use super::{Guest, safe_name};
 
-/// Where Harvester notes the address of its API server.
+/// ConfigMap where Harvester records the address of its API server: namespace, name and key.
 pub const VIP: (&str, &str, &str) = ("harvester-system", "vip", "ip");
-/// The API server's port there.
+/// Port of the API server at that address.
 const PORT: u16 = 6443;
-/// Where the charts of RKE2 look for the cloud config.
+/// Path where the charts of RKE2 read the cloud config.
 const RKE2_PATH: &str = "/var/lib/rancher/rke2/etc/config-files/cloud-provider-config";
-/// Where it was before, and where it is described to be for K3s and for nodes that are set up by hand.
+/// Older path, documented for K3s and for nodes that are set up by hand.
 const PATH: &str = "/etc/kubernetes/cloud-config";
 
-/// What the charts are to be told, so that they mount the Secret: a path would be preferred to it.
+/// Values with which the charts mount the Secret. Without them, the charts prefer a path.
 const CHART_VALUES: &str = "\
 # harvester-cloud-provider: --set cloudConfigPath= --set cloudConfig.secretName=harvester-csi-config
 #                           --set cloudConfig.secretKey=cloud-provider-config
 # harvester-csi-driver: --set cloudConfig.secretName=harvester-csi-config
 ";
-/// All but its value.
+/// Secret for the guest, without its value.
 const SECRET: &str = "\
 apiVersion: v1
 kind: Secret
@@ -36,7 +37,8 @@ metadata:
 type: Opaque
 data:
   cloud-provider-config: ";
-/// All but the guest cluster's name. It is installed before a node is ready, for it makes nodes ready.
+/// Chart of the cloud provider, without the guest cluster's name. `bootstrap` installs it before a
+/// node is ready, because it makes nodes ready.
 const CLOUD_PROVIDER: &str = "
 ---
 apiVersion: helm.cattle.io/v1
@@ -72,32 +74,33 @@ spec:
     cloudConfig:
       secretName: harvester-csi-config";
 
-/// What is printed.
+/// Form of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// The kubeconfig alone.
+    /// Kubeconfig alone.
     Kubeconfig,
-    /// A Secret for the guest, which the charts of cloud provider and CSI driver mount.
+    /// Secret for the guest, which the charts of cloud provider and CSI driver mount.
     Secret,
-    /// A Secret for the Rancher that provisions the guest.
+    /// Secret for the Rancher that provisions the guest.
     RancherSecret,
     /// User data for nodes of RKE2.
     CloudInitRke2,
     /// User data for nodes of K3s.
     CloudInitK3s,
-    /// That Secret, and what has K3s install the charts with it.
+    /// Secret for the guest, and the HelmCharts by which K3s installs the charts with it.
     HelmChartK3s,
 }
 
-/// What a token Secret holds.
+/// Content of a token Secret.
 pub struct Material {
-    /// The token.
+    /// Token of the account.
     pub token: Zeroizing<String>,
-    /// The authority of the API server's certificate, in PEM.
+    /// Authority of the API server's certificate, in PEM.
     pub authority: Vec<u8>,
 }
 
-/// The text in its form. It is wiped from memory when it is dropped. `driver`: the guest has a CSI driver.
+/// Text in the given form, wiped from memory when it is dropped. `driver`: the guest has a CSI
+/// driver.
 pub fn text(
     form: Form,
     guest: &Guest,
@@ -132,7 +135,7 @@ pub fn text(
     }
 }
 
-/// As Harvester's own: one of each, called `default`.
+/// Kubeconfig like Harvester's own: one entry of each kind, with the name `default`.
 fn kubeconfig(guest: &Guest, server: &str, material: &Material) -> Zeroizing<String> {
     let token = Zeroizing::new(quoted(&material.token));
     joined(&[
@@ -148,7 +151,8 @@ fn kubeconfig(guest: &Guest, server: &str, material: &Material) -> Zeroizing<Str
     ])
 }
 
-/// The token is for root, as which both charts run.
+/// User data with the cloud config at both paths. Only root may read the files: both charts run as
+/// root.
 fn cloud_init(encoded: &str, [first, second]: [&str; 2]) -> Zeroizing<String> {
     let (file, path) = ("- encoding: b64\n  content: ", "\n  owner: root:root\n  path: ");
     let end = "\n  permissions: '0600'\n";
@@ -156,7 +160,7 @@ fn cloud_init(encoded: &str, [first, second]: [&str; 2]) -> Zeroizing<String> {
     joined(&[head, file, encoded, path, first, end, file, encoded, path, second, end])
 }
 
-/// In one piece of memory: a text that grows would leave its former pieces behind.
+/// Parts in one piece of memory: a text that grows would leave its earlier copies behind.
 fn joined(parts: &[&str]) -> Zeroizing<String> {
     let length = parts.iter().map(|part| part.len()).sum();
     let mut text = Zeroizing::new(String::with_capacity(length));
@@ -166,7 +170,7 @@ fn joined(parts: &[&str]) -> Zeroizing<String> {
     text
 }
 
-/// A text in double quotes: what JSON quotes, YAML reads.
+/// Text in double quotes as JSON, which YAML reads as well.
 fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default()
 }
@@ -212,7 +216,7 @@ pub fn server(url: &str) -> Result<String, String> {
     Ok(url.trim_end_matches('/').to_owned())
 }
 
-/// The URL where Harvester's own cloud configs lead: the address that it noted.
+/// URL that Harvester's own cloud configs contain, from the address that Harvester recorded.
 pub fn default_server(vip: Option<&str>) -> Result<String, String> {
     let (namespace, name, key) = VIP;
     let give = "give --server https://HOST:PORT, as the guest's nodes reach Harvester";

@@ -1,4 +1,4 @@
-//! Texts to the letter, and read again; URLs that are none.
+//! Tests of the texts, literally and parsed, and of invalid URLs.
 
 use serde_json::Value;
 
@@ -56,7 +56,7 @@ fn texts_are_what_clients_read() {
     let golden = format!("#cloud-config\nwrite_files:\n{}{}", file(old), file(rke2));
     assert_eq!(*of(Form::CloudInitK3s), golden);
     assert_eq!(decoded(&read(&golden)["write_files"][1]["content"]), CONFIG);
-    // A name that YAML would take for something else.
+    // A name that YAML would read as another type.
     let odd = Guest::new("true", "123").unwrap();
     let secret = read(&text(Form::RancherSecret, &odd, "https://h", &material(), true));
     let annotations = &secret["metadata"]["annotations"];

@@ -1,4 +1,4 @@
-//! What is said of the end of a target's credentials, and of the API key's.
+//! Conditions about the end of a target's credentials and of the API key.
 
 use super::status::{seconds, time};
 use super::watched::Watched;
@@ -6,15 +6,15 @@ use super::{Plan, Record, Seconds, due};
 use api::ApiKey;
 use api::ConditionStatus::{self, False, True};
 
-/// The condition that says that a credential is about to end.
+/// Type of the condition that a credential ends soon.
 pub const EXPIRING: &str = "Expiring";
-/// The condition that says that the API key is about to end.
+/// Type of the condition that the API key ends soon.
 pub const MINTER_EXPIRING: &str = "MinterExpiring";
 
 /// Status, reason and message of a condition.
 pub(super) type Says = (ConditionStatus, &'static str, String);
 
-/// When its end is told as near. `None`: it has none.
+/// Time from which the condition Expiring is True. `None`: no credential ends.
 pub fn alarm(plan: &Plan, record: &Record, ends: Option<Seconds>) -> Option<Seconds> {
     match due(plan, record) {
         Some(due) => Some(due.latest),
@@ -22,7 +22,7 @@ pub fn alarm(plan: &Plan, record: &Record, ends: Option<Seconds>) -> Option<Seco
     }
 }
 
-/// What is said of the target's credentials, of which the first ends then.
+/// Condition Expiring of the target's credentials. `ends`: the earliest end of them.
 pub(super) fn expiring(
     plan: &Plan,
     record: &Record,
@@ -36,7 +36,7 @@ pub(super) fn expiring(
             let named = watched.ending_by(now + plan.schedule.minimum_left, now);
             let named = if named.is_empty() { format!("it ends at {}", time(end)) } else { named };
             let reason = if end <= now { "Expired" } else { "NobodyRotates" };
-            (True, reason, format!("{named}: nobody replaces that"))
+            (True, reason, format!("{named}: not replaced automatically"))
         }
         (true, Some(end)) if end <= now => (True, "Expired", format!("it ended at {}", time(end))),
         (true, _) => {
@@ -48,8 +48,9 @@ pub(super) fn expiring(
     }
 }
 
-/// From when on the end of an API key is told as near: so long before it as a credential is to have
-/// left, half of its life at most. `None`: it has no end.
+/// Time from which the end of an API key is reported as near: the schedule's least remaining time
+/// before it, but at most half of the key's lifetime. For a key that a TokenRotation renews: its
+/// end. `None`: the key has no end.
 pub fn key_alarm(plan: &Plan, key: &ApiKey) -> Option<Seconds> {
     let end = seconds(key.expires_at.as_deref()?)?;
     if key.renewed {
@@ -60,7 +61,7 @@ pub fn key_alarm(plan: &Plan, key: &ApiKey) -> Option<Seconds> {
     Some(end - plan.schedule.minimum_left.min(half).max(0))
 }
 
-/// What is said of an API key. `refused`: the Rancher does not accept it, whatever its time.
+/// Condition of an API key. `refused`: the Rancher does not accept the key, whatever its times.
 pub(super) fn minter(plan: &Plan, key: &ApiKey, refused: bool, now: Seconds) -> Says {
     let end = key.expires_at.as_deref().unwrap_or_default();
     let is_over = seconds(end).is_some_and(|end| end <= now);

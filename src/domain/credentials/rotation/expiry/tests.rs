@@ -1,4 +1,4 @@
-//! API keys that end, and whom that is told.
+//! Conditions of API keys that end.
 
 use super::super::status;
 use super::*;
@@ -29,7 +29,7 @@ fn an_api_key_that_nobody_renews_is_told_in_time() {
         (key(Some(0), Some(90 * DAY), true), 89 * DAY, "Renewed"),
         (key(Some(0), Some(90 * DAY), true), 90 * DAY, "Expired"),
         (key(Some(0), Some(90 * DAY), false), 90 * DAY, "Expired"),
-        // Half of a short life.
+        // Half of a short lifetime.
         (key(Some(0), Some(DAY), false), DAY / 2 - 1, "TimeLeft"),
         (key(Some(0), Some(DAY), false), DAY / 2, "NobodyRenews"),
         (key(None, Some(90 * DAY), false), 83 * DAY, "NobodyRenews"),

@@ -1,8 +1,8 @@
-//! All cloud credentials that an API key may see, as far as they have been read.
+//! All cloud credentials that an API key may read, as far as they have been read.
 //!
-//! Invariants: what was read longest ago is read next, a few at a time, so that many cost no more
-//! than few; what is no longer listed is forgotten; what was known of one stays until it is read
-//! again, also what an earlier leader has recorded.
+//! Invariants: the credentials read longest ago are read next, a few at a time, so that many cost
+//! no more calls than few; a credential that is no longer listed is removed; the entry of a
+//! credential stays until it is read again, even if an earlier leader recorded it.
 
 use std::collections::BTreeMap;
 
@@ -11,20 +11,20 @@ use super::watched::{self, Watched};
 use super::{Seconds, status};
 use api::WatchedCredential;
 
-/// What came of reading one.
+/// Result of reading a cloud credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// A token, whose end may be known.
+    /// Name and times of its token. The expiry may be unknown.
     Says(Says),
-    /// Why nothing is known of it.
+    /// Reason why its token is not known.
     Nothing(String),
 }
 
-/// What is known, by the name of the Secret.
+/// Entries of all cloud credentials, by the name of their Secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Census {
     known: BTreeMap<String, Entry>,
-    /// How often one was read.
+    /// Number of reads so far.
     reads: u64,
 }
 
@@ -34,12 +34,12 @@ struct Entry {
     name: String,
     ends: Option<Seconds>,
     unknown: Option<String>,
-    /// Which of all reads its last one was.
+    /// Number of its last read, counted over all entries. `None`: not read yet.
     read: Option<u64>,
 }
 
 impl Census {
-    /// What was recorded before, and by others.
+    /// Census with the entries of a status, which may be another process's. None counts as read.
     pub fn recorded(before: &[WatchedCredential]) -> Self {
         let entry = |one: &WatchedCredential| {
             let entry = Entry {
@@ -54,7 +54,7 @@ impl Census {
         Self { known: before.iter().filter_map(entry).collect(), reads: 0 }
     }
 
-    /// Which there are, by name and title.
+    /// Replaces the list of credentials by pairs of name and title. Entries that are listed stay.
     pub fn listed(&mut self, all: impl IntoIterator<Item = (String, String)>) {
         let mut before = std::mem::take(&mut self.known);
         for (name, title) in all {
@@ -63,14 +63,15 @@ impl Census {
         }
     }
 
-    /// Those that are to be read next.
+    /// Names of the credentials to read next, at most as many as given.
     pub fn next(&self, most: usize) -> Vec<String> {
         let mut all: Vec<(&String, &Entry)> = self.known.iter().collect();
         all.sort_by_key(|(_, entry)| entry.read);
         all.into_iter().take(most).map(|(name, _)| name.clone()).collect()
     }
 
-    /// One was read. When a dead one has ended nobody says: what was told of it first stays.
+    /// Stores the result of a read. The exact end of a dead credential is not known, so the end
+    /// that was stored first stays.
     pub fn read(&mut self, name: &str, found: Found, now: Seconds) {
         let Some(entry) = self.known.get_mut(name) else { return };
         self.reads += 1;
@@ -90,13 +91,13 @@ impl Census {
         }
     }
 
-    /// How many there are, and how many of them have not been read yet.
+    /// Number of credentials, and how many of them are not read yet.
     pub fn count(&self) -> (usize, usize) {
         let unread = self.known.values().filter(|entry| entry.read.is_none()).count();
         (self.known.len(), unread)
     }
 
-    /// What is told of them.
+    /// Credentials as a status lists them.
     pub fn told(&self, is_rotated: impl Fn(&str) -> bool) -> Watched {
         let told = |(name, entry): (&String, &Entry)| WatchedCredential {
             user: String::new(),

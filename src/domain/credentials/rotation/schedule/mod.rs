@@ -1,8 +1,8 @@
-//! When a credential is replaced.
+//! Time at which a credential is replaced.
 //!
-//! Invariants: never before a hundredth of its life is over, so that one that is wrong about its
-//! time is not replaced in a loop; always before it ends, whatever window there is; the same
-//! answer for the same credential, however often it is asked for.
+//! Invariants: a credential is not replaced before a hundredth of its lifetime is over, so that
+//! wrong times do not cause a loop; it is due before it ends, whatever its window is; the same
+//! credential has the same time in each call.
 
 use sha2::{Digest as _, Sha256};
 
@@ -10,45 +10,46 @@ use super::Seconds;
 
 const MINUTE: Seconds = 60;
 const DAY: Seconds = 86_400;
-/// The epoch began on a Thursday.
+/// Weekday of the epoch, a Thursday, counted from Monday as 0.
 const EPOCH_DAY: Seconds = 3;
 
-/// When, as a spec asks for it.
+/// Schedule of a spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// Share of its life that is left, in percent.
+    /// Share of the lifetime that is left at the replacement, in percent.
     pub left_percent: Seconds,
-    /// But no less than that, up to half of its life.
+    /// Least time that is left at the replacement, up to half of the lifetime, in seconds.
     pub minimum_left: Seconds,
-    /// Up to so much of its life earlier, in percent.
+    /// Largest advance by jitter, in percent of the lifetime.
     pub jitter_percent: Seconds,
-    /// Only then, if that is not too late.
+    /// Window in which a replacement may begin, unless it comes too late. `None`: any time.
     pub window: Option<Window>,
-    /// Not at all.
+    /// Whether the rotation is paused.
     pub paused: bool,
 }
 
-/// A time of day that comes again.
+/// A maintenance window, in UTC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// When it begins, in minutes after midnight.
+    /// Start of the window, in minutes after midnight.
     pub start: Seconds,
-    /// How long it lasts, in minutes.
+    /// Length of the window, in minutes.
     pub minutes: Seconds,
-    /// On which days it begins, Monday first.
+    /// Days on which the window starts, Monday first.
     pub days: [bool; 7],
 }
 
-/// When a credential is replaced.
+/// Times of a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Due {
-    /// When.
+    /// Time at which the replacement is due.
     pub at: Seconds,
-    /// When at the latest, window or not: from then on it is told that it is about to end.
+    /// Latest time for the replacement, whatever the window is. From then on, the condition
+    /// Expiring is True.
     pub latest: Seconds,
 }
 
-/// The time to replace a credential. `seed` moves it by its share of the jitter.
+/// Times at which a credential is replaced. `seed` chooses its part of the jitter.
 pub fn due(schedule: &Schedule, issued: Seconds, end: Seconds, seed: &str) -> Due {
     let life = (end - issued).max(1);
     let margin = (life * schedule.left_percent / 100).max(schedule.minimum_left.min(life / 2));
@@ -60,10 +61,10 @@ pub fn due(schedule: &Schedule, issued: Seconds, end: Seconds, seed: &str) -> Du
     Due { at: opens.min(latest), latest }
 }
 
-/// The first time from then on at which the window is open.
+/// First time, not before `from`, at which the window is open.
 fn next_open(window: &Window, from: Seconds) -> Seconds {
     let today = from.div_euclid(DAY);
-    // One that began yesterday may last until today; and within a week each day comes.
+    // A window of yesterday may last until today, and each weekday comes within a week.
     (today - 1..=today + 7)
         .filter(|day| window.days[index(*day)])
         .map(|day| day * DAY + window.start * MINUTE)
@@ -75,7 +76,7 @@ fn index(day: Seconds) -> usize {
     usize::try_from((day + EPOCH_DAY).rem_euclid(7)).unwrap_or_default()
 }
 
-/// A part of the whole, always the same for the same seed.
+/// Part of the whole, always the same for the same seed.
 fn share(whole: Seconds, seed: &str) -> Seconds {
     let hash = Sha256::digest(seed.as_bytes());
     let number = hash.iter().take(4).fold(0, |number: i64, byte| number << 8 | i64::from(*byte));

@@ -1,4 +1,4 @@
-//! Times.
+//! Times of replacements.
 
 use proptest::prelude::*;
 

@@ -1,6 +1,6 @@
-//! What is recorded, in the words of the API, and what people are told of it.
+//! Conversion between record and status, and the conditions.
 //!
-//! Invariant: nothing of a credential but its name, its hash and its times gets into a status.
+//! Invariant: of a credential only its name, its hash and its times get into a status.
 
 use chrono::{DateTime, SecondsFormat};
 use serde_json::{Map, Value};
@@ -21,55 +21,58 @@ use api::{
     TokenRotationStatus,
 };
 
-/// The reason of Ready when the target, or what was made for it, cannot be read.
+/// Reason of Ready when the target, or the list of credentials that were made for it, cannot be
+/// read.
 pub const UNREADABLE: &str = "TargetUnreadable";
 const LIFETIME: Seconds = 2_592_000;
-/// Lifetime that a Rancher is asked for where the spec leaves it out. It grants as much as it allows, ninety days
-/// unless it was set up otherwise, and takes more for that.
+/// Lifetime that is requested from a Rancher if the spec sets none, in seconds. Rancher grants as
+/// much as it allows, by default ninety days, and accepts a longer request.
 const LONGEST: Seconds = 31_536_000;
 const OVERLAP: Seconds = 3_600;
-/// The same for a cloud credential: a job that makes machines keeps the one with which it began, and is tried again.
+/// Default overlap for a cloud credential, in seconds: a job that makes machines uses the
+/// credential with which it began, and its retries do too.
 const OVERLAP_THERE: Seconds = 86_400;
 const LEFT_PERCENT: Seconds = 33;
 const MINIMUM_LEFT: Seconds = 604_800;
 const JITTER_PERCENT: Seconds = 5;
-/// Longest name of a rotation that goes into the names of credentials whole.
+/// Longest part of a TokenRotation's name in the names of its credentials, in characters.
 const LONGEST_STEM: usize = 200;
 
-/// How it stands when there is nothing to do for the moment.
+/// State of a rotation that has nothing to do at the moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// The credential is there and is looked after.
+    /// The credential exists and is managed.
     Current,
-    /// The credential is there, and its Rancher keeps it alive.
+    /// The credential exists, and its Rancher keeps it alive.
     KeptByRancher,
-    /// It is there, and only watched.
+    /// The credential exists, and is only watched.
     Watched,
-    /// Nothing is done, because the spec says so.
+    /// The spec pauses the rotation.
     Paused,
-    /// The operator may do nothing in the namespace.
+    /// The operator has no rights in the namespace.
     NotAllowed,
-    /// The target tells nothing.
+    /// The target cannot be read.
     Unreadable(String),
-    /// The API key may not be used for that.
+    /// The API key may not be used for this target or server.
     MinterRefused(String),
-    /// The target cannot be written without harm.
+    /// The target does not hold what the spec names, or a write would do harm.
     Unfit(String),
-    /// It is there and only watched, and of a part of it nothing is known, as the text says.
+    /// The credentials exist and are only watched, and some of them are not known. The text says
+    /// which.
     WatchedInPart(String),
-    /// All cloud credentials of the API key's user are replaced, by TokenRotations that were made for that.
+    /// All cloud credentials of the API key's user are replaced, by TokenRotations made for that.
     Renewed(String),
-    /// Some of them are not, as the text says.
+    /// Some of the cloud credentials are not replaced, as the text says.
     RenewedInPart(String),
-    /// Another TokenRotation for the same credential goes first.
+    /// The credential has a second TokenRotation, which goes first, as the text says.
     Second(String),
-    /// There is nothing to watch, as the text says.
+    /// There is no credential to watch, as the text says.
     Missing(String),
     /// A step has failed, and will be tried again.
     Failed(Step, String),
-    /// Too many old ones could not be revoked.
+    /// Too many old credentials could not be revoked.
     NotRevoked,
-    /// A deletion waits, and what keeps it from going on, if anything does.
+    /// A deletion waits. The text, if any, is the obstacle.
     Leaving(Option<String>),
 }
 
@@ -81,13 +84,15 @@ impl Standing {
                 let message = "Rancher itself keeps this token alive: it has no end, and nothing is rotated until it has one";
                 (True, "KeptByRancher", message.to_owned())
             }
-            Self::Watched => (True, "Watched", "it is not replaced here".to_owned()),
+            Self::Watched => {
+                (True, "Watched", "the credential is only watched, not replaced".to_owned())
+            }
             Self::Paused => {
                 let message = "spec.schedule.paused: nothing is made, published or revoked";
                 (True, "Paused", message.to_owned())
             }
             Self::NotAllowed => {
-                let message = "the operator was given no rights in this namespace: name it in the chart's value credentials.namespaces";
+                let message = "the operator has no rights in this namespace: add it to the chart's value credentials.namespaces";
                 (False, "NamespaceNotAllowed", message.to_owned())
             }
             Self::Unreadable(why) => (False, UNREADABLE, why.clone()),
@@ -109,7 +114,7 @@ impl Standing {
                 let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
                 let waits = why.as_ref().map_or_else(String::new, |why| {
                     let last = plan.deleting.unwrap_or_default() + deletion::patience(plan);
-                    format!(": {why}; at {} it goes without that", time(last))
+                    format!(": {why}; the deletion goes on without that at {}", time(last))
                 });
                 (False, "Deleting", format!("{revokes} are revoked first{waits}"))
             }
@@ -118,11 +123,11 @@ impl Standing {
     }
 }
 
-/// What a rotation is to do.
+/// Plan of a rotation, from its spec and annotations.
 pub fn plan(rotation: &TokenRotation) -> Plan {
     let spec = &rotation.spec;
     let wants = spec.schedule.clone().unwrap_or_default();
-    // All cloud credentials are replaced by others that are made for that.
+    // All cloud credentials are replaced by TokenRotations made for that, not by this one.
     let source = spec.source.as_ref().filter(|_| spec.target.all_cloud_credentials.is_none());
     let account = source.and_then(|source| {
         source.service_account_token.as_ref().or(source.service_account_token_secret.as_ref())
@@ -133,7 +138,7 @@ pub fn plan(rotation: &TokenRotation) -> Plan {
     let minted = source.and_then(|source| source.rancher_token.as_ref());
     let lifetime = account.and_then(|account| account.lifetime_seconds);
     let lifetime = lifetime.or(minted.and_then(|minted| minted.lifetime_seconds));
-    // Rancher ends what is no longer named in a cloud credential, and nothing else.
+    // Rancher deletes a token that a cloud credential no longer names, and no other.
     let prunes = spec.target.cloud_credential.is_some();
     Plan {
         prefix: prefix(rotation),
@@ -158,12 +163,12 @@ pub fn plan(rotation: &TokenRotation) -> Plan {
     }
 }
 
-/// What fits into a status; what does not is told apart by its hash.
+/// Text of a request as a status stores it: up to 64 bytes unchanged, a longer one as its SHA-256.
 fn short(request: &str) -> String {
     if request.len() <= 64 { request.to_owned() } else { hash(request.as_bytes()) }
 }
 
-/// The rotation's name and a part of its UID, so that one that is made again uses other names.
+/// Prefix from the rotation's name and UID, so that a recreated rotation uses other names.
 fn prefix(rotation: &TokenRotation) -> String {
     let name = rotation.metadata.name.as_deref().unwrap_or_default();
     let uid = rotation.metadata.uid.as_deref().unwrap_or_default();
@@ -182,18 +187,19 @@ fn window(wants: &api::Window) -> Option<Window> {
     Some(Window { start, minutes: wants.duration_minutes, days })
 }
 
-/// RFC 3339, to the second.
+/// Text of a time in RFC 3339, to the second.
 pub fn time(at: Seconds) -> String {
     let at = DateTime::from_timestamp(at, 0).unwrap_or_default();
     at.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
-/// Seconds of a time in RFC 3339.
+/// Time of a text in RFC 3339. `None`: the text is no time.
 pub fn seconds(text: &str) -> Option<Seconds> {
     DateTime::parse_from_rfc3339(text).ok().map(|at| at.timestamp())
 }
 
-/// What a status records. A time that cannot be read is one long ago: what rests on it is done now.
+/// Record that a status holds. A time that cannot be read becomes the epoch, so that the step that
+/// depends on it is due now.
 pub fn record(status: Option<&TokenRotationStatus>) -> Record {
     let Some(status) = status else { return Record::default() };
     let at = |text: &String| seconds(text).unwrap_or_default();
@@ -247,26 +253,26 @@ pub fn record(status: Option<&TokenRotationStatus>) -> Record {
     }
 }
 
-/// What is seen beside the record. `None`: nothing now, and what was told before stays.
+/// Observations outside the record. `None`: not observed now, and the status retains its value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Beside {
-    /// What a target holds that is only watched.
+    /// Credentials in a target that is only watched.
     pub watched: Option<Watched>,
-    /// The API key with which a Rancher is asked.
+    /// API key for the Rancher.
     pub key: Option<ApiKey>,
-    /// The Rancher's URL, if the spec does not say it.
+    /// URL of the Rancher, if the spec does not set it.
     pub rancher_url: Option<String>,
-    /// Whether the Rancher does not accept it.
+    /// Whether the Rancher refuses the API key.
     pub refused: bool,
 }
 
-/// What was watched, as a status has it.
+/// Watched credentials that a status lists.
 pub fn watched(status: &TokenRotationStatus) -> Watched {
     let beyond = usize::try_from(status.watched_beyond.unwrap_or_default()).unwrap_or_default();
     Watched { listed: status.watched.clone(), beyond }
 }
 
-/// What a status says. Without a standing, conditions stay as they are.
+/// Status of a rotation. Without a standing, the condition Ready stays as it is.
 pub fn status(
     rotation: &TokenRotation,
     record: &Record,
@@ -287,7 +293,7 @@ pub fn status(
         target: Some(target(&rotation.spec.target)),
         watched: watched.listed.clone(),
         watched_beyond: beyond,
-        // What was named first stays.
+        // The URL that was recorded first stays.
         rancher_url: old.rancher_url.or_else(|| beside.rancher_url.clone()),
         api_key,
         expires_at: ends.map(time),
@@ -308,7 +314,7 @@ pub fn status(
     status
 }
 
-/// A target in one word.
+/// Target as a status shows it: kind and name.
 fn target(target: &Target) -> String {
     match (&target.secret, &target.cloud_credential) {
         (Some(secret), _) => format!("secret/{}", secret.name),
@@ -385,7 +391,7 @@ fn pending(pending: &Pending) -> PendingCredential {
     }
 }
 
-/// The merge patch (RFC 7396) that turns one value into the other.
+/// Merge patch (RFC 7396) that turns the old value into the new one. `None`: they are equal.
 pub fn diff(old: &Value, new: &Value) -> Option<Value> {
     let (Value::Object(before), Value::Object(after)) = (old, new) else {
         return (old != new).then(|| new.clone());

@@ -1,4 +1,4 @@
-//! Records come back from the API as they went there.
+//! Conversion between record and status without loss.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -84,7 +84,7 @@ fn what_is_left_out_has_a_default_and_each_rotation_names_of_its_own() {
     assert_eq!((plan.lifetime, plan.overlap, plan.tells, plan.revokes), (600, 3_600, false, false));
     assert_eq!(plan.schedule.left_percent, 33);
     assert!(plan.prefix.starts_with("guest-") && plan.prefix.len() == 14, "{}", plan.prefix);
-    // A Rancher is asked for more than it grants; what is not known to end counts as before.
+    // A longer lifetime is requested than Rancher grants. The assumed one is the default.
     for (given, asked, presumed) in
         [(json!({}), 31_536_000, 2_592_000), (json!({"lifetimeSeconds": 3_600}), 3_600, 3_600)]
     {
@@ -146,7 +146,7 @@ fn what_ends_soon_is_told_whoever_replaces_it() {
     assert_eq!(says(&watched, &none, &[], 100_000), "NoEnd");
 }
 
-/// Nothing is due, nothing ends, and the reason says who sees to that.
+/// A token that Rancher keeps alive is not due and has no end. The reason names Rancher.
 #[test]
 fn what_rancher_keeps_alive_is_shown_as_such() {
     let current = Current { name: "kubeconfig-u-a".into(), kept_alive: true, ..Current::default() };
@@ -182,7 +182,7 @@ fn what_is_watched_and_cannot_be_seen_now_stays_told() {
         rancher_url: Some("https://a".into()),
     };
     let first = status(&rotation, &Record::default(), &beside, Some(&Standing::Watched), 50);
-    assert_eq!(first.expires_at, Some(time(9_000_000)), "somebody replaces the other");
+    assert_eq!(first.expires_at, Some(time(9_000_000)), "the other one is replaced");
     assert_eq!((first.watched.len(), first.watched_beyond), (32, Some(9)));
     assert_eq!(first.rancher_url.as_deref(), Some("https://a"));
     rotation.status = Some(first.clone());

@@ -1,7 +1,7 @@
-//! What a Secret holds for those who read it, and what it is to hold.
+//! Credentials in a target Secret, and the values to write there.
 //!
-//! Invariant: a Secret that cannot be changed without harm to what else it is for is refused, with
-//! words that hold nothing secret.
+//! Invariant: a Secret is refused if a write would harm its other content. The text of the refusal
+//! contains nothing secret.
 
 use super::super::kubeconfig::{Kubeconfig, Reach, Unfit, Way};
 use super::super::token::Token;
@@ -9,39 +9,39 @@ use super::watched::{self, Watched};
 use super::{Held, Target};
 use api::{SecretTarget, WatchedCredential};
 
-/// A Secret, as far as it matters here.
+/// Fields of a Secret that matter here.
 #[derive(Clone, Debug, Default)]
 pub struct Content {
-    /// Its version.
+    /// Version of the Secret (resourceVersion).
     pub version: String,
-    /// The value of the key.
+    /// Value of the key.
     pub value: Option<Token>,
-    /// Whether nobody may change it.
+    /// Whether the Secret is immutable.
     pub immutable: bool,
-    /// The URL of the Rancher to which the value may be sent, by the Secret's annotation.
+    /// URL of the Rancher to which the value may be sent, from the Secret's annotation.
     pub rancher_url: Option<String>,
 }
 
-/// A target, as it was read.
+/// A target after a read.
 pub struct Read {
-    /// For decisions.
+    /// State of the target, for decisions.
     pub target: Target,
-    /// What is in it, if it is only watched.
+    /// Credentials in the target, if it is only watched.
     pub watched: Watched,
-    /// What is written back, but for the token.
+    /// Kubeconfig to write back with another token.
     kubeconfig: Option<Kubeconfig>,
-    /// Where the token is used; `None`: where everybody is.
+    /// Server where the token is used. `None`: the operator's own API server.
     pub reach: Option<Reach>,
 }
 
 impl Read {
-    /// A target that is no Secret here.
+    /// Read of a target that is no Secret of this cluster, or cannot be used.
     pub fn elsewhere(target: Target, watched: Watched) -> Self {
         Self { target, watched, kubeconfig: None, reach: None }
     }
 }
 
-/// Reads a target. `rotated`: it is to be written, too.
+/// Reads a target. `rotated`: the operator will write it.
 pub fn read(wants: &SecretTarget, rotated: bool, secret: Option<&Content>) -> Read {
     let none = |target| Read::elsewhere(target, Watched::default());
     let Some(secret) = secret else {
@@ -85,7 +85,7 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, U
     };
     let all = config.tokens();
     if !rotated {
-        // Whatever its users authenticate by is told.
+        // All ways in which its users authenticate are listed.
         if let Some(user) = user.filter(|user| !config.has_user(user)) {
             return Err(format!("it has no user {user:?}"));
         }
@@ -122,7 +122,7 @@ fn told(user: &str, way: &Way) -> WatchedCredential {
 }
 
 impl Read {
-    /// The token that its user, or everybody, takes from it.
+    /// Token that the named user uses, or the whole value if the spec names no user.
     pub fn token(&self, wants: &SecretTarget, secret: Option<&Content>) -> Option<Token> {
         match (&wants.kubeconfig_user, &self.kubeconfig) {
             (Some(user), Some(config)) => config.token_of(user).ok().flatten(),
@@ -131,7 +131,7 @@ impl Read {
         }
     }
 
-    /// The value with another token in it. `keep`: with the one that it has beside it.
+    /// Value with another token in it. `keep`: the old token stays beside the new one.
     pub fn with(&self, wants: &SecretTarget, token: &Token, keep: bool) -> Result<Token, Unfit> {
         match (&wants.kubeconfig_user, &self.kubeconfig) {
             (Some(user), Some(config)) => config.with(user, token, keep).map(Token::new),
@@ -140,7 +140,7 @@ impl Read {
         }
     }
 
-    /// The value without the token that was kept. `None`: none was.
+    /// Value without the kept token. `None`: no token is kept.
     pub fn without_previous(&self, wants: &SecretTarget) -> Result<Option<Token>, Unfit> {
         match (&wants.kubeconfig_user, &self.kubeconfig) {
             (Some(user), Some(config)) => Ok(config.without_previous(user)?.map(Token::new)),

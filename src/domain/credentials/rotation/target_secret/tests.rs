@@ -1,4 +1,4 @@
-//! Secrets as they are found.
+//! Reads of target Secrets.
 
 use super::*;
 
@@ -122,7 +122,7 @@ fn of_other_ways_what_can_be_known_is_told_by_user() {
     assert_eq!(seen.watched.unknown(), 5);
     assert!(matches!(seen.target, Target::There { holds: Some(_), .. }), "{:?}", seen.target);
     assert!(!format!("{:?}", seen.watched).contains("secret"));
-    // By name, too, and one that is not there is said to be so.
+    // The user may be named. A user that does not exist is an error.
     let seen = read(&wants(Some("exec")), false, Some(&content(&config.to_string())));
     assert!(matches!(seen.target, Target::There { holds: None, .. }), "{:?}", seen.target);
     assert!(why(&wants(Some("x")), false, Some(&content(CONFIG))).contains("no user \"x\""));

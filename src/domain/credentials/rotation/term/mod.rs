@@ -1,5 +1,5 @@
-//! State of the credential in use, as its issuer gives it at each look: an end may change while the
-//! credential stays the same.
+//! State of the credential in use, as its issuer gives it at each read: the expiry may change while
+//! the credential stays the same.
 
 use super::super::token::{Says, Token};
 use super::{Held, Record, Seconds};
@@ -11,17 +11,18 @@ const EXTENDED: [&str; 2] = ["kubeconfig-u-", "kubeconfig-user-"];
 /// State of a credential, as its issuer gives it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Term {
-    /// Name by which the issuer knows it.
+    /// Name of the credential at the issuer.
     pub id: String,
-    /// Time at which it ends. `None`: never.
+    /// Expiry. `None`: never.
     pub expires: Option<Seconds>,
-    /// Whether the issuer keeps it alive by itself.
+    /// Whether the issuer itself keeps the credential alive.
     pub kept_alive: bool,
 }
 
 impl Term {
-    /// State of a token by a Rancher's word. `None`: there is no word of it. Rancher's own kind in a cloud credential is
-    /// kept alive if it has no end, whichever version that Rancher is.
+    /// State of a token by a Rancher's answer `word`. `None`: the answer does not contain it, or
+    /// the token states its own times. A token that Rancher made itself, in a cloud credential and
+    /// without an end, is kept alive, whichever version that Rancher is.
     pub fn of(token: &Token, word: &Says, in_cloud_credential: bool) -> Option<Self> {
         let own = token.says();
         if own.issued.is_some() || word.issued.is_none() {
@@ -34,17 +35,18 @@ impl Term {
 }
 
 impl Held {
-    /// Whether its issuer keeps it alive.
+    /// Whether the issuer keeps the credential alive.
     pub(super) fn is_kept_alive(&self) -> bool {
         self.term.as_ref().is_some_and(|term| term.kept_alive)
     }
 }
 
-/// The record with what the issuer says now of the credential in use. `None`: that is nothing new.
+/// Record with the present state of the credential in use. `None`: nothing has changed.
 pub(super) fn retimed(record: &Record, held: &Held, now: Seconds) -> Option<Record> {
     let mut next = record.clone();
     let current = next.current.as_mut()?;
-    // One that was seen before is gone. Of ours, those that are there are known by name.
+    // A credential that was readable before and is missing now is gone. Ours are found by their
+    // names.
     let was_seen = !current.ours && (current.expires.is_some() || current.kept_alive);
     let gone = (held.is_missing && was_seen).then(|| Term {
         id: String::new(),
@@ -52,7 +54,7 @@ pub(super) fn retimed(record: &Record, held: &Held, now: Seconds) -> Option<Reco
         kept_alive: false,
     });
     let term = held.term.as_ref().or(gone.as_ref())?;
-    // The end of a dead one is not known: what was recorded first stays.
+    // The exact end of a dead credential is not known: the end that was recorded first stays.
     let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
     let is_same = current.expires == term.expires && current.kept_alive == term.kept_alive;
     if is_same || is_over(current.expires) && is_over(term.expires) {
@@ -60,7 +62,7 @@ pub(super) fn retimed(record: &Record, held: &Held, now: Seconds) -> Option<Reco
     }
     (current.expires, current.kept_alive) = (term.expires, term.kept_alive);
     if term.kept_alive && next.pending.is_none() {
-        // What has failed is not tried again, for nothing is due.
+        // A failed step is not tried again, because nothing is due.
         (next.failures, next.retry_after) = (0, None);
         next.last_result = Some("Adopted".to_owned());
     }

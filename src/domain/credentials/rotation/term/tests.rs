@@ -1,4 +1,4 @@
-//! Tokens that Rancher keeps alive are left to it; others are replaced in time.
+//! Tokens that Rancher keeps alive are not replaced; others are, in time.
 
 use super::super::{
     Act, Change, Current, Plan, Requests, Seen, Step, Target, decide, due, expiry, failed, status,
@@ -33,12 +33,12 @@ fn what_rancher_keeps_alive_is_its_own_kind_without_an_end_in_a_cloud_credential
     }
 }
 
-/// A token without a word of Rancher, such as another user's, may end at any time.
+/// A token that Rancher's answer does not contain, such as another user's, may end at any time.
 #[test]
 fn silence_is_no_word_of_a_token_without_end() {
     let unknown = Says { issued: None, ..told(None) };
     assert_eq!(Term::of(&token("kubeconfig-u-abcdefghij:s"), &unknown, true), None);
-    // {"exp":2000000000,"iat":1000000000}: it says so itself, and no Rancher does.
+    // {"exp":2000000000,"iat":1000000000}: the token states its own times, so it is not Rancher's.
     let signed = "eyJhbGciOiJSUzI1NiJ9.eyJleHAiOjIwMDAwMDAwMDAsImlhdCI6MTAwMDAwMDAwMH0.c2ln";
     let says = token(signed).says();
     assert!(says.issued.is_some());
@@ -70,7 +70,7 @@ fn seen(now: Seconds, expires: Option<Seconds>, kept_alive: bool) -> Seen {
     Seen { now, target, existing: Some(Vec::new()), ..Seen::default() }
 }
 
-/// Record and act of the UI's token that day.
+/// Record and next act after an observation of the UI's token.
 fn after(plan: &Plan, record: &Record, seen: &Seen) -> (Record, Act) {
     let mut record = record.clone();
     loop {
@@ -88,11 +88,11 @@ fn what_rancher_keeps_alive_is_left_alone_until_it_has_an_end() {
     assert!(record.is_kept_alive());
     assert_eq!((act, due(&plan, &record)), (Act::Wait(None), None));
     assert_eq!(expiry::alarm(&plan, &record, None), None);
-    // Ten years later it is the same.
+    // After ten years, nothing has changed.
     let later = NOW + 3_650 * DAY;
     let (record, act) = after(&plan, &record, &seen(later, None, true));
     assert_eq!(act, Act::Wait(None));
-    // Rancher does not keep it alive any more: it is replaced in its time, one that is old at once.
+    // Without Rancher keeping it alive, it is replaced in time, and an old one at once.
     let (soon, end) = (NOW + 5 * DAY, NOW + 95 * DAY);
     let (ends, act) = after(&plan, &record, &seen(soon, Some(end), false));
     assert!(matches!(act, Act::Wait(Some(at)) if at > soon && at < end - 7 * DAY), "{act:?}");
@@ -105,7 +105,8 @@ fn what_rancher_keeps_alive_is_left_alone_until_it_has_an_end() {
     }
 }
 
-/// Revoked by hand, or the API key is another user's by now: that it works is not known any more.
+/// A token that was revoked by hand, or an API key that is now another user's: whether the token
+/// works is no longer known.
 #[test]
 fn what_was_seen_and_is_missing_is_replaced_at_once() {
     let plan = plan();
@@ -122,7 +123,7 @@ fn what_was_seen_and_is_missing_is_replaced_at_once() {
     };
     for before in [seen(NOW, Some(NOW + 90 * DAY), false), seen(NOW, None, true)] {
         let (record, _) = after(&plan, &Record::default(), &before);
-        // Its issuer's list was not to be had: nothing follows.
+        // The issuer's list could not be read: nothing follows.
         let (_, act) = after(&plan, &record, &missing());
         assert!(matches!(act, Act::Wait(_)), "{act:?}");
         let mut gone = missing();
@@ -135,7 +136,8 @@ fn what_was_seen_and_is_missing_is_replaced_at_once() {
     }
 }
 
-/// Rancher extends it within a tenth of a second after it was put there; it may have been seen before.
+/// Rancher removes the end of a token within a tenth of a second after it was put there. The
+/// operator may observe the token before that.
 #[test]
 fn what_rancher_begins_to_keep_alive_is_left_alone_from_then_on() {
     let plan = plan();
@@ -180,7 +182,7 @@ fn what_rancher_keeps_alive_is_replaced_when_that_is_asked_for() {
     }
 }
 
-/// A token that was revoked has ended at each look, and no look is worth a write.
+/// A revoked token has another end at each read. Only the first one is recorded.
 #[test]
 fn a_dead_one_is_recorded_once() {
     let plan = Plan { source: None, ..plan() };

@@ -1,4 +1,4 @@
-//! What a failure leads to; all else is left to the model.
+//! Tests of failures and of single decisions. The model covers the order of steps.
 
 use api::TokenRotation;
 
@@ -20,7 +20,7 @@ fn a_revocation_that_fails_is_tried_ever_later_and_holds_nothing_else_up() {
     assert_eq!((record.failures, record.retry_after), (0, None));
 }
 
-/// A step that fails from now on, every time: how often it is tried in each minute of ten.
+/// Attempts in each of ten minutes, if a step fails every time from now on.
 fn attempts(mut record: Record, target: &Target, fails: Step) -> Vec<u32> {
     let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
         "metadata": {"name": "r", "namespace": "n", "uid": "u"},
@@ -96,7 +96,7 @@ fn attempts(mut record: Record, target: &Target, fails: Step) -> Vec<u32> {
 
 const DAY: Seconds = 86_400;
 
-/// After the first minute there is one attempt a minute at most, whatever it is that fails.
+/// After the first minute there is at most one attempt a minute, whichever step fails.
 #[test]
 fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
     let held = |hash: &str| Held { hash: hash.into(), ..Held::default() };
@@ -147,8 +147,8 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
     }
 }
 
-/// A copy under another user of a kubeconfig is not in the place that is the operator's: nothing is taken
-/// out, and nothing is tried again and again.
+/// A copy of an old token under another user is not in the operator's place: it is not removed, and
+/// no step is repeated.
 #[test]
 fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
     let target = Target::There {
@@ -180,8 +180,8 @@ fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
     assert_eq!(attempts(record, &target, Step::Publish), [0; 10]);
 }
 
-/// A rotation whose deletion was asked for a minute ago, with one credential in use and one that was
-/// replaced and has 10 minutes left.
+/// A rotation whose deletion was requested a minute ago, with one credential in use and a replaced
+/// one that has 10 minutes left.
 fn leaving(revokes: bool) -> (Plan, Record) {
     let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
         "metadata": {"name": "r", "namespace": "n", "uid": "u"},
@@ -219,7 +219,8 @@ fn leaving(revokes: bool) -> (Plan, Record) {
     (plan, record)
 }
 
-/// Acts until it may go, each with the seconds after the deletion was noticed.
+/// Acts until the deletion completes, each with the seconds since the operator observed it, and the
+/// names of the credentials that are left.
 fn left(
     revokes: bool,
     target: &Target,
@@ -265,7 +266,8 @@ fn left(
     panic!("it never goes: {acts:?}")
 }
 
-/// A deletion ends, whatever does not answer or is refused, and names what it leaves.
+/// A deletion ends, whatever does not answer or is refused, and names the credentials that are
+/// left.
 #[test]
 fn a_deletion_ends_whatever_happens() {
     let there = |kept: Option<&str>| Target::There {
@@ -274,7 +276,7 @@ fn a_deletion_ends_whatever_happens() {
         beside: kept.iter().map(|kept| (*kept).to_owned()).collect(),
         kept: kept.map(str::to_owned),
     };
-    // An hour beyond an overlap of an hour, of which a minute has passed.
+    // An hour beyond an overlap of an hour, and a minute of both is over.
     let last = 3_600 + 3_600 - 60;
     let (silent, barred, only) = (Unknown::Silent, Unknown::Barred, Unknown::TargetBarred);
     for (what, revokes, target, unknown, refuses, acts, left_over) in [
@@ -318,7 +320,7 @@ fn a_deletion_ends_whatever_happens() {
             &[],
         ),
         ("refused", true, there(None), silent, true, &[(last, "gone")], &["r-1", "r-2"]),
-        // Another maker's, which Rancher has made to never end, is beside ours for the overlap.
+        // Another maker's token, which Rancher never ends, stays beside ours for the overlap.
         (
             "another's, kept",
             false,
@@ -345,7 +347,7 @@ fn a_deletion_ends_whatever_happens() {
     }
 }
 
-/// A target that is only watched may be a password: what a status says of it gives nothing away.
+/// A credential that is only watched may be a password: its status does not reveal it.
 #[test]
 fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
     let plan = status::plan(&TokenRotation::default());

@@ -1,5 +1,5 @@
-//! Credentials of others: made under a name that looks like one given here, or put into a
-//! target of which nothing is known.
+//! Tests of foreign credentials: made under a name that looks like one of ours, or put into a
+//! target with unknown properties.
 
 use super::*;
 
@@ -75,7 +75,7 @@ fn one_of_which_nothing_is_known_is_replaced_at_once() {
     for (record, is_unseen, is_replaced) in [
         (current(false, None), true, true),
         (current(false, None), false, false),
-        // Its end was known before.
+        // The end was known before.
         (current(false, end), true, false),
         (current(true, None), true, false),
         (current(true, end), true, false),

@@ -1,30 +1,30 @@
-//! Credentials that are only watched: which are told, and which end soon.
+//! Credentials that are only watched: their order in a status, and the ones that end soon.
 //!
-//! Invariants: those that end soonest and that nobody replaces come first, so that what is left out
-//! where there are too many is what matters least; how many were left out is told.
+//! Invariants: the credentials that end soonest and are not replaced come first, so that a full
+//! status omits those that matter least; the number of omitted ones is reported.
 
 use super::super::token::Says;
 use super::{Seconds, status};
 use api::WatchedCredential;
 
-/// As many as a status lists.
+/// Most credentials that a status lists.
 const MOST: usize = 32;
-/// As many as a sentence names.
+/// Most credentials that a message names.
 const MOST_NAMED: usize = 3;
 const LONGEST_NAME: usize = 253;
 const LONGEST_REASON: usize = 400;
 
-/// What is told of a target.
+/// Watched credentials of a target, as a status lists them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
-    /// The first of them.
+    /// First credentials, in their order.
     pub listed: Vec<WatchedCredential>,
-    /// How many more there are.
+    /// Number of credentials that are not listed.
     pub beyond: usize,
 }
 
 impl Watched {
-    /// Of all credentials of a target those that matter most.
+    /// Lists the credentials of a target that matter most, and counts the rest.
     pub fn of(mut all: Vec<WatchedCredential>) -> Self {
         all.sort_by_key(rank);
         let beyond = all.len().saturating_sub(MOST);
@@ -32,17 +32,17 @@ impl Watched {
         Self { listed: all, beyond }
     }
 
-    /// When the first ends that nobody replaces.
+    /// Earliest end of a listed credential that is not replaced.
     pub fn first_end(&self) -> Option<Seconds> {
         self.listed.iter().filter(|one| !one.rotated).filter_map(end).min()
     }
 
-    /// How many of those that are listed do not say when they end.
+    /// Number of listed credentials without a known end.
     pub fn unknown(&self) -> usize {
         self.listed.iter().filter(|one| one.unknown.is_some()).count()
     }
 
-    /// Those that end by then and that nobody replaces, in words.
+    /// Text that names the listed credentials that end until a time and are not replaced.
     pub fn ending_by(&self, at: Seconds, now: Seconds) -> String {
         let near: Vec<&WatchedCredential> =
             self.listed.iter().filter(|one| is_near(one, at)).collect();
@@ -55,17 +55,18 @@ impl Watched {
     }
 }
 
-/// Whether one ends by then, and nobody replaces it.
+/// Whether a credential ends until a time and is not replaced.
 pub fn is_near(one: &WatchedCredential, at: Seconds) -> bool {
     !one.rotated && end(one).is_some_and(|end| end <= at)
 }
 
-/// When one ends, if that is known.
+/// End of a credential, if it is known.
 pub fn end(one: &WatchedCredential) -> Option<Seconds> {
     one.expires_at.as_deref().and_then(status::seconds)
 }
 
-/// Ends that nobody prevents; ends that nobody knows; those that somebody prevents; none.
+/// Sort key: first ends of credentials that are not replaced, then unknown ends, then ends of
+/// credentials that are replaced, then credentials without an end.
 fn rank(one: &WatchedCredential) -> (u8, Seconds) {
     match (end(one), one.rotated) {
         (Some(end), false) => (0, end),
@@ -86,7 +87,8 @@ fn phrase(one: &WatchedCredential, now: Seconds) -> String {
     }
 }
 
-/// When a dead credential ended, nobody says: what was told of it first stays.
+/// Restores the ends of dead credentials from an earlier status: the exact end is not known, so the
+/// first reported one stays.
 pub fn steady(watched: &mut Watched, before: &[WatchedCredential], now: Seconds) {
     for one in watched.listed.iter_mut().filter(|one| end(one).is_some_and(|end| end <= now)) {
         let same = |old: &&WatchedCredential| {
@@ -99,7 +101,7 @@ pub fn steady(watched: &mut Watched, before: &[WatchedCredential], now: Seconds)
     }
 }
 
-/// What is told of a token.
+/// Entry of a token.
 pub fn token(user: &str, says: &Says) -> WatchedCredential {
     WatchedCredential {
         user: short(user),
@@ -109,7 +111,7 @@ pub fn token(user: &str, says: &Says) -> WatchedCredential {
     }
 }
 
-/// What is told of a user whose credential does not say when it ends.
+/// Entry of a user whose credential does not state its end, with the reason.
 pub fn unknown(user: &str, why: &str) -> WatchedCredential {
     WatchedCredential {
         user: short(user),
@@ -118,12 +120,12 @@ pub fn unknown(user: &str, why: &str) -> WatchedCredential {
     }
 }
 
-/// A name, as long as a status takes it, and without what would break a line.
+/// Name without control characters, cut to the length that a status accepts.
 pub(super) fn short(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(LONGEST_NAME).collect()
 }
 
-/// A reason, as long as a status takes it.
+/// Reason with control characters as spaces, cut to the length that a status accepts.
 pub(super) fn reason(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST_REASON).collect()
 }

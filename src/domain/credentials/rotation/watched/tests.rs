@@ -1,4 +1,4 @@
-//! What is listed of many, and what is said of those that end soon.
+//! Order of watched credentials in a status, and the text about those that end soon.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn what_ends_soonest_and_nobody_replaces_is_listed_first() {
     assert_eq!(names(&watched), ["soon", "late", "odd", "rotated", "never"]);
     assert_eq!((watched.first_end(), watched.unknown(), watched.beyond), (Some(20), 1, 0));
     let only = Watched::of(vec![WatchedCredential { rotated: true, ..one("a", Some(10)) }]);
-    assert_eq!(only.first_end(), None, "somebody replaces it");
+    assert_eq!(only.first_end(), None, "it is replaced");
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn those_that_end_by_then_are_named() {
     );
     let said = watched.ending_by(9, 9);
     assert!(said.contains("it ended at") && said.ends_with("2 others"), "{said}");
-    assert!(!said.contains("cc-r"), "somebody replaces it: {said}");
+    assert!(!said.contains("cc-r"), "it is replaced: {said}");
     assert_eq!(watched.ending_by(-1, 0), "");
 }
 

@@ -272,7 +272,7 @@ fn what_three_pools_hold_comes_free_with_the_last() {
     }
 }
 
-/// A tenant may write the status: that must not get it an address that another pool gave out.
+/// A tenant may write the status. It must not gain an address that another pool gave out.
 #[test]
 fn a_published_address_that_another_pool_holds_is_not_taken_back() {
     let mut book = book(&[&pool("a", 1, 10, 19), &pool("b", 2, 10, 19)]);

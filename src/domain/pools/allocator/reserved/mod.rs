@@ -218,7 +218,7 @@ impl Book {
         self.reserved.by_uid.contains_key(uid) || self.reserved.former.contains_key(uid)
     }
 
-    /// Reserves the claims of a pool that is gone: their LoadBalancers go on publishing them.
+    /// Reserves the claims of a pool that is gone: their LoadBalancers continue to publish them.
     pub(super) fn reserve_claims_of(&mut self, name: &str, pool: &Pool) {
         for (ip, owner) in pool.ledger.claims().iter().filter(|(_, owner)| !owner.uid.is_empty()) {
             let claim = Claim { pool: name.to_owned(), ip: *ip };

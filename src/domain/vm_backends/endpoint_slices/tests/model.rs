@@ -30,7 +30,7 @@ fn endpoint(n: usize, (serving, terminating): (bool, bool), family: Family) -> E
     endpoint
 }
 
-/// VMs, of which a few, all or none serve.
+/// Sets of VMs in which a few, all or none serve.
 fn vms() -> impl Strategy<Value = Vec<Option<(bool, bool)>>> {
     let quiet = prop::sample::select(vec![None, Some((false, false)), Some((false, true))]);
     let some = prop_oneof![

@@ -90,7 +90,7 @@ fn report(scene: &Scene, start: Instant, asked: &BTreeMap<String, Instant>) -> R
     let mut last = start;
     for seen in scene.of_namespace(NAMESPACE) {
         let key = &seen.now.key;
-        let asked = asked.get(key).with_context(|| format!("{key} was not asked for"))?;
+        let asked = asked.get(key).with_context(|| format!("{key} was not requested"))?;
         let got = seen.addressed.with_context(|| format!("{key} has no address"))?;
         ensure!(seen.now.pool == POOL, "{key} is served by {}", seen.now.pool);
         waits.push(got.saturating_duration_since(*asked));

@@ -55,7 +55,7 @@ impl World {
     }
 
     /// Checks the scene after every change until `look` returns a value. After the deadline the
-    /// error names `what` and the result of the last look.
+    /// error names `what` and the result of the last check.
     pub(crate) async fn until<P: Probe>(
         &mut self,
         deadline: Duration,
@@ -71,7 +71,7 @@ impl World {
             let left = end.saturating_duration_since(Instant::now());
             match timeout(left, self.change()).await {
                 Ok(changed) => changed?,
-                Err(_) => bail!("no {what} within {deadline:?}; last look: {last}"),
+                Err(_) => bail!("no {what} within {deadline:?}; last result: {last}"),
             }
         }
     }

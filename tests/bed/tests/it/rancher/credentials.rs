@@ -217,7 +217,7 @@ async fn a_content_that_names_an_unknown_token_is_waited_for() {
     let other = site.rancher.credential(&site.user, "other", "c-m-prod", &c).unwrap();
     settled(&site, &other, None).await;
     assert_eq!(annotation(&site, &cc, CHECKSUM), Some(sum));
-    assert!(site.rancher.accepts(&first), "it is not ended for what cannot be read");
+    assert!(site.rancher.accepts(&first), "an unreadable content ended the token");
 }
 
 #[tokio::test(flavor = "multi_thread")]

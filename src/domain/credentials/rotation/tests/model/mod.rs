@@ -1,9 +1,10 @@
-//! Two leaders, a consumer and a person who edits, in every order that dice bring about.
+//! Model test: two leaders, a consumer and a person who edits, in random orders.
 //!
-//! What must hold after each step: what the target holds works, and what it held within the overlap
-//! works, unless it ended by itself or by the person's hand; nothing is made that was not named in
-//! the record, nothing published that was not tried out, and nothing of somebody else's overwritten
-//! before its time. At the end, when all is calm: one credential works and no other.
+//! Invariants after each step: the credential in the target works, and so does each one that the
+//! target held within the overlap, unless it ended by itself or a person revoked it; no credential
+//! is made without a recorded name, none is published without a test, and no foreign one is
+//! overwritten before its time. At the end, without disturbances: one credential works and no
+//! other.
 
 mod world;
 
@@ -12,7 +13,7 @@ use world::{Fault, Move, World};
 const SEEDS: u64 = 2_000;
 const STEPS: usize = 160;
 
-/// Numbers that look drawn, and are the same each time.
+/// Pseudorandom numbers, the same in each run.
 struct Dice(u64);
 
 impl Dice {
@@ -66,10 +67,10 @@ fn whatever_happens_what_the_target_holds_works() {
             Err(why) => panic!("seed {seed}: {why}"),
         }
     }
-    assert!(published > SEEDS, "only {published} published: the dice do not reach far");
+    assert!(published > SEEDS, "only {published} published: the random orders do not reach far");
 }
 
-/// Each part of the protocol is there for a reason: without it, some order of things goes wrong.
+/// Each part of the protocol is necessary: without it, some order of steps fails.
 #[test]
 fn without_any_one_part_some_order_goes_wrong() {
     for fault in Fault::ALL {

@@ -1,4 +1,4 @@
-//! What must hold after each step, and in the end.
+//! Invariants after each step and at the end.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ impl World {
         Ok(())
     }
 
-    /// Nobody disturbs any more. In the end one works, and no other of ours.
+    /// Runs without disturbances until one credential works and no other of ours exists.
     pub fn calm(&mut self) -> Result<(), String> {
         self.mend();
         while !self.in_flight.is_empty() {
@@ -70,7 +70,7 @@ impl World {
     fn one_is_left(&self) -> Result<(), String> {
         let held = self.secret.as_ref().and_then(|secret| secret.token.clone()).unwrap_or_default();
         let held_works = works(&self.credentials[&held], self.now);
-        // Expired by itself or not: what is not revoked counts.
+        // A credential that is not revoked counts, even if it has expired.
         let ours: BTreeSet<&String> =
             self.credentials.values().filter(|c| c.ours && c.alive).map(|c| &c.name).collect();
         let expected = BTreeSet::from([&self.credentials[&held].name]);

@@ -1,4 +1,4 @@
-//! The world of the model: an issuer, a target, a record, and two who work on them.
+//! World of the model: an issuer, a target, a record, and two workers.
 
 mod end;
 mod person;
@@ -19,9 +19,9 @@ pub enum Move {
     Crash(usize),
     /// The next call is refused.
     FailNext(usize),
-    /// The next call is carried out, and the answer is lost.
+    /// The next call is carried out, and its answer is lost.
     LoseNext(usize),
-    /// The next publication is under way until it lands.
+    /// The next publication stays under way until it lands.
     HangNext(usize),
     Land,
     Pass(Seconds),
@@ -35,7 +35,7 @@ pub enum Move {
     Leak,
 }
 
-/// What is left out of the protocol.
+/// Part of the protocol that is left out.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
     RevokeBeforeOverlap,
@@ -68,7 +68,7 @@ struct Credential {
     alive: bool,
     /// Revoked by a person.
     by_hand: bool,
-    /// Reported as leaked, or replaced by one that was made for such a report.
+    /// Reported as leaked, or replaced because of such a report.
     leaked: bool,
     ours: bool,
     expires: Option<Seconds>,
@@ -82,13 +82,13 @@ struct Secret {
     token: Option<String>,
     beside: Option<String>,
     spoilt: bool,
-    /// A person has put back what was replaced: that does not give it more time once it is out again.
+    /// A person has put a replaced token back. That does not extend its overlap.
     put_back: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Worker {
-    /// What it has looked at, until it acts on it.
+    /// State that the worker has read and not acted on yet, with the version of the record.
     looked: Option<(Record, u64, Seen)>,
     hand: Option<Hand>,
     trouble: Option<Trouble>,
@@ -113,9 +113,9 @@ pub struct World {
     workers: [Worker; 2],
     in_flight: Vec<(String, String, bool)>,
     named: BTreeSet<String>,
-    /// Who was in the target, and until when it last was.
+    /// Last time at which each token was in the target, by hash.
     held: BTreeMap<String, Seconds>,
-    /// A person's own, while it is in the target and was not adopted yet.
+    /// Number of credentials that were made.
     minted: u64,
     foreign: u64,
     asked: u64,
@@ -201,7 +201,7 @@ impl World {
         self.check()
     }
 
-    /// Remembers since when something is in the target.
+    /// Records the time at which the present token is in the target.
     fn note(&mut self) {
         let secret = self.secret.as_ref().filter(|secret| !secret.put_back);
         if let Some(hash) = secret.and_then(|secret| secret.token.clone()) {
@@ -235,7 +235,7 @@ impl World {
         Seen { now: self.now, target, existing, hand, unknown: Unknown::Silent }
     }
 
-    /// First the target, then the record: whatever is recorded later was not known to it.
+    /// Reads the target before the record: the record may be newer than the target.
     fn look(&mut self, who: usize) {
         let seen = self.seen(None);
         self.workers[who].looked = Some((self.record.clone(), self.record_version, seen));
@@ -276,7 +276,7 @@ impl World {
             self.look(who);
             return Ok(());
         };
-        // The clock is looked at last.
+        // The clock is read last.
         seen.now = self.now;
         let act = self.decide(who, &record, &seen);
         let trouble = match act {
@@ -316,7 +316,7 @@ impl World {
                     self.published += u64::from(change == Change::Published);
                 }
                 if leak && self.record.current.as_ref() == Some(&current) {
-                    // Whoever reports a leak wants the end of all that were there.
+                    // After a report of a leak, all earlier credentials count as leaked.
                     for (hash, credential) in &mut self.credentials {
                         credential.leaked |= *hash != current.hash;
                     }
@@ -355,14 +355,14 @@ impl World {
         self.record_version += 1;
         self.named.extend(next.pending.iter().map(|pending| pending.name.clone()));
         self.record = next.clone();
-        // It goes on from what it has written, and from the target that it has seen before.
+        // The worker continues with its own record, and with the target that it read before.
         self.workers[who].looked = Some((next, self.record_version, seen.clone()));
         true
     }
 
     fn mint(&mut self, name: &str) -> Result<Hand, String> {
         if !self.named.contains(name) {
-            return Err(format!("{name} is made and nobody knows"));
+            return Err(format!("{name} is made without a recorded name"));
         }
         let readable = self.plan.source.is_some_and(|source| source.readable);
         let there = |c: &Credential| c.name == name && c.alive;
@@ -389,7 +389,7 @@ impl World {
     fn verify(&mut self, who: usize) -> Result<(), String> {
         let hand = self.workers[who].hand.as_mut().ok_or("nothing in hand")?;
         let made = hand.made.as_ref().ok_or("nothing made")?;
-        let credential = self.credentials.get_mut(&made.hash).ok_or("unheard of")?;
+        let credential = self.credentials.get_mut(&made.hash).ok_or("unknown credential")?;
         credential.verified = credential.alive;
         hand.verified = credential.alive;
         Ok(())
@@ -401,11 +401,11 @@ impl World {
         keep: bool,
         trouble: Option<Trouble>,
     ) -> Result<(), String> {
-        let pending = record.pending.as_ref().ok_or("nothing is on its way")?;
+        let pending = record.pending.as_ref().ok_or("no credential is pending")?;
         let publishing = pending.publishing.as_ref().ok_or("not recorded as published")?;
         let hash = publishing.made.hash.clone();
         if !self.credentials[&hash].verified {
-            return Err(format!("{hash} is published and was not tried out"));
+            return Err(format!("{hash} is published and was not tested"));
         }
         self.in_flight.push((publishing.replaces.clone(), hash, keep));
         if trouble != Some(Trouble::Hang) {
@@ -414,7 +414,7 @@ impl World {
         Ok(())
     }
 
-    /// The last write that is under way arrives.
+    /// Lets the last write that is under way arrive.
     fn land(&mut self) {
         let Some((replaces, hash, keep)) = self.in_flight.pop() else { return };
         let version = self.secret.as_ref().map(|secret| secret.version.to_string());
@@ -430,7 +430,7 @@ impl World {
         self.note();
     }
 
-    /// The target is read once more, and only if the answer is the same it is done.
+    /// Revokes a credential, if a second read of the target leads to the same decision.
     fn revoke(&mut self, who: usize, name: &str) {
         self.look(who);
         let Some((record, _, seen)) = self.workers[who].looked.clone() else { return };
@@ -440,7 +440,7 @@ impl World {
         for credential in self.credentials.values_mut().filter(|c| c.name == name && c.ours) {
             credential.alive = false;
         }
-        // What is gone is seen to be at the next look.
+        // The next read shows that the credential is gone.
         self.workers[who].looked = None;
     }
 }

@@ -1,9 +1,9 @@
-//! What a person does to the Secret, and to what is in it.
+//! Edits of the Secret by a person.
 
 use super::{Credential, Secret, World};
 
 impl World {
-    /// A person writes the Secret.
+    /// Writes the Secret as a person does.
     pub(super) fn edit(&mut self, foreign: bool, hash: Option<String>) {
         self.versions += 1;
         let put_back = hash.is_some();
