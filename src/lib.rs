@@ -2,7 +2,8 @@
 //!
 //! Rooms, in the order in which data flows: [`api`] holds the types, [`domain`] decides, `k8s`
 //! calls the API server, [`rancher`] calls a Rancher, `controllers` connect them, `http` serves
-//! metrics, probes and admission, `cli` starts all of them.
+//! metrics, probes and admission, `cli` starts all of them. `tls` has the TLS
+//! settings of [`prober`] and [`rancher`].
 
 pub mod agent;
 pub mod cli;
@@ -12,5 +13,6 @@ pub mod k8s;
 pub mod metrics;
 pub mod prober;
 pub mod rancher;
+mod tls;
 
 pub use {api, domain};

@@ -43,7 +43,7 @@ impl Dial {
             Probe::Https(request, bundle) => {
                 let config = match bundle {
                     Some(pem) => tls::trusting(pem)?,
-                    None => tls::unchecked()?,
+                    None => tls::unverified()?,
                 };
                 let tls = Tls { config: Arc::new(config), name: tls::name(request)? };
                 Some(Get::new(check.port, 443, request, Some(tls))?)

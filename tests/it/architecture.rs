@@ -16,11 +16,12 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 const LONGEST_FILE: usize = 450;
 
 /// Rooms of the operator, and the rooms that each may use, as in DESIGN.md.
-const ROOMS: [(&str, &[&str]); 8] = [
+const ROOMS: [(&str, &[&str]); 9] = [
     ("metrics", &[]),
+    ("tls", &[]),
     ("k8s", &["metrics"]),
-    ("prober", &["metrics"]),
-    ("rancher", &[]),
+    ("prober", &["metrics", "tls"]),
+    ("rancher", &["tls"]),
     ("http", &["k8s", "metrics"]),
     ("agent", &["http", "k8s", "metrics"]),
     ("controllers", &["k8s", "metrics", "prober", "rancher"]),

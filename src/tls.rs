@@ -1,0 +1,102 @@
+//! TLS settings of the clients that are not kube's: of a Rancher, and of probed backends.
+//!
+//! Invariant: sessions are not resumed. A resumed session skips the certificate, so a replaced or
+//! expired one would not be noticed.
+
+use std::sync::Arc;
+
+use rustls_platform_verifier::BuilderVerifierExt as _;
+use tokio_rustls::rustls;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, WantsClientCert};
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{
+    ClientConfig, ConfigBuilder, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    WantsVerifier,
+};
+
+/// Settings that trust exactly the certificates in this PEM. Other content, such as keys, is
+/// ignored. The error says which certificate cannot be used and why, and quotes nothing of the text:
+/// it may be from a Secret.
+pub(crate) fn trusting(pem: &str) -> Result<ClientConfig, String> {
+    let mut roots = RootCertStore::empty();
+    for (at, certificate) in CertificateDer::pem_slice_iter(pem.as_bytes()).enumerate() {
+        let unfit = |why: String| format!("certificate {}: {why}", at + 1);
+        let certificate = certificate.map_err(|_| unfit("it is not PEM".to_owned()))?;
+        roots.add(certificate).map_err(|e| unfit(e.to_string()))?;
+    }
+    if roots.is_empty() {
+        return Err("no certificate in PEM".to_owned());
+    }
+    Ok(finished(builder()?.with_root_certificates(roots)))
+}
+
+/// Settings that trust the authorities of the system. The error says why it has none.
+pub(crate) fn trusting_system() -> Result<ClientConfig, String> {
+    let verified = builder()?.with_platform_verifier();
+    Ok(finished(verified.map_err(|e| format!("the system has no authorities: {e}"))?))
+}
+
+/// Settings that accept any certificate and any proof of its key: for requests without a secret.
+pub(crate) fn unverified() -> Result<ClientConfig, String> {
+    let verifier = Arc::new(Unverified(Arc::new(aws_lc_rs::default_provider())));
+    Ok(finished(builder()?.dangerous().with_custom_certificate_verifier(verifier)))
+}
+
+fn builder() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, String> {
+    // Names the provider, so that the default that another crate sets does not matter.
+    ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|e| format!("no TLS here: {e}"))
+}
+
+fn finished(builder: ConfigBuilder<ClientConfig, WantsClientCert>) -> ClientConfig {
+    let mut config = builder.with_no_client_auth();
+    config.resumption = Resumption::disabled();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config
+}
+
+/// Verifier that accepts any certificate and any proof of its key.
+#[derive(Debug)]
+struct Unverified(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Unverified {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    // Signatures are not verified either: certificates of X.509 version 1, which old appliances
+    // have, cannot be parsed for that.
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
