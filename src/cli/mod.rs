@@ -8,6 +8,7 @@ mod dhcp;
 mod lease_agent;
 mod logs;
 mod support;
+mod takeover;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -37,6 +38,8 @@ enum Command {
     /// Makes, prints, renews and revokes a guest cluster's way into Harvester: the cloud config of its
     /// cloud provider and CSI driver.
     CloudConfig(Box<cloud_config::CloudConfigArgs>),
+    /// Takes over from Harvester's Go controller, or goes back to it. Prints the plan; --apply carries it out.
+    Takeover(Box<takeover::TakeoverArgs>),
     /// Prints what a maintainer asks for first: versions, pools, who waits, last decisions. No secrets.
     Support(Reach),
     /// Prints the CustomResourceDefinitions.
@@ -112,6 +115,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
             Box::pin(controller::run(*args)).await
         }
         Command::CloudConfig(args) => Box::pin(cloud_config::run(*args)).await,
+        Command::Takeover(args) => Box::pin(takeover::run(*args)).await,
         Command::Support(reach) => support::run(&reach).await,
         Command::Crds { out } => crds(out.as_deref()),
     }

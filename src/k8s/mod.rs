@@ -1,7 +1,7 @@
 //! The only room that talks to the API server: informers, guarded writes, events, the Lease.
 //!
 //! Invariants: every call has a deadline; every write is refused here when this process does not lead,
-//! but the Lease's, admission's, those of the `cloud-config` command and the condition that names
+//! but the Lease's, admission's, those of the `cloud-config` and `takeover` commands and the condition that names
 //! another controller that leads; every write rests on a resourceVersion, so that a decision made from
 //! an old view is refused by the server instead of carried out.
 
@@ -42,6 +42,7 @@ pub mod lease;
 pub mod other_controller;
 pub mod read;
 pub mod records;
+pub mod takeover;
 pub mod trimmed;
 mod unread;
 pub mod views;

@@ -29,5 +29,6 @@ mod restore;
 mod rotation;
 mod silence;
 mod support;
+mod takeover;
 mod versions;
 mod vms;

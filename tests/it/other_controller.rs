@@ -49,14 +49,14 @@ subjects: [{kind: ServiceAccount, name: harvester-load-balancer, namespace: harv
 
 /// The Go controller, as far as addresses of guests are concerned.
 #[derive(Clone)]
-struct Go {
+pub(crate) struct Go {
     client: Client,
     /// Whether it gives addresses while it leads.
     works: Arc<AtomicBool>,
 }
 
 impl Go {
-    async fn new(cluster: &Cluster) -> Result<Self> {
+    pub(crate) async fn new(cluster: &Cluster) -> Result<Self> {
         cluster.bed.apply_yaml(ACCOUNT).await?;
         let account = ("harvester-system", "harvester-load-balancer");
         let file = cluster.bed.service_account_kubeconfig(account.0, account.1, None).await?;
@@ -67,6 +67,23 @@ impl Go {
         })
         .await?;
         Ok(Self { client, works: Arc::new(AtomicBool::new(true)) })
+    }
+
+    /// The same where there may be no Lease yet.
+    pub(crate) async fn acquire_or_create(&self) -> Result<()> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
+        if leases.get_opt(LEASE).await?.is_none() {
+            let lease = serde_json::from_value(json!({"metadata": {"name": LEASE}, "spec": {}}))?;
+            drop(leases.create(&PostParams::default(), &lease).await);
+        }
+        self.acquire().await
+    }
+
+    /// Whether it holds the Lease.
+    pub(crate) async fn holds(&self) -> Result<bool> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
+        let holder = leases.get_opt(LEASE).await?.and_then(|lease| lease.spec?.holder_identity);
+        Ok(holder.as_deref() == Some(GO))
     }
 
     /// Competes for the Lease until it has it: once it has not changed for its own duration.
@@ -98,7 +115,7 @@ impl Go {
     }
 
     /// Renews, and gives addresses, until it fails or is dropped.
-    async fn lead(&self) -> Result<()> {
+    pub(crate) async fn lead(&self) -> Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
         loop {
             let mut lease = leases.get(LEASE).await?;
@@ -119,7 +136,7 @@ impl Go {
     }
 
     /// Gives the Lease back, as at its end (`ReleaseOnCancel`).
-    async fn release(&self) -> Result<()> {
+    pub(crate) async fn release(&self) -> Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
         let mut lease = leases.get(LEASE).await?;
         lease.spec = serde_json::from_value(json!({"leaseDurationSeconds": 1}))?;
