@@ -1,8 +1,8 @@
-//! How the programs are linked.
+//! Linker options of the programs.
 
 fn main() {
     println!("cargo::rerun-if-changed=src/build.rs");
-    // Half a megabyte of relocations, of which the loader reads every page, becomes a few of them. Debian's
-    // C library knows the form since 2.36.
+    // Packs half a megabyte of relocations, every page of which the loader reads, into a few pages.
+    // Debian's C library supports the format since 2.36.
     println!("cargo::rustc-link-arg-bin=lease-agent=-Wl,-z,pack-relative-relocs");
 }

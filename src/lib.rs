@@ -1,8 +1,8 @@
 //! Load-balancer addresses for guests of Harvester: one operator in the host cluster.
 //!
-//! Rooms, in the order data flows: [`api`] holds the types, [`domain`] decides, `k8s` talks to
-//! the API server, [`rancher`] to a Rancher, `controllers` join them, `http` shows what goes on, `cli`
-//! starts it all.
+//! Rooms, in the order in which data flows: [`api`] holds the types, [`domain`] decides, `k8s`
+//! calls the API server, [`rancher`] calls a Rancher, `controllers` connect them, `http` serves
+//! metrics, probes and admission, `cli` starts all of them.
 
 pub mod agent;
 pub mod cli;

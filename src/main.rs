@@ -3,14 +3,14 @@
 use clap::Parser;
 use harvester_guest_operator::cli;
 
-/// A third of the work is JSON, in many small pieces between a few large ones. The system's
-/// allocator searched for room for longer than the pieces were used.
+/// A third of the work is JSON: many small allocations between a few large ones. The system's
+/// allocator spent more time on finding room than the allocations lived.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-// One thread: the work is waiting for an API server, and 1,000 addresses cost a third of a second
-// of it. More threads would cost memory on every node, not time.
+// One thread: the process mostly waits for an API server, and 1,000 addresses take a third of a
+// second of CPU time. More threads would cost memory on every node and save no time.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     cli::run(cli::Cli::parse()).await

@@ -1,4 +1,4 @@
-//! Owns time as the agent sees it: since the machine started, suspension included.
+//! Owns the agent's clock: time since the machine started, suspension included.
 
 use chrono::{DateTime, FixedOffset, Utc};
 

@@ -1,7 +1,8 @@
 //! Owns the one task that makes and removes links.
 //!
-//! To remove one takes the kernel some 20 ms, to make one half a millisecond; so what is to be made
-//! comes first, and nothing waits for the rest. What a crash left behind goes together, at once.
+//! The kernel takes some 20 ms to remove a link and half a millisecond to make one. So links are
+//! made first, and nothing waits for a removal. Links that a crash left behind are removed as a
+//! group, at once.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -11,28 +12,28 @@ use tokio::task::JoinHandle;
 use super::links::{Links, name};
 use crate::domain::dhcp::Mac;
 
-/// What is to be done.
+/// Job for the task.
 #[derive(Clone, Debug)]
 pub(super) enum Job {
     /// Make a lease's link on that interface.
     Make { parent: u32, mac: Mac, lease: String },
     /// Remove a lease's link.
     Remove(Mac),
-    /// Remove what a crash left behind: all links of the network but those of these names that are as they
-    /// are to be.
+    /// Remove all links of the network except those with these names that are configured correctly:
+    /// a crash left the rest behind.
     ClearAllBut(HashSet<String>),
 }
 
-/// What came of it.
+/// Outcome of a job.
 #[derive(Clone, Debug)]
 pub(super) enum Done {
     Made(Mac),
-    /// It could not be made, and why.
+    /// The link could not be made; with the error.
     Failed(Mac, String),
     Removed(Mac),
 }
 
-/// Takes jobs, and tells what came of them. The task ends with it.
+/// Handle of the task: accepts jobs and reports their outcomes. Dropping it ends the task.
 pub(super) struct Hands {
     jobs: UnboundedSender<Job>,
     pub(super) done: UnboundedReceiver<Done>,
@@ -86,7 +87,7 @@ async fn work(links: Links, mut queue: UnboundedReceiver<Job>, tell: UnboundedSe
                 continue;
             }
         };
-        // What is to be removed and then made anew is removed first.
+        // A link that is to be removed and then made again is removed first.
         if let Some(at) = later.iter().position(|other| *other == mac) {
             later.remove(at);
             remove(&links, mac, &tell).await;
@@ -99,19 +100,19 @@ async fn work(links: Links, mut queue: UnboundedReceiver<Job>, tell: UnboundedSe
     }
 }
 
-/// Links that could not be removed go with the namespace, or are found by the next agent.
+/// Links that could not be removed go with the network namespace, or the next agent finds them.
 async fn clear(links: &Links, needed: &HashSet<String>) {
     match links.remove_all_but(needed).await {
         Ok(removed) if removed.is_empty() => {}
-        Ok(removed) => tracing::info!(?removed, "removed links that were left behind"),
-        Err(error) => tracing::warn!(%error, "links are left behind"),
+        Ok(removed) => tracing::info!(?removed, "removed links of an earlier agent"),
+        Err(error) => tracing::warn!(%error, "cannot remove links of an earlier agent"),
     }
 }
 
 async fn remove(links: &Links, mac: Mac, tell: &UnboundedSender<Done>) {
     let link = name(mac);
     if let Err(error) = links.remove(&link).await {
-        // It goes with the namespace, or is found by the next agent.
+        // The link goes with the network namespace, or the next agent finds it.
         tracing::warn!(link, %error, "cannot remove a link");
     }
     let _ = tell.send(Done::Removed(mac));

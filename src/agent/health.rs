@@ -1,6 +1,6 @@
-//! Health and metrics of a lease agent, as [`crate::http::probes`] asks for it.
+//! Health and metrics of a lease agent, as [`crate::http::probes`] reads them.
 //!
-//! An agent that stands by is ready: it would speak as soon as nobody else does.
+//! A standby agent is ready: it takes over as soon as no other agent holds the network's Lease.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use crate::http::probes::Process;
 use crate::k8s::lease::Leadership;
 use crate::metrics::{Dhcp, Metrics};
 
-/// What the answers are made of.
+/// Inputs of the health and metrics answers.
 #[derive(Clone)]
 pub struct Health {
     /// The process's metrics.
     pub metrics: Metrics,
-    /// Those of its leases.
+    /// Metrics of the process's DHCP leases.
     pub dhcp: Dhcp,
-    /// How these stand.
+    /// State of the leases that is computed on each request for metrics.
     pub standing: Arc<Standing>,
-    /// Its claim to speak.
+    /// Leadership: whether this process holds the network's Lease.
     pub leadership: Arc<Leadership>,
 }
 
@@ -33,6 +33,6 @@ impl Process for Health {
     }
 
     fn readiness(&self) -> Result<(), &'static str> {
-        if self.leadership.looked() { Ok(()) } else { Err("the lease has not been seen yet") }
+        if self.leadership.looked() { Ok(()) } else { Err("the Lease has not been read yet") }
     }
 }

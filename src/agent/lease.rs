@@ -1,4 +1,4 @@
-//! One lease as the agent holds it: its record, its client, its link.
+//! State of one lease in the agent: its record, its client, its link.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -12,73 +12,73 @@ use crate::domain::dhcp::{
     Client, ClientId, Identity, Listening, Mac, Moment, Options, Record, State, former, held,
 };
 
-/// Where a lease's link is.
+/// State of a lease's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkState {
-    /// It is being made.
+    /// The link is being made.
     Making,
-    /// It is there.
+    /// The link exists.
     There,
-    /// It is being removed, and then the lease is over.
+    /// The link is being removed; the lease ends after that.
     Removing,
-    /// It is gone.
+    /// The link is removed.
     Gone,
 }
 
-/// A lease.
+/// State of one lease.
 #[allow(clippy::struct_excessive_bools, reason = "each can be so or not at any time")]
 pub(super) struct Lease {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) uid: String,
-    /// The record's version, as last seen or written.
+    /// The record's resourceVersion, as last read or written.
     pub(super) version: String,
     finalizers: Vec<String>,
-    /// Its record is to go, and the address to be given back.
+    /// Whether the record is being deleted, so that the address must be released.
     pub(super) leaving: bool,
-    /// Its record is gone, however that came about.
+    /// Whether the record is gone, for whatever reason.
     pub(super) gone: bool,
     pub(super) identity: Identity,
-    /// The address that is asked for at first.
+    /// Address requested first, before any was leased.
     wish: Option<Ipv4Addr>,
-    /// Whether servers are asked to broadcast their answers in any case.
+    /// Whether the client always asks servers to broadcast their answers.
     broadcast: bool,
-    /// From when its link is there.
+    /// DHCP client; set once the link exists.
     pub(super) client: Option<Client>,
     pub(super) link: LinkState,
-    /// How often making the link failed.
+    /// Number of failed attempts to make the link.
     pub(super) failures: u32,
-    /// The status as it is stored.
+    /// Status as stored in the record.
     pub(super) stored: DHCPLeaseStatus,
-    /// What is to be written, and whether that is under way.
+    /// Next write of the record; taken when the write starts.
     pub(super) pending: Option<Pending>,
     pub(super) writing: bool,
-    /// When something that failed is tried again.
+    /// When to retry after a failure.
     pub(super) retry: Option<Duration>,
-    /// Whether its client was told to give the address back.
+    /// Whether the client was asked to release the address.
     pub(super) released: bool,
-    /// When it is this lease's turn.
+    /// Time of the lease's next turn.
     pub(super) deadline: Option<Duration>,
-    /// Whether its client has said its last word.
+    /// Whether the client has finished.
     pub(super) done: bool,
-    /// What is counted of it now.
+    /// Client state under which the metrics count the lease.
     pub(super) counted: Option<State>,
     pub(super) listening: Listening,
 }
 
-/// What is to be written.
+/// Pending write of a record.
 #[derive(Clone, Debug)]
 pub(super) enum Pending {
-    /// What the client asked for.
+    /// Record that the client asked to store.
     Record(Record),
-    /// The link could not be made.
+    /// Report that the link could not be made.
     LinkFailed(String),
-    /// The finalizer is to go.
+    /// Removal of the agent's finalizer.
     Finish,
 }
 
 impl Lease {
-    /// Reads a record. `Err`: what is wrong with it.
+    /// Parses a record. `Err` names the invalid field value.
     pub(super) fn read(record: DHCPLease) -> Result<Self, String> {
         let spec = &record.spec;
         let identity = Identity {
@@ -117,7 +117,8 @@ impl Lease {
         })
     }
 
-    /// Takes over what a newer reading of the record says beside its status.
+    /// Updates version, finalizers and deletion from a newer version of the record, and the status
+    /// unless a write is under way.
     pub(super) fn update(&mut self, record: &DHCPLease) {
         let version = record.resource_version().unwrap_or_default();
         if !is_newer(&version, &self.version) {
@@ -131,7 +132,7 @@ impl Lease {
         }
     }
 
-    /// The client, which goes on where the record says that an earlier one was.
+    /// Creates the client. It resumes the lease that the record holds, if any.
     pub(super) fn begin(&mut self, mut options: Options, seed: u64, at: Moment) -> &mut Client {
         options.wish = self.wish;
         options.broadcast |= self.broadcast;
@@ -148,22 +149,22 @@ impl Lease {
         self.client.insert(client)
     }
 
-    /// Whether the record says that there is an address.
+    /// Whether the record holds an address.
     pub(super) fn holds(&self) -> bool {
         self.stored.address.is_some()
     }
 
-    /// The finalizers that are not ours.
+    /// Finalizers of the record that are not the agent's.
     pub(super) fn other_finalizers(&self) -> Vec<String> {
         self.finalizers.iter().filter(|name| *name != DHCP_FINALIZER).cloned().collect()
     }
 
-    /// What people call it.
+    /// `namespace/name` of the record, for messages.
     pub(super) fn title(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// What Events are about.
+    /// Reference to the record, for Events.
     pub(super) fn reference(&self) -> ObjectReference {
         ObjectReference {
             api_version: Some(DHCPLease::api_version(&()).into_owned()),
@@ -176,12 +177,13 @@ impl Lease {
     }
 }
 
-/// Now, on both clocks.
+/// Current time on both clocks.
 pub(super) fn moment() -> Moment {
     Moment { now: clock::now(), wall: clock::wall() }
 }
 
-/// Versions are numbers in practice. What is not is taken for newer: it came later.
+/// Compares resourceVersions, which are numbers in practice. A version that is not a number counts
+/// as newer unless it is equal: it arrived later.
 fn is_newer(version: &str, than: &str) -> bool {
     match (version.parse::<u64>(), than.parse::<u64>()) {
         (Ok(version), Ok(than)) => version > than,

@@ -1,12 +1,14 @@
-//! Owns the leases' interfaces: one macvlan each, in mode `source` without any source, without an address.
+//! Owns the leases' interfaces: one macvlan each, in mode `source` without any source and without
+//! an address.
 //!
-//! Such a link claims its hardware address on the interface that it is on, and is handed no frame: in another
-//! mode the kernel copies each broadcast of the network to each link.
+//! Such a link makes its parent interface accept frames to its hardware address, and receives no
+//! frame itself: in other modes the kernel copies each broadcast of the network to each link.
 //!
-//! Invariants: a link's alias says whose it is, and only links with this network's alias are ever
-//! touched; its name says its hardware address, so a lease finds the one that it had. What a crash
-//! leaves behind is told by the alias and removed. What the kernel tells by itself comes through a
-//! socket of its own: it drops what it cannot deliver, and an answer may not be among that.
+//! Invariants: the alias of a link names the network whose agent made it, and only links with this
+//! network's alias are ever changed or removed; the name of a link is its hardware address, so a
+//! lease finds the link that it had. Links that a crash left behind are recognised by the alias and
+//! removed. Notifications of the kernel have a socket of their own: the kernel drops notifications
+//! that it cannot deliver, and an answer must not be among them.
 
 use std::collections::HashSet;
 use std::io;
@@ -28,32 +30,33 @@ use rtnetlink::{
 
 use crate::domain::dhcp::{Mac, agent_name};
 
-/// What the kernel answers.
+/// Errors of the kernel, as negative errno.
 const EXISTS: i32 = -17;
 const NO_SUCH_DEVICE: i32 = -19;
-/// The first group that links are put into to be removed together; the next that is free is taken.
+/// First interface group tried for removing links together; the next free one is used.
 const FIRST_GROUP: u32 = 0x6c62_0000;
 
 type Messages = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
 
-/// The way to the kernel's links.
+/// Access to the kernel's links, by netlink.
 #[derive(Clone, Debug)]
 pub(super) struct Links {
     handle: Handle,
-    /// What the alias of each of the network's links begins with.
+    /// Prefix of the alias of each link of this network.
     mark: String,
 }
 
-/// What the kernel tells by itself.
+/// Link notifications of the kernel.
 pub(super) struct Changes {
     messages: Messages,
     links: Links,
-    /// A look at all links, since the kernel dropped a message for want of room. Kept while
-    /// the agent does something else: it takes longer the more links there are.
+    /// List of all links that is under way after the kernel dropped a notification for want of
+    /// buffer space. It survives a dropped [`Changes::next`]: it takes longer the more links there
+    /// are.
     look: Option<BoxFuture<'static, Result<Vec<Link>, Error>>>,
 }
 
-/// What is known of a link.
+/// State of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Link {
     pub(super) index: u32,
@@ -61,29 +64,29 @@ pub(super) struct Link {
     pub(super) mac: Option<Mac>,
     pub(super) parent: Option<u32>,
     pub(super) alias: String,
-    /// Whether it is up, and its cable plugged in.
+    /// Whether the link is up and has carrier.
     pub(super) carries: bool,
-    /// The group of links that it is in.
+    /// Interface group of the link.
     pub(super) group: u32,
     /// The mode of a macvlan.
     pub(super) mode: Option<MacVlanMode>,
-    /// Whether it is up, and set as it is to be.
+    /// Whether the link is a macvlan in mode `source`, up, with ARP off.
     pub(super) ready: bool,
 }
 
-/// Something happened to a link.
+/// Change of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// It is new, or different.
+    /// The link is new or has changed.
     Is(Link),
-    /// It is no more.
+    /// The link was removed.
     Gone(Link),
-    /// Nobody knows what happened, but these are all there are.
+    /// Notifications were lost; these are all links that exist now.
     All(Vec<Link>),
 }
 
 impl Links {
-    /// Opens the way. What happens from now on is told.
+    /// Connects to netlink. Notifications start now.
     pub(super) fn connect(network: &str) -> io::Result<(Self, Changes)> {
         let (connection, _, messages) = new_multicast_connection(&[MulticastGroup::Link])?;
         tokio::spawn(connection);
@@ -93,15 +96,15 @@ impl Links {
         Ok((links.clone(), Changes { messages, links, look: None }))
     }
 
-    /// All links there are.
+    /// Lists all links.
     pub(super) async fn all(&self) -> Result<Vec<Link>, Error> {
         self.handle.link().get().execute().map_ok(read).try_collect().await
     }
 
     /// Whether this agent, or one before it, made the link for this network.
     ///
-    /// A link that was made and not yet marked when its agent crashed is known by its name. Agents of
-    /// earlier versions made private ones.
+    /// A link without an alias belongs to an agent that crashed before it set one; its name proves
+    /// that an agent made it. Agents of earlier versions made links in mode `private`.
     pub(super) fn is_ours(&self, link: &Link) -> bool {
         let made = matches!(link.mode, Some(MacVlanMode::Source | MacVlanMode::Private));
         let unmarked = link.alias.is_empty() && made;
@@ -109,8 +112,8 @@ impl Links {
             || (unmarked && link.mac.is_some_and(|mac| link.name == name(mac)))
     }
 
-    /// Makes the link of a lease, up. One that is there already is taken if it is as it would be
-    /// made, and replaced if it is not.
+    /// Makes the link of a lease and sets it up. An existing link is reused if it has the right
+    /// configuration, and replaced if not.
     pub(super) async fn make(&self, parent: u32, mac: Mac, lease: &str) -> Result<(), Error> {
         let (name, alias) = (name(mac), self.alias(lease));
         match self.add(parent, mac, &name, &alias).await {
@@ -128,22 +131,22 @@ impl Links {
         self.add(parent, mac, &name, &alias).await
     }
 
-    /// Up, with all set before that, so that it never says a word by itself: it answers nobody's
-    /// ARP, for the machine's own addresses would be answered for there too, and the kernel gives
-    /// it no address of IPv6.
+    /// Adds a link and sets it up last, so that it never sends a frame by itself: ARP is off,
+    /// because the link would also answer for the machine's own addresses, and the kernel assigns
+    /// it no IPv6 address.
     async fn add(&self, parent: u32, mac: Mac, name: &str, alias: &str) -> Result<(), Error> {
         let link =
             LinkMacVlan::new(name, parent, MacVlanMode::Source).address(mac.0.to_vec()).arp(false);
         self.handle.link().add(link.build()).execute().await?;
-        // Of a link that it is about to make, the kernel ignores the alias.
+        // The kernel ignores an alias in the request that makes a link.
         let alias = LinkUnspec::new_with_name(name).alias(alias);
         self.handle.link().set(alias.build()).execute().await?;
         let quiet = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
         let quiet = LinkUnspec::new_with_name(name)
             .append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![quiet]));
         if let Err(error) = self.handle.link().set(quiet.build()).execute().await {
-            // As it should be where there is no IPv6.
-            tracing::debug!(name, %error, "addresses of IPv6 are left to the kernel");
+            // Expected where there is no IPv6.
+            tracing::debug!(name, %error, "cannot turn off IPv6 addresses on the link");
         }
         let up = LinkUnspec::new_with_name(name).up();
         let done = self.handle.link().set(up.build()).execute().await;
@@ -153,7 +156,7 @@ impl Links {
         done
     }
 
-    /// Removes a link. It takes the kernel some 20 ms.
+    /// Removes a link of this network. The kernel takes some 20 ms.
     pub(super) async fn remove(&self, name: &str) -> Result<(), Error> {
         let Some(link) = self.by_name(name).await? else { return Ok(()) };
         if !self.is_ours(&link) {
@@ -162,8 +165,9 @@ impl Links {
         gone_or(self.handle.link().del(link.index).execute().await)
     }
 
-    /// Removes all links of the network but those of these names that are as they are to be, and returns
-    /// the names of those that it removed. They go as a group, which takes the kernel hardly longer than one.
+    /// Removes all links of the network except those with these names that are configured
+    /// correctly, and returns the names of the removed links. They go as a group, which takes the
+    /// kernel hardly longer than one link.
     pub(super) async fn remove_all_but(
         &self,
         needed: &HashSet<String>,
@@ -186,7 +190,7 @@ impl Links {
         Ok(left.into_iter().map(|link| link.name).collect())
     }
 
-    /// The link by a name.
+    /// Reads the link with this name.
     pub(super) async fn by_name(&self, name: &str) -> Result<Option<Link>, Error> {
         let mut found = self.handle.link().get().match_name(name.to_owned()).execute();
         match found.try_next().await {
@@ -196,8 +200,8 @@ impl Links {
         }
     }
 
-    /// The kernel takes 255 octets. What does not fit is left out at the end, where it only tells
-    /// people whose it is.
+    /// Alias of a lease's link. The kernel takes 255 octets. The end is cut: it holds the lease's
+    /// name, which is only for people.
     fn alias(&self, lease: &str) -> String {
         let mut alias = format!("{} {lease}", self.mark);
         alias.truncate(250);
@@ -206,8 +210,7 @@ impl Links {
 }
 
 impl Changes {
-    /// The next change, or nothing if the kernel does not tell any more. May be dropped while it
-    /// waits.
+    /// Next change, or `None` when the kernel sends no more notifications. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Change> {
         loop {
             if let Some(look) = &mut self.look {
@@ -216,7 +219,7 @@ impl Changes {
                 match all {
                     Ok(all) => return Some(Change::All(all)),
                     Err(error) => {
-                        tracing::warn!(%error, "cannot look at links");
+                        tracing::warn!(%error, "cannot list links");
                         return None;
                     }
                 }
@@ -238,12 +241,12 @@ impl Changes {
     }
 }
 
-/// The name of a lease's link.
+/// Name of a lease's link: `lb` and the hardware address without colons.
 pub(super) fn name(mac: Mac) -> String {
     format!("lb{}", mac.to_string().replace(':', ""))
 }
 
-/// Passes over a link that is gone already.
+/// Treats a link that is gone already as success.
 fn gone_or(answer: Result<(), Error>) -> Result<(), Error> {
     match answer {
         Err(error) if is(&error, NO_SUCH_DEVICE) => Ok(()),
@@ -287,7 +290,7 @@ fn read(message: LinkMessage) -> Link {
     link
 }
 
-/// The mode of a macvlan.
+/// Mode of a macvlan.
 fn mode(info: LinkInfo) -> Option<MacVlanMode> {
     let LinkInfo::Data(InfoData::MacVlan(data)) = info else { return None };
     data.into_iter().find_map(|one| match one {
@@ -305,7 +308,7 @@ mod tests {
 
     use super::*;
 
-    /// An agent that is busy drops its wait for the kernel's word each time that something else comes.
+    /// A busy agent drops the future of `next` each time that another event comes first.
     #[tokio::test]
     async fn a_look_at_all_links_goes_on_while_there_is_other_work() {
         let (links, _) = Links::connect("default/lan").unwrap();

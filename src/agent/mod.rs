@@ -1,11 +1,12 @@
-//! The agent of one network: it holds all leases of it.
+//! The DHCP agent of one network: it holds all leases of the network.
 //!
-//! The only room with privileges. A term begins when the network's Lease is won: the records are
-//! read, the links put right, the clients go on where the records say they were. It ends at once when
-//! another process has the claim, and nothing of it is kept: what counts is in the records. Invariants: no
-//! frame leaves without a current claim, but those that ask for more time for what is held while the API
-//! server is silent; frames leave on the agent's interface only; a record has an address before anybody may
-//! use it, and loses it before it is given up.
+//! This is the only room with privileges. A term begins when the agent acquires the network's
+//! Lease: it reads the records, corrects the links, and resumes each client from its record. The
+//! term ends at once when another process holds the Lease. No state of a term survives it: only the
+//! records count. Invariants: no frame is sent without current leadership, except requests to
+//! extend held leases while the API server is silent; frames leave on the agent's interface only;
+//! an address is in the record before it may be used, and removed from the record before it is
+//! released.
 
 mod clock;
 mod hands;
@@ -35,53 +36,53 @@ use crate::k8s::records::Records;
 use crate::k8s::write::Writer;
 use crate::metrics::Dhcp;
 
-/// What one agent is to do.
+/// Configuration of one agent.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `namespace/name` of the NetworkAttachmentDefinition.
     pub network: String,
-    /// The interface that leads there.
+    /// Name of the interface on the network.
     pub interface: String,
-    /// Its name in records.
+    /// Name of this agent in records.
     pub me: String,
-    /// How a fresh address is probed.
+    /// How a newly granted address is probed by ARP.
     pub probe: Probe,
-    /// Subnets whose addresses may be leased. Empty: any.
+    /// Subnets whose addresses may be leased. Empty: any address.
     pub subnets: Arc<[Ipv4Net]>,
-    /// Whether an address is kept after its lease has ended without an answer.
+    /// Whether an address stays in use after its lease has expired without an answer.
     pub keep: bool,
-    /// Whether servers are asked to broadcast their answers in any case.
+    /// Whether servers are always asked to broadcast their answers.
     pub broadcast: bool,
 }
 
-/// What it does that with.
+/// Agent of one network, with its dependencies.
 #[derive(Clone)]
 pub struct Agent {
-    /// What it is to do.
+    /// Configuration.
     pub settings: Settings,
-    /// Reads records.
+    /// Reader of DHCPLeases.
     pub records: Records,
-    /// Writes, while it may.
+    /// Writer of DHCPLeases; it writes only while this process is leader.
     pub writer: Writer,
-    /// Whether it may.
+    /// Leadership: whether this process holds the network's Lease.
     pub leadership: Arc<Leadership>,
-    /// Tells people.
+    /// Recorder of Events.
     pub events: Events,
-    /// Counts.
+    /// Metrics of the leases.
     pub dhcp: Dhcp,
-    /// How things stand.
+    /// State of the leases that is computed on each request for metrics.
     pub standing: Arc<Standing>,
 }
 
-/// What is worked out when somebody asks for metrics.
+/// State of the leases that is computed on each request for metrics.
 #[derive(Debug, Default)]
 pub struct Standing {
-    /// When the first lease ends, on the agent's clock in milliseconds; 0 for never.
+    /// Earliest expiry of a lease, on the agent's clock in milliseconds; 0 for never.
     first_expiry: AtomicU64,
 }
 
 impl Standing {
-    /// Brings the metrics up to date.
+    /// Updates the metrics.
     pub fn show(&self, dhcp: &Dhcp, speaks: bool) {
         let end = Duration::from_millis(self.first_expiry.load(Ordering::Relaxed));
         let left = end.saturating_sub(clock::now()).as_secs();
@@ -95,25 +96,26 @@ impl Standing {
     }
 }
 
-/// Gives up all privileges but two. To be called before there is a second thread.
+/// Drops all capabilities but two. Must run before a second thread starts.
 pub fn drop_privileges() -> anyhow::Result<()> {
     privileges::keep_two()
 }
 
-/// Whether the interface is there and may be listened on; whoever can do that can speak there too.
+/// Checks that the interface exists and that a packet socket opens on it; such a socket can also
+/// send.
 pub fn check(interface: &str) -> anyhow::Result<()> {
     wire::may_open(interface).with_context(|| format!("--interface {interface}"))
 }
 
 impl Agent {
-    /// One term. It does not end by itself but by a fault.
+    /// Runs one term. Returns only on an error.
     pub async fn term(&self) -> anyhow::Result<()> {
         let result = Term::begin(self).await?.run().await;
         self.standing.set(None);
         result
     }
 
-    /// Removes the links of the network that this agent made: it is about to end.
+    /// Removes the links that this agent made for the network. Called before the agent exits.
     pub async fn clear(&self) -> anyhow::Result<()> {
         let (links, _changes) = Links::connect(&self.settings.network)?;
         links.remove_all_but(&HashSet::new()).await?;

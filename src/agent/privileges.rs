@@ -1,17 +1,17 @@
-//! Owns what the process may do: two capabilities, and none beside them.
+//! Owns the privileges of the process: two capabilities and no other.
 
 use anyhow::{Context as _, bail};
 use rustix::thread::{CapabilityFlags, CapabilitySets, capabilities, set_capabilities};
 
-/// What it takes, each with what it is for.
+/// Required capabilities, each with its name and its purpose.
 const NEEDED: [(CapabilityFlags, &str, &str); 2] = [
-    (CapabilityFlags::NET_ADMIN, "NET_ADMIN", "it makes an interface for each address"),
-    (CapabilityFlags::NET_RAW, "NET_RAW", "it speaks DHCP before there is an address"),
+    (CapabilityFlags::NET_ADMIN, "NET_ADMIN", "the agent makes an interface for each address"),
+    (CapabilityFlags::NET_RAW, "NET_RAW", "the agent sends DHCP before there is an address"),
 ];
 
-/// Gives up everything but the two, or says by name which is missing.
+/// Drops all capabilities but the two, or names the missing one.
 ///
-/// The kernel keeps this by thread: it comes before any other thread is started.
+/// Capabilities belong to a thread: this must run before any other thread starts.
 pub(super) fn keep_two() -> anyhow::Result<()> {
     let now = capabilities(None).context("read this process's capabilities")?;
     for (flag, name, purpose) in NEEDED {
@@ -23,7 +23,7 @@ pub(super) fn keep_two() -> anyhow::Result<()> {
     let sets =
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilityFlags::empty() };
     set_capabilities(None, sets).context("give up capabilities")?;
-    // No program that it might start gets them back.
+    // A program that the process might start cannot regain them.
     rustix::thread::set_no_new_privs(true).context("give up gaining privileges")?;
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! What a client's events are to metrics, logs and people.
+//! Reports a client's events as metrics, logs and Kubernetes Events.
 
 use super::Agent;
 use super::lease::Lease;
 use crate::domain::dhcp::{Event, Record, Trouble, reason};
 
-/// Counts, logs and tells what happened to a lease.
+/// Counts, logs and publishes an event of a lease.
 pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
     let dhcp = &agent.dhcp;
     let record = lease.title();
@@ -21,7 +21,7 @@ pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
             tracing::debug!(record, %server, %address, "offered");
         }
         Event::Unusable { server, address, why } => {
-            tracing::debug!(record, %server, %address, %why, "an offer of no use");
+            tracing::debug!(record, %server, %address, %why, "offer is unusable");
         }
         Event::Acquired { address, server, took } => {
             dhcp.acquire_seconds.observe(took.as_secs_f64());
@@ -32,10 +32,7 @@ pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
             tracing::debug!(record, %server, "renewed");
         }
         Event::ServerChanged { from, to } => {
-            normal(
-                "ServerChanged",
-                format!("{to} gave the address more time, and no longer {from}"),
-            );
+            normal("ServerChanged", format!("{to} extended the lease instead of {from}"));
         }
         Event::Lost { address, how } => {
             warning("AddressLost", format!("{address} is lost: {how:?}"));
@@ -46,7 +43,7 @@ pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
         }
         Event::Declined { address, by, .. } => {
             dhcp.declines.inc();
-            warning("AddressInUse", format!("{address} was handed back: {by} has it"));
+            warning("AddressInUse", format!("{address} was declined: {by} uses it"));
         }
         Event::StillAnnounced { address, by } => {
             warning(
@@ -58,19 +55,19 @@ pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
             warning(
                 "NotReleased",
                 format!(
-                    "{address} was not given back: {by} has it. Its server frees it when its lease ends"
+                    "{address} was not released: {by} uses it. The server frees it when the lease expires"
                 ),
             );
         }
         Event::Undisputed => tracing::debug!(record, "undisputed"),
         Event::Retry => dhcp.retries.inc(),
         Event::Released { address } => {
-            normal("AddressReleased", format!("{address} was given back"));
+            normal("AddressReleased", format!("{address} was released"));
         }
         Event::Duplicate { from } => {
             warning(
                 "DuplicateClient",
-                format!("{from} speaks with the hardware address {}", lease.identity.mac),
+                format!("{from} sends DHCP with the hardware address {}", lease.identity.mac),
             );
         }
         Event::Ignored(why) => {
@@ -80,7 +77,7 @@ pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
     }
 }
 
-/// Tells people of what is wrong, once.
+/// Reports what keeps an address from use as a warning, unless [`event`] reports it already.
 pub(super) fn trouble(agent: &Agent, lease: &Lease, record: &Record) {
     let told_otherwise = |trouble: &Trouble| {
         matches!(

@@ -1,9 +1,9 @@
-//! Owns the one packet socket of an agent: its ear and its mouth on the network's interface.
+//! Owns the one packet socket of an agent, which receives and sends on the network's interface.
 //!
-//! It is bound to the interface on which the leases' links are, where every frame to any of them
-//! passes, so it is one socket whatever the number of leases. Invariants: it is open only while
-//! somebody listens; it sends on that interface and on no other; the kernel drops everything but
-//! DHCP to clients, and ARP while somebody probes, before this process is woken.
+//! It is bound to the interface that carries the leases' links. Every frame to any of them passes
+//! there, so one socket serves any number of leases. Invariants: it is open only while a client
+//! waits for an answer; it sends on that interface and on no other; the kernel drops everything but
+//! DHCP to clients, and ARP while a client probes, before it wakes this process.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -16,23 +16,24 @@ use tokio::net::UnixDatagram;
 
 use crate::domain::dhcp;
 
-/// `ETH_P_ALL` in the order of the network. Only such a socket sees frames before the kernel hands
+/// `ETH_P_ALL` in network byte order. Only such a socket receives frames before the kernel hands
 /// them to the link that they are for.
 const EVERYTHING: i32 = 0x0300;
-/// A filter's last word: so many octets of the frame.
+/// Opcode that ends a filter: how many octets of the frame to accept.
 const RETURN: u16 = 0x06;
-/// Room for a burst of answers; the kernel gives at most what it gives anybody.
+/// Receive buffer in octets, for a burst of answers; the kernel caps it at its limit for every
+/// process.
 const QUEUE: usize = 1 << 20;
 
-/// What passes the filter.
+/// Frames that the filter accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Hearing {
-    /// Nothing: there is no socket.
+    /// No frame: the socket is closed.
     #[default]
     Nothing,
     /// UDP to port 68.
     Dhcp,
-    /// That, and ARP.
+    /// UDP to port 68, and ARP.
     DhcpAndArp,
 }
 
@@ -45,17 +46,17 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// Opens nothing yet.
+    /// Creates a closed socket.
     pub(super) fn new(interface: &str) -> Self {
         Self { interface: interface.to_owned(), hearing: Hearing::Nothing, socket: None }
     }
 
-    /// What it listens to.
+    /// Frames that the filter accepts now.
     pub(super) fn hearing(&self) -> Hearing {
         self.hearing
     }
 
-    /// Listens to this from now on, and to nothing that came before.
+    /// Accepts these frames from now on, and none that came before.
     pub(super) fn listen(&mut self, hearing: Hearing) -> io::Result<()> {
         if hearing == self.hearing {
             return Ok(());
@@ -69,7 +70,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Closes the socket: its interface is another one now, or gone.
+    /// Closes the socket: its interface was replaced or is gone.
     pub(super) fn close(&mut self) {
         self.socket = None;
         self.hearing = Hearing::Nothing;
@@ -78,8 +79,8 @@ impl Wire {
     /// Sends a whole frame, or fails at once.
     pub(super) fn send(&self, frame: &[u8]) -> io::Result<()> {
         let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
-        // Not by way of the runtime: it takes a socket that was opened a moment ago for one that is not
-        // ready. A full queue of the interface is as good as a frame lost on the way.
+        // Bypasses the runtime, which treats a socket that was just opened as not ready. A full
+        // queue of the interface counts as a frame lost on the way.
         match SockRef::from(socket).send(frame) {
             Ok(sent) if sent < frame.len() => Err(ErrorKind::WriteZero.into()),
             Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
@@ -87,7 +88,7 @@ impl Wire {
         }
     }
 
-    /// Waits for frames. Never returns while nobody listens.
+    /// Waits for frames. Never returns while the socket is closed.
     pub(super) async fn ready(&self) -> io::Result<()> {
         match &self.socket {
             Some(socket) => socket.readable().await,
@@ -95,7 +96,7 @@ impl Wire {
         }
     }
 
-    /// The next frame that has come, if there is one.
+    /// Next received frame, if any.
     pub(super) fn take<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
         let Some(socket) = &self.socket else { return Ok(None) };
         match socket.try_recv(buffer) {
@@ -106,14 +107,15 @@ impl Wire {
     }
 }
 
-/// Whoever has no right to this has no right to lease.
+/// Checks that this process may open a packet socket; without one it cannot lease.
 pub(super) fn may_open(interface: &str) -> io::Result<()> {
     open(interface, Hearing::Dhcp).map(drop)
 }
 
 fn open(interface: &str, hearing: Hearing) -> io::Result<UnixDatagram> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(EVERYTHING)))?;
-    // From here to the real filter, frames of any interface get in.
+    // Drops every frame until the real filter is attached: until then frames of any interface
+    // arrive.
     socket.attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)])?;
     let found = getifaddrs()?.find_map(|one| {
         let address = *one.address?.as_link_addr()?;
@@ -122,27 +124,28 @@ fn open(interface: &str, hearing: Hearing) -> io::Result<UnixDatagram> {
     let address = found.ok_or_else(|| {
         io::Error::new(ErrorKind::NotFound, format!("there is no interface {interface}"))
     })?;
-    // An address without a protocol leaves the socket's own.
+    // An address without a protocol retains the socket's own.
     nix::sys::socket::bind(socket.as_raw_fd(), &address)?;
-    // One that another CPU began to deliver before there was a filter may still be on its way. Once
-    // every CPU has passed a barrier, it is in the queue. Where that is not allowed, frames are still
-    // told apart by what they say.
+    // Another CPU may still be delivering a frame that it took before there was a filter. Once
+    // every CPU has passed a barrier, that frame is in the queue. Where the barrier is not allowed,
+    // the content of a frame still shows whom it is for.
     let _ = membarrier(MembarrierCommand::Global);
     socket.set_nonblocking(true)?;
     let _ = socket.set_recv_buffer_size(QUEUE);
-    // To this socket's kind it makes no difference: datagrams are sent and received alike.
+    // The type makes no difference to a packet socket: it sends and receives datagrams in the same
+    // way.
     let socket = Datagrams::from(OwnedFd::from(socket));
     while socket.recv(&mut [0; 1]).is_ok() {}
     SockRef::from(&socket).attach_filter(&filter(hearing))?;
     UnixDatagram::from_std(socket)
 }
 
-/// The client's own program, for all clients, behind a test of the frame's direction: what this
-/// machine sends itself is nothing to listen to.
+/// Filter program of the client, for all clients, behind a test of the frame's direction: frames
+/// that this machine sends are dropped.
 fn filter(hearing: Hearing) -> Vec<SockFilter> {
     const LOAD_BYTE: u16 = 0x30;
     const JUMP_EQUAL: u16 = 0x15;
-    /// What the kernel knows of a frame beside its content.
+    /// Offset of the packet type in the kernel's ancillary data of a frame.
     const DIRECTION: u32 = 0xffff_f000 + 4;
     const OUTGOING: u32 = 4;
     let incoming = [
@@ -169,8 +172,8 @@ mod tests {
         frame
     }
 
-    /// The first frame is the one that an idle agent sends for a new lease. What another socket sends is
-    /// heard once: when it comes, not when it leaves.
+    /// The first frame is the one that an idle agent sends for a new lease. A frame of another
+    /// socket is received once: when it arrives, not when it leaves.
     #[tokio::test]
     async fn a_socket_sends_as_soon_as_it_is_open() {
         if may_open("lo").is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {

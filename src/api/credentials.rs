@@ -33,11 +33,11 @@ pub struct Source {
         "serviceAccountName: must be the name of a ServiceAccount: lower-case letters, digits, dashes and dots"),
 )]
 pub struct ServiceAccountToken {
-    /// Whose.
+    /// Name of the ServiceAccount to issue tokens for, in the TokenRotation's namespace.
     #[schemars(length(min = 1, max = 253))]
     pub service_account_name: String,
-    /// For how long a token is to work; the API server may grant less. One that does not end by itself
-    /// counts as ended after this time. Unset means 2592000, thirty days.
+    /// Lifetime of a token in seconds; the API server may grant less. A token without an expiry
+    /// counts as expired after this time. Unset means 2592000, thirty days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 31_536_000))]
     pub lifetime_seconds: Option<i64>,
@@ -59,7 +59,8 @@ pub struct Target {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_credential: Option<CloudCredentialTarget>,
     /// Every cloud credential for Harvester that the API key's user may see in the Rancher in
-    /// spec.rancher. They are only watched.
+    /// spec.rancher. With spec.source, those that this user made are replaced, later ones too, and so is the API
+    /// key: a TokenRotation is made for each. The others are only watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub all_cloud_credentials: Option<AllCloudCredentials>,
 }
@@ -101,10 +102,10 @@ pub struct SecretTarget {
         "spec.source.rancherToken.cluster: must be the id of a cluster in Rancher, such as c-m-abcdefgh"),
 )]
 pub struct RancherToken {
-    /// For how long a token is to work. Rancher grants at most its setting auth-token-max-ttl-minutes,
-    /// ninety days by default, and says nothing when that is less. Unset means as long as Rancher grants, a
-    /// year at most. A token from elsewhere whose end is not known counts as ended after this
-    /// time; unset, after thirty days.
+    /// Lifetime of a token in seconds. Rancher grants at most its setting
+    /// auth-token-max-ttl-minutes, ninety days by default, and does not report when that is less.
+    /// Unset means as long as Rancher grants, a year at most. A token from elsewhere whose expiry
+    /// is not known counts as expired after this time; unset, after thirty days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 600, max = 31_536_000))]
     pub lifetime_seconds: Option<i64>,
@@ -137,7 +138,7 @@ pub struct CloudCredentialTarget {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = ("self.url.matches('^https://[^/@?# ]+/?$')",
+    validation = ("!has(self.url) || self.url.matches('^https://[^/@?# ]+/?$')",
         "spec.rancher.url: must be https:// and a host, perhaps with a port, and nothing behind it"),
     validation = ("!has(self.certificateAuthority) || self.certificateAuthority.contains('-----BEGIN CERTIFICATE-----')",
         "spec.rancher.certificateAuthority: must be certificates in PEM"),
@@ -145,9 +146,11 @@ pub struct CloudCredentialTarget {
         "spec.rancher.certificateAuthoritySecret: there is certificateAuthority as well: remove one of the two"),
 )]
 pub struct RancherServer {
-    /// Where it is, as its setting server-url says: `https://` and a host.
+    /// Where it is, as its setting server-url says: `https://` and a host. Unset: where the API key's Secret
+    /// says, by its annotation credentials.harvesterhci.io/rancher-url.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 9, max = 512))]
-    pub url: String,
+    pub url: Option<String>,
     /// Certificates of the authorities that sign its own, in PEM. Unset: those under `ca.crt` in the API
     /// key's Secret, else the public ones and those of the chart's `additionalTrustedCAs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -170,7 +173,7 @@ pub struct RancherServer {
         "spec.rancher.certificateAuthoritySecret.key: must be a key of a Secret: letters, digits, dashes, underscores and dots"),
 )]
 pub struct AuthoritySecret {
-    /// Its name.
+    /// Name of the Secret with the certificates.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
     /// The key in it, whose value is certificates in PEM.
@@ -192,7 +195,12 @@ pub struct Minter {
     #[schemars(length(min = 1, max = 253))]
     pub secret_name: String,
     /// The key in it, whose value is the API key alone. A TokenRotation whose target this is renews it. It is
-    /// sent to spec.rancher.url only if the Secret's annotation credentials.harvesterhci.io/rancher-url is that URL.
+    /// sent to the URL alone that the Secret's annotation credentials.harvesterhci.io/rancher-url names.
+    #[serde(default = "token")]
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
+}
+
+fn token() -> String {
+    "token".to_owned()
 }

@@ -1,9 +1,10 @@
-//! `DHCPLease`: one address that the host leases for a LoadBalancer, and the durable record of it.
+//! `DHCPLease`: durable record of one address that the host leases for a LoadBalancer.
 //!
-//! It has the namespace and the name of its LoadBalancer, so that one that is deleted and made
-//! again finds it. The controller writes metadata and spec, the network's agent writes the status.
-//! An admin may write one ahead of its LoadBalancer. Invariants: who the DHCP server sees (`macAddress`,
-//! `clientID`) is in the record before the first packet and never changes; `status.address` is there only while it may be used.
+//! It has the namespace and the name of its LoadBalancer, so that a LoadBalancer that is deleted
+//! and created again finds it. The controller writes metadata and spec, the network's agent writes
+//! the status. An admin may create one before its LoadBalancer. Invariants: the identity that the
+//! DHCP server sees (`macAddress`, `clientID`) is in the record before the first packet and never
+//! changes; `status.address` is set only while the address may be used.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Condition;
 
-/// An address that is leased by DHCP for the LoadBalancer of the same name.
+/// Address that is leased by DHCP for the LoadBalancer of the same name.
 #[derive(
     CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize,
 )]
@@ -30,20 +31,20 @@ use super::Condition;
         name = "LB",
         type_ = "string",
         json_path = ".metadata.name",
-        description = "The LoadBalancer, which has the same name"
+        description = "Name of the LoadBalancer, and of this object"
     ),
     printcolumn(name = "Address", type_ = "string", json_path = ".status.address"),
     printcolumn(
         name = "Server",
         type_ = "string",
         json_path = ".status.server",
-        description = "The DHCP server that granted the address"
+        description = "Address of the DHCP server that granted the lease"
     ),
     printcolumn(
         name = "Expires",
         type_ = "string",
         json_path = ".status.expiresAt",
-        description = "When the address ends unless it is renewed; empty for one that never does"
+        description = "Time when the lease expires unless it is renewed; empty: never"
     ),
     printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
     printcolumn(name = "Network", type_ = "string", priority = 1, json_path = ".spec.network"),
@@ -65,7 +66,7 @@ use super::Condition;
     validation = ("self.clientID == oldSelf.clientID",
         "spec.clientID is immutable: the DHCP server knows the address's holder by it"),
     validation = ("self.hostname == oldSelf.hostname",
-        "spec.hostname is immutable: the DHCP server was told it"),
+        "spec.hostname is immutable: it was sent to the DHCP server"),
     validation = ("self.network.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-.a-z0-9]*[a-z0-9])?$')",
         "spec.network: must be namespace/name of a NetworkAttachmentDefinition"),
     validation = ("self.macAddress.matches('^[0-9a-f][02468ace](:[0-9a-f]{2}){5}$') && self.macAddress != '00:00:00:00:00:00'",
@@ -77,135 +78,136 @@ use super::Condition;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct DHCPLeaseSpec {
-    /// `namespace/name` of the NetworkAttachmentDefinition whose agent leases the address.
+    /// Network of the lease: `namespace/name` of the NetworkAttachmentDefinition whose agent leases
+    /// the address.
     #[schemars(length(min = 3, max = 317))]
     pub network: String,
-    /// The hardware address that asks: derived from the cluster, the network and the LoadBalancer's
-    /// name, unless the LoadBalancer asks for another. It never changes.
+    /// Hardware address of the DHCP client: derived from the cluster, the network and the
+    /// LoadBalancer's name, unless the LoadBalancer requests another. Immutable.
     #[schemars(length(min = 17, max = 17))]
     pub mac_address: String,
-    /// The client identifier (option 61) in hexadecimal, its type octet included. Empty: none is sent. It
-    /// never changes.
+    /// Client identifier (option 61) in hexadecimal, its type octet included. Empty: none is sent.
+    /// Immutable.
     #[serde(rename = "clientID")]
     #[schemars(length(max = 510))]
     pub client_id: String,
-    /// The host name (option 12) that the DHCP server is told.
+    /// Host name (option 12) that is sent to the DHCP server. Immutable.
     #[schemars(length(min = 1, max = 253))]
     pub hostname: String,
-    /// The IPv4 address that is asked for before any was held. The server decides.
+    /// IPv4 address to request while none was leased before. The server decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 15))]
     pub requested_address: Option<String>,
-    /// Whether the server is asked to broadcast its answers in any case.
+    /// Whether the client always asks the server to broadcast its answers.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub broadcast: bool,
-    /// When the address is given back, unless the LoadBalancer is there again by then. Unset while
-    /// it is there.
+    /// Time when the address is released, unless the LoadBalancer exists again by then. Unset while
+    /// the LoadBalancer exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub release_after: Option<String>,
 }
 
-/// What the agent knows of the address. An agent that does not lease it writes nothing here.
+/// Status of the lease. Only an agent that leases the address writes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DHCPLeaseStatus {
-    /// Where the client stands.
+    /// State of the DHCP client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<LeaseState>,
-    /// The address, only while it may be used.
+    /// Leased address, set only while it may be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 15))]
     pub address: Option<String>,
-    /// Length of the subnet's prefix, from the mask (option 1).
+    /// Prefix length of the subnet, from the mask (option 1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 32))]
     pub prefix_length: Option<i32>,
-    /// The subnet's router (option 3).
+    /// Router of the subnet (option 3).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 15))]
     pub gateway: Option<String>,
-    /// The subnet's name servers (option 6), the first three. Nothing here asks them.
+    /// Name servers of the subnet (option 6), the first three. The operator does not query them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 3), inner(length(max = 15)))]
     pub name_servers: Vec<String>,
-    /// The server that granted the address (option 54).
+    /// Address of the server that granted the lease (option 54).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 15))]
     pub server: Option<String>,
-    /// The hardware address that the server, or its relay, answered from.
+    /// Hardware address from which the server, or its relay, answered.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "serverMAC")]
     #[schemars(length(max = 17))]
     pub server_mac: Option<String>,
-    /// For how long the address was granted. Unset: for ever.
+    /// Duration of the lease in seconds. Unset: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4_294_967_295_i64))]
     pub lease_seconds: Option<i64>,
-    /// When the server is asked for more time.
+    /// Time when the client asks its server to extend the lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub renew_at: Option<String>,
-    /// When any server is.
+    /// Time when the client asks any server to extend the lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub rebind_at: Option<String>,
-    /// When the address ends unless it is renewed. Unset: never.
+    /// Time when the lease expires unless it is renewed. Unset: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
-    /// `Keep`: the address may be used after `expiresAt` as well, until a server refuses it or another
-    /// host has it. Unset: it may not.
+    /// Use of the address after its lease expires. `Keep`: it may be used after `expiresAt`, until
+    /// a server refuses it or another host uses it. Unset: it may not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_lease_loss: Option<OnLeaseLoss>,
-    /// Since when this address has been leased without a break.
+    /// Time since which this address has been leased without interruption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub obtained_at: Option<String>,
-    /// Hardware addresses of the stations that answered ARP for the address while it was leased, the
-    /// last one first: a node or a guest that announces it.
+    /// Hardware addresses of the stations that answered ARP for the address while it was leased,
+    /// the last one first: a node or a guest that announces it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4), inner(length(max = 17)))]
     pub announcers: Vec<String>,
-    /// The address that was leased last, while there is none. It is asked for again.
+    /// Address that was leased last, while there is none. The client requests it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 15))]
     pub former_address: Option<String>,
-    /// The agent that wrote this.
+    /// Identity of the agent that wrote the status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub agent: Option<String>,
-    /// `Ready` says whether the address may be used, and if not, why.
+    /// Conditions of the lease. `Ready` shows whether the address may be used, and if not, why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub conditions: Vec<Condition>,
 }
 
-/// Fate of an address whose lease ends without an answer of a DHCP server.
+/// Fate of an address whose lease expires without an answer of a DHCP server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OnLeaseLoss {
-    /// The address stays in use while no server refuses it and no other host has it.
+    /// The address stays in use while no server refuses it and no other host uses it.
     Keep,
 }
 
-/// Where the DHCP client stands.
+/// State of the DHCP client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
 pub enum LeaseState {
-    /// It asks whether a server has an address.
+    /// The client asks whether a server offers an address.
     Selecting,
-    /// It asks for the address that it was offered.
+    /// The client requests the offered address.
     Requesting,
-    /// It asks whether somebody else has the address that it was granted.
+    /// The client asks by ARP whether another host uses the granted address.
     Probing,
-    /// It has the address.
+    /// The client holds the address.
     Bound,
-    /// It asks its server for more time.
+    /// The client asks its server to extend the lease.
     Renewing,
-    /// It asks any server for more time.
+    /// The client asks any server to extend the lease.
     Rebinding,
-    /// It asks whether an address that it had is still its own.
+    /// The client asks whether it may still use an address that it held before.
     Rebooting,
-    /// It had an address, and has it no more.
+    /// The client has lost its address.
     Lost,
-    /// It gave the address back.
+    /// The client has released the address.
     Released,
 }

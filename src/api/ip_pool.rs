@@ -1,7 +1,7 @@
-//! `IPPool`: ranges of addresses, who may have them, and the ledger of who does.
+//! `IPPool`: ranges of addresses, the LoadBalancers that they serve, and the ledger of claims.
 //!
-//! `status.allocated` is the ledger. It has a status subresource here; Harvester's own chart
-//! ships this CRD without one, and the operator works on both.
+//! `status.allocated` is the ledger. It has a status subresource here; Harvester's own chart ships
+//! this CRD without one, and the operator works on both.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Condition;
 
-/// Addresses for LoadBalancers.
+/// Pool of addresses for LoadBalancers.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[kube(
     group = "loadbalancer.harvesterhci.io",
@@ -31,7 +31,7 @@ use super::Condition;
         name = "Used%",
         type_ = "integer",
         json_path = ".status.usedPercent",
-        description = "Share of the addresses that is taken, rounded up"
+        description = "Percentage of the addresses that is in use, rounded up"
     ),
     printcolumn(name = "Priority", type_ = "integer", json_path = ".spec.selector.priority"),
     printcolumn(
@@ -71,45 +71,46 @@ use super::Condition;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct IPPoolSpec {
-    /// Free text.
+    /// Free text that describes the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub description: Option<String>,
-    /// The addresses. Ranges of one pool do not overlap.
+    /// Address ranges of the pool. They do not overlap.
     #[schemars(length(min = 1, max = 256))]
     pub ranges: Vec<Range>,
-    /// Who is served from this pool without naming it, and who may name it.
+    /// Selector of the LoadBalancers that the pool serves without being named, and that may name
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<Selector>,
-    /// Active, Draining or Disabled. Only Active is supported by this version.
+    /// State of the pool: Active, Draining or Disabled. Only Active is supported by this version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<PoolState>,
-    /// Addresses that one namespace may hold. Reserved: not supported by this version.
+    /// Number of addresses that one namespace may hold. Reserved: not supported by this version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub quota: Option<i32>,
-    /// Seconds for which a freed address rests. Reserved: not supported by this version.
+    /// Seconds before a freed address is allocated again. Reserved: not supported by this version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub release_cooldown_seconds: Option<i32>,
-    /// Whether to probe an address before use. Reserved: not supported by this version.
+    /// Whether an address is probed before use. Reserved: not supported by this version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conflict_probe: Option<bool>,
 }
 
-/// Whether a pool gives out addresses.
+/// State of a pool: whether it allocates addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum PoolState {
-    /// It does.
+    /// The pool allocates addresses.
     #[default]
     Active,
-    /// No new addresses; those given stay. Reserved.
+    /// The pool allocates no new addresses; existing claims stay. Reserved.
     Draining,
-    /// No new addresses. Reserved.
+    /// The pool allocates no new addresses. Reserved.
     Disabled,
 }
 
-/// A stretch of addresses within one subnet.
+/// Contiguous addresses within one subnet.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -127,7 +128,7 @@ pub enum PoolState {
         "rangeEnd must lie within subnet"),
 )]
 pub struct Range {
-    /// The network, in CIDR form.
+    /// Subnet of the addresses, in CIDR form.
     #[schemars(length(min = 1, max = 49))]
     pub subnet: String,
     /// First address, inclusive. Default: the subnet's first host.
@@ -138,38 +139,38 @@ pub struct Range {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 45))]
     pub range_end: Option<String>,
-    /// The subnet's router, never given out. Default: the address after the network's own;
-    /// none for a single address.
+    /// Router of the subnet, never allocated. Default: the address after the subnet's own; none for
+    /// a single address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 45))]
     pub gateway: Option<String>,
-    /// Addresses, networks (CIDR) or stretches (`first-last`) that are never given out.
+    /// Addresses, networks (CIDR) or ranges (`first-last`) that are never allocated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), inner(length(max = 91)))]
     pub exclude: Option<Vec<String>>,
 }
 
-/// Who a pool is for.
+/// Selector of the LoadBalancers that a pool serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Selector {
-    /// Higher wins among pools that match.
+    /// Priority among matching pools. The highest wins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4_294_967_295_i64))]
     pub priority: Option<i64>,
-    /// The network, as `namespace/name` of a NetworkAttachmentDefinition. Matched exactly;
-    /// empty matches only LoadBalancers without a network.
+    /// Network, as `namespace/name` of a NetworkAttachmentDefinition. Must be equal to the
+    /// LoadBalancer's; empty matches only LoadBalancers without a network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 317))]
     pub network: Option<String>,
-    /// The projects, namespaces and guest clusters served. One entry that is `*` throughout
-    /// makes the pool the global one, used when nothing else matches.
+    /// Projects, namespaces and guest clusters that the pool serves. One entry with `*` in all
+    /// fields makes the pool the global one, used when no other pool matches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub scope: Option<Vec<Scope>>,
 }
 
-/// A project, namespace and guest cluster; `*` stands for any.
+/// Project, namespace and guest cluster; `*` stands for any.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Scope {
@@ -187,39 +188,39 @@ pub struct Scope {
     pub guest_cluster: Option<String>,
 }
 
-/// The ledger and what follows from it.
+/// Ledger of the pool and the values derived from it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct IPPoolStatus {
-    /// Addresses in the ranges, gateway and exclusions apart. Capped at 2^63-1.
+    /// Number of addresses in the ranges, without gateways and exclusions. Capped at 2^63-1.
     #[serde(default)]
     pub total: i64,
-    /// Addresses that can be given out.
+    /// Number of addresses that can be allocated.
     #[serde(default)]
     pub available: i64,
-    /// Share of the addresses that is taken, in percent, rounded up.
+    /// Percentage of the addresses that is in use, rounded up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_percent: Option<i64>,
-    /// Where the search for a free address goes on.
+    /// Address where the search for a free address continues.
     #[serde(default)]
     pub last_allocated: String,
-    /// Address to `namespace/name` of its LoadBalancer.
+    /// Claims of the ledger: address to `namespace/name` of its LoadBalancer.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub allocated: BTreeMap<String, String>,
-    /// Address to UID of its LoadBalancer, so that a release never frees the claim of a
-    /// later object of the same name.
+    /// UIDs of the ledger: address to UID of its LoadBalancer, so that a release never frees the
+    /// claim of a later object with the same name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub allocated_owners: BTreeMap<String, String>,
-    /// Address to `namespace/name` of the LoadBalancer that had it last.
+    /// Previous holders: address to `namespace/name` of the LoadBalancer that held it last.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub allocated_history: BTreeMap<String, String>,
-    /// The spec's generation that the rest of the status speaks of.
+    /// Generation of the spec that the rest of the status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Ready` says whether the pool gives out addresses, and if not, why.
+    /// Conditions of the pool. `Ready` shows whether the pool allocates addresses, and if not, why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub conditions: Vec<Condition>,

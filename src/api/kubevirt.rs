@@ -1,5 +1,5 @@
-//! What is read of kinds that others own: VirtualMachineInstances, the pods they run in, nodes,
-//! networks and addresses of Services. Only the fields that decisions take; the rest is skipped while parsing.
+//! Types of other owners that this operator reads: VirtualMachineInstances, their pods, nodes,
+//! networks and addresses of Services. Only the fields that decisions use; parsing skips the rest.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +8,23 @@ use kube::core::ObjectMeta;
 use kube::{CustomResource, Resource};
 use serde::{Deserialize, Serialize};
 
-/// Annotation and node label: the failure domain, coarse.
+/// Annotation and node label: the large failure domain.
 pub const TOPOLOGY_REGION: &str = "topology.kubernetes.io/region";
-/// Annotation and node label: the failure domain, fine.
+/// Annotation and node label: the small failure domain.
 pub const TOPOLOGY_ZONE: &str = "topology.kubernetes.io/zone";
-/// Label of a VM: what made it.
+/// Label of a VM: its creator.
 pub const LABEL_CREATOR: &str = "harvesterhci.io/creator";
-/// The creator whose VMs Harvester itself gives their topology.
+/// Creator of VMs whose topology Harvester itself writes.
 pub const NODE_DRIVER: &str = "docker-machine-driver-harvester";
-/// Label of a VM: the guest cluster that it is a node of.
+/// Label of a VM: the guest cluster whose node it is.
 pub const LABEL_GUEST_CLUSTER: &str = "guestcluster.harvesterhci.io/name";
-/// Annotation of a VirtualMachine whose disks are to go with it: Rancher sets it when the guest
+/// Annotation of a VirtualMachine whose disks are deleted with it: Rancher sets it when the guest
 /// cluster is being removed.
 pub const ANNOTATION_REMOVES_VOLUMES: &str = "harvesterhci.io/removeAllPersistentVolumeClaims";
 /// Label of every pod that runs a VM, with its value.
 pub const LAUNCHER: (&str, &str) = ("kubevirt.io", "virt-launcher");
 
-/// One run of a VM. A restart makes a new one under the same name.
+/// Running instance of a VM. A restart makes a new one with the same name.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[kube(
     group = "kubevirt.io",
@@ -38,215 +38,217 @@ pub const LAUNCHER: (&str, &str) = ("kubevirt.io", "virt-launcher");
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceSpec {
-    /// The networks that its interfaces join, by name.
+    /// Networks that the instance's interfaces join, by name.
     #[serde(default)]
     pub networks: Vec<Network>,
 }
 
-/// A network of a VM.
+/// Network of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Network {
-    /// Name within the VM.
+    /// Name of the network within the VM.
     #[serde(default)]
     pub name: String,
-    /// The NetworkAttachmentDefinition. Unset: the pod network.
+    /// NetworkAttachmentDefinition of the network. Unset: the pod network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multus: Option<Multus>,
 }
 
-/// A reference to a NetworkAttachmentDefinition.
+/// Reference to a NetworkAttachmentDefinition.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Multus {
-    /// `name`, or `namespace/name`.
+    /// Reference as `name`, or `namespace/name`.
     #[serde(default)]
     pub network_name: String,
 }
 
-/// What virt-controller and virt-handler report.
+/// Status of an instance, as virt-controller and virt-handler report it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VirtualMachineInstanceStatus {
-    /// Pending, Scheduling, Scheduled, Running, Succeeded, Failed, Unknown or WaitingForSync.
+    /// Phase: Pending, Scheduling, Scheduled, Running, Succeeded, Failed, Unknown or
+    /// WaitingForSync.
     #[serde(default)]
     pub phase: String,
-    /// The node it runs on; during a live migration the source, until the guest has moved.
+    /// Node that runs the instance; during a live migration the source, until the guest has moved.
     #[serde(default)]
     pub node_name: String,
-    /// Ready, Paused, AgentConnected and others.
+    /// Conditions: Ready, Paused, AgentConnected and others.
     #[serde(default)]
     pub conditions: Vec<VmiCondition>,
-    /// What the hypervisor and the guest agent know of the guest's interfaces.
+    /// Interfaces of the guest, as the hypervisor and the guest agent report them.
     #[serde(default)]
     pub interfaces: Vec<Interface>,
 }
 
-/// A condition of a VirtualMachineInstance or a pod.
+/// Condition of a VirtualMachineInstance or a pod.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VmiCondition {
-    /// What is said.
+    /// Type of the condition, such as `Ready`.
     #[serde(default, rename = "type")]
     pub type_: String,
-    /// `True`, `False` or `Unknown`.
+    /// Status of the condition: `True`, `False` or `Unknown`.
     #[serde(default)]
     pub status: String,
-    /// Why.
+    /// Reason of the status, in one word.
     #[serde(default)]
     pub reason: String,
 }
 
-/// An interface of the guest.
+/// Interface of the guest.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Interface {
-    /// The network it joins. Empty: the guest made it for itself (a bridge, a CNI's device).
+    /// Name of the network that the interface joins. Empty: the guest made the interface itself (a
+    /// bridge, a CNI's device).
     #[serde(default)]
     pub name: String,
-    /// The first of its addresses.
+    /// First address of the interface.
     #[serde(default)]
     pub ip_address: String,
-    /// All of its addresses.
+    /// All addresses of the interface.
     #[serde(default)]
     pub ip_addresses: Option<Vec<String>>,
 }
 
-/// A pod, as far as it says how its VM is.
+/// Pod of a VM, with the fields that show the state of the VM.
 #[derive(Resource, Clone, Debug, Default, Deserialize, Serialize)]
 #[resource(inherit = "Pod")]
 pub struct LauncherPod {
-    /// Whose it is, and whether it is being deleted.
+    /// Metadata: owner, labels and deletion.
     pub metadata: ObjectMeta,
-    /// Where it runs.
+    /// Spec with the pod's node.
     #[serde(default)]
     pub spec: PodSpec,
-    /// How it is.
+    /// Status with the pod's phase and addresses.
     #[serde(default)]
     pub status: PodStatus,
 }
 
-/// Where a pod runs.
+/// Spec of a pod.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodSpec {
-    /// The node.
+    /// Node that runs the pod; empty before it is scheduled.
     #[serde(default)]
     pub node_name: String,
 }
 
-/// How a pod is.
+/// Status of a pod.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodStatus {
-    /// Pending, Running, Succeeded, Failed or Unknown.
+    /// Phase: Pending, Running, Succeeded, Failed or Unknown.
     #[serde(default)]
     pub phase: String,
-    /// Its addresses on the pod network, one of each family at most.
+    /// Addresses on the pod network, at most one of each family.
     #[serde(default, rename = "podIPs")]
     pub pod_ips: Vec<PodIp>,
-    /// Ready and others.
+    /// Conditions: Ready and others.
     #[serde(default)]
     pub conditions: Vec<VmiCondition>,
 }
 
-/// An address of a pod.
+/// Address of a pod.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct PodIp {
-    /// The address.
+    /// Address as text.
     #[serde(default)]
     pub ip: String,
 }
 
-/// A Service, as far as it has addresses.
+/// Service, with the fields that hold addresses.
 #[derive(Resource, Clone, Debug, Default, Deserialize, Serialize)]
 #[resource(inherit = "Service")]
 pub struct ServiceAddresses {
-    /// Who owns it.
+    /// Metadata: owner and labels.
     pub metadata: ObjectMeta,
-    /// Its addresses within the cluster.
+    /// Spec with the cluster addresses.
     #[serde(default)]
     pub spec: ServiceAddressesSpec,
-    /// Where it is announced.
+    /// Status with the announced addresses.
     #[serde(default)]
     pub status: ServiceAddressesStatus,
 }
 
-/// The addresses of a Service within the cluster.
+/// Cluster addresses of a Service.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct ServiceAddressesSpec {
-    /// One of each family at most, or `None` in words.
+    /// Cluster addresses, at most one of each family, or the word `None`.
     #[serde(default, rename = "clusterIPs")]
     pub cluster_ips: Option<Vec<String>>,
 }
 
-/// Where a Service is announced.
+/// Announced addresses of a Service.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceAddressesStatus {
-    /// By its announcer.
+    /// Addresses that the announcer reports.
     #[serde(default)]
     pub load_balancer: Announced,
 }
 
-/// The points at which a Service is announced.
+/// Announced addresses of a Service.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Announced {
-    /// One for each address.
+    /// Addresses and names, one entry each.
     #[serde(default)]
     pub ingress: Option<Vec<AnnouncedAt>>,
 }
 
-/// An address or a name at which a Service is announced.
+/// Announced address or name of a Service.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct AnnouncedAt {
-    /// The address. Unset: it is a name.
+    /// Address. Unset: the entry is a name.
     #[serde(default)]
     pub ip: Option<String>,
 }
 
-/// A node, as far as VMs are told of it.
+/// Node, with the fields that VMs and networks need.
 #[derive(Resource, Clone, Debug, Default, Deserialize, Serialize)]
 #[resource(inherit = "FullNode")]
 pub struct Node {
-    /// Its labels name region and zone.
+    /// Metadata: the labels name region and zone.
     pub metadata: ObjectMeta,
-    /// Its part of the pod network.
+    /// Spec with the node's part of the pod network.
     #[serde(default)]
     pub spec: NodeSpec,
-    /// Its own addresses.
+    /// Status with the node's own addresses.
     #[serde(default)]
     pub status: NodeStatus,
 }
 
-/// A node's part of the pod network.
+/// Part of the pod network that belongs to a node.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct NodeSpec {
-    /// One network of each family at most.
+    /// Networks in CIDR form, at most one of each family.
     #[serde(default, rename = "podCIDRs")]
     pub pod_cidrs: Vec<String>,
 }
 
-/// A node's own addresses.
+/// Own addresses of a node.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct NodeStatus {
-    /// Addresses and names.
+    /// Addresses and names of the node.
     #[serde(default)]
     pub addresses: Vec<NodeAddress>,
 }
 
-/// One of a node's addresses or names.
+/// Address or name of a node.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct NodeAddress {
-    /// Its type, such as `InternalIP`.
+    /// Type of the entry, such as `InternalIP`.
     #[serde(default, rename = "type")]
     pub type_: String,
-    /// An address, or a name.
+    /// Address or name, as text.
     #[serde(default)]
     pub address: String,
 }
 
-/// A VM, whether it runs or not. Only metadata is read.
+/// VM, running or not. Only its metadata is read.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[kube(
     group = "kubevirt.io",
@@ -259,7 +261,7 @@ pub struct NodeAddress {
 )]
 pub struct VirtualMachineSpec {}
 
-/// A network that VMs join.
+/// Network that VMs join.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[kube(
     group = "k8s.cni.cncf.io",
@@ -277,8 +279,8 @@ pub struct NetworkAttachmentDefinitionSpec {
     pub config: String,
 }
 
-/// A link for a VLAN of a cluster network on nodes of Harvester, as far as this operator reads it.
-/// Source: network-controller-harvester, pkg/apis/network.harvesterhci.io/v1beta1.
+/// Link for a VLAN of a cluster network on Harvester's nodes, with the fields that this operator
+/// reads. Source: network-controller-harvester, pkg/apis/network.harvesterhci.io/v1beta1.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[kube(
     group = "network.harvesterhci.io",
@@ -292,38 +294,38 @@ pub struct NetworkAttachmentDefinitionSpec {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct HostNetworkConfigSpec {
-    /// The cluster network.
+    /// Name of the cluster network.
     #[serde(default)]
     pub cluster_network: String,
-    /// The VLAN, 1 to 4094.
+    /// VLAN identifier, 1 to 4094.
     #[serde(default, rename = "vlanID")]
     pub vlan_id: u16,
 }
 
-/// The state of a HostNetworkConfig on each node.
+/// State of a HostNetworkConfig on each node.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HostNetworkConfigStatus {
-    /// By the node's name. A node that is not selected is not there.
+    /// State by node name. Nodes that are not selected have no entry.
     #[serde(default)]
     pub node_status: BTreeMap<String, HostNetworkConfigNodeStatus>,
 }
 
-/// The state of a HostNetworkConfig on one node.
+/// State of a HostNetworkConfig on one node.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct HostNetworkConfigNodeStatus {
-    /// `Ready` among them.
+    /// Conditions of the node's link, such as `Ready`.
     #[serde(default)]
     pub conditions: Vec<NodeLinkCondition>,
 }
 
-/// A condition of a node's link.
+/// Condition of a node's link.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct NodeLinkCondition {
-    /// Type, such as `Ready`.
+    /// Type of the condition, such as `Ready`.
     #[serde(default, rename = "type")]
     pub type_: String,
-    /// True, False or Unknown.
+    /// Status of the condition: True, False or Unknown.
     #[serde(default)]
     pub status: String,
 }

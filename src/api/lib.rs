@@ -1,8 +1,8 @@
-//! The Kubernetes types that this operator owns, and the names that guests, UIs and stored
-//! objects already rely on. Types only: what they mean is decided in the crate `domain`.
+//! Kubernetes types that this operator owns, and the names that guests, UIs and stored objects
+//! already rely on. Types only: the crate `domain` decides what they mean.
 //!
-//! Invariant: every field that Harvester serves today keeps its name, type and meaning;
-//! what is new is optional.
+//! Invariant: every field that Harvester serves today retains its name, type and meaning; new
+//! fields are optional.
 
 mod condition;
 mod crds;
@@ -36,28 +36,29 @@ pub use watched::{ApiKey, WatchedCredential};
 /// The API group of `LoadBalancer`, `IPPool` and `DHCPLease`.
 pub const GROUP: &str = "loadbalancer.harvesterhci.io";
 
-/// Annotation of a LoadBalancer: the network (`namespace/name` of a
-/// NetworkAttachmentDefinition) that its address must belong to.
+/// Annotation of a LoadBalancer: the network (`namespace/name` of a NetworkAttachmentDefinition)
+/// that its address must belong to.
 pub const ANNOTATION_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
-/// Annotation of a LoadBalancer: the claim that it has or had, `POOL/ADDRESS`. The operator writes
-/// it; a backup without status brings it back, and the address with it while that is free.
+/// Annotation of a LoadBalancer: the address claimed for it now or before, as `POOL/ADDRESS`. The
+/// operator writes it. A backup without status restores it, and the operator claims the address
+/// again if it is free.
 pub const ANNOTATION_ALLOCATED: &str = "loadbalancer.harvesterhci.io/allocated-address";
 /// Annotation of a LoadBalancer: its namespace.
 pub const ANNOTATION_NAMESPACE: &str = "loadbalancer.harvesterhci.io/namespace";
-/// Annotation of a LoadBalancer: the Rancher project it belongs to, as `cluster/project`. For
-/// people: what counts is the Namespace's.
+/// Annotation of a LoadBalancer: its Rancher project, as `cluster/project`. Only for people: the
+/// annotation of the Namespace decides.
 pub const ANNOTATION_PROJECT: &str = "loadbalancer.harvesterhci.io/project";
-/// Annotation of a LoadBalancer: the guest cluster it belongs to.
+/// Annotation of a LoadBalancer: its guest cluster.
 pub const ANNOTATION_CLUSTER: &str = "loadbalancer.harvesterhci.io/cluster";
 /// Annotation that newer guest cloud providers set: the guest's management network.
 pub const ANNOTATION_MANAGEMENT_NETWORK: &str = "cloudprovider.harvesterhci.io/managementNetwork";
 /// Label that guest cloud providers set: the guest cluster's name.
 pub const LABEL_CLUSTER: &str = "cloudprovider.harvesterhci.io/cluster";
-/// What a guest cloud provider that was not told its cluster's name writes there.
+/// Value of the cluster label that a guest cloud provider writes if no cluster name is configured.
 pub const NAMELESS_CLUSTER: &str = "kubernetes";
 /// Annotation of a Namespace: its Rancher project, as `cluster:project`.
 pub const ANNOTATION_NAMESPACE_PROJECT: &str = "field.cattle.io/projectId";
-/// Label of the IPPool that serves whatever no other pool matches.
+/// Label of the IPPool that serves LoadBalancers that match no other pool.
 pub const LABEL_GLOBAL_POOL: &str = "loadbalancer.harvesterhci.io/global-ip-pool";
 /// Label of an IPPool: the VLAN of its network; 0 for none.
 pub const LABEL_VID: &str = "loadbalancer.harvesterhci.io/vid";
@@ -65,22 +66,22 @@ pub const LABEL_VID: &str = "loadbalancer.harvesterhci.io/vid";
 pub const LABEL_VLAN: &str = "network.harvesterhci.io/vlan-id";
 /// Label that Harvester puts on a NetworkAttachmentDefinition: its cluster network.
 pub const LABEL_CLUSTER_NETWORK: &str = "network.harvesterhci.io/clusternetwork";
-/// Annotation that Harvester puts on a NetworkAttachmentDefinition: its addresses and router, as JSON
-/// (`Layer3NetworkConf` of harvester/network-controller-harvester).
+/// Annotation that Harvester puts on a NetworkAttachmentDefinition: its addresses and router, as
+/// JSON (`Layer3NetworkConf` of harvester/network-controller-harvester).
 pub const ANNOTATION_ROUTE: &str = "network.harvesterhci.io/route";
-/// Annotation of an IPPool, `<ip>: <namespace>/<name>`: frees the address of a LoadBalancer
-/// that no longer exists.
+/// Annotation of an IPPool, `<ip>: <namespace>/<name>`: frees the address of a LoadBalancer that no
+/// longer exists.
 pub const ANNOTATION_MANUAL_RELEASE: &str = "loadbalancer.harvesterhci.io/manuallyReleaseIP";
 
-/// Annotation of a LoadBalancer in v1alpha1: what v1beta1 has and v1alpha1 lacks.
+/// Annotation of a LoadBalancer in v1alpha1: the fields that only v1beta1 has.
 pub const ANNOTATION_V1BETA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1beta1-fields";
-/// Annotation of a LoadBalancer in v1beta1: what v1alpha1 has and v1beta1 lacks.
+/// Annotation of a LoadBalancer in v1beta1: the fields that only v1alpha1 has.
 pub const ANNOTATION_V1ALPHA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1alpha1-fields";
 
-/// Annotation of kube-vip's ConfigMap, `true`: its addresses were taken over. The Go controller's
-/// own name, so that neither repeats what the other did.
+/// Annotation of kube-vip's ConfigMap, `true`: its addresses were imported. The Go controller uses
+/// the same name, so that neither repeats the import of the other.
 pub const ANNOTATION_IMPORTED: &str = "loadbalancer.harvesterhci.io/after-conversion";
-/// Annotation of kube-vip's ConfigMap: what became of each of its addresses.
+/// Annotation of kube-vip's ConfigMap: the outcome of the import for each of its addresses.
 pub const ANNOTATION_IMPORT_REPORT: &str = "loadbalancer.harvesterhci.io/conversion-report";
 
 /// Label that Harvester puts on a VM's instances: the VM's name.
@@ -90,72 +91,75 @@ pub const LABEL_VM_NAME: &str = "harvesterhci.io/vmName";
 pub const LABEL_SERVICE_LB: &str = "loadbalancer.harvesterhci.io/servicelb";
 /// Label of an EndpointSlice: the Service it belongs to.
 pub const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// Label of an EndpointSlice: who keeps it, so that other controllers leave it alone.
+/// Label of an EndpointSlice: its manager, so that other controllers do not change it.
 pub const LABEL_SLICE_MANAGER: &str = "endpointslice.kubernetes.io/managed-by";
-/// This operator, in that label.
+/// Value of the manager label for slices of this operator.
 pub const SLICE_MANAGER: &str = "harvester-guest-operator";
 
-/// Finalizer of a LoadBalancer that holds an address. The Go controller's own name, so that
-/// objects it left behind are finalized here, and the other way round after a return to it.
+/// Finalizer of a LoadBalancer that holds an address. The Go controller uses the same name, so that
+/// each controller finalizes the objects of the other.
 pub const LB_FINALIZER: &str = "wrangler.cattle.io/harvester-lb-controller";
-/// Finalizer of an IPPool: its ledger outlives a deletion until the last address is back.
-/// The Go controller's own name, for the same reason.
+/// Finalizer of an IPPool: a deleted pool and its ledger remain until the last address is free. The
+/// Go controller uses the same name, for the same reason.
 pub const POOL_FINALIZER: &str = "wrangler.cattle.io/harvester-ipam-controller";
 
-/// Finalizer of a DHCPLease: it outlives a deletion until its address is given back.
+/// Finalizer of a DHCPLease: a deleted record remains until its address is released.
 pub const DHCP_FINALIZER: &str = "loadbalancer.harvesterhci.io/dhcp-release";
-/// Annotation of the Lease: the replica of this operator that took it last, by its identity. A holder
-/// that it does not name is another controller.
+/// Annotation of the Lease: identity of the replica of this operator that acquired it last. A
+/// holder with another identity is another controller.
 pub const ANNOTATION_LEASE_OPERATOR: &str = "loadbalancer.harvesterhci.io/operator";
-/// Annotation of the Lease: what the leader asks the other replicas about VMs that it does not reach.
+/// Annotation of the Lease: VMs that the leader cannot reach and asks the other replicas to probe.
 pub const ANNOTATION_LEASE_QUESTION: &str = "loadbalancer.harvesterhci.io/probe-question";
-/// Annotation of the Lease: what one of them found.
+/// Annotation of the Lease: result of the probes of another replica.
 pub const ANNOTATION_LEASE_ANSWER: &str = "loadbalancer.harvesterhci.io/probe-answer";
-/// Account of Harvester's Go controller: `harvester-load-balancer.name` of its chart (`rbac.yaml`), in
-/// the namespace of Harvester.
+/// Account of Harvester's Go controller: `harvester-load-balancer.name` of its chart (`rbac.yaml`),
+/// in the namespace of Harvester.
 pub const GO_CONTROLLER: &str = "system:serviceaccount:harvester-system:harvester-load-balancer";
-/// Annotation of a LoadBalancer with `ipam: dhcp`: who leases its address, `host` or `guest`. And of a
-/// NetworkAttachmentDefinition, `host`: the host leases there.
+/// Annotation of a LoadBalancer with `ipam: dhcp`: `host` or `guest`, which of them leases its
+/// address. On a NetworkAttachmentDefinition, `host`: the host leases addresses on this network.
 pub const ANNOTATION_DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
-/// Annotation of a NetworkAttachmentDefinition on which the host leases: IPv4 subnets whose addresses may
-/// be leased, with commas between them. Without it any may.
+/// Annotation of a NetworkAttachmentDefinition on which the host leases: IPv4 subnets whose
+/// addresses may be leased, separated by commas. Without it any address may be leased.
 pub const ANNOTATION_DHCP_SUBNETS: &str = "loadbalancer.harvesterhci.io/dhcp-subnets";
-/// Annotation of a NetworkAttachmentDefinition on which the host leases: what becomes of an address whose
-/// lease ends without an answer, `Withdraw` (also without the annotation) or `Keep`.
+/// Annotation of a NetworkAttachmentDefinition on which the host leases: fate of an address whose
+/// lease expires without an answer, `Withdraw` (also without the annotation) or `Keep`.
 pub const ANNOTATION_DHCP_ON_LEASE_LOSS: &str = "loadbalancer.harvesterhci.io/dhcp-on-lease-loss";
-/// Annotation of a LoadBalancer that the host leases for, and of a NetworkAttachmentDefinition on which it
-/// does: the form of the client identifier, `duid`, `mac` or `none`.
+/// Annotation of a LoadBalancer whose address the host leases, and of a NetworkAttachmentDefinition
+/// on which the host leases: form of the client identifier, `duid`, `mac` or `none`.
 pub const ANNOTATION_DHCP_CLIENT_ID: &str = "loadbalancer.harvesterhci.io/dhcp-client-id";
-/// Annotation of a NetworkAttachmentDefinition on which the host leases, `true`: the server is asked to
-/// broadcast its answers.
+/// Annotation of a NetworkAttachmentDefinition on which the host leases, `true`: the agent asks
+/// servers to broadcast their answers.
 pub const ANNOTATION_DHCP_BROADCAST: &str = "loadbalancer.harvesterhci.io/dhcp-broadcast";
-/// Annotation of a Service by which kube-vip keeps the hardware address that it leases with, and of a
-/// LoadBalancer that the host is to lease for with that one. Source of these four: kube-vip 1.2.3,
-/// pkg/kubevip/annotations.go.
+/// Annotation of a Service in which kube-vip stores the hardware address of its lease, and of a
+/// LoadBalancer: the host leases with this hardware address. Source of this and the next three:
+/// kube-vip 1.2.3, pkg/kubevip/annotations.go.
 pub const KUBE_VIP_HWADDR: &str = "kube-vip.io/hwaddr";
-/// The same for the address that it asks for.
+/// Annotation of a Service or LoadBalancer, as above: the address that kube-vip requests.
 pub const KUBE_VIP_REQUESTED_IP: &str = "kube-vip.io/requestedIP";
-/// The same for the host name that it tells the server.
+/// Annotation of a Service or LoadBalancer, as above: the host name that kube-vip sends to the
+/// server.
 pub const KUBE_VIP_HOSTNAME: &str = "kube-vip.io/loadbalancerHostname";
-/// The same, `true`: the server is asked to broadcast its answers.
+/// Annotation of a Service or LoadBalancer, as above, `true`: the server is asked to broadcast its
+/// answers.
 pub const KUBE_VIP_BROADCAST: &str = "kube-vip.io/dhcp-broadcast";
-/// Annotation of a NetworkAttachmentDefinition on which the host leases: who serves it and since when, or
-/// why no agent does, as JSON.
+/// Annotation of a NetworkAttachmentDefinition on which the host leases: the agent that serves it
+/// and since when, or why no agent does, as JSON.
 pub const ANNOTATION_DHCP_STATUS: &str = "loadbalancer.harvesterhci.io/dhcp-status";
 
-/// Finalizer of a TokenRotation: it outlives a deletion until what must be revoked is.
+/// Finalizer of a TokenRotation: a deleted TokenRotation remains until its credentials are revoked.
 pub const ROTATION_FINALIZER: &str = "credentials.harvesterhci.io/rotation";
-/// Annotation of a TokenRotation: each new value has the credential replaced now.
+/// Annotation of a TokenRotation: each new value requests a new credential now.
 pub const ANNOTATION_ROTATE: &str = "credentials.harvesterhci.io/rotate";
-/// Annotation of a TokenRotation: each new value has it replaced now, and the old one revoked as soon
-/// as the new one is published.
+/// Annotation of a TokenRotation: each new value requests a new credential now, and the old one is
+/// revoked as soon as the new one is published.
 pub const ANNOTATION_LEAKED: &str = "credentials.harvesterhci.io/leaked";
 /// Annotation of a target, and of pods that were restarted for it: SHA-256 of the credential.
 pub const ANNOTATION_HASH: &str = "credentials.harvesterhci.io/hash";
-/// Annotation of the Secret of an API key: the URL of the Rancher whose it is. It is sent to no other.
+/// Annotation of the Secret of an API key: URL of the Rancher that issued the key. The key is sent
+/// to no other.
 pub const ANNOTATION_RANCHER_URL: &str = "credentials.harvesterhci.io/rancher-url";
-/// Label of the Secrets by which credentials are revoked: the UID of the TokenRotation.
+/// Label of the Secrets whose deletion revokes a credential: UID of the TokenRotation.
 pub const LABEL_ROTATION: &str = "credentials.harvesterhci.io/rotation";
 
-/// What an address is recorded as while the guest's announcer leases it by DHCP.
+/// Address recorded while the guest's announcer leases the address by DHCP.
 pub const DHCP_ADDRESS: &str = "0.0.0.0";

@@ -1,8 +1,9 @@
-//! `LoadBalancer`: what a guest or a VM owner asks for, and what it was given.
+//! `LoadBalancer`: a request for an address by a guest or a VM owner, and the address that it
+//! received.
 //!
-//! There is no status subresource: the guest cloud provider writes `status.address` with a
-//! plain update and has no right to `/status`. `observedGeneration` is therefore not written:
-//! every status write raises the generation.
+//! There is no status subresource: the guest cloud provider writes `status.address` with a plain
+//! update and has no right to `/status`. `observedGeneration` is therefore not written: every
+//! status write raises the generation.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Condition;
 
-/// A request for one address that leads to VMs or into a guest cluster.
+/// Request for one address that leads to VMs or into a guest cluster.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[kube(
     group = "loadbalancer.harvesterhci.io",
@@ -28,13 +29,13 @@ use super::Condition;
         name = "Address",
         type_ = "string",
         json_path = ".status.address",
-        description = "Where the load balancer is reached"
+        description = "Address at which the LoadBalancer is reached"
     ),
     printcolumn(
         name = "Allocated",
         type_ = "string",
         json_path = ".status.allocatedAddress.ip",
-        description = "The address held in the pool's ledger"
+        description = "Address claimed in the pool's ledger"
     ),
     printcolumn(name = "Pool", type_ = "string", json_path = ".status.allocatedAddress.ipPool"),
     printcolumn(name = "WorkloadType", type_ = "string", json_path = ".spec.workloadType"),
@@ -95,85 +96,86 @@ use super::Condition;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerSpec {
-    /// Free text.
+    /// Free text that describes the LoadBalancer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub description: Option<String>,
-    /// What is behind the address: VMs of this namespace, or a guest cluster. Unset means vm.
+    /// Type of workload behind the address: VMs of this namespace, or a guest cluster. Unset means
+    /// vm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload_type: Option<WorkloadType>,
-    /// Where the address comes from. Unset means pool.
+    /// Source of the address: an IPPool or a DHCP server. Unset means pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam: Option<Ipam>,
-    /// The IPPool to take the address from. Unset: the best match by network, scope and
-    /// priority.
+    /// IPPool that allocates the address. Unset: the best match by network, scope and priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub ip_pool: Option<String>,
-    /// Ports of a vm load balancer, at least one. Guest clusters keep theirs in their own
+    /// Ports of a vm load balancer, at least one. The ports of a guest cluster are in its own
     /// Services.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub listeners: Vec<Listener>,
-    /// The VMs behind the address, by label of the running instance: each key must have one of
-    /// its values. Unset or empty selects none. At most 16 labels, and 64 values in all.
+    /// Labels that select the VMs behind the address, by the labels of the running instance: each
+    /// key must have one of its values. Unset or empty selects none. At most 16 labels, and 64
+    /// values in all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxProperties" = 16, "additionalProperties" = {
         "type": "array", "maxItems": 64, "items": {"type": "string", "maxLength": 63}
     }))]
     pub backend_server_selector: Option<BTreeMap<String, Vec<String>>>,
-    /// When a VM counts as able to answer.
+    /// Health check of the VMs behind the address. Unset: VMs are not probed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_check: Option<HealthCheck>,
-    /// Addresses to ask for, one per family. Reserved: not supported by this version.
+    /// Addresses to request, one per family. Reserved: not supported by this version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2), inner(length(max = 45)))]
     pub requested_addresses: Option<Vec<String>>,
-    /// The IPPool of the IPv6 address. Reserved: not supported by this version.
+    /// IPPool that allocates the IPv6 address. Reserved: not supported by this version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub ipv6_pool: Option<String>,
-    /// SingleStack, PreferDualStack or RequireDualStack. Only SingleStack is supported by
-    /// this version.
+    /// IP family policy: SingleStack, PreferDualStack or RequireDualStack. Only SingleStack is
+    /// supported by this version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub ip_family_policy: Option<String>,
 }
 
-/// What is behind an address.
+/// Type of workload behind an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WorkloadType {
     /// Virtual machines of the LoadBalancer's namespace.
     #[default]
     Vm,
-    /// A guest Kubernetes cluster, whose cloud provider announces the address itself.
+    /// Guest Kubernetes cluster, whose cloud provider announces the address itself.
     Cluster,
 }
 
-/// Where an address comes from.
+/// Source of an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Ipam {
-    /// An IPPool.
+    /// Allocated from an IPPool.
     #[default]
     Pool,
-    /// The DHCP server of the network.
+    /// Leased from the DHCP server of the network.
     Dhcp,
 }
 
-/// A port of the address and the port of the VMs behind it.
+/// Port of the address and the port of the VMs behind it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Listener {
-    /// Name, unique within the LoadBalancer.
+    /// Name of the listener, unique within the LoadBalancer.
     #[serde(default)]
     #[schemars(length(max = 63))]
     pub name: String,
-    /// Port of the address.
+    /// Port on the address, 1 to 65535.
     #[schemars(range(min = 1, max = 65535))]
     pub port: i32,
-    /// `TCP` or `UDP`.
+    /// Protocol of the port: `TCP` or `UDP`.
     #[serde(default = "tcp")]
     #[schemars(length(max = 8))]
     pub protocol: String,
@@ -187,7 +189,7 @@ fn tcp() -> String {
     "TCP".to_owned()
 }
 
-/// A probe of each backend of a vm load balancer. Without a port there is none.
+/// Probe of each backend of a vm load balancer. Without a port there is none.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -225,8 +227,8 @@ pub struct HealthCheck {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub timeout_seconds: Option<i32>,
-    /// `tcp` (a connection is accepted), `http` or `https` (a GET is answered as expected).
-    /// Unset means tcp.
+    /// Protocol of the probe: `tcp` (a connection is accepted), `http` or `https` (a GET is
+    /// answered as expected). Unset means tcp.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8))]
     pub protocol: Option<String>,
@@ -239,81 +241,83 @@ pub struct HealthCheck {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), inner(range(min = 100, max = 599)))]
     pub expected_statuses: Option<Vec<i32>>,
-    /// The name asked for, in the Host header and in TLS. Unset: the backend's address.
+    /// Host name of the probe, in the Host header and in TLS. Unset: the backend's address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub server_name: Option<String>,
-    /// Certificates, in PEM, one of which must have signed the backend's. Unset: the backend's
-    /// certificate is not checked.
+    /// CA certificates in PEM; one must have signed the backend's certificate. Unset: the backend's
+    /// certificate is not verified.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8192))]
     pub ca_bundle: Option<String>,
 }
 
-/// What the LoadBalancer was given.
+/// Addresses of the LoadBalancer, and its state.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerStatus {
-    /// Where it is reached. For guest clusters: the claim, until the guest writes its own.
+    /// Address at which the LoadBalancer is reached. Guest clusters: the claimed address, until the
+    /// guest writes its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Every address, one per family. Reserved.
+    /// Addresses of the LoadBalancer, one per family. Reserved: not supported by this version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2))]
     pub addresses: Option<Vec<String>>,
-    /// The claim in the pool's ledger.
+    /// Address claimed in the pool's ledger.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_address: Option<AllocatedAddress>,
     /// Addresses of the VMs behind a vm load balancer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend_servers: Option<Vec<String>>,
-    /// Counts of the VMs behind a vm load balancer.
+    /// Number of VMs behind a vm load balancer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoints: Option<EndpointCounts>,
-    /// Reserved: see the module's remark on generations.
+    /// Generation of the spec that the status describes. Reserved: not written, because each write
+    /// of the status raises the generation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Ready` says whether the address serves, and if not, why.
+    /// Conditions of the LoadBalancer. `Ready` shows whether the address serves, and if not, why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub conditions: Vec<Condition>,
 }
 
-/// An address and the pool whose ledger records it.
+/// Address, and the pool whose ledger records it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AllocatedAddress {
-    /// The IPPool. Unset for `ipam: dhcp`.
+    /// IPPool that allocated the address. Unset for `ipam: dhcp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip_pool: Option<String>,
-    /// The address, or `0.0.0.0` for "leased by the announcer".
+    /// Address allocated, or `0.0.0.0` while the announcer leases it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip: Option<String>,
-    /// The subnet's mask, as an address: `255.255.255.0`.
+    /// Mask of the subnet, as an address: `255.255.255.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mask: Option<String>,
-    /// The subnet's gateway.
+    /// Gateway of the address's subnet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<String>,
-    /// Reserved.
+    /// IPPool of the IPv6 address. Reserved: not supported by this version.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "ipv6Pool")]
     pub ipv6_pool: Option<String>,
-    /// Reserved.
+    /// IPv6 address. Reserved: not supported by this version.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "ipv6IP")]
     pub ipv6_ip: Option<String>,
-    /// Reserved.
+    /// Mask of the IPv6 subnet. Reserved: not supported by this version.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "ipv6Mask")]
     pub ipv6_mask: Option<String>,
-    /// Reserved.
+    /// Gateway of the IPv6 subnet. Reserved: not supported by this version.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "ipv6Gateway")]
     pub ipv6_gateway: Option<String>,
 }
 
-/// How many VMs are behind an address.
+/// Number of VMs behind an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct EndpointCounts {
-    /// Selected VMs that run.
+    /// Number of selected VMs that run.
     pub total: i32,
-    /// Those that can answer.
+    /// Number of selected VMs that can answer.
     pub ready: i32,
 }

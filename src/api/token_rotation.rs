@@ -1,9 +1,9 @@
 //! `TokenRotation`: a credential that is replaced in time, or only watched.
 //!
-//! Whoever makes one writes metadata and spec, the operator writes the status. Invariants: the
-//! status names credentials and never holds one; what a step is about to make is named in it
-//! before the step is taken; target and account never change, because an old credential may only
-//! go where the new one has been seen to be.
+//! The user who creates one writes metadata and spec, the operator writes the status. Invariants:
+//! the status names credentials and never contains one; it names the result of a step before the
+//! step is taken; target and account never change, because an old credential is revoked only where
+//! the new one was observed.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -68,6 +68,8 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
 #[x_kube(
     validation = ("self.target == oldSelf.target",
         "spec.target is immutable: make another TokenRotation for another target"),
+    validation = ("has(self.source) == has(oldSelf.source)",
+        "spec.source: it can be neither added nor removed: make another TokenRotation"),
     validation = ("!has(self.source) || !has(oldSelf.source) || has(self.source.serviceAccountToken) == has(oldSelf.source.serviceAccountToken)",
         "spec.source: its kind is immutable: make another TokenRotation"),
     validation = ("!has(self.source) || !has(oldSelf.source) || !has(self.source.serviceAccountToken) || !has(oldSelf.source.serviceAccountToken) || self.source.serviceAccountToken.serviceAccountName == oldSelf.source.serviceAccountToken.serviceAccountName",
@@ -76,8 +78,12 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
         "spec.source.serviceAccountTokenSecret.serviceAccountName is immutable: make another TokenRotation"),
     validation = ("has(self.rancher) || !(has(self.target.cloudCredential) || has(self.target.allCloudCredentials) || has(self.source) && has(self.source.rancherToken))",
         "spec.rancher: must be there for spec.source.rancherToken, spec.target.cloudCredential and spec.target.allCloudCredentials"),
-    validation = ("!has(self.target.allCloudCredentials) || !has(self.source)",
-        "spec.target.allCloudCredentials: they are only watched: remove spec.source"),
+    validation = ("!has(self.target.allCloudCredentials) || !has(self.source) || has(self.source.rancherToken)",
+        "spec.target.allCloudCredentials: only tokens of spec.source.rancherToken can be put into them"),
+    validation = ("!has(self.target.allCloudCredentials) || !has(self.source) || !has(self.source.rancherToken) || !has(self.source.rancherToken.cluster)",
+        "spec.source.rancherToken.cluster: each of all cloud credentials is for the cluster to which its kubeconfig leads: remove it"),
+    validation = ("!has(self.target.allCloudCredentials) || !has(self.tell)",
+        "spec.tell: cloud credentials are read in Rancher, not by workloads here: remove it"),
     validation = ("!has(self.rancher) || !has(self.source) || has(self.source.rancherToken)",
         "spec.rancher: it has nothing to do with this spec.source: remove it"),
     validation = ("!has(self.target.cloudCredential) || !has(self.source) || has(self.source.rancherToken)",
@@ -86,7 +92,7 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
         "spec.source.rancherToken.allowOtherUser: it is about spec.target.cloudCredential alone: remove it"),
     validation = ("!has(self.source) || !has(oldSelf.source) || has(self.source.rancherToken) == has(oldSelf.source.rancherToken)",
         "spec.source: its kind is immutable: make another TokenRotation"),
-    validation = ("has(self.rancher) == has(oldSelf.rancher) && (!has(self.rancher) || self.rancher.url == oldSelf.rancher.url)",
+    validation = ("has(self.rancher) == has(oldSelf.rancher) && (!has(self.rancher) || has(self.rancher.url) == has(oldSelf.rancher.url) && (!has(self.rancher.url) || self.rancher.url == oldSelf.rancher.url))",
         "spec.rancher.url is immutable: make another TokenRotation"),
     validation = ("!has(self.source) || !has(self.source.rancherToken) || !has(self.source.rancherToken.cluster) || !has(self.target.secret) || self.target.secret.name != self.rancher.minter.secretName || self.target.secret.key != self.rancher.minter.key",
         "spec.source.rancherToken.cluster: an API key that is good for one cluster cannot renew itself"),
@@ -99,7 +105,7 @@ use super::{ApiKey, Condition, RancherServer, Source, Target, WatchedCredential}
 )]
 #[serde(rename_all = "camelCase")]
 pub struct TokenRotationSpec {
-    /// Where new credentials come from. Unset: the target is only watched, and its end is told.
+    /// Source of new credentials. Unset: the target is only watched, and its expiry is reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Source>,
     /// Where the credential is read by those who use it.
@@ -110,15 +116,17 @@ pub struct TokenRotationSpec {
     /// When it is replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
-    /// For how long the old credential works beside the new one, so that everybody has time to read
-    /// the new one. Unset means 3600. One that ends by itself before that, does.
+    /// Seconds for which the old credential stays valid beside the new one, so that all clients
+    /// have time to read the new one. Unset means 3600, and 86400 for a cloud credential: jobs that
+    /// make machines keep the one with which they began. A credential that expires earlier by itself
+    /// does so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 2_592_000))]
     pub overlap_seconds: Option<i64>,
-    /// Who must be made to read a new credential.
+    /// Workloads that must be made to read a new credential.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tell: Option<Tell>,
-    /// What becomes of the published credential when the TokenRotation is deleted. Unset means Keep.
+    /// Fate of the published credential when the TokenRotation is deleted. Unset means Keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_delete: Option<OnDelete>,
 }
@@ -131,8 +139,9 @@ pub struct Schedule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 99))]
     pub renew_when_left_percent: Option<i64>,
-    /// But with no less than this left, up to half of its life. For one that is only watched,
-    /// when its end is told as near. Unset means 604800, seven days.
+    /// Least remaining lifetime in seconds at the replacement, up to half of the whole lifetime.
+    /// For a credential that is only watched: remaining lifetime at which its expiry is reported as
+    /// near. Unset means 604800, seven days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
     pub minimum_left_seconds: Option<i64>,
@@ -144,7 +153,8 @@ pub struct Schedule {
     /// Only at these times, unless it would end before they come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maintenance_window: Option<Window>,
-    /// Nothing is made, published or revoked; the end is still told.
+    /// Whether the rotation is paused: nothing is made, published or revoked, but the expiry is
+    /// still reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
 }
@@ -182,7 +192,7 @@ pub enum Day {
     Sun,
 }
 
-/// Who must be made to read a new credential.
+/// Workloads that must be made to read a new credential.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Tell {
@@ -199,9 +209,9 @@ pub struct Tell {
         "spec.tell.restart[].name: must be the name of a workload: lower-case letters, digits, dashes and dots"),
 )]
 pub struct Workload {
-    /// Its kind.
+    /// Kind of the workload to restart.
     pub kind: WorkloadKind,
-    /// Its name.
+    /// Name of the workload to restart.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
 }
@@ -215,17 +225,18 @@ pub enum WorkloadKind {
     DaemonSet,
 }
 
-/// What becomes of the published credential when the TokenRotation is deleted.
+/// Fate of the published credential when the TokenRotation is deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OnDelete {
-    /// It stays, and works until it ends by itself.
+    /// The credential stays valid until it expires by itself.
     #[default]
     Keep,
-    /// It stops working.
+    /// The credential is revoked.
     Revoke,
 }
 
-/// What was done, and what is under way. Times are RFC 3339 and the API server's.
+/// State of the rotation: finished steps and the one under way. Times are RFC 3339 and the API
+/// server's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenRotationStatus {
@@ -250,8 +261,8 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub previous: Vec<PreviousCredential>,
-    /// What is known of the credentials in a target that is only watched: first those that end soonest
-    /// and that nobody replaces.
+    /// Credentials in a target that is only watched: first those that expire soonest and are not
+    /// replaced.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub watched: Vec<WatchedCredential>,
@@ -259,11 +270,15 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub watched_beyond: Option<i64>,
+    /// The Rancher's URL, as the API key's Secret named it first. Unset where spec.rancher.url is set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    pub rancher_url: Option<String>,
     /// The API key in spec.rancher, as it was last seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key: Option<ApiKey>,
-    /// When the first of the target's credentials ends; of all cloud credentials, of those that nobody
-    /// replaces. Unset: none does, or none says so.
+    /// Expiry of the first of the target's credentials to expire; of all cloud credentials, only
+    /// those that are not replaced count. Unset: none expires, or none states an expiry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
@@ -275,7 +290,7 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub last_rotation: Option<String>,
-    /// What came of it last: `Published`, `Adopted`, `Revoked`, or `Failed` and the step.
+    /// Result of the last step: `Published`, `Adopted`, `Revoked`, or `Failed` and the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub last_result: Option<String>,
@@ -287,7 +302,7 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub retry_after: Option<String>,
-    /// The name of the credential whose coming the workloads were told.
+    /// Name of the last credential for which the workloads were restarted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub told: Option<String>,
@@ -299,8 +314,9 @@ pub struct TokenRotationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub leak_report: Option<String>,
-    /// `Ready`: the credential is there and is looked after. `Expiring`: it ends soon, and should have
-    /// been replaced, or is only watched. `MinterExpiring`: the API key ends soon, and nobody renews it.
+    /// Conditions of the rotation. `Ready`: the credential is there and is managed. `Expiring`: it
+    /// expires soon, and should have been replaced, or is only watched. `MinterExpiring`: the API
+    /// key expires soon and is not renewed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub conditions: Vec<Condition>,
@@ -310,16 +326,17 @@ pub struct TokenRotationStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CurrentCredential {
-    /// Its name: of the Secret that it is bound to or stored in.
+    /// Name of the credential: of the Secret that it is bound to or stored in.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// SHA-256 of it, by which it is known again.
+    /// SHA-256 of it, by which it is known again. Unset for one that is only watched.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub hash: String,
-    /// Whether it was made here; somebody else's is replaced in its time and not revoked.
+    /// Whether the operator made the credential; another one is replaced in time but not revoked.
     #[serde(default)]
     pub ours: bool,
-    /// Since when it works, or has been seen.
+    /// Time since which the credential is valid, or was first observed.
     #[schemars(extend("format" = "date-time"))]
     pub issued_at: String,
     /// When it ends. Unset: never, or it does not say.
@@ -335,12 +352,12 @@ pub struct CurrentCredential {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingCredential {
-    /// Its name, recorded before it is made.
+    /// Name of the credential, recorded before it is made.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// What is being done.
+    /// Step that is under way.
     pub step: PendingStep,
-    /// Since when.
+    /// Time since which the credential is pending.
     #[schemars(extend("format" = "date-time"))]
     pub since: String,
     /// SHA-256 of it, recorded before it is published.
@@ -369,13 +386,13 @@ pub struct PendingCredential {
     pub leak_report: Option<String>,
 }
 
-/// What is being done with a credential before it is published.
+/// Step of a credential before it is published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum PendingStep {
-    /// It is made, and tried out where it will be used.
+    /// The credential is made, and tested where it will be used.
     #[default]
     Minting,
-    /// It is written into the target.
+    /// The credential is written into the target.
     Publishing,
 }
 
@@ -383,14 +400,15 @@ pub enum PendingStep {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PreviousCredential {
-    /// Its name.
+    /// Name of the credential to revoke.
     #[schemars(length(max = 253))]
     pub name: String,
     /// SHA-256 of it, if it was known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub hash: Option<String>,
-    /// When it is revoked. Unset: not before workloads were told of the new one.
+    /// Time when the credential is revoked. Unset: not before the workloads were restarted for the
+    /// new one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub revoke_after: Option<String>,

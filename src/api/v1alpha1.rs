@@ -1,9 +1,9 @@
-//! `LoadBalancer` as it was before v1beta1: still served for old clients, never stored.
+//! `LoadBalancer` in the version before v1beta1: still served for old clients, never stored.
 //!
-//! Every field is the one that Harvester serves. What v1beta1 has besides is not here: it travels
-//! in an annotation, see [`crate::domain::conversion`]. The API server holds a request to the rules
-//! of the version it is made in, so the rules of v1beta1 that can be told in these fields are
-//! repeated here.
+//! Every field is the one that Harvester serves. Fields that only v1beta1 has travel in an
+//! annotation, see `conversion` in the crate `domain`. The API server validates a request by the
+//! rules of its own version, so the rules of v1beta1 that these fields can express are repeated
+//! here.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Condition, Ipam};
 
-/// A request for one address that leads to VMs.
+/// Request for one address that leads to VMs.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[kube(
     group = "loadbalancer.harvesterhci.io",
@@ -43,36 +43,36 @@ use super::{Condition, Ipam};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerSpec {
-    /// Free text.
+    /// Free text that describes the LoadBalancer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub description: Option<String>,
-    /// Where the address comes from.
+    /// Source of the address: an IPPool or a DHCP server.
     pub ipam: Ipam,
-    /// Ports.
+    /// Ports of the load balancer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub listeners: Vec<Listener>,
-    /// The VMs behind the address, by name.
+    /// Names of the VMs behind the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), inner(length(max = 63)))]
     pub backend_servers: Option<Vec<String>>,
-    /// When a VM counts as able to answer.
+    /// Health check of the VMs behind the address. Unset: VMs are not probed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_check: Option<HealthCheck>,
 }
 
-/// A port of the address and the port of the VMs behind it.
+/// Port of the address and the port of the VMs behind it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Listener {
-    /// Name, unique within the LoadBalancer.
+    /// Name of the listener, unique within the LoadBalancer.
     #[schemars(length(max = 63))]
     pub name: String,
-    /// Port of the address.
+    /// Port on the address, 1 to 65535.
     #[schemars(range(min = 1, max = 65535))]
     pub port: i32,
-    /// `TCP` or `UDP`.
+    /// Protocol of the port: `TCP` or `UDP`.
     #[serde(default = "tcp")]
     #[schemars(length(max = 8))]
     pub protocol: String,
@@ -86,7 +86,7 @@ fn tcp() -> String {
     "TCP".to_owned()
 }
 
-/// A TCP probe of each backend.
+/// TCP probe of each backend.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HealthCheck {
@@ -99,7 +99,7 @@ pub struct HealthCheck {
     /// Failures in a row that make a backend unhealthy.
     #[schemars(range(min = 0))]
     pub failure_threshold: i32,
-    /// Seconds between probes. The capital letter is the field's own.
+    /// Seconds between probes. The field's name begins with a capital letter in Harvester too.
     #[serde(rename = "PeriodSeconds")]
     #[schemars(range(min = 0))]
     pub period_seconds: i32,
@@ -108,14 +108,14 @@ pub struct HealthCheck {
     pub timeout_seconds: i32,
 }
 
-/// What the LoadBalancer was given.
+/// Address of the LoadBalancer, and its state.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerStatus {
-    /// Where it is reached.
+    /// Address at which the LoadBalancer is reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// `Ready` says whether the address serves, and if not, why.
+    /// Conditions of the LoadBalancer. `Ready` shows whether the address serves, and if not, why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub conditions: Vec<Condition>,

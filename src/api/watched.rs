@@ -1,52 +1,52 @@
-//! What is told of credentials that are watched, and of the API key with which a Rancher is asked.
+//! Status of watched credentials, and of the API key for a Rancher.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A credential in a target that is only watched.
+/// Credential in a target that is only watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchedCredential {
-    /// The kubeconfig's user that has it; empty where the value is the token alone, and for cloud
-    /// credentials.
+    /// User of the kubeconfig that has the credential. Empty if the value is a token alone, and for
+    /// cloud credentials.
     #[schemars(length(max = 253))]
     pub user: String,
-    /// What it is called, as far as it says. Of a certificate: whom it is for.
+    /// Name that the credential states for itself; the subject of a certificate. May be empty.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// The cloud credential's Secret in Rancher, such as `cc-abcde`.
+    /// Name of the cloud credential's Secret in Rancher, such as `cc-abcde`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub credential: Option<String>,
-    /// What people call the cloud credential.
+    /// Display name of the cloud credential.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub title: Option<String>,
-    /// When it ends. Unset: never, or it does not say.
+    /// Time when the credential expires. Unset: never, or not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,
     /// Whether another TokenRotation replaces it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rotated: bool,
-    /// Why it cannot be known when it ends.
+    /// Reason why the expiry cannot be known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
     pub unknown: Option<String>,
 }
 
-/// The API key with which a Rancher is asked.
+/// API key that authenticates this operator to a Rancher.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ApiKey {
-    /// What it is called in Rancher.
+    /// Name of the API key's token in Rancher.
     #[schemars(length(max = 253))]
     pub name: String,
-    /// Since when it works.
+    /// Time when the API key became valid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub issued_at: Option<String>,
-    /// When it ends. Unset: never.
+    /// Time when the API key expires. Unset: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub expires_at: Option<String>,

@@ -1,10 +1,10 @@
-//! The agent of a network: a program of its own, so that what has privileges has little code and fits
-//! into little memory.
+//! The agent of a network: a separate program, so that the code with privileges is small and needs
+//! little memory.
 
 use clap::Parser;
 use harvester_guest_operator::cli::{LeaseAgent, run_agent};
 
-// Its leases come and go in hundreds; what they took is given back.
+// Leases start and end in hundreds; this allocator returns their memory to the system.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -1,4 +1,4 @@
-//! The options of admission, and its start.
+//! Options of admission, and its start.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -26,11 +26,11 @@ use crate::k8s::read::Reader;
 use crate::k8s::views::Views;
 use crate::metrics::Metrics;
 
-/// The Service in `config/manager`.
+/// Name of the Service in `config/manager`.
 const SERVICE: &str = "harvester-guest-operator-admission";
-/// Replicas replace certificates up to so much apart.
+/// Longest difference between the times at which replicas replace certificates.
 const SPREAD: Duration = Duration::from_hours(6);
-/// Between the last call that is taken as usual and the end of the listener: routes need to change.
+/// Time between the start of the shutdown and the end of the listener: routes need to change.
 const LINGER: Duration = Duration::from_secs(4);
 
 /// How the API server reaches admission.
@@ -40,48 +40,50 @@ pub(super) enum Mode {
     Service,
     /// By --admission-url: the operator runs outside the cluster.
     Url,
-    /// Not at all. Webhook configurations of this operator are emptied at the start.
+    /// Not at all. The operator empties its webhook configurations at the start.
     Off,
 }
 
 /// Options of admission.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct AdmissionArgs {
-    /// The operator's namespace: it holds the Secret with admission's certificates, and the Leases
+    /// Namespace of the operator: it holds the Secret with admission's certificates, and the Leases
     /// of DHCP agents.
     #[arg(long, env = "HGO_NAMESPACE", default_value = "harvester-system")]
     pub(super) namespace: String,
     /// How the API server reaches admission.
     #[arg(long, env = "HGO_ADMISSION", value_enum, default_value_t = Mode::Service)]
     admission: Mode,
-    /// Address of admission and conversion, with TLS.
+    /// Address on which admission and conversion listen, with TLS.
     #[arg(long, env = "HGO_ADMISSION_ADDR", default_value = "0.0.0.0:8443")]
     admission_addr: SocketAddr,
-    /// With `--admission url`: what the API server calls, https://HOST:PORT. Port 0 stands for the
-    /// port of --admission-addr.
+    /// URL that the API server calls with `--admission url`, https://HOST:PORT. Port 0 stands for
+    /// the port of --admission-addr.
     #[arg(long, env = "HGO_ADMISSION_URL")]
     admission_url: Option<String>,
-    /// A ClusterRole that is removed together with the operator. The webhook configurations name it
-    /// as their owner and go with it, as do DHCP agents that the operator makes.
+    /// ClusterRole that is removed together with the operator. It becomes the owner of the webhook
+    /// configurations and of the DHCP agents that the operator makes, so that they are removed with
+    /// it.
     #[arg(long, env = "HGO_ADMISSION_OWNER")]
     pub(super) admission_owner: Option<String>,
-    /// Authorities of callers' certificates, a file in PEM. Requests to judge or change an object
-    /// are then taken from callers with such a certificate only. By default an API server has none.
+    /// File in PEM with the certificate authorities of callers. Admission and mutation requests are
+    /// then accepted only from callers with a certificate of one of them. By default an API server
+    /// has none.
     #[arg(long, env = "HGO_ADMISSION_CLIENT_CA")]
     admission_client_ca: Option<PathBuf>,
 }
 
-/// Admission, listening or off.
+/// Admission: its listener, or nothing if it is off.
 pub(super) struct Running {
-    /// Whether it can answer, or need not.
+    /// Whether admission can answer, or is off.
     pub(super) ready: watch::Receiver<bool>,
-    /// How it ends.
+    /// Tokens that end the listener.
     pub(super) ending: Ending,
     server: Option<JoinHandle<()>>,
 }
 
 impl Running {
-    /// Returns if the listener ends although it was not told to.
+    /// Returns if the listener ends without a shutdown.
     pub(super) async fn ended(&mut self) {
         match &mut self.server {
             Some(server) => drop(server.await),
@@ -89,7 +91,7 @@ impl Running {
         }
     }
 
-    /// Goes on answering until nobody calls here any more.
+    /// Answers requests until routes no longer lead here, then ends the listener.
     pub(super) async fn wind_down(self) {
         self.ending.soon.cancel();
         if let Some(server) = self.server {
@@ -100,7 +102,7 @@ impl Running {
     }
 }
 
-/// Listens, unless it is off.
+/// Starts the listener, unless admission is off.
 pub(super) async fn start(
     args: &AdmissionArgs,
     client: &Client,
@@ -159,7 +161,7 @@ pub(super) async fn start(
     Ok(Running { ready, ending, server: Some(tokio::spawn(serving)) })
 }
 
-/// Where the API server finds admission, and by which names.
+/// Place at which the API server reaches admission, and the names in its certificate.
 fn place(args: &AdmissionArgs, bound: SocketAddr) -> anyhow::Result<(Place, BTreeSet<String>)> {
     let namespace = &args.namespace;
     let mut names: BTreeSet<String> = [
@@ -188,13 +190,13 @@ fn place(args: &AdmissionArgs, bound: SocketAddr) -> anyhow::Result<(Place, BTre
             Place::Url(format!("https://{host}:{port}"))
         }
         (Mode::Url, None) => bail!("--admission url needs --admission-url https://HOST:PORT"),
-        (_, Some(_)) => bail!("--admission-url is of use with --admission url only"),
+        (_, Some(_)) => bail!("--admission-url needs --admission url"),
         (_, None) => Place::Service(namespace.clone(), SERVICE.to_owned()),
     };
     Ok((place, names))
 }
 
-/// A configuration that leads to nobody would refuse every request.
+/// Empties the operator's webhook configurations: without a listener each request would be refused.
 async fn unregister(installation: &Installation) {
     for part in [Part::Mutating, Part::Validating] {
         let removed = match installation.read(part).await {
@@ -205,11 +207,14 @@ async fn unregister(installation: &Installation) {
             Err(error) => Err(error),
         };
         match removed {
-            Ok(()) => tracing::info!(object = part.kind(), "admission is off: emptied"),
+            Ok(()) => tracing::info!(
+                object = part.kind(),
+                "admission is off: emptied its webhook configuration"
+            ),
             Err(error) => tracing::warn!(
                 %error,
                 object = part.kind(),
-                "admission is off, and what leads to it could not be emptied"
+                "admission is off, but its webhook configuration could not be emptied"
             ),
         }
     }

@@ -1,4 +1,5 @@
-//! The `controller` process: views, probes and admission always, controllers while it leads.
+//! The `controller` process: views, probes and admission run always, controllers run while it
+//! leads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use crate::k8s::views::Views;
 use crate::k8s::write::Writer;
 use crate::metrics::Metrics;
 
-/// Runs until SIGTERM or SIGINT, or until something that must not end ends.
+/// Runs until SIGTERM or SIGINT, or until a task that must not end ends.
 pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let lease = args.reach.lease()?;
     let pace = Pace::new(args.lease_duration);
@@ -33,7 +34,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let metrics = Metrics::new()?;
     let way = client::way(args.reach.kubeconfig.as_deref()).await?;
     let client = client::through(way.clone(), &metrics)?;
-    // The Lease has connections of its own: none that a burst has left behind can cost it a round.
+    // The Lease has its own connections, so that a burst of other calls cannot delay a renewal.
     let keepers = client::through(way.clone(), &metrics)?;
     let leadership = Arc::new(Leadership::default());
     let views = Views::start(&client, &args.admission.namespace, args.dhcp.networks(), &metrics);
@@ -47,7 +48,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         ending: admission.ending.soon.clone(),
     };
     let (address, server) = probes::serve(args.http_addr, shown).await?;
-    // It says until the end that this replica is about to go.
+    // Serves until the end, so that readiness shows that this replica is shutting down.
     let mut server = tokio::spawn(server);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), me, %address, lease = args.reach.lease, "started");
 
@@ -57,7 +58,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         lease: (lease.0.to_owned(), lease.1.to_owned()),
     });
     tokio::spawn(second_opinion::answer(replica.clone(), views.clone()));
-    // Nothing between two commas is no namespace, least of all every one.
+    // Empty text between two commas is no namespace; it must not mean every namespace.
     let namespaces = args.credential_namespaces.iter().filter(|name| !name.is_empty());
     let namespaces = namespaces.map(|text| {
         let (namespace, secrets) = text.split_once('/').unwrap_or((text, ""));
@@ -96,14 +97,14 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    // The term is over: its tasks were dropped with the select. Now somebody else may begin.
+    // The term is over: the select dropped its tasks. Another replica may lead now.
     keeper.release(&leadership).await;
     admission.wind_down().await;
     tracing::info!("stopped");
     result
 }
 
-/// One term of leadership after the other.
+/// Runs one term of leadership after the other.
 async fn terms(ctx: &Context, leadership: &Leadership) -> anyhow::Result<()> {
     let mut leading = leadership.subscribe();
     loop {
@@ -113,13 +114,13 @@ async fn terms(ctx: &Context, leadership: &Leadership) -> anyhow::Result<()> {
             biased;
             changed = lost.wait_for(|leads| !leads) => {
                 changed?;
-                tracing::warn!("standing by");
+                tracing::warn!("lost the Lease: controllers stopped on this replica");
             }
             result = controllers::lead(ctx.clone()) => {
-                // A term that fails while it lasts is begun anew: it keeps nothing but what
-                // the API server has.
+                // A failed term is started again. No state survives it except what the API server
+                // has.
                 if let Err(error) = result {
-                    tracing::error!(%error, "term ended, beginning anew");
+                    tracing::error!(%error, "term ended, starting a new one");
                 }
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
@@ -127,7 +128,7 @@ async fn terms(ctx: &Context, leadership: &Leadership) -> anyhow::Result<()> {
     }
 }
 
-/// Host name and process id; in a pod, the pod's name.
+/// Host name and process id. In a pod the host name is the pod's name.
 pub(super) fn identity() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}_{}", host.trim(), std::process::id())

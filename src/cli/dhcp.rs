@@ -1,4 +1,4 @@
-//! The options of DHCP networks.
+//! Options of DHCP networks.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use crate::domain::dhcp_lease::Networks;
 /// Options of DHCP networks.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct DhcpArgs {
-    /// Seconds for which an address that the host leased outlives its LoadBalancer. One that is made
-    /// again by then has the same address at once. A guest's cloud provider deletes and makes it again,
-    /// up to 300 s apart, and the guest announces the address all the while.
+    /// Seconds for which a leased address outlives its LoadBalancer. A LoadBalancer that is created
+    /// again within this time gets the same address at once. Guest cloud providers delete and
+    /// create it up to 300 s apart, and the guest announces the address all the time.
     #[arg(long = "dhcp-release-grace", env = "HGO_DHCP_RELEASE_GRACE", default_value_t = 600)]
     release_grace: u32,
     /// Networks on which the host leases, separated by commas: namespace/name of each
-    /// NetworkAttachmentDefinition. Their agents are made by others, as by the chart. One may end in =mac or
-    /// =none, the form of the client identifiers there.
+    /// NetworkAttachmentDefinition. Their agents are deployed by others, such as the chart. A name
+    /// may end in =mac or =none, the form of the client identifiers on that network.
     #[arg(long = "dhcp-networks", env = "HGO_DHCP_NETWORKS", value_delimiter = ',', value_parser = listed)]
     networks: Vec<(String, ClientIdForm)>,
-    /// Namespaces, separated by commas, whose NetworkAttachmentDefinitions may have the host lease there, by
-    /// the annotation loadbalancer.harvesterhci.io/dhcp: host.
+    /// Namespaces, separated by commas, whose NetworkAttachmentDefinitions may make the host lease
+    /// there, by the annotation loadbalancer.harvesterhci.io/dhcp: host.
     #[arg(
         long = "dhcp-namespaces",
         env = "HGO_DHCP_NAMESPACES",
@@ -32,8 +32,8 @@ pub(super) struct DhcpArgs {
         default_value = "default"
     )]
     namespaces: Vec<String>,
-    /// Network on which the host leases for LoadBalancers of VMs that name none: namespace/name of its
-    /// NetworkAttachmentDefinition. It is one of those on which the host leases.
+    /// Network on which the host leases for LoadBalancers of VMs that name no network:
+    /// namespace/name of its NetworkAttachmentDefinition. The host must lease on this network.
     #[arg(
         long = "dhcp-default-network",
         env = "HGO_DHCP_DEFAULT_NETWORK",
@@ -41,8 +41,8 @@ pub(super) struct DhcpArgs {
         default_value = ""
     )]
     default_network: String,
-    /// What the agents have in common that the operator makes for such networks: a Deployment, as YAML.
-    /// Without it the operator makes none.
+    /// Deployment, as YAML, from which the operator makes the agents of such networks. Without it
+    /// the operator makes none.
     #[arg(long = "dhcp-agent", env = "HGO_DHCP_AGENT")]
     agent: Option<String>,
 }
@@ -53,18 +53,19 @@ impl DhcpArgs {
         Duration::from_secs(self.release_grace.into())
     }
 
-    /// Way in which agents are made.
+    /// Settings for the agents' Deployments; `None` if the operator makes none.
     pub(super) fn agents(&self, admission: &AdmissionArgs) -> anyhow::Result<Option<Agents>> {
         let Some(text) = self.agent.as_deref().filter(|text| !text.is_empty()) else {
             return Ok(None);
         };
-        // What is no Deployment is refused here, and what is one has the form that it is filled in.
+        // Refuses text that is not a Deployment, and brings the rest into the form that is filled
+        // in later.
         let template: Deployment =
             serde_saphyr::from_str(text).context("--dhcp-agent: must be a Deployment, as YAML")?;
         let containers = template.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
         ensure!(
             containers.is_some_and(|pod| pod.containers.len() == 1),
-            "--dhcp-agent: spec.template.spec.containers must be one"
+            "--dhcp-agent: spec.template.spec.containers must have one entry"
         );
         Ok(Some(Agents {
             namespace: admission.namespace.clone(),
@@ -73,7 +74,7 @@ impl DhcpArgs {
         }))
     }
 
-    /// On which networks the host leases.
+    /// Networks on which the host leases.
     pub(super) fn networks(&self) -> Networks {
         let is_given = |name: &&String| !name.is_empty();
         let listed = self.networks.iter().filter(|(name, _)| is_given(&name)).cloned();
@@ -85,13 +86,13 @@ impl DhcpArgs {
     }
 }
 
-/// A network's name, and the form of its client identifiers.
+/// Parses a network's name and the form of its client identifiers.
 fn listed(text: &str) -> Result<(String, ClientIdForm), String> {
     let (name, form) = text.split_once('=').unwrap_or((text, "duid"));
     Ok((network(name)?, form.parse().map_err(|error: NoForm| error.to_string())?))
 }
 
-/// A network's name. Empty text between two commas is none.
+/// Parses a network's name. Empty text is accepted: two commas in a row name no network.
 fn network(text: &str) -> Result<String, String> {
     let part = |part: &str| !part.is_empty() && !part.contains('/');
     let named = text.split_once('/').is_some_and(|(namespace, name)| part(namespace) && part(name));

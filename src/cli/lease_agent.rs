@@ -1,5 +1,5 @@
 //! The `lease-agent` process: it leases the addresses of one network while it holds the network's
-//! Lease, and stands by otherwise.
+//! Lease, and is a standby otherwise.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -25,51 +25,51 @@ use crate::k8s::records::Records;
 use crate::k8s::write::Writer;
 use crate::metrics::Metrics;
 
-/// For so long an agent that no longer renews its Lease is left alone. Leases outlast that, and an
-/// agent that a busy machine holds up need not begin anew.
+/// Lease duration for leader election. Long enough that a stalled agent on a busy machine remains
+/// leader; DHCP leases outlive it.
 const CLAIM_SECONDS: u8 = 10;
-/// Time for the removal of links when the agent ends: a thousand take a second.
+/// Time limit for the removal of links when the agent ends: a thousand take a second.
 const CLEARING: Duration = Duration::from_secs(10);
 
-/// Leases addresses from the DHCP server of one network. One a network; a second one stands by.
+/// Leases addresses from the DHCP server of one network. One agent leads, a second one stands by.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "lease-agent", version)]
 pub struct LeaseAgent {
     #[command(flatten)]
     pub(super) logs: Logs,
-    /// The network: namespace/name of its NetworkAttachmentDefinition.
+    /// Network of the agent: namespace/name of its NetworkAttachmentDefinition.
     #[arg(long, env = "HGO_NETWORK")]
     network: String,
-    /// The interface that leads there.
+    /// Interface on the network.
     #[arg(long, env = "HGO_INTERFACE", default_value = "net1")]
     interface: String,
-    /// How a fresh address is probed before it is used: quick asks three times within half a second,
-    /// standard keeps the times of RFC 5227, which are four to nine seconds, off does not ask.
+    /// ARP probe of a newly granted address before its use: quick probes three times within half a
+    /// second, standard uses the times of RFC 5227, four to nine seconds, off does not probe.
     #[arg(long, env = "HGO_ARP_PROBE", value_enum, default_value_t = ArpProbe::Quick)]
     arp_probe: ArpProbe,
-    /// A subnet whose addresses may be leased, such as 10.0.0.0/24; several with a comma between them.
-    /// Offers of other addresses are refused. Without any, every address may be leased that is none of
-    /// the cluster's.
+    /// Subnets whose addresses may be leased, such as 10.0.0.0/24, separated by commas. Offers of
+    /// other addresses are refused. Without any, every address may be leased except those of the
+    /// cluster.
     #[arg(long, env = "HGO_SUBNETS", value_delimiter = ',', value_name = "CIDR")]
     subnets: Vec<Ipv4Net>,
-    /// Fate of an address whose lease ends without an answer of a DHCP server: withdraw takes it
-    /// out, keep leaves it while no server refuses it and no other host answers ARP for it.
+    /// Fate of an address whose lease expires without an answer of a DHCP server: withdraw removes
+    /// it, keep retains it while no server refuses it and no other host answers ARP for it.
     #[arg(long, env = "HGO_ON_LEASE_LOSS", value_enum, ignore_case = true, default_value_t = OnLeaseLoss::Withdraw)]
     on_lease_loss: OnLeaseLoss,
-    /// Whether servers are asked to broadcast their answers in any case: where something between here and
-    /// the server drops answers to an address that it has not seen yet.
+    /// Whether servers are always asked to broadcast their answers. Needed where a device on the
+    /// way to the server drops answers to addresses that it has not seen yet.
     #[arg(long, env = "HGO_BROADCAST")]
     broadcast: bool,
-    /// Kubeconfig file. Else KUBECONFIG and the default file, else the pod's own account.
+    /// Kubeconfig file. Default: KUBECONFIG, then the default file, then the pod's account.
     #[arg(long, env = "HGO_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
-    /// The operator's namespace: the network's Lease is there.
+    /// Namespace of the operator: it holds the network's Lease.
     #[arg(long, env = "HGO_NAMESPACE", default_value = "harvester-system")]
     namespace: String,
-    /// Address of metrics and probes.
+    /// Address on which metrics and probes listen.
     #[arg(long, env = "HGO_HTTP_ADDR", default_value = "0.0.0.0:8081")]
     http_addr: SocketAddr,
-    /// Name of this process in the Lease. The default is host name and process id.
+    /// Name of this process in the Lease. Default: host name and process id.
     #[arg(long, env = "HGO_IDENTITY")]
     identity: Option<String>,
 }
@@ -87,7 +87,7 @@ enum OnLeaseLoss {
     Keep,
 }
 
-/// Runs until SIGTERM or SIGINT, or until something that must not end ends.
+/// Runs until SIGTERM or SIGINT, or until a task that must not end ends.
 pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     agent::drop_privileges()?;
     let network = args.network.split_once('/');
@@ -103,7 +103,7 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
 
     let (metrics, dhcp) = Metrics::agent()?;
     let way = client::way(args.kubeconfig.as_deref()).await?;
-    // The Lease has connections of its own: none that a burst has left behind can cost it a round.
+    // The Lease has its own connections, so that a burst of other calls cannot delay a renewal.
     let keepers = client::through(way.clone(), &metrics)?;
     let client = client::through(way, &metrics)?;
     let leadership = Arc::new(Leadership::default());
@@ -150,14 +150,15 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    // The term is over, and nothing is sent any more; no address is given back. The links go while no other agent can
-    // have taken them over. Where the claim is over, another agent of the same machine makes them again at once.
+    // The term is over: no frame is sent any more, and no address is released. Removes the links
+    // before another agent can take them over. If this agent is no longer leader, another agent on
+    // the same machine makes them again at once.
     if spoke.into_inner() {
         tokio::select! {
             _ = keeper.run(&leadership), if leadership.is_current() => {}
             cleared = tokio::time::timeout(CLEARING, agent.clear()) => {
                 if let Err(error) = cleared.context("too slow").and_then(|cleared| cleared) {
-                    tracing::warn!(error = format!("{error:#}"), "links are left behind");
+                    tracing::warn!(error = format!("{error:#}"), "cannot remove the links of this agent");
                 }
             }
         }
@@ -167,23 +168,23 @@ pub(super) async fn run(args: LeaseAgent) -> anyhow::Result<()> {
     result
 }
 
-/// Runs one term after the other. Notes that there was one.
+/// Runs one term after the other. Sets `spoke` when the first begins.
 async fn terms(agent: &Agent, spoke: &AtomicBool) -> anyhow::Result<()> {
     let mut leading = agent.leadership.subscribe();
     loop {
         leading.wait_for(|leads| *leads).await?;
         spoke.store(true, Ordering::Relaxed);
-        // While the API server is silent, what is held goes on being renewed.
+        // While the API server is silent, the term continues and held leases are renewed.
         let mut claim = agent.leadership.claim();
         tokio::select! {
             biased;
             changed = claim.wait_for(|claim| *claim == Claim::Lost) => {
                 changed?;
-                tracing::warn!("silent");
+                tracing::warn!("lost the network's Lease: DHCP stopped on this replica");
             }
             result = agent.term() => {
                 if let Err(error) = result {
-                    tracing::error!(error = format!("{error:#}"), "term ended, beginning anew");
+                    tracing::error!(error = format!("{error:#}"), "term ended, starting a new one");
                 }
                 tokio::time::sleep(Duration::from_millis(500)).await;
             }

@@ -1,4 +1,4 @@
-//! How a process logs, and what it says first.
+//! Log options, and the first log line.
 
 use clap::ValueEnum;
 use tracing_subscriber::filter::Targets;
@@ -7,10 +7,10 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Logs {
-    /// How logs are written.
+    /// Format of the log.
     #[arg(long, env = "HGO_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text, global = true)]
     log_format: LogFormat,
-    /// What is logged: error, warn, info, debug or trace, or directives such as
+    /// Log filter: error, warn, info, debug or trace, or directives such as
     /// `info,harvester_guest_operator=debug`.
     #[arg(long, env = "HGO_LOG", default_value = "info", global = true)]
     log: String,
@@ -23,10 +23,10 @@ enum LogFormat {
 }
 
 impl Logs {
-    /// Logs from now on. `undumped`: why a core dump may be made after all, if it may.
+    /// Starts logging. `undumped` is an error if core dumps could not be prevented.
     pub(super) fn start(&self, undumped: &Result<(), String>) -> anyhow::Result<()> {
-        // The library gives every reconcile a span, which costs more than it says: a line about a
-        // LoadBalancer names it itself. Whoever asks for the library's own words gets them.
+        // The library gives each reconcile a span, which costs more than it is worth: log lines
+        // about a LoadBalancer name it anyway. A filter can still enable the library's own logs.
         let filter: Targets = format!("kube_runtime=warn,{}", self.log).parse()?;
         let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
         let all = tracing_subscriber::registry().with(filter);
@@ -35,7 +35,7 @@ impl Logs {
             LogFormat::Json => all.with(logs.json().flatten_event(true)).init(),
         }
         if let Err(why) = undumped {
-            tracing::warn!(why, "a core dump of this process may be made, with credentials in it");
+            tracing::warn!(why, "core dumps are possible and would contain credentials");
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The command lines. Every option of what runs for long is also an environment variable, `HGO_…`.
+//! Command lines. Every option of a long-running process is also an environment variable `HGO_…`.
 
 mod admission;
 mod cloud_config;
@@ -7,6 +7,7 @@ mod core_dumps;
 mod dhcp;
 mod lease_agent;
 mod logs;
+mod rancher_secret;
 mod support;
 mod takeover;
 
@@ -33,31 +34,37 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Gives LoadBalancers their addresses. Run two or more: one leads, the others stand by.
+    /// Allocates and publishes the addresses of LoadBalancers. Run two or more: one leads, the
+    /// others stand by.
     Controller(Box<ControllerArgs>),
-    /// Makes, prints, renews and revokes a guest cluster's way into Harvester: the cloud config of its
-    /// cloud provider and CSI driver.
+    /// Makes, prints, renews and revokes a guest cluster's access to Harvester: the cloud config of
+    /// its cloud provider and CSI driver.
     CloudConfig(Box<cloud_config::CloudConfigArgs>),
-    /// Takes over from Harvester's Go controller, or goes back to it. Prints the plan; --apply carries it out.
+    /// Takes over from Harvester's Go controller, or goes back to it. Prints the plan; --apply carries
+    /// it out.
     Takeover(Box<takeover::TakeoverArgs>),
-    /// Prints what a maintainer asks for first: versions, pools, who waits, last decisions. No secrets.
+    /// Tests an API key of a Rancher, read from standard input, and prints the Secret with which the
+    /// operator renews that user's cloud credentials.
+    RancherSecret(rancher_secret::RancherSecretArgs),
+    /// Prints a report for maintainers: versions, pools, LoadBalancers that wait, last decisions.
+    /// No secrets.
     Support(Reach),
     /// Prints the CustomResourceDefinitions.
     Crds {
-        /// Writes one file a CRD into this directory instead.
+        /// Directory to write to, one file for each CRD, instead of standard output.
         #[arg(long)]
         out: Option<PathBuf>,
     },
 }
 
-/// Where the API server is, and in it the leader.
+/// Options to reach the API server, and the leader's Lease.
 #[derive(Clone, Debug, clap::Args)]
 struct Reach {
-    /// Kubeconfig file. Else KUBECONFIG and the default file, else the pod's own account.
+    /// Kubeconfig file. Default: KUBECONFIG, then the default file, then the pod's account.
     #[arg(long, env = "HGO_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
-    /// The Lease that only the leader holds, as namespace/name. The default is the Go
-    /// controller's, so that the two never work at the same time.
+    /// Lease that only the leader holds, as namespace/name. The default is the Go controller's, so
+    /// that the two never work at the same time.
     #[arg(long, env = "HGO_LEASE", default_value = "kube-system/harvester-load-balancer")]
     lease: String,
 }
@@ -77,18 +84,19 @@ impl Reach {
 struct ControllerArgs {
     #[command(flatten)]
     reach: Reach,
-    /// Address of /metrics, /healthz and /readyz.
+    /// Address on which /metrics, /healthz and /readyz listen.
     #[arg(long, env = "HGO_HTTP_ADDR", default_value = "0.0.0.0:8080")]
     http_addr: SocketAddr,
-    /// This replica's name in the Lease and in Events. Default: host name and process id.
+    /// Name of this replica in the Lease and in Events. Default: host name and process id.
     #[arg(long, env = "HGO_IDENTITY")]
     identity: Option<String>,
-    /// The node that this replica runs on: where two replicas do not reach the same VMs, that is said, and
-    /// one on the leader's own node does not count as a second opinion.
+    /// Node of this replica. Named in messages where two replicas do not reach the same VMs; a
+    /// replica on the leader's own node does not count as a second opinion.
     #[arg(long, env = "HGO_NODE")]
     node: Option<String>,
-    /// Seconds, 3 to 60, after which the Lease of a leader that no longer renews it is taken. More
-    /// where the API server is slow or machines stand still; a dead leader is missed for longer.
+    /// Seconds, 3 to 60, after which another replica takes over the Lease of a leader that does not
+    /// renew it. More suits a slow API server or machines that stall; a dead leader is then
+    /// replaced later.
     #[arg(
         long,
         env = "HGO_LEASE_DURATION",
@@ -98,15 +106,16 @@ struct ControllerArgs {
     lease_duration: u8,
     #[command(flatten)]
     dhcp: dhcp::DhcpArgs,
-    /// Namespaces, separated by commas, in which TokenRotations are carried out. The operator needs rights
-    /// in each; elsewhere it touches no Secret. NAMESPACE/SECRET+SECRET: it touches those Secrets alone.
+    /// Namespaces, separated by commas, whose TokenRotations are carried out. The operator needs
+    /// rights in each; elsewhere it touches no Secret. NAMESPACE/SECRET+SECRET: it touches only
+    /// these Secrets.
     #[arg(long, env = "HGO_CREDENTIAL_NAMESPACES", value_delimiter = ',')]
     credential_namespaces: Vec<String>,
     #[command(flatten)]
     admission: admission::AdmissionArgs,
 }
 
-/// Runs what the command line says.
+/// Runs the command that the command line names.
 pub async fn run(cli: Cli) -> anyhow::Result<()> {
     let undumped = core_dumps::forbid();
     match cli.command {
@@ -115,6 +124,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
             Box::pin(controller::run(*args)).await
         }
         Command::CloudConfig(args) => Box::pin(cloud_config::run(*args)).await,
+        Command::RancherSecret(args) => Box::pin(rancher_secret::run(args)).await,
         Command::Takeover(args) => Box::pin(takeover::run(*args)).await,
         Command::Support(reach) => support::run(&reach).await,
         Command::Crds { out } => crds(out.as_deref()),

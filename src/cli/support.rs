@@ -1,5 +1,6 @@
-//! The `support` command: what a maintainer asks for first, in one text. It reads with the rights of
-//! whoever runs it and needs none that the operator lacks; what cannot be read is said and left out.
+//! The `support` command: a report for maintainers, in one text. It reads with the rights of the
+//! user who runs it and needs none that the operator lacks. It names what it cannot read, and
+//! continues.
 
 use std::fmt::Debug;
 use std::io::Write as _;
@@ -58,7 +59,7 @@ async fn report(client: &Client, namespace: &str, name: &str) -> Value {
     })
 }
 
-/// Objects of a kind, and what could not be read.
+/// Objects of a kind, and errors of those that cannot be read.
 async fn list<K>(client: &Client) -> (Vec<K>, Vec<String>)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
@@ -82,7 +83,7 @@ where
     }
 }
 
-/// Versions and conversion. The schema is the version's own.
+/// Report of the LoadBalancer CRD's versions and conversion, without its schema.
 async fn crd(client: &Client) -> Value {
     let crds = Api::<CustomResourceDefinition>::all(client.clone());
     match call(crds.get(CRD)).await {

@@ -1,8 +1,9 @@
-//! Agents of networks that ask for one by their annotation: a Deployment each, in the operator's own
-//! namespace, and a word on the network of who serves it. Both are decided in [`crate::domain::dhcp_lease`].
+//! Agents of networks whose annotation requests one: a Deployment each, in the operator's
+//! namespace, and an annotation on the network that names its agent. [`crate::domain::dhcp_lease`]
+//! decides both.
 //!
-//! Everything is looked at each second, in memory, as agents' Leases are; a write is made only where
-//! something differs.
+//! All networks are checked each second, in memory, like the agents' Leases; a write happens only
+//! where there is a difference.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,19 +27,19 @@ use crate::domain::limits::backoff::backoff;
 use crate::k8s::views::AgentNetwork;
 use crate::k8s::{CallError, call, informer};
 
-/// Period at which all are looked at.
+/// Interval of the checks.
 const EVERY: Duration = Duration::from_secs(1);
 /// First and longest delay after a failure, per network.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
 
-/// Way in which the operator makes agents.
+/// Settings for the agents' Deployments.
 #[derive(Clone, Debug)]
 pub struct Agents {
-    /// The operator's own namespace: they are there.
+    /// Namespace of the Deployments: the operator's own.
     pub namespace: String,
-    /// Deployment that all of them have in common.
+    /// Template of all agents' Deployments.
     pub template: Value,
-    /// The ClusterRole with which they go.
+    /// ClusterRole that owns the Deployments.
     pub owner: Option<String>,
 }
 
@@ -58,14 +59,14 @@ struct Keeper<'a> {
     seen: Mutex<Seen>,
 }
 
-/// Deployments that have the name of an agent.
+/// Deployments with the name of an agent, as observed.
 #[derive(Default)]
 struct Seen {
     listed: bool,
     deployments: HashMap<String, Stored>,
 }
 
-/// Writes that failed, by name: how often, and when it is tried again.
+/// Failed writes by name: their number, and the time of the next try.
 #[derive(Default)]
 struct Failures(HashMap<String, (u32, Instant)>);
 
@@ -77,10 +78,10 @@ impl Failures {
     fn note(&mut self, name: String, done: Result<(), CallError>, ctx: &Context) {
         match done {
             Ok(()) => drop(self.0.remove(&name)),
-            // What changed it is seen soon, and is judged then.
+            // The change will be observed soon, and reconciled then.
             Err(CallError::Conflict | CallError::NotFound | CallError::NotLeader) => {}
             Err(error) => {
-                tracing::warn!(name, %error, "DHCP agent not kept, trying again");
+                tracing::warn!(name, %error, "cannot reconcile the DHCP agent, trying again");
                 ctx.metrics.reconcile_errors.inc();
                 let count = self.0.get(&name).map_or(0, |(count, _)| *count);
                 let again = Instant::now() + backoff(count, RETRY.0, RETRY.1, 0.0);
@@ -138,7 +139,7 @@ impl Keeper<'_> {
                     Agent::Faulty(_) => self.options(&network.name),
                     Agent::None | Agent::Others | Agent::Refused(_) => continue,
                 };
-                // Without options that are known it is left as it is.
+                // Without known options the Deployment is not changed.
                 wanted.remove(&name);
                 if let Some(options) = options {
                     let (template, on) =
@@ -164,12 +165,12 @@ impl Keeper<'_> {
         }
     }
 
-    /// Options that the agent of a network has.
+    /// Current options of a network's agent.
     fn options(&self, network: &str) -> Option<Vec<String>> {
         self.seen().deployments.get(&agent_name(network))?.options(network)
     }
 
-    /// All networks with agents. One whose Deployment is another's has none of the operator's.
+    /// All networks with agents. A network whose Deployment is not the operator's gets no agent.
     fn networks(&self) -> Vec<AgentNetwork> {
         let mut networks = self.ctx.views.agent_networks();
         let seen = self.seen();
@@ -185,7 +186,7 @@ impl Keeper<'_> {
         networks
     }
 
-    /// Says once of each network that asks for an agent and gets none, or none as it asks, why.
+    /// Reports once for each network that requests an agent why it gets none, or not as requested.
     fn tell(&self, networks: &[AgentNetwork], told: &mut HashMap<String, String>) {
         told.retain(|name, why| {
             networks
@@ -197,9 +198,7 @@ impl Keeper<'_> {
                 && told.insert(network.name.clone(), why.to_owned()).is_none()
             {
                 let what = match (&network.agent, self.options(&network.name)) {
-                    (Agent::Faulty(_), Some(_)) => {
-                        "the DHCP agent goes on with the options that it has"
-                    }
+                    (Agent::Faulty(_), Some(_)) => "the DHCP agent retains its current options",
                     _ => "no DHCP agent is made",
                 };
                 tracing::warn!(network = network.name, why, "{what}");
@@ -209,7 +208,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Writes on a network who serves it, where that is not what it says.
+    /// Writes the agent of a network into its annotation, if that differs.
     async fn write_status(&self, network: &AgentNetwork) -> Result<(), CallError> {
         let views = &self.ctx.views;
         let label = agent_deployment::node_label(&network.declaration.cluster_network);
@@ -240,11 +239,11 @@ impl Keeper<'_> {
         let (writer, namespace) = (&self.ctx.writer, &self.agents.namespace);
         let written = match (agent_deployment::plan(wanted, stored.as_ref()), stored) {
             (Plan::Create(object), _) => {
-                tracing::info!(name, "DHCP agent made");
+                tracing::info!(name, "DHCP agent created");
                 writer.create_deployment(namespace, &object).await?
             }
             (Plan::Replace(object), Some(_)) => {
-                tracing::info!(name, "DHCP agent put right");
+                tracing::info!(name, "DHCP agent corrected");
                 writer.replace_deployment(namespace, name, &object).await?
             }
             (Plan::Delete, Some(stored)) => {
@@ -260,7 +259,7 @@ impl Keeper<'_> {
         Ok(())
     }
 
-    /// A reference to the ClusterRole with which agents go when the operator is removed.
+    /// Owner reference to the ClusterRole with which agents are removed.
     async fn owner(&self) -> Option<Value> {
         let name = self.agents.owner.as_deref()?;
         let roles = Api::<ClusterRole>::all(self.ctx.client.clone());
@@ -274,7 +273,7 @@ impl Keeper<'_> {
                     }));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "DHCP agents wait for their owner, trying again");
+                    tracing::warn!(%error, "cannot read the owner of DHCP agents, trying again");
                     tokio::time::sleep(RETRY.0).await;
                 }
             }
@@ -282,7 +281,7 @@ impl Keeper<'_> {
     }
 }
 
-/// A Deployment that has the name of an agent.
+/// Parses a Deployment that has the name of an agent.
 fn read(deployment: &Deployment) -> Option<(String, Stored)> {
     let name = deployment.name_any();
     let object = serde_json::to_value(deployment).ok()?;

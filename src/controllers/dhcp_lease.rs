@@ -1,7 +1,8 @@
-//! Records of leased addresses whose LoadBalancer is gone, and the agents that lease.
+//! DHCPLeases whose LoadBalancer is gone, and the agents that lease.
 //!
-//! Owns the deletion of DHCPLeases. A record is left, and later deleted, only after the API server
-//! itself has said that no LoadBalancer wants it: the view may be older than one that came back.
+//! Owns the deletion of DHCPLeases. A record gets its release time, and is later deleted, only
+//! after the API server itself has answered that no LoadBalancer needs it: the view may be older
+//! than a LoadBalancer that was created again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,17 +26,17 @@ use crate::k8s::{CallError, call};
 /// First and longest delay after a failure, per record.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
-/// How often agents are looked at: that one has fallen silent is no event.
+/// Interval at which agents are checked: a silent agent produces no event.
 const AGENTS_EVERY: Duration = Duration::from_secs(1);
 
-/// The way to the keeper of records.
+/// Handle that enqueues records.
 pub(super) struct Records {
     views: Views,
     wake: mpsc::UnboundedSender<ObjectRef<DHCPLease>>,
 }
 
 impl Records {
-    /// Something happened to the LoadBalancer by that name, or to its record.
+    /// Enqueues the record of the LoadBalancer with that name, if there is one.
     pub(super) fn look(&self, name: &str, namespace: Option<&str>) {
         let record = ObjectRef::new(name).within(namespace.unwrap_or_default());
         if self.views.records.get(&record).is_some() {
@@ -49,7 +50,7 @@ struct Keeper {
     failures: Mutex<HashMap<ObjectRef<DHCPLease>, u32>>,
 }
 
-/// Looks after records until dropped.
+/// Reconciles records until dropped.
 pub(super) fn keeper(ctx: Context) -> (Records, impl Future<Output = ()>) {
     let (wake, woken) = mpsc::unbounded_channel();
     for record in ctx.views.records.state() {
@@ -91,7 +92,8 @@ async fn keep(record: Arc<DHCPLease>, keeper: Arc<Keeper>) -> Result<Action, Cal
         }
     };
     forget(&keeper, &record);
-    // What is without an agent is looked at again when that comes, and when its time is over.
+    // A record without an agent is enqueued again when the agent is back, and when its time is
+    // over.
     Ok(done.map_or_else(Action::await_change, Action::requeue))
 }
 
@@ -108,7 +110,7 @@ fn decide(record: &DHCPLease, lb: Option<&LoadBalancer>, ctx: &Context) -> Keepi
     )
 }
 
-/// The LoadBalancer as the server has it.
+/// Reads the LoadBalancer from the API server.
 async fn current(record: &DHCPLease, ctx: &Context) -> Result<Option<LoadBalancer>, CallError> {
     let namespace = record.namespace().unwrap_or_default();
     let api: Api<LoadBalancer> = Api::namespaced(ctx.client.clone(), &namespace);
@@ -125,12 +127,12 @@ async fn carry_out(record: &DHCPLease, what: Keeping, ctx: &Context) -> Result<(
     let done = match what {
         Keeping::Nothing | Keeping::Later(_) => return Ok(()),
         Keeping::Leave(at) => {
-            tracing::info!(namespace, name, %at, "leased address is kept for its LoadBalancer until then");
+            tracing::info!(namespace, name, %at, "leased address is reserved for its LoadBalancer until then");
             let patch = dhcp_lease::release_after(record, Some(at));
             ctx.writer.patch_record(record, &patch).await.map(drop)
         }
         Keeping::Delete => {
-            tracing::info!(namespace, name, "leased address is given back");
+            tracing::info!(namespace, name, "leased address is to be released");
             ctx.writer.delete_record(record).await
         }
         Keeping::Forget => {
@@ -140,10 +142,10 @@ async fn carry_out(record: &DHCPLease, what: Keeping, ctx: &Context) -> Result<(
                 tracing::warn!(
                     namespace,
                     name,
-                    "record removed without its agent: its time is over"
+                    "record removed without its agent: the lease has expired"
                 );
                 let note = format!(
-                    "nobody gave its address back: network {} has no DHCP agent",
+                    "its address was not released: network {} has no DHCP agent",
                     record.spec.network
                 );
                 ctx.events.warning(record.object_ref(&()), "Forgotten", note);
@@ -152,7 +154,7 @@ async fn carry_out(record: &DHCPLease, what: Keeping, ctx: &Context) -> Result<(
         }
     };
     match done {
-        // Whatever changed it is an event, unless that was seen already.
+        // A change is an event, unless it was observed already.
         Err(CallError::NotFound) => Ok(()),
         other => other,
     }
@@ -173,7 +175,7 @@ fn retry(record: Arc<DHCPLease>, error: &CallError, keeper: Arc<Keeper>) -> Acti
         *count - 1
     };
     keeper.ctx.metrics.reconcile_errors.inc();
-    tracing::warn!(record = record.name_any(), %error, failures, "record not kept, trying again");
+    tracing::warn!(record = record.name_any(), %error, failures, "cannot reconcile the record, trying again");
     let jitter = f64::from(u8::try_from(hasher.finish() & 0xff).unwrap_or_default()) / 255.0;
     Action::requeue(backoff(failures, FIRST_RETRY, LAST_RETRY, jitter))
 }
@@ -183,16 +185,17 @@ fn forget(keeper: &Keeper, record: &DHCPLease) {
     failures.remove(&ObjectRef::from_obj(record));
 }
 
-/// What was last seen of a network.
+/// Last observed state of a network.
 #[derive(Clone, Copy, Default, PartialEq)]
 struct Network {
     serves: bool,
     overdue: i64,
 }
 
-/// Counts records, and tells whoever leases on a network that its agent came or went.
+/// Counts records, and enqueues all LoadBalancers and records of a network whose agent came or
+/// went.
 pub(super) async fn agents(ctx: Context) {
-    // The series end with the term.
+    // The series are removed at the end of the term.
     let _series = Series(&ctx);
     let mut known: BTreeMap<String, Network> = BTreeMap::new();
     let mut tick = tokio::time::interval(AGENTS_EVERY);
@@ -214,9 +217,9 @@ pub(super) async fn agents(ctx: Context) {
             if before != Some(seen.serves) {
                 ctx.views.tell_network(network);
                 if !seen.serves {
-                    tracing::warn!(network, "no DHCP agent serves this network");
+                    tracing::warn!(network, "this network has no active DHCP agent");
                 } else if before.is_some() {
-                    tracing::info!(network, "a DHCP agent serves this network again");
+                    tracing::info!(network, "this network has an active DHCP agent again");
                 }
             }
         }

@@ -1,9 +1,10 @@
-//! Takes over the addresses that kube-vip's cloud provider was told. What becomes of them is
-//! decided in [`crate::domain::pools::kube_vip_import`].
+//! Imports the addresses of kube-vip's cloud provider. [`crate::domain::pools::kube_vip_import`]
+//! decides how.
 //!
-//! Once for a cluster: an annotation on the ConfigMap says that it was done, to the Go controller
-//! too. Taken away, it is done again at the next start of a term. Whatever fails on the way leaves
-//! the ConfigMap unmarked, and another run finds the pools that are there.
+//! The import runs once for a cluster: an annotation on the ConfigMap marks it as done, also for
+//! the Go controller. If the annotation is removed, the import runs again at the start of the next
+//! term. An error on the way leaves the ConfigMap unmarked, and another run finds the pools that
+//! were created.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,18 +21,18 @@ use crate::k8s::{CallError, call};
 
 const NAMESPACE: &str = "kube-system";
 const NAME: &str = "kubevip";
-/// The longest that the ledgers wait for it: pools that are made before have their history when
-/// the first address is given.
+/// Longest time that the ledgers wait for the import: pools created in this time have their history
+/// before the first allocation.
 const FIRST_RUN: Duration = Duration::from_secs(10);
-/// Before it is tried again; grows up to the second.
+/// Pause before the import is tried again; grows from the first to the second.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
-/// The first run of a term. Whether there is nothing left to do.
+/// First run of a term. Returns whether nothing is left to do.
 pub(super) async fn first(ctx: &Context) -> bool {
     tokio::time::timeout(FIRST_RUN, run(ctx)).await.unwrap_or(false)
 }
 
-/// Further runs, until there is nothing left to do. Never returns.
+/// Further runs, until nothing is left to do. Never returns.
 pub(super) async fn rest(ctx: Context, mut done: bool) {
     let mut delay = RETRY.0;
     while !done {
@@ -97,7 +98,7 @@ async fn known(ctx: &Context) -> Result<Known, CallError> {
     Ok(Known { pools, load_balancers, namespace: NAMESPACE.to_owned() })
 }
 
-/// Creates what is planned. One that is refused is reported, and the others are made.
+/// Creates the planned pools. A refused pool is reported, and the others are created.
 async fn create(ctx: &Context, import: &mut Import) -> Result<BTreeSet<String>, CallError> {
     let mut created = BTreeSet::new();
     for pool in &import.pools {
@@ -111,7 +112,7 @@ async fn create(ctx: &Context, import: &mut Import) -> Result<BTreeSet<String>, 
                 created.insert(pool.name.clone());
                 remember(ctx, pool, stored).await;
             }
-            // Somebody was faster.
+            // Another client created the pool first.
             Err(CallError::Conflict) => import.left.push(pool.name.clone()),
             Err(error) => match error.refusal() {
                 Some(why) => import.refused.push(kube_vip_import::Refused {
@@ -126,8 +127,8 @@ async fn create(ctx: &Context, import: &mut Import) -> Result<BTreeSet<String>, 
     Ok(created)
 }
 
-/// Notes former owners in a pool. They are a hint: without them addresses are given out all the
-/// same. Who keeps the ledgers merges what it finds.
+/// Records former owners in a pool. They are a hint: without them addresses are allocated as usual.
+/// The ledger task merges them.
 async fn remember(ctx: &Context, pool: &NewPool, mut stored: IPPool) {
     let mut tries = 0;
     let error = loop {
@@ -152,7 +153,7 @@ async fn remember(ctx: &Context, pool: &NewPool, mut stored: IPPool) {
             Err(error) => break error,
         }
     };
-    tracing::warn!(pool = pool.name, %error, "addresses in use are not noted in this IPPool");
+    tracing::warn!(pool = pool.name, %error, "cannot record the addresses in use in this IPPool");
 }
 
 fn tell(ctx: &Context, map: &ConfigMap, import: &Import, created: usize, report: &str) {
@@ -160,7 +161,7 @@ fn tell(ctx: &Context, map: &ConfigMap, import: &Import, created: usize, report:
         tracing::info!("kube-vip ConfigMap: {line}");
     }
     let summary = format!(
-        "{created} IPPools made, {} left as they were, {} items not taken: see the annotation {ANNOTATION_IMPORT_REPORT}",
+        "{created} IPPools created, {} not changed, {} items not imported: see the annotation {ANNOTATION_IMPORT_REPORT}",
         import.left.len(),
         import.refused.len()
     );

@@ -1,8 +1,9 @@
-//! Work of a leader, and its questions to the other replicas. A reconcile reads: gather, decide, act, report; the decisions are in
+//! Tasks of a leader, and its questions to the other replicas. The decisions are in
 //! [`crate::domain`].
 //!
-//! Invariant: everything here but [`second_opinion::answer`] belongs to one term of leadership. It starts from a consistent
-//! list and is dropped, not wound down, when the term ends; no task of it runs on then.
+//! Invariant: everything here except [`second_opinion::answer`] belongs to one term of leadership.
+//! A term starts from a consistent list and is dropped, not wound down, when it ends; none of its
+//! tasks continues.
 
 pub mod dhcp_agent;
 mod dhcp_lease;
@@ -32,42 +33,42 @@ use crate::k8s::write::Writer;
 use crate::metrics::Metrics;
 use crate::prober::Prober;
 
-/// What controllers work with. Cheap to clone.
+/// Shared context of the controllers. Cheap to clone.
 #[derive(Clone)]
 pub struct Context {
-    /// For reads that must be consistent.
+    /// Client for consistent reads.
     pub client: Client,
-    /// What this process sees of the cluster.
+    /// Views of the cluster.
     pub views: Views,
-    /// For writes.
+    /// Writer; it writes only while this process is leader.
     pub writer: Writer,
-    /// For people.
+    /// Recorder of Events.
     pub events: Events,
-    /// For Prometheus.
+    /// Metrics of the process.
     pub metrics: Metrics,
-    /// For how long a leased address outlives its LoadBalancer.
+    /// Time for which a leased address outlives its LoadBalancer.
     pub release_grace: Duration,
     /// Place of this process among the operator's replicas.
     pub replica: Arc<second_opinion::Replica>,
-    /// Begin of the term.
+    /// Start of the term.
     pub began: Instant,
-    /// Way in which agents are made for networks that ask for one. `None`: the operator makes none.
+    /// Settings for the Deployments of DHCP agents. `None`: the operator makes none.
     pub agents: Option<Arc<dhcp_agent::Agents>>,
-    /// For reads of credentials.
+    /// Reader and writer of credentials.
     pub credentials: Credentials,
-    /// Namespaces in which credentials may be read and written, and the Secrets there to which that is
-    /// limited, if it is.
+    /// Namespaces in which credentials may be read and written, each with the only Secrets allowed
+    /// there; an empty set allows all.
     pub credential_namespaces: Arc<BTreeMap<String, BTreeSet<String>>>,
 }
 
 /// Leads until dropped. Returns only with the error that ended the term.
 pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let ctx = Context { began: Instant::now(), ..ctx };
-    // Listening begins before the lists, so that no change falls between the two.
+    // Subscribes before the lists, so that no change is missed between the two.
     let mut signals = ctx.views.listen();
     ctx.views.synced().await;
     let (wake, woken) = mpsc::unbounded_channel::<ObjectRef<LoadBalancer>>();
-    // Before any ledger is read: whoever waits for a pool that is to be made gets its address at
+    // Before any ledger is read: a LoadBalancer that waits for an imported pool gets its address at
     // once, and its former one if it had one.
     let imported = kube_vip::first(&ctx).await;
     let import = kube_vip::rest(ctx.clone(), imported);
@@ -88,7 +89,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let rotations = token_rotation::run(ctx.clone());
     let asked = second_opinion::ask(ctx.clone(), prober.clone());
     let (context, due) = load_balancer::Context::new(ctx, handle.clone(), prober.clone());
-    // A task of its own: whatever wakes it would have all the others here looked after.
+    // A separate task: its wake-ups would otherwise poll all the other tasks here.
     let serving = load_balancer::run(Arc::new(context), woken, due);
     let serving = AbortOnDropHandle::new(tokio::spawn(serving));
     let route = async {
@@ -103,8 +104,8 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
                         records.look(name, Some(namespace));
                     }
                     prober.remove(&owner.name);
-                    // While a Service asks for its address, nobody else may have it. The end of
-                    // that Service leads here again.
+                    // While a Service requests the address, no other LoadBalancer may have it. The
+                    // end of that Service sends this signal again.
                     if !views.is_served(&owner) {
                         handle.forget(owner);
                     }
@@ -116,7 +117,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
             }
         }
     };
-    // What is known of VMs when the term begins; later changes are signals.
+    // Handles the VMs that exist when the term begins; later changes are signals.
     let catch_up = async {
         late.wait_for_endpoints().await;
         tracing::info!("virtual machines listed");
@@ -132,18 +133,18 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     };
     tokio::select! {
         result = ledger.run() => result,
-        () = scheduler.run() => anyhow::bail!("the prober ended"),
-        () = import => anyhow::bail!("nobody imports pools any more"),
-        () = keeper => anyhow::bail!("nobody keeps DHCPLeases any more"),
-        () = agents => anyhow::bail!("nobody looks after DHCP agents any more"),
-        () = made => anyhow::bail!("DHCP agents are no longer made"),
-        () = rotations => anyhow::bail!("nobody looks after credentials any more"),
-        () = asked => anyhow::bail!("the prober's doubts are not looked after any more"),
-        () = stored => anyhow::bail!("nobody looks after stored versions any more"),
-        () = told => anyhow::bail!("nobody tells VMs where they are any more"),
-        () = catch_up => anyhow::bail!("endpoints are not watched any more"),
-        () = verdicts => anyhow::bail!("nobody reports verdicts any more"),
+        () = scheduler.run() => anyhow::bail!("the prober task exited"),
+        () = import => anyhow::bail!("kube-vip import task exited"),
+        () = keeper => anyhow::bail!("DHCPLease controller exited"),
+        () = agents => anyhow::bail!("DHCP agent monitor exited"),
+        () = made => anyhow::bail!("DHCP agent controller exited"),
+        () = rotations => anyhow::bail!("TokenRotation controller exited"),
+        () = asked => anyhow::bail!("second opinion task exited"),
+        () = stored => anyhow::bail!("storage migration task exited"),
+        () = told => anyhow::bail!("topology task exited"),
+        () = catch_up => anyhow::bail!("endpoint catch-up task exited"),
+        () = verdicts => anyhow::bail!("verdict task exited"),
         ended = serving => anyhow::bail!("the LoadBalancer controller ended: {ended:?}"),
-        () = route => anyhow::bail!("another term began"),
+        () = route => anyhow::bail!("signal task exited: another term began"),
     }
 }

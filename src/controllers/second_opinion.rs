@@ -1,9 +1,9 @@
-//! A second opinion about VMs that the leader's probes do not reach: asked for by the leader, given by
-//! another replica, both by notes on the Lease.
+//! A second opinion about VMs that the leader's probes do not reach: the leader asks, another
+//! replica answers, both by annotations on the Lease.
 //!
-//! Invariants: only an answer from another node has failures believed that are doubted. The replica that answers
-//! probes nothing but what EndpointSlices of the operator lead to, as the LoadBalancer's own health check
-//! says.
+//! Invariants: only an answer from another node makes the leader accept doubted failures as real.
+//! The replica that answers probes only targets in EndpointSlices of the operator, with the
+//! LoadBalancer's own health check.
 
 use std::net::IpAddr;
 use std::pin::pin;
@@ -29,18 +29,18 @@ use crate::k8s::lease::{Leadership, Notes};
 use crate::k8s::views::Views;
 use crate::prober::{Prober, survey};
 
-/// Period of questions while the doubt lasts: about other targets, and what was found may be so
-/// no more.
+/// Interval of questions while the doubt lasts: each is about other targets, and results may
+/// change.
 const AGAIN: Duration = Duration::from_secs(30);
 
-/// Event: VMs whose failures were doubted answer again.
+/// Event: VMs whose failures were doubted answer again, or are gone.
 const TRUSTED: &str = "ProberTrusted";
 
 /// Place of this process among the operator's replicas.
 pub struct Replica {
-    /// Claim to lead, and the way to the others.
+    /// Leadership, and the annotations on the Lease.
     pub leadership: Arc<Leadership>,
-    /// Name and node.
+    /// Name and node of this replica.
     pub place: Place,
     /// Namespace and name of the Lease.
     pub lease: (String, String),
@@ -58,7 +58,7 @@ impl Replica {
     }
 }
 
-/// Has the others asked whenever the prober doubts itself, for a term of leadership.
+/// Asks other replicas whenever the prober doubts failures, for a term of leadership.
 pub(super) async fn ask(ctx: Context, prober: Prober) {
     let held = prober.held();
     ctx.metrics.probes.doubt(0, false);
@@ -68,7 +68,7 @@ pub(super) async fn ask(ctx: Context, prober: Prober) {
     }
 }
 
-/// Tools for asking. No question and no metric outlives it.
+/// State of the questions of a term. Dropping it removes its question and metric.
 struct Term {
     ctx: Context,
     prober: Prober,
@@ -93,9 +93,9 @@ impl Term {
         self.ctx.events.warning(self.ctx.replica.lease_object(), reason, note);
     }
 
-    /// From the first target that is held to the last.
+    /// Handles one doubt, from its first doubted target to its last.
     async fn doubt(&mut self) {
-        let note = format!("{DOUBTED}: what fails stays in: {ASKED}");
+        let note = format!("{DOUBTED}: VMs that fail stay endpoints: {ASKED}");
         self.warn(reason::PROBER_DOUBTED, note);
         let mut opinion = Opinion::None;
         while self.consult(&mut opinion).await.is_some() {
@@ -105,7 +105,7 @@ impl Term {
         }
         self.end();
         if opinion != Opinion::Dead {
-            let note = "what fell silent at once answers again, or is gone".to_owned();
+            let note = "VMs that stopped answering together answer again, or are gone".to_owned();
             tracing::info!("{note}");
             let lease = self.ctx.replica.lease_object();
             self.ctx.events.normal(lease, TRUSTED, note);
@@ -118,7 +118,8 @@ impl Term {
         Question { by: self.ctx.replica.place.clone(), at, targets }
     }
 
-    /// Asks once, and follows what is found, for some time. `None`: the doubt is over.
+    /// Asks one question, and handles its answers until [`AGAIN`] has passed. `None`: the doubt is
+    /// over.
     async fn consult(&mut self, known: &mut Opinion) -> Option<()> {
         let question = self.question();
         let leadership = self.ctx.replica.leadership.clone();
@@ -152,7 +153,7 @@ impl Term {
     }
 }
 
-/// The Event that tells of it. Events of one word are written as one, with the first's note.
+/// Event that reports an opinion. Events with one reason are merged, with the note of the first.
 fn event(opinion: &Opinion) -> &'static str {
     match opinion {
         Opinion::Well => "ProberContradicted",
@@ -161,7 +162,7 @@ fn event(opinion: &Opinion) -> &'static str {
     }
 }
 
-/// Answers what a leader asks, until dropped.
+/// Answers the questions of a leader, until dropped.
 pub async fn answer(replica: Arc<Replica>, views: Views) {
     let mut notes = replica.leadership.notes();
     while notes.changed().await.is_ok() {
@@ -173,7 +174,7 @@ pub async fn answer(replica: Arc<Replica>, views: Views) {
         }
         let targets = question.targets.iter().filter_map(|asked| target(asked, &views)).collect();
         let (passed, failed) = survey(targets).await;
-        tracing::info!(passed, failed, by = question.by.replica, "asked for a second opinion");
+        tracing::info!(passed, failed, by = question.by.replica, "probed for a second opinion");
         let found = question.answer(&replica.place, passed, failed);
         if let Some(answer) = found.and_then(|answer| serde_json::to_string(&answer).ok()) {
             replica.leadership.answer(answer);
@@ -181,7 +182,7 @@ pub async fn answer(replica: Arc<Replica>, views: Views) {
     }
 }
 
-/// Address and check of a target of ours: the question is not believed.
+/// Address and check of a target that is the operator's. The question itself is not trusted.
 fn target(asked: &Asked, views: &Views) -> Option<(IpAddr, Check)> {
     let (namespace, name) = asked.lb.split_once('/')?;
     let lb = views.load_balancers.get(&ObjectRef::new(name).within(namespace))?;

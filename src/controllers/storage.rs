@@ -1,10 +1,10 @@
-//! Has every LoadBalancer stored in today's version, and takes the old one off the list of those
-//! that may be in the store: only then can a later CRD do without it.
+//! Rewrites every LoadBalancer in the current storage version, and removes the old version from the
+//! CRD's `storedVersions`: only then can a later CRD omit it.
 //!
-//! Invariants: the list is shortened only if nothing of the CRD has changed since before the
-//! objects were listed, so no object can have been stored in the old version after its turn; and
-//! only if every object was written since, by this task or by somebody else. Nothing is written
-//! while nobody converts: a list of objects that cannot be converted fails.
+//! Invariants: the list is shortened only if the CRD has not changed since before the objects were
+//! listed, so no object can have been stored in the old version after its turn; and only if every
+//! object was written since, by this task or by another client. Nothing is written while conversion
+//! does not work: a list of objects that cannot be converted fails.
 
 use std::time::Duration;
 
@@ -19,24 +19,24 @@ use crate::k8s::{CallError, call};
 
 const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
 const STORED: &str = "v1beta1";
-/// Objects read by one call of a list. Each may have to be converted within its deadline.
+/// Objects read by one call of a list. Each may have to be converted within the call's deadline.
 const PAGE: u32 = 200;
-/// From one write to the next.
+/// Pause between two writes.
 const PACE: Duration = Duration::from_millis(10);
-/// After a change of the CRD every API server has taken it over: they wait 5 s themselves.
+/// Time after which every API server has applied a change of the CRD: they wait 5 s themselves.
 const SETTLED: Duration = Duration::from_secs(10);
-/// Before a further attempt, which grows up to the second.
+/// Pause before another attempt; grows from the first to the second.
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
 
-/// What an attempt came to.
+/// Outcome of an attempt.
 enum Outcome {
-    /// Nothing is stored in another version, or the CRD cannot be read at all.
+    /// No object is stored in another version, or the CRD cannot be read at all.
     Done,
-    /// Why not yet.
+    /// The migration has to wait, and why.
     Waits(String),
 }
 
-/// Works until there is nothing left to do, then waits to be dropped.
+/// Migrates until nothing is left to do, then waits to be dropped.
 pub(super) async fn run(ctx: Context) {
     let mut delay = RETRY.0;
     let mut told = String::new();
@@ -45,11 +45,11 @@ pub(super) async fn run(ctx: Context) {
             Ok(Outcome::Done) => break,
             Ok(Outcome::Waits(why)) if why == told => {}
             Ok(Outcome::Waits(why)) => {
-                tracing::warn!(why, "objects stay stored in the old version, trying again");
+                tracing::warn!(why, "objects are still stored in the old version, trying again");
                 told = why;
             }
             Err(CallError::NotLeader) => {}
-            Err(error) => tracing::warn!(%error, "the stored versions are not known, trying again"),
+            Err(error) => tracing::warn!(%error, "cannot read the stored versions, trying again"),
         }
         tokio::time::sleep(delay).await;
         delay = (delay * 2).min(RETRY.1);
@@ -62,7 +62,7 @@ async fn attempt(ctx: &Context) -> Result<Outcome, CallError> {
     let crd = match call(crds.get(CRD)).await {
         Ok(crd) => crd,
         Err(error) if matches!(error, CallError::NotFound) || error.refusal().is_some() => {
-            tracing::info!(%error, "the stored versions of LoadBalancer are left alone");
+            tracing::info!(%error, "the stored versions of LoadBalancer are not changed");
             return Ok(Outcome::Done);
         }
         Err(error) => return Err(error),
@@ -76,11 +76,11 @@ async fn attempt(ctx: &Context) -> Result<Outcome, CallError> {
     if !crd.spec.versions.iter().any(|version| version.storage && version.name == STORED) {
         return Ok(Outcome::Waits(format!("the CRD does not store {STORED}")));
     }
-    // With the other strategy an object would be read without what it was stored with.
+    // With the other strategy an object would be read without the fields of its stored version.
     let conversion = crd.spec.conversion.as_ref().filter(|c| c.strategy == "Webhook");
     let config = conversion.and_then(|c| c.webhook.as_ref()?.client_config.as_ref());
     if config.and_then(|config| config.ca_bundle.as_ref()).is_none_or(|ca| ca.0.is_empty()) {
-        return Ok(Outcome::Waits("the CRD names nobody who converts".to_owned()));
+        return Ok(Outcome::Waits("the CRD has no conversion webhook with a CA bundle".to_owned()));
     }
     tokio::time::sleep(SETTLED).await;
     let objects = match list(ctx).await {
@@ -92,7 +92,7 @@ async fn attempt(ctx: &Context) -> Result<Outcome, CallError> {
     for (namespace, name, version) in &objects {
         let patch = json!({"metadata": {"resourceVersion": version}});
         match ctx.writer.patch_lb(namespace, name, &patch).await {
-            // Changed or removed by somebody else: not in the old version any more.
+            // Changed or removed by another client: no longer stored in the old version.
             Ok(_) | Err(CallError::Conflict | CallError::NotFound) => {}
             Err(CallError::NotLeader) => return Err(CallError::NotLeader),
             Err(error) => {
@@ -122,7 +122,7 @@ async fn attempt(ctx: &Context) -> Result<Outcome, CallError> {
     Ok(Outcome::Done)
 }
 
-/// Namespace, name and version of every LoadBalancer.
+/// Namespace, name and resourceVersion of every LoadBalancer.
 async fn list(ctx: &Context) -> Result<Vec<(String, String, String)>, CallError> {
     let api = Api::<LoadBalancer>::all(ctx.client.clone());
     let mut params = ListParams::default().limit(PAGE);

@@ -1,6 +1,8 @@
-//! Tells VMs where they run. What is told is decided in [`crate::domain::vm_backends::topology`].
+//! Patches topology annotations onto VMs. [`crate::domain::vm_backends::topology`] decides their
+//! values.
 //!
-//! Slow on purpose: a change of a node's labels concerns every VM on it, and none is in a hurry.
+//! Slow on purpose: a change of a node's labels concerns every VM on it, and no VM needs it at
+//! once.
 
 use std::time::Duration;
 
@@ -10,12 +12,12 @@ use super::Context;
 use crate::domain::vm_backends::topology;
 use crate::k8s::CallError;
 
-/// From one write to the next.
+/// Pause between two writes.
 const PACE: Duration = Duration::from_millis(10);
-/// Before a write that failed for a reason that may pass is tried again.
+/// Pause before a failed write is tried again, if the failure may pass.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Tells each VM that it is told of, until dropped.
+/// Patches topology annotations onto each VM received on `moved`, until dropped.
 pub(super) async fn run(ctx: Context, mut moved: mpsc::UnboundedReceiver<Box<str>>) {
     while let Some(key) = moved.recv().await {
         while tell(&ctx, &key).await.is_err() {
@@ -32,17 +34,22 @@ async fn tell(ctx: &Context, key: &str) -> Result<(), CallError> {
     tokio::time::sleep(PACE).await;
     match told {
         Ok(()) => {
-            tracing::info!(vm = key, region = here.region, zone = here.zone, "told where it runs");
+            tracing::info!(
+                vm = key,
+                region = here.region,
+                zone = here.zone,
+                "topology annotations written"
+            );
             Ok(())
         }
-        // It has changed, and comes again with that change; or it is gone.
+        // The VM has changed, and is enqueued again with that change; or it is gone.
         Err(CallError::Conflict | CallError::NotFound | CallError::NotLeader) => Ok(()),
         Err(error) if error.refusal().is_some() => {
-            tracing::warn!(vm = key, %error, "cannot be told where it runs");
+            tracing::warn!(vm = key, %error, "topology annotations refused");
             Ok(())
         }
         Err(error) => {
-            tracing::warn!(vm = key, %error, "not told where it runs, trying again");
+            tracing::warn!(vm = key, %error, "cannot write topology annotations, trying again");
             Err(error)
         }
     }

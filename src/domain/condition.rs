@@ -1,9 +1,9 @@
-//! Conditions of all kinds: one form, one way to set them.
+//! Conditions of all kinds of objects: one form, one function to set them.
 
 use crate::load_balancer::bounds::{self, LONGEST_TEXT};
 use api::{Condition, ConditionStatus, READY};
 
-/// `Ready`, without times. An empty message is left out, and a long one cut.
+/// Condition `Ready`, without times. An empty message is left out, and a long one is cut.
 pub(super) fn condition(status: ConditionStatus, reason: &str, message: String) -> Condition {
     Condition {
         type_: READY.to_owned(),
@@ -14,8 +14,8 @@ pub(super) fn condition(status: ConditionStatus, reason: &str, message: String) 
     }
 }
 
-/// Sets a condition in a list, at `now` (RFC 3339). `None`: the list says so already. Times change only
-/// with content.
+/// Sets a condition in a list, at `now` (RFC 3339). `None`: the list has the same condition
+/// already. Times change only with content.
 pub(super) fn with_condition(
     list: &[Condition],
     new: Condition,

@@ -1,5 +1,5 @@
-//! Who leads: what to do about the Lease, and for how long a claim on it may be trusted.
-//!
+//! Leader election: the next action on the Lease, and how long this process may trust that it
+//! holds the Lease.
 //! The rule is client-go's, so that the Go controller and this operator exclude each other: a
 //! Lease is expired when it has not changed for its own duration *as observed here*; the
 //! holder's clock is never compared with ours.
@@ -10,44 +10,46 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// Of how many seconds a claim may be, and of how many it is if nothing else is said. A leader's
-/// death costs this plus one [`RETRY`].
+/// Lease durations that may be configured, in seconds. After a leader's death another replica leads
+/// within this duration plus one [`RETRY`].
 pub const LEASE_SECONDS: RangeInclusive<i64> = 3..=60;
-/// The shortest: a slow API server, or a machine that stands still, needs more.
+/// Default lease duration, in seconds: the shortest. A slow API server, or a machine that pauses,
+/// needs more.
 pub const DEFAULT_LEASE_SECONDS: u8 = 3;
-/// How often the others look.
+/// Interval at which a replica that does not lead reads the Lease.
 pub const RETRY: Duration = Duration::from_millis(400);
-/// The holder stops trusting its claim this much before others may take it.
+/// Margin between the time until which the holder trusts its Lease and the time when others may
+/// take it.
 pub const SAFETY_MARGIN: Duration = Duration::from_millis(500);
 
-/// The pace of a claim that lasts so many seconds.
+/// Intervals and deadlines that follow from a lease duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     seconds: u8,
 }
 
 impl Pace {
-    /// The seconds are of [`LEASE_SECONDS`].
+    /// Pace for a lease duration in seconds, which must be in [`LEASE_SECONDS`].
     pub const fn new(seconds: u8) -> Self {
         Self { seconds }
     }
 
-    /// How long a claim lasts without renewal, in whole seconds, as a Lease says it.
+    /// Lease duration without renewal, in whole seconds, as in `spec.leaseDurationSeconds`.
     pub const fn seconds(self) -> u8 {
         self.seconds
     }
 
-    /// How often the holder renews: 0.8 s of 3 s.
+    /// Interval at which the holder renews: 0.8 s for a duration of 3 s.
     pub fn renew_every(self) -> Duration {
         self.duration() * 4 / 15
     }
 
-    /// A call about the Lease that takes longer than this is tried again: 1.2 s of 3 s.
+    /// Deadline of a request about the Lease, which is then retried: 1.2 s for a duration of 3 s.
     pub fn deadline(self) -> Duration {
         self.duration() * 2 / 5
     }
 
-    /// Until when a renewal that was sent at `sent` and accepted may be trusted.
+    /// Time until which the holder may trust a renewal that was sent at `sent` and accepted.
     pub fn trusted_until(self, sent: Duration) -> Duration {
         sent + self.duration().saturating_sub(SAFETY_MARGIN)
     }
@@ -57,46 +59,48 @@ impl Pace {
     }
 }
 
-/// The Lease as last read.
+/// Lease as it was last read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseSeen {
-    /// `spec.holderIdentity`; empty when given back.
+    /// `spec.holderIdentity`; empty when the Lease was released.
     pub holder: String,
-    /// `spec.leaseDurationSeconds`.
+    /// Lease duration, `spec.leaseDurationSeconds`.
     pub duration: Duration,
-    /// `metadata.resourceVersion`: any change counts as a sign of life.
+    /// `metadata.resourceVersion`: any change shows that the holder is alive.
     pub version: String,
-    /// The replica of this operator that took the Lease last, by the annotation that each leaves on
-    /// it. Empty if none has. The Go controller leaves the annotation as it is.
+    /// Replica of this operator that acquired the Lease last, from the annotation that each replica
+    /// writes on it. Empty if there was none. The Go controller does not change the annotation.
     pub operator: String,
 }
 
 impl LeaseSeen {
-    /// The holder, if it is another controller than this operator.
+    /// Holder, if it is a controller other than this operator.
     pub fn other_controller(&self) -> Option<&str> {
         Some(self.holder.as_str()).filter(|holder| !holder.is_empty() && *holder != self.operator)
     }
 }
 
-/// What to do about the Lease.
+/// Next action on the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// There is none: create it.
+    /// Create the Lease: there is none.
     Create,
-    /// It is free or expired: replace it, counting one more transition.
+    /// Replace the Lease and count one more transition: it is free or expired.
     Acquire,
-    /// It is ours: replace it with a new renewal time.
+    /// Replace the Lease with a new renewal time: this process holds it.
     Renew,
-    /// It is somebody else's until then, as far as is known now.
+    /// Wait until this time: another process holds the Lease, which expires then if it does not
+    /// change.
     Wait(Duration),
-    /// Start anew: it is older than one read before.
+    /// Restart the process: the Lease is older than one read before.
     StartAnew(StoreWentBack),
 }
 
-/// Sign that the API server's etcd was restored from a backup: a resourceVersion that is smaller than
-/// one read before. Versions of one cluster grow and are numbers (KEP-5504), and a Lease is read with a
-/// quorum. What a process knows of the other objects is then of versions that come again with other
-/// content, and its watches from greater versions are silent until those are reached.
+/// Sign that the API server's etcd was restored from a backup: a resourceVersion that is smaller
+/// than one read before. Versions of one cluster grow and are numbers (KEP-5504), and a Lease is
+/// read with a quorum. Other objects in this process's caches then have versions that the API
+/// server will assign again with other content, and its watches from greater versions stay silent
+/// until those are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreWentBack {
     /// The greatest version read.
@@ -111,12 +115,12 @@ impl fmt::Display for StoreWentBack {
         write!(
             f,
             "the Lease's resourceVersion went back from {from} to {to}, as after a restore of etcd from a backup: \
-             what was read before no longer holds, and this process starts anew"
+             data read before is no longer valid, and this process restarts"
         )
     }
 }
 
-/// Remembers when the Lease last changed, as seen from here.
+/// Record of when this process last observed a change of the Lease.
 #[derive(Clone, Debug, Default)]
 pub struct Observer {
     seen: Option<(LeaseSeen, Duration)>,
@@ -125,7 +129,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Decides on what was just read at `now`.
+    /// Decides on the Lease that was read at `now`. `None`: there is no Lease.
     pub fn decide(&mut self, lease: Option<LeaseSeen>, me: &str, now: Duration) -> Action {
         let Some(lease) = lease else {
             self.seen = None;
@@ -176,7 +180,8 @@ mod tests {
         assert_eq!(observer.decide(Some(lease("", "1")), "me", at(0)), Action::Acquire);
     }
 
-    /// client-go's lock reads the object, changes `spec` and writes it back (`leaselock.go`, `Update`).
+    /// client-go's lock reads the object, changes `spec` and writes it back (`leaselock.go`,
+    /// `Update`).
     #[test]
     fn a_holder_that_is_no_replica_of_the_operator_is_another_controller() {
         assert_eq!(lease("go", "1").other_controller(), Some("go"));
@@ -189,7 +194,7 @@ mod tests {
         assert_eq!(Observer::default().decide(Some(lease("me", "1")), "me", at(9)), Action::Renew);
     }
 
-    /// A lease counts from when its last change was seen here, whatever its own times say.
+    /// A Lease expires by when its last change was observed here, whatever its own times are.
     #[test]
     fn a_foreign_lease_is_taken_only_after_its_own_duration_without_change() {
         let mut observer = Observer::default();
@@ -203,7 +208,7 @@ mod tests {
     fn a_lease_of_an_older_version_is_of_a_store_that_went_back() {
         let mut observer = Observer::default();
         observer.decide(Some(lease("me", "10")), "me", at(0));
-        // One that is gone and made again has a greater version all the same.
+        // A Lease that was deleted and created again has a greater version too.
         assert_eq!(observer.decide(None, "me", at(1)), Action::Create);
         let back = StoreWentBack { from: 10, to: 9 };
         for holder in ["me", "go", ""] {
@@ -211,7 +216,7 @@ mod tests {
             assert_eq!(action, Action::StartAnew(back), "{holder:?}");
         }
         assert_eq!(observer.decide(Some(lease("me", "10")), "me", at(3)), Action::Renew);
-        // What is no number says nothing.
+        // A version that is not a number is ignored.
         assert_eq!(observer.decide(Some(lease("me", "a")), "me", at(4)), Action::Renew);
     }
 
@@ -222,7 +227,7 @@ mod tests {
             let lasts = Duration::from_secs(pace.seconds().into());
             let trusted = pace.trusted_until(at(10));
             assert!(trusted < at(10) + lasts, "{seconds}");
-            // A renewal that hangs leaves time for another.
+            // A renewal that hangs leaves time for another one.
             assert!(at(10) + pace.renew_every() + pace.deadline() < trusted, "{seconds}");
         }
         let pace = Pace::new(DEFAULT_LEASE_SECONDS);

@@ -1,8 +1,8 @@
-//! Every decision of the operator, as plain functions of what is known.
+//! Every decision of the operator, as plain functions of known facts.
 //!
-//! Invariant: nothing here waits, reads a clock, draws a random number or talks to anything: time and
-//! outside facts are arguments. The crate depends on nothing that could, and `clippy.toml` beside this file
-//! forbids what the standard library has.
+//! Invariant: nothing here waits, reads a clock, draws a random number or does I/O: time and
+//! outside facts are arguments. No dependency of the crate can do these, and `clippy.toml` beside
+//! this file forbids the functions of the standard library that can.
 
 pub mod admission;
 mod condition;
@@ -22,27 +22,29 @@ pub mod vm_backends;
 
 use std::net::IpAddr;
 
-/// A LoadBalancer as decisions see it. Cheap to clone into a message.
+/// Facts about a LoadBalancer for decisions. Cheap to clone into a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LbFacts {
-    /// Which object.
+    /// Identity of the LoadBalancer.
     pub owner: Owner,
-    /// Creation, in seconds since the epoch: who waits longest is served first.
+    /// Creation time, in seconds since the epoch: the LoadBalancer that waits longest is served
+    /// first.
     pub created: i64,
-    /// What the address must fit.
+    /// Requirement that the address must meet.
     pub requirement: pools::selection::Requirement,
-    /// Where the network is that the LoadBalancer, or its guest cluster's VMs, name.
-    /// `None`: they name none.
+    /// Segment of the network that the LoadBalancer, or its guest cluster's VMs, name.
+    /// `None`: they name no network.
     pub segment: Option<network::Segment>,
     /// Whether a guest cluster announces the address, not the nodes.
     pub guest: bool,
-    /// The pool that `spec.ipPool` names.
+    /// Pool that `spec.ipPool` names.
     pub named_pool: Option<String>,
-    /// The claim that `status.allocatedAddress` publishes.
+    /// Claim that `status.allocatedAddress` publishes.
     pub published: Option<Claim>,
-    /// The claim that an annotation says it had: a LoadBalancer restored from a backup has that.
+    /// Former claim, from an annotation: a LoadBalancer restored from a backup has it.
     pub former: Option<Claim>,
-    /// Read from the API server for this very decision, not from a view that may be old.
+    /// Whether the facts were read from the API server for this decision, not from a cache that may
+    /// be old.
     pub fresh: bool,
 }
 
@@ -58,8 +60,8 @@ impl LbFacts {
     }
 }
 
-/// A LoadBalancer's identity. The UID is what owns an address; the name is for people, for
-/// stickiness and for ledgers that older software wrote.
+/// A LoadBalancer's identity. The UID owns an address. The name is for people, for stickiness and
+/// for ledgers that older software wrote.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner {
     /// `namespace/name`.
@@ -71,8 +73,8 @@ pub struct Owner {
 /// An address in a pool's ledger.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
-    /// The IPPool.
+    /// Name of the IPPool.
     pub pool: String,
-    /// The address.
+    /// Claimed IP address.
     pub ip: IpAddr,
 }

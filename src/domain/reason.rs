@@ -1,70 +1,70 @@
-//! The stable words of conditions and Events. Scripts match on them: a word, once released,
-//! keeps its meaning.
+//! Stable reasons of conditions and Events. Scripts match on them: a released reason never changes
+//! its meaning.
 
 use api::ANNOTATION_DHCP;
 
-/// Why a LoadBalancer has no address, or keeps another one than it asks for.
+/// Why a LoadBalancer has no address, or retains another one than it asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// No pool matches network and scope.
     NoMatch {
-        /// The requirement, in words.
+        /// Requirement, as text.
         requirement: String,
     },
     /// Every matching pool is full.
     Full {
-        /// The pools tried, in order.
+        /// Names of the pools that were tried, in order.
         pools: Vec<String>,
     },
-    /// A matching pool's ledger has reached the size of an object.
+    /// A matching pool's ledger has reached the largest size of an object.
     LedgerFull {
-        /// The pool.
+        /// Name of the pool.
         pool: String,
     },
-    /// `spec.ipPool` names no pool.
+    /// `spec.ipPool` names a pool that does not exist.
     NotFound {
-        /// The name.
+        /// Name in the spec.
         pool: String,
     },
     /// `spec.ipPool` names a pool whose scope does not admit the LoadBalancer.
     Forbidden {
-        /// The pool.
+        /// Name of the pool.
         pool: String,
-        /// The requirement, in words.
+        /// Requirement, as text.
         requirement: String,
     },
     /// The LoadBalancer names another network than its pool.
     NetworkMismatch {
-        /// The pool.
+        /// Name of the pool.
         pool: String,
-        /// Its network; blank for the nodes' own.
+        /// Network of the pool; blank for the nodes' own.
         pool_network: String,
-        /// The network that the LoadBalancer names.
+        /// Network that the LoadBalancer names.
         network: String,
     },
-    /// The published address's pool no longer exists.
+    /// The pool of the published address no longer exists.
     PoolGone {
-        /// The name.
+        /// Name of the pool.
         pool: String,
     },
-    /// A pool that fits gives out nothing now.
+    /// A matching pool gives out no addresses now.
     NotReady {
-        /// The pool.
+        /// Name of the pool.
         pool: String,
-        /// Why.
+        /// Reason, as text.
         why: String,
     },
-    /// Its guest cluster is being removed.
+    /// The LoadBalancer's guest cluster is being removed.
     ClusterRemoved {
-        /// The guest cluster.
+        /// Name of the guest cluster.
         cluster: String,
-        /// The VM that shows it, `namespace/name`.
+        /// VM that shows the removal, `namespace/name`.
         vm: String,
     },
 }
 
 impl Wait {
-    /// The condition's reason.
+    /// Reason of the condition.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::NoMatch { .. } => "NoMatchedIPPool",
@@ -78,7 +78,7 @@ impl Wait {
         }
     }
 
-    /// Whether the reason lies in the pool of this name.
+    /// Whether the reason concerns the pool with this name.
     pub fn names(&self, name: &str) -> bool {
         match self {
             Self::NoMatch { .. } | Self::ClusterRemoved { .. } => false,
@@ -92,7 +92,7 @@ impl Wait {
         }
     }
 
-    /// The condition's message. "no matched IPPool" and "no available IP" are matched by UIs.
+    /// Message of the condition. UIs match on "no matched IPPool" and "no available IP".
     pub fn message(&self) -> String {
         match self {
             Self::NoMatch { requirement } => format!(
@@ -135,65 +135,65 @@ impl Wait {
     }
 }
 
-/// Why a LoadBalancer that the host leases for has no address.
+/// Why a LoadBalancer whose address the host leases has no address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoLease {
-    /// The agent asks for one.
+    /// The agent requests an address.
     Pending {
         /// Network.
         network: String,
-        /// What the agent says of it.
+        /// Report of the agent. `None`: none.
         said: Option<String>,
     },
-    /// It had one and has it no more.
+    /// The former lease has ended.
     Lost {
         /// Network.
         network: String,
-        /// What the agent says of it.
+        /// Report of the agent. `None`: none.
         said: Option<String>,
-        /// Whether the agent is there.
+        /// Whether the agent is running.
         agent: bool,
     },
-    /// No agent is there to ask.
+    /// No agent is running for the network.
     NoAgent {
-        /// Where; empty for no network.
+        /// Name of the network; empty if the LoadBalancer names none.
         network: String,
-        /// Whether the host leases there: then the agent is away.
+        /// Whether the host leases on the network: then its agent is not running.
         declared: bool,
     },
-    /// An annotation of the network cannot be followed.
+    /// An annotation of the network is not valid.
     NetworkFault {
         /// Network.
         network: String,
-        /// Which one, what is wrong and what would be right.
+        /// Annotation, fault and remedy.
         fault: String,
     },
-    /// There is one that must not be published, as the text says.
+    /// The leased address must not be published, for the reason in the text.
     Unusable(String),
-    /// The former record is on its way out.
+    /// The former record is being deleted.
     Returning,
-    /// The former record is of another network, and must go first.
+    /// The former record is for another network, and must be deleted first.
     OtherNetwork {
-        /// Of which.
+        /// Network of the former record.
         network: String,
     },
-    /// The former record is of another client, and must go first.
+    /// The former record is for another client, and must be deleted first.
     OtherIdentity,
-    /// The host takes over what kube-vip leased, which gives it back first.
+    /// The host takes over the lease of kube-vip, which must release it first.
     TakingOver {
         /// Network.
         network: String,
     },
-    /// Another LoadBalancer leases as the same client, as the text says.
+    /// The DHCP client is already that of another LoadBalancer, as the text says.
     IdentityTaken(String),
-    /// An annotation of DHCP cannot be followed, as the text tells.
+    /// An annotation about DHCP is not valid, as the text says.
     Annotation(String),
     /// The API server refuses the record, as the text says.
     Refused(String),
 }
 
 impl NoLease {
-    /// The condition's reason.
+    /// Reason of the condition.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Pending { .. } => "DHCPPending",
@@ -209,7 +209,7 @@ impl NoLease {
         }
     }
 
-    /// The condition's message.
+    /// Message of the condition.
     pub fn message(&self) -> String {
         let more = |said: &Option<String>| {
             said.as_ref().map(|said| format!(": {said}")).unwrap_or_default()
@@ -219,112 +219,113 @@ impl NoLease {
                 format!("no address from the DHCP server of network {network} yet{}", more(said))
             }
             Self::Lost { network, agent: false, .. } => format!(
-                "the address leased on network {network} ended, and its DHCP agent is not there: see the agent's pod"
+                "the address leased on network {network} ended, and the network's DHCP agent is not running: see the agent's pod"
             ),
             Self::Lost { network, said, .. } => format!(
-                "the address leased on network {network} is lost, another is asked for{}",
+                "the address leased on network {network} is lost, another one is requested{}",
                 more(said)
             ),
             Self::NoAgent { network, .. } if network.is_empty() => {
-                "no network is named, and so no DHCP agent leases on it: name one".to_owned()
+                "no network is named, so no DHCP agent can lease an address: name one".to_owned()
             }
             Self::NoAgent { network, declared: true } => format!(
-                "the DHCP agent of network {network} is away: it waits for it; see the agent's pod"
+                "the DHCP agent of network {network} is not running, the LoadBalancer waits for it: see the agent's pod"
             ),
             Self::NoAgent { network, declared: false } => format!(
-                "the host does not lease on network {network}: it waits until it does; annotate the NetworkAttachmentDefinition with {ANNOTATION_DHCP}=host"
+                "the host leases no addresses on network {network}: to change that, annotate the NetworkAttachmentDefinition with {ANNOTATION_DHCP}=host"
             ),
             Self::NetworkFault { network, fault } => format!(
-                "nothing is leased anew on network {network} until its NetworkAttachmentDefinition is put right: {fault}"
+                "no new address is leased on network {network} until its NetworkAttachmentDefinition is corrected: {fault}"
             ),
             Self::Unusable(why) => format!("the leased address is not used: {why}"),
-            Self::Returning => "the former address is being given back".to_owned(),
+            Self::Returning => "the former address is being released".to_owned(),
             Self::OtherNetwork { network } => {
-                format!("the former address, on network {network}, is to be given back first")
+                format!("the former address, on network {network}, must be released first")
             }
             Self::OtherIdentity => {
-                "the former address was leased as another client, and is to be given back first"
+                "the former address was leased as another client, and must be released first"
                     .to_owned()
             }
             Self::TakingOver { network } => format!(
-                "the host takes over the lease on network {network}: the Service is made anew with the address"
+                "the host takes over the lease on network {network}: the Service is created again with the address"
             ),
             Self::IdentityTaken(why) | Self::Annotation(why) => why.clone(),
-            Self::Refused(why) => format!("no DHCPLease can be made: {why}"),
+            Self::Refused(why) => format!("the DHCPLease cannot be created: {why}"),
         }
     }
 }
 
-/// An address that the host leased is published.
+/// A leased address is published (host's lease).
 pub const LEASED: &str = "Leased";
-/// The host takes over what an announcer leases.
+/// The host takes over the lease of an announcer.
 pub const TAKEOVER: &str = "DHCPTakeover";
-/// The host had leased an address, and it is withdrawn.
+/// The host's lease has ended, and the address is withdrawn.
 pub const LEASE_LOST: &str = "DHCPLeaseLost";
-/// An address is held and published.
+/// An address is claimed and published.
 pub const ALLOCATED: &str = "Allocated";
 /// The announcer leases the address by DHCP.
 pub const DHCP: &str = "DHCP";
-/// An address leads to VMs that can answer.
+/// The address is announced, and leads to VMs that can answer.
 pub const ANNOUNCED: &str = "Announced";
-/// It does, to some VMs at the last address that was heard of.
+/// As `Announced`, but some VMs are served at the last address that was observed.
 pub const LAST_KNOWN_ADDRESS: &str = "LastKnownAddress";
-/// It does, and the health check is not done.
+/// As `Announced`, but the health check is invalid and not run.
 pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
-/// The same, and to VMs that fail their health check as well, because most VMs fail at once.
+/// As `Announced`, but VMs that fail their health check are served too, because most VMs fail at
+/// once.
 pub const PROBER_DOUBTED: &str = "ProberDoubted";
-/// An address is held, and nothing announces it yet.
+/// An address is claimed, and not announced yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";
-/// The node that announces runs no VM, and the Service's traffic policy is Local.
+/// The announcing node runs no VM, and the Service's traffic policy is Local.
 pub const NO_LOCAL_BACKEND: &str = "NoLocalBackend";
-/// An address leads to VMs, and clients that its Service's source ranges exclude reach the node.
+/// The address leads to VMs, but clients outside the Service's source ranges reach the node.
 pub const SOURCE_RANGES_BYPASSED: &str = "SourceRangesBypassed";
 /// No selected VM runs.
 pub const NO_BACKENDS: &str = "NoRunningBackends";
-/// No running VM has an address that fits.
+/// No running VM has a suitable address.
 pub const NO_BACKEND_ADDRESS: &str = "NoBackendAddress";
-/// Running VMs report only addresses that they may not have. True where other VMs serve.
+/// Running VMs report only addresses that they may not have. Status True if other VMs serve.
 pub const BACKEND_ADDRESS_REFUSED: &str = "BackendAddressRefused";
 /// Running VMs fail their health check, or have not passed it yet.
 pub const BACKENDS_UNHEALTHY: &str = "BackendsUnhealthy";
 /// Running VMs, or their pods, are not ready.
 pub const BACKENDS_NOT_READY: &str = "BackendsNotReady";
-/// A Service or EndpointSlice by the name is somebody else's.
+/// A Service or EndpointSlice of this name belongs to another owner.
 pub const SERVICE_CONFLICT: &str = "ServiceConflict";
 /// The API server refuses the Service or an EndpointSlice.
 pub const SERVICE_REFUSED: &str = "ServiceRefused";
-/// The name or the listeners make no Service.
+/// The name or the listeners do not make a valid Service.
 pub const INVALID_SPEC: &str = "InvalidSpec";
-/// Virtual machines cannot be seen.
+/// Virtual machines cannot be listed.
 pub const VMS_UNKNOWN: &str = "VMsUnknown";
-/// Another controller than this operator holds the Lease.
+/// The Lease is held by another controller than this operator.
 pub const OTHER_CONTROLLER: &str = "OtherControllerLeads";
 /// The pool gives out addresses.
 pub const POOL_READY: &str = "Ready";
-/// A range of the pool makes no sense.
+/// A range of the pool is invalid.
 pub const INVALID_RANGE: &str = "InvalidRange";
-/// Another pool of the network has some of the same addresses.
+/// Some addresses are also in the ranges of another pool of the network.
 pub const RANGE_CONFLICT: &str = "RangeConflict";
-/// Another pool is the global one.
+/// The cluster has another global pool.
 pub const SECOND_GLOBAL_POOL: &str = "SecondGlobalPool";
-/// Another pool of the network has the same priority.
+/// The priority is also that of another pool of the network.
 pub const PRIORITY_CONFLICT: &str = "PriorityConflict";
-/// Another pool of the network, without priority either, serves some of the same scope.
+/// The scope overlaps with that of another pool of the network, both with priority 0.
 pub const SCOPE_CONFLICT: &str = "ScopeConflict";
-/// The pool is being deleted and waits for its addresses.
+/// The pool is being deleted, and waits for the release of its addresses.
 pub const DELETING: &str = "Deleting";
 
-/// Ends the text about a controller that writes the status of an IPPool by plain updates.
-pub const STATUS_DROPPED: &str = ". IPPool is served with a status subresource here, which drops that controller's records without a word, so that it may give one address twice: put Harvester's CRD back, or stop that controller";
+/// End of the text about a controller that writes the status of an IPPool by plain updates.
+pub const STATUS_DROPPED: &str = ". IPPool is served with a status subresource here, which silently drops that controller's records, so that it may allocate one address twice: restore Harvester's CRD, or stop that controller";
 
-/// Text of the condition and the Event that name another controller that leads.
+/// Text of the condition and the Event about another controller that leads.
 pub fn other_controller(holder: &str) -> String {
     format!(
-        "{holder} holds the Lease by which one controller gives addresses, and is no replica of harvester-guest-operator: it answers, or nobody does; to have this operator answer, scale that controller's Deployment to 0"
+        "{holder} holds the Lease of the leader, and is not a replica of harvester-guest-operator: only that controller allocates addresses; to let this operator lead, scale that controller's Deployment to 0"
     )
 }
 
-/// Whether a condition's reason is one of this operator's.
+/// Whether a condition's reason is one that this operator writes to LoadBalancers.
 pub fn is_ours(reason: &str) -> bool {
     const WAITS: [&str; 8] = [
         "NoMatchedIPPool",

@@ -1,8 +1,8 @@
-//! What a maintainer asks for first, out of what is stored.
+//! Support report: the facts that a maintainer asks for first, from stored objects.
 //!
-//! Invariant: what gets out is named here, field by field. Of a certificate it is said whether there
-//! is one; a Secret is never read, and of a credential neither its hash nor anything but its name and times
-//! is told.
+//! Invariant: the report contains only fields that are named here. Of a certificate it contains
+//! whether there is one. A Secret is never read. Of a credential it contains the name and the
+//! times, never the hash.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,13 @@ use api::{
     ANNOTATION_NETWORK, Condition, ConditionStatus, IPPool, LoadBalancer, READY, TokenRotation,
 };
 
-/// Decisions and waiters that are told, so that a report of a large site can be sent.
+/// Decisions and waiting objects in a report at most, so that the report of a large site can be
+/// sent.
 const MOST: usize = 200;
-/// Credentials whose end is told.
+/// Credentials in a report at most, with their expiry.
 const MOST_ENDS: usize = 50;
 
-/// A pool: what it may give, what it gave, and what is wrong with it.
+/// A pool's spec, the counts of its addresses, and its conditions.
 pub fn pool(pool: &IPPool) -> Value {
     let status = pool.status.clone().unwrap_or_default();
     json!({
@@ -34,7 +35,7 @@ pub fn pool(pool: &IPPool) -> Value {
     })
 }
 
-/// How many LoadBalancers are how.
+/// Number of LoadBalancers for each status and reason of `Ready`.
 pub fn counts(lbs: &[LoadBalancer]) -> Value {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for lb in lbs {
@@ -46,7 +47,7 @@ pub fn counts(lbs: &[LoadBalancer]) -> Value {
     json!(counts)
 }
 
-/// Who is not ready, and why; the oldest first.
+/// LoadBalancers that are not ready, and the reason; the oldest first.
 pub fn waiters(lbs: &[LoadBalancer]) -> Vec<Value> {
     let mut waiting: Vec<_> = lbs
         .iter()
@@ -73,7 +74,7 @@ pub fn waiters(lbs: &[LoadBalancer]) -> Vec<Value> {
     waiting.into_iter().take(MOST).map(say).collect()
 }
 
-/// What was decided last, the newest first: the conditions of pools and LoadBalancers.
+/// Latest decisions, the newest first: the conditions of pools and LoadBalancers.
 pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
     let mut all = Vec::new();
     for pool in pools {
@@ -95,7 +96,8 @@ pub fn decisions(pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<Value> {
     all.into_iter().take(MOST).map(say).collect()
 }
 
-/// TokenRotations: how many are how, which credentials end first, and what is wrong with the others.
+/// TokenRotations: their number for each status and reason of `Ready`, the credentials that expire
+/// first, and the conditions of those that are not ready.
 pub fn credentials(rotations: &[TokenRotation]) -> Value {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     let mut ends = Vec::new();
@@ -141,11 +143,11 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
     })
 }
 
-/// What some tool applied last, certificates and all.
+/// Annotation with the configuration that kubectl applied last, certificates included.
 const APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// How the API server is led to admission or conversion: everything but the certificates, of which it
-/// is said whether there are any.
+/// Registration of admission or conversion with the API server: every field but the certificates. A
+/// certificate field contains whether there is one.
 pub fn registration(configuration: &Value) -> Value {
     match configuration {
         Value::Object(fields) => {

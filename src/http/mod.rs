@@ -1,6 +1,6 @@
-//! What the process serves: plain HTTP about itself, and TLS to the API server alone.
+//! HTTP servers of the process: plain HTTP for health and metrics, and TLS for the API server.
 //!
-//! Every replica serves all of it, whether it leads or not.
+//! Every replica serves all of it, leader or not.
 
 pub mod admission;
 pub mod authority;

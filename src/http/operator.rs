@@ -1,4 +1,4 @@
-//! What the operator shows of itself, as [`super::probes`] asks for it.
+//! Health and metrics of the operator, as [`super::probes`] reads them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use crate::k8s::lease::Leadership;
 use crate::k8s::views::Views;
 use crate::metrics::Metrics;
 
-/// What the answers are made of.
+/// Inputs of the health and metrics answers.
 #[derive(Clone)]
 pub struct Operator {
     /// The process's metrics.
     pub metrics: Metrics,
-    /// Its claim to lead.
+    /// Leadership: whether this process holds the Lease.
     pub leadership: Arc<Leadership>,
-    /// Its view of the cluster.
+    /// Views of the cluster.
     pub views: Views,
-    /// Whether admission can answer, or need not.
+    /// Whether admission can answer, or is off.
     pub admission: watch::Receiver<bool>,
-    /// Whether the process is about to end.
+    /// Whether the process is shutting down.
     pub ending: CancellationToken,
 }
 
@@ -45,20 +45,20 @@ impl Process for Operator {
     }
 
     fn readiness(&self) -> Result<(), &'static str> {
-        // Whoever waits for conversion is the one to give it: not ready, it would never be asked.
+        // The list waits for our own conversion webhook; reporting not-ready would deadlock.
         if !self.views.is_synced() && !self.views.await_conversion() {
             return Err(
                 "the first lists of LoadBalancers, IPPools and Namespaces are not complete",
             );
         }
         if !self.views.pools_are_read() && !self.views.await_conversion() {
-            return Err("what the IPPools want has not been read yet");
+            return Err("the IPPools have not been read yet");
         }
         if !*self.admission.borrow() {
             return Err("admission cannot answer yet");
         }
         if self.ending.is_cancelled() {
-            return Err("ending");
+            return Err("shutting down");
         }
         Ok(())
     }
@@ -90,8 +90,8 @@ fn endpoint_state(endpoint: &Endpoint) -> &'static str {
     }
 }
 
-/// Ready status and reason. Reasons that other software wrote count as one, so that the
-/// label's values stay a closed set.
+/// Ready status and reason. Reasons of other software count as one, so that the label has a closed
+/// set of values.
 fn state(lb: &LoadBalancer) -> (String, String) {
     let ready = lb.status.as_ref().and_then(|s| s.conditions.iter().find(|c| c.type_ == READY));
     let reason = ready.and_then(|c| c.reason.clone()).unwrap_or_default();

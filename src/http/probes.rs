@@ -1,8 +1,8 @@
-//! What a process shows of itself: `/metrics`, `/healthz`, `/readyz`, in plain HTTP.
+//! Endpoints of a process: `/metrics`, `/healthz`, `/readyz`, in plain HTTP.
 //!
-//! `/healthz` fails when a restart would help; `/readyz` fails while this replica could not
-//! take over. The port is open to all: metrics are gathered a few times a second at most, and whoever
-//! asks more often gets the last ones again.
+//! `/healthz` fails when a restart would help; `/readyz` fails while this replica could not take
+//! over. The port is open to all: metrics are gathered a few times a second at most; more frequent
+//! requests get the last result again.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,27 +22,27 @@ use crate::domain::pools::write_pacing::Budget;
 use crate::k8s::lease::Leadership;
 use crate::metrics::Metrics;
 
-/// A Lease that nobody here has looked at for this long means a stuck process, or an API
-/// server out of reach for everybody.
+/// Longest time without a read of the Lease. After that the process is stuck, or the API server is
+/// out of reach for all replicas.
 const LONGEST_SILENCE: Duration = Duration::from_mins(1);
-/// Connections at the same time: those of a kubelet, of scrapers and of people.
+/// Connections at the same time: of a kubelet, of scrapers and of people.
 const CONNECTIONS: usize = 64;
-/// Metrics are gathered so often in a row, and then once in each interval.
+/// Rate limit of gathering metrics: so many times in a row, then once in each interval.
 const GATHERINGS: Budget = Budget::new(20, Duration::from_millis(200));
 
-/// A process that shows itself.
+/// Process with these endpoints.
 pub trait Process: Clone + Send + Sync + 'static {
-    /// Its metrics, with those brought up to date that say how things stand.
+    /// Metrics of the process, after an update of those that are computed on each request.
     fn metrics(&self) -> &Metrics;
 
-    /// Its claim to its Lease.
+    /// Leadership of the process.
     fn leadership(&self) -> &Leadership;
 
-    /// Whether it could take over. `Err`: why not.
+    /// Checks that the process could take over. `Err`: why not.
     fn readiness(&self) -> Result<(), &'static str>;
 }
 
-/// What is asked, and what was last answered.
+/// State of the endpoints: the process, and the last answer for `/metrics`.
 #[derive(Clone)]
 struct Shown<P> {
     process: P,
@@ -50,7 +50,7 @@ struct Shown<P> {
     gathered: Arc<Mutex<(Budget, String)>>,
 }
 
-/// Binds the address, then serves until dropped. Returns the address bound.
+/// Binds the address, then serves until dropped. Returns the bound address.
 pub async fn serve(
     address: SocketAddr,
     process: impl Process,
@@ -66,7 +66,7 @@ pub async fn serve(
         app: router(process),
         connections: CONNECTIONS,
         age: AGE,
-        // It says until the process ends how that stands.
+        // Serves health until the process ends.
         ending: Ending::default(),
     };
     Ok((bound, server.serve(listener)))
@@ -97,7 +97,7 @@ async fn metrics<P: Process>(State(shown): State<Shown<P>>) -> Response {
 async fn healthz<P: Process>(State(shown): State<Shown<P>>) -> impl IntoResponse {
     let silence = shown.process.leadership().silence();
     if silence > LONGEST_SILENCE {
-        let text = format!("the lease has not been looked at for {} s\n", silence.as_secs());
+        let text = format!("the Lease has not been read for {} s\n", silence.as_secs());
         return (StatusCode::SERVICE_UNAVAILABLE, text);
     }
     (StatusCode::OK, "ok\n".to_owned())

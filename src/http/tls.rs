@@ -1,8 +1,8 @@
-//! The TLS settings of admission, and the certificate in use.
+//! TLS settings of admission, and the current certificate.
 //!
 //! Invariants: TLS 1.2 and later, HTTP/1.1 only. A certificate is exchanged between two handshakes:
-//! no connection is dropped for it. Sessions are not resumed, so a certificate is looked at each
-//! time.
+//! no connection is dropped for it. Sessions are not resumed, so each connection verifies the
+//! certificate.
 
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -19,12 +19,12 @@ use rustls::server::{
 use rustls::sign::CertifiedKey;
 use rustls::{RootCertStore, ServerConfig};
 
-/// The certificate in use. Without one, handshakes fail.
+/// Current certificate. Without one, handshakes fail.
 #[derive(Debug, Default)]
 pub struct InUse(RwLock<Option<Arc<CertifiedKey>>>);
 
 impl InUse {
-    /// Handshakes from now on are answered with it.
+    /// Uses the certificate for handshakes from now on.
     pub fn set(&self, certified: Arc<CertifiedKey>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(certified);
     }
@@ -36,11 +36,12 @@ impl ResolvesServerCert for InUse {
     }
 }
 
-/// Settings that serve what is in use. With `client_ca`, the authorities of callers' certificates
-/// in PEM, a certificate is asked for and verified; who shows none is told apart, not turned away:
-/// the API server has no way to show one when it asks for a conversion.
+/// TLS settings that serve the current certificate. `client_ca` is a file in PEM with the
+/// authorities of callers' certificates: then callers are asked for a certificate, and it is
+/// verified. Callers without one are accepted but marked unknown, because the API server cannot
+/// show a certificate when it requests a conversion.
 pub fn settings(in_use: Arc<InUse>, client_ca: Option<&Path>) -> anyhow::Result<ServerConfig> {
-    // The provider is named, so that no other crate's choice of a default matters.
+    // Names the provider, so that the default that another crate sets does not matter.
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?;
@@ -81,7 +82,7 @@ pub(super) mod tests {
     use super::*;
     use crate::http::authority::Material;
 
-    /// Settings of a server at 127.0.0.1, and of a caller that trusts it.
+    /// TLS settings of a server at 127.0.0.1, and of a caller that trusts it.
     pub fn pair() -> (Arc<ServerConfig>, TlsConnector) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         let names = BTreeSet::from(["127.0.0.1".to_owned()]);

@@ -1,7 +1,7 @@
-//! Work that is done one piece at a time, for callers who are strangers to each other.
+//! Work that is done one piece at a time, for callers that do not cooperate.
 //!
-//! Invariants: sources take turns: one that waits for many pieces delays another by one piece. A
-//! turn lasts until its guard is dropped, wherever that is by then.
+//! Invariants: sources take turns: a source that waits for many pieces delays another by one piece.
+//! A turn lasts until its guard is dropped, wherever the guard is by then.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,18 +10,18 @@ use tokio::sync::oneshot;
 
 use crate::domain::limits::connections::Source;
 
-/// Those who wait for a turn. Clones share it.
+/// Queue of callers that wait for a turn. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Turns(Arc<Mutex<Queue>>);
 
 #[derive(Debug, Default)]
 struct Queue {
     is_taken: bool,
-    /// By source, the one whose turn comes next first. None is without a waiter.
+    /// Waiters by source, the source with the next turn first. Each source here has a waiter.
     waiting: VecDeque<(Source, VecDeque<oneshot::Sender<Turn>>)>,
 }
 
-/// A turn. Dropping it lets the next source have one.
+/// Turn of a caller. Dropping it gives the next source a turn.
 #[derive(Debug)]
 pub struct Turn(Option<Turns>);
 
@@ -41,7 +41,7 @@ impl Turns {
                 }
                 turn
             };
-            // A teller is dropped with the queue only, and that lives as long as this.
+            // A sender is dropped only with the queue, which lives as long as `self`.
             if let Ok(turn) = turn.await {
                 return turn;
             }
@@ -52,7 +52,7 @@ impl Turns {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next one to have a turn; without any, the turn is free.
+    /// Next waiter; if there is none, the turn becomes free.
     fn next(&self) -> Option<oneshot::Sender<Turn>> {
         let mut queue = self.lock();
         let Some((source, mut waiters)) = queue.waiting.pop_front() else {
@@ -73,7 +73,7 @@ impl Drop for Turn {
         while let Some(next) = turns.next() {
             match next.send(Self(Some(turns.clone()))) {
                 Ok(()) => return,
-                // No longer waited for: this same turn goes on to the next.
+                // The waiter has left: the same turn goes to the next one.
                 Err(mut unwanted) => drop(unwanted.0.take()),
             }
         }
@@ -117,7 +117,8 @@ mod tests {
             order.extend(heard.recv().await);
         }
         assert_eq!(order, ["a1", "b1", "c1", "a2", "a3"]);
-        // All over: the next has its turn at once, also after one that was given in vain.
+        // No waiter is left: the next caller gets its turn at once, also after a turn that no
+        // waiter took.
         let turn = timeout(Duration::from_secs(9), turns.take(source(1))).await.unwrap();
         let mut late = Box::pin(turns.take(source(2)));
         assert!(timeout(Duration::ZERO, &mut late).await.is_err());

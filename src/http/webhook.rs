@@ -1,10 +1,10 @@
-//! The paths that the API server calls. They are the Go webhook's.
+//! Paths that the API server calls. They are the Go webhook's.
 //!
-//! Invariants: every request is answered before the API server gives it up, and with a sentence if it
-//! is refused. A small request waits for nobody: its connection has room for it. Large ones are read
-//! and answered one at a time, reviews apart from conversions, and sources take turns; so what all
-//! of them take is bounded, and two callers with large bodies delay each other and nobody else. A
-//! panic is one request's, answered with 500.
+//! Invariants: every request is answered before the API server's timeout, and with a sentence if it
+//! is refused. A small request never waits for another: its connection has room for it. Large
+//! requests are read and answered one at a time, reviews apart from conversions, and sources take
+//! turns. So their total memory is bounded, and two callers with large bodies delay only each
+//! other. A panic affects one request only, which is answered with 500.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -28,48 +28,49 @@ use super::review::{self, Outcome};
 use super::turns::{Turn, Turns};
 use crate::metrics::Metrics;
 
-/// Where changes are made.
+/// Path for mutating reviews.
 pub const MUTATION: &str = "/v1/webhook/mutation";
-/// Where requests are judged.
+/// Path for validating reviews.
 pub const VALIDATION: &str = "/v1/webhook/validation";
-/// Where versions are converted.
+/// Path for conversions between versions.
 pub const CONVERSION: &str = "/v1/webhook/conversion";
-/// Connections at the same time. Each may bring one small request: 24 MiB in all.
+/// Connections at the same time. Each may carry one small request: 24 MiB in total.
 pub const CONNECTIONS: usize = 768;
 
-/// The API server waits 5 s for a review (`timeoutSeconds`), and 30 s for a conversion.
+/// Deadlines of answers. The API server waits 5 s for a review (`timeoutSeconds`) and 30 s for a
+/// conversion.
 const REVIEW_DEADLINE: Duration = Duration::from_millis(4_500);
 const CONVERSION_DEADLINE: Duration = Duration::from_secs(20);
-/// For a body to arrive; for a large one, from when its turn has come. So whoever sends slowly holds
-/// up the next for so long.
+/// Time limits for a body to arrive; for a large body, counted from the start of its turn. A slow
+/// sender can delay the next one by this time.
 const REVIEW_ARRIVES: Duration = Duration::from_secs(3);
 const CONVERSION_ARRIVES: Duration = Duration::from_secs(8);
-/// A review holds an object twice, and each is at most the API server's 3 MiB.
+/// Largest review in bytes. It holds an object twice, and the API server limits each to 3 MiB.
 const LARGEST_REVIEW: usize = 8 << 20;
-/// A list is converted in one review.
+/// Largest conversion in bytes. A list is converted in one review.
 const LARGEST_CONVERSION: usize = 32 << 20;
-/// A larger body waits for its turn, and is worked on beside the process's thread, so that the Lease
-/// is renewed meanwhile.
+/// Largest small body in bytes. A larger one waits for its turn, and runs beside the process's main
+/// thread, so that the Lease is renewed meanwhile.
 const SMALL: usize = 32 << 10;
 
-/// What requests are answered with.
+/// Webhooks, and all that their answers need.
 pub struct Webhooks {
-    /// The rules, and what they are told.
+    /// Rules of admission, and their views.
     pub admission: Admission,
-    /// Who this operator is; empty until that is known.
+    /// Username of this operator; empty until it is known.
     pub me: tokio::sync::watch::Receiver<String>,
-    /// Whether reviews are taken from callers with a certificate only.
+    /// Whether reviews are accepted only from callers with a certificate.
     pub known_only: bool,
     /// The process's metrics.
     pub metrics: Metrics,
-    /// Turns of large reviews.
+    /// Queue of large reviews.
     reviews: Turns,
-    /// Turns of large conversions.
+    /// Queue of large conversions.
     conversions: Turns,
 }
 
 impl Webhooks {
-    /// Answers nothing yet.
+    /// Creates the webhooks with empty queues.
     pub fn new(
         admission: Admission,
         me: tokio::sync::watch::Receiver<String>,
@@ -80,7 +81,7 @@ impl Webhooks {
         Self { admission, me, known_only, metrics, reviews, conversions }
     }
 
-    /// What answers on the paths.
+    /// Router for the three paths.
     pub fn router(self) -> Router {
         Router::new()
             .route(MUTATION, post(mutation))
@@ -98,7 +99,7 @@ impl Webhooks {
         if self.known_only && !caller.is_known {
             return Err(Refused(
                 StatusCode::FORBIDDEN,
-                "a client certificate is needed here\n".to_owned(),
+                "a client certificate is required\n".to_owned(),
             ));
         }
         let sent = read(body, &self.reviews, caller, (LARGEST_REVIEW, REVIEW_ARRIVES)).await?;
@@ -141,14 +142,15 @@ impl Webhooks {
     }
 }
 
-/// A body as a whole. A large one has the turn of its kind, until its answer has left.
+/// Complete body. A large one holds a turn until its answer is sent.
 struct Sent {
     bytes: Vec<u8>,
     turn: Option<Turn>,
 }
 
-/// Reads a body of at most so many bytes, which must arrive within that time. A large one must say
-/// how long it is, as the API server's do: so it is refused before it has come, or has its memory once.
+/// Reads a body of at most `most` bytes, which must arrive within `patience`. A large one must
+/// declare its length, as the API server does: then it is refused before it arrives, or its memory
+/// is allocated once.
 async fn read(
     mut body: Body,
     turns: &Turns,
@@ -171,7 +173,8 @@ async fn read(
     if is_whole { Ok(Sent { bytes, turn }) } else { Err(Refused::without_length()) }
 }
 
-/// Reads on until the end, or until there are more bytes than that: whether it is the end.
+/// Reads to the end, or until there are more than `most` bytes. Returns whether the end was
+/// reached.
 async fn read_until(body: &mut Body, bytes: &mut Vec<u8>, most: usize) -> Result<bool, Refused> {
     while bytes.len() <= most {
         let Some(frame) = body.frame().await else { return Ok(true) };
@@ -182,8 +185,8 @@ async fn read_until(body: &mut Body, bytes: &mut Vec<u8>, most: usize) -> Result
     Ok(false)
 }
 
-/// Does the work on a thread beside. The turn lasts until it has ended, and its answer has left,
-/// whether or not that is still waited for.
+/// Does the work on another thread. The turn lasts until the work has ended and its answer is sent,
+/// even if the caller no longer waits.
 async fn beside(
     sent: Sent,
     work: impl FnOnce(&[u8]) -> Result<Vec<u8>, Refused> + Send + 'static,
@@ -195,7 +198,7 @@ async fn beside(
     });
     match done.await {
         Ok(done) => done,
-        // A panic goes on where it is caught for small ones as well.
+        // Continues the panic, so that it is caught where panics of small requests are.
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(error) => Err(Refused(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
@@ -203,7 +206,7 @@ async fn beside(
     }
 }
 
-/// An answer on its way, and the turn that it ends.
+/// Answer that is being sent, and the turn that ends with it.
 struct Leaving {
     answer: Vec<u8>,
     _turn: Option<Turn>,
@@ -215,7 +218,7 @@ impl AsRef<[u8]> for Leaving {
     }
 }
 
-/// Answers with what the work makes, whatever becomes of it.
+/// Answers with the result of the work, with an error after a panic or the deadline.
 async fn within(
     metrics: &Metrics,
     call: &'static str,
@@ -229,8 +232,8 @@ async fn within(
         }
         Ok(Ok(Err(refused))) => refused,
         Ok(Err(_)) => {
-            tracing::error!(call, "a review ended in a panic");
-            Refused(StatusCode::INTERNAL_SERVER_ERROR, "this is a bug here\n".to_owned())
+            tracing::error!(call, "panic while answering a review");
+            Refused(StatusCode::INTERNAL_SERVER_ERROR, "this is a bug of the operator\n".to_owned())
         }
         Err(_) => Refused::late("no answer in time"),
     };
@@ -240,7 +243,7 @@ async fn within(
     refused.into_response()
 }
 
-/// A request that is not answered as a review, and why.
+/// Refusal of a request without a review: status and reason.
 struct Refused(StatusCode, String);
 
 impl Refused {
@@ -258,9 +261,9 @@ impl Refused {
         Self(StatusCode::LENGTH_REQUIRED, text)
     }
 
-    /// Refusal after which the API server sends the review again: this machine may have stood still
-    /// while the body was there. It does so for 503 with `Retry-After` (`checkWait` in
-    /// k8s.io/client-go/rest) while its own deadline lasts, and for neither 408 nor 504.
+    /// Refusal that makes the API server send the review again: this machine may have stalled while
+    /// the body was there. The API server repeats after 503 with `Retry-After` (`checkWait` in
+    /// k8s.io/client-go/rest) until its own deadline, and after neither 408 nor 504.
     fn late(what: &str) -> Self {
         Self(StatusCode::SERVICE_UNAVAILABLE, format!("{what}\n"))
     }
@@ -289,8 +292,8 @@ async fn validation(State(at): At, Extension(caller): From, body: Body) -> Respo
     within(&at.metrics, "validation", REVIEW_DEADLINE, work).await
 }
 
-/// From anybody: the API server shows no certificate here, and an answer tells the caller nothing
-/// but what it has sent.
+/// Accepts any caller: the API server shows no certificate here, and the answer contains only data
+/// that the caller has sent.
 async fn convert(State(at): At, Extension(caller): From, body: Body) -> Response {
     let work = at.clone().convert(caller, body);
     within(&at.metrics, "conversion", CONVERSION_DEADLINE, work).await
@@ -311,8 +314,8 @@ mod tests {
     use crate::http::listener::{AGE, Ending, Server};
     use crate::http::tls;
 
-    /// One request of its own connection: the first line of the answer, and the last. Both empty: it
-    /// was closed.
+    /// Sends one request on a new connection. Returns the first and the last line of the answer;
+    /// both are empty if the connection was closed.
     async fn ask(at: SocketAddr, tls: &TlsConnector, path: &str) -> (String, String) {
         let stream = TcpStream::connect(at).await.unwrap();
         let name = ServerName::try_from("127.0.0.1").unwrap();
@@ -331,7 +334,8 @@ mod tests {
         panic!("on purpose")
     }
 
-    /// So that it is not that which ends the listener.
+    /// Shorter than the listener's wind-down, so that a pass proves that the listener ended before
+    /// that.
     const SHORTER_THAN_WIND_DOWN: Duration = Duration::from_millis(4_500);
 
     #[tokio::test]
@@ -356,10 +360,10 @@ mod tests {
         };
         let router = Router::new()
             .route("/small", app(panic_now, false))
-            // On another thread.
+            // Runs on another thread.
             .route("/large", app(panic_now, true))
             .route("/good", app(|| Ok(Bytes::from_static(b"{}")), true))
-            // Outside of what catches: nothing is answered.
+            // Panics outside of `within`: there is no answer.
             .route("/outside", get(|| async { panic_now().map(drop).unwrap_or_default() }));
 
         let (config, client) = tls::tests::pair();
@@ -378,8 +382,10 @@ mod tests {
         let serving = tokio::spawn(server.serve(listener));
 
         let good = ("HTTP/1.1 200 OK".to_owned(), "{}".to_owned());
-        let bug =
-            ("HTTP/1.1 500 Internal Server Error".to_owned(), "this is a bug here".to_owned());
+        let bug = (
+            "HTTP/1.1 500 Internal Server Error".to_owned(),
+            "this is a bug of the operator".to_owned(),
+        );
         for (path, expected) in
             [("/small", &bug), ("/large", &bug), ("/outside", &(String::new(), String::new()))]
         {
@@ -389,11 +395,9 @@ mod tests {
         let failed = ["validation", "", "failed"];
         assert_eq!(counted.admission.requests.with_label_values(&failed).get(), 2);
 
-        // The one that ended outside has given back its place: the listener ends at once, with all.
+        // The connection whose handler panicked outside has left its place: the listener ends at
+        // once.
         ending.now.cancel();
-        timeout(SHORTER_THAN_WIND_DOWN, serving)
-            .await
-            .expect("a place was not given back")
-            .unwrap();
+        timeout(SHORTER_THAN_WIND_DOWN, serving).await.expect("a place was not freed").unwrap();
     }
 }

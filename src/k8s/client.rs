@@ -20,23 +20,23 @@ use tower::{BoxError, Service, ServiceBuilder, layer::layer_fn};
 use super::SILENCE;
 use crate::metrics::Metrics;
 
-/// Connections that nobody has used for this long are closed. The API server at the other end may
-/// have fallen silent meanwhile, and the next call would find that out by its deadline.
+/// Time after which an idle connection is closed. The API server at the other end may have become
+/// unresponsive meanwhile, and the next call would detect that only by its deadline.
 const IDLE: Duration = Duration::from_secs(3);
-/// Probes of a connection's other end by the kernel: after this, and as often.
+/// Idle time before the kernel's first keepalive probe, and the interval between probes.
 const KEEPALIVE: Duration = Duration::from_secs(3);
-/// Probes without an answer after which the other end counts as gone.
+/// Unanswered probes after which the connection counts as dead.
 const KEEPALIVE_PROBES: u32 = 2;
 
-/// Connects by the kubeconfig given, else `KUBECONFIG` and the default file, else as a pod.
+/// Connects with the given kubeconfig, else `KUBECONFIG` and the default file, else as a pod.
 ///
-/// The client's own retries are off: they repeat POSTs, and every caller here knows better
-/// when a repetition is safe.
+/// The client's own retries are off: they repeat POSTs, and each caller here decides when a retry
+/// is safe.
 pub async fn connect(kubeconfig: Option<&Path>, metrics: &Metrics) -> anyhow::Result<Client> {
     through(way(kubeconfig).await?, metrics)
 }
 
-/// The same, with time of its own for each connection.
+/// Connects as [`connect`] does, with another connect timeout.
 pub async fn connect_within(
     patience: Duration,
     kubeconfig: Option<&Path>,
@@ -47,7 +47,7 @@ pub async fn connect_within(
     through(config, metrics)
 }
 
-/// The way to the API server.
+/// Configuration of the client: server, credentials, connect timeout.
 pub async fn way(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = match kubeconfig {
         Some(path) => {
@@ -56,7 +56,7 @@ pub async fn way(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
             Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
         }
         None => Config::infer().await.context(
-            "no way to the API server: give --kubeconfig or KUBECONFIG, or run in a pod",
+            "no configuration for the API server: set --kubeconfig or KUBECONFIG, or run in a pod",
         )?,
     };
     config.default_retry = false;
@@ -64,16 +64,16 @@ pub async fn way(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// A client that goes that way, with connections of its own, and whose calls are counted.
+/// A client with this configuration and its own connections. Its calls are counted.
 ///
-/// It is kube's client but for its connections, each of which has deadlines: the library can give
-/// them none that ends idle ones.
+/// Only the connections differ from kube's client: each has deadlines, because the library has no
+/// setting that closes idle ones.
 pub fn through(config: Config, metrics: &Metrics) -> anyhow::Result<Client> {
     ensure!(
         config.proxy_url.is_none(),
         "an HTTP or SOCKS proxy on the way to the API server is not supported: unset HTTPS_PROXY and proxy-url"
     );
-    // Where there is one already, it stays.
+    // A provider that is already installed stays.
     let _ = aws_lc_rs::default_provider().install_default();
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -86,7 +86,7 @@ pub fn through(config: Config, metrics: &Metrics) -> anyhow::Result<Client> {
     connector.set_connect_timeout(config.connect_timeout);
     connector.set_read_timeout(Some(SILENCE));
     connector.set_write_timeout(Some(SILENCE));
-    // A request that is sent late on an idle connection has the whole time for its answer.
+    // A late request on an idle connection has the full time for its answer.
     connector.set_reset_reader_on_write(true);
     let http = Http::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
@@ -103,7 +103,7 @@ pub fn through(config: Config, metrics: &Metrics) -> anyhow::Result<Client> {
     Ok(ClientBuilder::new(service, config.default_namespace).with_layer(&counted).build())
 }
 
-/// Counts the calls of all who share the client, watches when they begin.
+/// Counts the calls of all clones of a client, and notes when watches begin.
 #[derive(Clone)]
 struct Counted<S> {
     inner: S,
@@ -140,13 +140,13 @@ where
     }
 }
 
-/// The resource of a call that is a watch, in the plural.
+/// Plural name of the watched resource. `None`: the call is not a watch.
 fn watched(uri: &Uri) -> Option<String> {
     let is_watch = uri.query()?.split('&').any(|part| part == "watch=true" || part == "watch=1");
     is_watch.then(|| resource_at(uri.path()).to_owned())
 }
 
-/// The resource that a path ends with.
+/// Last segment of a path: the resource's plural name.
 pub(super) fn resource_at(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }

@@ -1,10 +1,10 @@
-//! Owns time by which claims and leases are judged: since the machine started, suspension included.
+//! Clock for the terms of claims and leases: time since boot, suspension included.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Time since the machine started. It never jumps, and goes on while the machine sleeps.
+/// Time since boot (CLOCK_BOOTTIME). It never jumps, and it goes on during suspension.
 pub fn now() -> Duration {
     let time = clock_gettime(ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);

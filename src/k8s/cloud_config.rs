@@ -1,7 +1,7 @@
-//! What the `cloud-config` command reads and writes: the accounts, rights and tokens of guest clusters.
+//! Reads and writes of the `cloud-config` command: accounts, rights and tokens of guest clusters.
 //!
-//! Invariants: nothing is ever changed, only created or deleted, and deleted only as it was seen; of
-//! Secrets the content is read of one at a time, and only of the one that is asked for.
+//! Invariants: objects are only created or deleted, never changed, and deleted only in the version
+//! that was read. The content of Secrets is read one at a time, and only of the requested Secret.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -35,24 +35,25 @@ use crate::domain::credentials::guest_account::{
     Taken, Token,
 };
 
-/// How long an answer, and a connection, may take: a person waits, and nobody else.
+/// Longest wait for an answer or a connection. Only a person waits for the command.
 pub const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Until what is not served yet is asked for again.
+/// Pause between two tries to list a kind that is not yet served.
 const MOMENT: Duration = Duration::from_millis(500);
 
-/// Reads and writes them.
+/// Client for accounts, rights and tokens of guest clusters.
 pub struct Credentials {
     client: Client,
 }
 
 impl Credentials {
-    /// Nothing is sent yet.
+    /// A client that sends nothing yet.
     pub fn new(client: Client) -> Self {
         Self { client }
     }
 
-    /// The address that Harvester noted for its API server.
+    /// The address of Harvester's API server, from the ConfigMap `vip`. `None`: there is no such
+    /// ConfigMap; empty: it has no such key.
     pub async fn vip(&self) -> anyhow::Result<Option<String>> {
         let (namespace, name, key) = VIP;
         let maps = Api::<ConfigMap>::namespaced(self.client.clone(), namespace);
@@ -61,14 +62,14 @@ impl Credentials {
         Ok(map.map(|map| map.data.unwrap_or_default().remove(key).unwrap_or_default()))
     }
 
-    /// Whether there is such a namespace.
+    /// Whether the namespace exists.
     pub async fn has_namespace(&self, name: &str) -> anyhow::Result<bool> {
         let namespaces = Api::<PartialObjectMeta<Namespace>>::all(self.client.clone());
         let found = call(namespaces.get_opt(name)).await;
         Ok(found.with_context(|| format!("read Namespace {name}"))?.is_some())
     }
 
-    /// What there is, in one namespace or in all.
+    /// Accounts, bindings, tokens and rotations, in one namespace or in all.
     pub async fn survey(&self, namespace: Option<&str>) -> anyhow::Result<Survey> {
         let accounts = self.metadata::<ServiceAccount>(namespace, "").await?;
         let tokens = self.metadata::<Secret>(namespace, &format!("type={TOKEN_TYPE}")).await?;
@@ -85,7 +86,7 @@ impl Credentials {
         })
     }
 
-    /// TokenRotations, in one namespace or in all. None where the cluster does not serve them.
+    /// TokenRotations, in one namespace or in all. Empty where the cluster does not serve the kind.
     async fn rotations(&self, namespace: Option<&str>) -> anyhow::Result<Vec<Rotation>> {
         let all = scoped::<TokenRotation>(&self.client, namespace);
         let listed = async {
@@ -93,7 +94,7 @@ impl Credentials {
                 match call(all.list(&ListParams::default())).await {
                     Ok(list) => return Ok(list.items),
                     Err(error) if has_code(&error, 404) => return Ok(Vec::new()),
-                    // What has just been installed is not served for a moment.
+                    // A CRD that was just installed is not served for a moment.
                     Err(error) if has_code(&error, 429) => tokio::time::sleep(MOMENT).await,
                     Err(error) => return Err(error),
                 }
@@ -106,7 +107,7 @@ impl Credentials {
         Ok(listed.into_iter().map(rotation).collect())
     }
 
-    /// The VMs, in one namespace or in all.
+    /// VirtualMachines, in one namespace or in all.
     pub async fn machines(&self, namespace: Option<&str>) -> anyhow::Result<Vec<Machine>> {
         let machine = |meta: ObjectMeta| {
             let labels = meta.labels.unwrap_or_default();
@@ -121,7 +122,7 @@ impl Credentials {
         Ok(all.into_iter().map(machine).collect())
     }
 
-    /// What there is of one guest's credential. `names`: Secrets that may be of another type.
+    /// Existing objects of one guest's credential. `names`: Secrets that may be of another type.
     pub async fn found(&self, guest: &Guest, names: &[String]) -> anyhow::Result<Found> {
         let mut found = self.survey(Some(&guest.namespace)).await?.found(guest);
         let roles = Api::<ClusterRole>::all(self.client.clone());
@@ -154,7 +155,7 @@ impl Credentials {
         Ok(found)
     }
 
-    /// Metadata of a kind's objects, as a field selector chooses them.
+    /// Metadata of a kind's objects that match the field selector.
     async fn metadata<K>(
         &self,
         namespace: Option<&str>,
@@ -169,7 +170,7 @@ impl Credentials {
         Ok(list.items.into_iter().map(|object| object.metadata).collect())
     }
 
-    /// ClusterRoleBindings, and RoleBindings of the namespace and of those that guests share.
+    /// ClusterRoleBindings, and RoleBindings of the namespace and of the shared namespaces.
     async fn bindings(&self, namespace: Option<&str>) -> anyhow::Result<Vec<Binding>> {
         let all = Api::<ClusterRoleBinding>::all(self.client.clone());
         let list =
@@ -199,7 +200,7 @@ impl Credentials {
         self.send(request).await
     }
 
-    /// A Secret's values, each in Base64. `None`: there is no such Secret.
+    /// Values of a Secret, in Base64. `None`: no such Secret exists.
     async fn values(&self, namespace: &str, name: &str) -> Result<Option<Values>, CallError> {
         let list = Secret::url_path(&(), Some(namespace));
         let request = Request::new(list).get(name, &GetParams::default());
@@ -220,7 +221,7 @@ impl Credentials {
         self.send(request).await
     }
 
-    /// Deletes an object, if it is as it was seen.
+    /// Deletes an object, if it has not changed since it was read.
     pub async fn remove(&self, removal: &Removal) -> Result<(), CallError> {
         let preconditions = Preconditions {
             uid: Some(removal.uid.clone()),
@@ -235,12 +236,12 @@ impl Credentials {
         &self,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Result<(), CallError> {
-        // The answer is not looked at, and wiped: a Secret's holds its content.
+        // The answer is wiped unread: that of a Secret has its content.
         raw_within(PATIENCE, &self.client, request).await?.accepted().map(drop)
     }
 
-    /// A further token of the guest's account, for ten minutes, and no longer than the Secret is there. The
-    /// use of that Secret's own token would be noted there as the guest's.
+    /// A new token of the guest's account, valid for ten minutes and only while the Secret exists.
+    /// Use of the Secret's own token would be recorded on the Secret as the guest's use.
     pub async fn passing(
         &self,
         guest: &Guest,
@@ -257,11 +258,11 @@ impl Credentials {
         let answer = raw_within(PATIENCE, &self.client, request).await;
         let signed = answer.and_then(Raw::granted::<Signed>);
         let Guest { namespace, cluster } = guest;
-        let why = || format!("have a token signed of ServiceAccount {namespace}/{cluster}");
+        let why = || format!("request a token of ServiceAccount {namespace}/{cluster}");
         Ok(signed.with_context(why)?.status.token)
     }
 
-    /// What a token Secret holds. `None`: not yet, or not any more.
+    /// Token and authority of a token Secret. `None`: not yet there, or gone.
     pub async fn material(&self, namespace: &str, name: &str) -> anyhow::Result<Option<Material>> {
         let values = self.values(namespace, name).await;
         let values = values.with_context(|| format!("read Secret {namespace}/{name}"))?;
@@ -271,24 +272,24 @@ impl Credentials {
         };
         let token = Zeroizing::new(STANDARD.decode(token.as_bytes()).unwrap_or_default());
         let token = std::str::from_utf8(&token)
-            .map_err(|_| anyhow::anyhow!("Secret {namespace}/{name}: the token is no text"))?;
+            .map_err(|_| anyhow::anyhow!("Secret {namespace}/{name}: the token is not text"))?;
         let token = Zeroizing::new(token.to_owned());
         let authority = STANDARD.decode(authority.as_bytes()).unwrap_or_default();
         Ok(Some(Material { token, authority }))
     }
 }
 
-/// A Secret's values by their keys, as they are sent: wiped from memory when they are dropped.
+/// Values of a Secret by key, in Base64. Wiped from memory when dropped.
 type Values = BTreeMap<String, Zeroizing<String>>;
 
-/// What is wanted of a Secret.
+/// The fields of a Secret that are read.
 #[derive(Deserialize)]
 struct Holds {
     #[serde(default)]
     data: Option<Values>,
 }
 
-/// What is wanted of a TokenRequest.
+/// The fields of a TokenRequest that are read.
 #[derive(Deserialize)]
 struct Signed {
     status: SignedStatus,
@@ -299,7 +300,7 @@ struct SignedStatus {
     token: Zeroizing<String>,
 }
 
-/// An object with values in it.
+/// An object with the values of a Secret.
 #[derive(Serialize)]
 struct With<'a> {
     #[serde(flatten)]
@@ -308,7 +309,7 @@ struct With<'a> {
 }
 
 impl With<'_> {
-    /// In one piece of memory: a text that grows would leave its former pieces behind.
+    /// Serializes into one buffer: a buffer that grows leaves copies in memory.
     fn text(&self) -> Result<Vec<u8>, CallError> {
         let values = self.data.iter().map(|(key, value)| key.len() + value.len() + 16);
         let mut text = Vec::with_capacity(4096 + values.sum::<usize>());
@@ -317,7 +318,7 @@ impl With<'_> {
     }
 }
 
-/// The body with what every object says of itself.
+/// The body with `apiVersion`, `kind` and name.
 fn named(object: &Object, body: &Value) -> Value {
     let mut body = body.clone();
     body["apiVersion"] = json!(place(object).1);
@@ -326,7 +327,7 @@ fn named(object: &Object, body: &Value) -> Value {
     body
 }
 
-/// Where a kind's objects are, and the version of that.
+/// API path of a kind's objects, and the `apiVersion`.
 fn place(object: &Object) -> (String, String) {
     fn of<K: Resource<DynamicType = ()>>(namespace: Option<&str>) -> (String, String) {
         (K::url_path(&(), namespace), K::api_version(&()).into_owned())
@@ -381,7 +382,8 @@ fn token(meta: &ObjectMeta) -> Token {
     }
 }
 
-/// By its code: a cluster that has nothing of a group says so in plain text, without a reason.
+/// Whether the error has this status code. A cluster without the API group answers in plain text,
+/// without a reason, so the code decides.
 fn has_code(error: &CallError, code: u16) -> bool {
     match error {
         CallError::NotFound => code == 404,

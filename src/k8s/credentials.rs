@@ -1,7 +1,8 @@
-//! Credentials as they are now: where they are read, and what they are bound to.
+//! Present state of credentials: the Secrets that consumers read, and the objects that tokens are
+//! bound to.
 //!
-//! Invariants: a Secret's value is read here and not by the library, which repeats in the log what it
-//! cannot read; time is the API server's.
+//! Invariants: a Secret's value is parsed here and not by the library, whose errors quote text that
+//! it cannot parse in the log; time is the API server's.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,7 @@ use crate::domain::credentials::rotation::target_secret::Content;
 use crate::domain::credentials::token::Token;
 use crate::metrics::Metrics;
 
-/// The API server's clock, as last heard.
+/// Clock of a server, from the last answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     said: Seconds,
@@ -39,24 +40,24 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// This machine's, where nothing was heard.
+    /// Clock of this machine, for use without an answer's date.
     pub fn local() -> Self {
         Self { said: chrono::Utc::now().timestamp(), at: Instant::now() }
     }
 
-    /// Another server's, which was heard just now.
+    /// Clock of another server that has just sent this time, in seconds since the epoch.
     pub fn heard(said: Seconds) -> Self {
         Self { said, at: Instant::now() }
     }
 
-    /// The time there, now.
+    /// Present time of that server, in seconds since the epoch.
     pub fn now(&self) -> Seconds {
         let since = i64::try_from(self.at.elapsed().as_secs()).unwrap_or_default();
         self.said + since
     }
 }
 
-/// An answer as it came.
+/// An answer before it is parsed.
 pub(super) struct Raw {
     code: u16,
     date: Option<Seconds>,
@@ -64,14 +65,14 @@ pub(super) struct Raw {
 }
 
 impl Raw {
-    /// What is wanted of the object, or why there is none.
+    /// The parsed object. The error says why there is none.
     pub(super) fn granted<T: DeserializeOwned>(self) -> Result<T, CallError> {
         let answer = self.accepted()?;
-        // What it is, is not repeated: it may be secret.
-        serde_json::from_slice(&answer.body).map_err(|_| answer.failed("no JSON"))
+        // The parse error is not passed on: it may quote a secret.
+        serde_json::from_slice(&answer.body).map_err(|_| answer.failed("not JSON"))
     }
 
-    /// Itself, or why the request was refused.
+    /// The answer itself, if it is a success. The error says why the request was refused.
     pub(super) fn accepted(self) -> Result<Self, CallError> {
         if (200..300).contains(&self.code) {
             return Ok(self);
@@ -92,7 +93,7 @@ impl Raw {
     }
 }
 
-/// One call, answered with whatever came.
+/// Sends one call and returns its answer, whatever the status.
 pub(super) async fn raw(
     client: &Client,
     request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
@@ -100,7 +101,7 @@ pub(super) async fn raw(
     raw_within(CALL_DEADLINE, client, request).await
 }
 
-/// The same, under a deadline of its own.
+/// Sends one call under another deadline.
 pub(super) async fn raw_within(
     deadline: Duration,
     client: &Client,
@@ -119,7 +120,7 @@ pub(super) async fn raw_within(
     call_within(deadline, answer).await
 }
 
-/// Reads, each under the deadline of one call.
+/// Reads of credentials, each under the deadline of one call.
 #[derive(Clone)]
 pub struct Credentials {
     client: Client,
@@ -128,19 +129,20 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Reads with this client's rights. `config` is the way that it goes.
+    /// A reader with this client's rights. `config` is the client's configuration.
     pub fn new(client: Client, config: Config, metrics: Metrics) -> Self {
         Self { client, config, metrics }
     }
 
-    /// Watches TokenRotations everywhere until dropped.
+    /// Watches TokenRotations in all namespaces until dropped.
     pub async fn watch(&self, on_event: impl FnMut(Event<Guard<TokenRotation>>)) {
         let api = Api::<Guard<TokenRotation>>::all(self.client.clone());
         let config = watcher::Config::default();
         informer::run_if_served(api, config, "TokenRotation", &self.metrics, on_event, || ()).await;
     }
 
-    /// Watches what Secrets of a namespace are called, or that one, not what they hold, until dropped.
+    /// Watches the metadata of Secrets in a namespace, or of the named one, until dropped. Contents
+    /// are not read.
     pub async fn watch_secrets(
         &self,
         namespace: &str,
@@ -155,7 +157,7 @@ impl Credentials {
         informer::run(api, config, "Secret", &self.metrics, on_event).await;
     }
 
-    /// A TokenRotation as the server has it. `None`: there is none.
+    /// The TokenRotation as the API server has it now. `None`: it does not exist.
     pub async fn rotation(
         &self,
         namespace: &str,
@@ -169,7 +171,7 @@ impl Credentials {
         }
     }
 
-    /// What a Secret has under a key, and the time.
+    /// Content of a Secret under a key, and the server's clock. `None`: the Secret does not exist.
     pub async fn secret(
         &self,
         namespace: &str,
@@ -187,7 +189,8 @@ impl Credentials {
         }
     }
 
-    /// UID of the Secret that a credential is bound to. One that was not made for the rotation is refused.
+    /// UID of the Secret that a credential is bound to. A Secret that was not created for the
+    /// rotation is refused.
     pub async fn bond(
         &self,
         namespace: &str,
@@ -198,8 +201,8 @@ impl Credentials {
         let bond = call(api.get_metadata(name)).await?;
         if bond.labels().get(LABEL_ROTATION).is_none_or(|made_for| made_for != rotation) {
             let why = format!(
-                "Secret {namespace}/{name} is another owner's: without the label {LABEL_ROTATION}={rotation} \
-                 nothing is bound to it: delete it, or leave it and wait for the next name"
+                "Secret {namespace}/{name} belongs to another owner: without the label {LABEL_ROTATION}={rotation} \
+                 no token is bound to it: delete it, or wait for the next name"
             );
             let status = Status::failure(&why, "Invalid").with_code(422);
             return Err(kube::Error::Api(status.boxed()).into());
@@ -207,7 +210,7 @@ impl Credentials {
         Ok(bond.uid().unwrap_or_default())
     }
 
-    /// The names of all that a rotation has made and that are there.
+    /// Names of the Secrets that were created for a rotation and exist.
     pub async fn made_by(&self, namespace: &str, rotation: &str) -> Result<Vec<String>, CallError> {
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
         let labelled = ListParams::default().labels(&format!("{LABEL_ROTATION}={rotation}"));
@@ -215,8 +218,8 @@ impl Credentials {
         Ok(list.items.iter().map(kube::ResourceExt::name_any).collect())
     }
 
-    /// Fails if this operator has no right to tokens of the account. A user who may create a Secret gets any
-    /// account's token in it, which no right prevents.
+    /// Fails if this operator has no right to create tokens of the account. The API server itself
+    /// does not check that right: a client that may create a Secret gets any account's token in it.
     pub async fn check_right_to_sign(
         &self,
         namespace: &str,
@@ -244,7 +247,7 @@ impl Credentials {
         Err(kube::Error::Api(Status::failure(&why, "Forbidden").with_code(403).boxed()).into())
     }
 
-    /// The way that this operator goes itself.
+    /// Server and authorities that this operator itself uses.
     pub fn own_way(&self) -> Reach {
         let mut pem = String::new();
         for certificate in self.config.root_cert.iter().flatten() {
@@ -264,7 +267,7 @@ impl Credentials {
 fn content(secret: &Value, key: &str) -> Content {
     let value = secret["data"][key].as_str().and_then(|text| STANDARD.decode(text).ok());
     let value = value.map(|bytes| {
-        // What is no text is no token; it is not told from an empty one.
+        // A value that is not text is not a token; it counts as empty.
         Token::new(String::from_utf8(bytes).unwrap_or_default())
     });
     let version = secret["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();

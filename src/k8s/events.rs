@@ -1,6 +1,6 @@
-//! Kubernetes Events: best effort, from a bounded queue, at a rate that never competes with
-//! the addresses themselves. Namespaces take turns, so that no tenant's warnings hold back another's.
-//! What the budget refuses is counted.
+//! Kubernetes Events: best effort, from a bounded queue, at a rate that does not slow the writes of
+//! addresses. Namespaces take turns, so that no tenant's warnings delay another's. Events beyond
+//! the budget are counted.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -14,14 +14,14 @@ use crate::domain::limits::fair_queue::FairQueue;
 use crate::domain::load_balancer::bounds::cut;
 use crate::metrics::Metrics;
 
-/// Events written in a row after a rest.
+/// Events that may be written in a row after a pause.
 const BURST: u32 = 20;
-/// Bytes of a note at most: the API server refuses an Event with more.
+/// Longest note in bytes: the API server refuses an Event with a longer one.
 const LONGEST_NOTE: usize = 1024;
-/// Time that earns one more Event.
+/// Time after which one more Event may be written.
 const EARN: Duration = Duration::from_millis(500);
 
-/// Hands Events over without waiting.
+/// Sender of Events. Does not wait for the API server.
 #[derive(Clone)]
 pub struct Events {
     queue: Arc<Queue>,
@@ -31,7 +31,7 @@ pub struct Events {
 #[derive(Default)]
 struct Queue {
     waiting: Mutex<FairQueue<(Event, ObjectReference)>>,
-    /// One more waits, or nobody can send any more.
+    /// Notified when an Event is queued, and when the last sender is dropped.
     news: Arc<Notify>,
 }
 
@@ -48,7 +48,7 @@ impl Drop for Queue {
 }
 
 impl Events {
-    /// Starts the writer. It ends with the last handle.
+    /// Starts the writer. It ends when the last clone is dropped.
     pub fn start(client: Client, me: &str, metrics: Metrics) -> Self {
         let queue = Arc::<Queue>::default();
         let reporter = Reporter {
@@ -60,12 +60,12 @@ impl Events {
         Self { queue, metrics }
     }
 
-    /// Something went as it should.
+    /// Sends an Event of type Normal: an expected change.
     pub fn normal(&self, object: ObjectReference, reason: &str, note: String) {
         self.send(EventType::Normal, object, reason, note);
     }
 
-    /// Something needs somebody's attention.
+    /// Sends an Event of type Warning: an admin or user should act.
     pub fn warning(&self, object: ObjectReference, reason: &str, note: String) {
         self.send(EventType::Warning, object, reason, note);
     }
@@ -101,7 +101,7 @@ async fn write(queue: Weak<Queue>, news: Arc<Notify>, recorder: Recorder, metric
             u32::try_from(earned.elapsed().as_millis() / EARN.as_millis()).unwrap_or(BURST);
         budget = budget.saturating_add(periods).min(BURST);
         earned += EARN * periods;
-        // A flood of good news is dropped; a warning waits for its turn.
+        // Without budget, Normal Events are dropped; a Warning waits for its turn.
         if budget == 0 {
             if event.type_ == EventType::Normal {
                 metrics.events_dropped.inc();
@@ -123,7 +123,7 @@ async fn write(queue: Weak<Queue>, news: Arc<Notify>, recorder: Recorder, metric
 mod tests {
     use super::*;
 
-    /// The API server counts bytes, not characters.
+    /// The API server's limit counts bytes, not characters.
     #[test]
     fn a_long_note_is_cut_and_what_finds_no_room_is_counted() {
         let events = Events { queue: Arc::default(), metrics: Metrics::new().unwrap() };

@@ -1,7 +1,7 @@
-//! Objects that may not fit their type: one that does not costs nobody else anything.
+//! Objects that may not fit their type: an object that does not fit affects no other object.
 //!
-//! The library's own guard copies every object twice, as a tree of values, before it looks at
-//! it. That was most of what reading VMs cost. Here the text is kept until it has been read.
+//! The library's own guard copies every object twice, as a tree of values, before it parses it.
+//! That was most of the cost of reading VMs. This one keeps the text until it has been parsed.
 
 use kube::Resource;
 use kube::core::{ObjectMeta, PartialObjectMeta};
@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use crate::domain::load_balancer::bounds::{LONGEST_TEXT, cut};
 
-/// An object, or what can be said of it.
+/// An object, or the reason why it does not fit its type.
 #[derive(Clone, Debug)]
 pub struct Guard<K>(pub Result<K, Misfit>);
 
@@ -19,9 +19,9 @@ pub struct Guard<K>(pub Result<K, Misfit>);
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Misfit {
-    /// What it is called.
+    /// Metadata of the object.
     pub metadata: ObjectMeta,
-    /// What does not fit.
+    /// Parse error, cut to [`LONGEST_TEXT`].
     pub error: String,
 }
 
@@ -33,7 +33,7 @@ impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Guard<K> {
             Err(error) => {
                 let PartialObjectMeta::<K> { metadata, .. } =
                     serde_json::from_str(text.get()).map_err(D::Error::custom)?;
-                // It repeats what does not fit.
+                // The error quotes the text that does not fit.
                 let error = cut(error.to_string(), LONGEST_TEXT);
                 Ok(Self(Err(Misfit { metadata, error })))
             }
@@ -78,7 +78,7 @@ mod tests {
         })
     }
 
-    /// As the API server writes watches and lists.
+    /// Events and lists in the form that the API server sends.
     #[test]
     fn in_watches_and_lists_one_that_does_not_fit_is_told_apart() {
         let event = format!(r#"{{"type":"MODIFIED","object":{}}}"#, lb("web"));

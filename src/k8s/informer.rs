@@ -1,6 +1,6 @@
-//! One list-and-watch, told as events to a function, with its own backoff.
+//! A single list-and-watch that passes events to a function, with its own backoff.
 //!
-//! Shared reflector streams are avoided on purpose: they never report deletions.
+//! Shared reflector streams are not used on purpose: they never report deletions.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -16,12 +16,12 @@ use serde::de::DeserializeOwned;
 use super::client::resource_at;
 use crate::metrics::Metrics;
 
-/// Duration of a watch, in seconds. The API server says where it is two seconds before a watch ends,
-/// so a connection on which more than [`super::SILENCE`] passes without a word is dead. The next
-/// watch goes on from there: that costs one call and no list.
+/// Duration of a watch, in seconds. The API server sends a bookmark two seconds before a watch
+/// ends, so a connection without data for more than [`super::SILENCE`] is dead. The next watch
+/// resumes from the bookmark: that costs one call and no list.
 pub const WATCH_SECONDS: u32 = 8;
 
-/// Watches until dropped. `on_event` is called in order, and must not block.
+/// Watches until dropped. Calls `on_event` in order; it must not block.
 pub async fn run<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -34,7 +34,8 @@ pub async fn run<K>(
     run_if_served(api, config, kind, metrics, on_event, || ()).await;
 }
 
-/// The same, and tells each time that the cluster turns out not to serve the kind.
+/// Watches as [`run`] does, and calls `not_served` each time that the cluster does not serve the
+/// kind.
 pub async fn run_if_served<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -53,7 +54,7 @@ pub async fn run_if_served<K>(
     run_or_tell(api, config, kind, metrics, on_event, refused).await;
 }
 
-/// The same, and tells each time that the list is refused.
+/// Watches as [`run`] does, and calls `refused` each time that the list is refused.
 pub async fn run_or_tell<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -64,7 +65,7 @@ pub async fn run_or_tell<K>(
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    // Named before it begins: a watch that is dropped, with a term for example, is not overdue.
+    // Created before the watch: a watch that is dropped, with a term for example, is not overdue.
     let watched = Watched { metrics, resource: resource_at(api.resource_url()).to_owned() };
     let events = watcher::watcher(api, config.timeout(WATCH_SECONDS)).backoff(backoff());
     let mut events = std::pin::pin!(events);
@@ -83,7 +84,10 @@ pub async fn run_or_tell<K>(
             if is_unserved(status) {
                 metrics.watches.forget(&watched.resource);
                 if served {
-                    tracing::info!(kind, "not served by this cluster; seen as soon as it is");
+                    tracing::info!(
+                        kind,
+                        "not served by this cluster; the watch starts as soon as it is"
+                    );
                 }
                 served = false;
                 continue;
@@ -94,7 +98,7 @@ pub async fn run_or_tell<K>(
     }
 }
 
-/// A resource while it is watched.
+/// Registration of a watched resource in the metrics, until dropped.
 struct Watched<'a> {
     metrics: &'a Metrics,
     resource: String,
@@ -106,21 +110,21 @@ impl Drop for Watched<'_> {
     }
 }
 
-/// Whether the cluster has no such kind. Where it has nothing of the group, the answer is plain text
-/// without a reason.
+/// Whether the cluster does not serve the kind. Without any kind of the group, the answer is plain
+/// text without a reason.
 fn is_unserved(status: &Status) -> bool {
     status.code == 404
 }
 
-/// Delays between failures in a row, of at most [`LAST_DELAY`] and some jitter.
+/// Delays between consecutive failures, of at most [`LAST_DELAY`] and some jitter.
 ///
-/// The library's own begin at 800 ms. An API server that has just been given a CRD refuses the
-/// first watch and takes the next one a moment later: a guest need not wait a second for that.
+/// The library's own delays begin at 800 ms. An API server that has just received a CRD refuses the
+/// first watch and accepts the next one a moment later: a guest need not wait a second for that.
 struct Delays(ResetTimerBackoff<watcher::ExponentialBackoff>);
 
-/// Every kind is asked for this often while it cannot be listed, and seen so soon when it can.
+/// Longest delay: how often each kind is tried while it cannot be listed.
 const LAST_DELAY: Duration = Duration::from_secs(3);
-/// A failure so long after the one before is the first one again.
+/// Time after a failure from which the next failure counts as the first one again.
 const FORGIVEN: Duration = Duration::from_secs(30);
 
 impl Iterator for Delays {
@@ -132,8 +136,8 @@ impl Iterator for Delays {
 }
 
 impl Backoff for Delays {
-    /// Asked for at each event that is no error, and a list that fails begins with such an event:
-    /// only time counts.
+    /// Does nothing. The library calls it at each event that is not an error, and a list that fails
+    /// begins with such an event, so only the time may reset the delays.
     fn reset(&mut self) {}
 }
 
@@ -155,7 +159,7 @@ mod tests {
     fn what_fails_again_and_again_is_asked_for_ever_less() {
         let mut delays = backoff();
         let mut next = || {
-            // As the library does before each list.
+            // The library does this before each list.
             delays.reset();
             delays.next().unwrap()
         };

@@ -1,9 +1,10 @@
-//! What admission needs of the API server: its Secret, the configurations that lead to it, and who
-//! this operator is.
+//! Objects in the API server that admission needs: its Secret, the webhook configurations, and this
+//! operator's own user name.
 //!
-//! Invariants: single objects by name, which is all that the rights in `config/rbac` allow; none is
-//! made or deleted here; every write carries the resourceVersion that it was decided from. Not a leader's: every replica
-//! serves admission, and the same wants come from each.
+//! Invariants: single objects by name, because the rights in `config/rbac` allow no more; no object
+//! is created or deleted here; every write carries the resourceVersion that it was decided from.
+//! Leadership is not needed: every replica serves admission, and all replicas want the same
+//! content.
 
 use std::collections::BTreeMap;
 
@@ -29,18 +30,18 @@ use crate::api::LABEL_SERVICE_NAME;
 use crate::domain::admission::webhook_configuration::{CONFIGURATION, CRD, Owner, Part};
 use crate::metrics::Metrics;
 
-/// The Secret that the replicas share.
+/// Name of the Secret that the replicas share.
 pub const SECRET: &str = "harvester-guest-operator-admission";
 
-/// The Secret's content.
+/// Content and version of the Secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Sealed {
-    /// What it holds.
+    /// Values by key.
     pub data: BTreeMap<String, Vec<u8>>,
     version: String,
 }
 
-/// Something was seen. `None`: it is not there.
+/// An observed object. `None`: it does not exist.
 #[derive(Clone)]
 pub enum Look {
     /// The Secret.
@@ -49,7 +50,7 @@ pub enum Look {
     Configuration(Part, Option<Value>),
 }
 
-/// Reads and writes these objects.
+/// Client for these objects.
 #[derive(Clone)]
 pub struct Installation {
     client: Client,
@@ -58,12 +59,12 @@ pub struct Installation {
 }
 
 impl Installation {
-    /// Nothing is sent yet. The Secret is in that namespace.
+    /// A client that sends nothing yet. `namespace` is the Secret's.
     pub fn new(client: Client, namespace: &str, metrics: Metrics) -> Self {
         Self { client, namespace: namespace.to_owned(), metrics }
     }
 
-    /// Watches all of it. What is there first is told as well.
+    /// Watches all of these objects. Existing ones are reported first.
     pub fn watch(&self) -> mpsc::UnboundedReceiver<Look> {
         let (looks, seen) = mpsc::unbounded_channel();
         let tell = looks.clone();
@@ -101,15 +102,15 @@ impl Installation {
         Ok(call(self.secrets().get_opt(SECRET)).await?.map(sealed))
     }
 
-    /// Writes the Secret's content over the one that was seen. It is not made here: to make one
-    /// takes a right to make any, such as one with another account's token.
+    /// Writes the Secret's content over the version that was read. The Secret is not created here:
+    /// that needs the right to create any Secret, such as one with another account's token.
     pub async fn write_secret(
         &self,
         seen: Option<&Sealed>,
         data: BTreeMap<String, Vec<u8>>,
     ) -> Result<Sealed, CallError> {
         let seen = seen.ok_or(CallError::Missing("Secret", SECRET))?;
-        // In a merge patch, what goes must be named.
+        // In a merge patch, removed keys must be named.
         let gone = seen.data.keys().map(|key| (key.clone(), None));
         let kept = data.into_iter().map(|(key, value)| (key, Some(ByteString(value))));
         let data: BTreeMap<String, Option<ByteString>> = gone.chain(kept).collect();
@@ -119,7 +120,7 @@ impl Installation {
         Ok(sealed(self.count("Secret", written)?))
     }
 
-    /// Writes a configuration: a merge patch over the one that is stored.
+    /// Writes a configuration, as a merge patch over the stored one.
     pub async fn write(&self, part: Part, content: &Value) -> Result<Value, CallError> {
         match part {
             Part::Validating => {
@@ -137,7 +138,7 @@ impl Installation {
         self.count(part.kind(), written).map(|object| value(&object))
     }
 
-    /// A configuration as the API server has it now.
+    /// The configuration as the API server has it now. `None`: it does not exist.
     pub async fn read(&self, part: Part) -> Result<Option<Value>, CallError> {
         let client = self.client.clone();
         let name = name(part);
@@ -157,13 +158,14 @@ impl Installation {
         })
     }
 
-    /// The ClusterRole by that name, as an owner of others.
+    /// The ClusterRole with this name, as an owner reference for other objects. `None`: it does not
+    /// exist.
     pub async fn owner(&self, name: &str) -> Result<Option<Owner>, CallError> {
         let role = call(Api::<ClusterRole>::all(self.client.clone()).get_opt(name)).await?;
         Ok(role.and_then(|role| role.uid()).map(|uid| Owner { name: name.to_owned(), uid }))
     }
 
-    /// Whether a Service leads to somebody who is ready.
+    /// Whether a Service has a ready endpoint.
     pub async fn is_served(&self, namespace: &str, name: &str) -> Result<bool, CallError> {
         let slices = Api::<EndpointSlice>::namespaced(self.client.clone(), namespace);
         let of = ListParams::default().labels(&format!("{LABEL_SERVICE_NAME}={name}"));
@@ -174,7 +176,7 @@ impl Installation {
             .any(|endpoint| endpoint.conditions.is_some_and(|is| is.ready.unwrap_or(true))))
     }
 
-    /// The name by which the API server knows this operator.
+    /// User name of this operator in the API server. `None`: the server does not report it.
     pub async fn me(&self) -> Result<Option<String>, CallError> {
         let api = Api::<SelfSubjectReview>::all(self.client.clone());
         let asked = SelfSubjectReview::default();
@@ -194,7 +196,7 @@ impl Installation {
     }
 }
 
-/// A cluster-wide kind.
+/// A cluster-scoped kind.
 trait Named:
     Resource<DynamicType = (), Scope = k8s_openapi::ClusterResourceScope>
     + Clone
@@ -218,7 +220,7 @@ fn name(part: Part) -> &'static str {
     }
 }
 
-/// One object, told as it comes and goes.
+/// Watches one object by name, and calls `tell` with each new state. `None`: it does not exist.
 async fn single<K>(
     api: Api<K>,
     name: &str,
@@ -246,7 +248,8 @@ fn sealed(secret: Secret) -> Sealed {
     Sealed { data: data.into_iter().map(|(key, value)| (key, value.0)).collect(), version }
 }
 
-/// What decisions need of a configuration. A CRD's schemas are most of it, and no part of it.
+/// The fields of a configuration that decisions use. The schemas of a CRD, most of its size, are
+/// not among them.
 fn value(object: &impl Serialize) -> Value {
     let mut value = serde_json::to_value(object).unwrap_or_default();
     let versions = value.pointer_mut("/spec/versions").and_then(Value::as_array_mut);

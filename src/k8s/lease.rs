@@ -1,14 +1,15 @@
-//! Leadership, held on the Lease that the Go controller uses, so that the two exclude each
-//! other. The rules are in [`crate::domain::leader_election`]; this file carries them out.
+//! Leadership by the Lease that the Go controller uses, so that the two exclude each other. The
+//! rules are in [`crate::domain::leader_election`]; this file applies them.
 //!
-//! [`Leadership`] is a dated claim: whoever writes asks [`Leadership::is_current`] at the
-//! moment of writing, and a claim that could not be renewed ends by itself. [`Claim`] says whether another
-//! process has been seen to have it since. Times are of a clock that goes on while the machine sleeps: others
-//! do not wait for a machine to wake.
+//! [`Leadership`] is a claim with an expiry: each writer checks [`Leadership::is_current`] at the
+//! moment of writing, and a claim that could not be renewed ends by itself. [`Claim`] says whether
+//! another process was observed to hold the Lease since then. Times come from a clock that goes on
+//! during suspension: other processes do not wait for a suspended machine.
 //!
-//! All replicas read the Lease anyway, so it also carries what the leader asks the others, and an answer
-//! ([`Notes`]). A question rides on a renewal. An answer is a write of its own, and counts as a sign of the
-//! leader's life: a leader that dies in that moment is missed for one duration longer.
+//! All replicas read the Lease anyway, so it also carries a question of the leader to the others,
+//! and an answer ([`Notes`]). A question is sent with a renewal. An answer is a separate write, and
+//! counts as a sign of the leader's life: if the leader dies at that moment, its absence is noticed
+//! one lease duration later.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,31 +27,32 @@ use super::{CallError, clock};
 use crate::api::{ANNOTATION_LEASE_ANSWER, ANNOTATION_LEASE_OPERATOR, ANNOTATION_LEASE_QUESTION};
 use crate::domain::leader_election::{Action, LeaseSeen, Observer, Pace, RETRY, StoreWentBack};
 
-/// Calls about the Lease that must fail in a row, with the claim over, before the API server counts as
-/// silent. One may just have been under way when this process stood still.
+/// Consecutive failed calls about the Lease, with the claim expired, after which the API server
+/// counts as silent. A single call may have been under way while this process was frozen.
 const SILENT: u32 = 2;
 
-/// State of this process's claim, once it was current.
+/// State of this process's claim on the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// Never current, or another process was seen to take it.
+    /// Never current, or another process was observed to take the Lease.
     Lost,
-    /// Over, because the API server does not answer: who has it now, if another has, is not known.
+    /// Expired, because the API server does not answer: whether another process has the Lease is
+    /// unknown.
     Silent,
-    /// Current, or was a moment ago and is asked for.
+    /// Current, or expired a moment ago while a renewal is being tried.
     Held,
 }
 
-/// Messages of replicas to each other by the Lease.
+/// Messages between replicas, as annotations of the Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
-    /// Question of the leader.
+    /// Question of the leader. `None`: none.
     pub question: Option<String>,
-    /// Answer of another replica.
+    /// Answer of another replica. `None`: none.
     pub answer: Option<String>,
 }
 
-/// This process's claim to lead.
+/// Leadership of this process.
 #[derive(Debug)]
 pub struct Leadership {
     started: Duration,
@@ -60,13 +62,13 @@ pub struct Leadership {
     claim: watch::Sender<Claim>,
     /// Holder of the Lease, if it is another controller than this operator.
     other: watch::Sender<Option<String>>,
-    /// When the keeper last finished a round, in milliseconds since `started`.
+    /// End of the keeper's last round, in milliseconds since `started`.
     last_round: AtomicU64,
-    /// The notes as last read.
+    /// Notes as last read from the Lease.
     read: watch::Sender<Notes>,
-    /// Message of this process: the question while it leads, the answer while it does not.
+    /// Messages of this process: the question while it leads, the answer while it does not.
     said: Mutex<Notes>,
-    /// Wakes the keeper: there is a message.
+    /// Wakes the keeper when there is a message to send.
     news: Notify,
 }
 
@@ -92,34 +94,34 @@ impl Leadership {
         self.now() < Duration::from_millis(self.until.load(Ordering::Acquire))
     }
 
-    /// Tells of every change of leadership.
+    /// Reports every change of leadership.
     pub fn subscribe(&self) -> watch::Receiver<bool> {
         self.leading.subscribe()
     }
 
-    /// Tells what becomes of the claim.
+    /// Reports every change of the claim.
     pub fn claim(&self) -> watch::Receiver<Claim> {
         self.claim.subscribe()
     }
 
-    /// Tells who holds the Lease whenever that is another controller than this operator. It may
-    /// write what a leader writes.
+    /// Reports the holder of the Lease if that is another controller than this operator. Such a
+    /// controller may write the objects that a leader writes.
     pub fn other_controller(&self) -> watch::Receiver<Option<String>> {
         self.other.subscribe()
     }
 
-    /// Tells what replicas say to each other.
+    /// Reports the replicas' messages to each other.
     pub fn notes(&self) -> watch::Receiver<Notes> {
         self.read.subscribe()
     }
 
-    /// Has the Lease carry this question, or none, while this process leads.
+    /// Sends this question with the next renewal, or removes it, while this process leads.
     pub fn ask(&self, question: Option<String>) {
         self.said().question = question;
         self.news.notify_one();
     }
 
-    /// Has the Lease carry this answer once, unless this process leads.
+    /// Writes this answer to the Lease once, unless this process leads.
     pub fn answer(&self, answer: String) {
         self.said().answer = Some(answer);
         self.news.notify_one();
@@ -142,12 +144,12 @@ impl Leadership {
         notes
     }
 
-    /// How long ago the Lease was last looked at.
+    /// Time since the Lease was last read.
     pub fn silence(&self) -> Duration {
         self.now().saturating_sub(Duration::from_millis(self.last_round.load(Ordering::Relaxed)))
     }
 
-    /// Whether the Lease has been looked at.
+    /// Whether the Lease has been read.
     pub fn looked(&self) -> bool {
         self.last_round.load(Ordering::Relaxed) > 0
     }
@@ -159,7 +161,8 @@ impl Leadership {
     fn hold_until(&self, until: Duration) {
         let millis = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
         self.until.store(millis, Ordering::Release);
-        // One that waited without a claim hears of it also where another was never seen to have it.
+        // A waiter without a claim is notified even if no other process was observed to hold the
+        // Lease.
         if self.leading.send_if_modified(|leading| !std::mem::replace(leading, true)) {
             self.claim.send_replace(Claim::Held);
         }
@@ -185,15 +188,15 @@ impl Leadership {
     }
 }
 
-/// Consequence of a look at the Lease.
+/// Result of one round.
 enum Next {
-    /// Another look, after this pause.
+    /// The next round starts after this pause.
     Pause(Duration),
-    /// The end of the process.
+    /// The process must end.
     End(StoreWentBack),
 }
 
-/// Keeps, or competes for, one Lease.
+/// Renews, or competes for, one Lease.
 #[derive(Clone)]
 pub struct Keeper {
     api: Api<Lease>,
@@ -203,12 +206,13 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// `me` must be unique to this process.
+    /// A keeper of the Lease. `me` must be unique to this process.
     pub fn new(client: Client, (namespace, name): (&str, &str), me: String, pace: Pace) -> Self {
         Self { api: Api::namespaced(client, namespace), name: name.to_owned(), me, pace }
     }
 
-    /// Competes until dropped, or until the API server's store goes back: then the process is to end.
+    /// Competes until dropped, or until the API server's store goes back in time: then the process
+    /// must end.
     pub async fn run(&self, leadership: &Leadership) -> StoreWentBack {
         let mut observer = Observer::default();
         let deadline = self.pace.deadline();
@@ -229,11 +233,11 @@ impl Keeper {
                 Ok(Ok(Next::End(back))) => return back,
                 Ok(Err(CallError::Conflict)) => Duration::ZERO,
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, lease = self.name, "cannot reach the lease");
+                    tracing::warn!(%error, lease = self.name, "cannot read or write the lease");
                     RETRY
                 }
                 Err(_) => {
-                    tracing::warn!(lease = self.name, "no answer about the lease");
+                    tracing::warn!(lease = self.name, "no answer to a call about the lease");
                     Duration::ZERO
                 }
             };
@@ -245,7 +249,7 @@ impl Keeper {
         }
     }
 
-    /// Waits, and notices within the wait that the claim ran out.
+    /// Waits. Ends the leadership if the claim expires meanwhile.
     async fn pause(&self, leadership: &Leadership, pause: Duration) {
         let wake = leadership.now() + pause;
         let until = Duration::from_millis(leadership.until.load(Ordering::Acquire));
@@ -318,8 +322,8 @@ impl Keeper {
             }
         }
         if *leadership.leading.borrow() && !leadership.is_current() {
-            // Renewed too late. What was to be written in between was refused, and is left to the
-            // next term: so this one ends, and the next round begins that.
+            // Renewed too late. Writes in between were refused, and are left to the next term: so
+            // this term ends, and the next round begins a new one.
             self.lapse(leadership);
             return Ok(Next::Pause(Duration::ZERO));
         }
@@ -331,7 +335,7 @@ impl Keeper {
         Ok(Next::Pause(self.pace.renew_every()))
     }
 
-    /// Writes what this process answers, if it does, in the version of the Lease that it read.
+    /// Writes this process's answer, if it has one, to the version of the Lease that it read.
     async fn give_answer(
         &self,
         lease: Option<Lease>,
@@ -346,7 +350,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Gives the Lease back, so that the next leader need not wait for it to expire.
+    /// Releases the Lease, so that the next leader need not wait for it to expire.
     pub async fn release(&self, leadership: &Leadership) {
         if !*leadership.leading.borrow() {
             return;
@@ -363,12 +367,14 @@ impl Keeper {
             Ok::<(), kube::Error>(())
         };
         match super::call(given_back).await {
-            Ok(()) => tracing::info!(lease = self.name, "lease given back"),
-            Err(error) => tracing::warn!(%error, lease = self.name, "lease left to expire"),
+            Ok(()) => tracing::info!(lease = self.name, "lease released"),
+            Err(error) => {
+                tracing::warn!(%error, lease = self.name, "lease not released; it expires by itself");
+            }
         }
     }
 
-    /// What tells this operator's replicas from another controller that holds the Lease.
+    /// Annotation that marks the holder as a replica of this operator, not another controller.
     fn mark(&self) -> (String, String) {
         (ANNOTATION_LEASE_OPERATOR.to_owned(), self.me.clone())
     }
@@ -387,7 +393,7 @@ impl Keeper {
     }
 }
 
-/// The answer goes with the question that it is to.
+/// Sets or removes the question. A new question removes the answer to the old one.
 fn put_question(annotations: &mut BTreeMap<String, String>, question: Option<String>) {
     if annotations.get(ANNOTATION_LEASE_QUESTION) != question.as_ref() {
         annotations.remove(ANNOTATION_LEASE_ANSWER);

@@ -1,11 +1,12 @@
-//! The only room that talks to the API server: informers, guarded writes, events, the Lease.
+//! The only module that talks to the API server: informers, guarded writes, Events, the Lease.
 //!
-//! Invariants: every call has a deadline; every write is refused here when this process does not lead,
-//! but the Lease's, admission's, those of the `cloud-config` and `takeover` commands and the condition that names
-//! another controller that leads; every write rests on a resourceVersion, so that a decision made from
-//! an old view is refused by the server instead of carried out.
+//! Invariants: every call has a deadline; every write is refused here when this process does not
+//! lead, except those of the Lease, of admission, of the `cloud-config` and `takeover` commands, and
+//! the condition that names another controller as the leader; [`write::Writer::check_leadership`]
+//! refuses writes in a Rancher likewise; every write here rests on a resourceVersion, so that the
+//! server refuses a decision made from a stale view.
 
-/// What a wrapper of objects says of their kind: the same as the wrapped type, named here.
+/// Implements a wrapper's kind by that of the wrapped type.
 macro_rules! kind_of {
     ($wrapped:ident) => {
         type DynamicType = <$wrapped as Resource>::DynamicType;
@@ -50,38 +51,39 @@ pub mod write;
 
 use std::time::Duration;
 
-/// The longest that one call may take before its outcome counts as unknown.
+/// Deadline of one call. After it, the outcome counts as unknown.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The longest that a connection to the API server may be silent while something is awaited from
-/// it. Calls have shorter deadlines of their own; this one ends lists and watches.
+/// Longest silence of a connection to the API server while an answer is due. Calls have shorter
+/// deadlines of their own; this one ends lists and watches.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
-/// Why a call failed, as far as the caller must know.
+/// Why a call failed, as far as callers distinguish it.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// Somebody else changed or created the object first (409).
-    #[error("the object was changed by somebody else")]
+    /// A conflict: another client changed or created the object first (409).
+    #[error("the object was changed by another client")]
     Conflict,
-    /// There is no such object, or no such subresource (404).
+    /// The object or the subresource does not exist (404).
     #[error("not found")]
     NotFound,
-    /// An object that is installed with the operator, of this kind and name, is not there.
-    #[error("{0} {1} is missing: helm upgrade, or kubectl apply -f config/rbac, puts it back")]
+    /// An object that is installed with the operator is missing: kind and name.
+    #[error("{0} {1} is missing: helm upgrade, or kubectl apply -f config/rbac, restores it")]
     Missing(&'static str, &'static str),
     /// This process does not lead.
     #[error("not the leader")]
     NotLeader,
-    /// Refused, or the outcome is unknown.
+    /// The call was refused, or its outcome is unknown.
     #[error(transparent)]
     Other(Box<kube::Error>),
-    /// No answer in time: the outcome is unknown.
+    /// No answer before the deadline: the outcome is unknown.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
 }
 
 impl CallError {
-    /// Why the API server refuses what was sent, for good: repeating it would change nothing.
+    /// Why the API server refuses the request for good, so that a retry would not help. `None`: it
+    /// does not.
     pub fn refusal(&self) -> Option<&str> {
         match self {
             Self::Other(error) => match &**error {
@@ -98,7 +100,7 @@ impl CallError {
 impl From<kube::Error> for CallError {
     fn from(error: kube::Error) -> Self {
         match &error {
-            // "Conflict" and "AlreadyExists" are two reasons of one code.
+            // "Conflict" and "AlreadyExists" are two reasons with one code.
             kube::Error::Api(status) if status.is_conflict() || status.is_already_exists() => {
                 Self::Conflict
             }
@@ -108,12 +110,12 @@ impl From<kube::Error> for CallError {
     }
 }
 
-/// Runs one call under the deadline.
+/// Runs one call under [`CALL_DEADLINE`].
 pub async fn call<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, CallError> {
     call_within(CALL_DEADLINE, call).await
 }
 
-/// Runs one call under a deadline of its own.
+/// Runs one call under another deadline.
 pub async fn call_within<T>(
     deadline: Duration,
     call: impl Future<Output = Result<T, kube::Error>>,

@@ -1,5 +1,5 @@
-//! Another controller than this operator holds the Lease: said by log, Event, metric, and a condition
-//! on each LoadBalancer that it leaves without an answer.
+//! Reports another controller that holds the Lease: by log, Event, metric, and a condition on each
+//! LoadBalancer that it does not answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,27 +18,27 @@ use crate::domain::load_balancer::status;
 use crate::domain::reason;
 use crate::metrics::Metrics;
 
-/// How often LoadBalancers without an answer are looked for.
+/// Interval between two searches for LoadBalancers without an answer.
 const LOOK: Duration = Duration::from_secs(2);
-/// Age at which a LoadBalancer without any answer is told who leads, in seconds. A controller that
-/// works answers within two.
+/// Age in seconds at which a LoadBalancer without any answer gets the condition that names the
+/// leader. A controller that works answers within two seconds.
 const UNANSWERED: i64 = 10;
 
-/// Watches who holds the Lease, on every replica.
+/// Watches the holder of the Lease, on every replica.
 pub struct Lookout {
-    /// For the API server's discovery.
+    /// Client for API discovery.
     pub client: Client,
-    /// The Lease's namespace and name.
+    /// Namespace and name of the Lease.
     pub lease: (String, String),
-    /// Who holds it.
+    /// Source of the holder.
     pub leadership: Arc<Leadership>,
-    /// LoadBalancers.
+    /// Source of the LoadBalancers.
     pub views: Views,
-    /// For the condition.
+    /// Writer of the condition.
     pub writer: Writer,
-    /// For people.
+    /// Sender of the Event.
     pub events: Events,
-    /// For Prometheus.
+    /// Metrics of this process.
     pub metrics: Metrics,
 }
 
@@ -75,15 +75,16 @@ impl Lookout {
         self.events.warning(lease, reason::OTHER_CONTROLLER, note);
     }
 
-    /// Whether IPPool is served with the status subresource, which drops what a plain update says of
-    /// the status. The Go controller's are plain (`pkg/ipam/store/store.go`, `Reserve`).
+    /// Whether IPPool is served with the status subresource, which drops the status in a plain
+    /// update. The Go controller's updates are plain (`pkg/ipam/store/store.go`, `Reserve`).
     async fn has_status_subresource(&self) -> bool {
         let version = format!("{GROUP}/v1beta1");
         let served = call(self.client.list_api_group_resources(&version)).await;
         served.is_ok_and(|list| list.resources.iter().any(|r| r.name == "ippools/status"))
     }
 
-    /// Names the holder on each LoadBalancer that it does not answer, for as long as it holds the Lease.
+    /// Writes the holder's name to each LoadBalancer that it does not answer, as long as it holds
+    /// the Lease.
     async fn answer_for(&self, holder: Option<&str>) {
         let Some(holder) = holder else { return std::future::pending().await };
         loop {
@@ -98,10 +99,10 @@ impl Lookout {
                     continue;
                 };
                 let namespace = lb.namespace().unwrap_or_default();
-                // Whoever answers in the meantime is faster, and right.
+                // An answer in the meantime is newer, and wins.
                 let told = self.writer.tell_lb(&namespace, &lb.name_any(), &patch).await;
                 if let Err(error) = told {
-                    tracing::debug!(%error, lb = lb.name_any(), "not told who leads");
+                    tracing::debug!(%error, lb = lb.name_any(), "condition about the leader not written");
                 }
             }
         }

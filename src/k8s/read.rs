@@ -1,4 +1,4 @@
-//! Objects as the API server has them now, for rooms that may not talk to it themselves.
+//! Objects as the API server has them now, for modules that may not call it themselves.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{CallError, call};
 use crate::api::{IPPool, LoadBalancer};
 use crate::domain::pools::conflict::PoolFacts;
 
-/// Pools that are read at a time.
+/// Number of pools that are read at the same time.
 const READS: usize = 16;
 
 /// Reads, each under the deadline of one call.
@@ -20,12 +20,12 @@ const READS: usize = 16;
 pub struct Reader(Client);
 
 impl Reader {
-    /// Reads with this client's rights.
+    /// A reader with this client's rights.
     pub fn new(client: Client) -> Self {
         Self(client)
     }
 
-    /// The UID of the LoadBalancer by that name. `None`: there is none.
+    /// UID of the LoadBalancer with this name. `None`: it does not exist.
     pub async fn uid_of(&self, namespace: &str, name: &str) -> Result<Option<String>, CallError> {
         let api = Api::<PartialObjectMeta<LoadBalancer>>::namespaced(self.0.clone(), namespace);
         match Box::pin(call(api.get(name))).await {
@@ -35,7 +35,7 @@ impl Reader {
         }
     }
 
-    /// A LoadBalancer. `None`: there is none.
+    /// The LoadBalancer with this name. `None`: it does not exist.
     pub async fn load_balancer(
         &self,
         namespace: &str,
@@ -49,8 +49,9 @@ impl Reader {
         }
     }
 
-    /// What all pools want, as the API server has them now: their metadata is listed, and those are
-    /// read whose spec changed since the views last saw it. One that cannot be read is left out.
+    /// Facts of all pools as the API server has them now. The metadata is listed, and a pool is
+    /// read if its spec changed since the views last read it. A pool that cannot be read is
+    /// omitted.
     pub async fn pools(&self, views: &Views) -> Result<Vec<Arc<PoolFacts>>, CallError> {
         let api = Api::<PartialObjectMeta<IPPool>>::all(self.0.clone());
         let listed = Box::pin(call(api.list(&ListParams::default()))).await?;
@@ -61,7 +62,7 @@ impl Reader {
         Ok(stream::iter(facts).buffered(READS).filter_map(future::ready).collect().await)
     }
 
-    /// What a pool wants. `None`: there is none by the name.
+    /// Facts of a pool. `None`: it does not exist.
     pub async fn pool(&self, name: &str) -> Result<Option<PoolFacts>, CallError> {
         match Box::pin(call(Api::<IPPool>::all(self.0.clone()).get(name))).await {
             Ok(pool) => {

@@ -1,4 +1,4 @@
-//! A network's records, as its agent sees them: one watch, told in order.
+//! A network's records, for its agent: one watch, reported in order.
 
 use kube::core::ObjectMeta;
 use kube::{Api, Client, ResourceExt as _};
@@ -10,25 +10,25 @@ use super::{CallError, call, informer};
 use crate::api::DHCPLease;
 use crate::metrics::Metrics;
 
-/// Objects of a list that are read at a time.
+/// Objects in one page of a list.
 const PAGE: u32 = 100;
 
-/// What the watch tells.
+/// An event of the watch.
 #[derive(Clone, Debug)]
 pub enum Seen {
-    /// A list begins: what it does not name is gone.
+    /// A list begins: a record that it does not contain is gone.
     Begins,
-    /// A record of the network, as it is now.
+    /// The present state of a record of the network.
     Is(Box<DHCPLease>),
-    /// A record is there that this version cannot read: namespace and name. It is not gone.
+    /// A record that this version cannot parse: namespace and name. It still exists.
     Unreadable(String, String),
-    /// A record is gone: namespace and name.
+    /// A deleted record: namespace and name.
     Gone(String, String),
     /// The list is complete.
     Complete,
 }
 
-/// The way to a network's records.
+/// Client for a network's records.
 #[derive(Clone)]
 pub struct Records {
     client: Client,
@@ -36,12 +36,12 @@ pub struct Records {
 }
 
 impl Records {
-    /// Reads with this client's rights.
+    /// A client with these rights.
     pub fn new(client: Client, metrics: Metrics) -> Self {
         Self { client, metrics }
     }
 
-    /// Watches the network's records until dropped. What is of another network is left out.
+    /// Watches the network's records until dropped. Records of other networks are skipped.
     pub async fn watch(self, network: String, tell: UnboundedSender<Seen>) {
         let api = Api::<Guard<DHCPLease>>::all(self.client);
         let config = Config::default().page_size(PAGE);
@@ -57,13 +57,13 @@ impl Records {
                     Some(Seen::Gone(record.namespace().unwrap_or_default(), record.name_any()))
                 }
             };
-            // Without a receiver the term is over, and this is about to be dropped.
+            // Without a receiver the term is over, and this watch is about to be dropped.
             seen.map(|seen| tell.send(seen));
         };
         informer::run(api, config, "DHCPLease", &metrics, on_event).await;
     }
 
-    /// A record as it is now. `None`: there is none.
+    /// The present state of a record. `None`: it does not exist.
     pub async fn read(&self, namespace: &str, name: &str) -> Result<Option<DHCPLease>, CallError> {
         let api = Api::<DHCPLease>::namespaced(self.client.clone(), namespace);
         match Box::pin(call(api.get(name))).await {
@@ -83,7 +83,11 @@ fn readable(record: Guard<DHCPLease>, network: &str, metrics: &Metrics) -> Optio
         Ok(_) => None,
         Err(misfit) => {
             metrics.unreadable.with_label_values(&["DHCPLease"]).inc();
-            tracing::warn!(record = misfit.metadata.name, error = misfit.error, "unreadable");
+            tracing::warn!(
+                record = misfit.metadata.name,
+                error = misfit.error,
+                "this DHCPLease cannot be read"
+            );
             let ObjectMeta { namespace, name, .. } = misfit.metadata;
             Some(Seen::Unreadable(namespace.unwrap_or_default(), name.unwrap_or_default()))
         }

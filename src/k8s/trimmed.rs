@@ -1,5 +1,5 @@
-//! LoadBalancers of which no more is kept than decisions take, from the moment that they are read: a
-//! page of a list never holds more than one object in full.
+//! LoadBalancers that are cut to the fields that decisions use as soon as they are read: a page of
+//! a list never holds more than one full object.
 
 use kube::Resource;
 use kube::core::ObjectMeta;
@@ -8,15 +8,15 @@ use serde::{Deserialize, Deserializer};
 use crate::api::LoadBalancer;
 use crate::domain::load_balancer::bounds;
 
-/// Objects in one answer of a list. Each may be a megabyte and a half of text.
+/// Objects in one page of a list. Each may have 1.5 MB of text.
 pub const PAGE: u32 = 50;
 
 /// A LoadBalancer within bounds.
 #[derive(Clone, Debug)]
 pub struct Trimmed {
-    /// The object.
+    /// The trimmed object.
     pub lb: LoadBalancer,
-    /// Whether a list lost entries that a write of it must carry.
+    /// Whether trimming removed list entries that a write of that list must contain.
     pub partial: bool,
 }
 

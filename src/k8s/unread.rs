@@ -1,7 +1,7 @@
-//! Objects of which only the head has been read.
+//! Objects of which only the metadata has been parsed.
 //!
-//! A process hears of everything that it writes itself, and of much that it has seen before. For
-//! that the version is enough to know, and the rest of the text is dropped as it came.
+//! A process gets watch events for its own writes, and repeated ones. For these the version is
+//! enough, and the rest of the text is dropped unparsed.
 
 use std::marker::PhantomData;
 
@@ -12,7 +12,7 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// An object's name, version, UID and owners; the rest on demand.
+/// An object's name, version, UID and owners. The rest is parsed on demand.
 #[derive(Clone, Debug)]
 pub struct Unread<K> {
     head: ObjectMeta,
@@ -21,7 +21,7 @@ pub struct Unread<K> {
 }
 
 impl<K: DeserializeOwned> Unread<K> {
-    /// All of it.
+    /// Parses the whole object.
     pub fn read(&self) -> Result<K, serde_json::Error> {
         serde_json::from_str(self.text.get())
     }
@@ -77,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// As the API server writes watches.
+    /// A watch event in the form that the API server sends.
     #[test]
     fn the_rest_is_read_on_demand() {
         let event = r#"{"type":"ADDED","object":{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice",

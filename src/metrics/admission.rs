@@ -4,18 +4,18 @@ use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGaugeVec};
 
 use super::Maker;
 
-/// What the API server asks, and the certificates for it.
+/// Requests of the API server, and the certificates for them.
 #[derive(Clone)]
 pub struct Admission {
     /// Requests by call, kind of object and verdict.
     pub requests: IntCounterVec,
-    /// How long the rules took, by call.
+    /// Time that the rules took in seconds, by call.
     pub seconds: HistogramVec,
     /// TLS handshakes that failed.
     pub handshakes_failed: IntCounter,
-    /// When which certificate ends, in seconds since the epoch.
+    /// End of validity of each certificate, in seconds since the epoch.
     pub certificate_end: IntGaugeVec,
-    /// Configurations that somebody else changed and that were put right.
+    /// Configurations that another client changed and that were corrected, by kind.
     pub repairs: IntCounterVec,
 }
 
@@ -29,7 +29,7 @@ impl Admission {
             )?,
             seconds: make.histograms(
                 "hgo_admission_seconds",
-                "How long an answer took, without reading the request",
+                "Time that an answer took, without reading the request",
                 &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0],
                 &["call"],
             )?,
@@ -44,7 +44,7 @@ impl Admission {
             )?,
             repairs: make.counters(
                 "hgo_registration_repairs_total",
-                "Configurations changed by somebody else and put right",
+                "Configurations changed by another client and corrected",
                 &["kind"],
             )?,
         })

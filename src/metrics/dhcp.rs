@@ -1,33 +1,33 @@
-//! What a network's agent counts and measures.
+//! Metrics of a network's agent.
 
 use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec};
 
 use super::Maker;
 
-/// An agent's metrics.
+/// Metrics of an agent.
 #[derive(Clone)]
 pub struct Dhcp {
-    /// 1 on the agent that speaks for its network.
+    /// 1 on the agent that holds the network's Lease.
     pub speaks: IntGauge,
     /// Leases by state.
     pub leases: IntGaugeVec,
-    /// Seconds until the first lease ends unless it is renewed.
+    /// Seconds until the first lease expires unless it is renewed.
     pub first_expiry: IntGauge,
-    /// From the first question to an address that may be used.
+    /// Seconds from the first DISCOVER to an address that may be used.
     pub acquire_seconds: Histogram,
-    /// From the first question for more time to the answer.
+    /// Seconds from the first request to extend a lease to the answer.
     pub renew_seconds: Histogram,
-    /// Refusals by servers.
+    /// DHCPNAKs of servers.
     pub naks: IntCounter,
-    /// Addresses that somebody else had.
+    /// Addresses that were declined because another host uses them.
     pub declines: IntCounter,
-    /// Questions that were repeated.
+    /// Requests that were repeated.
     pub retries: IntCounter,
-    /// Frames that passed the kernel's filter and were nobody's.
+    /// Frames that passed the kernel's filter but answer no client of the agent.
     pub frames_dropped: IntCounter,
-    /// Servers that granted what is leased now.
+    /// Servers that granted the current leases.
     pub servers: IntGauge,
-    /// Addresses that were lost, and that a station still announces.
+    /// Addresses that were lost, but that a station still announces.
     pub still_announced: IntGauge,
 }
 
@@ -35,32 +35,35 @@ impl Dhcp {
     pub(super) fn new(make: &Maker<'_>) -> Result<Self, prometheus::Error> {
         let seconds = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0];
         Ok(Self {
-            speaks: make.gauge("hgo_dhcp_speaks", "1 on the agent that speaks for its network")?,
+            speaks: make
+                .gauge("hgo_dhcp_speaks", "1 on the agent that is active for its network")?,
             leases: make.gauges("hgo_dhcp_leases", "Leases by state", &["state"])?,
             first_expiry: make.gauge(
                 "hgo_dhcp_first_expiry_seconds",
-                "Until the first lease ends unless it is renewed",
+                "Time until the first lease expires unless it is renewed",
             )?,
             acquire_seconds: make.histogram(
                 "hgo_dhcp_acquire_seconds",
-                "From the first question to an address that may be used",
+                "Time from the first DISCOVER to an address that may be used",
                 &seconds,
             )?,
             renew_seconds: make.histogram(
                 "hgo_dhcp_renew_seconds",
-                "From the first question for more time to the answer",
+                "Time from the first request to extend a lease to the answer",
                 &seconds,
             )?,
             naks: make.counter("hgo_dhcp_naks_total", "Refusals by DHCP servers")?,
-            declines: make
-                .counter("hgo_dhcp_declines_total", "Addresses that turned out to be another's")?,
-            retries: make.counter("hgo_dhcp_retries_total", "Questions that were repeated")?,
+            declines: make.counter(
+                "hgo_dhcp_declines_total",
+                "Addresses declined because another host uses them",
+            )?,
+            retries: make.counter("hgo_dhcp_retries_total", "Requests that were repeated")?,
             frames_dropped: make.counter(
                 "hgo_dhcp_frames_dropped_total",
-                "Frames to a DHCP client that were no answer to any of the agent's",
+                "Frames to a DHCP client that answer no client of the agent",
             )?,
             servers: make
-                .gauge("hgo_dhcp_servers", "DHCP servers that granted what is leased now")?,
+                .gauge("hgo_dhcp_servers", "DHCP servers that granted the current leases")?,
             still_announced: make.gauge(
                 "hgo_dhcp_still_announced",
                 "Addresses that are no longer leased, and that a station still announces",

@@ -1,10 +1,10 @@
-//! Metrics about who leads.
+//! Metrics of leadership.
 
 use prometheus::{IntGauge, IntGaugeVec};
 
 use super::Maker;
 
-/// Who holds the Lease, as this process sees it.
+/// Holder of the Lease, as this process observes it.
 #[derive(Clone)]
 pub struct Leadership {
     /// 1 on the leader.

@@ -1,17 +1,17 @@
-//! What the leader tells of addresses that the host leases.
+//! Metrics of the leader for addresses that the host leases.
 
 use prometheus::{IntCounterVec, IntGaugeVec};
 
 use super::Maker;
 
-/// What the leader sees of leased addresses. Agents have metrics of their own.
+/// Leased addresses, as the leader observes them. Agents have metrics of their own.
 #[derive(Clone)]
 pub struct Leasing {
-    /// Records by state.
+    /// DHCPLeases by state.
     pub records: IntGaugeVec,
-    /// Whether a network's agent is there.
+    /// 1 for each network with an active agent, else 0.
     pub agents: IntGaugeVec,
-    /// Addresses that nobody has renewed in time, by network.
+    /// Leased addresses that were not renewed in time, by network.
     pub overdue: IntGaugeVec,
     /// Addresses published, moved and withdrawn.
     pub changes: IntCounterVec,
@@ -31,7 +31,7 @@ impl Leasing {
             records: make.gauges("hgo_dhcp_records", "DHCPLeases by state", &["state"])?,
             agents: make.gauges(
                 "hgo_dhcp_agent_up",
-                "1 where the network's DHCP agent is there, else 0",
+                "1 where the network has an active DHCP agent, else 0",
                 &["network"],
             )?,
             overdue: make.gauges(

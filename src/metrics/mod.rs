@@ -1,5 +1,5 @@
-//! Every metric of the process, as Prometheus scrapes it. Names, units and labels are a
-//! contract; labels take values from small closed sets, or name a pool and go with it.
+//! All metrics of the process, in Prometheus's format. Names, units and labels are a contract;
+//! labels take values from small closed sets, or name a pool and are removed with it.
 
 mod admission;
 mod dhcp;
@@ -29,29 +29,29 @@ use crate::api::LoadBalancer;
 #[derive(Clone)]
 pub struct Metrics {
     registry: Registry,
-    /// Pools. Only the leader's are there.
+    /// Pools. Only the leader sets them.
     pub pools: Pools,
-    /// LoadBalancers that wait, by reason.
+    /// LoadBalancers that wait for an address, by reason.
     pub waiters: IntGaugeVec,
     /// Addresses that two LoadBalancers have on one network.
     pub shared_addresses: IntGauge,
-    /// LoadBalancers by readiness and reason. Only the leader's are meant.
+    /// LoadBalancers by readiness and reason. Only the leader sets them.
     pub load_balancers: IntGaugeVec,
-    /// From when a LoadBalancer was seen to when its address was published.
+    /// Seconds from the first observation of a LoadBalancer to the publication of its address.
     pub time_to_address: Histogram,
-    /// Endpoints of vm load balancers, by state. Only the leader's are meant.
+    /// Endpoints of vm load balancers, by state. Only the leader sets them.
     pub endpoints: IntGaugeVec,
-    /// From when a change of a VM or pod was seen to when the EndpointSlice said so.
+    /// Seconds from the observation of a change of a VM or pod to the write of the EndpointSlice.
     pub endpoint_latency: Histogram,
     /// Writes by kind of object and outcome.
     pub api_writes: IntCounterVec,
-    /// Ledger writes that were repeated because somebody else wrote the pool.
+    /// Ledger writes that were repeated because another client wrote the pool.
     pub ledger_retries: IntCounter,
     /// Requests decided by one ledger write.
     pub batch_size: Histogram,
-    /// Ledger entries put right, by what was wrong.
+    /// Ledger entries that were corrected, by fault.
     pub repairs: IntCounterVec,
-    /// Watches.
+    /// Watches of the process.
     pub watches: Watches,
     /// Objects that do not fit their type.
     pub unreadable: IntCounterVec,
@@ -61,29 +61,29 @@ pub struct Metrics {
     pub reconcile_errors: IntCounter,
     reconciles: IntGauge,
     reconcile_seconds: Histogram,
-    /// Events not written.
+    /// Events that were not written.
     pub events_dropped: IntCounter,
-    /// Connections that were ended because there were too many, by port.
+    /// Connections that were closed because there were too many, by port.
     pub evicted: IntCounterVec,
-    /// Health checks.
+    /// Probes and verdicts of health checks.
     pub probes: Probes,
-    /// Admission.
+    /// Admission reviews and certificates.
     pub admission: Admission,
     /// Addresses that the host leases, as the leader sees them.
     pub leasing: Leasing,
     /// Credentials that are replaced or watched, as the leader sees them.
     pub rotation: Rotation,
-    /// Who leads.
+    /// Holder of the Lease.
     pub leadership: Leadership,
     seen: Arc<Mutex<HashMap<String, Instant>>>,
 }
 
-/// Pools, by name.
+/// Gauges of pools, by name.
 #[derive(Clone)]
 pub struct Pools {
     /// Addresses in the ranges.
     pub addresses: IntGaugeVec,
-    /// Addresses that can be given out.
+    /// Addresses that can be allocated.
     pub available: IntGaugeVec,
     /// Claims in the ledger.
     pub allocated: IntGaugeVec,
@@ -96,7 +96,7 @@ impl Pools {
         let gauges = |name, help| make.gauges(name, help, &["pool"]);
         Ok(Self {
             addresses: gauges("hgo_pool_addresses", "Addresses in the pool's ranges")?,
-            available: gauges("hgo_pool_addresses_available", "Addresses that can be given out")?,
+            available: gauges("hgo_pool_addresses_available", "Addresses that can be allocated")?,
             allocated: gauges("hgo_pool_addresses_allocated", "Claims in the pool's ledger")?,
             waiters: gauges(
                 "hgo_pool_waiters",
@@ -109,21 +109,21 @@ impl Pools {
         [&self.addresses, &self.available, &self.allocated, &self.waiters]
     }
 
-    /// Ends the series of a pool that is gone.
+    /// Removes the series of a pool that is gone.
     pub fn forget(&self, pool: &str) {
         for gauge in self.all() {
             let _ = gauge.remove_label_values(&[pool]);
         }
     }
 
-    /// Ends all series.
+    /// Removes all series.
     pub fn reset(&self) {
         self.all().into_iter().for_each(IntGaugeVec::reset);
     }
 }
 
 impl Metrics {
-    /// Registers everything.
+    /// Registers all metrics of the operator.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let make = Maker { registry: &registry };
@@ -145,7 +145,7 @@ impl Metrics {
             )?,
             time_to_address: make.histogram(
                 "hgo_time_to_address_seconds",
-                "From seeing a LoadBalancer to publishing its address",
+                "Time from observing a LoadBalancer to publishing its address",
                 &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0],
             )?,
             endpoints: make.gauges(
@@ -155,7 +155,7 @@ impl Metrics {
             )?,
             endpoint_latency: make.histogram(
                 "hgo_endpoint_latency_seconds",
-                "From seeing a VM or its pod change to writing the EndpointSlice",
+                "Time from observing a change of a VM or its pod to writing the EndpointSlice",
                 &[0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0],
             )?,
             api_writes: make.counters(
@@ -172,7 +172,7 @@ impl Metrics {
             )?,
             repairs: make.counters(
                 "hgo_ledger_repairs_total",
-                "Ledger entries put right",
+                "Ledger entries corrected",
                 &["kind"],
             )?,
             watches: Watches::new(&make)?,
@@ -186,13 +186,11 @@ impl Metrics {
                 "Calls of the API server by method and status",
                 &["method", "code"],
             )?,
-            reconciles: make.gauge(
-                "hgo_reconciles_pending",
-                "LoadBalancers that are worked on, or wait for their turn",
-            )?,
+            reconciles: make
+                .gauge("hgo_reconciles_pending", "LoadBalancers whose reconcile runs or waits")?,
             reconcile_seconds: make.histogram(
                 "hgo_reconcile_seconds",
-                "How long a reconcile of a LoadBalancer took, waiting included",
+                "Time that a reconcile of a LoadBalancer took, waiting included",
                 &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0],
             )?,
             reconcile_errors: make.counter(
@@ -202,7 +200,7 @@ impl Metrics {
             events_dropped: make.counter("hgo_events_dropped_total", "Events not written")?,
             evicted: make.counters(
                 "hgo_connections_evicted_total",
-                "Connections ended because there were too many, the oldest of the largest source",
+                "Connections closed because there were too many, the oldest of the largest source",
                 &["port"],
             )?,
             probes: Probes::new(&make)?,
@@ -217,7 +215,7 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Registers what an agent has: its own, and of the operator's what both do.
+    /// Registers the metrics of an agent: its own, and those of the operator that agents have too.
     pub fn agent() -> Result<(Self, Dhcp), prometheus::Error> {
         let all = Self::new()?;
         let registry = Registry::new();
@@ -233,7 +231,7 @@ impl Metrics {
         Ok((Self { registry, ..all }, dhcp))
     }
 
-    /// The text that Prometheus reads.
+    /// Renders the text that Prometheus reads.
     pub fn render(&self) -> Result<String, prometheus::Error> {
         self.watches.measure();
         let mut text = Vec::new();
@@ -241,7 +239,7 @@ impl Metrics {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// A LoadBalancer's turn, from when it is asked for until the guard is dropped.
+    /// Measures a reconcile of a LoadBalancer, from the request until the guard is dropped.
     pub fn reconciling(&self) -> impl Drop + use<> {
         self.reconciles.inc();
         Turn { pending: self.reconciles.clone(), timer: self.reconcile_seconds.start_timer() }
@@ -256,8 +254,8 @@ impl Metrics {
         let (Some(uid), Some(created)) = (lb.uid(), lb.creation_timestamp()) else { return };
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.entry(uid).or_insert_with(|| {
-            // The creation time has whole seconds; it counts only for objects that were there
-            // before this process looked.
+            // The creation time has whole seconds; it counts only for objects that existed before
+            // this process started to watch.
             let age = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             let age = age.saturating_sub(u64::try_from(created.0.as_second()).unwrap_or(0));
             let now = Instant::now();
@@ -269,8 +267,8 @@ impl Metrics {
         });
     }
 
-    /// Stops the clock: the address is published. Later publications of the same object do
-    /// not count.
+    /// Stops the clock: the address is published. Later publications of the same object do not
+    /// count.
     pub fn addressed(&self, uid: &str) {
         let began = self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
         if let Some(began) = began {
@@ -278,7 +276,7 @@ impl Metrics {
         }
     }
 
-    /// Stops the clock without counting: the object is gone.
+    /// Stops the clock without a measurement: the object is gone.
     pub fn forget(&self, uid: &str) {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
     }
@@ -286,7 +284,7 @@ impl Metrics {
 
 struct Turn {
     pending: IntGauge,
-    /// It takes the time when it is dropped.
+    /// Timer that records the time when it is dropped.
     #[allow(dead_code)]
     timer: HistogramTimer,
 }
@@ -302,10 +300,13 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// What is said of every process.
+    /// Registers the metrics that every process has.
     fn process(&self) -> Result<(), prometheus::Error> {
-        let build =
-            self.gauges("hgo_build_info", "Always 1; the labels say what runs", &["version"])?;
+        let build = self.gauges(
+            "hgo_build_info",
+            "Always 1; the label is the running version",
+            &["version"],
+        )?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let process = prometheus::process_collector::ProcessCollector::for_self();
         self.registry.register(Box::new(process))

@@ -1,4 +1,4 @@
-//! Metrics about health checks.
+//! Metrics of health checks.
 
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
@@ -9,15 +9,15 @@ use super::Maker;
 pub struct Probes {
     /// Probes by protocol and result.
     pub done: IntCounterVec,
-    /// How long a probe took, by protocol.
+    /// Seconds that a probe took, by protocol.
     pub seconds: HistogramVec,
     /// Backends that are probed, with those whose address is refused.
     pub targets: IntGauge,
-    /// Verdicts that flipped, by what they became.
+    /// Verdicts that flipped, by the new verdict.
     pub verdicts: IntCounterVec,
-    /// Probes that began later than a tenth of their period.
+    /// Probes that started later than a tenth of their period.
     pub late: IntCounter,
-    /// Backends that fail and are held to be healthy, by what another replica found.
+    /// Backends that fail but count as healthy, by the second opinion of another replica.
     doubted: IntGaugeVec,
 }
 
@@ -31,23 +31,23 @@ impl Probes {
             )?,
             seconds: make.histograms(
                 "hgo_probe_seconds",
-                "How long a probe took",
+                "Time that a probe took",
                 &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0],
                 &["protocol"],
             )?,
             targets: make.gauge("hgo_probe_targets", "VM backends with a health check")?,
             verdicts: make.counters(
                 "hgo_probe_verdicts_total",
-                "Verdicts on VM backends that flipped, by what they became",
+                "Verdicts on VM backends that flipped, by the new verdict",
                 &["verdict"],
             )?,
             late: make.counter(
                 "hgo_probes_late_total",
-                "Probes that began later than a tenth of their period",
+                "Probes that started later than a tenth of their period",
             )?,
             doubted: make.gauges(
                 "hgo_probe_targets_doubted",
-                "VM backends that fail and stay in, because most fail at once, by the second opinion",
+                "VM backends that fail but stay endpoints, because most fail at once, by the second opinion",
                 &["second_opinion"],
             )?,
         })
@@ -60,7 +60,8 @@ impl Probes {
         self.verdicts.with_label_values(&[verdict]).inc_by(count);
     }
 
-    /// Shows how many backends fail and are held to be healthy; whether another replica reaches them.
+    /// Sets the number of backends that fail but count as healthy; `reached`: another replica
+    /// reaches them.
     pub fn doubt(&self, held: usize, reached: bool) {
         let of = |it: bool| if it { "reached" } else { "none" };
         let held = i64::try_from(held).unwrap_or(i64::MAX);

@@ -1,30 +1,32 @@
-//! What the leader tells of credentials. Labels name a TokenRotation, or what it rests on, and go with it.
+//! Metrics of the leader for credentials. Labels name a TokenRotation, or an object that it needs,
+//! and are removed with it.
 
 use prometheus::{IntCounter, IntCounterVec, IntGaugeVec};
 
 use super::Maker;
 use crate::domain::credentials::rotation::Step;
 
-/// What the leader sees of TokenRotations.
+/// TokenRotations, as the leader observes them.
 #[derive(Clone)]
 pub struct Rotation {
-    /// When a target's first credential ends, in seconds since the epoch.
+    /// Expiry of a target's first credential, in seconds since the epoch.
     pub ends: IntGaugeVec,
-    /// Whether one should have been replaced by now, or is only watched and ends soon.
+    /// 1 where a credential should have been replaced by now, or is only watched and expires soon.
     pub overdue: IntGaugeVec,
-    /// When a credential ends that is only watched; 32 for a TokenRotation at most.
+    /// Expiry of each credential that is only watched, in seconds since the epoch; at most 32 for a
+    /// TokenRotation.
     pub watched_ends: IntGaugeVec,
-    /// Whether one of those ends soon and nobody replaces it.
+    /// 1 where a watched credential expires soon and is not replaced.
     pub watched_overdue: IntGaugeVec,
-    /// When an API key ends, with which a Rancher is asked.
+    /// Expiry of each API key for a Rancher, in seconds since the epoch.
     pub key_ends: IntGaugeVec,
-    /// Whether it ends soon and nobody renews it, or has ended.
+    /// 1 where an API key expires soon and is not renewed, or has expired.
     pub key_overdue: IntGaugeVec,
     /// TokenRotations by the reason of their condition Ready.
     pub rotations: IntGaugeVec,
     /// Credentials that were published.
     pub published: IntCounter,
-    /// Steps that failed.
+    /// Steps that failed, by step.
     pub failures: IntCounterVec,
     /// Credentials that were revoked.
     pub revoked: IntCounter,
@@ -35,7 +37,7 @@ impl Rotation {
         let of = ["namespace", "rotation", "rotated"];
         let failures = make.counters(
             "hgo_credential_failures_total",
-            "Steps of replacing a credential that failed",
+            "Failed steps of the replacement of credentials",
             &["step"],
         )?;
         for step in Step::ALL {
@@ -44,32 +46,32 @@ impl Rotation {
         Ok(Self {
             ends: make.gauges(
                 "hgo_credential_expiration_timestamp_seconds",
-                "When the first credential of a TokenRotation's target ends",
+                "Expiry of the first credential in a TokenRotation's target",
                 &of,
             )?,
             overdue: make.gauges(
                 "hgo_credential_overdue",
-                "1 where a credential should have been replaced, or ends soon and is only watched",
+                "1 where a credential should have been replaced, or expires soon and is only watched",
                 &of,
             )?,
             watched_ends: make.gauges(
                 "hgo_credential_watched_expiration_timestamp_seconds",
-                "When a credential ends that is only watched",
+                "Expiry of a credential that is only watched",
                 &["namespace", "rotation", "credential", "rotated"],
             )?,
             watched_overdue: make.gauges(
                 "hgo_credential_watched_overdue",
-                "1 where a watched credential ends soon and nobody replaces it",
+                "1 where a watched credential expires soon and is not replaced",
                 &["namespace", "rotation", "credential"],
             )?,
             key_ends: make.gauges(
                 "hgo_credential_api_key_expiration_timestamp_seconds",
-                "When the API key ends with which a Rancher is asked",
+                "Expiry of the API key for a Rancher",
                 &["namespace", "secret", "key"],
             )?,
             key_overdue: make.gauges(
                 "hgo_credential_api_key_overdue",
-                "1 where that API key ends soon and nobody renews it, or has ended",
+                "1 where that API key expires soon and is not renewed, or has expired",
                 &["namespace", "secret", "key"],
             )?,
             rotations: make.gauges(
@@ -79,7 +81,7 @@ impl Rotation {
             )?,
             published: make.counter(
                 "hgo_credential_publications_total",
-                "Credentials that were seen where they are read, after this process put them there",
+                "Credentials that this process wrote into their target and then observed there",
             )?,
             failures,
             revoked: make
@@ -87,7 +89,7 @@ impl Rotation {
         })
     }
 
-    /// Ends all series that name a TokenRotation.
+    /// Removes all series that name a TokenRotation.
     pub fn reset(&self) {
         [
             &self.ends,

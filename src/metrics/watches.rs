@@ -1,4 +1,4 @@
-//! Metrics about watches: how old what a process sees of the cluster may be.
+//! Metrics of watches: how old the process's views of the cluster may be.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,12 +8,12 @@ use prometheus::{IntCounterVec, IntGaugeVec};
 
 use super::Maker;
 
-/// The watches of the process.
+/// Watches of the process.
 #[derive(Clone)]
 pub struct Watches {
     /// Interrupted watches, by kind.
     pub errors: IntCounterVec,
-    /// Seconds since the API server last took a watch, by resource.
+    /// Seconds since the API server last accepted a watch, by resource.
     pub(super) staleness: IntGaugeVec,
     began: Arc<Mutex<HashMap<String, Instant>>>,
 }
@@ -24,25 +24,25 @@ impl Watches {
             errors: make.counters("hgo_watch_errors_total", "Interrupted watches", &["kind"])?,
             staleness: make.gauges(
                 "hgo_watch_staleness_seconds",
-                "Since the API server last took a watch; each is renewed after 8 s",
+                "Time since the API server last accepted a watch; each is renewed after 8 s",
                 &["resource"],
             )?,
             began: Arc::default(),
         })
     }
 
-    /// Notes that the API server has taken a watch of the resource.
+    /// Records that the API server has accepted a watch of the resource.
     pub fn began(&self, resource: &str) {
         self.lock().insert(resource.to_owned(), Instant::now());
     }
 
-    /// Ends the series of a resource that is not watched any more, or not served. Another watch of
-    /// the same resource brings it back.
+    /// Removes the series of a resource that is not watched any more, or not served. Another watch
+    /// of the same resource adds it again.
     pub fn forget(&self, resource: &str) {
         self.lock().remove(resource);
     }
 
-    /// Brings the gauge up to date.
+    /// Updates the gauge.
     pub(super) fn measure(&self) {
         self.staleness.reset();
         for (resource, began) in self.lock().iter() {

@@ -1,9 +1,9 @@
-//! One probe: connect, perhaps ask, look at the answer, hang up.
+//! Probe of a backend: connects, may send a GET, checks the answer, closes the connection.
 //!
-//! Invariants: nothing is sent but a GET without credentials; of the answer only the status is
-//! read, and never more than [`LONGEST_HEAD`]; redirects are an answer like any other. The
-//! timeout covers everything. Connections are closed with a reset, so that none stays behind in
-//! TIME_WAIT, on either side, at thousands a second.
+//! Invariants: the only request is a GET without credentials; only the status of the answer is
+//! read, and never more than [`LONGEST_HEAD`]; a redirect counts like any other status. The timeout
+//! covers everything. Connections are closed with a reset, so that none remains in TIME_WAIT, on
+//! either side, at thousands a second.
 
 use std::future::Future;
 use std::io::{self, ErrorKind};
@@ -25,33 +25,33 @@ use tokio_rustls::TlsConnector;
 use super::dial::{Dial, Get};
 use crate::domain::vm_backends::health::Check;
 
-/// Status line and headers of an answer, in bytes: the buffer that takes them.
+/// Most bytes of an answer's status line and headers: the size of their buffer.
 const LONGEST_HEAD: usize = 16 * 1024;
 const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION"));
 
-/// What came of a probe. A closed set: the words are labels of a metric.
+/// Outcome of a probe. A closed set: its words are labels of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It answered as expected.
+    /// The backend answered as expected.
     Success,
-    /// Nobody listens there.
+    /// No process listens on the port.
     Refused,
-    /// No host is there, or no way leads to it, or a firewall refuses.
+    /// No host has the address, or there is no route, or a firewall refuses.
     Unreachable,
-    /// It took too long.
+    /// The probe took too long.
     Timeout,
-    /// The connection broke, or what came was no HTTP.
+    /// The connection broke, or the answer was not HTTP.
     Broken,
-    /// TLS could not be agreed on, or the certificate is not the right one.
+    /// The TLS handshake failed, or the certificate is not valid.
     Tls,
-    /// A status that is not expected.
+    /// The answer has an unexpected status.
     Status,
-    /// No socket could be had: says nothing about the backend.
+    /// This process got no socket: no information about the backend.
     Error,
 }
 
 impl Outcome {
-    /// A word for the metric.
+    /// Label value for the metric.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Success => "success",
@@ -65,7 +65,7 @@ impl Outcome {
         }
     }
 
-    /// Whether the backend passed, if this says so.
+    /// Whether the backend passed. `None`: the outcome has no information about it.
     pub(super) fn verdict(self) -> Option<bool> {
         match self {
             Self::Success => Some(true),
@@ -87,7 +87,7 @@ async fn attempt(address: IpAddr, dial: &Dial) -> Outcome {
     };
     match &dial.get {
         None => Outcome::Success,
-        // On the heap: most probes are without it, and thousands may be under way.
+        // On the heap: most probes send no request, and thousands may be under way.
         Some(get) => Box::pin(request(stream, address, get)).await,
     }
 }
@@ -106,7 +106,7 @@ fn broken(error: &io::Error) -> Outcome {
         _ => {}
     }
     match Errno::from_io_error(error) {
-        // No descriptor, no memory, no free port: ours, not the backend's.
+        // No descriptor, no memory, no free port: a fault of this process, not of the backend.
         Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::ADDRNOTAVAIL) => {
             Outcome::Error
         }
@@ -147,7 +147,7 @@ async fn exchange(
     }
 }
 
-/// Waits for the first while the second does its work, even if that ends earlier.
+/// Waits for the first future and polls the second meanwhile, even if the second ends earlier.
 async fn while_driving<T>(wanted: impl Future<Output = T>, driver: impl Future) -> T {
     match select(pin!(wanted), pin!(driver)).await {
         Either::Left((done, _)) => done,

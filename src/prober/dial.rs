@@ -1,4 +1,4 @@
-//! What probing by a check takes, made once for each check and shared by its probes.
+//! Connection settings of a check, made once for each check and shared by its probes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use super::tls;
 use crate::domain::vm_backends::health::{Check, Fault, Probe, Request};
 
-/// A check in the form that sockets need.
+/// Connection settings of a check.
 pub(super) struct Dial {
     pub(super) port: u16,
-    /// `None`: accepting the connection is the answer.
+    /// GET to send. `None`: an accepted connection is enough.
     pub(super) get: Option<Get>,
 }
 
-/// A GET to be sent.
+/// GET that a probe sends.
 pub(super) struct Get {
     pub(super) path: Uri,
     pub(super) request: Request,
@@ -27,15 +27,15 @@ pub(super) struct Get {
     pub(super) tls: Option<Tls>,
 }
 
-/// How TLS is spoken.
+/// TLS settings of a probe.
 pub(super) struct Tls {
     pub(super) config: Arc<ClientConfig>,
-    /// `None`: the address.
+    /// Server name. `None`: the address.
     name: Option<ServerName<'static>>,
 }
 
 impl Dial {
-    /// Fails when the path, the CA bundle or the server name cannot be used.
+    /// Converts a check. Fails when its path, CA bundle or server name is invalid.
     pub(super) fn new(check: &Check) -> Result<Self, Fault> {
         let get = match &check.probe {
             Probe::Tcp => None,
@@ -62,13 +62,13 @@ impl Get {
         let path = request.path.parse().map_err(|e| {
             Fault::new("path", format!("{e}"), "use a path such as /healthz?ready=1")
         })?;
-        // The scheme's own port is not named in a Host header.
+        // A Host header omits the scheme's default port.
         let port_suffix = if port == usual { String::new() } else { format!(":{port}") };
         let host = request.server_name.as_ref().and_then(|name| header(name, &port_suffix));
         Ok(Self { path, request: request.clone(), host, port_suffix, tls })
     }
 
-    /// The Host header for a backend at the address.
+    /// Host header for a backend at the address.
     pub(super) fn host(&self, address: IpAddr) -> Option<HeaderValue> {
         self.host.clone().or_else(|| match address {
             IpAddr::V4(ip) => header(&ip.to_string(), &self.port_suffix),
@@ -78,7 +78,7 @@ impl Get {
 }
 
 impl Tls {
-    /// The name that the certificate must bear, and that is asked for unless it is an address.
+    /// Name that the certificate must have. It is sent as SNI unless it is an address.
     pub(super) fn name(&self, address: IpAddr) -> ServerName<'static> {
         self.name.clone().unwrap_or_else(|| ServerName::IpAddress(address.into()))
     }

@@ -1,9 +1,9 @@
 //! Probes the backends of VM load balancers: the only room that opens sockets to them.
 //!
-//! Invariants: everything here belongs to one term of leadership. Probes run only while
-//! [`Scheduler::run`] does, and end with it. What [`Prober::set`] no longer lists is not probed
-//! again, and what a probe of it still under way would have said is thrown away. One task
-//! schedules all targets; sockets open at the same time are bounded.
+//! Invariants: all state belongs to one term of leadership. Probes run only while
+//! [`Scheduler::run`] does, and end with it. A target that [`Prober::set`] no longer lists is not
+//! probed again, and the result of its probe under way is dropped. One task schedules all targets;
+//! the number of open sockets is bounded.
 
 mod ask;
 mod dial;
@@ -29,36 +29,36 @@ use roster::{Key, Roster};
 pub use scheduler::Scheduler;
 pub use survey::survey;
 
-/// Says what to probe, and knows the verdicts. Cheap to clone; clones share everything.
+/// Handle to set targets and read verdicts. Cheap to clone; clones share all state.
 #[derive(Clone)]
 pub struct Prober(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
-    /// Something may be due earlier than the scheduler expects.
+    /// Notified when a target may be due earlier than the scheduler expects.
     wake: Notify,
     metrics: Metrics,
     changed: mpsc::UnboundedSender<String>,
     /// Number of targets that are healthy only because their failures are doubted.
     held: watch::Sender<usize>,
-    /// When the clock of this term read zero.
+    /// Start of this term: the zero of all times.
     epoch: Instant,
 }
 
 #[derive(Default)]
 struct State {
     roster: Roster<Dial>,
-    /// Probes under way. Entries of probes that ended are taken out by the scheduler.
+    /// Probes under way. The scheduler removes entries of probes that ended.
     under_way: HashMap<Key, AbortHandle>,
-    /// Words about the failures that are doubted.
+    /// Explanation of the doubted failures.
     why_doubted: String,
 }
 
 impl Prober {
-    /// A prober without targets, and the scheduler that does its work while it runs.
+    /// Creates a prober without targets, and the scheduler that probes while it runs.
     ///
-    /// When a verdict flips, the LoadBalancer's key, as it was given to [`Self::set`], is sent
-    /// to `changed`. Flips at the same time are sent as one.
+    /// When a verdict flips, the LoadBalancer's key, as given to [`Self::set`], is sent to
+    /// `changed`. Flips at the same time are sent as one.
     pub fn new(metrics: Metrics, changed: mpsc::UnboundedSender<String>) -> (Self, Scheduler) {
         metrics.probes.targets.set(0);
         let shared = Arc::new(Shared {
@@ -72,23 +72,22 @@ impl Prober {
         (Self(Arc::clone(&shared)), Scheduler::new(shared))
     }
 
-    /// Makes these the targets of the LoadBalancer, and no others.
+    /// Sets the targets of a LoadBalancer and removes all others.
     ///
-    /// A target whose id and address are the same, and of which the same is asked, keeps its
-    /// verdict, its results so far and its place in time; thresholds, period and timeout may
-    /// change under it. If something else is asked, it starts anew from its verdict. At another
-    /// address it is a new target. `check: None` removes all.
+    /// A target with the same id, address and request retains its verdict, its results and its
+    /// place in time; thresholds, period and timeout may change. With another request it starts
+    /// again from its verdict. At another address it is a new target. `check: None` removes all.
     ///
     /// A target at an address that cannot be a backend's is unhealthy and never probed.
     ///
-    /// Fails, and removes all, when the check's CA bundle or server name cannot be used.
+    /// Fails, and removes all, when the check's CA bundle or server name is invalid.
     pub fn set(&self, lb: &str, check: Option<&Check>, targets: &[Target]) -> Result<(), Fault> {
         let Some(check) = check else {
             self.remove(lb);
             return Ok(());
         };
         let mut state = self.0.lock();
-        // Building a dial parses certificates; a reconcile that changes nothing does not.
+        // Creating a dial parses certificates; a reconcile without a change must not do that.
         let dial = match state.roster.dial(lb, check) {
             Some(dial) => dial,
             None => match Dial::new(check) {
@@ -103,44 +102,44 @@ impl Prober {
         let change = state.roster.set(lb, check, &dial, targets, self.0.now());
         for refused in change.refused {
             tracing::warn!(lb, target = refused.id, address = %refused.address,
-                "not probed: no backend can be at this address");
+                "not probed: this address cannot be a backend's");
         }
         self.0.settle(state, &change.dropped);
         Ok(())
     }
 
-    /// Forgets the LoadBalancer and all its targets.
+    /// Removes the LoadBalancer and all its targets.
     pub fn remove(&self, lb: &str) {
         let mut state = self.0.lock();
         let dropped = state.roster.remove(lb);
-        // Most have no health check, and this is asked of each of them again and again.
+        // Most LoadBalancers have no health check, and this is called for each of them repeatedly.
         if !dropped.is_empty() {
             self.0.settle(state, &dropped);
         }
     }
 
-    /// The verdict on a target. `None`: it is not one.
+    /// Verdict on a target. `None`: the target does not exist.
     pub fn is_healthy(&self, lb: &str, id: &str) -> Option<bool> {
         self.0.lock().roster.is_healthy(lb, id)
     }
 
-    /// The verdicts on all targets of a LoadBalancer, by id.
+    /// Verdicts on all targets of a LoadBalancer, by id.
     pub fn verdicts(&self, lb: &str) -> HashMap<String, bool> {
         self.0.lock().roster.verdicts(lb)
     }
 
-    /// Tells how many targets are healthy only because their failures are doubted.
+    /// Watch of the number of targets that are healthy only because their failures are doubted.
     pub fn held(&self) -> watch::Receiver<usize> {
         self.0.held.subscribe()
     }
 
-    /// Returns some of these, as [`second_opinion::sample`] picks them.
+    /// Some of the doubted targets, as [`second_opinion::sample`] picks them.
     pub fn sample(&self, at: &str) -> Vec<Asked> {
         second_opinion::sample(self.0.lock().roster.held(), at)
     }
 
-    /// Says of LoadBalancers with such targets what is known of the doubt. Empty: that another replica
-    /// is asked.
+    /// Sets the explanation for LoadBalancers with doubted targets. Empty: another replica is being
+    /// asked.
     pub fn explain(&self, why: String) {
         let mut state = self.0.lock();
         if state.why_doubted != why {
@@ -150,14 +149,14 @@ impl Prober {
         }
     }
 
-    /// Words about the doubt, if the LoadBalancer has such a target.
+    /// Explanation of the doubt, if the LoadBalancer has a doubted target.
     pub fn why_doubted(&self, lb: &str) -> Option<String> {
         let state = self.0.lock();
         let why = if state.why_doubted.is_empty() { ASKED } else { &state.why_doubted };
         state.roster.holds(lb).then(|| why.to_owned())
     }
 
-    /// Believes all failures that are doubted.
+    /// Accepts all doubted failures as real.
     pub fn believe(&self) {
         let mut state = self.0.lock();
         let believed = state.roster.count_held();
@@ -168,7 +167,7 @@ impl Prober {
 }
 
 impl Shared {
-    /// A panic elsewhere leaves whole entries behind: each is changed by one statement.
+    /// A panic in another task leaves entries complete: each is changed by one statement.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -177,7 +176,7 @@ impl Shared {
         self.epoch.elapsed()
     }
 
-    /// Ends the probes of targets that are gone, and has the schedule read again.
+    /// Aborts the probes of dropped targets, and wakes the scheduler.
     fn settle(&self, mut state: MutexGuard<'_, State>, dropped: &[Key]) {
         for key in dropped {
             if let Some(probe) = state.under_way.remove(key) {
@@ -189,14 +188,14 @@ impl Shared {
         self.wake.notify_one();
     }
 
-    /// Tells what there is to tell of these LoadBalancers, and of those that a doubt concerns.
+    /// Sends notifications for these LoadBalancers, and for those that a doubt concerns.
     fn tell(&self, mut state: MutexGuard<'_, State>, mut lbs: BTreeSet<Arc<str>>) {
         lbs.append(&mut state.roster.take_concerned());
         let held = state.roster.count_held();
         self.held.send_if_modified(|known| std::mem::replace(known, held) != held);
         drop(state);
         for lb in lbs {
-            // There is no listener when the term is ending.
+            // There is no receiver when the term is ending.
             let _ = self.changed.send(lb.to_string());
         }
     }

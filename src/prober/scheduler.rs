@@ -1,8 +1,7 @@
-//! The one task that begins probes when they are due and takes in what they say.
+//! The one task that starts probes when they are due and handles their results.
 //!
-//! Invariants: at most so many probes are under way as [`super::sockets`] allows; what is due
-//! meanwhile waits in the order in which it became due. No probe outlives the future of
-//! [`Scheduler::run`].
+//! Invariants: at most as many probes are under way as [`super::sockets`] allows; targets that
+//! become due meanwhile wait in that order. No probe outlives the future of [`Scheduler::run`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,14 +16,14 @@ use super::ask::{Outcome, ask};
 use super::roster::{Key, Start};
 use super::{Dial, Shared, sockets};
 
-/// A probe that begins later than this share of its period counts as late: one part in ten.
+/// A probe that starts later than this share of its period counts as late: one tenth.
 const LATE_SHARE: u32 = 10;
 
-/// Probes begun in a row. Those that are under way get their turn before the next are begun, so
-/// that a burst takes the time it takes instead of holding all its buffers at once.
+/// Most probes started in a row. Probes under way are polled before more are started, so that a
+/// burst is spread and does not hold all its buffers at once.
 const AT_ONCE: usize = 32;
 
-/// Does a prober's work.
+/// Scheduler of a prober.
 #[must_use = "nothing is probed unless it runs"]
 pub struct Scheduler(Arc<Shared>);
 
@@ -40,19 +39,19 @@ impl Scheduler {
         Self(shared)
     }
 
-    /// Probes until dropped. Raises the process's limit of open files as far as it may. Dropping
-    /// it closes every socket as soon as the runtime gets to it.
+    /// Probes until dropped. Raises the process's limit of open files as far as possible. Dropping
+    /// it closes every socket as soon as the runtime drops the probes.
     pub async fn run(self) {
         let most = sockets::allowance();
-        // A task of its own: thousands of wake-ups a second are not those of whoever waits here.
+        // A separate task, so that thousands of wake-ups a second do not wake the caller.
         let task = AbortOnDropHandle::new(tokio::spawn(schedule(self.0, most)));
         if let Err(error) = task.await {
-            tracing::error!(%error, "the scheduler of probes ended");
+            tracing::error!(%error, "the probe scheduler ended");
         }
     }
 }
 
-/// After the last probe, nothing is a target: another process probes, or nobody does.
+/// Sets the gauge of targets to 0 at the end: this process probes no target any more.
 struct AtEnd(IntGauge);
 
 impl Drop for AtEnd {
@@ -76,7 +75,7 @@ async fn schedule(shared: Arc<Shared>, most: usize) {
             Begun::All => shared.lock().roster.next_due(),
             Begun::NoRoom => None,
         };
-        // A deadline, not a duration: what passes between here and there counts.
+        // A deadline, not a duration, so that the time until the sleep begins counts.
         let sleep = async {
             match next {
                 Some(due) => sleep_until(shared.epoch + due).await,
@@ -91,11 +90,11 @@ async fn schedule(shared: Arc<Shared>, most: usize) {
     }
 }
 
-/// How much of what is due was begun.
+/// How many of the due probes were started.
 enum Begun {
     All,
     Some,
-    /// The rest has to wait until probes end.
+    /// Some have to wait until other probes end.
     NoRoom,
 }
 
@@ -123,7 +122,7 @@ async fn probe(start: Start<Dial>) -> Answer {
     Answer { key, protocol: check.probe.protocol(), outcome, took: began.elapsed() }
 }
 
-/// Takes in one answer and all others that are there, and tells whose verdicts flipped.
+/// Handles one answer and all others that are ready, and notifies of verdicts that flipped.
 fn take_in(shared: &Shared, first: Result<Answer, JoinError>, probes: &mut JoinSet<Answer>) {
     let mut flipped = BTreeSet::new();
     let mut state = shared.lock();
@@ -136,8 +135,8 @@ fn take_in(shared: &Shared, first: Result<Answer, JoinError>, probes: &mut JoinS
                 metrics.probes.seconds.with_label_values(&[protocol]).observe(took.as_secs_f64());
                 (key, outcome.verdict())
             }
-            // What was aborted is no longer in the map. What panicked says nothing, and its
-            // target is probed again.
+            // An aborted probe is no longer in the map. A probe that panicked has no result, and
+            // its target is probed again.
             Err(error) => {
                 let of_task = |(_, probe): &(&Key, &AbortHandle)| probe.id() == error.id();
                 let Some((key, _)) = state.under_way.iter().find(of_task) else { continue };

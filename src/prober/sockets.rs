@@ -1,26 +1,26 @@
-//! How many sockets probes may hold open at the same time.
+//! Limit of the sockets that probes hold open at the same time.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// 10,000 targets at a period of 5 s, all of which swallow what is sent to them until the
-/// timeout of 3 s, have 10,000 / 5 * 3 = 6,000 probes under way. This leaves room for a third
-/// more; each costs the kernel about 4 KiB.
+/// Most probes under way. 10,000 targets with a period of 5 s, none of which answers before the
+/// timeout of 3 s, have 10,000 / 5 * 3 = 6,000 probes under way. This leaves room for a third more;
+/// each costs the kernel about 4 KiB.
 const MOST: usize = 8_192;
-/// Descriptors left to the rest of the process: connections to the API server, metrics, files.
+/// Descriptors reserved for the rest of the process: connections to the API server, metrics, files.
 const RESERVED: usize = 256;
-/// Probing goes on, slowly, however few descriptors there are.
+/// Least probes under way: with few descriptors probing is slow, but does not stop.
 const LEAST: usize = 64;
 
-/// How many probes may be under way, after the limit of open files was raised as far as the
-/// process may raise it itself. The usual soft limit of 1,024 is there for programs that call
-/// select(2), and nothing here does.
+/// Raises the limit of open files as far as the process may, and returns how many probes may be
+/// under way. The usual soft limit of 1,024 exists for programs that call select(2); this one does
+/// not.
 pub(super) fn allowance() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
         match setrlimit(Resource::Nofile, raised) {
             Ok(()) => limit = raised,
-            Err(error) => tracing::warn!(%error, "the limit of open files stays as it is"),
+            Err(error) => tracing::warn!(%error, "cannot raise the limit of open files"),
         }
     }
     let most = allowed(limit.current);
@@ -30,7 +30,7 @@ pub(super) fn allowance() -> usize {
     most
 }
 
-/// The share of a limit of open files; `None` is no limit.
+/// Probes that a limit of open files allows; `None` is no limit.
 fn allowed(files: Option<u64>) -> usize {
     let files = files.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
     files.saturating_sub(RESERVED).clamp(LEAST, MOST)

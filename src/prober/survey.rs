@@ -1,4 +1,4 @@
-//! Single probes of some targets, outside of any schedule: the base of a second opinion.
+//! Single probes of some targets, outside of any schedule, for a second opinion.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use super::ask::ask;
 use super::dial::Dial;
 use crate::domain::vm_backends::health::{Check, may_be_backend};
 
-/// Longest that a target may take: who asked waits.
+/// Longest time for a target: the caller waits for the answer.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// Probes each once, all at the same time. Returns how many pass and how many fail; what says
-/// nothing of the target counts as neither.
+/// Probes each target once, all at the same time. Returns how many pass and how many fail; a probe
+/// without information about its target counts as neither.
 pub async fn survey(targets: Vec<(IpAddr, Check)>) -> (usize, usize) {
     let mut probes = JoinSet::new();
     for (address, check) in targets {

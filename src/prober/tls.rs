@@ -1,7 +1,7 @@
-//! How the certificates of backends are judged: against the CAs of the check, or not at all.
+//! Verification of the backends' certificates: by the CAs of the check, or not at all.
 //!
-//! Sessions are not resumed: a resumed session skips the certificate, so one that was replaced
-//! or has expired would go unnoticed.
+//! Sessions are not resumed: a resumed session skips the certificate, so a replaced or expired one
+//! would not be noticed.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ use crate::domain::vm_backends::health::{Fault, Request};
 
 const RIGHT_BUNDLE: &str = "give the certificates of the CAs that sign the backends', in PEM";
 
-/// A configuration that trusts exactly the certificates in this PEM. Other things in it, such as
-/// keys, are passed over.
+/// Client configuration that trusts exactly the certificates in this PEM. Other content, such as
+/// keys, is ignored.
 pub(super) fn trusting(pem: &str) -> Result<ClientConfig, Fault> {
     let mut roots = RootCertStore::empty();
     for (at, certificate) in CertificateDer::pem_slice_iter(pem.as_bytes()).enumerate() {
@@ -38,14 +38,14 @@ pub(super) fn trusting(pem: &str) -> Result<ClientConfig, Fault> {
     Ok(finished(builder()?.with_root_certificates(roots)))
 }
 
-/// A configuration that takes any certificate, as kubelet's HTTPS probes do: backends mostly
-/// have certificates of their own making, and the question is whether they answer.
+/// Client configuration that accepts any certificate, as kubelet's HTTPS probes do: most backends
+/// have self-signed certificates, and the probe checks only that they answer.
 pub(super) fn unchecked() -> Result<ClientConfig, Fault> {
     let verifier = Arc::new(Unchecked(Arc::new(aws_lc_rs::default_provider())));
     Ok(finished(builder()?.dangerous().with_custom_certificate_verifier(verifier)))
 }
 
-/// The name to ask for and to find in the certificate, if the check gives one.
+/// Server name to send and to verify, if the check has one.
 pub(super) fn name(request: &Request) -> Result<Option<ServerName<'static>>, Fault> {
     let name = request.server_name.clone();
     name.map(ServerName::try_from).transpose().map_err(|e| {
@@ -54,7 +54,7 @@ pub(super) fn name(request: &Request) -> Result<Option<ServerName<'static>>, Fau
 }
 
 fn builder() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, Fault> {
-    // The provider is named, so that no other crate's choice of a default matters.
+    // Names the provider, so that the default that another crate sets does not matter.
     ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|e| Fault::new("protocol", format!("no TLS here: {e}"), "use tcp or http"))
@@ -67,8 +67,8 @@ fn finished(builder: ConfigBuilder<ClientConfig, WantsClientCert>) -> ClientConf
     config
 }
 
-/// Takes any certificate, and any proof of its key, from anybody. Nothing secret is sent to who
-/// is not known, and nothing but a status is believed.
+/// Verifier that accepts any certificate and any proof of its key. The probe sends no secret, and
+/// uses only the status of the answer.
 #[derive(Debug)]
 struct Unchecked(Arc<CryptoProvider>);
 
@@ -84,8 +84,8 @@ impl ServerCertVerifier for Unchecked {
         Ok(ServerCertVerified::assertion())
     }
 
-    // The signatures stay unchecked, too: certificates of the first X.509 version, which old
-    // appliances have, could not be read for it.
+    // Signatures are not verified either: certificates of X.509 version 1, which old appliances
+    // have, cannot be parsed for that.
     fn verify_tls12_signature(
         &self,
         _: &[u8],

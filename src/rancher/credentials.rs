@@ -1,8 +1,8 @@
-//! Cloud credentials in Rancher's API, and the Secrets that they are.
+//! Cloud credentials in Rancher's API, and the Secrets that store them.
 //!
 //! Invariant: a Secret is written by a patch of its content alone, which names the version that was
-//! read, and never where it has no annotations: Rancher's server ends on one without, at each start
-//! again.
+//! read. A Secret without annotations is never written: Rancher's server crashes on one, at each
+//! start again.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use super::wire::Answer;
 use super::{Dated, Rancher, Secret, parsed};
 
 const SECRETS: &str = "/k8s/clusters/local/api/v1/namespaces/cattle-global-data/secrets";
-/// As many as Rancher lists at once.
+/// Path of the list, with as many items as Rancher lists at once.
 const LIST: &str = "/v3/cloudCredentials?limit=3000";
 const CONTENT: &str = "harvestercredentialConfig-kubeconfigContent";
 const NAMESPACE: &str = "cattle-global-data:";
@@ -25,13 +25,13 @@ const NAMESPACE: &str = "cattle-global-data:";
 /// The Secret of a cloud credential.
 #[derive(Debug)]
 pub struct Stored {
-    /// Which version this is.
+    /// The Secret's `resourceVersion`.
     pub version: String,
-    /// Its annotations.
+    /// Annotations of the Secret.
     pub annotations: BTreeMap<String, String>,
     /// Whether it is being deleted.
     pub going: bool,
-    /// The kubeconfig in it, as it is stored. `None`: it is no credential for Harvester.
+    /// The kubeconfig in it, as it is stored. `None`: the Secret is no credential for Harvester.
     pub content: Option<Secret>,
 }
 
@@ -40,9 +40,9 @@ pub struct Stored {
 pub struct Listed {
     /// The name of its Secret.
     pub name: String,
-    /// What people call it.
+    /// Display name in Rancher's UI. Empty if Rancher has none.
     pub title: String,
-    /// Whose it is.
+    /// ID of the user who created the credential. Empty if Rancher has none.
     pub creator: String,
 }
 
@@ -89,7 +89,7 @@ struct Pagination {
 }
 
 impl Rancher {
-    /// The Secret of a credential. `None`: there is none.
+    /// The Secret of a credential. `None`: no Secret has this name.
     pub async fn stored(&self, key: &Secret, name: &str) -> Result<Dated<Option<Stored>>, Error> {
         match self.send(key, Method::GET, &path(name)?, None).await {
             Ok(answer) => Ok(Dated { value: Some(read(&answer)?), date: answer.date }),
@@ -98,7 +98,7 @@ impl Rancher {
         }
     }
 
-    /// Writes a content into a Secret that is still as it was read.
+    /// Writes a content into a Secret, if the Secret has not changed since `was` was read.
     pub async fn write(
         &self,
         key: &Secret,
@@ -107,11 +107,12 @@ impl Rancher {
         content: &Secret,
     ) -> Result<Stored, Error> {
         if was.annotations.is_empty() {
-            let message = "a Secret without annotations ends Rancher's server".to_owned();
+            let message = "a Secret without annotations crashes Rancher's server".to_owned();
             return Err(Error::Refused { status: 0, message });
         }
         let encoded = Zeroizing::new(STANDARD.encode(content.reveal()));
-        // By hand, because a tree of values would leave a copy behind: neither has what JSON escapes.
+        // Built as text, because a tree of JSON values would leave a copy in memory. Neither part
+        // needs JSON escapes.
         let mut body = Zeroizing::new(Vec::with_capacity(encoded.len() + 256));
         for part in [
             "{\"metadata\":{\"resourceVersion\":",
@@ -134,7 +135,9 @@ impl Rancher {
         let answer = self.send(key, Method::GET, LIST, None).await?;
         let list: List = parsed(&answer)?;
         if list.pagination.is_some_and(|pagination| pagination.partial) {
-            return Err(Error::Unreadable("there are more than it lists at once".to_owned()));
+            return Err(Error::Unreadable(
+                "there are more credentials than Rancher lists at once".to_owned(),
+            ));
         }
         let rows = list.data.into_iter().flatten().filter(|row| row.config.is_some());
         let listed = rows.filter_map(|row| {

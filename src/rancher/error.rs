@@ -1,50 +1,51 @@
-//! What can go wrong with a call, in words that hold nothing secret.
+//! Errors of a call, with texts that hold no secret.
 //!
-//! Invariant: no text of the server or of a library is passed on before [`safe`] has looked at it.
+//! Invariant: every text of the server or of a library passes through [`safe`].
 
 use chrono::DateTime;
 use serde_json::Value;
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::{self, CertificateError};
 
-/// What a server's text is cut to.
+/// Longest text of a server that is passed on, in bytes. The rest is cut.
 const LONGEST: usize = 200;
-/// A run of such characters that is longer than this may be a secret. Names are shorter.
+/// Longest run of token characters that is passed on. A longer one may be a secret; names are
+/// shorter.
 const LONGEST_WORD: usize = 40;
 
-/// Why a call came to nothing.
+/// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Nobody answered, or not in time. Whether a write was done is not known.
+    /// No answer, or not in time. A write may have been done.
     #[error("no answer: {0}")]
     Silent(String),
-    /// The token is expired, deleted, disabled or none at all: Rancher does not tell which.
+    /// The token is expired, deleted, disabled or unknown: Rancher does not distinguish these.
     #[error("the token is not accepted")]
     Unauthorized,
-    /// The token's user may not.
+    /// The token's user has no permission for the call.
     #[error("not allowed: {0}")]
     Forbidden(String),
-    /// There is no such thing, or the token's user may not know of it.
+    /// The object does not exist, or the token's user may not see it.
     #[error("not found: {0}")]
     NotFound(String),
-    /// Somebody else has written it since it was read.
-    #[error("somebody else has written it")]
+    /// The object has been changed by another client since it was read.
+    #[error("another client has changed the object")]
     Conflict,
-    /// Any other answer that is no success.
+    /// Any other answer that is not a success.
     #[error("{}{message}", if *status == 0 { String::new() } else { format!("HTTP {status}: ") })]
     Refused {
-        /// The status. 0: it was not even asked.
+        /// HTTP status. 0: the request was not sent.
         status: u16,
-        /// What the server says.
+        /// Text of the server, passed through `safe`.
         message: String,
     },
-    /// It is not what Rancher answers.
+    /// The answer does not have Rancher's format.
     #[error("the answer is not understood: {0}")]
     Unreadable(String),
 }
 
 impl Error {
-    /// Whether a write may have been done all the same.
+    /// Whether a write may have been done in spite of the error.
     pub fn may_be_done(&self) -> bool {
         match self {
             Self::Silent(_) | Self::Unreadable(_) => true,
@@ -53,10 +54,11 @@ impl Error {
         }
     }
 
-    /// What an answer means that is no success.
+    /// The error that an unsuccessful answer means.
     pub(super) fn of(status: u16, body: &[u8]) -> Self {
         let read: Option<Value> = serde_json::from_slice(body).ok().filter(Value::is_object);
-        // Who answers for a Rancher that is not there, such as an ingress, knows nothing of what it has.
+        // A proxy that answers for a missing Rancher, such as an ingress, does not know Rancher's
+        // objects.
         if read.is_none() && status == 404 {
             let message = "it is not Rancher that answers".to_owned();
             return Self::Refused { status, message };
@@ -68,22 +70,23 @@ impl Error {
         let message = safe(text.or(plain.filter(|_| body.is_null())).unwrap_or_default().trim());
         match status {
             401 => Self::Unauthorized,
-            // On the way to another cluster a token that is not accepted makes its bearer nobody.
+            // On the way to another cluster, a token that is not accepted makes the request
+            // unauthenticated.
             403 if message.contains("system:unauthenticated") => Self::Unauthorized,
             403 => Self::Forbidden(message),
             404 => Self::NotFound(message),
             409 => Self::Conflict,
             300..=399 => Self::Refused {
                 status,
-                message: "it leads elsewhere, which is not followed".into(),
+                message: "the server redirects, and redirects are not followed".into(),
             },
             _ => Self::Refused { status, message },
         }
     }
 }
 
-/// Why there is no connection. What the TLS library says of a certificate's time has the present time in it,
-/// and would be another text at each look.
+/// Why a connection failed. The TLS library's texts about a certificate's validity contain the
+/// present time, so they would differ at each call; the text here does not.
 pub(super) fn unconnected(error: &std::io::Error) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     let at = |time: &UnixTime| {
@@ -95,19 +98,19 @@ pub(super) fn unconnected(error: &std::io::Error) -> String {
             not_after,
             ..
         })) => {
-            format!("its certificate has ended on {}", at(not_after).unwrap_or_default())
+            format!("its certificate expired on {}", at(not_after).unwrap_or_default())
         }
         Some(rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext {
             not_before,
             ..
         })) => {
-            format!("its certificate is valid from {} on", at(not_before).unwrap_or_default())
+            format!("its certificate is not valid before {}", at(not_before).unwrap_or_default())
         }
         _ => safe(&error.to_string()),
     }
 }
 
-/// A text without what may be a secret, and not too long.
+/// The text, cut to [`LONGEST`], without runs of characters that may be a secret.
 pub(super) fn safe(text: &str) -> String {
     let belongs = |c: char| c.is_ascii_alphanumeric() || "-_+/=".contains(c);
     let mut out = String::new();
@@ -162,10 +165,10 @@ mod tests {
         for now in [1_800_000_001, 1_800_000_099] {
             let (time, not_after) = (at(now), at(1_800_000_000));
             let ended = told(CertificateError::ExpiredContext { time, not_after });
-            assert_eq!(ended, "its certificate has ended on 2027-01-15 08:00:00 UTC");
+            assert_eq!(ended, "its certificate expired on 2027-01-15 08:00:00 UTC");
             let (time, not_before) = (at(now - 200), at(1_800_000_000));
             let early = told(CertificateError::NotValidYetContext { time, not_before });
-            assert_eq!(early, "its certificate is valid from 2027-01-15 08:00:00 UTC on");
+            assert_eq!(early, "its certificate is not valid before 2027-01-15 08:00:00 UTC");
         }
         let other = told(CertificateError::UnknownIssuer);
         assert_eq!(other, "invalid peer certificate: UnknownIssuer");

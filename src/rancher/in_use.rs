@@ -1,11 +1,11 @@
-//! A token in use: whether it is still what it was seen to be.
+//! A token in use: whether Rancher still reports what was read before.
 
 use super::{Error, Issuer, Token};
 use crate::domain::credentials::rotation::Term;
 
 impl Issuer {
-    /// Whether the token is not as it was seen to be any more, or the key's user may not see it. It takes
-    /// one call, which is no use of the token itself.
+    /// Whether the token differs from what was read before, or the key's user may not see it any
+    /// more. Takes one call, which does not use the token itself.
     pub async fn differs(&self, seen: &Term) -> bool {
         let found = self.rancher().token(self.key(), &seen.id).await;
         differs(&found.map(|found| found.value), seen)
@@ -16,7 +16,7 @@ fn differs(found: &Result<Option<Token>, Error>, seen: &Term) -> bool {
     match found {
         Ok(Some(token)) => !token.enabled || token.ends != seen.expires,
         Ok(None) | Err(Error::Unauthorized | Error::Forbidden(_)) => true,
-        // Who does not answer says nothing.
+        // Any other error proves no difference.
         Err(_) => false,
     }
 }

@@ -1,45 +1,67 @@
-//! Tokens that are made by a plan: a name is its description in Rancher, by which it is found again.
+//! Tokens that a plan makes. The plan's name for a token is its description in Rancher, which finds
+//! it again.
 
 use super::{Dated, Error, Listed, Order, Rancher, Secret, Token, TokenApi, TokenList, Trust};
 use crate::domain::credentials::kubeconfig::Reach;
 use crate::domain::credentials::rotation::{Held, Made, Seconds, Term};
 use crate::domain::credentials::token::{Says, Token as Value};
 
-/// A Rancher, and the API key with which it is asked.
+/// A Rancher, and the API key for the calls to it.
 #[derive(Clone, Debug)]
 pub struct Issuer {
     rancher: Rancher,
     key: Secret,
-    /// Authorities that the spec gives, in PEM.
+    /// Authorities from the spec, in PEM.
     authority: Option<String>,
 }
 
 /// The key's user and that user's tokens, as Rancher lists them.
 #[derive(Clone, Debug)]
 pub struct Issued {
-    /// The API that lists them, and makes others.
+    /// The API that lists the tokens, and makes new ones.
     pub api: TokenApi,
-    /// The key's user.
+    /// ID of the key's user.
     pub user: String,
-    /// The tokens of that user.
+    /// Tokens of that user.
     pub tokens: Vec<Token>,
-    /// The server's time.
+    /// Server time, in seconds since the epoch. `None`: the server did not send it.
     pub now: Option<Seconds>,
 }
 
-/// Whether a token works, as far as its own API key can tell.
+/// Fault of a new token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The fault, in words.
+    pub why: String,
+    /// Whether another try may succeed: a replica of Rancher may not know the token yet.
+    pub may_pass: bool,
+}
+
+impl Fault {
+    fn of(what: &str, error: &Error) -> Self {
+        let may_pass = matches!(error, Error::Unauthorized | Error::Forbidden(_));
+        Self { why: format!("{what}: {error}"), may_pass }
+    }
+
+    fn lasting(why: String) -> Self {
+        Self { why, may_pass: false }
+    }
+}
+
+/// Whether a token works, as far as Rancher reports to the API key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Life {
-    /// What is known of it.
+    /// Name, time of issue and expiry of the token.
     pub says: Says,
-    /// The token is accepted. `None`: not known, because it is none that the key's user may see.
+    /// Whether the token is accepted. `None`: unknown, because the key's user may not see the
+    /// token.
     pub alive: Option<bool>,
-    /// The token is missing from the list that would show it if it were the key's user's.
+    /// Whether the token is missing from a list that would contain it if it were the key's user's.
     pub is_missing: bool,
 }
 
 impl Life {
-    /// The token, as what it is in a target.
+    /// The token as a target holds it.
     pub fn held(self, token: &Value, in_cloud_credential: bool) -> Held {
         let term = Term::of(token, &self.says, in_cloud_credential);
         let (is_unseen, is_missing) = (self.alive.is_none(), self.is_missing);
@@ -48,7 +70,8 @@ impl Life {
 }
 
 impl Issuer {
-    /// The fault, in words, if the URL or the authorities cannot be used.
+    /// An issuer for the Rancher at a URL. The error says why the URL or the authorities cannot be
+    /// used.
     pub fn new(url: &str, authority: Option<&str>, key: Secret) -> Result<Self, String> {
         let trust = authority.map_or(Trust::System, Trust::Pem);
         let rancher = Rancher::new(url, trust)?;
@@ -63,24 +86,27 @@ impl Issuer {
         &self.key
     }
 
-    /// Everything that the key's user has.
+    /// All tokens of the key's user.
     pub async fn issued(&self) -> Result<Issued, Error> {
         let Dated { value: TokenList { api, mut tokens }, date } =
             self.rancher.tokens(&self.key).await?;
         let user = self.user(api, &tokens).await?;
-        // An administrator is shown everybody's by ext.cattle.io.
+        // In ext.cattle.io an administrator sees the tokens of all users.
         tokens.retain(|token| token.user == user);
         Ok(Issued { api, user, tokens, now: date })
     }
 
-    /// The key's user: by the list, or else by a review. /v3 lists tokens of one user alone.
+    /// ID of the key's user: from the list, or else from a review. /v3 lists only the tokens of one
+    /// user.
     async fn user(&self, api: TokenApi, listed: &[Token]) -> Result<String, Error> {
         let name = Value::new(self.key.reveal().to_owned()).says().name;
         let own = |token: &&Token| api == TokenApi::V3 || token.name == name;
-        match listed.iter().find(own).filter(|token| !token.user.is_empty()) {
-            Some(token) => Ok(token.user.clone()),
-            None => Ok(self.rancher.behind("local").bearer(&self.key).await?.value.user),
+        if let Some(token) = listed.iter().find(own).filter(|token| !token.user.is_empty()) {
+            return Ok(token.user.clone());
         }
+        let bearer = self.rancher.behind("local").bearer(&self.key).await?.value;
+        let why = "its own cluster must be Kubernetes 1.28 or later to say whose the API key is";
+        bearer.user.ok_or_else(|| Error::NotFound(why.to_owned()))
     }
 
     /// The cloud credentials for Harvester that the key's user may see.
@@ -88,7 +114,7 @@ impl Issuer {
         Ok(self.rancher.credentials(&self.key).await?.value)
     }
 
-    /// Makes a token by this name.
+    /// Makes a token with this name as its description.
     pub async fn mint(
         &self,
         issued: &Issued,
@@ -104,40 +130,44 @@ impl Issuer {
         Ok((value, made))
     }
 
-    /// Tries a token out: that it can be read, and that it is accepted where it will be used.
-    /// Without a place it is tried on Rancher itself.
+    /// Tests a token: that it is accepted where it will be used, and that Rancher reports it.
+    /// Without a place it is tested on Rancher itself.
     pub async fn verify(
         &self,
         value: &Value,
         reach: Option<&Reach>,
         cluster: Option<&str>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Fault> {
         let name = value.says().name;
         let own = Secret::from(value);
-        // One for a single cluster may not ask about itself.
-        let key = if cluster.is_some() { &self.key } else { &own };
-        match self.rancher.token(key, &name).await {
-            Ok(Dated { value: Some(_), .. }) => {}
-            Ok(_) => return Err("Rancher does not know the new token yet".to_owned()),
-            Err(error) => return Err(format!("the new token cannot be read: {error}")),
-        }
         let place = match (reach, cluster) {
-            (Some(reach), _) => self.place(reach)?,
+            (Some(reach), _) => self.place(reach).map_err(Fault::lasting)?,
             (None, cluster) => self.rancher.behind(cluster.unwrap_or("local")),
         };
         let bearer = place.bearer(&own).await;
         let bearer =
-            bearer.map_err(|e| format!("the new token, where it will be used: {e}"))?.value;
-        match bearer.token {
-            Some(named) if named != name.trim_start_matches("ext/") && named != name => {
-                Err("where the new token will be used, it counts as another".to_owned())
+            bearer.map_err(|e| Fault::of("the new token, where it will be used", &e))?.value;
+        if let Some(named) = bearer.token
+            && named != name.trim_start_matches("ext/")
+            && named != name
+        {
+            let why = "where the new token will be used, it is taken for another token";
+            return Err(Fault::lasting(why.to_owned()));
+        }
+        // A token for a single cluster may not read itself.
+        let key = if cluster.is_some() { &self.key } else { &own };
+        match self.rancher.token(key, &name).await {
+            Ok(Dated { value: Some(_), .. }) => Ok(()),
+            Ok(_) => {
+                let why = "Rancher does not know the new token yet".to_owned();
+                Err(Fault { why, may_pass: true })
             }
-            _ => Ok(()),
+            Err(error) => Err(Fault::of("the new token cannot be read", &error)),
         }
     }
 
-    /// State of a token that is in use somewhere, by Rancher's word to the API key. The token itself
-    /// is sent nowhere: it may be another user's, and each use of it is recorded as that user's.
+    /// State of a token that is in use somewhere, as Rancher reports it to the API key. The token
+    /// itself is not sent: it may be another user's, and Rancher records each use as that user's.
     pub async fn life(&self, value: &Value, issued: &Issued) -> Result<Life, Error> {
         let says = value.says();
         let now = issued.now;
@@ -148,18 +178,18 @@ impl Issuer {
         if let Some(own) = issued.tokens.iter().find(|token| token.name == says.name) {
             return Ok(life(own, now));
         }
-        // /v3 shows no other user's; an administrator may see one in ext.cattle.io.
+        // /v3 shows no tokens of other users; an administrator may see one in ext.cattle.io.
         if [issued.api, TokenApi::of(&says.name)].contains(&TokenApi::Ext) {
             match self.rancher.token(&self.key, &says.name).await {
                 Ok(Dated { value: Some(token), date }) => return Ok(life(&token, date.or(now))),
                 Err(error @ (Error::Unauthorized | Error::Silent(_))) => return Err(error),
                 Ok(_) => return Ok(Life { says, alive: None, is_missing: true }),
-                // The API may be away while the other one answers.
+                // This API may be unavailable while the other one answers.
                 Err(_) => {}
             }
         }
         if issued.api == TokenApi::V3 && issued.is_own(&says.name) {
-            // It ended no later than now; the time is not known.
+            // The token ended at or before now; the exact time is not known.
             let says = Says { issued: now.map(|now| now - 1), expires: now, ..says };
             return Ok(Life { says, alive: Some(false), is_missing: false });
         }
@@ -167,7 +197,7 @@ impl Issuer {
         Ok(Life { says, alive: None, is_missing: is_listed })
     }
 
-    /// Ends every token by this name.
+    /// Revokes every token with this name as its description.
     pub async fn revoke(&self, name: &str) -> Result<(), Error> {
         let issued = self.issued().await?;
         for token in issued.tokens.iter().filter(|token| token.description == name) {
@@ -176,7 +206,8 @@ impl Issuer {
         Ok(())
     }
 
-    /// The way that a kubeconfig goes. Its own authorities count, else those of the spec.
+    /// The server that a kubeconfig points to. The kubeconfig's own authorities count, else those
+    /// of the spec.
     pub(super) fn place(&self, reach: &Reach) -> Result<Rancher, String> {
         let authority = match &reach.authority {
             None => self.authority.clone(),
@@ -188,7 +219,7 @@ impl Issuer {
 }
 
 impl Issued {
-    /// The names of those that were made by a plan with this prefix.
+    /// Descriptions of the tokens that a plan with this prefix made: sorted, each once.
     pub fn named(&self, prefix: &str) -> Vec<String> {
         let ours = |token: &&Token| number(&token.description, prefix).is_some();
         let mut names: Vec<String> =
@@ -198,8 +229,8 @@ impl Issued {
         names
     }
 
-    /// Whether a name is of a token that Rancher made for a kubeconfig of the key's user: it is the user's id
-    /// and five letters.
+    /// Whether Rancher made a token with this name for a kubeconfig of the key's user: the name
+    /// ends in the user's ID and five letters.
     fn is_own(&self, name: &str) -> bool {
         let letters = name.strip_prefix("kubeconfig-").and_then(|n| n.strip_prefix(&self.user));
         letters.is_some_and(|letters| letters.len() == 5 && !letters.contains('-'))
@@ -208,7 +239,7 @@ impl Issued {
 
 fn life(token: &Token, now: Option<Seconds>) -> Life {
     let over = token.ends.is_some_and(|end| now.is_some_and(|now| end <= now));
-    // What was made by a plan is called as the plan called it.
+    // A token that a plan made has the plan's name as its description.
     let name = if token.description.is_empty() { &token.name } else { &token.description };
     let says = Says {
         name: if is_name(name) { name.clone() } else { token.name.clone() },
@@ -218,7 +249,7 @@ fn life(token: &Token, now: Option<Seconds>) -> Life {
     Life { says, alive: Some(token.enabled && !over), is_missing: false }
 }
 
-/// A description that a plan gave, and not a sentence.
+/// Whether the text is a name that a plan gave, and not a sentence.
 fn is_name(text: &str) -> bool {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     text.contains('-') && text.chars().all(fits)
@@ -241,7 +272,7 @@ pub(super) fn pem(encoded: &str) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    /// One that an administrator has disabled is dead from now on, whatever its time.
+    /// A token that an administrator has disabled is dead at once, whatever its expiry.
     #[test]
     fn a_token_lives_until_its_end_unless_it_is_disabled() {
         let token = Token {

@@ -1,11 +1,12 @@
-//! The way to a Rancher server: the few calls that replacing a credential takes.
+//! The client of a Rancher server: the few calls that replacing a credential needs.
 //!
-//! Beside the prober, this is the only room that connects to anything but the API server, and it
-//! goes to the server that a spec names. Invariants: a call is sent once, bounded in time and size,
-//! over HTTPS, to no other host; a [`Secret`] shows its text by [`Secret::reveal`] alone and is wiped
-//! when it is dropped; an [`Error`] holds none.
+//! Beside the prober, this is the only module that connects to anything but the API server, and it
+//! connects to the server that a spec names. Invariants: a call is sent once, bounded in time and
+//! size, over HTTPS, to no other host; a [`Secret`] reveals its text only by [`Secret::reveal`] and
+//! is wiped when it is dropped; an [`Error`] holds no secret.
 
 mod api_server;
+mod bearer;
 mod credentials;
 mod error;
 mod in_use;
@@ -19,31 +20,39 @@ mod wire;
 use std::fmt;
 
 use http::Method;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use zeroize::Zeroizing;
 
 pub use api_server::ApiServer;
+pub use bearer::Bearer;
 pub use credentials::{Listed, Stored};
 pub use error::Error;
-pub use issuer::{Issued, Issuer, Life};
+pub use issuer::{Fault, Issued, Issuer, Life};
 pub use rights::Rights;
 pub use target::Sight;
 pub use tokens::{Minted, Order, Token, TokenApi, TokenList};
 pub use trust::Trust;
 use wire::{Answer, Ask, Endpoint};
 
-/// May be asked by every account, everywhere, and tells a token that is accepted from one that is not.
+/// Path of a review that every account may request everywhere. An accepted token succeeds, another
+/// fails.
 const ACCESS_REVIEW: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-const REVIEW: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
-/// A token, or a content that has one in it.
+/// Reads what the Rancher at a URL serves without authentication below a path. The server's
+/// certificate is not verified: the caller must check the content.
+pub async fn shown(url: &str, path: &str) -> Result<String, Error> {
+    let answer = wire::shown(url, path).await?;
+    let text = std::str::from_utf8(&answer.body);
+    text.map(str::to_owned).map_err(|_| Error::Unreadable("it is no text".to_owned()))
+}
+
+/// A token, or a text that contains one.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<String>);
 
 impl Secret {
-    /// Keeps the text.
+    /// Wraps the text.
     pub fn new(text: String) -> Self {
         Self(Zeroizing::new(text))
     }
@@ -66,22 +75,13 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What was answered, and when by the server's own clock.
+/// An answer, with its date by the server's clock.
 #[derive(Clone, Debug)]
 pub struct Dated<T> {
     /// The answer.
     pub value: T,
-    /// In seconds since the epoch, if the server says.
+    /// Seconds since the epoch. `None`: the server did not send a date.
     pub date: Option<i64>,
-}
-
-/// Who a token makes its bearer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bearer {
-    /// The user's id.
-    pub user: String,
-    /// The token's name, if the server says.
-    pub token: Option<String>,
 }
 
 /// A Rancher server, or one of the clusters behind it. Cheap to clone.
@@ -95,13 +95,13 @@ impl fmt::Debug for Rancher {
 }
 
 impl Rancher {
-    /// The server at a URL. The fault is in words, if the URL or the authorities cannot be used.
+    /// The server at a URL. The error says why the URL or the authorities cannot be used.
     pub fn new(url: &str, trust: Trust<'_>) -> Result<Self, String> {
         Endpoint::new(url, trust, None).map(Self)
     }
 
-    /// A cluster behind this server, at the URL that a kubeconfig names. One of another server is a
-    /// fault: what is sent there would get to know the token.
+    /// A cluster behind this server, at the URL that a kubeconfig names. A URL on another server is
+    /// an error: that server would learn the token.
     pub fn cluster(&self, url: &str, trust: Trust<'_>, name: Option<&str>) -> Result<Self, String> {
         let there = Endpoint::new(url, trust, name)?;
         if !there.is_at(&self.0) {
@@ -113,39 +113,15 @@ impl Rancher {
         Ok(Self(there))
     }
 
-    /// A cluster behind this server, by its id.
+    /// The cluster with this ID behind this server.
     fn behind(&self, id: &str) -> Self {
         Self(self.0.below(&format!("/k8s/clusters/{id}")))
     }
 
-    /// Asks who the bearer of a token is. This proves that it is accepted on this very way: its
-    /// version, for one, a server tells anybody.
+    /// Asks for the user of a token. Success proves that the token is accepted on this path; a
+    /// request for the server's version would not, since servers answer it without authentication.
     pub async fn bearer(&self, token: &Secret) -> Result<Dated<Bearer>, Error> {
-        #[derive(Deserialize)]
-        struct Review {
-            status: Status,
-        }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Status {
-            user_info: User,
-        }
-        #[derive(Deserialize)]
-        struct User {
-            username: String,
-            #[serde(default)]
-            extra: std::collections::BTreeMap<String, Vec<String>>,
-        }
-        let body = serde_json::json!({
-            "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
-        });
-        let answer = self.send(token, Method::POST, REVIEW, Some(plain(&body))).await?;
-        let User { username, mut extra } = parsed::<Review>(&answer)?.status.user_info;
-        if username == "system:anonymous" || username == "system:unauthenticated" {
-            return Err(Error::Unauthorized);
-        }
-        let named = extra.remove("requesttokenid").and_then(|names| names.into_iter().next());
-        Ok(Dated { value: Bearer { user: username, token: named }, date: answer.date })
+        bearer::bearer(&self.0, token.reveal()).await
     }
 
     async fn send(
@@ -166,7 +142,7 @@ fn plain(body: &Value) -> (&'static str, Zeroizing<Vec<u8>>) {
 
 fn parsed<T: DeserializeOwned>(answer: &Answer) -> Result<T, Error> {
     serde_json::from_slice(&answer.body).map_err(|error| {
-        // Where it went wrong, not what stood there.
+        // The position of the fault, not the text there.
         let at = format!("line {}, column {}", error.line(), error.column());
         Error::Unreadable(format!("unexpected at {at}"))
     })

@@ -1,6 +1,6 @@
 //! Rights of a token's bearer in the cluster to which a cloud credential leads.
 //!
-//! Invariant: where that cannot be asked, it is not known, and is no refusal.
+//! Invariant: a review that cannot be made gives [`Rights::Unknown`], not a refusal.
 
 use std::time::Duration;
 
@@ -13,26 +13,28 @@ use crate::domain::credentials::kubeconfig::Reach;
 use crate::domain::credentials::node_driver::{RIGHTS, Right};
 use crate::domain::credentials::token::Token;
 
-/// Namespaces in which it is asked. Of more it is not known what may be done in the others.
+/// Most namespaces to review. With more, the rights in the others are unknown.
 const MOST_NAMESPACES: usize = 16;
-/// Time for all reviews of a token. One of the few workers does nothing else meanwhile.
+/// Time for all reviews of a token. The reviews block one of the few workers.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);
-/// The namespaces that the user may see, as Rancher's UI lists them to choose the machines' one.
+/// Path of the namespaces that the user may see, as Rancher's UI lists them to choose the machines'
+/// one.
 const NAMESPACES: &str = "/v1/namespaces";
 
 /// Rights of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rights {
-    /// All that is needed, everywhere or in a namespace.
+    /// All rights that are needed, cluster-wide or in one namespace.
     Enough,
-    /// Not all, as the text says.
+    /// Some right is missing. The text names the missing rights.
     Lacking(String),
-    /// The review cannot be had, as the text says.
+    /// The review could not be made. The text says why.
     Unknown(String),
 }
 
 impl Issuer {
-    /// Whether the bearer of a token may do what Rancher's node driver must, on the way that it goes.
+    /// Whether the bearer of a token may do what Rancher's node driver must, at the server that
+    /// `reach` names.
     pub async fn rights(&self, value: &Token, reach: &Reach) -> Rights {
         let place = match self.place(reach) {
             Ok(place) => place,
@@ -53,7 +55,7 @@ impl Rancher {
         let Some(lacking) = self.lacks(token, &RIGHTS, None).await? else {
             return Ok(Rights::Enough);
         };
-        // What is not allowed in all of them may be in some.
+        // Rights that are missing cluster-wide may exist in a namespace.
         let namespaces = self.namespaces(token).await?;
         for namespace in namespaces.iter().take(MOST_NAMESPACES) {
             if self.lacks(token, &RIGHTS, Some(namespace)).await?.is_none() {
@@ -81,18 +83,18 @@ impl Rancher {
             match review["status"]["allowed"].as_bool() {
                 Some(true) => {}
                 Some(false) => return Ok(Some(*right)),
-                None => return Err(Error::Unreadable("it is no review".to_owned())),
+                None => return Err(Error::Unreadable("it is not a review".to_owned())),
             }
         }
         Ok(None)
     }
 
-    /// The names of the namespaces that the token's user may see.
+    /// Names of the namespaces that the token's user may see.
     async fn namespaces(&self, token: &Secret) -> Result<Vec<String>, Error> {
         let answer = self.send(token, Method::GET, NAMESPACES, None).await?;
         let list: Value = parsed(&answer)?;
         let all = list["data"].as_array();
-        let all = all.ok_or_else(|| Error::Unreadable("it is no list".to_owned()))?;
+        let all = all.ok_or_else(|| Error::Unreadable("it is not a list".to_owned()))?;
         let name = |one: &Value| one["metadata"]["name"].as_str().map(str::to_owned);
         Ok(all.iter().filter_map(name).collect())
     }

@@ -1,4 +1,4 @@
-//! A cloud credential as the target of a rotation: what it holds, and how that is replaced.
+//! A cloud credential as the target of a rotation: its content, and how that is replaced.
 
 use super::issuer::{Issued, Issuer};
 use super::{Dated, Error, Secret, Stored};
@@ -10,9 +10,9 @@ use crate::domain::credentials::token::Token as Value;
 /// A cloud credential as it was read.
 #[derive(Debug)]
 pub struct Sight {
-    /// What decisions take it for.
+    /// The target, as the rotation's decisions use it.
     pub target: Target,
-    /// The server's time.
+    /// Server time, in seconds since the epoch. `None`: the server did not send it.
     pub now: Option<i64>,
     there: Option<There>,
 }
@@ -21,29 +21,38 @@ pub struct Sight {
 struct There {
     stored: Stored,
     credential: CloudCredential,
-    /// Whether what it holds is accepted, if that is known.
+    /// Whether the token in the credential is accepted. `None`: unknown.
     alive: Option<bool>,
 }
 
 impl Sight {
-    /// Rancher's user who made the credential, and may read it.
+    /// Rancher's user who created the credential, and may read it.
     pub fn owner(&self) -> Option<&str> {
         self.there.as_ref().map(|there| there.credential.owner.as_str())
     }
 
-    /// Where the credential is used.
+    /// The server where the credential is used.
     pub fn reach(&self) -> Option<&Reach> {
         self.there.as_ref().map(|there| &there.credential.reach)
     }
 }
 
 impl Issuer {
-    /// Reads a cloud credential. An error: it tells nothing.
+    /// Whether Rancher reports that a cloud credential does not exist, or that the key's user may no
+    /// longer read it.
+    pub async fn lacks(&self, name: &str) -> bool {
+        let stored = self.rancher().stored(self.key(), name).await;
+        matches!(stored, Ok(Dated { value: None, .. }) | Err(Error::Forbidden(_)))
+    }
+
+    /// Reads a cloud credential. An error says nothing about the credential's state.
     pub async fn look(&self, name: &str, issued: &Issued) -> Result<Sight, Error> {
         let Dated { value, date } = self.rancher().stored(self.key(), name).await?;
         let now = date.or(issued.now);
         let unfit = |why: String| Sight { target: Target::Unfit(why), now, there: None };
-        let Some(stored) = value else { return Ok(unfit("there is none by that name".to_owned())) };
+        let Some(stored) = value else {
+            return Ok(unfit("there is no cloud credential of that name".to_owned()));
+        };
         let content = stored.content.as_ref().map(Secret::reveal);
         let read = CloudCredential::read(&stored.annotations, stored.going, content)
             .and_then(|credential| credential.token().map(|token| (credential, token)));
@@ -66,8 +75,9 @@ impl Issuer {
         Ok(Sight { target, now, there: Some(There { stored, credential, alive }) })
     }
 
-    /// Puts a token into a credential that is still as it was seen. `keep`: beside the one that is
-    /// there, unless that is dead: Rancher stops looking at a content that names an unknown token.
+    /// Writes a token into a credential, if the credential has not changed since it was read.
+    /// `keep`: retains the present token too, unless that one is dead: Rancher stops reading a
+    /// content that names an unknown token.
     pub async fn publish(
         &self,
         name: &str,
@@ -81,7 +91,7 @@ impl Issuer {
         self.store(name, &there.stored, content).await
     }
 
-    /// Takes the kept token out again.
+    /// Removes the retained old token.
     pub async fn drop_old(&self, name: &str, sight: &Sight) -> Result<(), Error> {
         let Some(there) = &sight.there else { return Ok(()) };
         match there.credential.without_previous().map_err(unfit)? {

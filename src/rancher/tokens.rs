@@ -1,12 +1,12 @@
-//! Tokens in Rancher's API: made, found again, read, revoked.
+//! Tokens in Rancher's API: creation, search, reading, revocation.
 //!
-//! There are two kinds: those of /v3, which every version has so far, and those of ext.cattle.io,
-//! whose names begin with `ext/` here, as what they are presented as does. ext.cattle.io is asked only
-//! where /v3 is gone: before 2.12 a plain user may not ask (403), and it is an aggregated API, which
-//! may be unavailable while /v3 works.
+//! There are two kinds: those of /v3, which every version has so far, and those of ext.cattle.io.
+//! Names of the latter begin with `ext/` here, as their secrets do. ext.cattle.io is used only
+//! where /v3 is gone: before 2.12 a plain user may not use it (403), and it is an aggregated API,
+//! which may be unavailable while /v3 works.
 //!
-//! Invariant: when a token ends is reckoned from its creation and its lifetime; `expiresAt` is empty
-//! at first, and wrong when the lifetime was changed.
+//! Invariant: the expiry of a token is computed from its creation and its lifetime; `expiresAt` is
+//! empty at first, and wrong after a change of the lifetime.
 
 use chrono::DateTime;
 use http::Method;
@@ -22,7 +22,7 @@ const V3: &str = "/v3/tokens";
 const EXT: &str = "/apis/ext.cattle.io/v1/tokens";
 const EXT_PREFIX: &str = "ext/";
 
-/// APIs of tokens. A server's own tokens are made and listed by one of them.
+/// APIs of tokens. One of them makes and lists a server's own tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenApi {
     /// `/v3/tokens`.
@@ -32,7 +32,7 @@ pub enum TokenApi {
 }
 
 impl TokenApi {
-    /// The API that has a token of this name.
+    /// The API that has a token with this name.
     pub fn of(name: &str) -> Self {
         if name.starts_with(EXT_PREFIX) { Self::Ext } else { Self::V3 }
     }
@@ -41,48 +41,48 @@ impl TokenApi {
 /// Tokens of the API key's user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenList {
-    /// The API that lists them, and makes others.
+    /// The API that lists the tokens, and makes new ones.
     pub api: TokenApi,
-    /// All that it lists.
+    /// All tokens in the list.
     pub tokens: Vec<Token>,
 }
 
-/// A token, without what it is presented as.
+/// A token, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// Its name; of one of ext.cattle.io with `ext/` before it.
+    /// Name of the token; in ext.cattle.io with the prefix `ext/`.
     pub name: String,
-    /// Whose it is.
+    /// ID of the token's user.
     pub user: String,
-    /// What it is said to be for.
+    /// Description of the token. Empty if it has none.
     pub description: String,
-    /// When it was made, in seconds since the epoch.
+    /// Time of creation, in seconds since the epoch.
     pub created: i64,
-    /// When it ends. `None`: never.
+    /// Expiry, in seconds since the epoch. `None`: never.
     pub ends: Option<i64>,
-    /// The only cluster that it is for, if it is for one.
+    /// The only cluster that accepts the token. `None`: the token is not limited to one.
     pub cluster: Option<String>,
-    /// Whether it is accepted, as far as its time goes and an administrator has not disabled it.
+    /// Whether the token is enabled: an administrator can disable it. The expiry is not considered.
     pub enabled: bool,
 }
 
 /// A token that was just made.
 #[derive(Debug)]
 pub struct Minted {
-    /// What is known of it.
+    /// Fields of the new token.
     pub token: Token,
-    /// What it is presented as. It is told once.
+    /// The bearer token. Rancher returns it only once.
     pub secret: Secret,
 }
 
-/// What is asked for.
+/// A request for a new token.
 #[derive(Clone, Copy, Debug)]
 pub struct Order<'a> {
-    /// For how long, in seconds. Rancher may grant less, and says so in [`Token::ends`] only.
+    /// Lifetime in seconds. Rancher may grant less, which only [`Token::ends`] shows.
     pub lifetime: i64,
-    /// By what it is found again.
+    /// Description, which finds the token again.
     pub description: &'a str,
-    /// The only cluster that it is to be for.
+    /// The only cluster that shall accept the token. `None`: no limit.
     pub cluster: Option<&'a str>,
 }
 
@@ -105,7 +105,7 @@ struct OldForm {
 
 #[derive(Deserialize)]
 struct OldList {
-    /// Some versions put empty ones in.
+    /// Some versions return empty items.
     data: Vec<Option<OldForm>>,
 }
 
@@ -157,8 +157,8 @@ struct NewList {
 impl Rancher {
     /// Makes a token for the user of the key, by the API that [`Self::tokens`] found.
     ///
-    /// If the answer is lost, there may be a token all the same: it is among [`Self::tokens`], known
-    /// by its description. What it is presented as is lost then.
+    /// If the answer is lost, the token may exist all the same: [`Self::tokens`] lists it, and its
+    /// description identifies it. Its secret is lost then.
     pub async fn mint(
         &self,
         key: &Secret,
@@ -200,7 +200,7 @@ impl Rancher {
         minted(&answer, form.token()?, secret)
     }
 
-    /// The tokens of the key's user; an administrator's are everybody's where /v3 is gone.
+    /// Tokens of the key's user. For an administrator: of all users, where /v3 is gone.
     pub async fn tokens(&self, key: &Secret) -> Result<Dated<TokenList>, Error> {
         let answer = match self.send(key, Method::GET, V3, None).await {
             Ok(answer) => answer,
@@ -219,7 +219,7 @@ impl Rancher {
         Ok(Dated { value: TokenList { api: TokenApi::Ext, tokens }, date: answer.date })
     }
 
-    /// The token of this name, if the key's user may see it. Anybody may see themselves.
+    /// The token with this name, if the key's user may see it. A token may always read itself.
     pub async fn token(&self, key: &Secret, name: &str) -> Result<Dated<Option<Token>>, Error> {
         let answer = match self.send(key, Method::GET, &path(name)?, None).await {
             Ok(answer) => answer,
@@ -233,7 +233,7 @@ impl Rancher {
         Ok(Dated { value: Some(token), date: answer.date })
     }
 
-    /// Ends a token. False: there is none of the name that the key's user may see.
+    /// Revokes a token. False: no token of this name is visible to the key's user.
     pub async fn revoke(&self, key: &Secret, name: &str) -> Result<bool, Error> {
         match self.send(key, Method::DELETE, &path(name)?, None).await {
             Ok(_) => Ok(true),
@@ -247,7 +247,7 @@ impl OldForm {
     fn token(self) -> Result<Token, Error> {
         let created = time(&self.created)?;
         Ok(Token {
-            // 0 is for ever; less is dead from birth.
+            // 0 means for ever; less than 0 means expired at creation.
             ends: (self.ttl != 0).then(|| created + self.ttl.max(0) / 1000),
             name: self.id,
             user: self.user,
@@ -263,7 +263,7 @@ impl NewForm {
     fn token(self) -> Result<Token, Error> {
         let created = time(&self.metadata.creation_timestamp)?;
         Ok(Token {
-            // Less than 0 is for ever here; what 0 asks for is replaced before it is stored.
+            // Here, less than 0 means for ever; Rancher replaces 0 before it stores the token.
             ends: (self.spec.ttl > 0).then(|| created + self.spec.ttl / 1000),
             name: format!("{EXT_PREFIX}{}", self.metadata.name),
             user: self.spec.user,
@@ -281,11 +281,11 @@ fn minted(
     secret: Option<Zeroizing<String>>,
 ) -> Result<Dated<Minted>, Error> {
     let secret = secret.filter(|secret| !secret.is_empty()).map(Secret);
-    let secret = secret.ok_or_else(|| Error::Unreadable("there is no token in it".to_owned()))?;
+    let secret = secret.ok_or_else(|| Error::Unreadable("it contains no token".to_owned()))?;
     Ok(Dated { value: Minted { token, secret }, date: answer.date })
 }
 
-/// Whether the way itself is not there.
+/// Whether the API itself is missing.
 fn is_gone(error: &Error) -> bool {
     matches!(error, Error::NotFound(_) | Error::Refused { status: 405, .. })
 }
@@ -305,5 +305,5 @@ fn path(name: &str) -> Result<String, Error> {
 fn time(text: &str) -> Result<i64, Error> {
     DateTime::parse_from_rfc3339(text)
         .map(|time| time.timestamp())
-        .map_err(|_| Error::Unreadable("it does not say when the token was made".to_owned()))
+        .map_err(|_| Error::Unreadable("it has no time of the token's creation".to_owned()))
 }

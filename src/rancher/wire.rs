@@ -1,9 +1,9 @@
-//! One call: a connection of its own, a request, an answer, and the end of it.
+//! The transport of one call: a connection of its own, a request, an answer, and the close.
 //!
-//! Invariants: HTTPS only; a redirect is an answer like any other; of an answer no more is read than
-//! [`LONGEST_BODY`]; connecting and the whole call have deadlines; a call is sent once and never
-//! again by itself. What may hold a token is wiped from memory, where the libraries leave that to
-//! their caller, and is in no error.
+//! Invariants: HTTPS only; a redirect is not followed; at most [`LONGEST_BODY`] of an answer is
+//! read; connecting and the whole call have deadlines; a call is sent once and never repeated. What
+//! may hold a token is wiped from memory, where the libraries leave that to their caller, and is in
+//! no error.
 
 use std::io;
 use std::pin::pin;
@@ -26,22 +26,22 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use zeroize::Zeroizing;
 
 use super::error::{Error, safe, unconnected};
-use super::trust::{Trust, settings};
+use super::trust::{Trust, settings, unchecked};
 
 const CONNECT: Duration = Duration::from_secs(8);
-/// For a call, connecting included. Longer than a machine stands still.
+/// Deadline of a call, including connecting. Longer than a short freeze of the machine.
 const WHOLE: Duration = Duration::from_secs(25);
-/// Thousands of tokens fit into it.
+/// Longest body that is read, in bytes. Room for thousands of tokens.
 const LONGEST_BODY: usize = 8 << 20;
 const LONGEST_HEAD: usize = 64 * 1024;
 const AGENT: &str = concat!("harvester-guest-operator/", env!("CARGO_PKG_VERSION"));
 
-/// A server. Cheap to clone.
+/// A server, as the target of calls. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Endpoint {
     host: String,
     port: u16,
-    /// Before every path, without a slash at its end.
+    /// Prefix of every path, without a slash at its end.
     prefix: String,
     authority: HeaderValue,
     name: ServerName<'static>,
@@ -54,20 +54,24 @@ pub(super) struct Ask<'a> {
     /// Path and query.
     pub(super) path: &'a str,
     pub(super) token: &'a str,
-    /// The body and its type.
+    /// Content type and body.
     pub(super) body: Option<(&'static str, Zeroizing<Vec<u8>>)>,
 }
 
-/// A success.
+/// A successful answer.
 pub(super) struct Answer {
-    /// What the server's clock says, in seconds since the epoch.
+    /// Date by the server's clock, in seconds since the epoch. `None`: the server did not send one.
     pub(super) date: Option<i64>,
     pub(super) body: Zeroizing<Vec<u8>>,
 }
 
 impl Endpoint {
-    /// The fault, in words, if the URL or the authorities cannot be used.
+    /// A server at a URL. The error says why the URL or the authorities cannot be used.
     pub(super) fn new(url: &str, trust: Trust<'_>, name: Option<&str>) -> Result<Self, String> {
+        Self::with(url, settings(trust)?, name)
+    }
+
+    fn with(url: &str, tls: ClientConfig, name: Option<&str>) -> Result<Self, String> {
         let uri: Uri = url.parse().map_err(|e| format!("{e}"))?;
         if uri.scheme_str() != Some("https") {
             return Err("must begin with https://".to_owned());
@@ -85,31 +89,35 @@ impl Endpoint {
             authority: HeaderValue::try_from(authority).map_err(|e| e.to_string())?,
             host,
             name,
-            tls: Arc::new(settings(trust)?),
+            tls: Arc::new(tls),
         })
     }
 
-    /// Whether both are the same port of the same host.
+    /// Whether both have the same host and port.
     pub(super) fn is_at(&self, other: &Self) -> bool {
         self.port == other.port && self.host.eq_ignore_ascii_case(&other.host)
     }
 
-    /// The same server, with this before every path.
+    /// The same server, with `path` appended to the prefix of every path.
     pub(super) fn below(&self, path: &str) -> Self {
         Self { prefix: format!("{}{path}", self.prefix), ..self.clone() }
     }
 
-    /// What is before every path.
+    /// Prefix of every path. Empty for none.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
 
     /// Sends a request and reads the answer.
     pub(super) async fn call(&self, ask: Ask<'_>) -> Result<Answer, Error> {
-        // A header without a token would be answered as nobody's, and not as a bad token's.
+        // The server would treat a header without a token as anonymous, not as a bad token.
         if ask.token.is_empty() {
             return Err(Error::Unauthorized);
         }
+        self.within(ask).await
+    }
+
+    async fn within(&self, ask: Ask<'_>) -> Result<Answer, Error> {
         timeout(WHOLE, self.attempt(ask))
             .await
             .unwrap_or_else(|_| Err(Error::Silent(format!("not within {} s", WHOLE.as_secs()))))
@@ -143,7 +151,7 @@ impl Endpoint {
         };
         match select(pin!(exchange), pin!(connection)).await {
             Either::Left((answer, _)) => answer,
-            // What has arrived by then is still to be read.
+            // The connection has ended: the answer that has arrived is still to be read.
             Either::Right((_, exchange)) => exchange.await,
         }
     }
@@ -155,15 +163,18 @@ impl Endpoint {
                 .map_err(odd)?;
         bearer.set_sensitive(true);
         let path = format!("{}{}", self.prefix, ask.path);
-        let uri: Uri = path
-            .parse()
-            .map_err(|_| Error::Refused { status: 0, message: "its path is no path".to_owned() })?;
+        let uri: Uri = path.parse().map_err(|_| Error::Refused {
+            status: 0,
+            message: "the path of the request is not valid".to_owned(),
+        })?;
         let mut request = Request::new(Full::default());
         *request.method_mut() = ask.method;
         *request.uri_mut() = uri;
         let headers = request.headers_mut();
         headers.insert(HOST, self.authority.clone());
-        headers.insert(AUTHORIZATION, bearer);
+        if !ask.token.is_empty() {
+            headers.insert(AUTHORIZATION, bearer);
+        }
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
@@ -175,8 +186,15 @@ impl Endpoint {
     }
 }
 
+/// Reads what a server at a URL shows without a token, whatever its certificate.
+pub(super) async fn shown(url: &str, path: &str) -> Result<Answer, Error> {
+    let unfit = |message| Error::Refused { status: 0, message };
+    let there = Endpoint::with(url, unchecked().map_err(unfit)?, None).map_err(unfit)?;
+    there.within(Ask { method: Method::GET, path, token: "", body: None }).await
+}
+
 async fn read(mut body: Incoming) -> Result<Zeroizing<Vec<u8>>, Error> {
-    // Room for most answers from the start: what grows leaves copies behind.
+    // Enough room for most answers from the start: a buffer that grows leaves copies in memory.
     let mut all = Zeroizing::new(Vec::with_capacity(32 * 1024));
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(broken)?;

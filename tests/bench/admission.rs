@@ -1,5 +1,5 @@
-//! Admission at scale: what one call takes with 10,000 LoadBalancers and 100 pools, and what it
-//! adds to a request.
+//! Admission at scale: the time of one call with 10,000 LoadBalancers and 100 pools, and the time
+//! that admission adds to a request.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -17,27 +17,27 @@ use crate::{guests, wire};
 
 const LBS: usize = 10_000;
 const POOLS: usize = 100;
-/// Second part of the subnet of pool 0; the global pool has 64.
+/// Second octet of the subnet of pool 0; the global pool has 64.
 const FIRST_SUBNET: usize = 100;
 const CALLS: usize = 1_000;
-/// Objects of the lists that are converted, and how often each.
+/// Sizes of the converted lists, and number of conversions of each.
 const LISTS: [usize; 3] = [100, 1_000, 10_000];
 const LIST_ROUNDS: usize = 5;
 const CONVERSION: &str = "/v1/webhook/conversion";
 const PATIENCE: Duration = Duration::from_mins(5);
-/// So long nothing is converted any more before calls are measured.
+/// Time without conversions before calls are measured.
 const QUIET: Duration = Duration::from_secs(3);
 const CONFIGURATION: &str = "harvester-load-balancer-webhook";
 const GROUP: &str = "loadbalancer.harvesterhci.io";
 
-/// What was measured.
+/// Times and memory of admission.
 pub(crate) struct Calls {
-    /// By what is asked for; the first is the floor, a review that decides nothing.
+    /// Times of calls by kind; the first is the floor, a review that decides nothing.
     pub(crate) by_question: Vec<(&'static str, Vec<Duration>)>,
-    /// A dry-run creation through the API server: without admission, and with.
+    /// Times of a dry-run creation through the API server: without admission, and with it.
     pub(crate) without: Vec<Duration>,
     pub(crate) with: Vec<Duration>,
-    /// Conversion of a list: how many objects, and how long in all, answer read.
+    /// Conversion of lists: number of objects, and time in all, answer read.
     pub(crate) lists: Vec<(usize, Duration)>,
     pub(crate) peak_rss_mib: f64,
 }
@@ -72,7 +72,7 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path) -> Result<Calls> {
     })
     .await?;
 
-    // Each address was converted for the API server's cache of v1alpha1, which may be behind.
+    // The API server converts each change for its cache of v1alpha1, which may be behind.
     eventually(PATIENCE, "end of conversions", async || {
         let asked = async || operator.metric("hgo_admission_requests_total", &["conversion"]).await;
         let before = asked().await?;
@@ -126,7 +126,7 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path) -> Result<Calls> {
     Ok(Calls { by_question: calls, without, with, lists, peak_rss_mib })
 }
 
-/// Creates one that names a pool, each another: one pool's ledger has no room for all.
+/// Creates a LoadBalancer that names one pool of many: one pool's ledger has no room for all.
 async fn spread(client: &Client, index: usize) -> Result<()> {
     let mut lb = guests::lb(index)?;
     lb.spec.ip_pool = Some(format!("net-{}", index % (POOLS - 1) + 1));
@@ -138,7 +138,7 @@ fn pools(client: &Client) -> Api<IPPool> {
     Api::all(client.clone())
 }
 
-/// Nothing must be called any more once nobody answers.
+/// Removes the webhooks: no call may go to them once the operator is gone.
 async fn unregister(client: &Client) -> Result<()> {
     use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
     let (params, none) = (PatchParams::default(), Patch::Merge(json!({"webhooks": null})));
@@ -155,7 +155,7 @@ fn pool(name: &str, index: usize) -> Value {
         "kind": "IPPool",
         "metadata": {"name": name},
         "spec": {
-            // Apart from the global pool's, as from all others.
+            // Apart from the global pool's range, and from all others.
             "ranges": [{"subnet": format!("10.{}.0.0/20", FIRST_SUBNET + index)}],
             "selector": {
                 "network": format!("default/net-{index}"),
@@ -181,7 +181,7 @@ async fn dry_runs(client: &Client) -> Result<Vec<Duration>> {
 
 type Requests = fn(usize) -> Value;
 
-/// What is asked: its name, its path, and the n-th of its requests.
+/// Measured calls: name, path, and the n-th request.
 fn questions() -> [(&'static str, &'static str, Requests); 6] {
     const VALIDATION: &str = "/v1/webhook/validation";
     const MUTATION: &str = "/v1/webhook/mutation";
@@ -195,7 +195,7 @@ fn questions() -> [(&'static str, &'static str, Requests); 6] {
     ]
 }
 
-/// One object that is what it should be.
+/// A conversion review of one object that needs no conversion.
 fn nothing() -> Value {
     conversion("v1beta1", 1)
 }
@@ -204,7 +204,7 @@ fn list(count: usize) -> Value {
     conversion("v1alpha1", count)
 }
 
-/// Objects of v1beta1 as the operator leaves them, to be converted.
+/// A conversion review of objects of v1beta1 as the operator writes them.
 fn conversion(to: &str, count: usize) -> Value {
     let object = |index: usize| {
         json!({

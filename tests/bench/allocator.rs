@@ -1,4 +1,4 @@
-//! The allocator alone: what one claim costs, whatever the size of the pool.
+//! The allocator alone: the cost of one claim for pools of several sizes.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -8,16 +8,16 @@ use harvester_guest_operator::domain::Owner;
 use harvester_guest_operator::domain::pools::ledger::Ledger;
 use harvester_guest_operator::domain::pools::ranges::Ranges;
 
-/// One figure.
+/// A time of one operation.
 pub(crate) struct Row {
     pub(crate) pool: &'static str,
     pub(crate) what: &'static str,
     pub(crate) nanoseconds: f64,
 }
 
-/// Claims of one measurement, at most.
+/// Most claims of one measurement.
 const CLAIMS: usize = 65_533;
-/// Runs of which the median is quoted.
+/// Number of runs for the median.
 const RUNS: usize = 9;
 
 pub(crate) fn measure() -> Vec<Row> {
@@ -102,7 +102,7 @@ fn timed(owners: &[Owner], mut each: impl FnMut(&Owner)) -> (Duration, usize) {
     (began.elapsed(), owners.len())
 }
 
-/// Nanoseconds an operation.
+/// Median of nanoseconds per operation.
 fn median(mut run: impl FnMut() -> (Duration, usize)) -> f64 {
     let mut times: Vec<f64> = (0..RUNS)
         .map(|_| {

@@ -1,10 +1,11 @@
-//! Cost of leases while nothing on the network is for them: broadcasts to a segment with an
-//! agent and its links, beside as many to a segment of the same form without one.
+//! Cost of leases while broadcasts on the network are for others: broadcasts to a segment with an
+//! agent and its links, beside as many to a segment of the same form without an agent.
 //!
-//! The links' share is spent in threads of the kernel, which the agent's own CPU time does not show. So it is
-//! the CPU time of the sender (a frame is received where it was sent), of the kernel's workers and of the
-//! agent. That, unlike the time that passes, depends little on what else the machine does; what other
-//! work puts on the same workers is in the floor as well, whose turns are between the others.
+//! The links' share is spent in threads of the kernel, which the agent's own CPU time does not
+//! show. So the cost is the CPU time of the sender (a frame is received where it was sent), of the
+//! kernel's workers and of the agent. Unlike elapsed time, that depends little on other work of the
+//! machine; other work on the same workers is in the floor as well, whose windows alternate with
+//! the others.
 
 use std::fs;
 use std::os::fd::AsRawFd as _;
@@ -26,14 +27,14 @@ use crate::fixture::{Site, on_site};
 use crate::leases::shipped;
 
 const LEASES: [usize; 3] = [0, 500, 1_000];
-/// Broadcasts a second, and for how long they come at a time.
+/// Broadcasts per second, and the time of one window.
 const RATE: u32 = 200;
 const WINDOW: Duration = Duration::from_secs(4);
 /// Windows of each kind with the links, and as many without.
 const ROUNDS: usize = 5;
 const AT_ONCE: usize = 48;
 const PATIENCE: Duration = Duration::from_mins(5);
-/// After this an agent has nothing more to do: it has asked who announces each address.
+/// Time after which an agent is idle: it has asked by ARP which station announces each address.
 const SETTLED: Duration = Duration::from_secs(40);
 
 /// Cost of broadcasts with so many leases, as a share of one core.
@@ -82,7 +83,7 @@ pub(crate) fn measure() -> Result<Vec<Row>> {
     Ok(told.try_iter().collect())
 }
 
-/// A question for 10.77.7.251 by a station that is no lease's.
+/// An ARP request for 10.77.7.251 by a station without a lease.
 fn arp() -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend([2, 0xaa, 0, 0, 0, 1, 0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 1]);
@@ -91,11 +92,12 @@ fn arp() -> Vec<u8> {
     frame
 }
 
-/// A server's answer to the client of another station, with the BROADCAST flag: to port 68 of all.
+/// A server's answer to the client of another station, with the BROADCAST flag: to port 68 of all
+/// stations.
 fn dhcp() -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend([2, 0xaa, 0, 0, 0, 1, 0x08, 0x00]);
-    // UDP goes without a checksum.
+    // UDP without a checksum.
     frame.extend([0x45, 0, 1, 16, 0, 0, 0, 0, 64, 17, 103, 151, 10, 77, 7, 250]);
     frame.extend([255, 255, 255, 255]);
     frame.extend([0, 67, 0, 68, 0, 252, 0, 0]);
@@ -130,7 +132,8 @@ fn median(mut shares: Vec<f64>) -> f64 {
     shares.get(shares.len() / 2).copied().unwrap_or_default()
 }
 
-/// Sends for the time of a window. Returns what share of a core that took in all, and in the agent.
+/// Sends broadcasts for one window. Returns the share of a core that they took in all, and in the
+/// agent.
 async fn window(from: &Netns, frame: Vec<u8>, agent: Option<u32>) -> Result<(f64, f64)> {
     from.run(move || {
         let socket = open("eth0")?;
@@ -154,7 +157,7 @@ async fn window(from: &Netns, frame: Vec<u8>, agent: Option<u32>) -> Result<(f64
 }
 
 fn open(interface: &str) -> Result<Socket> {
-    // It hears nothing.
+    // The socket receives nothing.
     let socket = Socket::new(Domain::PACKET, Type::RAW, None)?;
     let address = getifaddrs()?.find_map(|one| {
         let address = *one.address?.as_link_addr()?;
@@ -169,12 +172,12 @@ fn workers() -> Result<u64> {
     sum(Path::new("/proc"), |name| name.starts_with("kworker") || name.starts_with("ksoftirqd"))
 }
 
-/// CPU time of those threads or processes of a folder whose name is like that.
+/// CPU time in nanoseconds of the threads or processes of a folder whose name matches.
 fn sum(folder: &Path, is: impl Fn(&str) -> bool) -> Result<u64> {
     let mut nanos = 0;
     for entry in fs::read_dir(folder)? {
         let task = entry?.path();
-        // One that has ended meanwhile counts for nothing.
+        // A task that has ended meanwhile counts as zero.
         let Ok(name) = fs::read_to_string(task.join("comm")) else { continue };
         if is(&name) {
             nanos += cpu(&task).unwrap_or_default();
@@ -189,7 +192,7 @@ fn cpu(task: &Path) -> Result<u64> {
     Ok(times.split_whitespace().next().context("no CPU time")?.parse()?)
 }
 
-/// Prints what was measured, and returns it.
+/// Prints the rows, and returns them as JSON.
 pub(crate) fn print(rows: &[Row]) -> Value {
     println!("\n{RATE} broadcasts a second that are for others, in % of a core, kernel included");
     println!(

@@ -1,4 +1,4 @@
-//! Endpoints at scale: 500 vm load balancers, 20,000 VMs with their pods, beside a bare client
+//! Endpoints at scale: 500 vm LoadBalancers and 20,000 VMs with their pods, beside a bare client
 //! that writes the same EndpointSlices.
 
 use std::collections::BTreeMap;
@@ -29,25 +29,25 @@ const CHANGES: usize = 1_000;
 const AT_ONCE: usize = 48;
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// What was measured.
+/// Times, memory and CPU of endpoints.
 pub(crate) struct Endpoints {
     /// From the start of the process to its lists of VMs and pods.
     pub(crate) listed: Duration,
-    /// From there to the first and the last of the slices.
+    /// From these lists to the first and the last of the slices.
     pub(crate) first_slice: Duration,
     pub(crate) all_slices: Duration,
-    /// A bare client that creates the same slices.
+    /// Time of a bare client that creates the same slices.
     pub(crate) floor_slices: Duration,
     pub(crate) peak_rss_mib: f64,
-    /// CPU of the operator for a VM that changes for good: slice and status.
+    /// CPU of the operator for a lasting change of a VM: slice and status.
     pub(crate) cpu_ms_for_good: f64,
     /// CPU of the operator for a VM that changes and changes back at once.
     pub(crate) cpu_ms_a_change: f64,
-    /// CPU of the operator for a change that makes no difference to any slice.
+    /// CPU of the operator for a change of a VM that changes no slice.
     pub(crate) cpu_ms_no_change: f64,
-    /// From the write of the VM to the slice, as a client sees both.
+    /// Times from the write of the VM to the slice, as a client observes both.
     pub(crate) changes: Vec<Duration>,
-    /// A bare client's patch of a slice of the same size, until it sees it.
+    /// Times from a bare client's patch of a slice of the same size to its watch event.
     pub(crate) floor_changes: Vec<Duration>,
     pub(crate) slice_writes: f64,
 }
@@ -177,7 +177,7 @@ async fn populate(client: &Client) -> Result<()> {
         .await
 }
 
-/// About as large as KubeVirt's are.
+/// A VMI about as large as KubeVirt's.
 fn vmi(index: usize, ready: bool) -> Value {
     let node = format!("node-{}", index % 16);
     let address = address(index);
@@ -251,7 +251,7 @@ fn pod(index: usize, uid: &str) -> (Value, Value) {
     (pod, status)
 }
 
-/// What a bare client writes for one load balancer.
+/// Slice that a bare client writes for one LoadBalancer.
 fn floor_slice(index: usize, changed: bool) -> Value {
     let endpoints: Vec<Value> = (index * EACH..(index + 1) * EACH)
         .map(|vm| {
@@ -289,7 +289,7 @@ async fn floor_slices(client: &Client) -> Result<Duration> {
     Ok(began.elapsed())
 }
 
-/// A VM's change is two writes: somebody's of the VM, and the slice's.
+/// Times of a bare client. A VM's change is two writes: one of the VM, and one of the slice.
 async fn floor_changes(client: &Client) -> Result<Vec<Duration>> {
     let vmis = instances(client, "default");
     let version = slices(client).list(&ListParams::default().limit(1)).await?;
@@ -330,7 +330,7 @@ async fn seen(
     }
 }
 
-/// Of each load balancer in turn, one VM stops being ready, and is ready again.
+/// Makes one VM of each LoadBalancer in turn not ready, and ready again; returns the times.
 async fn changes(client: &Client) -> Result<Vec<Duration>> {
     let vmis = instances(client, "default");
     let version = slices(client).list(&ListParams::default().limit(1)).await?;
@@ -349,7 +349,7 @@ async fn changes(client: &Client) -> Result<Vec<Duration>> {
     Ok(times)
 }
 
-/// Changes of VMs that concern nobody.
+/// Writes changes of VMs that change no slice.
 async fn heartbeats(client: &Client) -> Result<()> {
     let vmis = instances(client, "default");
     for change in 0..CHANGES {
@@ -359,11 +359,11 @@ async fn heartbeats(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the operator has nothing more to write.
+/// Waits until the operator has no more writes to make.
 async fn settled(operator: &Operator) -> Result<()> {
     let mut last = -1.0;
     eventually(PATIENCE, "rest", async || {
-        // Counts may be a second behind.
+        // Counts in statuses may be a second late.
         tokio::time::sleep(Duration::from_millis(1500)).await;
         let writes = operator.metric("hgo_api_writes_total", &[]).await?;
         anyhow::Ok(std::mem::replace(&mut last, writes).to_bits() == writes.to_bits())
@@ -371,7 +371,7 @@ async fn settled(operator: &Operator) -> Result<()> {
     .await
 }
 
-/// Every load balancer leads to its own VMs, all ready.
+/// Checks that every LoadBalancer leads to its own VMs, all ready.
 async fn check(client: &Client) -> Result<()> {
     let mut found: BTreeMap<String, usize> = BTreeMap::new();
     let ours = ListParams::default().labels("loadbalancer.harvesterhci.io/servicelb=true");

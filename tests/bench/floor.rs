@@ -1,4 +1,4 @@
-//! A bare client that does the minimum of writes, with nobody else at work.
+//! A bare client that makes the minimum of writes, without other clients.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,10 +14,10 @@ use tokio::sync::Mutex;
 
 use crate::guests::{self, AT_ONCE, lb, lbs};
 
-/// LoadBalancers that one write of the pool records.
+/// LoadBalancers recorded by one write of the pool.
 const SHARE: usize = 500;
 
-/// What one burst cost.
+/// Times of one burst.
 pub(crate) struct Floor {
     pub(crate) addressed: Duration,
     pub(crate) deleted: Duration,
@@ -45,7 +45,7 @@ pub(crate) async fn at_once(client: &Client, count: usize) -> Result<Floor> {
     Ok(Floor { addressed, deleted })
 }
 
-/// The two writes of each, one after the other.
+/// Makes the two writes of each LoadBalancer, one after the other.
 pub(crate) async fn one_by_one(client: &Client, count: usize) -> Result<Vec<Duration>> {
     let mut times = Vec::new();
     for index in 0..count {

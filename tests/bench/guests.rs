@@ -1,4 +1,4 @@
-//! What guests do: create, wait, delete. The same client drives the operator and the floor.
+//! Steps of guests: create, wait, delete. The same client drives the operator and the floor.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use testbed::eventually;
 pub(crate) const AT_ONCE: usize = 24;
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// The LoadBalancers of the run.
+/// LoadBalancers of the run.
 pub(crate) fn lbs(client: &Client) -> Api<LoadBalancer> {
     Api::namespaced(client.clone(), "default")
 }
@@ -99,7 +99,7 @@ pub(crate) async fn all_distinct(client: &Client, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// From sending the creation to seeing the address, one LoadBalancer at a time.
+/// Times from sending the creation to observing the address, one LoadBalancer at a time.
 pub(crate) async fn create_and_watch(client: &Client, count: usize) -> Result<Vec<Duration>> {
     let api = lbs(client);
     let version =
@@ -120,7 +120,7 @@ pub(crate) async fn create_and_watch(client: &Client, count: usize) -> Result<Ve
             }
         }
         times.push(began.elapsed());
-        // A rest, so that each is the first after one.
+        // A pause, so that the operator is idle before each creation.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     Ok(times)

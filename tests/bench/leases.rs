@@ -1,5 +1,5 @@
-//! 500 leases on one network, by one agent from a real DHCP server, beside a bare client that writes as
-//! many records; and load balancers one by one, through operator, agent and server.
+//! 500 leases on one network, by one agent from a real DHCP server, beside a bare client that
+//! writes as many records; and LoadBalancers one by one, through operator, agent and server.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -25,24 +25,24 @@ const LEASES: usize = 500;
 const AT_ONCE: usize = 48;
 const SINGLES: usize = 200;
 const PATIENCE: Duration = Duration::from_mins(5);
-/// How long an agent that has nothing to do is looked at.
+/// Time for which an idle agent is measured.
 const IDLE: Duration = Duration::from_mins(1);
-/// The shortest lease that dnsmasq gives, in seconds; it is renewed after half of it.
+/// Shortest lease of dnsmasq, in seconds; it is renewed after half of it.
 const SHORT: u32 = 120;
 
-/// What was measured.
+/// Times, memory and CPU of leases.
 pub(crate) struct Leases {
-    /// From the first record that is created to the last that has an address.
+    /// From the creation of the first record to the last address.
     pub(crate) acquired: Duration,
-    /// A bare client that creates as many records and writes a status into each.
+    /// Time of a bare client that creates as many records and writes a status into each.
     pub(crate) floor: Duration,
-    /// What the agent holds of its own, and all of it that is in memory.
+    /// The agent's private memory, and all of its resident memory.
     pub(crate) own_mib: f64,
     pub(crate) rss_mib: f64,
     pub(crate) idle_cpu_percent: f64,
-    /// From the creation of a LoadBalancer to its address.
+    /// Times from the creation of a LoadBalancer to its address.
     pub(crate) singles: Vec<Duration>,
-    /// Renewals in each second of two periods in which all were renewed.
+    /// Renewals in each second of two periods in which all leases were renewed.
     pub(crate) renewals: Vec<f64>,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn measure() -> Result<Leases> {
     Ok(measured)
 }
 
-/// The agent as it is shipped, which is made smaller than cargo's own profile for benchmarks does.
+/// Path of the agent as it is shipped, built smaller than by cargo's profile for benchmarks.
 pub(crate) fn shipped() -> Result<PathBuf> {
     let release = Path::new(env!("CARGO_BIN_EXE_lease-agent")).parent();
     let target = release.and_then(Path::parent).context("no folder of builds")?;
@@ -95,7 +95,7 @@ pub(crate) fn shipped() -> Result<PathBuf> {
     Ok(agent)
 }
 
-/// Writes what a record's life begins with, for a network that has no agent.
+/// Makes the first writes of each record's life, for a network without an agent.
 async fn floor(site: &Site) -> Result<Duration> {
     let records = site.records();
     let began = Instant::now();
@@ -129,8 +129,8 @@ async fn gone(site: &Site) -> Result<()> {
     .await
 }
 
-/// Creates the records, and waits until each has an address of its own. A watch tells when, so that no
-/// list burdens the API server.
+/// Creates the records, and waits until each has an address of its own. It waits by a watch, so
+/// that no list burdens the API server.
 async fn acquire(site: &Site) -> Result<Duration> {
     println!("{LEASES} leases at once");
     let records = site.records();
@@ -167,7 +167,7 @@ fn leased(lease: &DHCPLease) -> Option<String> {
 }
 
 async fn idle(process: &Managed) -> Result<f64> {
-    // What follows an address: events, and sockets that listen for a while.
+    // Work after an address: Events, and sockets that listen for a while.
     tokio::time::sleep(Duration::from_secs(30)).await;
     let cpu = || process.cpu_time().context("no CPU time");
     let (before, began) = (cpu()?, Instant::now());
@@ -185,7 +185,7 @@ fn memory(process: &Managed) -> Result<(f64, f64)> {
     Ok((kib("RssAnon:")? / 1024.0, kib("VmRSS:")? / 1024.0))
 }
 
-/// LoadBalancers, each created when the last one has its address.
+/// Times of LoadBalancers, each created when the previous one has its address.
 async fn singles(site: &Site) -> Result<Vec<Duration>> {
     let _operator = site.operator(600).await?;
     let lbs = site.cluster.lbs();
@@ -226,7 +226,7 @@ async fn renewals(agent: &Agent) -> Result<Vec<f64>> {
     Ok(each)
 }
 
-/// Prints what was measured, and returns it.
+/// Prints the measurements, and returns them as JSON.
 pub(crate) fn print(measured: &Leases) -> Value {
     let seconds = |time: Duration| time.as_secs_f64();
     let singles = quantiles(&measured.singles);

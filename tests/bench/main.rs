@@ -142,9 +142,11 @@ pub(crate) struct Ours {
     pub(crate) deleted: Duration,
     pub(crate) lb_writes: f64,
     pub(crate) pool_writes: f64,
+    pub(crate) delete_pool_writes: f64,
     pub(crate) conflicts: f64,
     pub(crate) peak_rss_mib: f64,
-    pub(crate) cpu_seconds: f64,
+    pub(crate) cpu: Duration,
+    pub(crate) delete_cpu: Duration,
 }
 
 async fn ours_at_once(bed: &Bed, binary: &Path, count: usize) -> Result<Ours> {
@@ -163,7 +165,7 @@ async fn ours_at_once(bed: &Bed, binary: &Path, count: usize) -> Result<Ours> {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let addressed = began.elapsed();
-    let cpu = operator.process.cpu_time().unwrap_or_default().saturating_sub(cpu_before);
+    let cpu_addressed = operator.process.cpu_time().unwrap_or_default();
     let after = writes(&operator).await?;
     guests::all_distinct(&client, count).await?;
 
@@ -171,6 +173,8 @@ async fn ours_at_once(bed: &Bed, binary: &Path, count: usize) -> Result<Ours> {
     guests::delete_all(&client, count).await?;
     guests::wait_until_gone(&client).await?;
     let deleted = began.elapsed();
+    let cpu_deleted = operator.process.cpu_time().unwrap_or_default();
+    let last = writes(&operator).await?;
     let peak_rss_mib = operator.process.peak_rss_kib().unwrap_or(0) as f64 / 1024.0;
     guests::delete_pool(&client, "bench").await?;
     operator.process.terminate(Duration::from_secs(5)).await?;
@@ -180,9 +184,11 @@ async fn ours_at_once(bed: &Bed, binary: &Path, count: usize) -> Result<Ours> {
         deleted,
         lb_writes: after.0 - before.0,
         pool_writes: after.1 - before.1,
+        delete_pool_writes: last.1 - after.1,
         conflicts: after.2 - before.2,
         peak_rss_mib,
-        cpu_seconds: cpu.as_secs_f64(),
+        cpu: cpu_addressed.saturating_sub(cpu_before),
+        delete_cpu: cpu_deleted.saturating_sub(cpu_addressed),
     })
 }
 

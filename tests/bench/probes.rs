@@ -1,9 +1,9 @@
 //! 10,000 backends probed every 5 s by one process, beside a floor: a bare loop that opens and
-//! closes as many connections a second on the same kind of runtime.
+//! closes as many connections per second on the same kind of runtime.
 //!
-//! Two processes in a network namespace: one is probed and notes when, one probes, so that
-//! processor time and memory are the prober's alone. On loopback the kernel does the work of
-//! both ends in the process that sends; the floor has that in it, too.
+//! Two processes in a network namespace: one is probed and records the times, the other probes, so
+//! that processor time and memory are the prober's alone. On loopback the kernel does the work of
+//! both ends in the sending process; the floor includes that, too.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -27,13 +27,13 @@ const TARGETS: u16 = 10_000;
 const PER_LB: u16 = 100;
 const PERIOD: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// First probes of all, and a period of calm.
+/// Time for the first probes of all targets, and a quiet period.
 const WARM_UP: Duration = Duration::from_secs(10);
 const MEASURED: Duration = Duration::from_secs(25);
 const ROLE: &str = "BENCH_PROBES_ROLE";
 const CASE: &str = "BENCH_PROBES_CASE";
 
-/// Name; whether it is HTTP; of ten targets, how many swallow what is sent to them.
+/// Name; whether the probes are HTTP; how many of ten targets drop every packet.
 const CASES: [(&str, bool, u16); 4] = [
     ("tcp", false, 0),
     ("tcp, 10 % silent", false, 1),
@@ -42,7 +42,7 @@ const CASES: [(&str, bool, u16); 4] = [
 ];
 const FLOOR: &str = "floor: bare connects";
 
-/// What this process is started again for.
+/// Role of this process, which starts itself again for each.
 pub(crate) enum Role {
     Probed,
     Prober,
@@ -59,7 +59,7 @@ impl Role {
     /// Does the work and prints its figures, as JSON, to stdout.
     pub(crate) fn play(self) -> Result<()> {
         let case = std::env::var(CASE)?;
-        // As the operator runs.
+        // The same runtime as the operator's.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let figures = runtime.block_on(async {
             match self {
@@ -118,14 +118,14 @@ fn settings(case: &str) -> (bool, u16) {
         .map_or((false, 0), |(_, http, holes)| (*http, *holes))
 }
 
-/// Target number so-and-so: of ten in a row, the first so many are silent.
+/// Address of target number `n`: of ten in a row, the first `silent` are silent.
 fn address(n: u16, silent: u16) -> Ipv4Addr {
     let net = if n % 10 < silent { 211 } else { 210 };
     let [high, low] = (n + 256).to_be_bytes();
     Ipv4Addr::new(10, net, high, low)
 }
 
-// ---- who is probed -----------------------------------------------------------------------
+// ---- the probed process -----------------------------------------------------------------
 
 type Arrivals = Arc<Mutex<HashMap<IpAddr, Vec<Instant>>>>;
 
@@ -170,9 +170,9 @@ async fn probed(case: &str) -> Result<Value> {
     Ok(figures)
 }
 
-/// How far the time between two arrivals at a target is from the period, in percent of it. The
-/// first probes of all are off the grid, and a burst that disturbs the first period: both do not
-/// count.
+/// Deviations of the time between two arrivals at a target from the period, in percent of the
+/// period. Two things do not count: the first probes, which are off the grid, and the first period,
+/// which their burst disturbs.
 fn deviations(log: &HashMap<IpAddr, Vec<Instant>>, figures: &mut Value) {
     let Some(began) = log.values().filter_map(|times| times.first()).min().copied() else { return };
     let calm = |times: &&Instant| times.duration_since(began) > PERIOD;
@@ -192,7 +192,7 @@ fn deviations(log: &HashMap<IpAddr, Vec<Instant>>, figures: &mut Value) {
     figures["deviation_max_percent"] = json!(all.last());
 }
 
-// ---- who probes --------------------------------------------------------------------------
+// ---- the probing process ----------------------------------------------------------------
 
 async fn prober(case: &str) -> Result<Value> {
     let (http, silent) = settings(case);
@@ -228,7 +228,7 @@ async fn prober(case: &str) -> Result<Value> {
     Ok(figures)
 }
 
-/// Probes that ended, by the counter that everybody sees.
+/// Ended probes by the public counter.
 fn probes(metrics: &Metrics) -> Result<f64> {
     let text = metrics.render()?;
     let lines = text.lines().filter(|line| line.starts_with("hgo_probes_total{"));
@@ -259,7 +259,7 @@ async fn floor() -> Result<Value> {
     window(|| Ok((made() - before) as f64)).await
 }
 
-/// What the process takes in the time that is measured.
+/// CPU, memory and probes of this process in the measured time.
 async fn window(done: impl Fn() -> Result<f64>) -> Result<Value> {
     let (cpu_before, began) = (cpu()?, Instant::now());
     tokio::time::sleep(MEASURED).await;

@@ -1,5 +1,5 @@
-//! TokenRotations that are due within moments, beside a bare client that makes, publishes and revokes as many
-//! tokens and records nothing.
+//! TokenRotations that are due within moments, beside a bare client that makes, publishes and
+//! revokes as many tokens and records nothing.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,34 +14,34 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{Bed, Operator, Start, eventually};
 
-/// What the operator may do, and whose tokens.
+/// Manifests of the operator's rights, and of the account that tokens are issued for.
 const PREPARED: [&str; 2] =
     [include_str!("../it/rotation/rights.yaml"), include_str!("../it/rotation/guest.yaml")];
 const ACCOUNT: &str = "guest";
 const KEY: &str = "token";
-/// How many, unless the command line says it.
+/// Default number of rotations.
 pub(crate) const ROTATIONS: usize = 2_000;
-/// What the floor does at a time: as many as the operator.
+/// Concurrency of the floor: that of the operator.
 const AT_ONCE: usize = 4;
-/// What whoever prepares does at a time.
+/// Concurrency of the preparation.
 const PREPARE: usize = 24;
 const PATIENCE: Duration = Duration::from_mins(45);
 
-/// What was measured.
+/// Times, calls and memory of rotations.
 pub(crate) struct Rotations {
     pub(crate) count: usize,
-    /// A bare client's four calls for each.
+    /// Time of a bare client's four calls for each rotation.
     pub(crate) floor: Duration,
-    /// From the moment at which the first is due to the last that is replaced.
+    /// From the moment at which the first is due to the last replacement.
     pub(crate) took: Duration,
-    /// How many were published in each second.
+    /// Publications in each second.
     pub(crate) published: Vec<f64>,
     /// Calls of the API server in each second.
     pub(crate) calls: Vec<f64>,
     pub(crate) failed: f64,
     pub(crate) cpu: Duration,
     pub(crate) peak_rss_mib: f64,
-    /// Tokens that work afterwards.
+    /// Valid tokens afterwards.
     pub(crate) alive: usize,
 }
 
@@ -56,7 +56,7 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path, count: usize) -> Result<Ro
     each(count, AT_ONCE, async |n| renew(&client, n, 2).await).await?;
     let floor = began.elapsed();
 
-    // What is there is adopted before the first is due.
+    // Existing tokens are adopted before the first is due.
     let rotations: Api<TokenRotation> = Api::namespaced(client.clone(), "default");
     each(count, PREPARE, async |n| {
         let rotation = TokenRotation::new(&name(n), serde_json::from_value(spec(n))?);
@@ -80,7 +80,7 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path, count: usize) -> Result<Ro
     let began = Instant::now();
     let (published, calls) = seconds(&operator, count).await?;
     let took = began.elapsed();
-    // The last ones are revoked after their second of overlap.
+    // The last ones are revoked after their overlap of one second.
     let secrets: Api<Secret> = Api::namespaced(client.clone(), "default");
     let made = ListParams::default().labels(LABEL_ROTATION);
     let measured = Rotations {
@@ -114,7 +114,7 @@ pub(crate) async fn measure(bed: &Bed, binary: &Path, count: usize) -> Result<Ro
     Ok(measured)
 }
 
-/// Seconds for which the bare client's tokens work. They are due when a hundredth of that is over.
+/// Lifetime of the bare client's tokens in seconds. They are due when a hundredth of it has passed.
 const LIFE: i64 = 6 * 3_600;
 const DUE_AFTER: Duration = Duration::from_secs(216);
 
@@ -122,7 +122,7 @@ fn name(n: usize) -> String {
     format!("due-{n}")
 }
 
-/// What is made here is not due again for hours.
+/// Spec of a rotation whose next token is not due for hours.
 fn spec(n: usize) -> Value {
     json!({
         "source": {"serviceAccountToken":
@@ -133,8 +133,8 @@ fn spec(n: usize) -> Value {
     })
 }
 
-/// The least that a replacement takes: what the token is bound to, the token, its publication, and the
-/// revocation of the one before.
+/// Makes the fewest calls that a replacement takes: the object that the token is bound to, the
+/// token, its publication, and the revocation of the previous token.
 async fn renew(client: &Client, n: usize, round: usize) -> Result<()> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), "default");
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");

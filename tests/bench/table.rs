@@ -21,19 +21,21 @@ pub(crate) struct AtOnce {
 /// Prints the bursts.
 pub(crate) fn addresses(rows: &[AtOnce]) -> Value {
     println!(
-        "\n{:>6} {:>9} {:>9} {:>6} {:>9} {:>9} {:>6} {:>8} {:>6} {:>5} {:>8} {:>8}",
+        "\n{:>6} {:>9} {:>9} {:>6} {:>8} {:>6} {:>8} {:>9} {:>9} {:>6} {:>6} {:>8} {:>5} {:>8}",
         "LBs",
         "floor s",
         "ours s",
         "ratio",
+        "wr/addr",
+        "pool",
+        "CPU s/k",
         "del fl s",
         "del s",
         "ratio",
-        "wr/addr",
         "pool",
+        "CPU s/k",
         "409",
-        "RSS MiB",
-        "CPU s/k"
+        "RSS MiB"
     );
     rows.iter().map(at_once).collect()
 }
@@ -171,14 +173,16 @@ fn at_once(row: &AtOnce) -> Value {
     let ratio = seconds(ours.addressed) / seconds(floor.addressed);
     let delete_ratio = seconds(ours.deleted) / seconds(floor.deleted);
     let per_address = (ours.lb_writes + ours.pool_writes) / *count as f64;
-    let cpu = ours.cpu_seconds * 1e3 / *count as f64;
+    let per_thousand = |cpu: Duration| seconds(cpu) * 1e3 / *count as f64;
+    let (cpu, delete_cpu) = (per_thousand(ours.cpu), per_thousand(ours.delete_cpu));
     println!(
-        "{count:>6} {:>9.2} {:>9.2} {ratio:>6.2} {:>9.2} {:>9.2} {delete_ratio:>6.2} {per_address:>8.3} {:>6} {:>5} {:>8.1} {cpu:>8.2}",
+        "{count:>6} {:>9.2} {:>9.2} {ratio:>6.2} {per_address:>8.3} {:>6} {cpu:>8.2} {:>9.2} {:>9.2} {delete_ratio:>6.2} {:>6} {delete_cpu:>8.2} {:>5} {:>8.1}",
         seconds(floor.addressed),
         seconds(ours.addressed),
+        ours.pool_writes,
         seconds(floor.deleted),
         seconds(ours.deleted),
-        ours.pool_writes,
+        ours.delete_pool_writes,
         ours.conflicts,
         ours.peak_rss_mib
     );
@@ -193,9 +197,11 @@ fn at_once(row: &AtOnce) -> Value {
         "delete_ratio": delete_ratio,
         "lb_writes": ours.lb_writes,
         "pool_writes": ours.pool_writes,
+        "delete_pool_writes": ours.delete_pool_writes,
         "writes_per_address": per_address,
         "conflicts": ours.conflicts,
         "peak_rss_mib": ours.peak_rss_mib,
         "cpu_seconds_per_1000": cpu,
+        "delete_cpu_seconds_per_1000": delete_cpu,
     })
 }

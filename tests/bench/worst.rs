@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 /// LoadBalancers that wait, and pools.
 const WAITERS: usize = 10_000;
 const POOLS: usize = 100;
-/// Runs of which the median is quoted.
+/// Number of runs for the median.
 const RUNS: usize = 9;
 
 /// Events, each with its duration.
@@ -75,8 +75,9 @@ fn largest_lb() -> LoadBalancer {
     }))
 }
 
-/// Pools of one address each. The first is held and freed, or another asks; the rest waits for others,
-/// half of it for none that there is.
+/// Time of a change in a book with pools of one address each. Either the first address is held and
+/// freed, or another LoadBalancer asks for it; the other LoadBalancers wait for other pools, half
+/// of them for a pool that does not exist.
 fn change_among_waiters(is_release: bool) -> Duration {
     let mut book = Book::default();
     for number in 0..POOLS {

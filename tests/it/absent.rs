@@ -1,4 +1,4 @@
-//! Kinds that a cluster does not have, and kinds that come later.
+//! Kinds that a cluster does not serve, and kinds that are installed later.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -32,7 +32,7 @@ async fn a_kind_that_is_not_there_is_told_of_once_and_found_when_it_comes() -> R
     cluster.lb("lb").await?;
     cluster.address("lb").await?;
     let missing = ["VirtualMachineInstance", "VirtualMachine", "NetworkAttachmentDefinition"];
-    // Five times each.
+    // Five times for each kind.
     eventually(LATER, "more questions", async || {
         let asked = operator.metric("hgo_api_requests_total", &["\"404\""]).await?;
         anyhow::Ok(asked >= 15.0)
@@ -41,7 +41,7 @@ async fn a_kind_that_is_not_there_is_told_of_once_and_found_when_it_comes() -> R
     let log = operator.process.log();
     for kind in missing {
         let of_it = log.lines().filter(|line| line.contains(&format!("kind=\"{kind}\"")));
-        // That an answer did not come in time is another matter, and told as well.
+        // A late answer is another matter, and logged as well.
         let told: Vec<&str> = of_it.filter(|line| !line.contains("no answer within")).collect();
         ensure!(told.len() == 1 && told[0].contains("not served"), "{kind}: {told:#?}");
     }
@@ -52,7 +52,7 @@ async fn a_kind_that_is_not_there_is_told_of_once_and_found_when_it_comes() -> R
     .await
 }
 
-/// A vm load balancer that names no network needs none.
+/// A vm LoadBalancer that names no network needs none.
 #[tokio::test(flavor = "multi_thread")]
 async fn where_there_is_no_multus_vms_are_served_all_the_same() -> Result<()> {
     let cluster = without(&[NETWORKS]).await?;

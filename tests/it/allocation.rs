@@ -1,6 +1,7 @@
-//! Addresses given, kept and taken back.
+//! Addresses claimed, retained and released.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -8,9 +9,11 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::json;
-use testbed::{Stalls, eventually};
+use testbed::{Call, Proxy, Stalls, Start, Verdict, eventually};
 
-use crate::support::{Cluster, SOON, address, lb, ready, settled, shows, unanswered, writes};
+use crate::support::{
+    Cluster, SOON, address, lb, nothing_failed, ready, settled, shows, unanswered, writes,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_at_once_get_distinct_addresses_with_few_writes() -> Result<()> {
@@ -50,7 +53,7 @@ async fn one_name_created_and_deleted_500_times_never_sticks() -> Result<()> {
         .await?;
     let _operator = cluster.operator().await?;
     for _ in 0..500 {
-        // The name is free when its predecessor's finalizer is gone, and not a moment later.
+        // The name becomes free with the end of its predecessor's finalizer.
         eventually(SOON, "free name", async || cluster.lb("same").await.map(|_| true)).await?;
         cluster.delete("same").await?;
     }
@@ -77,14 +80,14 @@ async fn waiters_say_so_and_are_served_oldest_first_without_polling() -> Result<
         cluster.lb(name).await?;
         let message = cluster.waits(name, "NoAvailableIP").await?;
         assert!(message.contains("no available IP") && message.contains("two"), "{message}");
-        // Creation times have whole seconds: let each be older than the next.
+        // Creation times have whole seconds: make each older than the next.
         tokio::time::sleep(Duration::from_millis(1_100)).await;
     }
     shows(&operator, "hgo_pool_waiters", &["two"], |waiters| waiters == 3.0).await?;
 
     let before = settled("writes", async || writes(&operator).await).await?;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(writes(&operator).await?, before, "nothing happened, and something was written");
+    assert_eq!(writes(&operator).await?, before, "a write without a cause");
 
     let freed = cluster.address("a").await?;
     cluster.deleted("a").await?;
@@ -129,7 +132,7 @@ async fn restarts_move_nobody_and_write_nothing() -> Result<()> {
             operator.process.terminate(SOON).await?;
         }
         operator = cluster.operator().await?;
-        // Its first look at everything has happened when a newcomer is served.
+        // Its first reconcile of all objects is over when a new LoadBalancer is served.
         let probe = format!("probe-{round}");
         cluster.lb_with(&probe, json!({"ipam": "dhcp", "workloadType": "cluster"})).await?;
         cluster.address(&probe).await?;
@@ -146,8 +149,8 @@ async fn a_guest_that_gives_up_after_ten_seconds_never_has_to() -> Result<()> {
     cluster.pool("pool", json!({"subnet": "10.1.0.0/22"})).await?;
     let _operator = cluster.operator().await?;
     let stalls = Stalls::watch()?;
-    // As the guest cloud provider does: create, then look once a second, ten times. A second in
-    // which the machine stands still is not one in which it could have been answered.
+    // As the guest cloud provider does: create, then read once a second, ten times. A second in
+    // which the machine stalls does not count.
     futures::stream::iter(0..200)
         .map(Ok)
         .try_for_each_concurrent(10, async |i: i32| {
@@ -156,7 +159,7 @@ async fn a_guest_that_gives_up_after_ten_seconds_never_has_to() -> Result<()> {
             let began = Instant::now();
             loop {
                 tokio::time::sleep(Duration::from_secs(1)).await;
-                // The look that finds nothing is judged by when it began.
+                // A read without an address is judged by the time at which it began.
                 let waited = stalls.elapsed(began);
                 if address(&cluster.lbs().get(&name).await?).is_some() {
                     return Ok(());
@@ -168,8 +171,8 @@ async fn a_guest_that_gives_up_after_ten_seconds_never_has_to() -> Result<()> {
     cluster.consistent().await
 }
 
-/// The guest takes a LoadBalancer without `status.address` for one that does not exist, and
-/// then never deletes it.
+/// The guest treats a LoadBalancer without `status.address` as one that does not exist, and then
+/// never deletes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_deletes_only_what_has_an_address_leaves_nothing_behind() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -211,7 +214,7 @@ async fn each_workload_type_gets_what_its_reader_expects() -> Result<()> {
 
     let (vm, _) = status("vm", json!({})).await?;
     assert_eq!(vm["allocatedAddress"]["ip"], "10.1.0.3");
-    assert_eq!(vm.get("address"), None, "an address that nothing announces is not published");
+    assert_eq!(vm.get("address"), None, "an address without an announcer is not published");
     cluster.waits("vm", "NoRunningBackends").await?;
 
     let (dhcp, _) = status("dhcp", json!({"workloadType": "cluster", "ipam": "dhcp"})).await?;
@@ -224,7 +227,7 @@ async fn each_workload_type_gets_what_its_reader_expects() -> Result<()> {
     cluster.consistent().await
 }
 
-/// The guest cloud provider writes `status.address` with a plain update of the whole object.
+/// The guest cloud provider writes `status.address` by a plain update of the whole object.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_guest_writes_to_its_address_stays() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -240,6 +243,45 @@ async fn what_the_guest_writes_to_its_address_stays() -> Result<()> {
     let guest = cluster.lbs().get("guest").await?;
     assert_eq!(guest.status.and_then(|s| s.address).as_deref(), Some("192.0.2.7"));
     Ok(())
+}
+
+/// Writes that come after those of others: each is decided again on the object as it is by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_write_is_decided_again_on_the_current_object_and_is_no_failure() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..Start::default() }).await?;
+    operator.leads().await?;
+    let of_web = |call: &Call| {
+        call.resource() == Some("loadbalancers") && call.name() == Some("web") && !call.is_watch()
+    };
+    let methods = || -> Vec<String> {
+        let calls = proxy.calls().into_iter().map(|record| record.call);
+        calls.filter(of_web).map(|call| call.method).collect()
+    };
+    let refuse_two = || {
+        proxy.reset();
+        let refused = AtomicUsize::new(0);
+        proxy.set_rule(move |call| {
+            if of_web(call) && call.is_write() && refused.fetch_add(1, Ordering::SeqCst) < 2 {
+                let message = "the object has been modified".to_owned();
+                return Verdict::Refuse { code: 409, reason: "Conflict", message };
+            }
+            Verdict::Pass
+        });
+    };
+    let expected = ["PATCH", "GET", "PATCH", "GET", "PATCH"];
+    refuse_two();
+    cluster.lb("web").await?;
+    cluster.address("web").await?;
+    assert_eq!(methods(), expected, "publication");
+    refuse_two();
+    cluster.deleted("web").await?;
+    assert_eq!(methods(), expected, "end");
+    cluster.consistent().await?;
+    nothing_failed(&operator).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -280,7 +322,7 @@ async fn a_change_of_pool_claims_the_new_address_before_the_old_is_freed() -> Re
     let moved = cluster.lbs().get("mover").await?;
     assert_eq!(moved.status.and_then(|s| s.address).as_deref(), Some("10.2.0.5"));
 
-    // The pool it names is full: it keeps what it has, and says so.
+    // The pool that it names is full: it retains its address, and its condition gives the reason.
     cluster
         .lbs()
         .create(
@@ -297,7 +339,7 @@ async fn a_change_of_pool_claims_the_new_address_before_the_old_is_freed() -> Re
     .await?;
     assert_eq!(cluster.address("stays").await?, kept);
 
-    // And moves when there is room.
+    // It moves when an address is free.
     cluster.deleted("mover").await?;
     eventually(SOON, "move", async || cluster.address("stays").await.map(|a| a == "10.2.0.5"))
         .await?;

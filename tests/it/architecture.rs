@@ -1,9 +1,9 @@
-//! The rules that keep the rooms of `src/` apart, read off the tokens of the sources.
+//! The rules that separate the rooms of `src/`, checked on the tokens of the sources.
 //!
-//! The compiler holds the rest: `api` and `domain` are crates that depend on no client, no runtime and
-//! no other room, and `src/domain/clippy.toml` forbids the clock, the system and randomness in decisions.
-//! Every check is a function from a file to its faults, so that the last tests can show that each of
-//! them fails where it should.
+//! The compiler checks the rest: `api` and `domain` are crates that depend on no client, no runtime
+//! and no other room, and `src/domain/clippy.toml` forbids the clock, the system and randomness in
+//! decisions. Every check is a function from a file to its faults, so that the last tests can show
+//! that each check can fail.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -15,7 +15,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 const LONGEST_FILE: usize = 450;
 
-/// Rooms of the operator, and the rooms that each may use, as DESIGN.md has them.
+/// Rooms of the operator, and the rooms that each may use, as in DESIGN.md.
 const ROOMS: [(&str, &[&str]); 8] = [
     ("metrics", &[]),
     ("k8s", &["metrics"]),
@@ -26,25 +26,25 @@ const ROOMS: [(&str, &[&str]); 8] = [
     ("controllers", &["k8s", "metrics", "prober", "rancher"]),
     ("cli", &["agent", "controllers", "http", "k8s", "metrics", "rancher"]),
 ];
-/// Rooms that may name the way to the API server.
+/// Rooms that may name the client of the API server.
 const CLIENT_ROOMS: [&str; 3] = ["src/k8s/", "src/controllers/", "src/cli/"];
-/// What every call that writes takes. Controllers read only.
+/// Words of writing calls. Controllers read only.
 const WRITE_WORDS: [&str; 6] =
     ["PostParams", "PatchParams", "DeleteParams", "Patch", "EvictParams", "SubjectAccessReview"];
-/// Who answers the API server. It takes connections and makes none.
+/// Server for the API server. It accepts connections and opens none.
 const LISTENER: &str = "src/http/listener";
-/// What it needs for that, and what would be too much of it.
+/// Words that it may use, and connecting words that it may not.
 const LISTENER_WORDS: [&str; 2] = ["TcpStream", "hyper"];
 const CONNECTING: [&str; 4] =
     ["TcpStream::connect", "hyper::client", "net::TcpStream as", "hyper as"];
-/// Who speaks before there is an address, and with the kernel about interfaces.
+/// Room that sends frames without an address, and configures interfaces through the kernel.
 const PRIVILEGED: &str = "src/agent/";
-/// What it takes for that.
+/// Words of privileged calls.
 const PRIVILEGED_WORDS: [&str; 6] =
     ["socket2", "rtnetlink", "nix", "UnixDatagram", "CapabilityFlags", "membarrier"];
-/// Who connects to backends, and to the server that a spec names.
+/// Code that connects to backends, and to the server that a spec names.
 const CALLERS: [&str; 2] = ["src/prober/", "src/rancher/wire.rs"];
-/// What connects.
+/// Words of connecting code.
 const SOCKET_WORDS: [&str; 5] = ["TcpSocket", "TcpStream", "UdpSocket", "TlsConnector", "hyper"];
 
 #[test]
@@ -121,8 +121,8 @@ fn client_faults(path: &str, source: &str) -> Vec<String> {
     faults
 }
 
-/// The client of the API server is kube's. Whatever else connects goes to an address that a guest
-/// chose, or to a Rancher, and there is one room for each.
+/// The client of the API server is kube's. Every other connection goes to an address chosen by a
+/// guest, or to a Rancher, and there is one room for each.
 fn socket_faults(path: &str, source: &str) -> Vec<String> {
     if CALLERS.iter().any(|caller| path.starts_with(caller)) {
         return Vec::new();
@@ -163,7 +163,8 @@ fn api_faults(path: &str, source: &str) -> Vec<String> {
         .filter(|pair| pair[0] == "fn")
         .map(|pair| pair[1])
         .filter(|name| {
-            // What serde calls for a missing field has no arguments and is named in a string.
+            // A function that serde calls for a missing field has no arguments and is named in a
+            // string.
             let default = code.contains(&format!("fn {name}()"))
                 && source.contains(&format!("default = \"{name}\""));
             !default
@@ -192,7 +193,7 @@ fn assert_none(files: &[(String, String)], check: fn(&str, &str) -> Vec<String>)
     assert!(faults.is_empty(), "\n{}", faults.join("\n"));
 }
 
-/// Every Rust file below a folder, as path from the repository's root, and text.
+/// All Rust files below a folder, as path from the repository's root, and text.
 fn sources(folder: &str) -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
@@ -213,7 +214,7 @@ fn sources(folder: &str) -> Vec<(String, String)> {
     found
 }
 
-/// The modules that a file is in, and itself.
+/// Modules of a file, and the file's own.
 fn modules(path: &str) -> Vec<&str> {
     let path = path.trim_start_matches("src/").trim_end_matches(".rs");
     path.split('/').filter(|part| *part != "mod").collect()
@@ -258,7 +259,7 @@ fn write(tokens: TokenStream, out: &mut String) {
     }
 }
 
-/// Whether it is the `[cfg(test)]` of an attribute.
+/// Whether the token is the `[cfg(test)]` of an attribute.
 fn is_test(token: Option<&TokenTree>) -> bool {
     let Some(TokenTree::Group(group)) = token else { return false };
     let text = group.stream().to_string();
@@ -277,7 +278,7 @@ fn is_name_char(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Whether the text occurs, not as a part of a longer name.
+/// Whether the word occurs, not as a part of a longer name.
 fn has_word(code: &str, word: &str) -> bool {
     code.match_indices(word).any(|(at, _)| {
         let starts = !word.starts_with(is_name_char) || !code[..at].ends_with(is_name_char);
@@ -285,7 +286,7 @@ fn has_word(code: &str, word: &str) -> bool {
     })
 }
 
-/// What follows each path that begins with `root`: the rest of a path, or the group of a `use`.
+/// Rest of each path that begins with `root`: names, or the group of a `use`.
 fn trees<'a>(code: &'a str, root: &str) -> Vec<&'a str> {
     let begins = |at: &usize| {
         let before = &code[..*at];
@@ -306,7 +307,7 @@ fn trees<'a>(code: &'a str, root: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// First names of a tree: one, or those of its group.
+/// First names of a tree: its own, or those of its group.
 fn heads(tree: &str) -> Vec<&str> {
     let first = |text| str::split(text, |c| !is_name_char(c)).next().unwrap_or_default();
     let Some(group) = tree.strip_prefix('{') else { return vec![first(tree)] };
@@ -367,7 +368,10 @@ fn sockets_elsewhere_are_found() {
     for bad in
         ["use tokio::net::TcpStream;", "fn f() { hyper::client::conn::http1::handshake(x); }"]
     {
-        assert!(!socket_faults("src/controllers/load_balancer/act.rs", bad).is_empty(), "{bad}");
+        assert!(
+            !socket_faults("src/controllers/load_balancer/publish.rs", bad).is_empty(),
+            "{bad}"
+        );
         assert!(socket_faults("src/prober/ask.rs", bad).is_empty());
         assert!(socket_faults("src/rancher/wire.rs", bad).is_empty());
         assert!(!socket_faults("src/rancher/tokens.rs", bad).is_empty(), "{bad}");

@@ -1,4 +1,4 @@
-//! The operator is killed after every single write, and started again. Nobody helps.
+//! The operator is killed after every single write, and started again. It recovers without help.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,16 +10,16 @@ use testbed::{Operator, Proxy, Start, Verdict, eventually};
 
 use crate::support::{Cluster, SOON, address};
 
-/// How the last write before the crash went.
+/// Outcome of the last write before the crash.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Last {
-    /// The operator saw the answer.
+    /// The operator got the answer.
     Answered,
     /// The server carried it out, and the answer was lost.
     Unanswered,
 }
 
-/// Something that takes several writes.
+/// A change that takes several writes.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Allocate,
@@ -42,8 +42,8 @@ async fn a_change_of_pool_survives_a_crash_after_each_write() -> Result<()> {
     enumerate(Change::Switch).await
 }
 
-/// What a crash leaves depends on it: a claim is recorded before it is published, and given
-/// back before its owner may go.
+/// The order of writes decides the state after a crash: a claim is recorded before it is published,
+/// and released before its owner may go.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_change_is_written_in_its_order() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -60,7 +60,7 @@ async fn each_change_is_written_in_its_order() -> Result<()> {
     ] {
         proxy.reset();
         begin(&cluster, change).await?;
-        // The switch left it in the other pool.
+        // The switch left the address in the other pool.
         let over = async || match change {
             Change::Release => cluster.allocated("new").await.map(|a| a.is_empty()),
             _ => done(&cluster, change).await,
@@ -80,7 +80,7 @@ async fn each_change_is_written_in_its_order() -> Result<()> {
     Ok(())
 }
 
-/// Lets 0, 1, 2 … writes through until the change needs no more.
+/// Lets 0, 1, 2 … writes pass until the change needs no more.
 async fn enumerate(change: Change) -> Result<()> {
     let cluster = Cluster::start().await?;
     let proxy = Proxy::start(&cluster.bed).await?;
@@ -93,13 +93,13 @@ async fn enumerate(change: Change) -> Result<()> {
             Change::Allocate | Change::Release => 2,
             Change::Switch => 3,
         };
-        assert!(writes >= least, "{change:?} took only {writes} writes: were they seen?");
+        assert!(writes >= least, "{change:?} took only {writes} writes: uncounted?");
         println!("{change:?}, {last:?}: crashed after each of {writes} writes");
     }
     Ok(())
 }
 
-/// One crash. Says whether the change was cut short by it.
+/// Runs one crash. Returns whether it interrupted the change.
 async fn crashes_after(
     cluster: &Cluster,
     proxy: &Proxy,
@@ -107,7 +107,7 @@ async fn crashes_after(
     last: Last,
     writes: usize,
 ) -> Result<bool> {
-    // Pools of its own, so that each round begins with a pool that was never used.
+    // Pools of its own, so that each round begins with unused pools.
     for (name, third) in [("old", 1), ("new", 2)] {
         cluster.pool_for(name, json!({"subnet": format!("10.{third}.0.0/24")}), json!({})).await?;
     }
@@ -150,7 +150,7 @@ async fn pools(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Lets so many writes of these resources through, then cuts every call. Counts the writes tried.
+/// Lets so many writes of these resources pass, then cuts every call. Counts the attempted writes.
 pub(crate) fn cut_after(
     proxy: &Proxy,
     resources: &'static [&'static str],
@@ -169,7 +169,7 @@ pub(crate) fn cut_after(
         if number > writes {
             Verdict::CutBefore
         } else if number == writes && matches!(last, Last::Unanswered) {
-            // Whatever the operator does about it is cut, too.
+            // The operator's reaction is cut, too.
             counter.fetch_add(1, Ordering::SeqCst);
             Verdict::CutAfter
         } else {

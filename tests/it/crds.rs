@@ -1,7 +1,7 @@
-//! The CRDs on disk are those of `src/api`, and they still are what Harvester serves today:
-//! guests, UIs and stored objects rely on every name and type below.
+//! The CRD files match the types of `src/api`, and match what Harvester serves today: guests, UIs
+//! and stored objects rely on every name and type below.
 //!
-//! The server's own verdict on them (structural schemas, CEL) is another test's.
+//! Another test has the server's own verdict on them (structural schemas, CEL).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -70,8 +70,8 @@ fn the_names_are_those_that_are_served_today() {
     }
 }
 
-/// Guests write `status.address` of a LoadBalancer with a plain update, and have no right to
-/// a subresource. An edit of a pool's spec must not touch its ledger.
+/// Guests write `status.address` of a LoadBalancer by a plain update, and have no right to a
+/// subresource. An edit of a pool's spec must not change its ledger.
 #[test]
 fn only_pools_have_a_status_subresource() {
     let load_balancer = crd(LOAD_BALANCER);
@@ -121,7 +121,7 @@ fn every_field_of_a_load_balancer_has_its_type() {
     let crd = crd(LOAD_BALANCER);
     assert_eq!(field(&crd, "spec.workloadType")["enum"], json!(["vm", "cluster"]));
     assert_eq!(field(&crd, "spec.ipam")["enum"], json!(["pool", "dhcp"]));
-    // Objects without them are stored.
+    // Stored objects may lack them.
     assert!(field(&crd, "spec")["required"].is_null());
     assert_eq!(field(&crd, "spec.listeners[]")["required"], json!(["port"]));
 }
@@ -165,7 +165,7 @@ fn every_field_of_a_pool_has_its_type() {
     assert_eq!(field(&crd, "spec.selector.priority")["maximum"], json!(4_294_967_295.0));
 }
 
-/// Otherwise managedFields would repeat every address.
+/// With other types, managedFields would repeat every address.
 #[test]
 fn the_ledger_is_made_of_atomic_maps() {
     let crd = crd(IP_POOL);
@@ -212,8 +212,8 @@ fn the_samples_fit_the_types() {
     }
 }
 
-/// Read as their types and written again, they must be the same: nothing misspelt, nothing the
-/// server would drop.
+/// Manifests are the same after they are read as their types and written again: no misspelt field,
+/// none that the server would drop.
 #[test]
 fn the_manifests_fit_their_types() {
     let mut count = 0;
@@ -248,7 +248,7 @@ fn the_manifests_fit_their_types() {
     assert!(count > 0);
 }
 
-/// The Role admits the Lease that the operator uses unless it is told otherwise.
+/// The Role admits the default Lease of the operator.
 #[test]
 fn the_role_names_the_default_lease() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -267,7 +267,7 @@ fn round_trip<T: DeserializeOwned + Serialize>(value: &Value) -> Value {
 
 // ---- reading -----------------------------------------------------------------------------
 
-/// The generated CRD, as the text that is installed says.
+/// The generated CRD, parsed from the text that is installed.
 fn crd(name: &str) -> Value {
     let crds = api::crds();
     let crd = crds.iter().find(|crd| crd.metadata.name.as_deref() == Some(name)).unwrap();
@@ -279,7 +279,7 @@ fn stored(crd: &Value) -> &Value {
     versions.iter().find(|version| version["storage"] == true).unwrap()
 }
 
-/// The schema of a field. `[]` stands for the items of a list, `{}` for the values of a map.
+/// Schema of a field. `[]` stands for the items of a list, `{}` for the values of a map.
 fn field<'a>(crd: &'a Value, path: &str) -> &'a Value {
     path.split('.').fold(&stored(crd)["schema"]["openAPIV3Schema"], |schema, part| {
         let name = part.trim_end_matches(['[', ']', '{', '}']);

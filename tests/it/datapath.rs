@@ -22,26 +22,26 @@ use crate::support::{Cluster, LATER, SOON, ready};
 
 const BACKEND: u16 = 8080;
 const LISTENER: u16 = 80;
-/// A listener that is removed.
+/// Port of a listener that is removed.
 const REMOVED: u16 = 443;
 /// The only address of the pool.
 const VIP: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 200, 0, 100));
-/// Where connections are led while no VM is ready: a closed port of the announcing node, as each mode
-/// of kube-proxy writes it.
+/// Destination of connections while no VM is ready, a closed port of the announcing node, as each
+/// mode of kube-proxy writes it.
 const REFUSES: [&str; 2] = ["10.200.0.1:9\n", "10.200.0.1 . 9 "];
-/// Annotations that keep kube-vip from a Service.
+/// Annotation that makes kube-vip ignore a Service.
 const IGNORE: &str = "kube-vip.io/ignore";
-/// Between two questions of one who asks on and on.
+/// Pause between two requests of a continuous client.
 const PAUSE: Duration = Duration::from_millis(25);
-/// How long it is waited for what the node must not say.
+/// Timeout of a request that must get no answer.
 const MOMENT: Duration = Duration::from_millis(300);
 
 fn vm(name: &str, address: &str) -> Vm {
     Vm::new("default", name).label("app", "web").nic(Nic::pod("eth0", &[address]))
 }
 
-/// Waits until clients of the address hear these and no other; of none that the connection is
-/// refused. The node must not have answered in between.
+/// Waits until clients of the address get answers of exactly these VMs; with an empty list,
+/// refusals. The node must not answer meanwhile.
 async fn heard(client: &Netns, protocol: Protocol, at: SocketAddr, whom: &[&str]) -> Result<()> {
     let named = |name: &&str| from(name);
     let mut wanted: BTreeSet<Answer> = whom.iter().map(named).collect();
@@ -65,7 +65,7 @@ fn from(name: &str) -> Answer {
     Answer::From(name.to_owned())
 }
 
-/// Asks on and on until it is stopped; every answer must be a VM's.
+/// Sends requests until it is stopped; every answer must come from a VM.
 async fn ask_on(client: Netns, at: SocketAddr, end: Arc<AtomicBool>) -> Result<usize> {
     let mut asked = 0;
     while !end.load(Ordering::Relaxed) {
@@ -81,7 +81,7 @@ async fn ask_on(client: Netns, at: SocketAddr, end: Arc<AtomicBool>) -> Result<u
     Ok(asked)
 }
 
-/// A client that asks on and on and takes note of each answer of the node.
+/// A client that sends requests continuously and counts the node's answers.
 struct Overhearing {
     end: Arc<AtomicBool>,
     asking: JoinHandle<Result<(usize, usize)>>,
@@ -98,7 +98,8 @@ impl Overhearing {
                 let answers = ask_for(&client, Protocol::Tcp, at, 1, MOMENT).await?;
                 from_node += answers.get(&from("node")).copied().unwrap_or_default();
                 asked += 1;
-                // Ports of many thousand connections a minute come round while VMs remember them.
+                // With many thousand connections a minute, ports are reused while VMs remember
+                // them.
                 sleep(PAUSE).await;
             }
             Ok((asked, from_node))
@@ -106,7 +107,7 @@ impl Overhearing {
         Self { end, asking }
     }
 
-    /// Ends it. The node must not have answered.
+    /// Ends it, and checks that the node never answered.
     async fn never_heard_the_node(self) -> Result<()> {
         self.end.store(true, Ordering::Relaxed);
         let (asked, from_node) = self.asking.await??;
@@ -116,7 +117,7 @@ impl Overhearing {
     }
 }
 
-/// The node's way out, and who is beyond: everything that comes there has left the node.
+/// The node's uplink, and the machine beyond it: every packet that arrives there has left the node.
 struct Uplink(Netns);
 
 impl Uplink {
@@ -135,14 +136,14 @@ impl Uplink {
         Ok(Self(beyond))
     }
 
-    /// Frames that have come so far.
+    /// Number of frames received so far.
     async fn frames(&self) -> Result<u64> {
         let links: Value = serde_json::from_str(&self.0.ip("-s -j link show dev eth0").await?)?;
         links[0]["stats64"]["rx"]["packets"].as_u64().context("no counter")
     }
 }
 
-/// Settings that both modes of kube-proxy have in common.
+/// Namespaces and responders that both modes of kube-proxy share.
 struct Node {
     host: Netns,
     client: Netns,
@@ -165,7 +166,7 @@ fn the_address_leads_to_ready_vms_and_to_nobody_else() -> Result<()> {
             first: Responder::start(&one, "one", BACKEND).await?,
         };
         let _second = Responder::start(&two, "two", BACKEND).await?;
-        // What a node runs itself on the same ports, such as its dashboard.
+        // Servers of the node itself on the same ports, such as its dashboard.
         let _node = Responder::start(&host, "node", LISTENER).await?;
         let _removed = Responder::start(&host, "node", REMOVED).await?;
 
@@ -177,8 +178,8 @@ fn the_address_leads_to_ready_vms_and_to_nobody_else() -> Result<()> {
         let range = json!({"subnet": "10.200.0.0/24", "rangeStart": VIP, "rangeEnd": VIP});
         cluster.pool("pool", range).await?;
         let _operator = cluster.operator().await?;
-        // Connections of one that has heard the node may be tracked as such for a while: each mode has
-        // another client that hears nothing of it.
+        // Connection tracking may remember a client's connections to the node for a while: each
+        // mode gets a new client that must get no answer of the node.
         for (mode, address) in
             [(ProxyMode::Iptables, "10.200.0.51"), (ProxyMode::Nftables, "10.200.0.52")]
         {
@@ -208,25 +209,26 @@ async fn leads_to_ready_vms(
     let selector = json!({"app": ["web"]});
     let at = SocketAddr::new(VIP, LISTENER);
 
-    // The address is the node's, and no VM runs: the node must not answer for them, from the first
+    // The node has the address, and no VM runs: the node must not answer for them, from the first
     // moment on.
     let overhearing = Overhearing::start(other);
     let spec = json!({"listeners": listeners, "backendServerSelector": selector});
-    // kube-proxy has its rules before the announcer may know of the Service, however long it takes.
+    // kube-proxy has its rules before the announcer may observe the Service, however long it takes.
     announcer.away(true);
     cluster.lb_with("web", spec).await?;
     rules(node, mode, "rules for the address", |rules| rules.contains(&VIP.to_string())).await?;
     announcer.away(false);
-    // What is begun before the announcing node is known is led to an address that never answers. The
-    // node's connection tracking keeps that for two minutes, for whatever comes from the same port of
-    // the same client: `other` does it, which hears of no silence.
+    // Connections that begin before the announcing node is known go to an address that never
+    // answers. The node's connection tracking holds that for two minutes, for each packet from the
+    // same port of the same client. Only `other` connects so early, and it does not check for
+    // refusals.
     rules(node, mode, "rules for the announcing node", |rules| {
         REFUSES.iter().any(|refuses| rules.contains(refuses))
     })
     .await?;
     heard(client, Protocol::Tcp, at, &[]).await?;
     heard(client, Protocol::Udp, at, &[]).await?;
-    // What was begun before the announcing node was known may go on a moment longer.
+    // Connections that began before the announcing node was known may continue a moment longer.
     eventually(SOON, "refusals of which nothing leaves the node", async || {
         let before = node.uplink.frames().await.map_err(|e| format!("{e:#}"))?;
         for protocol in [Protocol::Tcp, Protocol::Udp] {
@@ -262,7 +264,7 @@ async fn leads_to_ready_vms(
     heard(client, Protocol::Tcp, at, &["one"]).await?;
     heard(client, Protocol::Udp, at, &["one"]).await?;
 
-    // What answers no probe gets no traffic, though KubeVirt calls it ready.
+    // A VM that answers no probe gets no traffic, although KubeVirt reports it ready.
     let mut again = run("vm2", "10.200.0.12").await?;
     heard(client, Protocol::Tcp, at, &["one", "two"]).await?;
     let check = json!({"port": BACKEND, "protocol": "http", "periodSeconds": 1,
@@ -284,7 +286,7 @@ async fn leads_to_ready_vms(
     })
     .await?;
     heard(client, Protocol::Tcp, at, &["one", "two"]).await?;
-    // kube-vip drops what it does not admit from a moment after it has bound the address.
+    // kube-vip drops other packets a moment after it has bound the address.
     eventually(SOON, "silence of the removed port", async || {
         let removed = SocketAddr::new(VIP, REMOVED);
         let answers = ask_for(client, Protocol::Tcp, removed, 5, MOMENT).await;
@@ -300,7 +302,7 @@ async fn leads_to_ready_vms(
     Ok(())
 }
 
-/// Waits until what kube-proxy has written is as wanted.
+/// Waits until kube-proxy's rules are as wanted.
 async fn rules(
     node: &Node,
     mode: ProxyMode,
@@ -315,7 +317,7 @@ async fn rules(
         .await
 }
 
-/// Source ranges keep clients from VMs. By iptables they do not keep them from the node, and the
+/// Source ranges keep clients from VMs. With iptables they do not keep them from the node, and the
 /// condition says so.
 async fn source_ranges(
     node: &Node,

@@ -1,5 +1,5 @@
 //! IPPool as Harvester's own chart ships it: without a status subresource, and without the newer
-//! fields. The chart may put it back at any time.
+//! fields. The chart may restore it at any time.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use testbed::eventually;
 
 use crate::support::{Cluster, LATER, SOON, settled, writes};
 
-/// Puts Harvester's form in place.
+/// Installs Harvester's form of the CRD.
 pub(crate) async fn serve_as_harvester_does(cluster: &Cluster) -> Result<()> {
     serve(cluster, Form::Harvesters).await
 }
@@ -56,7 +56,7 @@ async fn addresses_are_given_and_taken_back_on_the_crd_that_harvester_ships() ->
     cluster.address("probe").await?;
     cluster.deleted("probe").await?;
     assert_eq!(self::versions(&cluster).await?, versions);
-    // The probe's, and the two by which it finds out which form is served.
+    // The probe's write, and the two that find out which form is served.
     assert!(writes(&operator).await? <= 3.0);
 
     cluster.pools().delete("pool", &DeleteParams::default()).await?;
@@ -66,7 +66,7 @@ async fn addresses_are_given_and_taken_back_on_the_crd_that_harvester_ships() ->
     cluster.pool_gone("pool").await
 }
 
-/// There an edit in the UI, or `kubectl replace`, replaces the ledger too.
+/// In that form an edit in the UI, or `kubectl replace`, replaces the ledger too.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_edit_that_wipes_the_ledger_moves_nobody_and_gives_nothing_twice() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -77,7 +77,7 @@ async fn an_edit_that_wipes_the_ledger_moves_nobody_and_gives_nothing_twice() ->
     cluster.addressed(20).await?;
     let old = cluster.addresses().await?;
 
-    // Again and again, in the middle of a burst.
+    // Repeatedly, in the middle of a burst.
     let burst = async {
         for i in 0..60 {
             cluster.lb(&format!("new-{i}")).await?;
@@ -87,7 +87,7 @@ async fn an_edit_that_wipes_the_ledger_moves_nobody_and_gives_nothing_twice() ->
     let wipes = async {
         for _ in 0..5 {
             wipe(&cluster).await?;
-            eventually(SOON, "ledger put right", async || {
+            eventually(SOON, "repaired ledger", async || {
                 cluster.allocated("pool").await.map(|a| a.len() >= 20)
             })
             .await?;
@@ -100,7 +100,7 @@ async fn an_edit_that_wipes_the_ledger_moves_nobody_and_gives_nothing_twice() ->
     assert_eq!(all.values().collect::<BTreeSet<_>>().len(), 80);
     cluster.consistent().await?;
 
-    // And while nobody leads.
+    // And without a leader.
     operator.process.kill9()?;
     cluster.free_lease().await?;
     wipe(&cluster).await?;
@@ -127,7 +127,7 @@ async fn a_change_of_the_crd_under_a_running_operator_loses_nothing() -> Result<
             cluster.lb(&name).await?;
             cluster.address(&name).await?;
             longest = longest.max(asked.elapsed());
-            // Every other one goes again.
+            // Every other one is deleted.
             if round % 2 == 0 {
                 cluster.deleted(&name).await?;
             } else {
@@ -135,14 +135,14 @@ async fn a_change_of_the_crd_under_a_running_operator_loses_nothing() -> Result<
             }
             round += 1;
         }
-        // Measured, not asserted: a busy machine is no fault.
+        // Printed, not asserted: a busy machine is no fault.
         println!("{kept} addresses kept through four changes, longest wait {longest:?}");
         anyhow::Ok(kept)
     };
     let admin = async {
         for form in [Form::Harvesters, Form::Ours, Form::Harvesters, Form::Ours] {
             serve(&cluster, form).await?;
-            // Until an address was given on this form.
+            // Until an address was claimed on this form.
             let before = cluster.allocated("pool").await?.len();
             eventually(LATER, &format!("address on {form:?}"), async || {
                 cluster.allocated("pool").await.map(|a| a.len() > before + 2)
@@ -163,7 +163,7 @@ async fn a_change_of_the_crd_under_a_running_operator_loses_nothing() -> Result<
     })
     .await?;
 
-    // What is not a change of the ledger is stored after a change of form, too.
+    // Changes of a spec are stored after a change of form, too.
     for (form, subnet, total) in
         [(Form::Harvesters, "10.1.0.0/19", 8_189), (Form::Ours, "10.1.0.0/18", 16_381)]
     {
@@ -178,7 +178,7 @@ async fn a_change_of_the_crd_under_a_running_operator_loses_nothing() -> Result<
     cluster.consistent().await
 }
 
-/// Replaces the pool by what a client sends that knows nothing of its status.
+/// Replaces the pool by an object without status, as a client does that does not know it.
 async fn wipe(cluster: &Cluster) -> Result<()> {
     eventually(SOON, "replacement of the pool", async || {
         let mut pool = cluster.pools().get("pool").await?;
@@ -190,7 +190,7 @@ async fn wipe(cluster: &Cluster) -> Result<()> {
     .await
 }
 
-/// Puts the CRD in place and waits until it is what the server acts on.
+/// Installs the CRD and waits until the server serves it.
 async fn serve(cluster: &Cluster, form: Form) -> Result<()> {
     let mut crd = api::crds().remove(0);
     if form == Form::Harvesters {
@@ -204,7 +204,7 @@ async fn serve(cluster: &Cluster, form: Form) -> Result<()> {
     })
     .await?;
     eventually(SOON, &format!("{form:?}"), async || {
-        // Without the subresource there is no such path, though there is the pool.
+        // Without the subresource this path does not exist, although the pool does.
         match cluster.pools().get_status("pool").await {
             Ok(_) => Ok(form == Form::Ours),
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(form == Form::Harvesters),
@@ -214,7 +214,7 @@ async fn serve(cluster: &Cluster, form: Form) -> Result<()> {
     .await
 }
 
-/// From the chart of Harvester v1.5 and later: the same names, no subresources, no rules.
+/// Makes the CRD of Harvester v1.5 and later: the same names, no subresources, no rules.
 fn as_harvester_ships_it(crd: &CustomResourceDefinition) -> Result<CustomResourceDefinition> {
     let mut crd = json!(crd);
     drop_keys(

@@ -1,4 +1,4 @@
-//! The image: written twice it is the same, and its root is all that the operator needs.
+//! The image: a second build is the same, and its root holds all that the operator needs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::support::{Cluster, SOON, address};
 
 const PROGRAM: &str = "harvester-guest-operator";
 
-/// The image's entry point with nothing but the image in its root, as the image's user.
+/// The image's entry point with only the image in its root, as the image's user.
 fn inside(root: &Path, config: &Value) -> Result<Command> {
     let text = |value: &Value| value.as_str().map(str::to_owned).context("not in the image");
     let mut command = Command::new("/usr/sbin/chroot");
@@ -35,7 +35,7 @@ fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// In a network of its own, because the image listens where its options say by default.
+/// The test runs in a network of its own, because the image listens at its default addresses.
 #[test]
 fn the_image_is_reproducible_complete_and_runs_with_nothing_else_in_its_root() -> Result<()> {
     testbed::net::isolated(async |_| {
@@ -66,7 +66,8 @@ fn the_image_is_reproducible_complete_and_runs_with_nothing_else_in_its_root() -
         let crds = output(inside(&root, &config)?.arg("crds"))?;
         ensure!(crds.contains("kind: CustomResourceDefinition"), "{crds}");
 
-        // It serves, and finds the API server by name. What a kubelet brings: names, and the way.
+        // It serves, and finds the API server by name. The test adds the kubelet's part: names, and
+        // the server's address.
         let cluster = Cluster::start().await?;
         fs::write(root.join("etc/hosts"), "127.0.0.1 kubernetes.default.svc\n")?;
         let url = cluster.bed.url().replace("127.0.0.1", "kubernetes.default.svc");
@@ -88,8 +89,8 @@ fn the_image_is_reproducible_complete_and_runs_with_nothing_else_in_its_root() -
     })
 }
 
-/// A copy of a program without debug information, as a release build has none: to compress that takes
-/// a minute.
+/// Copies a program without its debug information, which a release build has not: compressing it
+/// takes a minute.
 fn stripped(dir: &Path, program: &str) -> Result<PathBuf> {
     let name = Path::new(program).file_name().context("a program without a name")?;
     let copy = dir.join(name);
@@ -97,7 +98,7 @@ fn stripped(dir: &Path, program: &str) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// The bill names every crate that is linked, and every one has a licence and its text.
+/// Checks that the bill names every linked crate, and that each has a licence and its text.
 fn materials(root: &Path) -> Result<()> {
     let bill: Value = serde_json::from_slice(&fs::read(root.join("sbom.cdx.json"))?)?;
     ensure!(bill["bomFormat"] == "CycloneDX");
@@ -118,7 +119,7 @@ fn materials(root: &Path) -> Result<()> {
     let certificates: Vec<_> =
         CertificateDer::pem_slice_iter(&trusted).collect::<Result<_, _>>()?;
     ensure!(certificates.len() > 100, "{} public authorities", certificates.len());
-    // Nothing but what is meant to be there.
+    // Only the expected entries.
     let mut top: Vec<String> = Vec::new();
     for entry in fs::read_dir(root)? {
         top.push(entry?.file_name().to_string_lossy().into_owned());

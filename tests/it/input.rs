@@ -1,4 +1,4 @@
-//! Bad input, refused or reported by name; and which pool serves whom.
+//! Bad input, refused or reported by name; and which pool serves which LoadBalancer.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use harvester_guest_operator::api::{self, IPPool, LoadBalancer};
@@ -12,7 +12,7 @@ use testbed::{Start, eventually};
 
 use crate::support::{Cluster, SOON, address, lb, listeners, nothing_failed};
 
-/// What CEL and the schema refuse, with the webhook down and no operator at all.
+/// Objects that CEL and the schema refuse, without webhook and operator.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_server_refuses_bad_objects_and_says_what_is_right() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -119,7 +119,7 @@ async fn the_server_refuses_bad_changes_and_leaves_the_object_alone() -> Result<
     let (pools, lbs) = (raw::<IPPool>(&cluster), raw::<LoadBalancer>(&cluster));
     let ipam = ["spec.ipam is immutable", "create a new LoadBalancer"];
     let workload = ["spec.workloadType is immutable", "create a new LoadBalancer"];
-    // What is stored, what changes, and the refusal.
+    // The stored spec, the change, and the refusal.
     for (stored, change, refusal) in [
         (json!({"ipam": "pool"}), json!({"ipam": "dhcp"}), Some(ipam)),
         (json!({"ipam": "dhcp"}), json!({"ipam": null}), Some(ipam)),
@@ -149,7 +149,7 @@ async fn the_server_refuses_bad_changes_and_leaves_the_object_alone() -> Result<
         assert_eq!(unchanged, refusal.is_some(), "{stored} to {change}");
         cluster.deleted("changed").await?;
     }
-    // An edit of a pool that is in use.
+    // An edit of a pool in use.
     create(&pools, "edited", &json!({"ranges": [{"subnet": "10.1.0.0/24"}]})).await?;
     let patch = Patch::Merge(json!({"spec": {"ranges": [{"subnet": "10.1.0.0/33"}]}}));
     let answer = pools.patch("edited", &PatchParams::default(), &patch).await;
@@ -213,7 +213,7 @@ async fn a_pool_with_a_fault_names_the_field_and_costs_others_nothing() -> Resul
         assert!(waits.contains(name) && waits.contains(parts[0]), "{waits}");
         assert_eq!(cluster.pool_status(name).await?.total, 0);
     }
-    // It matches, too, but must not stand in the way of a pool that works.
+    // The faulty pool matches, too, but must not block a pool without faults.
     let fault =
         json!({"ranges": faults[0].1, "selector": {"priority": 9, "scope": [{"namespace": "*"}]}});
     cluster.pool_with("first", fault).await?;
@@ -255,14 +255,14 @@ async fn whoever_finds_no_pool_is_told_why_and_served_when_there_is_one() -> Res
     assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     assert!(cluster.allocated("theirs").await?.is_empty());
 
-    // A selector that admits them is all they wait for.
+    // The LoadBalancers wait only for a selector that admits them.
     cluster.patch_pool("theirs", json!({"spec": {"selector": scope("default")}})).await?;
     assert_eq!(cluster.address("any").await?, "10.2.0.2", "the oldest first");
     assert_eq!(cluster.address("intruder").await?, "10.2.0.3");
     cluster.consistent().await
 }
 
-/// Whoever writes LoadBalancers writes their annotations; the Namespace is an admin's.
+/// Annotations are written by the LoadBalancer's owner; the Namespace by an administrator.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_project_is_the_namespaces_whatever_the_load_balancer_says() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -297,7 +297,8 @@ async fn the_project_is_the_namespaces_whatever_the_load_balancer_says() -> Resu
     let message = cluster.waits("named", "IPPoolForbidden").await?;
     assert!(message.contains("local/ours"), "{message}");
 
-    // A namespace that moves takes its waiters with it. In no project, it is in no other either.
+    // A namespace that moves takes its waiters with it. A namespace without a project is in no
+    // other either.
     let waiters = create("team", "waiter", None).await?;
     let reason = async || {
         let lb = waiters.get("waiter").await.map_err(|e| e.to_string())?;
@@ -306,7 +307,7 @@ async fn the_project_is_the_namespaces_whatever_the_load_balancer_says() -> Resu
     };
     eventually(SOON, "waiter of team", reason).await?;
     move_to("team", "local:nobodys").await?;
-    eventually(SOON, "waiter of nobody's project", reason).await?;
+    eventually(SOON, "waiter of a project without a pool", reason).await?;
     move_to("team", "local:theirs").await?;
     let served = eventually(SOON, "address in team", async || {
         waiters.get("waiter").await.map(|lb| address(&lb))
@@ -315,7 +316,7 @@ async fn the_project_is_the_namespaces_whatever_the_load_balancer_says() -> Resu
     assert_eq!(served, "10.2.0.2");
     move_to("default", "local:theirs").await?;
     assert_eq!(cluster.address("named").await?, "10.2.0.3");
-    assert_eq!(cluster.address("lb").await?, "10.1.0.2", "whoever has one keeps it");
+    assert_eq!(cluster.address("lb").await?, "10.1.0.2", "an existing claim stays");
     cluster.consistent().await
 }
 
@@ -327,7 +328,7 @@ async fn pools_serve_in_their_order_and_the_next_one_when_one_is_full() -> Resul
         ("vlan", "10.1.0.2/32", json!({"network": "default/vlan", "scope": scope("*", "*")})),
         ("high", "10.2.0.2/32", json!({"priority": 7, "scope": scope("local/p", "guest")})),
         ("low", "10.3.0.2/32", json!({"priority": 1, "scope": scope("*", "*")})),
-        // Blank stands for any, and comes after what says so.
+        // Blank admits any, and comes after a selector that admits by name.
         ("blank", "10.4.0.2/32", json!({"priority": 99, "scope": scope("", "")})),
         (
             "global",
@@ -372,7 +373,7 @@ async fn pools_serve_in_their_order_and_the_next_one_when_one_is_full() -> Resul
     cluster.consistent().await
 }
 
-/// A newer Harvester may know words that this version does not.
+/// An object of a newer Harvester, with values that this version does not know.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_that_cannot_be_read_costs_nobody_else_anything() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -385,11 +386,11 @@ async fn an_object_that_cannot_be_read_costs_nobody_else_anything() -> Result<()
     let spec = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
     let spec = crd.pointer_mut(spec).context("no spec in the schema")?;
     spec["properties"]["ipam"]["enum"] = json!(["pool", "dhcp", "static"]);
-    // Else none that holds an address could become one.
+    // Without this, no object with an address could become one.
     spec["x-kubernetes-validations"] = Value::Null;
     let mut crd: CustomResourceDefinition = serde_json::from_value(crd)?;
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
-    // Others write it too.
+    // Others write the CRD too.
     eventually(SOON, "newer CRD", async || {
         crd.metadata.resource_version = crds.get(&crd.name_any()).await?.resource_version();
         crds.replace(&crd.name_any(), &PostParams::default(), &crd).await.map(|_| true)
@@ -416,7 +417,7 @@ async fn an_object_that_cannot_be_read_costs_nobody_else_anything() -> Result<()
         let name = format!("other-{round}");
         cluster.lb(&name).await?;
         assert_eq!(cluster.address(&name).await?, format!("10.1.0.{}", 3 + round));
-        // Nobody can tell what it is, so nobody takes its address.
+        // An object that cannot be read retains its claim.
         assert_eq!(cluster.allocated("pool").await?["10.1.0.2"], "default/holder");
         assert!(operator.process.is_running());
         let log = operator.process.log();
@@ -427,7 +428,7 @@ async fn an_object_that_cannot_be_read_costs_nobody_else_anything() -> Result<()
         }
     }
     assert_eq!(lbs.get("newer").await?.data.get("status"), None, "it is left alone");
-    // Readable again, it is what it was.
+    // Readable again, it is as before.
     lbs.delete("newer", &kube::api::DeleteParams::default()).await?;
     ipam("pool").await?;
     cluster.consistent().await?;
@@ -462,7 +463,7 @@ async fn its_own_account_may_do_all_that_it_does() -> Result<()> {
     }
     cluster.pool_deleted("pool").await?;
     assert_eq!(operator.metric("hgo_events_dropped_total", &[]).await?, 0.0);
-    // An API server that has just taken in a kind refuses the first watch of it, and one from before.
+    // An API server that has just received a kind refuses its first watch, and a watch from before.
     let excused = ["(re)initializing", "too old resource version"];
     let log = operator.process.log();
     let interrupted = log.lines().filter(|line| line.contains("watch interrupted"));
@@ -476,7 +477,7 @@ async fn its_own_account_may_do_all_that_it_does() -> Result<()> {
     };
     assert_eq!(refused(), None);
 
-    // These are the words: without its rights it uses them.
+    // The log lines are right: without its rights it writes them.
     cluster.robbed();
     let binding = "harvester-guest-operator";
     cluster.bed.kubectl(&["delete", "clusterrolebinding", binding]).await?;
@@ -502,7 +503,7 @@ async fn create(api: &Api<DynamicObject>, name: &str, spec: &Value) -> kube::Res
     api.create(&PostParams::default(), &object).await
 }
 
-/// Each spec is refused with all the parts in the text, and nothing is stored.
+/// Checks that each spec is refused with all the parts in the text, and that no object is stored.
 async fn refuses_new(api: &Api<DynamicObject>, table: &[(Value, &[&str])]) -> Result<()> {
     for (spec, parts) in table {
         check_refusal(create(api, "bad", spec).await, spec, parts)?;

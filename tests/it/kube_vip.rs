@@ -25,7 +25,7 @@ async fn config(cluster: &Cluster, data: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until it is marked, and returns the report.
+/// Waits until the ConfigMap is marked, and returns the report.
 async fn report(cluster: &Cluster) -> Result<String> {
     eventually(SOON, "mark on the ConfigMap", async || {
         let map = maps(cluster).get("kubevip").await?;
@@ -62,7 +62,7 @@ async fn addresses_become_pools_once_and_who_has_one_keeps_it() -> Result<()> {
         ],
     )
     .await?;
-    // From before there were claims: it has an address, and no pool says so.
+    // From before there were claims: it has an address, and no pool records it.
     let spec = json!({"workloadType": "cluster", "ipam": "pool"});
     let mut old = cluster.lb_with("old", spec).await?;
     old.status = Some(serde_json::from_value(json!({"address": "10.1.0.22"}))?);
@@ -77,7 +77,7 @@ async fn addresses_become_pools_once_and_who_has_one_keeps_it() -> Result<()> {
     })
     .await?;
     for line in
-        ["created: IPPool default", "10.1.0.nonsense", "IPPool mine", "no pools: search-order"]
+        ["created: IPPool default", "10.1.0.nonsense", "IPPool mine", "not pools: search-order"]
     {
         assert!(said.contains(line), "{said}");
     }
@@ -85,7 +85,7 @@ async fn addresses_become_pools_once_and_who_has_one_keeps_it() -> Result<()> {
     assert_eq!(global.spec.ranges[0].exclude, Some(vec!["10.3.0.9".to_owned()]));
     cluster.warned("kubevip", "KubeVipImportIncomplete").await?;
 
-    // Marked: left alone. Unmarked: nothing is made twice, and what is gone is made again.
+    // Marked: not changed. Unmarked: no pool is made twice, and a missing one is made again.
     cluster.pool_deleted("other").await?;
     operator.process.terminate(SOON).await?;
     let mut operator = cluster.operator().await?;
@@ -95,14 +95,14 @@ async fn addresses_become_pools_once_and_who_has_one_keeps_it() -> Result<()> {
     let before = cluster.pools().get("default").await?;
     let _operator = cluster.operator().await?;
     let said = report(&cluster).await?;
-    assert!(said.contains("there already: IPPool default"), "{said}");
+    assert!(said.contains("exists already: IPPool default"), "{said}");
     assert_eq!(pools(&cluster).await?, ["default", "global", "mine", "other"]);
     assert_eq!(cluster.pools().get("default").await?.spec, before.spec);
     assert_eq!(cluster.address("old").await?, "10.1.0.22");
     cluster.consistent().await
 }
 
-/// The pool is made, and the process is gone before it could say so.
+/// A pool was made, and the process ended before it could mark the ConfigMap.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_was_cut_short_is_finished_by_the_next() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -144,7 +144,7 @@ async fn without_the_config_map_or_the_right_to_read_it_nothing_is_held_up() -> 
     let operator = cluster.operator().await?;
     cluster.lb("web").await?;
     cluster.address("web").await?;
-    eventually(SOON, "word of it", async || operator.process.log().contains("is not imported"))
+    eventually(SOON, "log of it", async || operator.process.log().contains("is not imported"))
         .await?;
     assert_eq!(pools(&cluster).await?, ["pool"]);
     Ok(())

@@ -1,4 +1,4 @@
-//! Who leads, who takes over, and what two leaders at once can do to each other: nothing.
+//! Leader election and takeover, and two leaders at once, which do no harm.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -33,10 +33,10 @@ async fn a_leader_killed_in_a_burst_loses_nothing() -> Result<()> {
         .await?;
         leader.process.kill9()?;
         let killed = Instant::now();
-        // Whatever the burst has left to do by then, this one is left.
+        // The standby has at least this LoadBalancer to serve.
         cluster.lb("after").await?;
         shows(&standby, given, &[], |count| count > 0.0).await?;
-        // Measured, not asserted: a busy machine is no fault.
+        // Printed, not asserted: a busy machine is no fault.
         println!("from the leader's death to the standby's first address: {:?}", killed.elapsed());
         Ok(())
     };
@@ -61,18 +61,18 @@ async fn a_leader_that_is_told_to_stop_gives_the_lease_back() -> Result<()> {
     assert_eq!(second.metric("hgo_leader", &[]).await?, 0.0);
     let status = leader.process.terminate(SOON).await?;
     assert!(status.success(), "{status}");
-    assert!(leader.process.log().contains("lease given back"));
+    assert!(leader.process.log().contains("lease released"));
     second.leads().await?;
     cluster.lb("lb").await?;
     cluster.address("lb").await?;
     let lease = leases(&cluster).get("harvester-load-balancer").await?.spec.unwrap_or_default();
     assert_eq!(lease.holder_identity.as_deref(), Some("second"));
     assert_eq!(lease.lease_transitions, Some(2));
-    assert_eq!(lease.lease_duration_seconds, Some(10), "as it was told");
+    assert_eq!(lease.lease_duration_seconds, Some(10), "as configured");
     Ok(())
 }
 
-/// The Go controller's Lease lasts 45 s from its last change, as seen from here.
+/// The Go controller's Lease lasts 45 s from its last change, by the clock of this process.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_somebody_else_renews_is_respected() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -85,7 +85,7 @@ async fn a_lease_that_somebody_else_renews_is_respected() -> Result<()> {
     let operator = cluster.standby(Start::default()).await?;
     operator.ready().await?;
     cluster.lb("lb").await?;
-    // Long after a Lease of our own duration would have run out.
+    // Long after a Lease of the operator's own duration would have expired.
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert_eq!(operator.metric("hgo_leader", &[]).await?, 0.0);
     assert_eq!(writes(&operator).await?, 0.0);
@@ -116,7 +116,7 @@ async fn a_leader_cut_off_from_its_lease_stops_writing_before_another_begins() -
     cluster.addressed(20).await?;
     assert_eq!(writes(&cut_off).await?, before);
 
-    // It hears of its Lease again, and stands by.
+    // It observes its Lease again, and stands by.
     proxy.clear_rule();
     cut_off.ready().await?;
     cluster.lb("after").await?;
@@ -125,8 +125,8 @@ async fn a_leader_cut_off_from_its_lease_stops_writing_before_another_begins() -
     cluster.consistent().await
 }
 
-/// A slow API server: the Lease is renewed, but each time after the claim on it has run out. What was
-/// asked for in between must not wait for ever.
+/// A slow API server: the Lease is renewed, but each time after the claim on it has expired.
+/// Requests in between must not wait for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_is_renewed_too_late_ends_its_term_and_leaves_nobody_behind() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -136,7 +136,7 @@ async fn a_claim_that_is_renewed_too_late_ends_its_term_and_leaves_nobody_behind
     let options = ["--lease-duration", "3"].map(str::to_owned).to_vec();
     let operator = cluster.standby(Start { via, options, ..Start::default() }).await?;
     operator.leads().await?;
-    // Two calls a round, the next round 0.8 s later: a claim of 2.5 s is renewed after 3 s.
+    // Two calls per round, the next round 0.8 s later: a claim of 2.5 s is renewed after 3 s.
     proxy.set_rule(|call| match call.resource() {
         Some("leases") => Verdict::Delay(Duration::from_millis(550)),
         _ => Verdict::Pass,
@@ -145,8 +145,10 @@ async fn a_claim_that_is_renewed_too_late_ends_its_term_and_leaves_nobody_behind
         cluster.lb(&format!("lb-{index}")).await?;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    eventually(SOON, "end of a term", async || operator.process.log().contains("standing by"))
-        .await?;
+    eventually(SOON, "end of a term", async || {
+        operator.process.log().contains("controllers stopped")
+    })
+    .await?;
     proxy.clear_rule();
     cluster.addressed(100).await?;
     cluster.consistent().await
@@ -186,14 +188,14 @@ async fn two_leaders_at_once_never_give_one_address_twice() -> Result<()> {
     let watch = async {
         let began = Instant::now();
         let mut looks = 0;
-        // Until both have been at work.
+        // Until both have written.
         let both =
             async || anyhow::Ok(writes(&first).await? > 20.0 && writes(&second).await? > 20.0);
         while began.elapsed() < Duration::from_secs(10) || !both().await? {
             ensure!(began.elapsed() < LATER, "one of them does nothing");
             let list = cluster.lbs().list(&ListParams::default()).await?;
             let mut seen = BTreeSet::new();
-            // One that is being deleted has given its address back before it goes.
+            // A LoadBalancer in deletion has released its address before it goes.
             let alive = list.items.iter().filter(|lb| lb.metadata.deletion_timestamp.is_none());
             for ip in alive.filter_map(address) {
                 ensure!(seen.insert(ip.clone()), "{ip} was given twice");
@@ -205,7 +207,7 @@ async fn two_leaders_at_once_never_give_one_address_twice() -> Result<()> {
     };
     let (rounds, looks) = tokio::try_join!(guests, watch)?;
     println!("{} rounds of guests, {looks} looks", rounds.iter().sum::<i32>());
-    // Back to one leader, who puts right what two could not agree on.
+    // Back to one leader, which repairs the differences between two.
     second.process.terminate(SOON).await?;
     cluster.lbs_at_once((0..10).map(|i| format!("last-{i}"))).await?;
     cluster.addressed(10).await?;

@@ -9,7 +9,7 @@ use harvester_guest_operator::api::{ANNOTATION_MANUAL_RELEASE, IPPoolStatus, LB_
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
-use testbed::{Stalls, eventually};
+use testbed::{Call, Proxy, Stalls, Start, Verdict, eventually};
 
 use crate::support::{Cluster, LATER, SOON, lb, settled, shows};
 
@@ -230,6 +230,45 @@ async fn thousands_of_leaked_claims_are_freed_and_delay_nobody() -> Result<()> {
     let freed = f64::from(LEAKED);
     shows(&operator, "hgo_ledger_repairs_total", &["orphan"], |count| count == freed).await?;
     cluster.consistent().await
+}
+
+/// Lookups of leaked claims that the API server does not answer: eight are under way, the others wait
+/// for their turn, and a new LoadBalancer waits for none.
+#[tokio::test(flavor = "multi_thread")]
+async fn leaked_claims_are_looked_up_eight_at_a_time_beside_the_work() -> Result<()> {
+    const AT_ONCE: usize = 8;
+    let cluster = Cluster::start().await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    let claims = (10..110).map(|i| (format!("10.1.0.{i}"), json!(format!("default/gone-{i}"))));
+    let allocated = Value::Object(claims.collect());
+    cluster.patch_pool_status("pool", json!({"status": {"allocated": allocated}})).await?;
+    let is_lookup = |call: &Call| call.name().is_some_and(|name| name.starts_with("gone-"));
+    proxy.set_rule(move |call| if is_lookup(call) { Verdict::Hang } else { Verdict::Pass });
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let operator = cluster.standby(Start { via, ..Start::default() }).await?;
+    operator.leads().await?;
+    let lookups = || -> Vec<Instant> {
+        let calls = proxy.calls().into_iter().filter(|record| is_lookup(&record.call));
+        calls.map(|record| record.at).collect()
+    };
+    eventually(SOON, "lookups", async || anyhow::Ok(lookups().len() >= AT_ONCE)).await?;
+    for name in ["first", "second", "third"] {
+        cluster.lb(name).await?;
+        cluster.address(name).await?;
+    }
+    // One more follows only when one of the first is given up, after the deadline of a call.
+    if let [first, .., next] = lookups().get(..=AT_ONCE).unwrap_or_default() {
+        let after = next.duration_since(*first);
+        ensure!(after > Duration::from_secs(1), "lookup {} after {after:?}", AT_ONCE + 1);
+    }
+    proxy.clear_rule();
+    let names = ["first", "second", "third"].map(|name| format!("default/{name}"));
+    eventually(LATER, "end of what leaked", async || {
+        let left = cluster.allocated("pool").await?;
+        anyhow::Ok(left.len() == names.len() && left.values().all(|owner| names.contains(owner)))
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]

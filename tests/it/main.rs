@@ -1,5 +1,5 @@
 //! Tests of the whole: the operator's own process on a real control plane, and the package.
-// Counters are whole numbers, and what was measured is worth a line.
+// Counters are whole numbers, and measurements are printed.
 #![allow(clippy::float_cmp, clippy::print_stdout)]
 
 mod absent;

@@ -1,11 +1,11 @@
-//! Harvester's Go controller and this operator alive together. Whoever holds the Lease gives addresses,
-//! and the other's admission lets it.
+//! Harvester's Go controller and this operator at the same time. The holder of the Lease allocates
+//! addresses, and the other's admission accepts that.
 //!
-//! The Go controller is played: the Lease as client-go takes it (`leaderelection.go`,
-//! `tryAcquireOrRenew`; 45 s, tried each 2 s: wrangler, `pkg/leader/leader.go`), claims and statuses by
-//! plain updates of whole objects (`pkg/ipam/store/store.go`, `Reserve`;
-//! `pkg/controller/loadbalancer/controller.go`, `updateStatus`), under the account and with the rights of
-//! its chart (`rbac.yaml`).
+//! The Go controller is played: it takes the Lease like client-go (`leaderelection.go`,
+//! `tryAcquireOrRenew`; 45 s, tried each 2 s: wrangler, `pkg/leader/leader.go`), and writes claims
+//! and statuses by plain updates of whole objects (`pkg/ipam/store/store.go`, `Reserve`;
+//! `pkg/controller/loadbalancer/controller.go`, `updateStatus`), under the account and with the
+//! rights of its chart (`rbac.yaml`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ use testbed::{Stalls, Start, client_from, eventually};
 
 use crate::support::{Cluster, SOON, address, ready, shows};
 
-/// Everybody is served within this, whoever leads.
+/// Limit of the time to an address, whichever controller leads.
 const MOST: Duration = Duration::from_secs(15);
 const LEASE: &str = "harvester-load-balancer";
 const GO: &str = "harvester-load-balancer-7d9c5b6f4-x2x7k";
@@ -47,11 +47,11 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: harveste
 subjects: [{kind: ServiceAccount, name: harvester-load-balancer, namespace: harvester-system}]
 "#;
 
-/// The Go controller, as far as addresses of guests are concerned.
+/// The Go controller, reduced to addresses of guests.
 #[derive(Clone)]
 pub(crate) struct Go {
     client: Client,
-    /// Whether it gives addresses while it leads.
+    /// Whether it allocates addresses while it leads.
     works: Arc<AtomicBool>,
 }
 
@@ -86,7 +86,7 @@ impl Go {
         Ok(holder.as_deref() == Some(GO))
     }
 
-    /// Competes for the Lease until it has it: once it has not changed for its own duration.
+    /// Competes for the Lease until it holds it: once it has not changed for its own duration.
     async fn acquire(&self) -> Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
         let mut seen: Option<(Lease, Instant)> = None;
@@ -109,12 +109,12 @@ impl Go {
                     return Ok(());
                 }
             }
-            // Its own pace is 2 s. Nothing here is about that.
+            // The Go controller's interval is 2 s. This test does not depend on it.
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
 
-    /// Renews, and gives addresses, until it fails or is dropped.
+    /// Renews the Lease and allocates addresses, until it fails or is dropped.
     pub(crate) async fn lead(&self) -> Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
         loop {
@@ -126,7 +126,7 @@ impl Go {
             if self.works.load(Ordering::Relaxed) {
                 for lb in self.lbs().list(&ListParams::default()).await? {
                     if address(&lb).is_none() {
-                        // What is refused is tried again, as its queue does.
+                        // A refused write is tried again, as by its queue.
                         drop(self.give(lb).await);
                     }
                 }
@@ -135,7 +135,7 @@ impl Go {
         }
     }
 
-    /// Gives the Lease back, as at its end (`ReleaseOnCancel`).
+    /// Releases the Lease, as at its end (`ReleaseOnCancel`).
     pub(crate) async fn release(&self) -> Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
         let mut lease = leases.get(LEASE).await?;
@@ -148,7 +148,7 @@ impl Go {
         Api::namespaced(self.client.clone(), "default")
     }
 
-    /// Reserves an address in the pool, then writes the status.
+    /// Claims an address in the pool, then writes the status.
     async fn give(&self, lb: LoadBalancer) -> Result<()> {
         let kind = kube::core::ApiResource::erase::<harvester_guest_operator::api::IPPool>(&());
         let pools = Api::<kube::core::DynamicObject>::all_with(self.client.clone(), &kind);
@@ -188,9 +188,9 @@ async fn whoever_holds_the_lease_gives_addresses_and_is_named() -> Result<()> {
     assert_eq!(cluster.address("ours").await?, "10.1.0.2");
     let go = Go::new(&cluster).await?;
     let intruder = cluster.lbs().get("ours").await?;
-    ensure!(go.give(intruder).await.is_err(), "who does not lead wrote a status");
+    ensure!(go.give(intruder).await.is_err(), "a controller that does not lead wrote a status");
 
-    // The process stands still for longer than its Lease lasts, and goes on.
+    // The process is stopped for longer than its Lease lasts, and continues.
     let stalls = Stalls::watch()?;
     operator.process.signal("STOP")?;
     go.acquire().await?;
@@ -207,7 +207,8 @@ async fn whoever_holds_the_lease_gives_addresses_and_is_named() -> Result<()> {
     ensure!(took < MOST && given.starts_with("10.1.0.10"), "{given} after {took:?}");
     shows(&operator, "hgo_leader", &[], |leads| leads == 0.0).await?;
 
-    // The holder is named: by metric and Event, and where it leaves somebody without an answer.
+    // The holder is named: by metric, Event, and the condition of a LoadBalancer without an
+    // address.
     shows(&operator, "hgo_other_controller_leads", &[GO], |leads| leads == 1.0).await?;
     let note = cluster.warned(LEASE, "OtherControllerLeads").await?;
     ensure!(note.contains(GO) && !note.contains("status subresource"), "{note}");
@@ -237,8 +238,8 @@ async fn whoever_holds_the_lease_gives_addresses_and_is_named() -> Result<()> {
     cluster.consistent().await
 }
 
-/// The operator's form of the CRD drops what the Go controller writes of a pool's status, so that it would
-/// give one address twice. That is said where the holder is named.
+/// The operator's form of the CRD drops the Go controller's writes of a pool's status, so that it
+/// would allocate one address twice. The Event that names the holder says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_form_of_the_crd_that_drops_its_records_is_said() -> Result<()> {
     let cluster = Cluster::start().await?;

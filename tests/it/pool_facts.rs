@@ -1,5 +1,5 @@
-//! What admission knows of pools, on a replica that does not lead: gathered from a real API
-//! server, asked directly.
+//! Admission's facts about pools, on a replica that does not lead: collected from a real API
+//! server, by direct requests.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ async fn ask(
         subresource: "",
         namespace: "",
         name,
-        user: "somebody",
+        user: "tenant",
         by_operator: false,
         object,
         old,
@@ -74,7 +74,7 @@ async fn a_replica_knows_what_pools_want_and_who_would_lose_an_address() -> Resu
         .await
     };
     known("the pool's ranges", &|said| said.contains("10.1.0.15 to 10.1.0.19")).await?;
-    // A spec that changes is read again; claims in between are not mistaken for that.
+    // A changed spec is read again; claims in between do not count as a change.
     cluster.patch_pool("held", json!({"spec": {"ranges": [range(1, 10, 14)]}})).await?;
     known("the ranges as they are now", &str::is_empty).await?;
     cluster.patch_pool("held", json!({"spec": {"ranges": [range(1, 10, 19)]}})).await?;
@@ -88,7 +88,8 @@ async fn a_replica_knows_what_pools_want_and_who_would_lose_an_address() -> Resu
     assert!(said.starts_with("spec.ranges: allocated IP 10.1.0.10 (default/one)"), "{said}");
     let said = refusal(&ask(&at, Operation::Delete, "held", None, Some(&old)).await?);
     assert!(said.contains("10.1.0.10 (default/one), 10.1.0.11 (default/two)"), "{said}");
-    // One that the view has not seen yet is asked about; one that leaked blocks nothing.
+    // A LoadBalancer that the view does not show yet is read from the API server; a leaked claim
+    // blocks nothing.
     let mut leaked = old.clone();
     leaked["status"]["allocated"] = json!({"10.1.0.12": "default/gone", "10.1.0.13": "no name"});
     assert_eq!(ask(&at, Operation::Delete, "held", None, Some(&leaked)).await?, Answer::default());
@@ -102,17 +103,17 @@ async fn a_replica_knows_what_pools_want_and_who_would_lose_an_address() -> Resu
     assert!(said.refusals.is_empty(), "{said:?}");
     assert!(said.warnings[0].contains("LoadBalancer default/one exists"), "{said:?}");
 
-    // A pool that goes is forgotten.
+    // A deleted pool is removed from the view.
     for lb in ["one", "two"] {
         cluster.deleted(lb).await?;
     }
     cluster.pool_deleted("held").await?;
-    // One that is being deleted is in no other's way, and in the view until it is gone.
+    // A pool in deletion conflicts with no other, and is in the view until it is gone.
     known("the deletion of the pool", &str::is_empty).await?;
     eventually(SOON, "the end of the pool", async || anyhow::Ok(views.pools().is_empty())).await
 }
 
-/// How long that takes is measured by `make bench`.
+/// `make bench` measures the time of this.
 #[tokio::test(flavor = "multi_thread")]
 async fn among_a_hundred_pools_the_one_in_the_way_is_named() -> Result<()> {
     let cluster = Cluster::start().await?;

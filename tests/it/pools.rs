@@ -1,5 +1,5 @@
-//! Pools that stand in each other's way, with nobody to refuse them: one stays in use, the other
-//! says why it does not, and no address is two LoadBalancers' on one network.
+//! Conflicting pools without admission: one stays in use, the other reports the reason, and no two
+//! LoadBalancers on one network have the same address.
 
 use anyhow::Result;
 use harvester_guest_operator::api::ConditionStatus;
@@ -55,7 +55,7 @@ async fn of_pools_made_at_the_same_moment_one_is_in_use_and_the_other_says_why()
         selector["network"] = json!("default/x");
         (range, selector)
     };
-    // Two by two: what both want, and the reason of the one that does not get it.
+    // Pairs: the conflicting pools, and the reason of the one that is not in use.
     let rounds = [
         ("RangeConflict", (range(10, 20), json!({})), (range(20, 30), json!({}))),
         (
@@ -75,7 +75,7 @@ async fn of_pools_made_at_the_same_moment_one_is_in_use_and_the_other_says_why()
         ),
     ];
     for (reason, (range_a, for_a), (range_b, for_b)) in rounds {
-        // As likely as not, both are made within one second: the name decides then.
+        // Often both are created within one second: then the name decides.
         let (a, b) =
             (format!("{}-a", reason.to_lowercase()), format!("{}-b", reason.to_lowercase()));
         let (first, second) = tokio::join!(
@@ -93,13 +93,13 @@ async fn of_pools_made_at_the_same_moment_one_is_in_use_and_the_other_says_why()
         for (lb, pool) in [(format!("{senior}-lb"), senior), (format!("{junior}-lb"), junior)] {
             cluster.lb_with(&lb, named(pool)).await.ok();
         }
-        // The scopes of some rounds admit nobody of this namespace by name.
+        // The scopes of some rounds do not admit this namespace by name.
         if reason == "RangeConflict" || reason == "SecondGlobalPool" {
             cluster.address(&format!("{senior}-lb")).await?;
             let waits = cluster.waits(&format!("{junior}-lb"), "IPPoolNotReady").await?;
             assert!(waits.contains(&message), "{waits}");
             assert!(cluster.allocated(junior).await?.is_empty());
-            // The one in use leaves, and whoever waited is served.
+            // The one in use goes, and the waiting LoadBalancer is served.
             cluster.deleted(&format!("{senior}-lb")).await?;
             cluster.pool_deleted(senior).await?;
             cluster.address(&format!("{junior}-lb")).await?;
@@ -116,7 +116,7 @@ async fn a_pool_widened_over_anothers_claims_gives_none_of_them_out() -> Result<
     let mut operator = cluster.operator().await?;
     cluster.pool_for("senior", range(10, 11), json!({})).await?;
     serves(&cluster, "senior").await?;
-    // A second later, for certain.
+    // Certainly a later creation time.
     tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
     cluster.pool_for("junior", range(12, 13), json!({})).await?;
     for lb in ["one", "two"] {
@@ -124,7 +124,7 @@ async fn a_pool_widened_over_anothers_claims_gives_none_of_them_out() -> Result<
         cluster.address(lb).await?;
     }
     let before = cluster.addresses().await?;
-    // While nobody leads.
+    // Without a leader.
     operator.process.kill9()?;
     cluster.free_lease().await?;
     cluster.patch_pool("senior", json!({"spec": {"ranges": [range(10, 13)]}})).await?;
@@ -152,14 +152,14 @@ async fn a_pool_widened_over_anothers_claims_gives_none_of_them_out() -> Result<
         if found == (4, 0, 2) { Ok(true) } else { Err(format!("{found:?}")) }
     })
     .await?;
-    // What is released there comes free here; the one that waits takes it.
+    // An address released there becomes free here; the waiting LoadBalancer gets it.
     cluster.deleted("one").await?;
     served(4).await?;
     cluster.deleted("two").await?;
     served(4).await?;
     assert_eq!(cluster.allocated("senior").await?.len(), 4);
     shows(&operator, "hgo_shared_addresses", &[], |shared| shared == 0.0).await?;
-    // Narrowed again, it leaves the other one in peace.
+    // Narrowed again, it does not conflict any more.
     for n in 0..4 {
         cluster.deleted(&format!("new-{n}")).await?;
     }
@@ -175,7 +175,7 @@ async fn networks_decide_and_may_become_known_late() -> Result<()> {
     for name in ["x", "y"] {
         let selector = json!({"network": format!("default/{name}")});
         cluster.pool_for(name, range(10, 12), selector).await?;
-        // The same range on networks that nobody knows to be one.
+        // The same range on networks that are not known to be one.
         cluster.lb_with(name, named(name)).await?;
         assert_eq!(cluster.address(name).await?, "10.1.0.10");
         tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
@@ -195,7 +195,7 @@ async fn networks_decide_and_may_become_known_late() -> Result<()> {
     known("y", 100).await?;
     let message = cluster.pool_says("y", "Ready", "RangeConflict").await?;
     assert!(message.contains("networks default/y and default/x are one and the same"), "{message}");
-    // Both had it before: told, and left alone.
+    // Both had it before: reported, and not changed.
     let told = cluster.warned("x", "AddressShared").await?;
     assert!(told.contains("10.1.0.10") && told.contains("default/y"), "{told}");
     shows(&operator, "hgo_shared_addresses", &[], |shared| shared == 1.0).await?;
@@ -204,14 +204,14 @@ async fn networks_decide_and_may_become_known_late() -> Result<()> {
     }
     cluster.lb_with("waiter", named("y")).await?;
     cluster.waits("waiter", "IPPoolNotReady").await?;
-    // They turn out to be two.
+    // The networks turn out to be two.
     known("y", 200).await?;
     serves(&cluster, "y").await?;
     assert_eq!(cluster.address("waiter").await?, "10.1.0.11");
     shows(&operator, "hgo_shared_addresses", &[], |shared| shared == 0.0).await.map(drop)
 }
 
-/// Addresses of nodes, of Harvester itself, and of Services that are not ours.
+/// Addresses of nodes, of Harvester itself, and of foreign Services.
 #[tokio::test(flavor = "multi_thread")]
 async fn addresses_of_the_cluster_itself_are_held_back_and_shown() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -244,7 +244,7 @@ spec: {type: LoadBalancer, ports: [{port: 80}]}
     let ingress = json!({"status": {"loadBalancer": {"ingress": [{"ip": "10.1.0.5"}]}}});
     services.patch_status("foreign", &PatchParams::default(), &Patch::Merge(ingress)).await?;
     let all = [
-        "10.1.0.2 is an address of Node node-2, and LoadBalancer default/early holds it: move that",
+        "10.1.0.2 is an address of Node node-2, and LoadBalancer default/early holds it: move that LoadBalancer",
         "10.1.0.3 is an address of Node node-3",
         "10.1.0.4 is the management address (ConfigMap harvester-system/vip)",
         "10.1.0.5 is the load-balancer address of Service default/foreign",
@@ -263,7 +263,7 @@ spec: {type: LoadBalancer, ports: [{port: 80}]}
     cluster.lb("late").await?;
     assert_eq!(cluster.address("late").await?, "10.1.0.6");
     assert_eq!(cluster.address("early").await?, "10.1.0.2", "in use, it stays");
-    // Released, it is not given to another.
+    // Released, it is not claimed again.
     cluster.deleted("early").await?;
     let names: Vec<String> = (0..6).map(|n| format!("more-{n}")).collect();
     cluster.lbs_at_once(names.clone()).await?;

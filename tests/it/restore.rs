@@ -1,5 +1,5 @@
-//! What is restored from a backup, and what outlives its record: names survive restores, and what a
-//! LoadBalancer publishes stays reserved.
+//! Restores from a backup, and addresses that outlive their record: names survive restores, and a
+//! published address of a LoadBalancer stays reserved.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,8 @@ use testbed::{Start, eventually};
 
 use crate::support::{Cluster, SOON, ready, shows};
 
-/// What a backup has of an object: without what the API server gives it, and without its status
-/// unless that is kept.
+/// Exports an object as a backup has it: without the API server's fields, and without its status
+/// unless `status` is set.
 fn exported<K: serde::Serialize + kube::Resource>(object: &K, status: bool) -> Result<Value> {
     let mut exported = serde_json::to_value(object)?;
     let metadata = exported["metadata"].as_object_mut().context("no metadata")?;
@@ -25,7 +25,7 @@ fn exported<K: serde::Serialize + kube::Resource>(object: &K, status: bool) -> R
     Ok(exported)
 }
 
-/// Everything there is, deleted, and what a backup has of it: pools and LoadBalancers.
+/// Exports all pools and LoadBalancers, then deletes them.
 async fn lost(cluster: &Cluster, status: bool) -> Result<(Vec<Value>, Vec<Value>)> {
     let pools = cluster.pools().list(&ListParams::default()).await?;
     let lbs = cluster.lbs().list(&ListParams::default()).await?;
@@ -59,7 +59,7 @@ async fn create_lbs<'a>(cluster: &Cluster, lbs: impl IntoIterator<Item = &'a Val
     Ok(())
 }
 
-/// Waits until the LoadBalancers of `before` have the addresses that they had.
+/// Waits until the LoadBalancers of `before` have the same addresses as then.
 async fn have(cluster: &Cluster, before: &BTreeMap<String, String>) -> Result<()> {
     eventually(SOON, "the addresses from before", async || {
         let now = cluster.addresses().await.map_err(|e| e.to_string())?;
@@ -85,7 +85,7 @@ async fn a_restore_in_any_order_gives_each_name_its_address() -> Result<()> {
     let before = cluster.addresses().await?;
     for (status, pools_first) in [(false, true), (false, false), (true, true), (true, false)] {
         let (pools, lbs) = lost(&cluster, status).await?;
-        // One that has never had an address is made while others wait for theirs.
+        // A LoadBalancer without an earlier address is created while others wait for theirs.
         let newcomer = async || cluster.lb("newcomer").await;
         if pools_first {
             create_pools(&cluster, &pools).await?;
@@ -95,7 +95,7 @@ async fn a_restore_in_any_order_gives_each_name_its_address() -> Result<()> {
             newcomer().await?;
             create_lbs(&cluster, &lbs).await?;
             for name in before.keys() {
-                // Without admission, a status says what is published.
+                // Without admission, a restored status shows a published address.
                 let reason = if status { "IPPoolNotFound" } else { "NoMatchedIPPool" };
                 eventually(SOON, &format!("{reason} of {name}"), async || {
                     let lb = cluster.lbs().get(name).await.map_err(|e| e.to_string())?;
@@ -115,7 +115,7 @@ async fn a_restore_in_any_order_gives_each_name_its_address() -> Result<()> {
     Ok(())
 }
 
-/// Its finalizer was taken off, and it went: another object has its name, and its claim.
+/// A LoadBalancer went after its finalizer was removed: another object has its name, and its claim.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_load_balancer_made_again_under_its_name_has_its_address_again() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -135,7 +135,7 @@ async fn a_load_balancer_made_again_under_its_name_has_its_address_again() -> Re
         cluster.lb(name).await?;
     }
     have(&cluster, &before).await?;
-    // The same, with none to see it.
+    // The same, while no operator runs.
     operator.process.kill9()?;
     cluster.free_lease().await?;
     for name in ["b", "a"] {
@@ -149,7 +149,7 @@ async fn a_load_balancer_made_again_under_its_name_has_its_address_again() -> Re
     cluster.consistent().await
 }
 
-/// A pool's finalizer was taken off while LoadBalancers publish its addresses.
+/// A pool's finalizer was removed while LoadBalancers publish its addresses.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_published_stays_reserved_when_its_pool_is_gone() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -170,7 +170,7 @@ async fn what_is_published_stays_reserved_when_its_pool_is_gone() -> Result<()> 
             cluster.free_lease().await?;
             operator = cluster.operator().await?;
         }
-        // It does not admit them, and has their addresses all the same.
+        // The pool does not admit them, and contains their addresses all the same.
         let scope = json!([{"namespace": "default"}, {"namespace": "kube-system"}]);
         let name = format!("new-{restarted}");
         cluster.pool_for(&name, json!({"subnet": "10.1.0.0/29"}), json!({"scope": scope})).await?;
@@ -179,7 +179,7 @@ async fn what_is_published_stays_reserved_when_its_pool_is_gone() -> Result<()> 
         have(&cluster, &before).await?;
         shows(&operator, "hgo_shared_addresses", &[], |shared| shared == 0.0).await?;
         let status = cluster.pool_status(&name).await?;
-        assert_eq!((status.total, status.available), (5, 2), "two are held back, one is given");
+        assert_eq!((status.total, status.available), (5, 2), "two are held back, one is claimed");
         cluster.deleted(&format!("lb-{restarted}")).await?;
         cluster.pool_deleted(&name).await?;
     }
@@ -193,8 +193,8 @@ async fn what_is_published_stays_reserved_when_its_pool_is_gone() -> Result<()> 
     .await
 }
 
-/// etcd is restored from a backup under a leader and one that stands by. Versions of objects come again
-/// with other content, and watches from greater versions say nothing.
+/// etcd is restored from a backup under a leader and a standby. Resource versions repeat with other
+/// content, and watches from greater versions deliver no event.
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_start_anew_when_etcd_was_restored() -> Result<()> {
     let cluster = Cluster::start_here().await?;
@@ -220,7 +220,7 @@ async fn replicas_start_anew_when_etcd_was_restored() -> Result<()> {
         };
         eventually(SOON, "renewal of the Lease", newer).await?;
     }
-    // An API server that begins answers before it has read any role.
+    // An API server that starts answers before it has read any role.
     cluster.robbed();
     cluster.bed.restore(backup).await?;
     for replica in [&mut leader, &mut standby] {

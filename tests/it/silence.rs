@@ -1,5 +1,5 @@
-//! An API server that falls silent: connections that are open stay open and say nothing more. New ones
-//! are welcome, as at another API server of the cluster.
+//! An API server that falls silent: open connections stay open without a byte. New ones are
+//! accepted, as by another API server of the cluster.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use testbed::{Operator, Proxy, Stalls, Start};
 
 use crate::support::{Cluster, shows};
 
-/// From the moment of silence until everything is served again.
+/// Limit of the time from the silence until every LoadBalancer is served again.
 const MOST: Duration = Duration::from_secs(15);
 
 async fn behind(cluster: &Cluster) -> Result<(Proxy, Operator)> {
@@ -26,9 +26,9 @@ async fn a_silent_api_server_costs_fifteen_seconds_at_most() -> Result<()> {
     let (proxy, operator) = behind(&cluster).await?;
     cluster.lb("before").await?;
     cluster.address("before").await?;
-    let terms = operator.process.log().matches("standing by").count();
+    let terms = operator.process.log().matches("controllers stopped").count();
 
-    // Nothing is under way: each watch, each idle connection and that of the Lease fall silent.
+    // No call is under way: each watch, each idle connection and that of the Lease fall silent.
     let stalls = Stalls::watch()?;
     proxy.freeze_all();
     let since = Instant::now();
@@ -36,7 +36,7 @@ async fn a_silent_api_server_costs_fifteen_seconds_at_most() -> Result<()> {
     cluster.address("after").await?;
     let idle = stalls.elapsed(since);
 
-    // In the middle of a burst: calls that wait for an answer never get it.
+    // In the middle of a burst: pending calls never get an answer.
     let since = Instant::now();
     let burst = cluster.lbs_at_once((0..40).map(|i| format!("lb-{i}")));
     let freeze = async {
@@ -51,7 +51,7 @@ async fn a_silent_api_server_costs_fifteen_seconds_at_most() -> Result<()> {
     ensure!(idle < MOST && busy < MOST, "{idle:?} and {busy:?}, more than {MOST:?}");
 
     let log = operator.process.log();
-    ensure!(log.matches("standing by").count() == terms, "it stopped leading:\n{log}");
+    ensure!(log.matches("controllers stopped").count() == terms, "it stopped leading:\n{log}");
     // Every kind is watched again.
     let staleness = "hgo_watch_staleness_seconds";
     shows(&operator, staleness, &["loadbalancers"], |seconds| seconds <= 10.0).await?;

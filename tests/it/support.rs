@@ -1,5 +1,5 @@
-//! What the scenarios share: a cluster with the operator's CRDs and rights, and what guests
-//! and admins do in it.
+//! Shared by the scenarios: a cluster with the operator's CRDs and rights, and the steps of guests
+//! and administrators.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,23 +18,23 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{Operator, Shared, Start, eventually};
 
-/// For conditions that come in milliseconds, on a machine that may be busy.
+/// Deadline for conditions that take milliseconds, on a machine that may be busy.
 pub(crate) const SOON: Duration = Duration::from_mins(2);
-/// For bursts.
+/// Deadline for bursts.
 pub(crate) const LATER: Duration = Duration::from_mins(5);
-/// How many looks in a row, and how far apart, find the same when nothing is under way any more.
+/// Number of equal reads, and their interval, after which no change is under way.
 const QUIET: (u32, Duration) = (15, Duration::from_millis(200));
-/// Terms of leadership that a machine outlives which stands still for some seconds. Tests that are
-/// about the end of a term by itself ask for shorter ones.
+/// Terms of leadership that outlive a stall of the machine of some seconds. Tests of the end of a
+/// term set shorter ones.
 const LEASE: [&str; 2] = ["--lease-duration", "10"];
 
-/// A control plane with the operator installed, not yet running. What is installed is what the
-/// chart renders, so the operator has the chart's rights, and at the end it is asked whether the
-/// operator ever wanted more.
+/// A control plane with the operator installed, not yet running. The chart's objects are installed,
+/// so the operator has the chart's rights, and at the end the test checks that no request was
+/// forbidden.
 pub(crate) struct Cluster {
     pub(crate) bed: Shared,
     pub(crate) client: Client,
-    /// Whether rights were taken away on purpose.
+    /// Whether the test has removed rights.
     robbed: AtomicBool,
 }
 
@@ -44,25 +44,26 @@ impl Cluster {
         Ok(Self { client: bed.admin(), bed, robbed: AtomicBool::new(false) })
     }
 
-    /// A control plane that can call webhooks in the network of the test, for this test alone.
+    /// Starts a control plane that can call webhooks in the network of the test, for this test
+    /// alone.
     pub(crate) async fn start_here() -> Result<Self> {
         let bed = Shared::start_here().await?;
         Ok(Self { client: bed.admin(), bed, robbed: AtomicBool::new(false) })
     }
 
-    /// The test takes rights away, so that refusals are no fault.
+    /// Notes that the test removes rights, so that refusals are no fault.
     pub(crate) fn robbed(&self) {
         self.robbed.store(true, Ordering::Relaxed);
     }
 
-    /// An operator that leads.
+    /// Starts an operator and waits until it leads.
     pub(crate) async fn operator(&self) -> Result<Operator> {
         let operator = self.standby(Start::default()).await?;
         operator.leads().await?;
         Ok(operator)
     }
 
-    /// An operator, whether it leads or not.
+    /// Starts an operator, whether it leads or not.
     pub(crate) async fn standby(&self, mut start: Start) -> Result<Operator> {
         if !start.options.iter().any(|option| option == LEASE[0]) {
             start.options.extend(LEASE.map(str::to_owned));
@@ -71,7 +72,7 @@ impl Cluster {
         Operator::start(&self.bed, binary, start).await
     }
 
-    /// As if the Lease of one that was killed had run out, without waiting for it.
+    /// Deletes the Lease of a killed operator, instead of waiting for its expiry.
     pub(crate) async fn free_lease(&self) -> Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
         leases.delete("harvester-load-balancer", &DeleteParams::default()).await?;
@@ -86,7 +87,7 @@ impl Cluster {
         Api::all(self.client.clone())
     }
 
-    /// Creates a pool for everybody, with one range.
+    /// Creates a global pool with one range.
     pub(crate) async fn pool(&self, name: &str, range: Value) -> Result<IPPool> {
         let any = json!({"scope": [{"project": "*", "namespace": "*", "guestCluster": "*"}]});
         self.pool_for(name, range, any).await
@@ -112,7 +113,7 @@ impl Cluster {
         Ok(self.lbs().create(&PostParams::default(), &lb(name, &spec)?).await?)
     }
 
-    /// Creates many at the same time.
+    /// Creates many LoadBalancers at the same time.
     pub(crate) async fn lbs_at_once(&self, names: impl IntoIterator<Item = String>) -> Result<()> {
         futures::stream::iter(names)
             .map(Ok)
@@ -139,7 +140,7 @@ impl Cluster {
         eventually(SOON, &what, async || self.lbs().get(name).await.map(|lb| address(&lb))).await
     }
 
-    /// Waits until the LoadBalancer is not ready for the reason, and returns the message.
+    /// Waits until the LoadBalancer is not ready for this reason, and returns the message.
     pub(crate) async fn waits(&self, name: &str, reason: &str) -> Result<String> {
         eventually(SOON, &format!("{reason} of {name}"), async || {
             let lb = self.lbs().get(name).await.map_err(|e| e.to_string())?;
@@ -183,13 +184,13 @@ impl Cluster {
         Ok(self.lbs().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?)
     }
 
-    /// The pool's ledger.
+    /// Ledger of the pool.
     pub(crate) async fn allocated(&self, pool: &str) -> Result<BTreeMap<String, String>> {
         Ok(self.pools().get(pool).await?.status.unwrap_or_default().allocated)
     }
 
-    /// Waits until ledgers and LoadBalancers say the same: every claim is published by its
-    /// owner, every published address is claimed, no address is anywhere twice.
+    /// Waits until ledgers and LoadBalancers agree: every claim is published by its owner, every
+    /// published address is claimed, and no address occurs twice.
     pub(crate) async fn consistent(&self) -> Result<()> {
         eventually(LATER, "agreement of ledgers and LoadBalancers", async || {
             self.check().await.map(|()| true).map_err(|e| format!("{e:#}"))
@@ -213,7 +214,7 @@ impl Cluster {
             let holds_back = status.conditions.iter().any(|condition| {
                 condition.message.as_ref().is_some_and(|told| told.starts_with("held back: "))
             });
-            // The counts of a pool as large as IPv6 makes them stop at the field's end.
+            // The counts of a very large IPv6 pool stop at the field's maximum.
             let counted =
                 status.total == i64::MAX || taken == claimed || (holds_back && taken > claimed);
             ensure!(counted, "counts are wrong: {status:?}");
@@ -260,7 +261,7 @@ pub(crate) fn pool(name: &str, spec: &Value) -> Result<IPPool> {
     }))?)
 }
 
-/// One of type vm listens on port 80, if nothing else is said.
+/// A LoadBalancer; with type vm and without listeners it listens on port 80.
 pub(crate) fn lb(name: &str, spec: &Value) -> Result<LoadBalancer> {
     let mut spec = spec.clone();
     if spec["workloadType"] != "cluster" && spec.get("listeners").is_none() {
@@ -279,7 +280,7 @@ pub(crate) fn listeners() -> Value {
     json!([{"name": "http", "port": 80, "protocol": "TCP", "backendPort": 8080}])
 }
 
-/// The claim that a LoadBalancer publishes.
+/// Claim that a LoadBalancer publishes.
 pub(crate) fn address(lb: &LoadBalancer) -> Option<String> {
     lb.status.as_ref()?.allocated_address.as_ref()?.ip.clone()
 }
@@ -292,12 +293,12 @@ pub(crate) fn ready(lb: &LoadBalancer) -> (String, String, String) {
     })
 }
 
-/// Writes of pools and LoadBalancers that an operator has sent, whatever came of them.
+/// Number of writes of pools and LoadBalancers that an operator has sent, whatever their outcome.
 pub(crate) async fn writes(operator: &Operator) -> Result<f64> {
     operator.metric("hgo_api_writes_total", &[]).await
 }
 
-/// Waits until what is read has stayed the same for some looks: what was under way is over.
+/// Waits until a value is the same for some reads: no change is under way then.
 pub(crate) async fn settled<T: PartialEq>(
     what: &str,
     mut read: impl AsyncFnMut() -> Result<T>,
@@ -314,8 +315,8 @@ pub(crate) async fn settled<T: PartialEq>(
     Ok(last)
 }
 
-/// Waits until a metric is what it must be. What a process counts it may count a moment after
-/// others have seen what it did, and what a leader shows it shows a moment after its term began.
+/// Waits until a metric has a wanted value. A process may count an action a moment after its effect
+/// is visible, and a leader shows its series a moment after its term began.
 pub(crate) async fn shows(
     operator: &Operator,
     name: &str,
@@ -329,15 +330,15 @@ pub(crate) async fn shows(
     .await
 }
 
-/// How many calls the operator has made that had no answer in time: where a machine stands still
-/// that happens. Nobody knows what became of them, so they are made again, perhaps in vain.
+/// Number of the operator's calls without an answer in time, which a stall of the machine causes.
+/// Their outcome is unknown, so the operator repeats them, perhaps in vain.
 pub(crate) fn unanswered(operator: &Operator) -> Result<f64> {
     let log = operator.process.log();
     let lines = log.lines().filter(|line| line.contains("no answer within")).count();
     Ok(f64::from(u32::try_from(lines)?))
 }
 
-/// No reconcile failed, and no write, but for want of an answer in time.
+/// Checks that no reconcile and no write failed, except for a missing answer.
 pub(crate) async fn nothing_failed(operator: &Operator) -> Result<()> {
     let log = operator.process.log();
     let failed: Vec<&str> = log
@@ -354,9 +355,9 @@ pub(crate) async fn nothing_failed(operator: &Operator) -> Result<()> {
     Ok(())
 }
 
-/// What the scenarios about ledgers and bad input share.
+/// Shared by the scenarios about ledgers and bad input.
 impl Cluster {
-    /// Creates a pool with the whole spec given.
+    /// Creates a pool with this spec.
     pub(crate) async fn pool_with(&self, name: &str, spec: Value) -> Result<IPPool> {
         Ok(self.pools().create(&PostParams::default(), &pool(name, &spec)?).await?)
     }
@@ -365,13 +366,13 @@ impl Cluster {
         Ok(self.pools().get(name).await?.status.unwrap_or_default())
     }
 
-    /// The published claims, by LoadBalancer.
+    /// Published claims, by LoadBalancer.
     pub(crate) async fn addresses(&self) -> Result<BTreeMap<String, String>> {
         let list = self.lbs().list(&ListParams::default()).await?;
         Ok(list.iter().filter_map(|lb| Some((lb.name_any(), address(lb)?))).collect())
     }
 
-    /// Waits until a condition of the pool is false for the reason, and returns the message.
+    /// Waits until a condition of the pool is false for this reason, and returns the message.
     pub(crate) async fn pool_says(&self, name: &str, type_: &str, reason: &str) -> Result<String> {
         eventually(SOON, &format!("{reason} of {name}"), async || {
             let status = self.pool_status(name).await.map_err(|e| e.to_string())?;
@@ -388,7 +389,7 @@ impl Cluster {
         .await
     }
 
-    /// Waits for a Warning about an object, and returns what it says.
+    /// Waits for a Warning about an object, and returns its note.
     pub(crate) async fn warned(&self, name: &str, reason: &str) -> Result<String> {
         let events: Api<Event> = Api::all(self.client.clone());
         eventually(SOON, &format!("Event {reason} about {name}"), async || {

@@ -217,3 +217,26 @@ spec:
 {{- if .pem }}harvester-guest-operator-trusted-cas{{ else }}{{ .configMap }}{{ end }}
 {{- end }}
 {{- end }}
+
+{{/* Where credentials are replaced, as JSON: credentials.namespaces, and the Secret of credentials.rancher. */}}
+{{- define "hgo.credentialNamespaces" -}}
+{{- $all := .Values.credentials.namespaces -}}
+{{- with .Values.credentials.rancher -}}
+{{- if .secretName -}}
+{{- $rancher := . -}}
+{{- $named := false -}}
+{{- range $all -}}
+{{- if eq .name $rancher.namespace -}}
+{{- $named = true -}}
+{{- if not (has $rancher.secretName (.secrets | default (list $rancher.secretName))) -}}
+{{- fail (printf "credentials.rancher: credentials.namespaces has %s with secrets: %s must be one of them" .name $rancher.secretName) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if not $named -}}
+{{- $all = append $all (dict "name" .namespace "secrets" (list .secretName)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $all -}}
+{{- end -}}

@@ -1,4 +1,4 @@
-//! Carrying out what a client says, and what follows for the socket, the timers and the metrics.
+//! Executes the outputs of a client, and updates the socket, the timers and the metrics.
 
 use std::time::Duration;
 
@@ -9,11 +9,12 @@ use super::Term;
 use crate::domain::dhcp::{Client, Event, Listening, Mac, Out, state};
 use crate::k8s::lease::Claim;
 
-/// How long the socket goes on listening to more than is needed. The next exchange is often near.
+/// How long the socket stays open, or accepts ARP, after the need ends. The next exchange is often
+/// near.
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
 impl Term<'_> {
-    /// Carries out what a client said.
+    /// Executes the outputs of a client.
     pub(super) fn act(&mut self, mac: Mac, said: Vec<Out>) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let mut frames = Vec::new();
@@ -37,7 +38,7 @@ impl Term<'_> {
                         Event::Duplicate { .. } => {
                             let silent = *self.claim.borrow() == Claim::Silent;
                             if silent && !std::mem::replace(&mut self.yields, true) {
-                                tracing::warn!("another agent speaks: nothing is renewed here");
+                                tracing::warn!("another agent is active: this one renews nothing");
                             }
                         }
                         _ => {}
@@ -48,7 +49,7 @@ impl Term<'_> {
         }
         if proxy != self.disputes.proxy() {
             let proxy = self.disputes.proxy();
-            tracing::warn!(?proxy, "station that answers ARP for every address");
+            tracing::warn!(?proxy, "one station answers ARP for every address");
             for client in self.leases.values_mut().filter_map(|lease| lease.client.as_mut()) {
                 client.beware(proxy);
             }
@@ -60,7 +61,8 @@ impl Term<'_> {
         self.settle(mac);
     }
 
-    /// Sees to it that the lease gets its next turn, and is heard and counted as what it is.
+    /// Updates the lease's timer, its count in the metrics, and the frames that the socket accepts
+    /// for it.
     pub(super) fn attend(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         let client = lease.client.as_ref();
@@ -101,7 +103,8 @@ impl Term<'_> {
         }
     }
 
-    /// Has the socket listen to what is needed, and to less only after a while, or now.
+    /// Adjusts the frames that the socket accepts: more at once, fewer only after [`EASE`] or if
+    /// `less`.
     pub(super) fn listen(&mut self, less: bool) {
         let needed = match (self.asking, self.probing.is_empty()) {
             (_, false) => Hearing::DhcpAndArp,
@@ -110,7 +113,7 @@ impl Term<'_> {
         };
         if needed >= self.wire.hearing() || less {
             if let Err(error) = self.wire.listen(needed) {
-                tracing::warn!(%error, interface = self.agent.settings.interface, "cannot listen");
+                tracing::warn!(%error, interface = self.agent.settings.interface, "cannot open the packet socket");
                 self.wire.close();
                 self.ease = Some(clock::now() + EASE);
             }
@@ -119,9 +122,9 @@ impl Term<'_> {
         }
     }
 
-    /// Sends a lease's frames, if this agent may. While the API server is silent it asks for more time for what
-    /// it holds, and nothing else, until it hears another agent do the same: who leads is not known then, and
-    /// one is enough.
+    /// Sends a lease's frames if this agent may. While the API server is silent, it only extends
+    /// held leases, and stops once another agent is seen to do so: the leader is not known then,
+    /// and one agent is enough.
     fn send(&mut self, mac: Mac, frames: &[Vec<u8>]) {
         let leads = self.agent.leadership.is_current();
         self.yields &= !leads;
@@ -131,25 +134,25 @@ impl Term<'_> {
             silent && !self.yields && client.is_some_and(Client::renews)
         };
         if !leads && !renews() {
-            tracing::debug!("not sent: the claim is over");
+            tracing::debug!("frame not sent: this agent is not the leader");
             return;
         }
-        // What nobody answers is sent as well.
+        // A RELEASE has no answer, so the socket may be closed.
         if self.wire.hearing() == Hearing::Nothing {
             if let Err(error) = self.wire.listen(Hearing::Dhcp) {
-                tracing::debug!(%error, "not sent");
+                tracing::debug!(%error, "frame not sent");
                 return;
             }
             self.ease.get_or_insert(clock::now() + EASE);
         }
         for frame in frames {
             if let Err(error) = self.wire.send(frame) {
-                tracing::debug!(%error, "not sent");
+                tracing::debug!(%error, "frame not sent");
             }
         }
     }
 
-    /// Works out what is shown of all leases together.
+    /// Updates the metrics that cover all leases.
     pub(super) fn show(&mut self) {
         if !std::mem::take(&mut self.stale) {
             return;

@@ -1,4 +1,4 @@
-//! From a record to a lease, and to its end.
+//! The life of a lease, from its record to its end.
 
 use std::collections::HashSet;
 use std::hash::BuildHasher as _;
@@ -14,18 +14,18 @@ use crate::api::DHCPLease;
 use crate::domain::dhcp::{Mac, Options, phase, start_within};
 use crate::k8s::records::Seen;
 
-/// Each lease that is taken up again after a restart adds this to the time over which all spread
-/// their first question.
+/// Share of each lease in the time over which the clients spread their first requests after a
+/// restart.
 const RESUME_EACH: Duration = Duration::from_millis(60);
 const RESUME_LONGEST: Duration = Duration::from_secs(30);
-/// So many that ask at the same time are in nobody's way.
+/// Number of clients without an address that may start at the same time.
 const A_FEW: usize = 10;
-/// How long a link that could not be made waits for the next try, at first and at most.
+/// Pause before the link is tried again: the first, and the longest.
 const LINK_PAUSE: Duration = Duration::from_millis(500);
 const LINK_LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 impl Term<'_> {
-    /// What the watch told.
+    /// Handles an event of the watch on DHCPLeases.
     pub(super) fn seen(&mut self, seen: Seen) {
         match seen {
             Seen::Begins => self.list = Some(HashSet::new()),
@@ -85,13 +85,13 @@ impl Term<'_> {
         let lease = match Lease::read(*record) {
             Ok(lease) => lease,
             Err(error) => {
-                tracing::warn!(record = key.1, error, "a record of no use");
+                tracing::warn!(record = key.1, error, "invalid record");
                 return;
             }
         };
         let mac = lease.identity.mac;
         if let Some(other) = self.leases.get(&mac) {
-            tracing::error!(record = lease.title(), other = other.title(), %mac, "one hardware address, two records");
+            tracing::error!(record = lease.title(), other = other.title(), %mac, "two records have the same hardware address");
             return;
         }
         if let Some(list) = &mut self.list {
@@ -105,7 +105,7 @@ impl Term<'_> {
         }
     }
 
-    /// Begins with a lease: with its link.
+    /// Starts to serve a lease, beginning with its link.
     fn take_up(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         if lease.leaving {
@@ -124,7 +124,7 @@ impl Term<'_> {
         if lease.link != LinkState::Making {
             return;
         }
-        tracing::warn!(record = lease.title(), error = why, "no link");
+        tracing::warn!(record = lease.title(), error = why, "cannot make the link, trying again");
         let pause = LINK_PAUSE * 2_u32.saturating_pow(lease.failures.min(8));
         lease.retry = Some(now + pause.min(LINK_LONGEST_PAUSE));
         if lease.failures == 0 {
@@ -138,7 +138,7 @@ impl Term<'_> {
         self.attend(mac);
     }
 
-    /// Its link is there: the client begins, or goes on.
+    /// Starts or resumes the client: its link exists.
     pub(super) fn start(&mut self, mac: Mac) {
         let at = moment();
         let options = self.options();
@@ -170,7 +170,7 @@ impl Term<'_> {
         }
     }
 
-    /// A lease's time has come.
+    /// Handles a lease whose deadline has passed.
     pub(super) fn turn(&mut self, mac: Mac, now: Duration) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.deadline = None;
@@ -191,7 +191,7 @@ impl Term<'_> {
         self.act(mac, said.unwrap_or_default());
     }
 
-    /// The record is gone, whoever removed it.
+    /// Ends a lease whose record is gone.
     pub(super) fn vanish(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.gone = true;
@@ -200,7 +200,7 @@ impl Term<'_> {
         self.leave(mac);
     }
 
-    /// The address is given back, if there is one.
+    /// Releases the address, if there is one.
     pub(super) fn leave(&mut self, mac: Mac) {
         let at = moment();
         let options = self.options();
@@ -219,7 +219,7 @@ impl Term<'_> {
             return self.attend(mac);
         }
         lease.released = true;
-        tracing::info!(record = lease.title(), "leaving");
+        tracing::info!(record = lease.title(), "lease ends");
         let up = self.parent.as_ref().is_some_and(|parent| parent.carries);
         if lease.client.is_none() && lease.holds() {
             lease.begin(options, seed, at).link(up, at.now);
@@ -233,7 +233,7 @@ impl Term<'_> {
         }
     }
 
-    /// Goes on with the end of a lease as far as it has come: last record, link, finalizer.
+    /// Continues the end of a lease as far as possible: last record, link, finalizer.
     pub(super) fn settle(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         if lease.gone {
@@ -256,7 +256,7 @@ impl Term<'_> {
         }
     }
 
-    /// Nothing of the lease is left.
+    /// Drops the last state of the lease, and starts its successor if there is one.
     pub(super) fn forget(&mut self, mac: Mac) {
         let Some(lease) = self.leases.get_mut(&mac) else { return };
         lease.client = None;

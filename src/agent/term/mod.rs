@@ -1,7 +1,8 @@
-//! One term: everything that happens is waited for here, one thing at a time.
+//! Term of the agent: a single loop waits for all events and handles them one at a time.
 //!
-//! Frames, records, links, writes and time come in; each is handed to the clients that it concerns,
-//! and what these have to say is carried out at once ([`Term::act`]). Nothing here blocks.
+//! Events are frames, records, links, writes and deadlines. Each goes to the clients that it
+//! concerns, and the outputs of these clients are executed at once ([`Term::act`]). No handler
+//! blocks.
 
 mod act;
 mod life;
@@ -29,52 +30,52 @@ use crate::domain::dhcp::{Bucket, Disputes, Mac, owner_of};
 use crate::k8s::lease::Claim;
 use crate::k8s::records::Seen;
 
-/// The longest sleep. Sleeps stand still while the machine does, the clock does not.
+/// Longest sleep. A sleep does not count time while the machine is suspended; the clock does.
 const LONGEST_SLEEP: Duration = Duration::from_secs(30);
-/// Frames that are read before anything else gets its turn.
+/// Most frames that are read before other events are handled.
 const MOST_FRAMES: usize = 256;
-/// The longest frame that is read whole.
+/// Longest frame that is read whole, in octets.
 const LONGEST_FRAME: usize = 2048;
 
-/// The work of a term.
+/// State of a term.
 pub(super) struct Term<'a> {
     agent: &'a Agent,
     leases: HashMap<Mac, Lease>,
     names: HashMap<(String, String), Mac>,
-    /// Records whose place is still taken by one that is about to go.
+    /// New records with the hardware address of a lease that has not ended yet.
     successors: HashMap<Mac, Box<DHCPLease>>,
     timers: BTreeSet<(Duration, Mac)>,
-    /// What a list that is under way has named so far.
+    /// Leases that the current list has named so far.
     list: Option<HashSet<Mac>>,
-    /// Whether there has been a whole list.
+    /// Whether a list has been complete.
     complete: bool,
     records: UnboundedReceiver<Seen>,
     wire: Wire,
-    /// Whose client waits for ARP.
+    /// Leases whose client waits for ARP.
     probing: BTreeSet<Mac>,
-    /// How many wait for DHCP.
+    /// Number of clients that wait for DHCP or ARP.
     asking: usize,
-    /// When less may be listened to.
+    /// When the socket may accept fewer frames.
     ease: Option<Duration>,
     changes: Changes,
     hands: Hands,
-    /// The interface.
+    /// The network's interface.
     parent: Option<Link>,
-    /// Whose record is to be written, and what is under way.
+    /// Leases whose record is to be written.
     queue: VecDeque<Mac>,
     writes: JoinSet<Written>,
     releases: Bucket,
-    /// Stations that dispute what the servers grant.
+    /// Stations that dispute addresses that the servers granted.
     disputes: Disputes,
-    /// Clients that were begun.
+    /// Number of clients started so far.
     begun: u32,
     seeds: RandomState,
     claim: watch::Receiver<Claim>,
-    /// Whether another agent was heard to speak for this network while it is not known who leads.
+    /// Whether another agent was seen active on this network while the leader is not known.
     yields: bool,
-    /// Whether what is worked out from all leases is out of date.
+    /// Whether the metrics that cover all leases are out of date.
     stale: bool,
-    /// Ends with the term.
+    /// Task of the watch; it ends with the term.
     _watch: JoinSet<()>,
 }
 
@@ -87,7 +88,11 @@ impl<'a> Term<'a> {
         let (tell, records) = unbounded_channel();
         let mut watch = JoinSet::new();
         watch.spawn(agent.records.clone().watch(settings.network.clone(), tell));
-        tracing::info!(network = settings.network, interface = settings.interface, "speaking");
+        tracing::info!(
+            network = settings.network,
+            interface = settings.interface,
+            "acting as DHCP agent"
+        );
         Ok(Self {
             agent,
             leases: HashMap::new(),
@@ -121,7 +126,7 @@ impl<'a> Term<'a> {
         self.agent.dhcp.leases.reset();
         let mut buffer = vec![0; LONGEST_FRAME];
         loop {
-            // Without a current claim nothing is begun, written or given back.
+            // Without current leadership no lease is started, written or released.
             let current = self.agent.leadership.is_current();
             if current {
                 self.write_some();
@@ -131,19 +136,19 @@ impl<'a> Term<'a> {
             tokio::select! {
                 readable = self.wire.ready() => self.hear(readable, &mut buffer),
                 seen = self.records.recv(), if current => {
-                    self.seen(seen.context("the watch ended")?);
+                    self.seen(seen.context("the watch of DHCPLeases ended")?);
                 }
                 changed = self.claim.changed() => {
                     changed?;
-                    tracing::info!(claim = ?*self.claim.borrow_and_update(), "the claim changed");
+                    tracing::info!(claim = ?*self.claim.borrow_and_update(), "leadership changed");
                 }
                 change = self.changes.next() => {
-                    self.changed(change.context("the kernel tells nothing of links any more")?);
+                    self.changed(change.context("the kernel sends no more link notifications")?);
                 }
                 Some(done) = self.hands.done.recv() => self.linked(done),
                 Some(written) = self.writes.join_next() => match written {
                     Ok(written) => self.written(written),
-                    Err(error) => bail!("a write failed to end: {error}"),
+                    Err(error) => bail!("a write did not finish: {error}"),
                 },
                 () = tokio::time::sleep(pause) => {}
             }
@@ -151,7 +156,7 @@ impl<'a> Term<'a> {
         }
     }
 
-    /// When something is due.
+    /// Time of the next event that is due.
     fn next_turn(&self) -> Duration {
         let first = self.timers.first().map(|(at, _)| *at);
         let ease = self.ease;
@@ -173,7 +178,7 @@ impl<'a> Term<'a> {
         }
     }
 
-    /// Whatever has come in on the wire.
+    /// Reads frames and hands them to the clients.
     fn hear(&mut self, readable: std::io::Result<()>, buffer: &mut [u8]) {
         let mut problem = readable.err();
         for _ in 0..MOST_FRAMES {
@@ -196,7 +201,7 @@ impl<'a> Term<'a> {
                 }
                 continue;
             }
-            // What one does may take it from among them.
+            // Handling a frame may remove a client from the set.
             let mut next = self.probing.first().copied();
             while let Some(mac) = next {
                 next = self.probing.range((Bound::Excluded(mac), Bound::Unbounded)).next().copied();
@@ -208,28 +213,28 @@ impl<'a> Term<'a> {
             }
         }
         if let Some(error) = problem {
-            // The interface went down or away. What becomes of it is told by the kernel; until then
-            // a new socket would end like this one.
-            tracing::debug!(%error, "the packet socket");
+            // The interface went down or was removed. The kernel reports which; until then a new
+            // socket would fail in the same way.
+            tracing::debug!(%error, "the packet socket failed");
             self.wire.close();
             self.ease = Some(clock::now() + EASE);
         }
     }
 
-    /// The kernel told of a link.
+    /// Handles a change of a link.
     fn changed(&mut self, change: Change) {
         let interface = &self.agent.settings.interface;
         match change {
             Change::Is(link) if link.name == *interface => {
                 let before = self.parent.replace(link.clone());
                 if before.as_ref().is_none_or(|before| before.index != link.index) {
-                    tracing::info!(interface, "the interface is there");
+                    tracing::info!(interface, "the interface is available");
                     self.wire.close();
                     self.make_all(link.index);
                 }
                 let carried = before.is_some_and(|before| before.carries);
                 if carried != link.carries {
-                    tracing::info!(interface, carries = link.carries, "the interface changed");
+                    tracing::info!(interface, carries = link.carries, "the carrier changed");
                     self.carry(link.carries);
                 }
             }
@@ -244,7 +249,7 @@ impl<'a> Term<'a> {
                 tracing::warn!(
                     interface,
                     links = links.len(),
-                    "the kernel told too much at once: looked again"
+                    "the kernel dropped link notifications: listed all links again"
                 );
                 let there: HashSet<Mac> = links
                     .iter()
@@ -264,7 +269,7 @@ impl<'a> Term<'a> {
         }
     }
 
-    /// The interface is gone.
+    /// Handles the loss of the interface.
     fn orphaned(&mut self) {
         let interface = &self.agent.settings.interface;
         tracing::warn!(interface, "the interface is gone, and all links with it");
@@ -273,19 +278,19 @@ impl<'a> Term<'a> {
         self.carry(false);
     }
 
-    /// Somebody else has removed a lease's link.
+    /// Makes a lease's link again after another process removed it.
     fn unlinked(&mut self, mac: Mac) {
         if let Some(lease) = self.leases.get_mut(&mac)
             && lease.link == LinkState::There
             && let Some(parent) = &self.parent
         {
-            tracing::warn!(record = lease.title(), "its link is gone, and is made again");
+            tracing::warn!(record = lease.title(), "the link is gone and will be made again");
             lease.link = LinkState::Making;
             self.hands.ask(Job::Make { parent: parent.index, mac, lease: lease.title() });
         }
     }
 
-    /// The interface is another one, so every link has to be made.
+    /// Makes every link again: the interface was replaced.
     fn make_all(&mut self, parent: u32) {
         for (mac, lease) in &mut self.leases {
             if matches!(lease.link, LinkState::There | LinkState::Making) {
@@ -295,7 +300,7 @@ impl<'a> Term<'a> {
         }
     }
 
-    /// The cable is in, or out.
+    /// Notifies the clients that the carrier is up or down.
     fn carry(&mut self, up: bool) {
         let now = clock::now();
         let macs: Vec<Mac> = self.leases.keys().copied().collect();
@@ -308,7 +313,7 @@ impl<'a> Term<'a> {
         }
     }
 
-    /// A link was made or removed.
+    /// Handles the outcome of a link job.
     fn linked(&mut self, done: Done) {
         let now = clock::now();
         match done {

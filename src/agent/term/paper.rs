@@ -1,4 +1,4 @@
-//! Writing records: one at a time for a lease, a few for all.
+//! Writes records: one write at a time for each lease, a few in parallel for all.
 
 use std::time::Duration;
 
@@ -9,34 +9,34 @@ use crate::api::{DHCPLease, DHCPLeaseStatus};
 use crate::domain::dhcp::{Mac, link_failed, report, status_patch};
 use crate::k8s::CallError;
 
-/// Writes under way at the same time. More do not make an API server faster.
+/// Most writes under way at the same time. More do not make an API server faster.
 const MOST: usize = 8;
-/// How long a write that failed waits for the next try.
+/// Pause before a failed write is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What came of a write.
+/// Outcome of a write.
 pub(super) struct Written {
     mac: Mac,
     uid: String,
     what: Pending,
-    /// The new version; `None` for a finalizer that is gone.
+    /// New resourceVersion; `None` after the finalizer was removed.
     outcome: Result<Option<String>, CallError>,
     status: DHCPLeaseStatus,
-    /// After a write that the record stood against: the record as it is.
+    /// Current record, read after a write that failed with 409 or 404.
     fresh: Fresh,
 }
 
-/// A record that was read after a write was answered with 409, or with 404: that may mean the record,
-/// or only its status, where the CRD has no such subresource.
+/// Record that was read after a write failed with 409, or with 404, which may be about the record,
+/// or only about its status where the CRD has no such subresource.
 enum Fresh {
-    /// It was not read, or could not be.
+    /// The record was not read, or could not be read.
     Unread,
     Gone,
     Is(Box<DHCPLease>),
 }
 
 impl Term<'_> {
-    /// Begins writes, as many as may be under way.
+    /// Starts writes, up to the limit.
     pub(super) fn write_some(&mut self) {
         while self.writes.len() < MOST {
             let Some(mac) = self.queue.pop_front() else { break };
@@ -86,7 +86,7 @@ impl Term<'_> {
         });
     }
 
-    /// A write has ended.
+    /// Handles the outcome of a write.
     pub(super) fn written(&mut self, written: Written) {
         let Written { mac, uid, what, outcome, status, fresh } = written;
         let Some(lease) = self.leases.get_mut(&mac).filter(|lease| lease.uid == uid) else {
@@ -117,14 +117,14 @@ impl Term<'_> {
                     if matches!(error, CallError::Conflict) {
                         return self.again(mac);
                     }
-                    tracing::warn!(%mac, "the record is there, and its status is not found");
+                    tracing::warn!(%mac, "the record exists, but its status subresource does not");
                 }
                 Fresh::Is(_) | Fresh::Gone => return self.vanish(mac),
                 Fresh::Unread => {}
             },
             Err(CallError::NotLeader) => {}
             Err(error) => {
-                tracing::warn!(record = lease.title(), %error, "not recorded, trying again");
+                tracing::warn!(record = lease.title(), %error, "cannot write the record, trying again");
             }
         }
         if let Some(lease) = self.leases.get_mut(&mac) {
@@ -134,7 +134,7 @@ impl Term<'_> {
         self.attend(mac);
     }
 
-    /// What came up meanwhile is written next.
+    /// Queues the next write if one came up meanwhile.
     fn again(&mut self, mac: Mac) {
         if self.leases.get(&mac).is_some_and(|lease| lease.pending.is_some()) {
             self.queue.push_back(mac);

@@ -1,4 +1,4 @@
-//! The file of `--out`: readable by its owner alone from its first moment on, and never there in part.
+//! The file of `--out`: from the start only its owner can read it, and it is never incomplete.
 
 use std::fs;
 use std::io::Write as _;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 
-/// Whether there can be such a file.
+/// Checks that a file can be created at this path.
 pub(super) fn check(path: &Path) -> anyhow::Result<()> {
     ensure!(path.file_name().is_some() && !path.is_dir(), "must be the name of a file");
     let folder = folder(path);
@@ -15,7 +15,7 @@ pub(super) fn check(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes it in place of whatever has that name.
+/// Writes the text and replaces a file of the same name.
 pub(super) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     let mut name = path.file_name().context("must be the name of a file")?.to_owned();
     name.push(format!(".{}.part", std::process::id()));
@@ -24,7 +24,7 @@ pub(super) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
     let written = written.and_then(|()| fs::rename(&part, path));
     if written.is_err() {
-        // What went wrong is told; the rest would only hide it.
+        // Returns the first error; an error of this removal would hide it.
         let _ = fs::remove_file(&part);
     }
     Ok(written?)

@@ -1,10 +1,10 @@
-//! The `cloud-config` command: a guest cluster's way into Harvester. It works with the rights of
-//! whoever runs it.
+//! The `cloud-config` command: makes a guest cluster's access to Harvester. It works with the
+//! rights of the user who runs it.
 //!
 //! Invariants: a token is written to standard output or to a file that only its owner may read, and
-//! nowhere else; what is asked is checked as a whole before anything is written; every round begins
-//! with what the API server has now, so that whoever runs it again goes on where it stopped. No log is
-//! kept: what was done is said on standard error.
+//! nowhere else; the whole request is checked before anything is written; every round begins with
+//! the current state of the API server, so that running it again continues where it stopped. There
+//! is no log: each change is reported on standard error.
 
 mod file;
 mod request;
@@ -29,95 +29,97 @@ use crate::k8s::cloud_config::{Credentials, PATIENCE};
 use crate::metrics::Metrics;
 use crate::rancher::{ApiServer, Trust};
 
-/// Rounds of one piece of work: each but the last ends with a write, or with a write of somebody else.
+/// Most rounds of one task: each but the last ends with a write of this process or of another one.
 const ROUNDS: usize = 30;
-/// How long Kubernetes may take to fill a token Secret.
+/// Longest time that Kubernetes may take to fill a token Secret.
 const FILLED: Duration = Duration::from_mins(1);
 const LOOK: Duration = Duration::from_millis(200);
-/// How long the cloud config may take to work.
+/// Longest time that the cloud config may take to work.
 const CHECKED: Duration = Duration::from_secs(15);
 
-/// Options of `cloud-config`. Switches, as users write them: which go together, `request` says.
+/// Options of `cloud-config`. Flags, as users write them: `request` checks which go together.
 #[allow(clippy::struct_excessive_bools)]
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct CloudConfigArgs {
-    /// Kubeconfig file of Harvester. Else KUBECONFIG and the default file, else the pod's own account.
+    /// Kubeconfig file of Harvester. Default: KUBECONFIG, then the default file, then the pod's
+    /// account.
     #[arg(long, env = "HGO_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
-    /// The guest cluster's name. Its ServiceAccount is called so.
+    /// Name of the guest cluster, and of its ServiceAccount.
     #[arg(long)]
     cluster: Option<String>,
-    /// The namespace of the guest cluster's VMs.
+    /// Namespace of the guest cluster's VMs.
     #[arg(long, short)]
     namespace: Option<String>,
-    /// With --list and --revoke gone: all namespaces.
+    /// All namespaces, with --list and --revoke gone.
     #[arg(long, short = 'A')]
     all_namespaces: bool,
-    /// What is printed.
+    /// Form of the output.
     #[arg(long, short, value_enum, default_value_t = Output::Kubeconfig)]
     output: Output,
-    /// Writes it to this file, which only its owner may read, instead of standard output.
+    /// File to write to instead of standard output. Only its owner may read it.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// The URL by which the guest's nodes reach Harvester. Default: https://VIP:6443.
+    /// URL at which the guest's nodes reach Harvester. Default: https://VIP:6443.
     #[arg(long)]
     server: Option<String>,
-    /// The authorities of that server's certificate, in PEM. Default: the cluster's own.
+    /// Certificate authorities of that server, a file in PEM. Default: the cluster's own.
     #[arg(long)]
     certificate_authority: Option<PathBuf>,
-    /// What the guest's CSI driver may do. Default: narrow for a new guest, and what it has for another.
+    /// Rights of the guest's CSI driver. Default: narrow for a new guest; otherwise the rights that
+    /// the guest has.
     #[arg(long, value_enum)]
     csi: Option<CsiRights>,
-    /// Makes a further token and prints that. Those before stay valid until they are revoked.
+    /// Makes another token and prints it. Earlier tokens stay valid until they are revoked.
     #[arg(long)]
     rotate: bool,
-    /// What to revoke: old (all tokens but the newest), all (tokens, rights and account), gone (the
-    /// same, of guests that are gone), or the name of a token Secret. With --rotate, the new token is
-    /// printed first.
+    /// Credentials to revoke: old (all tokens but the newest), all (tokens, rights and account),
+    /// gone (the same, of guests that no longer exist), or the name of a token Secret. With
+    /// --rotate, the new token is printed first.
     #[arg(long, value_name = "WHAT")]
     revoke: Option<String>,
     /// Days without use after which a guest without VMs counts as gone.
     #[arg(long, default_value_t = 7)]
     unused_days: u16,
-    /// Lists credentials, with age and last use, and whether their guest is there.
+    /// Lists credentials with age and last use, and whether their guest exists.
     #[arg(long)]
     list: bool,
-    /// Says what would be done, and does nothing.
+    /// Prints the changes without making them.
     #[arg(long)]
     dry_run: bool,
-    /// Prints the cloud config without trying it out: where --server cannot be reached from here.
+    /// Prints the cloud config without a test. Needed where --server cannot be reached from here.
     #[arg(long)]
     skip_check: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Output {
-    /// The kubeconfig.
+    /// Kubeconfig file.
     Kubeconfig,
-    /// A Secret for the guest: kube-system/harvester-csi-config.
+    /// Secret for the guest: kube-system/harvester-csi-config.
     Secret,
-    /// A Secret for the Rancher that provisions the guest: fleet-default/harvesterconfig-CLUSTER.
+    /// Secret for the Rancher that provisions the guest: fleet-default/harvesterconfig-CLUSTER.
     RancherSecret,
     /// User data for nodes of RKE2.
     CloudInitRke2,
     /// User data for nodes of K3s.
     CloudInitK3s,
-    /// For K3s: that Secret for the guest, and HelmCharts of the cloud provider and the CSI driver.
+    /// For K3s: the Secret for the guest, and HelmCharts of the cloud provider and the CSI driver.
     #[value(name = "helm-chart-k3s")]
     HelmChartK3s,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum CsiRights {
-    /// As Harvester gives them, for the whole cluster.
+    /// The rights that Harvester gives, for the whole cluster.
     Harvester,
-    /// In its namespace, and elsewhere only what it needs there.
+    /// Rights in the guest's namespace, and elsewhere only the required ones.
     Narrow,
-    /// None.
+    /// No rights.
     None,
 }
 
-/// Does what is asked.
+/// Executes the request.
 pub(super) async fn run(args: CloudConfigArgs) -> anyhow::Result<()> {
     let request = request::read(&args)?;
     let metrics = Metrics::new()?;
@@ -149,13 +151,13 @@ impl Hand {
         print(&table)
     }
 
-    /// All credentials that the request is about.
+    /// All credentials that the request covers.
     async fn credentials(&self, request: &Request) -> anyhow::Result<Vec<Credential>> {
         let namespace = request.namespace.as_deref();
         let mut survey = self.api.survey(namespace).await?;
         match self.api.machines(namespace).await {
             Ok(machines) => survey.machines = Some(machines),
-            Err(error) => say(&format!("whether guests are there is not known: {error:#}"))?,
+            Err(error) => say(&format!("cannot determine which guests exist: {error:#}"))?,
         }
         let mut credentials = survey.credentials(namespace);
         if let Some(cluster) = &request.cluster {
@@ -165,7 +167,7 @@ impl Hand {
     }
 
     async fn make(&self, guest: &Guest, make: &Make) -> anyhow::Result<()> {
-        // All that can be refused is refused before anything is written.
+        // Checks everything that can be refused before the first write.
         let server = match &make.server {
             Some(server) => server.clone(),
             None => output::default_server(self.api.vip().await?.as_deref()).map_err(refused)?,
@@ -176,9 +178,7 @@ impl Hand {
         let token = wanted_token(guest, &found, &stamp, make.rotate);
         let csi = guest_account::csi(guest, &found, make.csi);
         if csi == Csi::None && make.csi.is_none() {
-            say(
-                "the guest has no rights for a CSI driver, and gets none: --csi narrow gives them",
-            )?;
+            say("the guest has no rights for a CSI driver: --csi narrow grants them")?;
         }
         let found = self.complete(guest, csi, &token, &names, found).await?;
         for note in guest_account::too_much(guest, &found) {
@@ -220,7 +220,7 @@ impl Hand {
         }
     }
 
-    /// Creates what is missing, and returns what there is then.
+    /// Creates missing objects, and returns the resulting state.
     async fn complete(
         &self,
         guest: &Guest,
@@ -239,21 +239,21 @@ impl Hand {
             self.create(step).await?;
             found = self.api.found(guest, names).await?;
         }
-        bail!("others change the same objects all the time: try again later")
+        bail!("other processes keep changing the same objects: try again later")
     }
 
     async fn create(&self, step: &Step) -> anyhow::Result<()> {
         match self.api.create(&step.object, &step.body).await {
             Ok(()) => say(&format!("created {}", step.object)),
-            // Somebody else was faster: what is there now is looked at like anything else.
+            // Another process was faster: the next round handles its object.
             Err(CallError::Conflict) => Ok(()),
             Err(error) => Err(error).with_context(|| {
-                format!("create {}; run it again: it goes on from there", step.object)
+                format!("create {}; run the command again to continue", step.object)
             }),
         }
     }
 
-    /// What the token Secret holds, once Kubernetes has filled it.
+    /// Waits until Kubernetes has filled the token Secret, and returns its content.
     async fn filled(&self, guest: &Guest, token: &str) -> anyhow::Result<Material> {
         let namespace = &guest.namespace;
         let filled = async {
@@ -292,13 +292,14 @@ impl Hand {
             if !matches!(what, What::All | What::Gone) {
                 self.stand_in(guest, kept, first_is_gone).await?;
             }
-            ensure!(revocation.left.is_empty(), "left as it is: {}", revocation.left.join("\n"));
+            ensure!(revocation.left.is_empty(), "not removed: {}", revocation.left.join("\n"));
             return Ok(());
         }
-        bail!("others change the same objects all the time: run it again")
+        bail!("other processes keep changing the same objects: run the command again")
     }
 
-    /// Whether it is not as it was seen.
+    /// Removes an object. Returns whether it had changed meanwhile, so that the caller must read
+    /// again.
     async fn remove(&self, removal: &Removal) -> anyhow::Result<bool> {
         if self.dry_run {
             print(&format!("would delete {}\n", removal.object))?;
@@ -306,11 +307,11 @@ impl Hand {
         }
         match self.api.remove(removal).await {
             Ok(()) => say(&format!("deleted {}", removal.object)).map(|()| false),
-            // Another one did, or it went with its owner.
+            // Another process removed it, or it was deleted with its owner.
             Err(CallError::NotFound) => Ok(false),
             Err(CallError::Conflict) => Ok(true),
             Err(error) => Err(error).with_context(|| {
-                format!("delete {}; run it again: it goes on from there", removal.object)
+                format!("delete {}; run the command again to continue", removal.object)
             }),
         }
     }
@@ -327,7 +328,7 @@ impl Hand {
             match credential.lives(now, request.unused_days) {
                 Some(why) if guest.is_some() => {
                     bail!(
-                        "--revoke gone: {namespace}/{cluster} is not gone: {why}; --revoke all takes it all the same"
+                        "--revoke gone: {namespace}/{cluster} is not gone: {why}; --revoke all revokes it anyway"
                     )
                 }
                 Some(_) => {}
@@ -342,7 +343,7 @@ impl Hand {
         Ok(())
     }
 
-    /// Puts right what stands in the place of a first token that is gone.
+    /// Corrects the Secret that stands in for a removed first token.
     async fn stand_in(&self, guest: &Guest, kept: Option<&str>, make: bool) -> anyhow::Result<()> {
         for _ in 0..ROUNDS {
             let found = self.api.found(guest, &[guest.token()]).await?;
@@ -371,18 +372,18 @@ impl Hand {
                 Ok(()) => {
                     let what = copies.as_deref().unwrap_or("no token");
                     return say(&format!(
-                        "{object} holds {what} for whoever asks for it by that name"
+                        "{object} now holds {what} for clients that read this name"
                     ));
                 }
                 Err(CallError::Conflict | CallError::NotFound) => {}
                 Err(error) => return Err(error).with_context(|| format!("create {object}")),
             }
         }
-        bail!("others change Secret {}/{} all the time", guest.namespace, guest.token())
+        bail!("other processes keep changing Secret {}/{}", guest.namespace, guest.token())
     }
 }
 
-/// Asks the server that the cloud config names whom it takes a token's bearer for.
+/// Checks that the server in the cloud config accepts the token as the guest's account.
 async fn try_out(guest: &Guest, server: &str, authority: &[u8], token: &str) -> anyhow::Result<()> {
     let bearer = format!("system:serviceaccount:{}:{}", guest.namespace, guest.cluster);
     let tried = async {

@@ -1,4 +1,4 @@
-//! What the options of `cloud-config` ask for together, or which of them does not fit, by name.
+//! The request that the options of `cloud-config` make together, or all options that do not fit.
 
 use std::path::PathBuf;
 
@@ -8,11 +8,11 @@ use x509_parser::pem::Pem;
 use super::{CloudConfigArgs, Csi, Form, Guest, Refused, What, file};
 use crate::domain::credentials::guest_account::{namespace_fault, output};
 
-/// What is asked for.
+/// Request of the user.
 pub(super) struct Request {
-    /// The namespace. `None`: all.
+    /// Namespace of the guests. `None`: all namespaces.
     pub(super) namespace: Option<String>,
-    /// One guest cluster. `None`: all.
+    /// Name of the guest cluster. `None`: all.
     pub(super) cluster: Option<String>,
     pub(super) unused_days: i64,
     pub(super) dry_run: bool,
@@ -23,26 +23,26 @@ pub(super) enum Work {
     List,
     Make(Guest, Box<Make>),
     Revoke(Guest, What),
-    /// Of one guest, or of all that are gone.
+    /// Revokes the credentials of one guest, or of all guests that are gone.
     RevokeGone(Option<Guest>),
 }
 
 pub(super) struct Make {
-    /// The CSI driver's rights, if any are asked for.
+    /// Rights of the CSI driver, if requested.
     pub(super) csi: Option<Csi>,
     pub(super) form: Form,
     pub(super) out: Option<PathBuf>,
     pub(super) server: Option<String>,
-    /// In PEM.
+    /// Certificate authorities in PEM.
     pub(super) authority: Option<Vec<u8>>,
     pub(super) rotate: bool,
-    /// Whether it is tried out before it is printed.
+    /// Whether the cloud config is tested before it is printed.
     pub(super) check: bool,
-    /// What goes once the new token is out.
+    /// Credentials to revoke after the new token is printed.
     pub(super) revoke: Option<What>,
 }
 
-/// Reads it. Every fault is told, not the first only.
+/// Parses the options. `Err` names every fault, not only the first.
 pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
     let mut faults = Vec::new();
     let what = args.revoke.as_deref().map(What::from);
@@ -65,14 +65,17 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
     );
     refuse(
         args.rotate && matches!(what, Some(What::All | What::Gone)),
-        "--rotate: --revoke all and --revoke gone take the account, and a new token with it; use --revoke old",
+        "--rotate: --revoke all and --revoke gone delete the account, and a new token with it; use --revoke old",
     );
     refuse(
         what == Some(What::Token(String::new())),
         "--revoke: must be old, all, gone, or the name of a token Secret",
     );
-    refuse(args.skip_check && !makes, "--skip-check: nothing is printed that would be tried out");
-    refuse(args.out.is_some() && !makes, "--out: nothing is printed that would go there");
+    refuse(
+        args.skip_check && !makes,
+        "--skip-check: no cloud config is printed that would be tested",
+    );
+    refuse(args.out.is_some() && !makes, "--out: no cloud config is printed that would be written");
     refuse(
         args.out.is_some() && args.dry_run,
         "--out: --dry-run prints no token and writes no file",
@@ -122,7 +125,7 @@ pub(super) fn read(args: &CloudConfigArgs) -> anyhow::Result<Request> {
     })
 }
 
-/// The guest, if one is named.
+/// Parses the guest, if the options name one.
 fn guest(args: &CloudConfigArgs, many: bool, faults: &mut Vec<String>) -> Option<Guest> {
     match (&args.namespace, args.all_namespaces) {
         (Some(_), true) => faults.push("--all-namespaces: --namespace is given as well".to_owned()),
@@ -137,7 +140,7 @@ fn guest(args: &CloudConfigArgs, many: bool, faults: &mut Vec<String>) -> Option
     }
     match (&args.cluster, &args.namespace) {
         (Some(cluster), namespace) => {
-            // Without a namespace its own check would only repeat what was said.
+            // Without --namespace, its own check would only repeat the fault above.
             let guest = Guest::new(cluster, namespace.as_deref().unwrap_or("n"));
             match guest {
                 Ok(guest) if namespace.is_some() => return Some(guest),
@@ -151,12 +154,12 @@ fn guest(args: &CloudConfigArgs, many: bool, faults: &mut Vec<String>) -> Option
     None
 }
 
-/// Certificates from a file, and nothing else.
+/// Reads a file that must hold certificates and nothing else.
 fn authority(path: &std::path::Path) -> anyhow::Result<Vec<u8>> {
     let text = std::fs::read(path).with_context(|| path.display().to_string())?;
     let mut certificates = 0;
     for block in Pem::iter_from_buffer(&text) {
-        let block = block.with_context(|| format!("{} is no PEM", path.display()))?;
+        let block = block.with_context(|| format!("{} is not PEM", path.display()))?;
         anyhow::ensure!(
             block.label == "CERTIFICATE",
             "{} holds a {}: it must hold certificates alone",

@@ -16,7 +16,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use super::{Context, act};
+use super::{Context, publish};
 use crate::api::LoadBalancer;
 use crate::domain::load_balancer::facts;
 use crate::k8s::CallError;
@@ -111,7 +111,7 @@ async fn write(at: Instant, uid: &str, ctx: &Context) {
     let Some((lb, patch, is_all)) = found else { return };
     let name = facts::name(&lb);
     let writing = ctx.shared.views.writing(name.clone());
-    match act::write(&lb, &patch, ctx).await {
+    match publish::write(&lb, &patch, ctx).await {
         // A decision that was made meanwhile knew nothing of this.
         Ok(version) => {
             if ctx.counts.settle_unless_replaced(uid, at, &lb) && is_all {

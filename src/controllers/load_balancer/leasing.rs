@@ -28,9 +28,9 @@ const SEEN_WITHIN: Duration = Duration::from_secs(10);
 /// How often a decision is repeated for a record that keeps changing under it.
 const REPETITIONS: usize = 5;
 
-/// What there is to say of a LoadBalancer whose address comes from a DHCP server. `None`: what
-/// must be known for that is not known yet; seeing it leads here again.
-pub(super) async fn finding(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Finding>, Error> {
+/// Has the host lease the LoadBalancer's address: makes, adopts or keeps its DHCPLease. `None`: what must
+/// be known for that is not known yet; seeing it leads here again.
+pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Finding>, Error> {
     let views = &ctx.shared.views;
     let (Some(cluster), true) = (views.cluster_id(), views.leasing_synced_for(lb)) else {
         return Ok(None);

@@ -1,14 +1,17 @@
 //! One LoadBalancer at a time: its address published, or the reason why it has none.
 //!
+//! A reconcile observes, allocates an address, serves, publishes and reports, in this order. When the
+//! object was changed meanwhile, all of it begins again from the current one.
+//!
 //! Owns every write of a LoadBalancer, of its Service and of its EndpointSlices. Ledgers are the
 //! business of [`super::ip_pool`]; here an address is published only after the ledger's answer,
 //! a claim given back only when no Service asks for it any more, and a finalizer removed only
 //! after the ledger has let go. What the host leases by DHCP is published as its record says.
 
-mod act;
+mod address;
 mod counts;
-mod gather;
 mod leasing;
+mod publish;
 mod report;
 mod serve;
 
@@ -16,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use kube::ResourceExt;
+use kube::{Api, ResourceExt};
 use kube_runtime::Controller;
 use kube_runtime::controller::{Action, Error as ControllerError};
 use kube_runtime::reflector::ObjectRef;
@@ -26,15 +29,16 @@ use super::ip_pool::{Handle, LedgerError};
 use crate::api::{DHCPLease, LoadBalancer};
 use crate::domain::limits::backoff::backoff;
 use crate::domain::load_balancer::facts;
-use crate::domain::load_balancer::status::{self, Finding};
-use crate::domain::pools::allocator::Verdict;
-use crate::domain::vm_backends::listeners;
-use crate::k8s::CallError;
+use crate::domain::load_balancer::status::Finding;
+use crate::domain::vm_backends::listeners::{self, Report};
+use crate::k8s::{CallError, call};
 use crate::prober::Prober;
 
 /// LoadBalancers written at the same time. Each takes a connection of its own; more of them
 /// do not make an API server faster.
 const WRITES_AT_ONCE: usize = 24;
+/// Passes of one reconcile over an object that keeps changing under it.
+const REPETITIONS: usize = 5;
 /// First and longest delay after a failure, per object.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
@@ -91,6 +95,9 @@ pub enum Error {
     /// An object could not be read or written.
     #[error(transparent)]
     Call(#[from] CallError),
+    /// The LoadBalancer is not what was decided on any more, or was not seen as a whole.
+    #[error("the LoadBalancer has changed meanwhile")]
+    Outdated,
     /// The API server refuses what must be done.
     #[error("refused: {0}")]
     Refused(String),
@@ -110,7 +117,7 @@ pub async fn run(
     // Concurrency is bounded where it costs something, at the writes.
     let reconciles = Controller::for_stream(futures::stream::pending(), store)
         .reconcile_on(woken)
-        .run(reconcile, retry, ctx.clone())
+        .run(reconcile_until_settled, retry, ctx.clone())
         .for_each(|result| async {
             match result {
                 // Gone while its turn came.
@@ -126,64 +133,111 @@ pub async fn run(
     }
 }
 
-/// Thousands of these wait for the ledger at the same time, so what comes after is boxed.
-async fn reconcile(lb: Arc<LoadBalancer>, ctx: Arc<Context>) -> Result<Action, Error> {
-    let _turn = ctx.shared.metrics.reconciling();
-    ctx.shared.views.look(&lb);
-    let mut again = None;
-    if facts::is_leaving(&lb) {
-        ctx.counts.settle(&lb);
-        if listeners::is_vm(&lb) && !Box::pin(serve::withdraw(&lb, &ctx)).await? {
-            return Ok(Action::await_change());
-        }
-        ctx.ledger.release(facts::owner(&lb)).await?;
-        Box::pin(act::finalize(&lb, &ctx)).await?;
-    } else {
-        let found = gather::finding(lb.clone(), false, &ctx).await?;
-        if let Some((lb, finding)) = found {
-            let later = leasing::again(&finding);
-            if listeners::is_vm(&lb) && status::may_serve(&lb) {
-                again = Box::pin(serve_and_publish(lb.clone(), finding, &ctx)).await?;
-            } else {
-                Box::pin(act::publish(lb.clone(), finding, None, &ctx)).await?;
-            }
-            again = again.into_iter().chain(later).chain(leasing::ends_in(&lb, &ctx)).min();
-        }
-    }
-    ctx.failures.clear(lb.uid().as_deref());
-    Ok(again.map_or_else(Action::await_change, Action::requeue))
+/// A LoadBalancer that is decided on.
+struct Observed {
+    lb: Arc<LoadBalancer>,
+    /// Whether entries are missing that a write of it must carry.
+    partial: bool,
 }
 
-/// A vm load balancer: first what serves it, then what is said of that.
-async fn serve_and_publish(
-    lb: Arc<LoadBalancer>,
+/// Address of a LoadBalancer, and what serves it.
+struct Served {
     finding: Finding,
-    ctx: &Context,
-) -> Result<Option<Duration>, Error> {
-    let Some(mut report) = serve::serve(&lb, &finding, ctx).await? else {
-        if matches!(finding, Finding::Pool(Verdict::Waiting(_)) | Finding::Host(Err(_))) {
-            act::publish(lb, finding, None, ctx).await?;
-            return Ok(None);
+    /// State of the Service of a vm load balancer.
+    report: Option<Report>,
+    /// Time until the Service is looked at again, if its change is no event.
+    again: Option<Duration>,
+}
+
+/// Reconciles what was seen; after a conflict, the object as the API server has it.
+async fn reconcile_until_settled(
+    seen: Arc<LoadBalancer>,
+    ctx: Arc<Context>,
+) -> Result<Action, Error> {
+    let _turn = ctx.shared.metrics.reconciling();
+    let mut observed = observe(seen.clone(), &ctx);
+    for _ in 0..REPETITIONS {
+        let again = match reconcile(observed, &ctx).await {
+            Ok(again) => again,
+            Err(Error::Outdated) => match observe_again(&seen, &ctx).await? {
+                Some(now) => {
+                    observed = now;
+                    continue;
+                }
+                None => give_back(&seen, &ctx).await?,
+            },
+            Err(error) => return Err(error),
+        };
+        ctx.failures.clear(seen.uid().as_deref());
+        return Ok(again.map_or_else(Action::await_change, Action::requeue));
+    }
+    Err(CallError::Conflict.into())
+}
+
+/// All that a LoadBalancer needs, once. Returns the time until it is due again though nothing changes.
+///
+/// Thousands of these wait for the ledger at the same time, so what comes after is boxed.
+async fn reconcile(observed: Observed, ctx: &Context) -> Result<Option<Duration>, Error> {
+    if facts::is_leaving(&observed.lb) {
+        withdraw(observed, ctx).await?;
+        return Ok(None);
+    }
+    let Some((observed, finding)) = address::allocate(observed, ctx).await? else {
+        return Ok(None);
+    };
+    let lb = &observed.lb;
+    let leased = leasing::again(&finding);
+    let again = match Box::pin(serve::serve(lb, finding, ctx)).await? {
+        Some(served) => {
+            if Box::pin(publish::publish(&observed, &served, ctx)).await? {
+                report::report(lb, &served, ctx);
+            }
+            served.again
         }
-        // VMs were not listed yet.
-        return Ok(Some(VMS_WITHIN));
+        None => Some(VMS_WITHIN),
     };
-    // What another owns carries no label to watch it by, and refusals end unseen.
-    let again = match report.service {
-        listeners::Service::Foreign(_) | listeners::Service::Refused(_) => Some(LAST_RETRY),
-        listeners::Service::Held(left) => Some(left),
-        _ => None,
-    };
-    let finding = match status::moves_from(&lb, &finding) {
-        // That is not given up while it may be announced.
-        Some(old) if serve::may_lead_here(&lb, old.ip, ctx) => {
-            report.moving_from = Some(old.ip).filter(|_| report.ingress.is_empty());
-            status::staying_at(old)
+    Ok([again, leased, leasing::ends_in(lb, ctx)].into_iter().flatten().min())
+}
+
+/// Undoes all of it, in the reverse order. The end of a Service that is still there leads here again.
+async fn withdraw(observed: Observed, ctx: &Context) -> Result<(), Error> {
+    let lb = &observed.lb;
+    ctx.counts.settle(lb);
+    if listeners::is_vm(lb) && !Box::pin(serve::withdraw(lb, ctx)).await? {
+        return Ok(());
+    }
+    ctx.ledger.release(facts::owner(lb)).await?;
+    Box::pin(publish::finalize(&observed, ctx)).await
+}
+
+fn observe(lb: Arc<LoadBalancer>, ctx: &Context) -> Observed {
+    ctx.shared.views.look(&lb);
+    let partial = ctx.shared.views.is_partial(&lb);
+    Observed { lb, partial }
+}
+
+/// Reads the object from the API server. `None`: it is gone, or another one has its name.
+async fn observe_again(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Observed>, CallError> {
+    let api: Api<LoadBalancer> =
+        Api::namespaced(ctx.shared.client.clone(), &lb.namespace().unwrap_or_default());
+    match Box::pin(call(api.get(&lb.name_any()))).await {
+        Ok(now) if now.uid() == lb.uid() => {
+            Ok(Some(Observed { lb: Arc::new(now), partial: false }))
         }
-        _ => finding,
-    };
-    act::publish(lb, finding, Some(&report), ctx).await?;
-    Ok(again)
+        Ok(_) | Err(CallError::NotFound) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Releases the address of a LoadBalancer that was deleted between claim and publication. Nothing else
+/// does when the event of its end came before the claim.
+async fn give_back(lb: &LoadBalancer, ctx: &Context) -> Result<Option<Duration>, Error> {
+    let owner = facts::owner(lb);
+    // The end of its Service is an event, and gives it back.
+    if !ctx.shared.views.is_served(&owner) {
+        ctx.ledger.release(owner).await?;
+    }
+    Ok(None)
 }
 
 #[allow(clippy::needless_pass_by_value)] // The signature is the library's.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use kube::{Resource, ResourceExt};
 
-use super::{Context, leasing};
+use super::{Context, Served, leasing};
 use crate::api::{ConditionStatus, LoadBalancer, READY};
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::Finding;
@@ -14,16 +14,12 @@ use crate::domain::pools::allocator::Verdict;
 use crate::domain::reason;
 use crate::domain::vm_backends::listeners::{self, Report};
 
-/// After a write was accepted.
-pub(super) fn published(
-    lb: &LoadBalancer,
-    finding: &Finding,
-    report: Option<&Report>,
-    ctx: &Context,
-) {
+/// Reports what was published. `lb` is the object before that.
+pub(super) fn report(lb: &LoadBalancer, served: &Served, ctx: &Context) {
     let shared = &ctx.shared;
+    let Served { finding, report, .. } = served;
     if let Some(report) = report {
-        served(lb, report, ctx);
+        report_service(lb, report, ctx);
     }
     let before =
         lb.status.as_ref().and_then(|s| s.allocated_address.as_ref()).and_then(|a| a.ip.as_deref());
@@ -54,8 +50,8 @@ pub(super) fn published(
     }
 }
 
-/// A vm load balancer serves otherwise than before.
-fn served(lb: &LoadBalancer, report: &Report, ctx: &Context) {
+/// Reports that a vm load balancer serves otherwise than before.
+fn report_service(lb: &LoadBalancer, report: &Report, ctx: &Context) {
     let allocated = lb.status.as_ref().and_then(|s| s.allocated_address.as_ref());
     let asked = allocated.and_then(|a| a.ip.as_deref()).unwrap_or_default();
     let (status, why, message) = listeners::ready(report, asked);

@@ -175,6 +175,7 @@ impl Run<'_> {
         }
         let namespace = self.namespace();
         let revoked = if self.rotation.spec.rancher.is_some() {
+            self.keeper.ctx.writer.check_leadership()?;
             match self.revoke_there(name).await {
                 Ok(()) => Ok(()),
                 Err(why) => return self.failed(Step::Revoke, name, &why).await,

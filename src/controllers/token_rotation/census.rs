@@ -12,12 +12,13 @@ use kube::ResourceExt as _;
 use super::run::Run;
 use super::{Keeper, lock};
 use crate::api::{RancherServer, SecretTarget, TokenRotation};
-use crate::domain::credentials::minter::is_same_url;
+use crate::domain::credentials::children::Listed;
+use crate::domain::credentials::rivals::{is_same, is_same_rancher};
 use crate::domain::credentials::rotation::inventory::{Census, Found};
 use crate::domain::credentials::rotation::status::Standing;
 use crate::domain::credentials::rotation::watched::Watched;
 use crate::domain::credentials::rotation::{Seconds, Target, due, status};
-use crate::rancher::{Error, Issued, Issuer};
+use crate::rancher::{self, Error, Issued, Issuer};
 
 /// How many contents are read in a look; each takes up to three calls.
 const MOST: usize = 16;
@@ -32,6 +33,8 @@ pub(super) struct All {
     pub(super) watched: Watched,
     /// How many were not read yet.
     pub(super) unread: usize,
+    /// Every one.
+    pub(super) listed: Vec<Listed>,
 }
 
 /// Lists them, and reads those that were read longest ago.
@@ -42,7 +45,9 @@ pub(super) async fn all(
     known: &Issued,
     now: Seconds,
 ) -> Result<All, Error> {
-    let listed = issuer.credentials().await?;
+    let found = issuer.credentials().await?;
+    let one = |one: &rancher::Listed| Listed { name: one.name.clone(), owner: one.creator.clone() };
+    let listed = found.iter().map(one).collect();
     let uid = rotation.uid().unwrap_or_default();
     let before = || {
         let recorded = rotation.status.as_ref().map(|status| status.watched.clone());
@@ -51,7 +56,7 @@ pub(super) async fn all(
     let next = {
         let mut censuses = lock(&keeper.censuses);
         let census = censuses.entry(uid.clone()).or_insert_with(before);
-        census.listed(listed.into_iter().map(|one| (one.name, one.title)));
+        census.listed(found.into_iter().map(|one| (one.name, one.title)));
         census.next(MOST)
     };
     let began = Instant::now();
@@ -75,11 +80,10 @@ pub(super) async fn all(
             census.read(&name, found, now);
         }
     }
-    let replaced = rotation.spec.rancher.as_ref().map(|server| replaced(keeper, server));
-    let replaced = replaced.unwrap_or_default();
+    let replaced = replaced(keeper, rotation);
     let census = lock(&keeper.censuses).get(&uid).cloned().unwrap_or_default();
     let (_, unread) = census.count();
-    Ok(All { watched: census.told(|name| replaced.contains(name)), unread })
+    Ok(All { watched: census.told(|name| replaced.contains(name)), unread, listed })
 }
 
 impl Run<'_> {
@@ -98,6 +102,9 @@ impl Run<'_> {
             };
             return Standing::Missing(why.to_owned());
         }
+        if let Some(standing) = self.children_stand() {
+            return standing;
+        }
         let mut parts = Vec::new();
         if unread > 0 {
             parts.push(format!("{unread} were not read yet"));
@@ -110,13 +117,11 @@ impl Run<'_> {
     }
 }
 
-/// The cloud credentials of a Rancher that TokenRotations replace.
-fn replaced(keeper: &Keeper, server: &RancherServer) -> HashSet<String> {
+/// The cloud credentials of its Rancher that TokenRotations replace.
+fn replaced(keeper: &Keeper, rotation: &TokenRotation) -> HashSet<String> {
     let all = keeper.store.state();
-    let theirs = all.iter().filter(|other| {
-        other.spec.rancher.as_ref().is_some_and(|there| is_same(there, server))
-            && works(keeper, other)
-    });
+    let theirs =
+        all.iter().filter(|other| is_same_rancher(other, rotation) && works(keeper, other));
     theirs
         .filter_map(|other| Some(other.spec.target.cloud_credential.as_ref()?.name.clone()))
         .collect()
@@ -138,17 +143,16 @@ pub(super) fn is_renewed(
 }
 
 /// Those that tell whether another one replaces something: who watches all of its Rancher's cloud
-/// credentials, or uses the API key that is its target.
+/// credentials, uses the API key that is its target, or has the same target.
 pub(super) fn who_tells_of(keeper: &Keeper, other: &TokenRotation) -> Vec<Arc<TokenRotation>> {
-    let Some(there) = &other.spec.rancher else { return Vec::new() };
     keeper.store.state_filter(|one| {
-        let Some(server) = &one.spec.rancher else { return false };
         let watches = one.spec.target.all_cloud_credentials.is_some()
             && other.spec.target.cloud_credential.is_some()
-            && is_same(server, there);
+            && is_same_rancher(one, other);
+        let target = other.spec.target.secret.as_ref();
         let uses = one.namespace() == other.namespace()
-            && other.spec.target.secret.as_ref().is_some_and(|target| is_key(target, server));
-        one.uid() != other.uid() && (watches || uses)
+            && one.spec.rancher.as_ref().zip(target).is_some_and(|(at, key)| is_key(key, at));
+        one.uid() != other.uid() && (watches || uses || is_same(one, other))
     })
 }
 
@@ -158,10 +162,6 @@ pub(super) fn works(keeper: &Keeper, rotation: &TokenRotation) -> bool {
     keeper.is_allowed(&rotation.namespace().unwrap_or_default())
         && rotation.metadata.deletion_timestamp.is_none()
         && due(&status::plan(rotation), &record).is_some()
-}
-
-fn is_same(one: &RancherServer, other: &RancherServer) -> bool {
-    is_same_url(&one.url, &other.url)
 }
 
 /// Whether that is where the API key is.

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use kube::{Resource as _, ResourceExt as _};
+use serde_json::json;
 
 use super::LOOK_AGAIN;
-use super::run::{Blind, Run};
+use super::look::Blind;
+use super::run::Run;
 use crate::api::ROTATION_FINALIZER;
 use crate::domain::credentials::rotation::left_behind;
 use crate::domain::credentials::rotation::status::Standing;
@@ -45,6 +47,18 @@ impl Run<'_> {
             Err(CallError::NotFound) => Ok(()),
             other => other,
         }
+    }
+
+    pub(super) async fn patch_finalizers(
+        &mut self,
+        finalizers: &[String],
+    ) -> Result<(), CallError> {
+        let version = self.rotation.resource_version();
+        let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
+        let (namespace, name) = (self.namespace(), self.rotation.name_any());
+        let writer = &self.keeper.ctx.writer;
+        self.rotation = writer.patch_rotation_meta(&namespace, &name, &patch).await?;
+        Ok(())
     }
 
     /// Does nothing in a namespace without rights, and lets go what is deleted there.

@@ -6,7 +6,9 @@
 
 mod act;
 mod census;
+mod children;
 mod leaving;
+mod look;
 mod probe;
 mod rancher;
 mod run;
@@ -165,9 +167,14 @@ async fn watch(
                 if let Some(rotation) = readable(rotation) {
                     let name = ObjectRef::from_obj(&rotation);
                     let before = keeper.store.get(&name);
-                    let worked = before.is_some_and(|before| census::works(&keeper, &before));
-                    if worked != census::works(&keeper, &rotation) {
+                    let worked =
+                        before.as_ref().is_some_and(|before| census::works(&keeper, before));
+                    let is_new = before.is_none();
+                    if is_new || worked != census::works(&keeper, &rotation) {
                         others = census::who_tells_of(&keeper, &rotation);
+                    }
+                    if !children::stands_alike(before.as_deref(), &rotation) {
+                        others.extend(children::parent(&keeper, &rotation));
                     }
                     writer.apply_watcher_event(&Event::Apply(rotation));
                     let _ = wake.send(name);
@@ -266,7 +273,9 @@ impl Keeper {
         }
         let record = status::record(Some(status));
         let current = record.current.as_ref()?;
-        let held = Held { hash: current.hash.clone(), ..Held::default() };
+        let (name, expires) = (current.name.clone(), current.expires);
+        let says = token::Says { name, issued: None, expires };
+        let held = Held { hash: current.hash.clone(), says, ..Held::default() };
         let target = Target::There {
             version: String::new(),
             holds: Some(held),

@@ -6,10 +6,9 @@
 
 use std::time::{Duration, Instant};
 
-use kube::ResourceExt as _;
 use kube_runtime::reflector::ObjectRef;
 
-use super::rancher::issuer;
+use super::rancher::way;
 use super::run::{LOOK_THERE, Run};
 use super::{Keeper, lock};
 use crate::api::TokenRotation;
@@ -65,10 +64,9 @@ pub(super) async fn probe(keeper: &Keeper, rotation: &TokenRotation) -> Option<D
         probe.term.clone()
     };
     let server = rotation.spec.rancher.as_ref()?;
-    let namespace = rotation.namespace().unwrap_or_default();
     let asked = async {
-        match issuer(keeper, &namespace, server).await {
-            Ok(Ok((issuer, _))) => issuer.differs(&term).await,
+        match way(keeper, rotation, server).await {
+            Ok(Ok(way)) => way.issuer.differs(&term).await,
             Ok(Err(_)) => true,
             Err(_) => false,
         }

@@ -1,15 +1,17 @@
 //! The steps of a rotation that go through a Rancher, with the API key that the spec names.
 //!
 //! Invariants: the key is read anew before each look, so that one that was renewed is used at once;
-//! time is Rancher's; a Rancher that cannot be asked tells nothing, and then nothing is decided.
+//! nothing is written in a Rancher by a process that does not lead; time is Rancher's; a Rancher that cannot be asked tells nothing, and then nothing is decided.
 
 use std::time::Duration;
 
 use super::act::TRIED_WITHIN;
-use super::run::{Blind, Look, Run};
+use super::look::{Blind, Look};
+use super::run::Run;
 use super::{InHand, Keeper, census};
 use crate::api::{ApiKey, RancherServer, TokenRotation, WatchedCredential};
-use crate::domain::credentials::minter::{self, Gift};
+use crate::domain::credentials::children::Listed;
+use crate::domain::credentials::minter::{self, Gift, Letter};
 use crate::domain::credentials::rotation::status::Standing;
 use crate::domain::credentials::rotation::target_secret::{self, Read};
 use crate::domain::credentials::rotation::watched::{self, Watched};
@@ -21,7 +23,7 @@ use crate::rancher::{Error, Issued, Issuer, Rights, Secret, Sight};
 use kube::ResourceExt as _;
 
 /// Pauses before the tries of a new token. Another replica of Rancher hears of it a moment later than the one that
-/// made it; each try costs two calls.
+/// made it. Each try costs one call, the one that succeeds two.
 const BETWEEN_TRIES_THERE: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(500),
@@ -30,15 +32,28 @@ const BETWEEN_TRIES_THERE: [Duration; 5] = [
     Duration::from_secs(4),
 ];
 
+/// Tries after faults that are no replica's delay. A proxy may break one call.
+const MOST_FAULTS: u8 = 2;
+
 /// What was heard of a Rancher.
 pub(super) struct Side {
-    issuer: Issuer,
+    pub(super) issuer: Issuer,
     pub(super) issued: Issued,
     sight: Option<Sight>,
     /// The API key.
     pub(super) key: Option<ApiKey>,
+    /// The Rancher's URL.
+    pub(super) url: String,
     /// How many cloud credentials were not read yet.
     pub(super) unread: usize,
+    /// All of them, if all were asked for.
+    pub(super) listed: Vec<Listed>,
+}
+
+impl Side {
+    fn new(issuer: Issuer, known: Issued, url: String) -> Self {
+        Self { issuer, issued: known, sight: None, key: None, url, unread: 0, listed: Vec::new() }
+    }
 }
 
 /// Reads the API key, what its user has in Rancher, and the target.
@@ -48,11 +63,11 @@ pub(super) async fn look(
     server: &RancherServer,
 ) -> Result<Look, CallError> {
     let namespace = rotation.namespace().unwrap_or_default();
-    let (issuer, key) = match issuer(keeper, &namespace, server).await? {
-        Ok(issuer) => issuer,
+    let Way { issuer, key, url } = match way(keeper, rotation, server).await? {
+        Ok(way) => way,
         Err(blind) => return Ok(Look::blind(blind)),
     };
-    let seen = see(keeper, rotation, &namespace, issuer).await?;
+    let seen = see(keeper, rotation, &namespace, issuer, url).await?;
     match seen {
         Ok(mut look) => {
             if let Some(side) = &mut look.side {
@@ -79,12 +94,20 @@ pub(super) async fn look(
     }
 }
 
-/// The Rancher of a spec with the API key as it is now, and that key; or why they cannot be had.
-pub(super) async fn issuer(
+/// A Rancher with the API key as it is now, that key, and its URL.
+pub(super) struct Way {
+    pub(super) issuer: Issuer,
+    key: Token,
+    url: String,
+}
+
+/// The Rancher of a spec; or why it cannot be asked.
+pub(super) async fn way(
     keeper: &Keeper,
-    namespace: &str,
+    rotation: &TokenRotation,
     server: &RancherServer,
-) -> Result<Result<(Issuer, Token), Blind>, CallError> {
+) -> Result<Result<Way, Blind>, CallError> {
+    let namespace = &rotation.namespace().unwrap_or_default();
     let barred = |why: String| Ok(Err(Blind::barred(why)));
     let (wants, credentials) = (&server.minter, &keeper.ctx.credentials);
     let secret = match credentials.secret(namespace, &wants.secret_name, &wants.key).await {
@@ -100,16 +123,24 @@ pub(super) async fn issuer(
             wants.secret_name, wants.key
         ));
     };
-    let named = secret.rancher_url.as_deref();
-    if let Some(why) = minter::address_fault(&wants.secret_name, named, &server.url) {
-        return Ok(Err(Blind { standing: Standing::MinterRefused, ..Blind::barred(why) }));
-    }
+    let letter = Letter {
+        secret: &wants.secret_name,
+        named: secret.rancher_url.as_deref(),
+        wanted: server.url.as_deref(),
+        first: rotation.status.as_ref().and_then(|status| status.rancher_url.as_deref()),
+    };
+    let url = match letter.address() {
+        Ok(url) => url,
+        Err(why) => {
+            return Ok(Err(Blind { standing: Standing::MinterRefused, ..Blind::barred(why) }));
+        }
+    };
     let authority = match authority(keeper, namespace, server).await? {
         Ok(authority) => authority,
         Err(why) => return barred(why),
     };
-    match Issuer::new(&server.url, authority.as_deref(), Secret::from(&key)) {
-        Ok(issuer) => Ok(Ok((issuer, key))),
+    match Issuer::new(&url, authority.as_deref(), Secret::from(&key)) {
+        Ok(issuer) => Ok(Ok(Way { issuer, key, url })),
         Err(why) => barred(format!("spec.rancher: {why}")),
     }
 }
@@ -169,31 +200,31 @@ async fn see(
     rotation: &TokenRotation,
     namespace: &str,
     issuer: Issuer,
+    url: String,
 ) -> Result<Result<Look, Error>, CallError> {
     let known = match issuer.issued().await {
         Ok(known) => known,
         Err(error) => return Ok(Err(error)),
     };
     let mut clock = known.now.map_or_else(Clock::local, Clock::heard);
-    let (target, mut sight, mut unread) = (&rotation.spec.target, None, 0);
+    let target = &rotation.spec.target;
+    let mut side = Side::new(issuer, known, url);
     let read = if let Some(credential) = &target.cloud_credential {
-        let seen = match issuer.look(&credential.name, &known).await {
+        let seen = match side.issuer.look(&credential.name, &side.issued).await {
             Ok(seen) => seen,
             Err(error @ (Error::Forbidden(_) | Error::NotFound(_))) => {
-                let side = Some(Side { issuer, issued: known, sight, key: None, unread });
                 let look = Look::blind(Blind::target(format!("Rancher: {error}")));
-                return Ok(Ok(Look { clock, side, ..look }));
+                return Ok(Ok(Look { clock, side: Some(side), ..look }));
             }
             Err(error) => return Ok(Err(error)),
         };
-        if let Some(why) = refusal(rotation, &credential.name, &seen, &known.user) {
-            let side = Some(Side { issuer, issued: known, sight, key: None, unread });
+        if let Some(why) = refusal(rotation, &credential.name, &seen, &side.issued.user) {
             let blind = Blind { standing: Standing::MinterRefused, ..Blind::target(why) };
-            return Ok(Ok(Look { clock, side, ..Look::blind(blind) }));
+            return Ok(Ok(Look { clock, side: Some(side), ..Look::blind(blind) }));
         }
         clock = seen.now.map_or(clock, Clock::heard);
         let read = read_there(rotation, &credential.name, &seen, clock.now());
-        sight = Some(seen);
+        side.sight = Some(seen);
         read
     } else if let Some(wants) = &target.secret {
         let read = keeper.ctx.credentials.secret(namespace, &wants.name, &wants.key).await;
@@ -201,9 +232,8 @@ async fn see(
             Ok((secret, _)) => secret,
             Err(error) => match error.refusal() {
                 Some(why) => {
-                    let side = Some(Side { issuer, issued: known, sight, key: None, unread });
                     let look = Look::blind(Blind::target(format!("spec.target.secret: {why}")));
-                    return Ok(Ok(Look { clock, side, ..look }));
+                    return Ok(Ok(Look { clock, side: Some(side), ..look }));
                 }
                 None => return Err(error),
             },
@@ -211,15 +241,15 @@ async fn see(
         let rotated = rotation.spec.source.is_some();
         let mut read = target_secret::read(wants, rotated, secret.as_ref());
         let token = read.token(wants, secret.as_ref());
-        if let Err(error) = ask(&issuer, &known, &mut read, token).await {
+        if let Err(error) = ask(&side.issuer, &side.issued, &mut read, token).await {
             return Ok(Err(error));
         }
         watched::steady(&mut read.watched, before(rotation), clock.now());
         read
     } else {
-        match census::all(keeper, rotation, &issuer, &known, clock.now()).await {
+        match census::all(keeper, rotation, &side.issuer, &side.issued, clock.now()).await {
             Ok(all) => {
-                unread = all.unread;
+                (side.unread, side.listed) = (all.unread, all.listed);
                 let nothing = Target::There {
                     version: String::new(),
                     holds: None,
@@ -231,8 +261,7 @@ async fn see(
             Err(error) => return Ok(Err(error)),
         }
     };
-    let side = Some(Side { issuer, issued: known, sight, key: None, unread });
-    Ok(Ok(Look { read, clock, blind: None, side }))
+    Ok(Ok(Look { read, clock, blind: None, side: Some(side) }))
 }
 
 fn before(rotation: &TokenRotation) -> &[WatchedCredential] {
@@ -314,6 +343,7 @@ impl Run<'_> {
     pub(super) async fn mint_there(&mut self, name: &str) -> Result<(), CallError> {
         let Some(side) = &self.side else { return Ok(()) };
         let scope = self.scope();
+        self.keeper.ctx.writer.check_leadership()?;
         match side.issuer.mint(&side.issued, name, self.plan.lifetime, scope.as_deref()).await {
             Ok((token, made)) => {
                 let hand = Hand { name: name.to_owned(), made: Some(made), verified: false };
@@ -337,11 +367,16 @@ impl Run<'_> {
             TRIED_WITHIN.as_secs()
         );
         let tries = async {
+            let mut lasting = 0;
             for pause in BETWEEN_TRIES_THERE {
                 tokio::time::sleep(pause).await;
-                match side.issuer.verify(&token, reach, scope.as_deref()).await {
-                    Ok(()) => return true,
-                    Err(error) => why = error,
+                let Err(fault) = side.issuer.verify(&token, reach, scope.as_deref()).await else {
+                    return true;
+                };
+                why = fault.why;
+                lasting += u8::from(!fault.may_pass);
+                if lasting == MOST_FAULTS {
+                    break;
                 }
             }
             false
@@ -380,6 +415,7 @@ impl Run<'_> {
             return Ok(());
         };
         let Some((side, sight, name)) = self.there() else { return Ok(()) };
+        self.keeper.ctx.writer.check_leadership()?;
         let written = side.issuer.publish(&name, sight, &token, keep).await;
         self.written(&hand.name, written).await
     }
@@ -387,6 +423,7 @@ impl Run<'_> {
     /// Takes out of the cloud credential what was kept in it.
     pub(super) async fn drop_there(&mut self) -> Result<(), CallError> {
         let Some((side, sight, name)) = self.there() else { return Ok(()) };
+        self.keeper.ctx.writer.check_leadership()?;
         let written = side.issuer.drop_old(&name, sight).await;
         self.written("", written).await
     }

@@ -9,14 +9,15 @@ use std::time::Duration;
 use kube::{Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 
-use super::rancher::{self, Side};
+use super::children::Made;
+use super::look::{Blind, Look, look, named};
+use super::rancher::Side;
 use super::{InHand, Keeper, lock, pause};
 use crate::api::{ROTATION_FINALIZER, TokenRotation};
 use crate::domain::credentials::rotation::status::{self, Beside, Standing};
-use crate::domain::credentials::rotation::target_secret::{self, Read};
-use crate::domain::credentials::rotation::watched::Watched;
+use crate::domain::credentials::rotation::target_secret::Read;
 use crate::domain::credentials::rotation::{
-    Act, Change, Hand, Plan, Record, Seconds, Seen, Step, Target, Unknown, decide, expiry, failed,
+    Act, Change, Hand, Plan, Record, Seconds, Seen, Step, Target, decide, expiry, failed, of_two,
 };
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
@@ -26,12 +27,12 @@ const MOST_STEPS: usize = 64;
 /// Pause before a rotation that was not carried to its end is looked at again.
 const GO_ON: Duration = Duration::from_millis(500);
 
-/// How long until it is looked whether a right has been given.
+/// Pause before it is looked whether a right has been given.
 const LOOK_AT_RIGHTS: Duration = Duration::from_secs(30);
 
-/// How long at most nobody looks at a Rancher.
+/// Longest time between two looks at a Rancher.
 pub(super) const LOOK_THERE: Duration = Duration::from_mins(5);
-/// How long nobody reads on where not all was read yet.
+/// Pause before reading on where not all was read yet.
 const READ_ON: Duration = Duration::from_secs(5);
 
 pub(super) struct Run<'a> {
@@ -45,45 +46,10 @@ pub(super) struct Run<'a> {
     pub(super) blind: Option<Blind>,
     /// What was heard of a Rancher, if it is about one.
     pub(super) side: Option<Side>,
-}
-
-/// A target, when it was read, and why it may tell nothing.
-pub(super) struct Look {
-    pub(super) read: Read,
-    pub(super) clock: Clock,
-    pub(super) blind: Option<Blind>,
-    pub(super) side: Option<Side>,
-}
-
-impl Look {
-    /// A look in vain.
-    pub(super) fn blind(why: Blind) -> Self {
-        let read = Read::elsewhere(Target::Unknown, Watched::default());
-        Self { read, clock: Clock::local(), blind: Some(why), side: None }
-    }
-}
-
-/// Reason why a target cannot be read, or may not be written.
-#[derive(Clone)]
-pub(super) struct Blind {
-    pub(super) why: String,
-    pub(super) unknown: Unknown,
-    /// Standing that follows.
-    pub(super) standing: fn(String) -> Standing,
-    /// Whether a Rancher does not accept the API key.
-    pub(super) refused: bool,
-}
-
-impl Blind {
-    /// The target may not be read; all else may.
-    pub(super) fn target(why: String) -> Self {
-        Self { why, unknown: Unknown::TargetBarred, standing: Standing::Unreadable, refused: false }
-    }
-
-    /// Nothing may be read.
-    pub(super) fn barred(why: String) -> Self {
-        Self { why, unknown: Unknown::Barred, standing: Standing::Unreadable, refused: false }
-    }
+    /// Another TokenRotation for the same credential goes first.
+    pub(super) is_second: bool,
+    /// Children that one for all cloud credentials has made.
+    pub(super) children: Option<Made>,
 }
 
 /// Goes on until there is nothing to do, and says for how long.
@@ -118,7 +84,20 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
     if plan.deleting.is_some() {
         blind = unlisted.take().map(Blind::barred).or(blind);
     }
-    let mut run = Run { keeper, rotation, plan, record, read, existing, clock, blind, side };
+    let (is_second, children) = (false, None);
+    let mut run = Run {
+        keeper,
+        rotation,
+        plan,
+        record,
+        read,
+        existing,
+        clock,
+        blind,
+        side,
+        is_second,
+        children,
+    };
     if !allowed {
         return run.not_allowed().await;
     }
@@ -127,7 +106,11 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
         run.record(run.record.clone(), Some(&Standing::Unreadable(why))).await?;
         return Ok(LOOK_AT_RIGHTS);
     }
+    if let Some(pause) = run.yields().await? {
+        return Ok(pause);
+    }
     run.hold().await?;
+    run.make_children().await?;
     for _ in 0..MOST_STEPS {
         if let Some(pause) = run.step().await? {
             return Ok(pause);
@@ -135,36 +118,6 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
     }
     tracing::warn!(namespace, rotation = name, "no end of steps: going on later");
     Ok(GO_ON)
-}
-
-/// The names of those that were made for it in Rancher.
-fn named(rotation: &TokenRotation, side: Option<&Side>) -> Vec<String> {
-    let prefix = status::plan(rotation).prefix;
-    side.map(|side| side.issued.named(&prefix)).unwrap_or_default()
-}
-
-/// Reads the target, as the spec wants it.
-async fn look(keeper: &Keeper, rotation: &TokenRotation) -> Result<Look, CallError> {
-    let namespace = rotation.namespace().unwrap_or_default();
-    if let Some(server) = &rotation.spec.rancher {
-        return rancher::look(keeper, rotation, server).await;
-    }
-    let Some(wants) = &rotation.spec.target.secret else { return Err(CallError::NotFound) };
-    let rotated = rotation.spec.source.is_some();
-    let (read, clock, blind) =
-        match keeper.ctx.credentials.secret(&namespace, &wants.name, &wants.key).await {
-            Ok((secret, clock)) => {
-                (target_secret::read(wants, rotated, secret.as_ref()), clock, None)
-            }
-            Err(error) => match error.refusal() {
-                Some(why) => {
-                    let read = target_secret::read(wants, rotated, None);
-                    (read, Clock::local(), Some(Blind::target(why.to_owned())))
-                }
-                None => return Err(error),
-            },
-        };
-    Ok(Look { read, clock, blind, side: None })
 }
 
 impl Run<'_> {
@@ -191,6 +144,7 @@ impl Run<'_> {
     pub(super) fn seen(&self) -> Seen {
         let target = match &self.blind {
             Some(_) => Target::Unknown,
+            None if self.is_second => of_two(&self.record, self.read.target.clone()),
             None => self.read.target.clone(),
         };
         let existing = Some(self.existing.clone());
@@ -220,18 +174,6 @@ impl Run<'_> {
         let mut finalizers = self.rotation.finalizers().to_vec();
         finalizers.push(ROTATION_FINALIZER.to_owned());
         self.patch_finalizers(&finalizers).await
-    }
-
-    pub(super) async fn patch_finalizers(
-        &mut self,
-        finalizers: &[String],
-    ) -> Result<(), CallError> {
-        let version = self.rotation.resource_version();
-        let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
-        let (namespace, name) = (self.namespace(), self.rotation.name_any());
-        let writer = &self.keeper.ctx.writer;
-        self.rotation = writer.patch_rotation_meta(&namespace, &name, &patch).await?;
-        Ok(())
     }
 
     /// One step. Says for how long to rest, if that is what is next.
@@ -285,6 +227,7 @@ impl Run<'_> {
         let beside = Beside {
             watched: self.blind.is_none().then(|| self.read.watched.clone()),
             key: self.side.as_ref().and_then(|side| side.key.clone()),
+            rancher_url: self.named_url(),
             refused: self.blind.as_ref().is_some_and(|blind| blind.refused),
         };
         let status = status::status(&self.rotation, &next, &beside, standing, now);
@@ -296,7 +239,7 @@ impl Run<'_> {
             let (namespace, name) = (self.namespace(), self.rotation.name_any());
             let writer = &self.keeper.ctx.writer;
             self.rotation = writer.patch_rotation_status(&namespace, &name, &patch).await?;
-            self.plan = status::plan(&self.rotation);
+            self.plan = self.planned();
         }
         self.record = next;
         Ok(())
@@ -402,6 +345,7 @@ impl Run<'_> {
         // Nobody tells when a Rancher changes.
         let most = match &self.side {
             Some(side) if side.unread > 0 => READ_ON,
+            _ if self.children.as_ref().is_some_and(Made::is_hindered) => LOOK_AT_RIGHTS,
             _ if self.rotation.spec.rancher.is_some() => LOOK_THERE,
             _ => pause,
         };

@@ -1,8 +1,8 @@
-//! What may be stored: refusals, warnings and changes, decided from a request and what is known.
+//! Admission: refusals, warnings and changes, decided from a request and known facts.
 //!
-//! Invariants: a refusal names the field, what is wrong with it and what would be right. A refused
-//! request changes nothing. Objects that come in may be of any shape: what does not fit its type is
-//! left for the schema to refuse, and never a reason to panic.
+//! Invariants: a refusal names the field, the fault and the remedy. A refused request changes
+//! nothing. Objects in requests may be of any shape: an object that does not fit its type is left
+//! for the schema to refuse, and never causes a panic.
 
 pub mod certificates;
 pub mod load_balancer;
@@ -13,48 +13,48 @@ use std::fmt;
 
 use serde_json::Value;
 
-/// What is asked of the API server.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// A new object.
+    /// Creation of an object.
     Create,
-    /// An object that is there.
+    /// Update of an existing object.
     Update,
-    /// Its end.
+    /// Deletion of an object.
     Delete,
 }
 
-/// A request, as the API server passes it on.
+/// An admission request from the API server.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// What is asked for.
+    /// Operation of the request.
     pub operation: Operation,
-    /// The part of the object that is asked for: `status`, or empty for the object itself.
+    /// Subresource of the request: `status`, or empty for the object itself.
     pub subresource: &'a str,
-    /// The object's namespace. Empty for IPPools.
+    /// Namespace of the object. Empty for IPPools.
     pub namespace: &'a str,
-    /// The object's name. Empty when the API server has yet to make one from `generateName`.
+    /// Name of the object. Empty while the API server has not yet made one from `generateName`.
     pub name: &'a str,
-    /// Who asks.
+    /// Name of the requesting user.
     pub user: &'a str,
-    /// Whether that is who leads: this operator in any of its replicas, or the Go controller while
-    /// that holds the Lease.
+    /// Whether the leader sends the request: this operator, from any replica, or the Go controller
+    /// while it holds the Lease.
     pub by_operator: bool,
-    /// The object as it would be. `None` when it is deleted.
+    /// The object as it would be stored. `None` for a deletion.
     pub object: Option<&'a Value>,
-    /// The object as it is. `None` when it is created.
+    /// The object as it is stored. `None` for a creation.
     pub old: Option<&'a Value>,
 }
 
-/// Refusals and warnings that an answer keeps, of each. More are shown nowhere.
+/// Most refusals, and most warnings, in an answer. More would not be shown.
 const MOST: usize = 100;
 
-/// Why a request is refused.
+/// Reason of a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// Path of the field: `spec.ranges[0].rangeEnd`. Empty for the object as a whole.
     pub field: String,
-    /// What is wrong, and what would be right: one sentence, without the path.
+    /// Fault and remedy: one sentence, without the path.
     pub message: String,
 }
 
@@ -67,14 +67,14 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What is answered. The default lets the request pass as it is.
+/// Answer to a request. The default admits the request unchanged.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
-    /// Why not. Empty: it may be done.
+    /// Refusals. Empty: the request is admitted.
     pub refusals: Vec<Refusal>,
-    /// What will surprise whoever asks. kubectl shows each on a line; at most 120 characters.
+    /// Warnings for the requesting user. kubectl shows each on a line; at most 120 characters.
     pub warnings: Vec<String>,
-    /// The object as it shall be instead; only before it is judged.
+    /// The object to store instead; set only by mutation.
     pub object: Option<Value>,
 }
 

@@ -2,26 +2,26 @@
 //!
 //! Compact JSON: `{"spec":{"workloadType":"cluster"},"unset":["spec.ipam"]}`; absent when there is
 //! nothing to carry. `unset` names fields that the translation fills in. Text that is not of this
-//! form is somebody else's: it is ignored and stays. Where the place is taken, what was there
-//! travels along (`kept`).
+//! form was written by another program: it is ignored and stays. If the conversion must write the
+//! annotation, the text that was there travels in `kept`.
 //!
 //! Annotations may have 256 KiB in all, and the API server would refuse the whole list for one
-//! object over that. What does not fit is left out, the status first, since it is worked out
-//! again, then the largest, and named in `cut`. Whoever writes such an object back in v1alpha1
-//! loses it; the annotation then stays with the names of the lost fields of the spec, for
-//! admission to refuse.
+//! object above that. Fields that do not fit are left out and named in `cut`: the status first,
+//! since it is computed again, then the largest. A client that writes such an object back in
+//! v1alpha1 loses them. The annotation then stays with the names of the lost fields of the spec,
+//! and admission refuses the object.
 //!
-//! Every function here takes time in proportion to the text it is given: the text is a tenant's, and
-//! the path that converts is open to all.
+//! Every function here takes time in proportion to the length of its text: the text is a tenant's,
+//! and the conversion path is open to all.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// What all annotations of an object may have, keys included.
+/// Bytes of all annotations of an object at most, keys included.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
-/// Fields of one section that `cut` names. One is enough to refuse what would lose them.
+/// Fields of one section that `cut` names at most. One name is enough to refuse the write.
 const MOST_CUT: usize = 32;
-/// Characters of a field's name that `cut` shows.
+/// Characters of a field's name in `cut` at most.
 const LONGEST_CUT: usize = 128;
 
 /// Fields that travel.
@@ -41,7 +41,7 @@ pub(super) struct Carry {
 }
 
 impl Carry {
-    /// Notes what of a section `back`, its translation there and back, no longer says.
+    /// Notes the fields of a section that `back`, its translation there and back, lacks or changes.
     pub(super) fn note(
         &mut self,
         section: &str,
@@ -59,7 +59,7 @@ impl Carry {
         fields.extend(source.into_iter().filter(|(key, value)| back.get(key) != Some(value)));
     }
 
-    /// Fields of a section that travelled. `None`: it was not set.
+    /// Fields of a section that travelled. `None`: the field was not set.
     pub(super) fn of<'a>(
         &'a self,
         section: &'a str,
@@ -71,14 +71,15 @@ impl Carry {
         unset.chain(fields.iter().map(|(key, value)| (key.as_str(), Some(value))))
     }
 
-    /// Whether the object had no such section.
+    /// Whether the object did not have the section.
     pub(super) fn section_is_unset(&self, section: &str) -> bool {
         self.unset.iter().any(|path| path == section)
     }
 
-    /// Reads what this version or another replica wrote.
+    /// Parses an annotation that this or another replica wrote.
     fn parse(text: &str) -> Option<Self> {
-        // The library would take a list for the fields in their order. No API server stores more.
+        // serde would also accept a list of the fields in their order. No API server stores a
+        // longer text.
         if !text.starts_with('{') || text.len() > ANNOTATIONS_LIMIT {
             return None;
         }
@@ -93,13 +94,13 @@ impl Carry {
         if *self == Self::default() { None } else { serde_json::to_string(self).ok() }
     }
 
-    /// Its text, in at most so many bytes. What does not fit is left out. `None`: all of it is.
+    /// Text of at most `room` bytes. Fields that do not fit are left out. `None`: nothing is left.
     fn text_within(mut self, room: usize) -> Option<String> {
         let text = self.text()?;
         if text.len() <= room {
             return Some(text);
         }
-        // Never below the true length: what is escaped takes more than is counted as gained.
+        // Never below the true length: escaped text is longer than the length that is subtracted.
         let mut length = text.len() + r#","cut":[]"#.len();
         for (section, fields) in [("status", &mut self.status), ("spec", &mut self.spec)] {
             let size = |(key, value): (&String, &Value)| {
@@ -135,7 +136,7 @@ pub fn lost(object: &Value, annotation: &str) -> Vec<String> {
     if carry.is_only_cut() { carry.cut } else { Vec::new() }
 }
 
-/// Takes out what travelled under this name.
+/// Removes the fields that travelled in this annotation, and returns them.
 pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> Carry {
     let Some(annotations) = annotations(object) else { return Carry::default() };
     let text = annotations.get(annotation).and_then(Value::as_str).unwrap_or_default();
@@ -154,12 +155,12 @@ pub(super) fn take(object: &mut Map<String, Value>, annotation: &str) -> Carry {
     carry
 }
 
-/// Puts in what is to travel under this name.
+/// Adds the fields that are to travel in this annotation.
 pub(super) fn put(object: &mut Map<String, Value>, annotation: &str, mut carry: Carry) {
     let there = annotations(object)
         .and_then(|annotations| annotations.get(annotation)?.as_str().map(str::to_owned));
     if let Some(there) = there {
-        // Left as it is, a text of this form would be taken for what travelled.
+        // A text of this form that stays would be read as fields that travelled.
         let taken = Carry::parse(&there);
         let stale = taken.as_ref().is_some_and(Carry::is_only_cut);
         if (taken.is_some() || carry != Carry::default()) && !stale {
@@ -194,7 +195,8 @@ fn annotations(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value
     object.get_mut("metadata")?.get_mut("annotations")?.as_object_mut()
 }
 
-/// The API server keeps no empty maps; an object that has none must not come back with one.
+/// Removes empty annotations. The API server stores no empty maps, so an object without annotations
+/// must not return with an empty map.
 fn drop_if_empty(object: &mut Map<String, Value>) {
     if annotations(object).is_some_and(|annotations| annotations.is_empty())
         && let Some(Value::Object(metadata)) = object.get_mut("metadata")

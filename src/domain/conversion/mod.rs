@@ -1,33 +1,33 @@
-//! `LoadBalancer` from one version to the other, without loss.
+//! Conversion of `LoadBalancer` from one version to the other, without loss.
 //!
-//! Invariants: nothing the API server can send is refused, because one object that fails would
-//! fail the list it is in. There and back again is the same object, whichever version it began
-//! in. Of metadata only the annotation below is touched.
+//! Invariants: no object that the API server can send is refused, because one object that fails
+//! would fail the list it is in. Conversion there and back returns the same object, whichever
+//! version it began in. Of metadata only the annotation below is changed.
 //!
-//! What one version has and the other lacks travels in an annotation (see [`carry`]) named after
-//! the version whose fields it holds, and is taken out again on the way back. It yields to edits:
-//! a value that travelled is put back only if its counterpart is still what it had been
-//! translated to.
+//! Fields that one version has and the other lacks travel in an annotation (see [`carry`]) named
+//! after the version whose fields it holds. The way back removes them from it. The annotation
+//! yields to edits: a value that travelled is restored only if its counterpart still has the value
+//! that the translation gave it.
 //!
 //! | v1beta1 | v1alpha1 | rule |
 //! |---|---|---|
 //! | `description`, `listeners[]`, `address`, `conditions` | the same | a listener's name and protocol, which v1alpha1 requires, are filled in |
 //! | `ipam` | the same | required: unset is shown as pool |
-//! | `backendServerSelector` | `backendServers` | the values of the label `harvesterhci.io/vmName`. Whoever edits `backendServers` replaces the whole selector |
+//! | `backendServerSelector` | `backendServers` | the values of the label `harvesterhci.io/vmName`. An edit of `backendServers` replaces the whole selector |
 //! | `healthCheck`, five numbers | the same, `PeriodSeconds` with a capital | required: unset is shown as its default. An edit of one leaves the others as they were |
-//! | `healthCheck`, what else it has | | travels as long as there is a `healthCheck` |
+//! | `healthCheck`, other fields | | travel while there is a `healthCheck` |
 //! | `workloadType`, `ipPool`, `requestedAddresses`, `ipv6Pool`, `ipFamilyPolicy` | | travels |
-//! | `status`, what else it has | | travels |
-//! | fields that neither knows | the same | the API server drops them where its schema lacks them |
+//! | `status`, other fields | | travel |
+//! | fields that neither version has | the same | the API server drops them where its schema lacks them |
 //!
-//! **The annotation is a tenant's to write**, like the object. What it says counts for no more
-//! than the same fields sent in v1beta1: values of another type than the field's are ignored, and
-//! what the API server stores is judged after conversion. Admission is asked in v1beta1
-//! (`matchPolicy: Equivalent`) with the converted object and the converted old one, so who may
-//! write `status.allocatedAddress` or `spec.ipPool` is decided there for both versions. The
-//! schema's own rules are those of the version asked in: what v1beta1's CEL forbids and v1alpha1
-//! cannot see (an immutable `workloadType`, reserved fields, a health check's protocol and path) is
-//! admission's too.
+//! **A tenant can write the annotation**, like the object. Its values count for no more than the
+//! same fields sent in v1beta1: values of another type than the field's are ignored, and the API
+//! server validates the object after conversion. Admission is called in v1beta1
+//! (`matchPolicy: Equivalent`) with the converted object and the converted old one, so it decides
+//! for both versions who may write `status.allocatedAddress` or `spec.ipPool`. The schema's own
+//! rules are those of the version of the request: admission also checks the rules of v1beta1's CEL
+//! on fields that v1alpha1 lacks (an immutable `workloadType`, reserved fields, a health check's
+//! protocol and path).
 
 pub mod annotations;
 
@@ -38,7 +38,7 @@ use serde_json::{Map, Value, json};
 use annotations::Carry;
 use api::{self, ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS, LABEL_VM_NAME, v1alpha1};
 
-/// Numbers of a health check: name in v1beta1, in v1alpha1, and what unset stands for.
+/// Numbers of a health check: name in v1beta1, name in v1alpha1, and default when unset.
 const HEALTH: [(&str, &str, i32); 5] = [
     ("port", "port", 0),
     ("successThreshold", "successThreshold", 1),
@@ -46,16 +46,16 @@ const HEALTH: [(&str, &str, i32); 5] = [
     ("periodSeconds", "PeriodSeconds", 5),
     ("timeoutSeconds", "timeoutSeconds", 3),
 ];
-/// What only v1beta1's health check has.
+/// Health check fields that only v1beta1 has.
 const HEALTH_V1BETA1: [&str; 5] =
     ["protocol", "path", "expectedStatuses", "serverName", "caBundle"];
 
 /// A version of `LoadBalancer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// The one that old clients ask for.
+    /// `loadbalancer.harvesterhci.io/v1alpha1`, which old clients request.
     V1alpha1,
-    /// The one that is stored.
+    /// `loadbalancer.harvesterhci.io/v1beta1`, which the API server stores.
     V1beta1,
 }
 
@@ -66,16 +66,16 @@ enum Section {
     Status,
 }
 
-/// What is no `LoadBalancer` of either version.
+/// The `apiVersion` is none of `LoadBalancer`'s versions.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no version of LoadBalancer: known are {V1ALPHA1} and {V1BETA1}")]
+#[error("{0:?} is not a version of LoadBalancer: the versions are {V1ALPHA1} and {V1BETA1}")]
 pub struct NoVersion(pub String);
 
 const V1ALPHA1: &str = "loadbalancer.harvesterhci.io/v1alpha1";
 const V1BETA1: &str = "loadbalancer.harvesterhci.io/v1beta1";
 
 impl Version {
-    /// Reads an `apiVersion`.
+    /// Parses an `apiVersion`.
     pub fn parse(api_version: &str) -> Result<Self, NoVersion> {
         match api_version {
             V1ALPHA1 => Ok(Self::V1alpha1),
@@ -84,7 +84,7 @@ impl Version {
         }
     }
 
-    /// Where the other version carries this one's fields.
+    /// Annotation in which the other version carries this one's fields.
     fn annotation(self) -> &'static str {
         match self {
             Self::V1alpha1 => ANNOTATION_V1ALPHA1_FIELDS,
@@ -111,7 +111,7 @@ impl Section {
     }
 }
 
-/// The object in the version asked for. In that version already, it is returned as it is.
+/// Converts the object to a version. An object in that version already is returned unchanged.
 pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
     let from = Version::parse(object["apiVersion"].as_str().unwrap_or_default())?;
     let Some(fields) = object.as_object_mut().filter(|_| from != to) else { return Ok(object) };
@@ -122,7 +122,7 @@ pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
         let source = match fields.remove(section.name()) {
             Some(Value::Object(source)) => Some(source),
             None => None,
-            // No shape that either version knows.
+            // A shape that neither version has.
             Some(other) => {
                 fields.insert(section.name().to_owned(), other);
                 continue;
@@ -139,7 +139,7 @@ pub fn convert(mut object: Value, to: Version) -> Result<Value, NoVersion> {
     Ok(object)
 }
 
-/// A section in the other version, with what travelled put back where it still holds.
+/// Converts a section to the other version, and restores travelled fields that are still valid.
 fn recall(
     section: Section,
     to: Version,
@@ -179,7 +179,7 @@ fn recall(
     is_set.then_some(target)
 }
 
-/// A section in the other version, by its own fields alone.
+/// Converts a section to the other version from its own fields alone.
 fn translate(
     section: Section,
     from: Version,
@@ -200,12 +200,12 @@ fn translate(
     (source.is_some() || required).then_some(target)
 }
 
-/// What a field is called in the other version. `None`: the other version lacks it.
+/// Name of a field in the other version. `None`: the other version lacks it.
 fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
     match (section, from, key) {
         (Section::Spec, Version::V1beta1, "backendServerSelector") => Some("backendServers"),
         (Section::Spec, Version::V1alpha1, "backendServers") => Some("backendServerSelector"),
-        // The last two: a name that belongs to the other version, with another meaning there.
+        // The last two are names of the other version, with another meaning there.
         (
             Section::Spec,
             _,
@@ -227,7 +227,7 @@ fn counterpart(section: Section, from: Version, key: &str) -> Option<&str> {
     }
 }
 
-/// What a field says, in the other version's words. `None`: nothing.
+/// Value of a field in the other version. `None`: unset.
 fn field(section: Section, from: Version, key: &str, value: Option<&Value>) -> Option<Value> {
     if section == Section::Status {
         return value.cloned();
@@ -270,7 +270,7 @@ fn listener(listener: &Value) -> Value {
     shown
 }
 
-/// A health check of v1beta1 in v1alpha1.
+/// Converts a health check from v1beta1 to v1alpha1.
 fn show_health(value: &Value) -> Option<Value> {
     let fields = match value {
         Value::Object(fields) => fields,
@@ -289,13 +289,13 @@ fn show_health(value: &Value) -> Option<Value> {
     Some(Value::Object(shown))
 }
 
-/// A number that v1alpha1's schema takes.
+/// Number that v1alpha1's schema accepts: the value, or else the default.
 fn number(value: Option<&Value>, default: i32) -> i32 {
     let number = value.and_then(Value::as_i64).and_then(|number| i32::try_from(number).ok());
     number.filter(|number| *number >= 0).unwrap_or(default)
 }
 
-/// A health check of v1alpha1 in v1beta1.
+/// Converts a health check from v1alpha1 to v1beta1.
 fn read_health(value: &Value) -> Option<Value> {
     let fields = match value {
         Value::Object(fields) => fields,
@@ -316,7 +316,7 @@ fn read_health(value: &Value) -> Option<Value> {
     Some(Value::Object(read))
 }
 
-/// The health check that travelled, with what was edited since in v1alpha1.
+/// Merges the health check that travelled with later edits in v1alpha1.
 fn merge_health(travelled: &Value, now: &Value) -> Value {
     let read = read_health(now).unwrap_or(Value::Null);
     let (Value::Object(travelled), Value::Object(mut merged)) = (travelled, read.clone()) else {
@@ -339,8 +339,8 @@ fn merge_health(travelled: &Value, now: &Value) -> Value {
     Value::Object(merged)
 }
 
-/// Whether a value that travelled is of its field's type: anybody may have written it, and a
-/// value that no client can read would spoil every list it is in.
+/// Whether a value that travelled is of its field's type. Any user may have written it, and a value
+/// that no client can read would make every list with the object unreadable.
 fn fits(section: Section, version: Version, key: &str, value: &Value) -> bool {
     let mut alone = Map::from_iter([(key.to_owned(), value.clone())]);
     match (section, version) {

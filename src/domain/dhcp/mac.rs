@@ -1,19 +1,19 @@
-//! A hardware address.
+//! Ethernet hardware addresses.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// An Ethernet address.
+/// Ethernet address of a station.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// All stations.
+    /// Broadcast address: all stations.
     pub const BROADCAST: Self = Self([0xff; 6]);
-    /// None: what stands in a question for a hardware address.
+    /// Zero address: placeholder in an ARP question for a hardware address.
     pub const UNKNOWN: Self = Self([0; 6]);
 
-    /// Whether one station can have it.
+    /// Whether the address is of one station, not of a group.
     pub const fn is_unicast(self) -> bool {
         self.0[0] & 1 == 0
     }
@@ -28,7 +28,7 @@ impl fmt::Display for Mac {
     }
 }
 
-/// The text is no hardware address.
+/// Error for a text that is no hardware address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no hardware address, such as 02:00:5e:10:00:01")]
 pub struct NoMac(String);

@@ -1,12 +1,13 @@
 //! Leasing addresses by DHCP (RFC 2131) for hosts other than this one.
 //!
-//! Whoever holds the lease is not who answers for the address: a guest or kube-vip announces it.
-//! So a server's unicast answer to the address would go astray, and the client asks for more time
-//! in the form of a client that has restarted (INIT-REBOOT), whose answer goes to the hardware
-//! address that asked.
+//! The holder of a lease does not answer ARP for the address: a guest or kube-vip announces it.
+//! So a server's unicast answer to the address would not arrive here. The client therefore asks for
+//! more time in the form of a client that has restarted (INIT-REBOOT): the answer then goes to the
+//! hardware address that asked.
 //!
-//! Invariants: no frame makes anything here panic; only what was checked for xid, hardware address
-//! and client identifier changes a lease; an address may be used only after its record was written.
+//! Invariants: no frame makes anything here panic; only a message that was checked for xid,
+//! hardware address and client identifier changes a lease; an address may be used only after its
+//! record was written.
 
 mod client;
 mod disputes;

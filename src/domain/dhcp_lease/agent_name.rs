@@ -1,20 +1,20 @@
-//! What belongs to a network's agent, by name.
+//! Names of the objects of a network's agent.
 //!
-//! Invariant: the chart's `hgo.agent` says the same; a test compares the two.
+//! Invariant: the chart's `hgo.agent` gives the same name; a test compares the two.
 
 use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
-/// Characters of a readable name. With what is added, it stays a DNS label.
+/// Characters of the readable part of a name. With the digest, the name is still a DNS label.
 const READABLE: usize = 45;
 
-/// How each agent's name begins.
+/// Prefix of each agent's name.
 pub const AGENT_PREFIX: &str = "hgo-lease-agent-";
 
 /// Name of the agent of a network (`namespace/name` of a NetworkAttachmentDefinition): of its
 /// Deployment, and of the Lease in the operator's namespace that its one pod holds. Two networks
-/// never share one: the end is of the whole name's SHA-256.
+/// never share a name: it ends in a part of the SHA-256 of the whole network name.
 pub fn agent_name(network: &str) -> String {
     let plain = format!("{AGENT_PREFIX}{}", network.replace('/', "-"));
     let cut: String = plain.chars().take(READABLE).collect();
@@ -32,7 +32,7 @@ pub fn agent_name(network: &str) -> String {
 mod tests {
     use super::*;
 
-    /// As Helm renders them.
+    /// The names are those that Helm renders.
     #[test]
     fn a_name_is_readable_and_its_own() {
         assert_eq!(agent_name("default/vlan100"), "hgo-lease-agent-default-vlan100-752faa03");

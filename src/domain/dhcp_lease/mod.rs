@@ -1,12 +1,12 @@
-//! Addresses that the host leases by DHCP: for which LoadBalancers, what becomes of each one's
-//! record, and when a recorded address may be published.
+//! Addresses that the host leases by DHCP: the LoadBalancers that have them, the life of each
+//! record, and the conditions for publishing a recorded address.
 //!
-//! The host leases on the networks that are declared for it. Whether their agents are there just now
-//! says when there is an address, never who leases it. That is settled when a LoadBalancer gets its
-//! first address, and stays: one at `0.0.0.0` is its announcer's until it is made again, one with a
-//! record is the host's. Invariants: an
-//! address is published only while its record says that it may be used, and never when somebody
-//! else has it; a record goes only when no LoadBalancer of its name wants it.
+//! The host leases on the networks that are declared for it. Whether their agents are active now
+//! decides when there is an address, never who leases it. That is decided when a LoadBalancer gets
+//! its first address, and stays: one at `0.0.0.0` is leased by its announcer until it is created
+//! again, one with a record is leased by the host. Invariants: an address is published only while
+//! its record says that it may be used, and never when another object has it; a record is deleted
+//! only when no LoadBalancer of its name wants it.
 
 mod address_conflict;
 pub mod agent_deployment;
@@ -39,94 +39,95 @@ pub use requested_identity::{ASKING, Asked, Fault, asked};
 pub use retention::{Keeping, keep, without_finalizer};
 pub use takeover::{AGAIN as TAKEOVER_AGAIN, is_possible as may_be_taken_over, needs_service};
 
-/// By how much clocks of two machines may differ before a Lease counts as left behind.
+/// Possible difference between the clocks of two machines when a Lease is judged as abandoned.
 const CLOCKS_APART: TimeDelta = TimeDelta::seconds(60);
 
-/// Who leases, as the annotation chooses.
+/// Party that leases the address, from the annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// The host, by the network's agent.
+    /// The host leases, by the network's agent.
     Host,
-    /// Whoever announces the address.
+    /// The announcer of the address leases it.
     Guest,
 }
 
-/// What to do next for a LoadBalancer whose address comes from a DHCP server.
+/// Next step for a LoadBalancer whose address comes from a DHCP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Its announcer leases the address. The text says why, if that was decided now.
+    /// The announcer leases the address. The text contains the reason, if that was decided now.
     Guest(Option<String>),
-    /// The host leases, and there is no record yet.
+    /// Create the record: the host leases, and there is none yet.
     Create,
-    /// The host is to lease what an announcer leases: this merge patch notes whose lease that is.
+    /// Take over the announcer's lease: this merge patch stores the identity of its client.
     Adopt(Value),
-    /// The record is to be given back, and must not be: it is wanted again.
+    /// Cancel the planned release of the record: it is wanted again.
     Keep,
-    /// There is no address that may be published.
+    /// Wait: there is no address that may be published.
     Wait(NoLease),
-    /// This address may be published unless it is in somebody's way.
+    /// Publish this address, unless it conflicts with another object.
     Take(Lease),
 }
 
-/// An address that is leased, with what belongs to it.
+/// Leased address, with its subnet and network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// The address.
+    /// Leased IP address.
     pub ip: Ipv4Addr,
-    /// The subnet's mask, if the server told it.
+    /// Mask of the subnet, if the server sent one.
     pub mask: Option<Ipv4Addr>,
-    /// The subnet's router, if the server told it.
+    /// Router of the subnet, if the server sent one.
     pub gateway: Option<Ipv4Addr>,
-    /// Where it was leased.
+    /// Network on which it was leased, `namespace/name`.
     pub network: String,
 }
 
-/// What a step rests on.
+/// Facts that decide about a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// The LoadBalancer. Not one that is being deleted.
+    /// LoadBalancer, which is not being deleted.
     pub lb: &'a LoadBalancer,
-    /// Its network; empty for none.
+    /// Network of the LoadBalancer, `namespace/name`; empty for none.
     pub network: &'a str,
-    /// The record by its name.
+    /// Record of the same name, if there is one.
     pub record: Option<&'a DHCPLease>,
-    /// Whether the host leases on its network.
+    /// Whether the host leases on the network.
     pub declared: bool,
-    /// Why it leases nothing anew there, if an annotation of the network cannot be followed.
+    /// Reason why the host starts no new leases there: an annotation of the network is not valid.
     pub fault: Option<&'a str>,
-    /// Whether the agent of the record's network, or else of its own, is there.
+    /// Whether the agent is active, on the record's network or, without a record, on the
+    /// LoadBalancer's.
     pub serving: bool,
-    /// Service by which an announcer leases so far.
+    /// Service for which an announcer leases so far.
     pub service: Option<&'a service::Stored>,
-    /// Whether the term is so young that an agent may have had no time to write what it renewed while the
-    /// API server was away.
+    /// Whether the leader's term has just begun: agents may not yet have written renewals that they
+    /// made while the API server was unavailable.
     pub early: bool,
-    /// The time.
+    /// Current time.
     pub now: DateTime<FixedOffset>,
 }
 
-/// The Lease of a network's agent.
+/// Lease of a network's agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
-    /// Who holds it; empty for nobody.
+    /// Holder of the Lease; empty if there is none.
     pub holder: String,
-    /// For how long after each renewal.
+    /// Time for which each renewal is valid.
     pub duration: Duration,
     /// Time of acquisition by the holder's clock.
     pub acquired: Option<DateTime<FixedOffset>>,
-    /// When the holder's clock says that it was renewed.
+    /// Time of the last renewal by the holder's clock.
     pub renewed: Option<DateTime<FixedOffset>>,
-    /// `metadata.resourceVersion`: any change is a sign of life.
+    /// `metadata.resourceVersion`: any change shows that the holder is alive.
     pub version: String,
 }
 
-/// Whether the agent is there, when the last sign of life was seen so long ago.
+/// Whether the agent is active, if its last change of the Lease was observed `silent_for` ago.
 pub fn serves(holding: &Holding, silent_for: Duration) -> bool {
     !holding.holder.is_empty() && silent_for < holding.duration
 }
 
-/// Whether a Lease that is seen for the first time was plainly left behind by somebody who died:
-/// without this, its duration would have to be waited for.
+/// Whether a Lease that is observed for the first time was clearly abandoned by a holder that died.
+/// Otherwise its whole duration must pass first.
 pub fn is_left_behind(holding: &Holding, now: DateTime<FixedOffset>) -> bool {
     let lasts = TimeDelta::from_std(holding.duration).unwrap_or(TimeDelta::MAX);
     let end = |renewed: DateTime<FixedOffset>| {
@@ -135,7 +136,7 @@ pub fn is_left_behind(holding: &Holding, now: DateTime<FixedOffset>) -> bool {
     holding.renewed.and_then(end).is_some_and(|end| end < now)
 }
 
-/// Who is to lease, by the annotation. An error: it says something else, as the text tells.
+/// Party that is to lease, from the annotation. An error: the annotation has another value.
 pub fn choice(lb: &LoadBalancer) -> Result<Option<Choice>, String> {
     let annotations = lb.metadata.annotations.as_ref();
     match annotations.and_then(|all| all.get(ANNOTATION_DHCP)).map(String::as_str) {
@@ -143,18 +144,18 @@ pub fn choice(lb: &LoadBalancer) -> Result<Option<Choice>, String> {
         Some("host") => Ok(Some(Choice::Host)),
         Some("guest") => Ok(Some(Choice::Guest)),
         Some(other) => {
-            Err(format!("{other:?} must be host or guest: who leases the address, which is IPv4"))
+            Err(format!("{other:?} must be host or guest: it chooses who leases the IPv4 address"))
         }
     }
 }
 
-/// What to do next.
+/// Decides on the next step.
 pub fn step(seen: &Seen<'_>) -> Step {
     let Seen { lb, network, record, declared, fault, serving, .. } = *seen;
     let leased = facts::leased(lb);
     let choice = choice(lb);
     if choice == Ok(Some(Choice::Guest)) && leased.is_none() {
-        let why = format!("the annotation {ANNOTATION_DHCP} has the announcer lease the address");
+        let why = format!("by the annotation {ANNOTATION_DHCP}, the announcer leases the address");
         return Step::Guest(Some(why).filter(|_| !facts::has_address(lb)));
     }
     let is_guests = is_guests(lb);
@@ -166,7 +167,7 @@ pub fn step(seen: &Seen<'_>) -> Step {
         return takeover::begin(seen);
     }
     let host = match choice {
-        // What it was told before, it is not to find out for itself now.
+        // An earlier choice, and a lease that exists, are kept.
         Ok(choice) => choice == Some(Choice::Host) || leased.is_some(),
         Err(fault) => {
             let fault = format!("metadata.annotations[{ANNOTATION_DHCP}]: {fault}");
@@ -192,16 +193,15 @@ pub fn step(seen: &Seen<'_>) -> Step {
         return Step::Wait(NoLease::NoAgent { network: network.to_owned(), declared });
     }
     Step::Guest(Some(if network.is_empty() {
-        "no network is named, and so no agent leases on it: the announcer leases the address"
-            .to_owned()
+        "no network is named, so no agent can lease: the announcer leases the address".to_owned()
     } else {
         format!(
-            "the host does not lease on network {network}: the announcer leases the address; the annotation {ANNOTATION_DHCP}=host on the NetworkAttachmentDefinition would have the host do so"
+            "the host does not lease on network {network}: the announcer leases the address; for a lease by the host, set the annotation {ANNOTATION_DHCP}=host on the NetworkAttachmentDefinition"
         )
     }))
 }
 
-/// With a record, the host leases.
+/// Decides on the next step with a record: the host leases.
 fn with(record: &DHCPLease, seen: &Seen<'_>) -> Step {
     let Seen { lb, network, declared, serving, early, now, .. } = *seen;
     if record.metadata.deletion_timestamp.is_some() {
@@ -232,24 +232,24 @@ fn with(record: &DHCPLease, seen: &Seen<'_>) -> Step {
     })
 }
 
-/// Whether a LoadBalancer without address was made again on another network than its record's. One
-/// with an address keeps it, whatever its annotations say later.
+/// Whether a LoadBalancer without an address was created again on another network than its
+/// record's. One with an address keeps it, even if its annotations change later.
 fn has_moved(record: &DHCPLease, lb: &LoadBalancer, network: &str) -> bool {
     !network.is_empty() && record.spec.network != network && facts::leased(lb).is_none()
 }
 
-/// Whether its announcer leases its address.
+/// Whether the announcer leases the LoadBalancer's address.
 fn is_guests(lb: &LoadBalancer) -> bool {
     facts::has_address(lb) && facts::leased(lb).is_none()
 }
 
-/// Whether a LoadBalancer without address asks to be another client than its record's. One with an address
-/// keeps it, whatever its annotations say later.
+/// Whether a LoadBalancer without an address asks to be another client than its record's. One with
+/// an address keeps it, even if its annotations change later.
 fn is_anothers(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     facts::leased(lb).is_none() && asked(lb).is_ok_and(|asked| !asked.fits(record))
 }
 
-/// Whether it had an address: then it is not just late.
+/// Whether the LoadBalancer had an address: then the address is lost, not just late.
 fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
     let status = lb.status.as_ref();
     let ready = status.and_then(|s| s.conditions.iter().find(|c| c.type_ == READY));
@@ -258,7 +258,7 @@ fn was_lost(record: &DHCPLease, lb: &LoadBalancer) -> bool {
         || record.status.as_ref().is_some_and(|status| status.state == Some(LeaseState::Lost))
 }
 
-/// The address that a record says may be used now.
+/// Address of a record that may be used at `now`.
 pub fn usable(record: &DHCPLease, now: DateTime<FixedOffset>) -> Option<Lease> {
     let good = |end| end > now || keeps(record);
     recorded(record).filter(|_| ends(record).is_none_or(good))
@@ -269,7 +269,7 @@ pub fn keeps(record: &DHCPLease) -> bool {
     record.status.as_ref().is_some_and(|status| status.on_lease_loss == Some(OnLeaseLoss::Keep))
 }
 
-/// The address that a record has, whether its time is over by the clock or not.
+/// Address of a record, whether its lease is over at this time or not.
 fn recorded(record: &DHCPLease) -> Option<Lease> {
     let status = record.status.as_ref()?;
     let over = matches!(status.state, Some(LeaseState::Lost | LeaseState::Released));
@@ -284,19 +284,20 @@ fn recorded(record: &DHCPLease) -> Option<Lease> {
     Some(Lease { ip, mask: subnet.map(|subnet| subnet.netmask()), gateway, network })
 }
 
-/// What can be one host's own address. The agent looks closer.
+/// Whether the address can be one host's. The agent checks more.
 fn is_host(ip: Ipv4Addr) -> bool {
     !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || ip.is_broadcast())
 }
 
-/// When the address of a record ends unless it is renewed. `None`: never, or there is none.
+/// End of the lease of a record unless it is renewed. `None`: never, or there is no address.
 pub fn ends(record: &DHCPLease) -> Option<DateTime<FixedOffset>> {
     let status = record.status.as_ref().filter(|status| status.address.is_some())?;
-    // A time that makes no sense has passed: what is not known to be ours is not ours.
+    // An invalid time counts as past: the address is not ours if that is not certain.
     status.expires_at.as_ref().map(|at| time(at).unwrap_or_default())
 }
 
-/// Whether so little of an address's time is left that it should have been renewed long ago.
+/// Whether less than an eighth of the lease time is left, so that the lease is long due for
+/// renewal.
 pub fn is_overdue(record: &DHCPLease, now: DateTime<FixedOffset>) -> bool {
     let lasts = record.status.as_ref().and_then(|status| status.lease_seconds);
     let (Some(end), Some(lasts)) = (ends(record), lasts) else { return false };
@@ -307,7 +308,7 @@ fn time(text: &str) -> Option<DateTime<FixedOffset>> {
     DateTime::parse_from_rfc3339(text).ok()
 }
 
-/// The record of a LoadBalancer, as it is created. `form` is its network's of client identifiers.
+/// Record of a LoadBalancer, as it is created. `form`: the network's form of client identifiers.
 pub fn record(
     lb: &LoadBalancer,
     cluster: &str,
@@ -333,13 +334,13 @@ pub fn record(
     Ok(record)
 }
 
-/// Whether a DHCP server would take the holders of two records for one client.
+/// Whether a DHCP server would identify the holders of two records as one client.
 pub fn is_one_client(one: &DHCPLeaseSpec, other: &DHCPLeaseSpec) -> bool {
     let same_id = !one.client_id.is_empty() && one.client_id == other.client_id;
     one.network == other.network && (one.mac_address == other.mac_address || same_id)
 }
 
-/// The merge patch that has a record given back then; `None` takes that back.
+/// Merge patch that schedules the release of a record at a time; `None` cancels it.
 pub fn release_after(record: &DHCPLease, at: Option<DateTime<FixedOffset>>) -> Value {
     let at = at.map(|at| at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true));
     json!({

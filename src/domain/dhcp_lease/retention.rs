@@ -1,4 +1,4 @@
-//! What becomes of a record when nobody, or nobody any more, has an address by it.
+//! Retention of a record that no LoadBalancer uses, or uses any more.
 
 use std::time::Duration;
 
@@ -9,24 +9,24 @@ use super::{Seen, Step, ends, has_moved, is_anothers, step, time};
 use crate::load_balancer::facts;
 use api::{DHCP_FINALIZER, DHCPLease, LoadBalancer};
 
-/// What to do with a record.
+/// Next action on a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Keeping {
-    /// Nothing: its LoadBalancer has it, or its agent is to let it go.
+    /// Do nothing: its LoadBalancer has it, or its agent must release it.
     Nothing,
-    /// Nothing before so much time has passed.
+    /// Check again after this time.
     Later(Duration),
-    /// Note that it is to be given back then.
+    /// Schedule its release at this time.
     Leave(DateTime<FixedOffset>),
-    /// Delete it: its agent gives the address back.
+    /// Delete it: its agent then gives the address back.
     Delete,
-    /// Let it go although no agent gave the address back: it is over by the clock, and there is no
-    /// agent.
+    /// Remove its finalizer although no agent gave the address back: its lease is over by the
+    /// clock, and no agent is active.
     Forget,
 }
 
-/// Decides. `lb` is the LoadBalancer by its name, `network` where that is; `agent` is whether the
-/// agent of the record's network is there; an address is kept for `grace` after its LoadBalancer.
+/// Decides. `lb` is the LoadBalancer of the same name, `network` its network, `agent` whether the
+/// agent of the record's network is active. An address is kept for `grace` after its LoadBalancer.
 pub fn keep(
     record: &DHCPLease,
     lb: Option<&LoadBalancer>,
@@ -39,16 +39,16 @@ pub fn keep(
         return match ends(record) {
             _ if agent || without_finalizer(record).is_none() => Keeping::Nothing,
             Some(end) if end > now => later(end, now),
-            // Without an end it is for ever: only an agent can give it back.
+            // A lease without an end: only an agent can give it back.
             None if has_address(record) => Keeping::Nothing,
             _ => Keeping::Forget,
         };
     }
     match lb {
-        // Its end is decided where its Service and its finalizer are.
+        // Its release is decided with its Service and its finalizer.
         Some(lb) if facts::is_leaving(lb) => return Keeping::Nothing,
         Some(lb) if wants(record, lb, network, now) => return Keeping::Nothing,
-        // It is there and does without: nobody comes back for it.
+        // The LoadBalancer exists and does not use the record: no later one will.
         Some(_) => return Keeping::Delete,
         None => {}
     }
@@ -59,7 +59,7 @@ pub fn keep(
     }
 }
 
-/// Whether a LoadBalancer that stays has, or is to have, its address by this record.
+/// Whether a LoadBalancer that is not being deleted has, or is to have, its address by this record.
 fn wants(record: &DHCPLease, lb: &LoadBalancer, network: &str, now: DateTime<FixedOffset>) -> bool {
     let moved = has_moved(record, lb, network) || is_anothers(record, lb);
     let record = Some(record);
@@ -76,7 +76,8 @@ fn has_address(record: &DHCPLease) -> bool {
     record.status.as_ref().is_some_and(|status| status.address.is_some())
 }
 
-/// The merge patch that lets a deleted record go. `None`: nothing of ours holds it.
+/// Merge patch that removes our finalizer from a deleted record. `None`: the record does not have
+/// it.
 pub fn without_finalizer(record: &DHCPLease) -> Option<Value> {
     let finalizers = record.metadata.finalizers.as_deref().unwrap_or_default();
     let rest: Vec<&String> = finalizers.iter().filter(|f| *f != DHCP_FINALIZER).collect();

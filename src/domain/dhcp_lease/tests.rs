@@ -1,4 +1,4 @@
-//! Who leases, what becomes of records, and which addresses are kept back.
+//! Choice of who leases, life of records, and addresses that are not published.
 
 use super::*;
 use api::{
@@ -34,7 +34,7 @@ fn publishing(mut lb: LoadBalancer, ip: &str) -> LoadBalancer {
     lb
 }
 
-/// Leased for an hour, unless `address` is none.
+/// A record with a lease of an hour, unless `address` is `None`.
 fn leased(address: Option<&str>) -> DHCPLease {
     let mut record = record(&lb(), "cluster", NETWORK, ClientIdForm::Duid).unwrap();
     record.status = Some(DHCPLeaseStatus {
@@ -52,7 +52,7 @@ fn status(record: &mut DHCPLease) -> &mut DHCPLeaseStatus {
     record.status.as_mut().unwrap()
 }
 
-/// On a network that is declared.
+/// Facts for a LoadBalancer on a declared network.
 fn seen<'a>(lb: &'a LoadBalancer, record: Option<&'a DHCPLease>, serving: bool) -> Seen<'a> {
     let (network, declared, fault) = (NETWORK, true, None);
     let (service, early, now) = (None, false, at(0));
@@ -73,7 +73,7 @@ fn waits(step: &Step) -> &'static str {
     why.reason()
 }
 
-/// A fault delays what is leased anew, and takes nothing from a LoadBalancer that has an address.
+/// A fault delays new leases, and takes nothing away from a LoadBalancer that has an address.
 #[test]
 fn a_network_with_a_fault_is_the_hosts_and_says_what_is_wrong() {
     const FAULT: &str = "metadata.annotations[x]: \"y\" must be z";
@@ -98,7 +98,7 @@ fn a_network_with_a_fault_is_the_hosts_and_says_what_is_wrong() {
     assert_eq!(faulty(&lb(), Some(&left), true), Step::Keep);
 }
 
-/// An agent that is away delays an address, and one that is there declares nothing.
+/// An absent agent delays an address, and an active one declares no network.
 #[test]
 fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
     for choice in ["", "host"] {
@@ -112,7 +112,7 @@ fn a_declared_network_is_the_hosts_whether_its_agent_is_there_or_not() {
         assert_eq!(waits(&hosts), "NoDHCPAgent");
         let Step::Wait(why) = hosts else { panic!() };
         assert!(why.message().contains(&format!("{ANNOTATION_DHCP}=host")), "{why:?}");
-        // A record is the host's, wherever it is.
+        // The host leases for every record, on any network.
         let record = leased(Some("10.7.0.9"));
         assert!(matches!(undeclared(&lb(), Some(&record), serving), Step::Take(_)));
         let guests = publishing(lb(), "0.0.0.0");
@@ -145,7 +145,7 @@ fn the_annotation_chooses() {
     }
 }
 
-/// Who leases is settled with the first address.
+/// The first address decides who leases.
 #[test]
 fn whoever_leases_goes_on() {
     for choice in ["", "guest", "nonsense"] {
@@ -157,9 +157,9 @@ fn whoever_leases_goes_on() {
         let step = said(&hosts, Some(&leased(Some("10.7.0.9"))), false);
         assert!(matches!(step, Step::Take(_)), "{choice}: {step:?}");
     }
-    // With the agent gone and its record, it does not begin to lease for itself.
+    // Without agent and record, the announcer does not begin to lease.
     assert_eq!(waits(&said(&publishing(lb(), "10.7.0.9"), None, false)), "NoDHCPAgent");
-    // A record that is to be given back is not the guest's; one that is not, is what counts.
+    // A record whose release is scheduled does not count for the guest; any other record decides.
     let mut left = leased(Some("10.7.0.9"));
     let guests = publishing(lb(), "0.0.0.0");
     assert!(matches!(said(&guests, Some(&left), true), Step::Take(_)), "an edited status");
@@ -197,7 +197,7 @@ fn an_address_is_taken_while_it_may_be_used() {
     assert_eq!(waits(&told(&|s| s.state = Some(LeaseState::Lost))), "DHCPLeaseLost");
 }
 
-/// A wish of an annotation counts when it is made anew, which it is while no address hangs on it.
+/// A requested identity counts for a new record, which replaces one without a published address.
 #[test]
 fn a_record_of_another_client_goes_first() {
     let asking = |mut lb: LoadBalancer, mac: &str| {
@@ -213,14 +213,14 @@ fn a_record_of_another_client_goes_first() {
     let has = publishing(fresh, "10.7.0.9");
     assert!(matches!(said(&has, Some(&record), true), Step::Take(_)));
     assert_eq!(kept(&has), Keeping::Nothing);
-    // What cannot be followed takes nothing away, and makes nothing.
+    // An invalid annotation takes nothing away, and creates nothing.
     let wrong = asking(lb(), "nonsense");
     assert!(matches!(said(&wrong, Some(&record), true), Step::Take(_)));
     assert_eq!(kept(&wrong), Keeping::Nothing);
     assert_eq!(waits(&said(&wrong, None, true)), "InvalidAnnotation");
 }
 
-/// A renewal from while nothing could be written is written a moment later.
+/// A renewal from a time when nothing could be written is written a moment later.
 #[test]
 fn a_young_term_takes_no_published_address_for_ended() {
     let mut record = leased(Some("10.7.0.9"));
@@ -248,7 +248,7 @@ fn a_young_term_takes_no_published_address_for_ended() {
     assert_eq!(waits(&early(&published, &record, true)), "DHCPLeaseLost", "the agent says so");
 }
 
-/// The reason stays while the address is away: an alert rests on it.
+/// The reason stays while the address is lost: an alert uses it.
 #[test]
 fn what_was_lost_is_not_just_late() {
     let none = leased(None);
@@ -390,7 +390,7 @@ fn an_agent_is_there_while_its_lease_is_renewed() {
     assert!(!is_left_behind(&Holding { renewed: None, ..held }, at(1_000_000)));
 }
 
-/// A kept address stays published, and is over all the same once its record is deleted.
+/// A kept address stays published, but counts as over once its record is deleted.
 #[test]
 fn a_kept_address_is_usable_after_its_end() {
     let mut record = leased(Some("10.7.0.9"));

@@ -1,20 +1,20 @@
-//! The connections of a listener, and which of them goes when there is no room for another.
+//! The connections of a listener, and the choice of one to close when there is no room for another.
 //!
 //! Invariants: a request that has arrived is never cut off. The source with the most connections
-//! gives one up, its oldest: so whoever opens many loses their own, and an API server, which has few
-//! and uses them, loses none.
+//! loses one, its oldest. So a source that opens many loses its own, and an API server, which has
+//! few and uses them, loses none.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-/// Where connections come from: an IPv4 address, or the /64 of an IPv6 one, which one host has to
-/// itself.
+/// Source of connections: an IPv4 address, or the /64 of an IPv6 address, because one host has a
+/// /64 to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Source(IpAddr);
 
 impl Source {
-    /// The source of a caller's address.
+    /// Source that a caller's address belongs to.
     pub fn of(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V6(v6) => Self(Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64)).into()),
@@ -29,32 +29,32 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// What a connection is doing.
+/// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Its TLS handshake is under way.
+    /// The TLS handshake is under way.
     Greeting,
-    /// Nothing: no byte has come since the last answer.
+    /// No byte has come since the last answer.
     Idle,
     /// A part of a request's head has come.
     Heading,
-    /// A request's head has come, and its body not yet.
+    /// A request's head has come, but not yet its body.
     Asking,
-    /// A request has come as a whole, and is worked on.
+    /// A whole request has come and is being processed.
     Working,
-    /// An answer is on its way.
+    /// An answer is being sent.
     Sending,
 }
 
 impl Phase {
-    /// Whether the connection may be taken from its caller: no request is lost by that which
-    /// cannot be sent again.
+    /// Whether the connection may be closed: the caller can send any request again that is lost by
+    /// that.
     fn may_go(self) -> bool {
         !matches!(self, Self::Working | Self::Sending)
     }
 }
 
-/// Connections, each with what ends it.
+/// Connections, each with a handle that closes it.
 #[derive(Debug)]
 pub struct Crowd<T> {
     most: usize,
@@ -65,37 +65,37 @@ pub struct Crowd<T> {
 #[derive(Debug)]
 struct Seat<T> {
     phase: Phase,
-    /// Since when it is doing that, as an offset on one monotonic clock.
+    /// Start of the phase, as an offset on one monotonic clock.
     since: Duration,
     ends: T,
 }
 
-/// A connection's place.
+/// Key of a connection in a [`Crowd`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     source: Source,
     number: u64,
 }
 
-/// A connection that has to go.
+/// A connection that must be closed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Evicted<T> {
-    /// What ends it.
+    /// Handle that closes the connection.
     pub ends: T,
-    /// Its source.
+    /// Source of the connection.
     pub source: Source,
-    /// How many connections the source had.
+    /// Number of connections that the source had.
     pub had: usize,
 }
 
 impl<T> Crowd<T> {
-    /// A crowd of at most so many connections.
+    /// Empty crowd with room for `most` connections.
     pub fn new(most: usize) -> Self {
         Self { most, next: 0, seats: BTreeMap::new() }
     }
 
-    /// Makes room for one more, if there is none. `Ok(None)`: there is room already. `Err`: there is
-    /// none, and no connection may go.
+    /// Removes a connection if there is no room for another. `Ok(None)`: there is room already.
+    /// `Err`: there is no room, and no connection may be closed.
     pub fn make_room(&mut self) -> Result<Option<Evicted<T>>, NoRoom> {
         if self.len() < self.most {
             return Ok(None);
@@ -110,7 +110,7 @@ impl<T> Crowd<T> {
         Ok(gone.map(|ends| Evicted { ends, source, had }))
     }
 
-    /// Takes in a connection whose handshake begins.
+    /// Adds a connection whose handshake begins.
     pub fn enter(&mut self, source: Source, now: Duration, ends: T) -> Place {
         self.next += 1;
         let seat = Seat { phase: Phase::Greeting, since: now, ends };
@@ -118,7 +118,7 @@ impl<T> Crowd<T> {
         Place { source, number: self.next }
     }
 
-    /// Notes what a connection does from now on. Of one that is gone nothing is noted.
+    /// Sets the phase of a connection from `now` on. A connection that was removed is ignored.
     pub fn note(&mut self, place: Place, phase: Phase, now: Duration) {
         let seats = self.seats.get_mut(&place.source);
         if let Some(seat) = seats.and_then(|seats| seats.get_mut(&place.number)) {
@@ -126,7 +126,7 @@ impl<T> Crowd<T> {
         }
     }
 
-    /// Takes a connection out, if it is still in.
+    /// Removes a connection, if it is still there, and returns its handle.
     pub fn leave(&mut self, place: Place) -> Option<T> {
         let seats = self.seats.get_mut(&place.source)?;
         let seat = seats.remove(&place.number);
@@ -136,18 +136,18 @@ impl<T> Crowd<T> {
         seat.map(|seat| seat.ends)
     }
 
-    /// How many there are.
+    /// Number of connections.
     pub fn len(&self) -> usize {
         self.seats.values().map(BTreeMap::len).sum()
     }
 
-    /// Whether there is none.
+    /// Whether there are no connections.
     pub fn is_empty(&self) -> bool {
         self.seats.is_empty()
     }
 }
 
-/// No connection may go: each has a request that is worked on, or an answer under way.
+/// No connection may be closed: each has a request that is being processed, or an answer under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom;
 
@@ -163,7 +163,7 @@ mod tests {
         Source::of(IpAddr::from([10, 0, 0, n]))
     }
 
-    /// Takes one in, and says which one had to go for it.
+    /// Adds a connection, and returns the one that was closed for it.
     fn come<T>(
         crowd: &mut Crowd<T>,
         from: Source,
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(crowd.make_room().unwrap(), None);
     }
 
-    /// Whoever opens a thousand from one address closes none of another's.
+    /// A source that opens a thousand connections closes none of another source.
     #[test]
     fn a_flood_from_one_source_costs_the_others_nothing() {
         let mut crowd = Crowd::new(100);

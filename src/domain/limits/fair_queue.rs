@@ -1,13 +1,13 @@
-//! A bounded queue in which no namespace waits for another one's backlog.
+//! A bounded queue in which no namespace waits for the backlog of another.
 //!
-//! Invariants: namespaces take turns, one entry each; a namespace that is full loses its own entries
-//! and nobody else's; memory is bounded by [`IN_ALL`] entries.
+//! Invariants: namespaces take turns, one entry each; a full namespace loses only its own entries;
+//! memory is bounded by [`IN_ALL`] entries.
 
 use std::collections::{HashMap, VecDeque};
 
-/// Entries of one namespace that may wait.
+/// Entries of one namespace at most.
 pub const OF_ONE: usize = 16;
-/// Entries that may wait in all.
+/// Entries of all namespaces at most.
 pub const IN_ALL: usize = 512;
 
 /// Entries that wait, each for its namespace's turn.
@@ -26,8 +26,8 @@ impl<T> Default for FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    /// Adds an entry, behind those of the same namespace. Returns one that there is no room for: this
-    /// one, or, where all room is taken by others, the newest of the namespace that has the most.
+    /// Adds an entry behind those of the same namespace. Returns an entry that there is no room
+    /// for: this one or, where others take all room, the newest of the namespace that has the most.
     pub fn push(&mut self, namespace: &str, entry: T) -> Option<T> {
         let own = self.waiting.get(namespace).map_or(0, VecDeque::len);
         if own >= OF_ONE {
@@ -51,7 +51,7 @@ impl<T> FairQueue<T> {
         lost
     }
 
-    /// The oldest entry of the namespace whose turn it is.
+    /// Removes and returns the oldest entry of the namespace whose turn it is.
     pub fn pop(&mut self) -> Option<T> {
         let namespace = self.turns.pop_front()?;
         let list = self.waiting.get_mut(&namespace)?;
@@ -101,13 +101,13 @@ mod tests {
                 assert_eq!(queue.push(&format!("n{name:02}"), format!("{name}/{n}")), None);
             }
         }
-        // The newest of one with the most.
+        // The newest entry of a namespace that has the most.
         assert_eq!(queue.push("b", "b1".to_owned()), Some("31/15".to_owned()));
         assert_eq!(queue.len, IN_ALL);
         let all = drain(&mut queue);
         assert_eq!(all.len(), IN_ALL);
         assert_eq!(all[IN_ALL / OF_ONE], "b1", "after one turn of each");
-        // Of many with one each none gives way to another.
+        // Of many namespaces with one entry each, none loses its entry to another.
         for n in 0..IN_ALL {
             assert_eq!(queue.push(&format!("n{n}"), format!("{n}")), None);
         }

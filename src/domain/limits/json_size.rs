@@ -1,16 +1,16 @@
-//! The number of values in a JSON text, known before it is read.
+//! The number of values in a JSON text, counted before it is parsed.
 //!
 //! A value takes as little as two bytes of text and 24 or more of memory, so a bound on bytes alone
 //! bounds neither memory nor time.
 
-/// Upper bound of the number of values that a reader makes of a text, keys not counted. One pass,
-/// no allocation. For a text that is no JSON it bounds what a reader makes up to the first fault.
+/// Upper bound of the number of values that a parser makes of a text, keys not counted. One pass,
+/// no allocation. For a text that is not JSON it bounds the values up to the first error.
 pub fn most_values(json: &str) -> usize {
     1 + count(json, |byte| matches!(byte, b',' | b'[' | b'{'))
 }
 
-/// Number of maps among them. A map takes hundreds of bytes, however few its fields: the tree that
-/// keeps them has room for eleven from the start.
+/// Number of maps in a JSON text. A map takes hundreds of bytes, even with few fields: the tree
+/// that stores the fields has room for eleven from the start.
 pub fn maps(json: &str) -> usize {
     count(json, |byte| byte == b'{')
 }

@@ -1,4 +1,4 @@
-//! Limits on load: connections, queues, and the size of what is read.
+//! Limits on load: connections, queues, and the size of texts that are read.
 
 pub mod backoff;
 pub mod connections;

@@ -1,4 +1,4 @@
-//! LoadBalancers: the facts that decisions take, the status that is written, and the bounds of both.
+//! LoadBalancers: the facts that decisions use, the status that is written, and the limits of both.
 
 pub mod bounds;
 pub mod facts;

@@ -1,34 +1,34 @@
-//! Links that nodes have for VLANs, by Harvester's HostNetworkConfigs: where an announcer on the
-//! nodes reaches a VLAN.
+//! VLAN links of nodes, from Harvester's HostNetworkConfigs: the nodes on which an announcer
+//! reaches a VLAN.
 //!
 //! Source: network-controller-harvester, pkg/controller/agent/hostnetworkconfig/controller.go. Its
-//! agent makes `<bridge>.<vlan>` on each node that the selector matches, lets the bridge itself into
-//! the VLAN, and writes of each node whether that worked. Nodes that the selector leaves out are not
-//! in the status.
+//! agent creates `<bridge>.<vlan>` on each node that the selector matches, adds the bridge itself
+//! to the VLAN, and writes for each node whether that worked. Nodes that the selector does not
+//! match are not in the status.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Attachment;
 
-/// Links that a HostNetworkConfig has made.
+/// Links that a HostNetworkConfig has created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostLink {
     /// Bridge of the cluster network.
     pub bridge: String,
-    /// The VLAN, 1 to 4094.
+    /// VLAN ID, 1 to 4094.
     pub vlan: u16,
     /// Nodes on which the link works.
     pub nodes: BTreeSet<String>,
 }
 
-/// Whether announcers reach a network.
+/// Reachability of a network for announcers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Link {
-    /// On each node where one may run.
+    /// The link works on each node where an announcer may run.
     Ready,
-    /// Not on these nodes, although a HostNetworkConfig asks for it.
+    /// The link is missing on these nodes, although a HostNetworkConfig asks for it.
     Missing(Vec<String>),
-    /// No HostNetworkConfig asks for it.
+    /// No HostNetworkConfig asks for the link, or no node for announcers is known.
     #[default]
     NotConfigured,
 }
@@ -36,14 +36,15 @@ pub enum Link {
 /// The links of all nodes.
 #[derive(Clone, Debug, Default)]
 pub struct HostLinks {
-    /// By the name of the HostNetworkConfig.
+    /// Links by the name of the HostNetworkConfig.
     configs: BTreeMap<String, HostLink>,
     /// Nodes on which an announcer may run.
     announcing: BTreeSet<String>,
 }
 
 impl HostLinks {
-    /// A HostNetworkConfig has made this, or is gone. Returns whether that is news.
+    /// Stores the links of a HostNetworkConfig; `None`: it is gone. Returns whether that is a
+    /// change.
     pub fn set(&mut self, config: &str, made: Option<HostLink>) -> bool {
         match made {
             Some(made) if self.configs.get(config) == Some(&made) => false,
@@ -55,19 +56,19 @@ impl HostLinks {
         }
     }
 
-    /// Drops HostNetworkConfigs that a list did not show. Returns whether there were any.
+    /// Drops HostNetworkConfigs that are not in `listed`. Returns whether there were any.
     pub fn keep_only(&mut self, listed: &BTreeSet<String>) -> bool {
         let before = self.configs.len();
         self.configs.retain(|config, _| listed.contains(config));
         self.configs.len() < before
     }
 
-    /// An announcer may run on a node, or may not. Returns whether that is news.
+    /// Stores whether an announcer may run on a node. Returns whether that is a change.
     pub fn set_announcing(&mut self, node: &str, may: bool) -> bool {
         if may { self.announcing.insert(node.to_owned()) } else { self.announcing.remove(node) }
     }
 
-    /// Whether announcers reach what is attached so.
+    /// Reachability of a network with this bridge and VLAN.
     pub fn link(&self, attachment: &Attachment) -> Link {
         if attachment.vlan == 0 {
             return Link::Ready;

@@ -1,17 +1,18 @@
-//! Networks of the host cluster: what a network of VMs is attached to, and where its addresses are seen.
+//! Networks of the host cluster: the bridge and VLAN of a VM network, and the segments on which its
+//! addresses are visible.
 
 pub mod host_links;
 pub mod infrastructure;
 
-/// The bridge of the network that the nodes themselves are in.
+/// Bridge of the network that the nodes themselves are in.
 const MANAGEMENT_BRIDGE: &str = "mgmt-br";
 
 /// Bridge and VLAN by which kube-vip reaches the network that a LoadBalancer names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// The bridge of the cluster network, on every node.
+    /// Bridge of the cluster network, the same on every node.
     pub bridge: String,
-    /// The VLAN; 0 for untagged.
+    /// VLAN ID; 0 for untagged.
     pub vlan: u16,
 }
 
@@ -21,16 +22,16 @@ pub enum Segment {
     /// The nodes' own network.
     #[default]
     Management,
-    /// A VLAN of a bridge; 0 for untagged.
+    /// A bridge and a VLAN ID; 0 for untagged.
     Vlan(String, u16),
-    /// A network by this name, which leads nowhere that is known.
+    /// A network by this name, whose bridge and VLAN are unknown.
     Named(String),
-    /// Networks have not been listed yet: it may be any.
+    /// Unknown segment: networks have not been listed yet, so it may be any.
     Unlisted,
 }
 
 impl Segment {
-    /// Segment of a selector's network. `listed` is whether all networks are known.
+    /// Segment of a selector's network. `listed`: whether all networks are known.
     pub fn of(network: &str, attachment: Option<&Attachment>, listed: bool) -> Self {
         match attachment {
             _ if network.is_empty() => Self::Management,
@@ -41,9 +42,9 @@ impl Segment {
         }
     }
 
-    /// Segment where an announcer on the nodes announces an address of this segment: nodes have a bridge for
-    /// an untagged network. Others have no link, and their addresses are announced on the default
-    /// interface, in the nodes' own network.
+    /// Segment on which an announcer on the nodes announces an address of this segment. Nodes have
+    /// a bridge for an untagged network. Other segments have no link on the nodes, so their
+    /// addresses are announced on the default interface, in the nodes' own network.
     #[must_use]
     pub fn of_announcer(&self) -> Self {
         match self {
@@ -52,12 +53,13 @@ impl Segment {
         }
     }
 
-    /// Whether it is a VLAN of its own, in which the nodes, their pods and Services have no addresses.
+    /// Whether the segment is a tagged VLAN, in which the nodes, their pods and Services have no
+    /// addresses.
     pub fn is_tagged(&self) -> bool {
         matches!(self, Self::Vlan(_, vlan) if *vlan != 0)
     }
 
-    /// Whether an address here may be seen there.
+    /// Whether an address on this segment may be visible on the other one.
     pub fn meets(&self, other: &Self) -> bool {
         self == other || [self, other].contains(&&Self::Unlisted)
     }

@@ -1,18 +1,18 @@
-//! The annotation by which an admin frees a leaked address: `<ip>: <namespace>/<name>`.
+//! The annotation by which an admin releases a leaked address: `<ip>: <namespace>/<name>`.
 
 use std::net::IpAddr;
 
-/// What the annotation asks for.
+/// An admin's request to release an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManualRelease {
-    /// The address to free.
+    /// Address to release.
     pub ip: IpAddr,
-    /// `namespace/name` of the LoadBalancer that the ledger says holds it.
+    /// `namespace/name` of the owner that the ledger must have for the address.
     pub name: String,
 }
 
 impl ManualRelease {
-    /// Reads the annotation. The error says what is wrong and what would be right.
+    /// Parses the annotation. The error gives the fault and the right form.
     pub fn parse(text: &str) -> Result<Self, String> {
         let fault = || {
             format!(

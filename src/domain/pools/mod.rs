@@ -1,4 +1,4 @@
-//! IPPools: what their ranges mean, who holds which address, and which pool serves whom.
+//! IPPools: the meaning of their ranges, the owners of their addresses, and which pools serve a LoadBalancer.
 
 pub mod allocator;
 pub mod conflict;

@@ -1,4 +1,4 @@
-//! LoadBalancers of VMs: endpoints, their health, and the Service and slices that carry them.
+//! LoadBalancers of VMs: endpoints, their health, and their Service and EndpointSlices.
 
 pub mod backend_address;
 pub mod endpoint_slices;

@@ -1,19 +1,19 @@
-//! Where a VM runs, told to it: guest cloud providers copy region and zone from annotations of
+//! Topology annotations on VMs: guest cloud providers copy region and zone from annotations of
 //! the VirtualMachineInstance to the node of the guest cluster.
 //!
 //! Harvester itself does this for VMs of the Rancher node driver (label
 //! `harvesterhci.io/creator: docker-machine-driver-harvester`), host name included, whenever such
-//! an instance changes. Those are left alone here.
+//! an instance changes. Those are not changed here.
 
 use serde_json::{Map, Value, json};
 
 use super::vm::{Topology, Vm};
 use api::kubevirt::{TOPOLOGY_REGION, TOPOLOGY_ZONE};
 
-/// The merge patch that tells a VM where it runs. `None`: it knows, or is not to be told. `node`
-/// is what its node's labels say.
+/// Merge patch that sets a VM's topology annotations to the labels of its `node`. `None`: they are
+/// right already, or must not be changed.
 ///
-/// A node without either label says nothing: annotations that somebody set by hand stay.
+/// A node without either label changes nothing: annotations that a user set by hand stay.
 pub fn patch(vm: &Vm, node: &Topology) -> Option<Value> {
     let silent = node.region.is_none() && node.zone.is_none();
     if silent || vm.told_by_harvester || vm.deleting || vm.topology == *node {
@@ -61,7 +61,7 @@ mod tests {
         assert_eq!(rests_on["metadata"]["resourceVersion"], "7");
     }
 
-    /// It moved to a node that is in no zone: the old one would be a lie.
+    /// The VM moved to a node without a zone: the old zone would be wrong.
     #[test]
     fn what_a_speaking_node_does_not_say_is_taken_back() {
         let patch = patch(&told(Some("eu"), Some("eu-1")), &topology(Some("eu"), None)).unwrap();

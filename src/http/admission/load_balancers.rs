@@ -1,8 +1,8 @@
-//! What the rules of LoadBalancers must know.
+//! Facts for the rules of LoadBalancers.
 //!
-//! All of it is in the views; the API server is asked only about a pool that is named and was not
-//! seen yet. The usual request looks at nothing that grows with the number of LoadBalancers: only
-//! a lease that a guest tells of, and a pool that is newly named, do.
+//! All of them are in the views; the API server is asked only about a named pool that is not in the
+//! view yet. A usual request scans nothing that grows with the number of LoadBalancers: only a
+//! lease that a guest reports, and a newly named pool, do.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) async fn decide(
 ) -> Result<Answer, CallError> {
     let known = match load_balancer::asks(request) {
         Some(asks) => gather(at, stage, &asks).await?,
-        // The namespace is known whatever the object is like.
+        // The namespace is known for any object.
         None => Known {
             around: Surroundings {
                 project: at.views.project_of(request.namespace),
@@ -52,7 +52,7 @@ async fn gather(at: &Admission, stage: Stage, asks: &Asks) -> Result<Known, Call
         if let Some(pool) = &asks.pool {
             known.named = named(at, pool, &asks.lb).await?;
         }
-        // Before pools were read once, there are none to be seen.
+        // An empty view may mean that no pool has been read yet.
         known.pools = Some(views.pools())
             .filter(|pools| asks.pools && views.is_synced() && !pools.is_empty())
             .map(|pools| pools.iter().map(|pool| pool.selector.clone()).collect());
@@ -60,16 +60,18 @@ async fn gather(at: &Admission, stage: Stage, asks: &Asks) -> Result<Known, Call
     Ok(known)
 }
 
-/// Whether the LoadBalancer names another network than the pool's, by the rule of the ledger task.
+/// Whether the LoadBalancer names another network than the pool's. The ledger task uses the same
+/// rule.
 fn mismatch(at: &Admission, pool: &PoolFacts, lb: &LoadBalancer) -> Option<Wait> {
     let segment = |network: &str| at.views.segment(network);
     let facts = facts::facts(lb, &at.views.around(lb), segment, false);
     network_mismatch(&pool.name, &pool.selector, &segment(pool.selector.network()), &facts)
 }
 
-/// What an address is that a guest says it was leased, in words, unless it is the LoadBalancer's own
-/// or free. What counts is what a pool or the host gave on the same segment: what other tenants'
-/// guests say of themselves stops none. Its owner is left out: tenants could look for each other's.
+/// Current use of an address that a guest reports as leased, in words; `None` if the address is the
+/// LoadBalancer's own or free. Only addresses count that a pool or the host gave on the same
+/// segment: a guest's report does not block other tenants. The owner is not named: tenants could
+/// use that to search for each other's LoadBalancers.
 fn taken_by(at: &Admission, address: IpAddr, lb: &LoadBalancer) -> Option<String> {
     let views = &at.views;
     if views.infrastructure.is_node(address) {
@@ -77,7 +79,7 @@ fn taken_by(at: &Admission, address: IpAddr, lb: &LoadBalancer) -> Option<String
     }
     let network = facts::requirement(lb, &views.around(lb)).network;
     let here = match network.as_str() {
-        // Not known, so it may be any.
+        // The network is unknown, so it may be any.
         "" => Segment::Unlisted,
         network => views.segment(network),
     };
@@ -107,7 +109,7 @@ fn taken_by(at: &Admission, address: IpAddr, lb: &LoadBalancer) -> Option<String
     pools.iter().any(|pool| is_gateway(&pool)).then(|| "a gateway".to_owned())
 }
 
-/// The pool that is named. One that was not seen may be new.
+/// Reads the named pool. A pool that is not in the view may be new.
 async fn named(at: &Admission, name: &str, lb: &LoadBalancer) -> Result<Named, CallError> {
     let seen = at.views.pools().into_iter().find(|pool| pool.name == name);
     if let Some(pool) = seen {
@@ -122,7 +124,8 @@ async fn named(at: &Admission, name: &str, lb: &LoadBalancer) -> Result<Named, C
 fn pool_seen(at: &Admission, pool: &PoolFacts, lb: &LoadBalancer) -> PoolSeen {
     let store = &at.views.load_balancers;
     let taken = || {
-        // By its name first: an address is dear to read, ten thousand times.
+        // Compares the pool's name first: to parse the address of ten thousand LoadBalancers is
+        // slow.
         let here = |lb: &LoadBalancer| {
             let status = lb.status.as_ref();
             let claim = status.and_then(|status| status.allocated_address.as_ref());
@@ -133,14 +136,14 @@ fn pool_seen(at: &Admission, pool: &PoolFacts, lb: &LoadBalancer) -> PoolSeen {
     };
     let idle = match &pool.ranges {
         _ if pool.deleting => Some("it is being deleted"),
-        None => Some("a range makes no sense, see its condition"),
+        None => Some("a range is invalid, see its condition"),
         Some(_) => None,
     };
     let total = pool.ranges.as_ref().map_or(0, Ranges::total);
     PoolSeen {
         selector: pool.selector.clone(),
         idle: idle.map(str::to_owned),
-        // Fewer than it has addresses cannot fill it.
+        // Fewer LoadBalancers than addresses cannot fill the pool.
         full: i64::try_from(store.len()).is_ok_and(|all| all >= total) && taken() >= total,
         mismatch: mismatch(at, pool, lb),
     }

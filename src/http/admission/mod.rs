@@ -1,8 +1,8 @@
-//! Admission: gathers what a rule must know, and asks the rules. What may be stored is decided
-//! in [`crate::domain::admission`].
+//! Admission: gathers the facts that a rule needs, and applies the rules.
+//! [`crate::domain::admission`] decides what may be stored.
 //!
-//! Invariant: nothing here writes. A fact that cannot be had in time is no reason to refuse, as
-//! long as the reconciler reaches the same verdict alone.
+//! Invariant: this module never writes. A fact that is not available in time is no reason to
+//! refuse, as long as the reconciler alone reaches the same verdict.
 
 mod load_balancers;
 mod pools;
@@ -16,17 +16,17 @@ use crate::k8s::lease::Leadership;
 use crate::k8s::read::Reader;
 use crate::k8s::views::Views;
 
-/// The two calls of the API server for one request: changes first, then judgement.
+/// Calls of the API server for one request: mutation first, then validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// The object may still be changed.
+    /// Mutation: the object may still be changed.
     Mutation,
-    /// It is as it will be stored.
+    /// Validation: the object is as it will be stored.
     Validation,
 }
 
 impl Stage {
-    /// For metrics.
+    /// Name of the stage, for metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mutation => "mutation",
@@ -35,26 +35,26 @@ impl Stage {
     }
 }
 
-/// What rules are answered from.
+/// Sources of the facts that rules need.
 #[derive(Clone)]
 pub struct Admission {
-    /// For what must be read now.
+    /// Reader of the API server, for facts that must be current.
     pub reader: Reader,
-    /// What this process sees of the cluster.
+    /// Views of the cluster.
     pub views: Views,
-    /// Who holds the Lease.
+    /// Leadership, which names the holder of the Lease.
     pub leadership: Arc<Leadership>,
 }
 
 impl Admission {
-    /// Whether a user writes what a leader writes: this operator does, and the Go controller while
-    /// another controller holds the Lease. The Lease is looked at several times a second.
+    /// Whether a user is a leader: this operator is one, and the Go controller while another
+    /// controller holds the Lease. The Lease is read several times a second.
     pub fn is_leader(&self, user: &str, me: &str) -> bool {
         (!me.is_empty() && user == me)
             || (user == GO_CONTROLLER && self.leadership.other_controller().borrow().is_some())
     }
 
-    /// Answers for a LoadBalancer.
+    /// Answers a review of a LoadBalancer.
     pub async fn load_balancer(
         &self,
         stage: Stage,
@@ -63,7 +63,7 @@ impl Admission {
         load_balancers::decide(self, stage, request).await
     }
 
-    /// Answers for an IPPool.
+    /// Answers a review of an IPPool.
     pub async fn pool(&self, stage: Stage, request: &Request<'_>) -> Result<Answer, CallError> {
         pools::decide(self, stage, request).await
     }

@@ -1,9 +1,9 @@
-//! What the rules of IPPools must know.
+//! Facts for the rules of IPPools.
 //!
-//! Other pools are listed from the API server, so that one that was made a moment ago by way of
-//! another replica counts. Two that are made at the same time can still both get in: the ledger's
-//! owner then decides by the same rule, the younger one stands back, and its condition says why. A
-//! fact that cannot be had in time stops no request; then the view counts.
+//! Other pools are listed from the API server, so that a pool that another replica has just
+//! admitted counts. Two pools created at the same time can still both be admitted: then the
+//! ledger's owner decides by the same rule, the younger pool allocates nothing, and its condition
+//! says why. A fact that is not available in time stops no request; the view counts instead.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ use crate::domain::admission::{Answer, Request};
 use crate::domain::dhcp_lease;
 use crate::k8s::CallError;
 
-/// LoadBalancers that are asked about at the API server for one request.
+/// Most LoadBalancers that are read from the API server for one request.
 const READS: usize = 16;
-/// All of that may take so long.
+/// Time limit for all of these reads.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) async fn decide(
@@ -63,7 +63,7 @@ async fn known(at: &Admission, question: &Question) -> Known {
     }
 }
 
-/// What the host leases now, by what its records say.
+/// Addresses that the host leases now, according to the DHCPLeases.
 fn leased(at: &Admission) -> Vec<Leased> {
     let views = &at.views;
     let now = Utc::now().fixed_offset();
@@ -77,8 +77,8 @@ fn leased(at: &Admission) -> Vec<Leased> {
     leased.collect()
 }
 
-/// Those holders that exist. One that is not in the view may be newer than that: it is asked
-/// about. A claim whose LoadBalancer is gone waits for the sweep, and blocks nothing.
+/// Holders that exist. A holder that is not in the view may be newer than the view: it is read from
+/// the API server. A claim whose LoadBalancer is gone waits for the sweep and blocks nothing.
 async fn existing(at: &Admission, holders: &[Holder]) -> Vec<Holder> {
     let is = |holder: &Holder, uid: &str| holder.uid.is_empty() || holder.uid == uid;
     let seen = |holder: &Holder| {
@@ -99,7 +99,7 @@ async fn existing(at: &Admission, holders: &[Holder]) -> Vec<Holder> {
     found.into_iter().cloned().collect()
 }
 
-/// Whether a LoadBalancer exists. `None`: the API server did not say.
+/// Whether a LoadBalancer exists. `None`: the API server did not answer.
 async fn exists(at: &Admission, name: &str) -> Option<bool> {
     let (namespace, name) = name.split_once('/')?;
     let answer = tokio::time::timeout(PATIENCE, at.reader.uid_of(namespace, name)).await.ok()?;

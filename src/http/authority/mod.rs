@@ -1,8 +1,8 @@
-//! Keys and certificates of admission: how they are made, kept in the Secret and read back.
+//! Keys and certificates of admission: makes them, stores them in the Secret and reads them back.
 //!
-//! Invariants: what is read is checked, so that whatever somebody put into the Secret can be
-//! judged; private keys are never printed. When what happens is decided in
-//! [`crate::domain::admission::certificates`].
+//! Invariants: everything that is read is checked, so that any content of the Secret can be judged;
+//! private keys are never printed. [`crate::domain::admission::certificates`] decides when each
+//! step is due.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -30,36 +30,36 @@ use crate::domain::admission::certificates::{
     AUTHORITY_LIFE, Authority, BACKDATED, Serving, Stored, serving_end,
 };
 
-/// What the Secret holds, by key.
+/// Content of the Secret, by key.
 pub type Data = BTreeMap<String, Vec<u8>>;
 
 const CA: (&str, &str) = ("ca.crt", "ca.key");
 const NEXT: (&str, &str) = ("next-ca.crt", "next-ca.key");
 const SERVING: (&str, &str) = ("tls.crt", "tls.key");
 const PREVIOUS: &str = "previous-ca.crt";
-/// Authorities that are trusted besides the one that signs; more are not kept.
+/// Most authorities that are trusted besides the current one; more are dropped.
 const MOST_PREVIOUS: usize = 8;
 
-/// A certificate.
+/// Parsed certificate.
 #[derive(Clone, PartialEq, Eq)]
 struct Certificate {
     pem: String,
     der: CertificateDer<'static>,
     not_after: Duration,
-    /// The one part of its name, if it has no other.
+    /// Subject, if it has exactly one part.
     name: Option<String>,
     names: BTreeSet<String>,
     key: Vec<u8>,
 }
 
-/// A certificate and its key, if that is there and fits.
+/// Certificate and its private key, if present and matching.
 #[derive(Clone, PartialEq, Eq)]
 struct Pair {
     certificate: Certificate,
     key: Option<String>,
 }
 
-/// Everything that the Secret holds.
+/// Parsed content of the Secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Material {
     ca: Pair,
@@ -74,7 +74,7 @@ impl fmt::Debug for Material {
     }
 }
 
-/// Why something could not be read or made.
+/// Reason why a key or certificate could not be read or made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unfit(String);
@@ -86,7 +86,8 @@ impl Unfit {
 }
 
 impl Material {
-    /// Makes everything anew. `previous` is what else must stay trusted, in PEM.
+    /// Makes a new authority and serving certificate. `previous` holds authorities that must stay
+    /// trusted, in PEM.
     pub fn start(now: Duration, names: &BTreeSet<String>, previous: &str) -> Result<Self, Unfit> {
         let mut previous = certificates(previous);
         previous.retain(|ca| ca.not_after > now);
@@ -96,7 +97,7 @@ impl Material {
         Ok(Self { ca, next: None, serving, previous })
     }
 
-    /// Keeps trusted what others may still serve, in PEM.
+    /// Adds authorities, in PEM, that other replicas may still use.
     #[must_use]
     pub fn trusting(mut self, now: Duration, pem: &str) -> Self {
         let bundle = self.bundle();
@@ -106,17 +107,17 @@ impl Material {
         self
     }
 
-    /// Reads what the Secret holds.
+    /// Reads the content of the Secret.
     pub fn read(data: &Data) -> Result<Self, Unfit> {
         let ca = pair(data, CA)?.ok_or_else(|| Unfit::new(CA.0, "missing"))?;
-        // Whatever is wrong with the rest can be replaced.
+        // Errors in the other keys are ignored: they can be replaced.
         let next = pair(data, NEXT).ok().flatten();
         let serving = pair(data, SERVING).ok().flatten();
         let previous = data.get(PREVIOUS).map(|text| certificates(&String::from_utf8_lossy(text)));
         Ok(Self { ca, next, serving, previous: previous.unwrap_or_default() })
     }
 
-    /// What the Secret is to hold.
+    /// Content to store in the Secret.
     pub fn data(&self) -> Data {
         let mut data = Data::new();
         let pairs =
@@ -134,7 +135,7 @@ impl Material {
         data
     }
 
-    /// What decisions need of it. `ours` is the authority of what this replica serves.
+    /// Facts for decisions. `ours` is the authority of the certificate that this replica serves.
     pub fn facts(&self, ours: Option<&Trusted>) -> Stored {
         let authority = |pair: &Pair| Authority {
             not_after: pair.certificate.not_after,
@@ -157,7 +158,7 @@ impl Material {
         }
     }
 
-    /// The authorities that the API server must trust, in PEM.
+    /// Authorities that the API server must trust, in PEM.
     pub fn bundle(&self) -> String {
         let next = self.next.iter().map(|pair| &pair.certificate);
         [&self.ca.certificate].into_iter().chain(next).chain(&self.previous).fold(
@@ -169,18 +170,18 @@ impl Material {
         )
     }
 
-    /// The authority that will sign next.
+    /// Next authority to sign.
     pub fn next(&self) -> Option<Trusted> {
         self.next.as_ref().map(|pair| Trusted(pair.certificate.clone()))
     }
 
-    /// Ends of validity: of the authority that signs, and of the serving certificate.
+    /// Ends of validity: of the current authority, and of the serving certificate.
     pub fn ends(&self) -> (Duration, Option<Duration>) {
         let serving = self.serving.as_ref().map(|pair| pair.certificate.not_after);
         (self.ca.certificate.not_after, serving)
     }
 
-    /// What can be served.
+    /// Serving certificate with its key, if it is valid.
     pub fn identity(&self) -> Option<Identity> {
         let serving = self.serving.as_ref()?;
         let ca = &self.ca.certificate;
@@ -198,7 +199,7 @@ impl Material {
         })
     }
 
-    /// Keeps `ours` trusted.
+    /// Adds `ours` to the trusted authorities.
     #[must_use]
     pub fn remembering(mut self, ours: &Trusted) -> Self {
         self.previous.insert(0, ours.0.clone());
@@ -218,7 +219,7 @@ impl Material {
         Ok(self)
     }
 
-    /// The next authority signs from now on.
+    /// Makes the next authority the current one.
     pub fn switched(mut self, now: Duration, names: &BTreeSet<String>) -> Result<Self, Unfit> {
         let next = self.next.take().ok_or_else(|| Unfit::new(NEXT.0, "missing"))?;
         let before = std::mem::replace(&mut self.ca, next);
@@ -226,7 +227,7 @@ impl Material {
         Ok(self.remembering(&Trusted(before.certificate)))
     }
 
-    /// Without previous authorities that have expired.
+    /// Removes previous authorities that have expired.
     #[must_use]
     pub fn forgetting(mut self, now: Duration) -> Self {
         self.previous.retain(|ca| ca.not_after > now);
@@ -234,25 +235,25 @@ impl Material {
     }
 }
 
-/// An authority's certificate.
+/// Certificate of an authority.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Trusted(Certificate);
 
 impl Trusted {
-    /// Whether a bundle in PEM has it.
+    /// Whether a bundle in PEM contains the certificate.
     pub fn is_in(&self, bundle: &[u8]) -> bool {
         CertificateDer::pem_slice_iter(bundle).flatten().any(|der| der == self.0.der)
     }
 }
 
-/// A certificate that is served, and what must be trusted for it.
+/// Serving certificate, and the authority to trust for it.
 #[derive(Clone)]
 pub struct Identity {
     /// The certificate with its key.
     pub certified: Arc<CertifiedKey>,
-    /// Who signed it.
+    /// Authority that signed the certificate.
     pub authority: Trusted,
-    /// When it, or its authority, ends.
+    /// End of validity of the certificate or its authority, whichever is earlier.
     pub not_after: Duration,
 }
 
@@ -299,14 +300,14 @@ fn signed(ca: &Pair, now: Duration, names: &BTreeSet<String>) -> Result<Pair, Un
     let made = params.signed_by(&key, &issuer).map_err(unfit)?;
     let certificate = certificate(&made.pem())?;
     if !is_signed(&certificate, &ca.certificate) {
-        return Err(Unfit::new("new serving certificate", "its own authority does not admit it"));
+        return Err(Unfit::new("new serving certificate", "its own authority does not verify it"));
     }
     Ok(Pair { certificate, key: Some(key.serialize_pem()) })
 }
 
 fn validity(params: &mut CertificateParams, now: Duration, end: Duration) {
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
-    // Whole seconds, as the certificate has them.
+    // A certificate has whole seconds.
     params.not_before = epoch + Duration::from_secs(now.saturating_sub(BACKDATED).as_secs());
     params.not_after = epoch + Duration::from_secs(end.as_secs());
 }
@@ -322,13 +323,13 @@ fn pair(data: &Data, keys: (&str, &str)) -> Result<Option<Pair>, Unfit> {
     Ok(Some(Pair { key: key.filter(fits), certificate }))
 }
 
-/// Every certificate that can be read in a text.
+/// All certificates in a text that can be parsed.
 fn certificates(pem: &str) -> Vec<Certificate> {
     let found = CertificateDer::pem_slice_iter(pem.as_bytes()).flatten();
     found.filter_map(|der| parsed(der).ok()).collect()
 }
 
-/// The one certificate in a text.
+/// First certificate in a text.
 fn certificate(pem: &str) -> Result<Certificate, Unfit> {
     let der =
         CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| Unfit::new("certificate", e))?;
@@ -363,7 +364,7 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     four.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
-/// Whether a certificate is for its first name under an authority, at some time.
+/// Whether the authority signed the certificate for its first name. Expiry is not checked.
 fn is_signed(certificate: &Certificate, ca: &Certificate) -> bool {
     let mut roots = RootCertStore::empty();
     let Some(name) = certificate.names.first() else { return false };
@@ -377,13 +378,13 @@ fn is_signed(certificate: &Certificate, ca: &Certificate) -> bool {
     else {
         return false;
     };
-    // Whether it has expired is another question.
+    // Verifies at a time within the validity: expiry is checked elsewhere.
     let at =
         UnixTime::since_unix_epoch(certificate.not_after.saturating_sub(Duration::from_secs(1)));
     verifier.verify_server_cert(&certificate.der, &[], &name, &[], at).is_ok()
 }
 
-/// RFC 7468.
+/// PEM text of a certificate (RFC 7468).
 fn pem(der: &CertificateDer<'_>) -> String {
     let encoded = serde_json::to_value(k8s_openapi::ByteString(der.to_vec())).unwrap_or_default();
     let text = encoded.as_str().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Certificates are made so that clients take them, and read back whatever is stored.
+//! Clients accept the certificates, and any stored content is read back.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

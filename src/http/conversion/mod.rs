@@ -1,11 +1,11 @@
-//! Conversion between the versions of `LoadBalancer`: the review's envelope. What becomes of an
-//! object is decided in [`crate::domain::conversion`].
+//! Conversion between the versions of `LoadBalancer`: the review's envelope.
+//! [`crate::domain::conversion`] converts the objects.
 //!
 //! Invariants: one review may hold every object of a cluster, so objects are read, converted and
-//! written one after the other, and never lie here all at once as trees of values. Of each, only
-//! what the versions differ in is read: the rest passes as text. Anybody may send a review, so its
-//! values are counted before they are read: no text makes this use more memory or time than the
-//! bounds below allow. The answer has as many objects as the question, in their order.
+//! written one after the other, and are never all in memory as trees of values. Of each object only
+//! the parts that differ between versions are parsed: the rest passes as text. Any client may send
+//! a review, so its values are counted before they are parsed: no text takes more memory or time
+//! than the bounds below allow. The answer has the same objects as the request, in the same order.
 
 use std::collections::BTreeMap;
 
@@ -21,18 +21,18 @@ use crate::domain::limits::json_size::{maps, most_values};
 const API_VERSION: &str = "apiextensions.k8s.io/v1";
 const KIND: &str = "ConversionReview";
 
-/// Bytes of one object. The API server takes requests of 3 MiB, and etcd stores half of that.
+/// Most bytes of one object. The API server takes requests of 3 MiB, and etcd stores half of that.
 const LARGEST_OBJECT: usize = 3 << 20;
-/// Values that are read of one object. The schema lets fewer than 20,000 be stored.
+/// Most values of one object. The schema lets fewer than 20,000 be stored.
 const MOST_VALUES_OF_OBJECT: usize = 60_000;
-/// Maps among them. The schema lets fewer than 2,000 be stored.
+/// Most maps of one object. The schema lets fewer than 2,000 be stored.
 const MOST_MAPS_OF_OBJECT: usize = 15_000;
-/// Values that are read in one review: about 15,000 objects with twenty listeners each, and less
-/// than a second of work.
+/// Most values in one review: about 15,000 objects with twenty listeners each, and less than a
+/// second of work.
 const MOST_VALUES: usize = 1_500_000;
-/// Bytes of an answer. It lies in memory beside the question.
+/// Most bytes of an answer. It is in memory together with the request.
 const LARGEST_ANSWER: usize = 32 << 20;
-/// Bytes of a review's UID. The API server's have 36.
+/// Most bytes of a review's UID. UIDs of the API server have 36.
 const LONGEST_UID: usize = 256;
 
 #[derive(Deserialize)]
@@ -62,13 +62,13 @@ struct Outcome<'a> {
     message: Option<&'a str>,
 }
 
-/// Answers a ConversionReview. The error is for whoever sent something else.
+/// Answers a ConversionReview. `Err`: the body is not a ConversionReview.
 pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
     let question: Question<'_> =
         serde_json::from_slice(body).map_err(|error| format!("not a {KIND}: {error}"))?;
     if (question.api_version.as_str(), question.kind.as_str()) != (API_VERSION, KIND) {
         return Err(format!(
-            "{} {} was sent: only {API_VERSION} {KIND} is understood here",
+            "got {} {}: only {API_VERSION} {KIND} is supported",
             short(&question.api_version),
             short(&question.kind)
         ));
@@ -79,7 +79,7 @@ pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
     if request.uid.len() > LONGEST_UID {
         return Err(format!("request.uid: longer than {LONGEST_UID} bytes"));
     }
-    // Most objects grow by less than a quarter. What is not written is no memory yet.
+    // Most objects grow by less than a quarter. Reserved memory costs nothing until it is written.
     let mut answer = Vec::with_capacity((body.len() / 4 * 5 + 1024).min(LARGEST_ANSWER));
     let uid = Value::from(request.uid.as_str());
     answer.extend_from_slice(
@@ -101,7 +101,7 @@ pub fn review(body: &[u8]) -> Result<Vec<u8>, String> {
     Ok(answer)
 }
 
-/// Writes the converted objects, with commas between them.
+/// Writes the converted objects, separated by commas.
 fn convert_all(
     request: &Request<'_>,
     mut budget: Budget,
@@ -133,7 +133,8 @@ fn convert_all(
     }
 }
 
-/// Calls a function with each text of a list, while it says so. They never lie here all at once.
+/// Visitor that calls a function with each item of a list until it returns false. Only one item is
+/// in memory at a time.
 struct EachOf<'f>(&'f mut dyn FnMut(&RawValue) -> bool);
 
 impl<'de> DeserializeSeed<'de> for EachOf<'_> {
@@ -161,8 +162,8 @@ impl<'de> Visitor<'de> for EachOf<'_> {
     }
 }
 
-/// How many values may still be read, of the review and of the object at hand, how many maps of the
-/// object, and how many bytes the answer may have.
+/// Remaining budget: values of the review and of the current object, maps of the object, and bytes
+/// of the answer.
 struct Budget {
     review: usize,
     object: usize,
@@ -197,10 +198,10 @@ impl Budget {
     }
 }
 
-/// An object's fields as text.
+/// Fields of an object, as text.
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
-/// Writes the converted object.
+/// Converts an object and writes it.
 fn convert_one(
     text: &str,
     to: Version,
@@ -234,7 +235,7 @@ fn convert_one(
         rest.remove("metadata");
         let annotations = metadata.remove("annotations").map(|text| budget.read(text));
         let annotations = annotations.transpose()?;
-        // What travels in them is read as well.
+        // These annotations carry fields that are parsed as well.
         for key in [ANNOTATION_V1ALPHA1_FIELDS, ANNOTATION_V1BETA1_FIELDS] {
             let text = annotations.as_ref().and_then(|annotations| annotations.get(key)?.as_str());
             text.map_or(Ok(()), |text| budget.take_text(text))?;
@@ -252,7 +253,7 @@ fn fields_of<'a>(text: &'a str, budget: &mut Budget) -> Result<Fields<'a>, Strin
     Ok(fields)
 }
 
-/// Writes what was converted together with what was not read.
+/// Writes the converted fields together with the unparsed ones.
 fn write(
     converted: &Value,
     rest: &Fields<'_>,
@@ -283,10 +284,10 @@ fn write(
     Ok(())
 }
 
-/// Fields that are written as they were converted.
+/// Fields that are written as converted.
 const SECTIONS: [&str; 3] = ["apiVersion", "spec", "status"];
 
-/// An object that is written field by field.
+/// Writer of an object, field by field.
 struct Members<'a> {
     to: &'a mut Vec<u8>,
     before: &'static str,

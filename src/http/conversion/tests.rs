@@ -1,4 +1,4 @@
-//! Reviews of conversion, whatever is in them.
+//! Conversion reviews with valid and invalid content.
 
 use serde_json::json;
 
@@ -40,7 +40,7 @@ fn one_that_is_no_load_balancer_fails_the_review_and_is_named() {
     let answer = ask(BETA, &[lb(ALPHA, "a"), strange]);
     assert_eq!(answer["response"]["result"]["status"], "Failure");
     let message = answer["response"]["result"]["message"].as_str().unwrap();
-    assert!(message.starts_with("objects[1]: \"v1\" is no version"), "{message}");
+    assert!(message.starts_with("objects[1]: \"v1\" is not a version"), "{message}");
     assert_eq!(answer["response"]["convertedObjects"], json!([]));
     let answer = ask("loadbalancer.harvesterhci.io/v2", &[lb(ALPHA, "a")]);
     assert_eq!(answer["response"]["result"]["status"], "Failure");
@@ -69,7 +69,7 @@ fn refused(objects: &str) -> String {
     answer["response"]["result"]["message"].as_str().unwrap().to_owned()
 }
 
-/// A tree of them would take a hundred times the memory of the text.
+/// A tree of the values would take a hundred times the memory of the text.
 #[test]
 fn more_values_than_any_object_needs_are_not_read() {
     let numbers = format!("[{}0]", "0,".repeat(MOST_VALUES_OF_OBJECT));
@@ -94,7 +94,7 @@ fn more_values_than_any_object_needs_are_not_read() {
     let maps = format!("[{}{{}}]", "{},".repeat(MOST_MAPS_OF_OBJECT));
     let message = refused(&format!(r#"[{{"apiVersion":"{BETA}","spec":{maps}}}]"#));
     assert_eq!(message, "objects[0]: has more than 15000 maps: no LoadBalancer needs so many");
-    // What passes as it is costs nothing but its text.
+    // Unparsed content costs only its text.
     let object = format!(r#"{{"apiVersion":"{BETA}","x":{numbers},"metadata":{{"y":{numbers}}}}}"#);
     let converted = ask(ALPHA, &[serde_json::from_str(&object).unwrap()]);
     let converted = &converted["response"]["convertedObjects"][0];
@@ -125,7 +125,7 @@ fn what_is_too_large_or_no_object_is_named() {
     assert_eq!(message, "objects[1]: the answer would be too large: list fewer objects at a time");
 }
 
-/// Fields that neither version knows, whatever they are like.
+/// Fields that neither version knows, with any content.
 #[test]
 fn text_that_is_not_read_passes_as_it_is() {
     for (metadata, expected) in [
@@ -151,7 +151,7 @@ fn text_that_is_not_read_passes_as_it_is() {
     }
 }
 
-/// Time is measured, not asserted: a busy machine is no fault.
+/// The time is printed, not asserted: a busy machine must not fail the test.
 #[test]
 fn a_list_of_ten_thousand_is_answered() {
     for count in [1_000, 10_000] {

@@ -1,10 +1,12 @@
-//! Keeps admission reachable: the Secret with its certificates, the certificate in use, and the
-//! configurations that lead the API server here. What is to be done is decided in
-//! [`crate::domain::admission::certificates`] and [`crate::domain::admission::webhook_configuration`].
+//! Operates admission's registration: the Secret with its certificates, the current certificate,
+//! and the configurations by which the API server calls this operator. Decisions are in
+//! [`crate::domain::admission::certificates`] and
+//! [`crate::domain::admission::webhook_configuration`].
 //!
-//! Invariants: every replica does all of this, and each write is refused if somebody was faster.
-//! A configuration is written only after the Secret was read anew, so that nobody puts an older
-//! bundle over a newer one. What is served stays in memory, whatever becomes of the Secret.
+//! Invariants: every replica does all of this, and a write is refused if another replica was
+//! faster. A configuration is written only after a new read of the Secret, so that no replica
+//! replaces a newer bundle with an older one. The served certificate stays in memory, whatever
+//! happens to the Secret.
 
 mod registering;
 
@@ -26,63 +28,63 @@ use crate::k8s::installation::{Installation, Look, Sealed};
 use crate::metrics::Metrics;
 use registering::Repairs;
 
-/// Clocks are set while a process sleeps: nothing is left alone for longer.
+/// Longest pause between two rounds. Clocks may be set while a process sleeps.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
-/// After a call that failed, doubling.
+/// Pause after a failed call: the first, doubled up to the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// Steps that follow each other at once. A start takes one, a repair two or three.
+/// Most steps in a row. A start takes one, a repair two or three.
 const MOST_STEPS: usize = 8;
 
-/// What is kept, and how it is called.
+/// Keeper of admission's registration, and its settings.
 pub struct Keeper {
-    /// The way to the objects.
+    /// Access to the Secret and the configurations.
     pub installation: Installation,
-    /// What handshakes are answered with.
+    /// Certificate for handshakes.
     pub in_use: Arc<InUse>,
-    /// What the API server may call this replica.
+    /// Names by which the API server may call this replica.
     pub names: BTreeSet<String>,
-    /// Where the API server finds the replicas.
+    /// Place at which the API server reaches the replicas.
     pub place: Place,
-    /// The namespace of the webhooks' names.
+    /// Namespace in the webhooks' names.
     pub namespace: String,
-    /// The ClusterRole with which the webhook configurations go.
+    /// ClusterRole that owns the webhook configurations.
     pub owner: Option<String>,
-    /// Who this operator is; empty until that is known.
+    /// Username of this operator; empty until it is known.
     pub me: watch::Receiver<String>,
-    /// Told once requests can be answered.
+    /// Set to true once requests can be answered.
     pub ready: watch::Sender<bool>,
-    /// Replacements are made so much earlier than they must be.
+    /// Time by which replacements are made earlier than they must be.
     pub early: Duration,
     /// The process's metrics.
     pub metrics: Metrics,
 }
 
-/// What was seen, and what is served.
+/// State that was read, and the certificate that is served.
 #[derive(Default)]
 struct State {
-    /// Whether the Secret has been looked at.
+    /// Whether the Secret has been read.
     looked: bool,
     secret: Option<Sealed>,
     material: Option<Material>,
-    /// What to put back, should the Secret go.
+    /// Content to restore if the Secret is deleted.
     memory: Option<Material>,
     serving: Option<Identity>,
-    /// What each configuration was last seen to be.
+    /// Configurations as last read; `None` if missing.
     parts: BTreeMap<Part, Option<Value>>,
-    /// With whom the configurations go, if that was asked already.
+    /// Owner of the configurations, once it was read.
     owner: Option<Owner>,
     owner_was_asked: bool,
-    /// Authorities that every configuration trusts, and since when that was seen.
+    /// Authorities that every configuration trusts, each with the time since which it was observed.
     trusted: Vec<(Trusted, Instant)>,
     repairs: Repairs,
     failures: u32,
 }
 
-/// Why a round ended early.
+/// Reason why a round ended early.
 enum Stop {
     Failed(CallError),
     Unfit(Unfit),
-    /// Somebody else was faster; what there is now has been read.
+    /// Conflict: another replica was faster; its version has been read.
     Again,
 }
 
@@ -99,14 +101,14 @@ impl From<Unfit> for Stop {
 }
 
 impl Keeper {
-    /// Keeps all of it until dropped.
+    /// Operates the registration until dropped.
     pub async fn run(mut self) {
         let mut looks = self.installation.watch();
         let mut state = State::default();
         loop {
             let pause = self.rounds(&mut state).await;
             let me_changed = async {
-                // Once its sender is gone there is nothing more to hear.
+                // Without a sender there are no more changes.
                 if self.me.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
@@ -123,7 +125,7 @@ impl Keeper {
         }
     }
 
-    /// Rounds until one changes nothing. Returns how long nothing is to be done.
+    /// Runs rounds until one changes nothing. Returns the time until the next is due.
     async fn rounds(&self, state: &mut State) -> Duration {
         for _ in 0..MOST_STEPS {
             match self.round(state).await {
@@ -133,11 +135,11 @@ impl Keeper {
                 }
                 Err(Stop::Again) => {}
                 Err(Stop::Failed(error)) => {
-                    tracing::warn!(%error, "admission's Secret or configurations: will try again");
+                    tracing::warn!(%error, "cannot update admission's Secret or configurations, will try again");
                     return retry(state);
                 }
                 Err(Stop::Unfit(error)) => {
-                    tracing::error!(%error, "no certificate for admission: will try again");
+                    tracing::error!(%error, "cannot make a certificate for admission, will try again");
                     return retry(state);
                 }
             }
@@ -156,7 +158,7 @@ impl Keeper {
         Ok(pause.min(adopting).min(registering))
     }
 
-    /// One step of the certificates' life, if one is due; then the round begins anew.
+    /// Takes the next step for the certificates if one is due; then the round starts again.
     async fn certificates(&self, state: &mut State) -> Result<Duration, Stop> {
         let now = now();
         let ours = state.serving.as_ref().filter(|ours| ours.not_after > now);
@@ -169,7 +171,7 @@ impl Keeper {
         let made = match (&step, material) {
             (Step::Wait(until), _) => return Ok(until.saturating_sub(now)),
             (Step::Start, _) => {
-                // What others serve is trusted now, and must be for as long as they do.
+                // Authorities of other replicas are trusted now, and must stay so while they serve.
                 for part in [Part::Validating, Part::Mutating] {
                     let stored = self.installation.read(part).await?;
                     state.parts.insert(part, stored);
@@ -204,7 +206,7 @@ impl Keeper {
         Err(Stop::Again)
     }
 
-    /// Serves what is stored, as soon as that is no worse than what is served.
+    /// Serves the stored certificate as soon as it is at least as good as the served one.
     fn adopt(&self, state: &mut State) -> Duration {
         let Some(material) = &state.material else { return LONGEST_PAUSE };
         let (ca, serving) = material.ends();
@@ -228,7 +230,7 @@ impl Keeper {
             state.serving = Some(stored);
         }
         state.memory = Some(material.clone());
-        // Who this is will be heard of.
+        // A change of `me` starts another round.
         if *self.ready.borrow() || self.me.borrow().is_empty() {
             return LONGEST_PAUSE;
         }
@@ -240,7 +242,7 @@ impl Keeper {
         trusted.map_or(LONGEST_PAUSE, |trusted| SETTLING.saturating_sub(trusted))
     }
 
-    /// Notes since when which authority has been trusted everywhere.
+    /// Records since when each authority has been trusted by every configuration.
     fn note_trust(state: &mut State) {
         let Some(material) = &state.material else { return };
         let stored = material.identity().map(|identity| identity.authority);
@@ -274,12 +276,12 @@ fn take_secret(state: &mut State, secret: Option<Sealed>) {
     if std::mem::replace(&mut state.looked, true) && state.secret == secret {
         return;
     }
-    // The one that is installed is empty.
+    // A newly installed Secret is empty.
     let written = secret.as_ref().filter(|secret| !secret.data.is_empty());
     state.material = written.and_then(|secret| match Material::read(&secret.data) {
         Ok(material) => Some(material),
         Err(error) => {
-            tracing::warn!(%error, "admission's Secret is unreadable, and will be written anew");
+            tracing::warn!(%error, "admission's Secret is unreadable and will be replaced");
             None
         }
     });
@@ -295,7 +297,7 @@ fn retry(state: &mut State) -> Duration {
     backoff(state.failures - 1, RETRY.0, RETRY.1, jitter())
 }
 
-/// 0.0 to 1.0.
+/// Random number from 0.0 to 1.0.
 pub fn jitter() -> f64 {
     use std::hash::{BuildHasher as _, Hasher as _};
     let random = std::hash::RandomState::new().build_hasher().finish();
@@ -318,19 +320,19 @@ fn step_name(step: &Step) -> &'static str {
     }
 }
 
-/// Finds out who this operator is, however long that takes.
+/// Finds out the username of this operator; retries without limit.
 pub async fn find_me(installation: Installation, me: watch::Sender<String>) {
     let mut failures = 0;
     loop {
         match timeout(LONGEST_PAUSE, installation.me()).await {
             Ok(Ok(Some(name))) if !name.is_empty() => {
-                tracing::info!(name, "known to the API server as");
+                tracing::info!(name, "username of this operator");
                 drop(me.send_replace(name));
                 return;
             }
-            Ok(Err(error)) => tracing::warn!(%error, "cannot ask who this operator is"),
+            Ok(Err(error)) => tracing::warn!(%error, "cannot read the username of this operator"),
             Ok(Ok(_)) | Err(_) => {
-                tracing::warn!("the API server does not say who this operator is");
+                tracing::warn!("the API server does not return the username of this operator");
             }
         }
         sleep(backoff(failures, RETRY.0, RETRY.1, jitter())).await;

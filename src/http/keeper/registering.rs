@@ -1,8 +1,9 @@
-//! Registration: the API server is told where admission is and whom to trust, and told again when
-//! somebody else changes that.
+//! Registration: writes the place of admission and the trusted authorities into the configurations,
+//! and again when another client changes them.
 //!
-//! Invariants: nothing is registered before it can be answered; a change by somebody else is put
-//! right at once the first time, then ever more slowly: two that disagree do not turn in circles.
+//! Invariants: nothing is registered before it can be answered; a change by another client is
+//! corrected at once the first time, then ever more slowly: two clients that disagree do not write
+//! in a tight loop.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,30 +22,31 @@ use crate::http::authority::Trusted;
 use crate::http::webhook;
 use crate::k8s::CallError;
 
-/// Between two repairs of what somebody else keeps changing.
+/// Pause between two repairs of a configuration that another client keeps changing: first and
+/// longest.
 const REPAIR: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// After so long, the next change counts as the first again.
+/// Time without a repair after which the next counts as the first again.
 const QUIET: Duration = Duration::from_mins(10);
-/// How often to look whether a Service leads to somebody.
+/// Interval at which the Service is checked for ready endpoints.
 const SERVICE_LOOK: Duration = Duration::from_secs(1);
 
-/// What was written, and what others made of it.
+/// Registrations written, and repairs of changes by others.
 #[derive(Default)]
 pub(super) struct Repairs {
-    /// What each part was last made, or found, to say.
+    /// Registration last written to, or found in, each part.
     said: BTreeMap<Part, Value>,
-    /// How often in a row each part was put right, and when last.
+    /// Number of repairs in a row of each part, and the time of the last.
     done: BTreeMap<Part, (u32, Instant)>,
-    /// Parts that are not there, which was told.
+    /// Missing parts that have been logged.
     missing: BTreeSet<Part>,
-    /// Whether the Service has been seen to lead to somebody.
+    /// Whether the Service has been seen with a ready endpoint.
     reachable: bool,
-    /// Whether that it does not has been told.
+    /// Whether the lack of endpoints has been logged.
     told: bool,
 }
 
 impl Keeper {
-    /// Writes what does not say what is wanted.
+    /// Writes the configurations that differ from the wanted ones.
     pub(super) async fn register(&self, state: &mut State) -> Result<Duration, Stop> {
         if !state.owner_was_asked {
             state.owner = self.find_owner().await?;
@@ -71,13 +73,13 @@ impl Keeper {
         if !self.is_reachable(state).await? {
             return Ok(SERVICE_LOOK);
         }
-        // Somebody else's bundle may be newer than this one: the Secret says which.
+        // A bundle of another replica may be newer than this one: the Secret decides.
         let fresh = self.installation.secret().await?;
         if state.secret != fresh {
             take_secret(state, fresh);
             return Err(Stop::Again);
         }
-        // What names an owner that is gone is removed again at once.
+        // A configuration with an owner that is gone would be removed at once.
         let owner = self.find_owner().await?;
         if state.owner != owner {
             state.owner = owner;
@@ -92,7 +94,7 @@ impl Keeper {
             }
             self.write(state, part, wanted, is_repair).await?;
         }
-        // What was written may be what a step of the certificates waits for.
+        // A step of the certificates may wait for this write.
         if pause == LONGEST_PAUSE { Err(Stop::Again) } else { Ok(pause) }
     }
 
@@ -112,8 +114,8 @@ impl Keeper {
                     tracing::warn!(
                         object = part.kind(),
                         times,
-                        "somebody else changed how admission is called; it was put right. \
-                         Does Harvester's own webhook still run?"
+                        "another client changed the registration of admission; it was corrected. \
+                         Is Harvester's own webhook still running?"
                     );
                 } else {
                     tracing::info!(object = part.kind(), "admission registered");
@@ -153,7 +155,8 @@ impl Keeper {
         Ok(self.installation.owner(name).await?)
     }
 
-    /// A Service without anybody behind it must not be registered: every request would fail.
+    /// Whether the place has a ready endpoint. A Service without one must not be registered: every
+    /// request would fail.
     async fn is_reachable(&self, state: &mut State) -> Result<bool, Stop> {
         let Place::Service(namespace, name) = &self.place else { return Ok(true) };
         if !state.repairs.reachable {
@@ -161,7 +164,7 @@ impl Keeper {
             if !state.repairs.reachable && !std::mem::replace(&mut state.repairs.told, true) {
                 tracing::warn!(
                     service = format!("{namespace}/{name}"),
-                    "admission is not registered yet: the Service leads to nobody who is ready"
+                    "admission is not registered yet: the Service has no ready endpoint"
                 );
             }
         }
@@ -170,22 +173,22 @@ impl Keeper {
 }
 
 impl Repairs {
-    /// Tells once that a part is not there: nothing but its return can be waited for.
+    /// Logs once that a part is missing: only its return can change that.
     fn note_missing(&mut self, part: Part) {
         if part != Part::Conversion && self.missing.insert(part) {
             let error = CallError::Missing(part.kind(), CONFIGURATION);
-            tracing::warn!(%error, "admission is not asked");
+            tracing::warn!(%error, "admission is not called");
         }
     }
 
-    /// How long a repair has to wait.
+    /// Time that a repair has to wait.
     fn wait(&self, part: Part) -> Option<Duration> {
         let (times, last) = self.done.get(&part)?;
         let pause = backoff(times.saturating_sub(1), REPAIR.0, REPAIR.1, 0.0);
         Some(pause.checked_sub(last.elapsed())?).filter(|wait| !wait.is_zero())
     }
 
-    /// Notes a repair. Returns how many there have been in a row.
+    /// Records a repair. Returns the number of repairs in a row.
     fn note(&mut self, part: Part) -> u32 {
         let done = self.done.entry(part).or_insert_with(|| (0, Instant::now()));
         if done.1.elapsed() > QUIET {
@@ -196,10 +199,10 @@ impl Repairs {
     }
 }
 
-/// Whether every configuration that leads here trusts an authority.
+/// Whether every configuration that calls this operator trusts an authority.
 pub(super) fn is_trusted(state: &State, ca: &Trusted) -> bool {
     Part::ALL.iter().all(|part| {
-        // What is not there trusts nobody, and leads nowhere.
+        // A missing configuration trusts no authority and calls no server.
         let Some(stored) = state.parts.get(part).and_then(Option::as_ref) else { return true };
         if *part == Part::Conversion && !needs_conversion(stored) {
             return true;
@@ -209,14 +212,14 @@ pub(super) fn is_trusted(state: &State, ca: &Trusted) -> bool {
     })
 }
 
-/// Whether the API server is told to call this operator, by whichever replica.
+/// Whether the API server is configured to call this operator, by any replica.
 pub(super) fn is_registered(state: &State) -> bool {
     [Part::Validating, Part::Mutating]
         .iter()
         .any(|part| state.parts.get(part).and_then(Option::as_ref).is_some_and(is_ours))
 }
 
-/// The authorities that the configurations trust now, in PEM: those of this operator.
+/// Authorities that the operator's configurations trust now, in PEM.
 pub(super) fn trusted(state: &State) -> String {
     let ours = [Part::Validating, Part::Mutating].into_iter().filter_map(|part| {
         let stored = state.parts.get(&part)?.as_ref()?;

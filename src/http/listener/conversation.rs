@@ -1,16 +1,17 @@
-//! One connection, from its first request to its end.
+//! Life of one connection, from its first request to its end.
 //!
-//! Invariant: no request is lost with a connection. The API server does not send a POST again that
-//! it sent into a connection which was being closed (Go's `http.Transport` repeats only what it
-//! takes to be replayable), and what it asks a webhook that fails closed is then refused. It does
-//! send again what is answered with 503 and `Retry-After` (`checkWait` in k8s.io/client-go/rest). So
-//! the last answer says `Connection: close`; a connection that is idle is left to its caller, whose
-//! requests could cross its end; where it must go all the same, for lack of room or because the
-//! process ends, its last words are an answer to a request that is on its way; and after them the
-//! line stays open for a moment, so that no reset destroys what the caller has not read yet.
+//! Invariant: no request is lost with a connection. The API server does not repeat a POST that it
+//! sent into a connection that was being closed (Go's `http.Transport` repeats only requests that
+//! it considers replayable), and a webhook that fails closed then refuses the request. It does
+//! repeat a request that is answered with 503 and `Retry-After` (`checkWait` in
+//! k8s.io/client-go/rest). So the last answer says `Connection: close`; an idle connection is
+//! closed by its caller, whose requests could otherwise cross its end; a connection that must be
+//! closed anyway, for lack of room or because the process ends, closes with an answer to a request
+//! that may be on its way; and after that the connection stays open for a moment, so that no reset
+//! destroys data that the caller has not read yet.
 //!
-//! HTTP/2 has GOAWAY for this, but is no way out: the API server's client of webhooks asks for
-//! HTTP/1.1 alone (`NextProtos` in k8s.io/apiserver/pkg/util/webhook).
+//! HTTP/2 has GOAWAY for this, but cannot be used: the API server's client for webhooks requests
+//! HTTP/1.1 only (`NextProtos` in k8s.io/apiserver/pkg/util/webhook).
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -36,51 +37,52 @@ use super::line::{Arriving, Line, Progress};
 use super::{Caller, Seat, WIND_DOWN};
 use crate::domain::limits::connections::Phase;
 
-/// Head and unread body of one connection. The library's least is 8 KiB.
+/// Buffer for the head and the unread body of one connection. The library's minimum is 8 KiB.
 const BUFFER: usize = 16 * 1024;
-/// From the first byte of a request's head to its last.
+/// Time limit for a request's head, from its first byte to its last.
 const HEAD: Duration = Duration::from_secs(8);
-/// An idle connection ends with its caller, after 90 s where that is Go's client (`IdleConnTimeout`), or
-/// when there is no room for another.
+/// Time limit for an idle connection: none. The caller closes it, Go's client after 90 s
+/// (`IdleConnTimeout`), or it makes room for another.
 const FOREVER: Duration = Duration::from_hours(24 * 365);
-/// From a request's head to its answer. Whoever answers has shorter deadlines.
+/// Time limit from a request's head to its answer. The handlers have shorter deadlines.
 const ANSWER: Duration = Duration::from_secs(30);
-/// For an answer to be taken.
+/// Time limit for the caller to read an answer.
 const SENDING: Duration = Duration::from_secs(5);
-/// Time within which a connection that was made for a request brings it. The caller may stand still between the
-/// handshake and the request, and does not send again what it could not write to a connection that was never used
-/// before (`shouldRetryRequest` in Go's net/http).
+/// Time within which a new connection brings its request. The caller may stall between the
+/// handshake and the request, and does not repeat a request that it could not write to an unused
+/// connection (`shouldRetryRequest` in Go's net/http).
 const FRESH: Duration = Duration::from_secs(5);
-/// For a last word to leave, and then for what the caller had sent before it heard that.
+/// Time limit for the final answer to leave.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// Longer than a machine stands still whose cores are all busy.
+/// Time limit for data that the caller sent before it read the final answer. Longer than a machine
+/// with busy cores stalls.
 const LINGER: Duration = Duration::from_secs(8);
-/// Bytes that are taken then.
+/// Most bytes that are read in that time.
 const LINGER_BYTES: usize = 4 << 20;
-/// An answer to a request that is just on its way, and else an end.
+/// Final answer: it answers a request that may be on its way, and otherwise ends the connection.
 const FAREWELL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\n\
     Connection: close\r\nContent-Length: 0\r\n\r\n";
 
-/// A connection that requests may come over.
+/// Connection that carries requests.
 pub(super) struct Conversation {
     pub(super) seat: Seat,
     pub(super) caller: Caller,
-    /// It has to go: there is no room.
+    /// Cancelled when the connection must make room for another.
     pub(super) gone: CancellationToken,
 }
 
-/// How a conversation ends.
+/// End of a conversation.
 enum End {
-    /// The last answer has left, or the caller has.
+    /// The last answer has left, or the caller has closed the connection.
     Over,
-    /// Nothing was asked, or not to the end.
+    /// There is no request, or not a complete one.
     Unasked,
-    /// The caller does not take the answer, or it did not come.
+    /// The caller did not read the answer in time, or the answer was late.
     Cut,
 }
 
 impl Conversation {
-    /// Answers what comes, until it ends.
+    /// Answers requests until the connection ends.
     pub(super) async fn hold<IO>(self, io: IO)
     where
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -103,7 +105,8 @@ impl Conversation {
         let end = {
             let mut watch = pin!(self.watch(progress));
             poll_fn(|cx| {
-                // First: where this machine stood still, the request is there, and counts.
+                // Polls the connection first: after a stall of this machine a request that has
+                // arrived counts.
                 if http.poll_without_shutdown(cx).is_ready() {
                     return Poll::Ready(End::Over);
                 }
@@ -118,14 +121,14 @@ impl Conversation {
         };
         let line = http.into_parts().io.into_inner();
         drop(self.seat);
-        // What else is here is of no use any more.
+        // The rest of this task's state is not needed any more.
         if take_leave(line, words, &shared.lingering).await.is_err() {
-            tracing::debug!(port = shared.server.port, "a caller left without a word");
+            tracing::debug!(port = shared.server.port, "a caller closed the connection first");
         }
     }
 
-    /// Ends when the connection must, and follows meanwhile what it does. Polled whenever something
-    /// has passed.
+    /// Completes when the connection must end, and tracks its phase until then. Polled after each
+    /// transfer.
     fn watch(&self, progress: Arc<Progress>) -> impl Future<Output = End> {
         let ending = self.seat.shared.server.ending.now.clone();
         let gone = self.gone.clone();
@@ -156,7 +159,7 @@ impl Conversation {
                 (Phase::Working | Phase::Sending, _) => Poll::Pending,
                 _ if is_late || is_gone => Poll::Ready(End::Unasked),
                 (Phase::Asking, _) => Poll::Pending,
-                // A caller takes a word before its first one for a failure.
+                // A caller treats an answer before its first request as a failure.
                 (_, 0) if is_ending && began.elapsed() < FRESH => {
                     shorten_and_poll(deadline.as_mut(), began + FRESH, cx)
                 }
@@ -188,7 +191,7 @@ fn shorten_and_poll(mut deadline: Pin<&mut Sleep>, to: Instant, cx: &mut Context
     deadline.poll(cx).map(|()| End::Unasked)
 }
 
-/// Says the last words, and takes what was sent before they were heard.
+/// Sends the final answer, and reads data that the caller sent before it read that.
 async fn take_leave<IO>(
     mut line: Line<IO>,
     words: &[u8],
@@ -203,7 +206,8 @@ where
         line.shutdown().await
     };
     timeout(LAST_WORD, leaving).await??;
-    // Who has many connections closed is not waited for.
+    // Without a free place this connection is closed at once, which limits sources with many
+    // connections.
     let Ok(_place) = places.try_acquire() else { return Ok(()) };
     let draining = async {
         let mut taken = 0;
@@ -225,7 +229,7 @@ struct Answering {
     caller: Caller,
     progress: Arc<Progress>,
     soon: CancellationToken,
-    /// From then on an answer is the last.
+    /// Time from which the next answer is the last.
     last_from: Instant,
 }
 
@@ -239,7 +243,7 @@ impl Answering {
         let mut response = hyper::service::Service::call(&app, request).await?;
         let is_last =
             self.progress.is_last() || self.soon.is_cancelled() || Instant::now() >= self.last_from;
-        // Who does not ask properly keeps no connection.
+        // A faulty request also ends its connection.
         if is_last || response.status() != StatusCode::OK {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

@@ -1,4 +1,4 @@
-//! What passes over one connection: how far its request and its answer have got.
+//! Progress of the current request and answer on one connection.
 
 use std::io;
 use std::pin::Pin;
@@ -12,16 +12,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::domain::limits::connections::Phase;
 
-/// How far request and answer have got. All of it is noted in one task.
+/// Progress of the current request and answer. Only one task writes it.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// Something has come since the last answer.
+    /// Data has arrived since the last answer.
     has_heard: AtomicBool,
     /// A request is being answered.
     is_asked: AtomicBool,
-    /// Its body is here.
+    /// The request's body is complete.
     is_whole: AtomicBool,
-    /// Something of an answer has not left.
+    /// Part of an answer is not sent yet.
     is_unsent: AtomicBool,
     /// The next answer is the last.
     is_last: AtomicBool,
@@ -29,7 +29,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// What the connection is doing.
+    /// Phase of the connection.
     pub(super) fn phase(&self) -> Phase {
         let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
         match () {
@@ -41,18 +41,18 @@ impl Progress {
         }
     }
 
-    /// How many answers there have been.
+    /// Number of answers so far.
     pub(super) fn answers(&self) -> u64 {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// Notes a request, and whether it has no body.
+    /// Records a request, and whether it has no body.
     pub(super) fn asked(&self, is_whole: bool) {
         self.is_whole.store(is_whole, Ordering::Relaxed);
         self.is_asked.store(true, Ordering::Relaxed);
     }
 
-    /// Notes an answer that is about to be written.
+    /// Records an answer that is about to be written.
     pub(super) fn answered(&self) {
         self.has_heard.store(false, Ordering::Relaxed);
         self.is_unsent.store(true, Ordering::Relaxed);
@@ -60,7 +60,7 @@ impl Progress {
         self.answers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Makes the next answer the last.
+    /// Marks the next answer as the last.
     pub(super) fn end(&self) {
         self.is_last.store(true, Ordering::Relaxed);
     }
@@ -71,7 +71,7 @@ impl Progress {
     }
 }
 
-/// A stream that notes what passes.
+/// Stream that records reads and writes.
 pub(super) struct Line<IO> {
     pub(super) io: IO,
     pub(super) progress: Arc<Progress>,
@@ -113,7 +113,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Line<IO> {
     }
 }
 
-/// A request's body that notes its end.
+/// Body of a request that records its end.
 pub(super) struct Arriving {
     pub(super) body: Incoming,
     pub(super) progress: Arc<Progress>,

@@ -1,8 +1,8 @@
-//! The sockets of what this process serves: connections, their deadlines and their end.
+//! Listening sockets of this process: connections, their deadlines and their end.
 //!
-//! Invariants: connections cost the process a bounded share of memory and of its one thread. There
-//! are at most so many at a time, and who opens more loses the oldest of their own; handshakes are
-//! made one at a time, and sources take turns. No request is lost with a connection: see
+//! Invariants: connections take a bounded share of the process's memory and of its one thread.
+//! Their number is limited, and the source with the most connections loses its oldest; handshakes
+//! run one at a time, and sources take turns. No request is lost with a connection: see
 //! [`conversation`].
 
 mod conversation;
@@ -29,66 +29,69 @@ use crate::domain::limits::connections::{Crowd, Phase, Place, Source};
 use crate::metrics::Metrics;
 use conversation::Conversation;
 
-/// Time for each half of the TLS handshake: until its turn has come, and from then on. Longer than a machine stands
-/// still, on either side. The second half counts anew: a caller that has read this side's part takes the handshake
-/// for done and asks, and a request on a connection that is cut then is refused.
+/// Time limit for each half of the TLS handshake: until its turn begins, and from then on. Longer
+/// than a machine stalls, on either side. The second half has its own limit: a caller that has read
+/// the server's part considers the handshake complete and sends its request, and a request on a
+/// connection that is cut then is refused.
 const HANDSHAKE: Duration = Duration::from_secs(8);
-/// Time for requests under way when the listener ends: longer than a fresh connection may take to bring one.
+/// Time limit for requests under way when the listener ends: longer than a new connection may take
+/// to bring one.
 const WIND_DOWN: Duration = Duration::from_secs(6);
 /// Time without a new connection after which the listener is closed.
 const LAST_CALL: Duration = Duration::from_millis(100);
-/// Connections that have been ended and still take what their callers had sent before they knew.
+/// Most ended connections that still read data that their callers sent before the end.
 const LINGERING: usize = 128;
-/// Pauses after a failure to accept, such as a lack of file descriptors.
+/// Pause after a failed accept, such as for want of file descriptors: first and longest.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
-/// Between two log lines that say that there is no room.
+/// Shortest time between two log lines about evicted connections.
 const TELL_EVERY: Duration = Duration::from_mins(1);
 
-/// Who sent a request.
+/// Sender of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Where the connection comes from.
+    /// Source of the connection, from its address.
     pub source: Source,
     /// Whether the caller has shown a certificate that the TLS settings accept.
     pub is_known: bool,
 }
 
-/// How serving ends, in two steps.
+/// Shutdown of a server, in two steps.
 #[derive(Clone, Debug, Default)]
 pub struct Ending {
-    /// Every answer from now on is its connection's last. New connections are still taken: who
-    /// routes them here may not have heard yet.
+    /// Every answer from now on is the last of its connection. New connections are still accepted:
+    /// routes to this process may not have changed yet.
     pub soon: CancellationToken,
-    /// No new connections but those that the kernel has taken; what is idle is closed, what is under way is finished.
+    /// No new connections except those that the kernel has accepted; idle ones are closed, requests
+    /// under way are finished.
     pub now: CancellationToken,
 }
 
-/// Age at which a connection's next answer is its last, so that calls spread over the replicas again.
+/// Age at which the next answer of a connection is its last: calls spread over the replicas again.
 pub const AGE: Duration = Duration::from_mins(15);
 
-/// What is served, and how.
+/// Server of one port, and its settings.
 pub struct Server {
-    /// The port's name, in metrics and logs.
+    /// Name of the port, in metrics and logs.
     pub port: &'static str,
-    /// Settings of TLS. `None`: plain HTTP.
+    /// TLS settings. `None`: plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
-    /// What answers.
+    /// Router that answers requests.
     pub app: Router,
-    /// Connections at the same time.
+    /// Most connections at the same time.
     pub connections: usize,
     /// Age at which a connection's next answer is its last.
     pub age: Duration,
-    /// How serving ends.
+    /// Tokens that end the server.
     pub ending: Ending,
     /// The process's metrics.
     pub metrics: Metrics,
 }
 
-/// What connections share.
+/// State that connections share.
 struct Shared {
     server: Server,
     crowd: Mutex<Crowd<CancellationToken>>,
-    /// Told when a connection goes, or may go.
+    /// Notified when a connection ends, or changes its phase.
     moved: Notify,
     lingering: Semaphore,
     handshakes: Turns,
@@ -97,7 +100,7 @@ struct Shared {
 }
 
 impl Server {
-    /// Serves until the ending says otherwise, then until the last connection is done.
+    /// Serves until the shutdown, then until the last connection ends.
     pub async fn serve(self, listener: TcpListener) {
         let ending = self.ending.clone();
         let shared = Arc::new(Shared {
@@ -114,7 +117,8 @@ impl Server {
             () = shared.accept(&listener, &tasks) => {}
             () = ending.now.cancelled() => {}
         }
-        // What the kernel has taken and this process has not would be reset with the listener.
+        // Connections that the kernel has accepted but this process has not would be reset with the
+        // listener.
         let last = async {
             while let Ok(Ok((stream, peer))) = timeout(LAST_CALL, listener.accept()).await {
                 shared.take_in(stream, peer, &tasks).await;
@@ -149,14 +153,14 @@ impl Shared {
         }
     }
 
-    /// Serves a connection as soon as there is room.
+    /// Serves a connection once there is room.
     async fn take_in(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr, tasks: &TaskTracker) {
         self.make_room().await;
         let (seat, gone) = self.seat(peer);
         tasks.spawn(self.clone().connection(stream, seat, gone));
     }
 
-    /// Returns when there is room for one connection more.
+    /// Waits until there is room for one more connection.
     async fn make_room(&self) {
         loop {
             let moved = self.moved.notified();
@@ -216,8 +220,8 @@ impl Shared {
         Conversation { seat, caller: Caller { is_known, ..caller }, gone }.hold(stream).await;
     }
 
-    /// The handshake. What takes time in it is done in turns: one between two looks of the thread at
-    /// all else.
+    /// Performs the TLS handshake. Its expensive part runs in turns, and the thread polls all other
+    /// tasks between two of them.
     async fn greet(
         &self,
         stream: TcpStream,
@@ -241,7 +245,7 @@ impl Shared {
     }
 }
 
-/// A connection's place. Dropping it makes room for another.
+/// Place of a connection. Dropping it makes room for another.
 struct Seat {
     shared: Arc<Shared>,
     source: Source,
@@ -263,8 +267,8 @@ impl Drop for Seat {
     }
 }
 
-/// How long to rest after a failure to accept, given the rest before it if that did not help.
-/// `None`: it is the caller's affair, and the next one may come.
+/// Pause after a failed accept, given the pause before it if that also failed. `None`: the failure
+/// concerns one connection, so the next can be accepted at once.
 fn pause_after(failure: ErrorKind, before: Option<Duration>) -> Option<Duration> {
     match failure {
         ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted => None,
@@ -281,7 +285,7 @@ mod tests {
     use super::*;
     use crate::http::tls;
 
-    /// Server that answers every request for `/` until the end.
+    /// Server that answers every request for `/` until it ends.
     fn server(tls: Option<Arc<ServerConfig>>, ending: Ending) -> Server {
         Server {
             port: "test",
@@ -294,14 +298,15 @@ mod tests {
         }
     }
 
-    /// A caller of TLS 1.3 asks together with its last part of the handshake: cut then, its request is lost.
+    /// A caller of TLS 1.3 sends its request together with its last part of the handshake: if the
+    /// connection is cut then, the request is lost.
     #[tokio::test]
     async fn the_second_half_of_a_handshake_has_as_much_time_as_the_first() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (settings, connector) = tls::tests::pair();
         tokio::spawn(server(Some(settings), Ending::default()).serve(listener));
-        // A way on which each of the caller's first two parts takes most of a deadline.
+        // A connection that delays each of the caller's first two parts by most of a deadline.
         let (near, far) = tokio::io::duplex(1 << 16);
         tokio::spawn(async move {
             let (mut asked, mut answers) = tokio::io::split(far);
@@ -326,7 +331,8 @@ mod tests {
         assert!(answer[..read].ends_with(b"here"), "{}", String::from_utf8_lossy(&answer[..read]));
     }
 
-    /// A caller that stood still between connecting and asking does not repeat what it could not write.
+    /// A caller that stalls between connecting and sending does not repeat a request that it could
+    /// not write.
     #[tokio::test]
     async fn a_connection_that_was_just_made_has_time_to_ask_while_the_listener_ends() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -344,7 +350,8 @@ mod tests {
         assert!(ask(&mut used).await.ends_with("here"));
         let mut fresh = TcpStream::connect(address).await.unwrap();
         ending.now.cancel();
-        // One that was used before has its last word at once: its caller repeats what crosses that.
+        // A used connection gets the final answer at once: its caller repeats a request that
+        // crosses it.
         let mut words = String::new();
         used.read_to_string(&mut words).await.unwrap();
         assert!(words.starts_with("HTTP/1.1 503"), "{words}");
@@ -362,7 +369,7 @@ mod tests {
             assert_eq!(pause_after(callers, None), None);
             assert_eq!(pause_after(callers, Some(ACCEPT_PAUSE.1)), None);
         }
-        // Too many open files.
+        // Pauses for too many open files.
         let mut rests = Vec::new();
         for _ in 0..10 {
             rests.extend(pause_after(ErrorKind::Other, rests.last().copied()));

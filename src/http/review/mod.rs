@@ -1,9 +1,9 @@
-//! The envelope of admission: an AdmissionReview of version v1 in, one out.
+//! The envelope of admission: AdmissionReview of version v1, request and answer.
 //!
-//! Invariants: whatever comes in is answered with a review for the same UID, or refused with a
-//! sentence. The object is kept as it was sent, to the last field, so that a patch fits it. Its
-//! values are counted before it is read: one that has more than any object needs is refused unread. A
-//! fact that cannot be had stops a judgement, and leaves a change out.
+//! Invariants: every request is answered with a review for the same UID, or refused with a
+//! sentence. The object is retained as it was sent, with all fields, so that a patch fits it. Its
+//! values are counted before it is parsed: an object with more values than any object needs is
+//! refused unparsed. If a fact is not available, validation fails and mutation changes nothing.
 
 use k8s_openapi::ByteString;
 use serde::Deserialize;
@@ -16,24 +16,26 @@ use crate::domain::admission::{Answer, Operation, Refusal, Request};
 use crate::domain::limits::json_size::{maps, most_values};
 use crate::k8s::CallError;
 
-/// The API server takes 4,096 characters of warnings in all, and cuts each of more than 256.
+/// Longest warning in characters. The API server takes 4,096 in all, and cuts each of more than
+/// 256.
 const LONGEST_WARNING: usize = 120;
 const MOST_WARNINGS: usize = 16;
-/// More than these nobody reads.
+/// Most refusals in one answer.
 const MOST_REFUSALS: usize = 20;
-/// Values of one object. A full ledger has 40,000, and the schema lets no LoadBalancer have more.
+/// Most values of one object. A full ledger has 40,000, and the schema lets no LoadBalancer have
+/// more.
 const MOST_VALUES: usize = 100_000;
-/// Maps among them. The schema lets fewer than 5,000 be stored.
+/// Most maps of one object. The schema lets fewer than 5,000 be stored.
 const MOST_MAPS: usize = 15_000;
 
-/// Whose request is reviewed.
+/// Kind of the reviewed object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     LoadBalancer,
     IPPool,
 }
 
-/// A review that can be answered.
+/// Parsed review.
 #[derive(Debug)]
 pub struct Review {
     uid: String,
@@ -45,7 +47,7 @@ pub struct Review {
     user: String,
     object: Option<Value>,
     old: Option<Value>,
-    /// The field of the request that has more values than are read.
+    /// Field of the request that has more values than are parsed.
     too_large: Option<&'static str>,
 }
 
@@ -94,7 +96,7 @@ struct User {
     username: String,
 }
 
-/// Reads a review. The error says what is wrong with it.
+/// Parses a review. `Err` describes the fault.
 pub fn parse(bytes: &[u8]) -> Result<Review, String> {
     const WANTED: &str = "want kind AdmissionReview of admission.k8s.io/v1";
     let envelope: Envelope<'_> =
@@ -168,7 +170,7 @@ fn clipped(text: &str) -> String {
 }
 
 impl Review {
-    /// For metrics.
+    /// Name of the object's kind, for metrics.
     pub fn kind(&self) -> &'static str {
         match self.kind {
             Kind::LoadBalancer => "LoadBalancer",
@@ -177,16 +179,16 @@ impl Review {
     }
 }
 
-/// What came of a review.
+/// Outcome of a review.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The rules' answer.
+    /// Answer of the rules.
     Answered(Answer),
-    /// A fact could not be had.
+    /// A required fact was not available.
     Unknown(CallError),
 }
 
-/// Asks the rules.
+/// Applies the rules.
 pub async fn judge(rules: &Admission, stage: Stage, review: &Review, me: &str) -> Outcome {
     if let Some(field) = review.too_large {
         return Outcome::Answered(unread(stage, field));
@@ -208,7 +210,7 @@ pub async fn judge(rules: &Admission, stage: Stage, review: &Review, me: &str) -
     answer.map_or_else(Outcome::Unknown, Outcome::Answered)
 }
 
-/// The answer to what is not read. It passes unchanged where it is judged afterwards.
+/// Answer for an unparsed object. Mutation lets it pass unchanged, because validation follows.
 fn unread(stage: Stage, field: &str) -> Answer {
     let mut answer = Answer::default();
     if stage == Stage::Validation {
@@ -222,10 +224,10 @@ fn unread(stage: Stage, field: &str) -> Answer {
 }
 
 impl Outcome {
-    /// The verdict on what was converted, for metrics.
+    /// Verdict on a conversion, for metrics.
     pub const CONVERTED: &'static str = "allowed";
 
-    /// For metrics.
+    /// Verdict for metrics.
     pub fn verdict(&self) -> &'static str {
         match self {
             Self::Unknown(_) => "failed",
@@ -235,7 +237,7 @@ impl Outcome {
         }
     }
 
-    /// The review that is sent back.
+    /// Serialized answer.
     pub fn render(&self, review: &Review, stage: Stage) -> Vec<u8> {
         let mut response = json!({"uid": review.uid, "allowed": true});
         match self {
@@ -253,18 +255,18 @@ impl Outcome {
                     response["warnings"] = json!(warnings);
                 }
             }
-            // A change can be made later, or was not needed; a judgement cannot.
+            // The reconciler can make the change later; validation cannot be done later.
             Self::Unknown(error) if stage == Stage::Mutation => {
-                tracing::warn!(%error, "an object passes as it is: it cannot be looked into now");
+                tracing::warn!(%error, "an object passes unchanged: a required fact is not available");
             }
             Self::Unknown(error) => {
-                tracing::warn!(%error, "a request cannot be judged now");
+                tracing::warn!(%error, "a request cannot be validated now");
                 response["allowed"] = json!(false);
                 response["status"] = json!({
                     "status": "Failure",
                     "code": 500,
                     "reason": "InternalError",
-                    "message": format!("cannot be judged now: {error}; try again"),
+                    "message": format!("cannot be validated now: {error}; try again"),
                 });
             }
         }
@@ -283,7 +285,8 @@ fn change(review: &Review, stage: Stage, answer: &Answer) -> Option<Vec<u8>> {
         .flatten()
 }
 
-/// kubectl shows the causes alone, each as field and message; other clients the message as a whole.
+/// Status of a refusal. kubectl shows only the causes, each as field and message; other clients
+/// show the whole message.
 fn refusal(review: &Review, refusals: &[Refusal]) -> Value {
     let shown = &refusals[..refusals.len().min(MOST_REFUSALS)];
     let mut sentences: Vec<String> = shown.iter().map(ToString::to_string).collect();

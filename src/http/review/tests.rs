@@ -1,4 +1,4 @@
-//! The envelope: what is refused, and what an answer looks like.
+//! The envelope: refused requests, and the content of answers.
 
 use serde_json::{Value, json};
 
@@ -57,7 +57,7 @@ fn what_is_no_review_of_ours_is_refused_with_a_sentence() {
     for at in 0..text.len() {
         assert!(parse(&text.as_bytes()[..at]).is_err());
     }
-    // A long lie is not repeated in full.
+    // Long wrong values are not repeated in full.
     let mut review = asked();
     review["kind"] = json!("x".repeat(10_000));
     assert!(parse(review.to_string().as_bytes()).unwrap_err().len() < 300);
@@ -69,7 +69,7 @@ fn refusals_are_whole_sentences_in_every_place() {
     refused.refuse("spec.a", "is wrong");
     refused.refuse("", "as a whole");
     refused.warn("w".repeat(200));
-    // A refused request changes nothing, whatever was asked for.
+    // A refused request changes nothing, even if the answer has a patch.
     refused.object = Some(json!({}));
     let response = answer(&Outcome::Answered(refused), Stage::Mutation);
     assert_eq!(response["allowed"], false);
@@ -99,7 +99,7 @@ fn a_change_is_a_patch_that_fits_what_was_sent() {
     let mut sent = asked()["request"]["object"].clone();
     json_patch::patch(&mut sent, &patch).unwrap();
     assert_eq!(sent, object);
-    // Judging never changes anything.
+    // Validation never changes an object.
     assert_eq!(answer(&outcome, Stage::Validation), json!({"uid": "u-1", "allowed": true}));
     let same = Answer { object: Some(asked()["request"]["object"].clone()), ..Answer::default() };
     let response = answer(&Outcome::Answered(same), Stage::Mutation);
@@ -111,11 +111,11 @@ fn without_the_facts_nothing_is_judged_and_nothing_is_changed() {
     let unknown = Outcome::Unknown(CallError::Timeout(std::time::Duration::from_secs(5)));
     let judged = answer(&unknown, Stage::Validation);
     assert_eq!((&judged["allowed"], &judged["status"]["code"]), (&json!(false), &json!(500)));
-    assert!(judged["status"]["message"].as_str().unwrap().starts_with("cannot be judged now: "));
+    assert!(judged["status"]["message"].as_str().unwrap().starts_with("cannot be validated now: "));
     assert_eq!(answer(&unknown, Stage::Mutation), json!({"uid": "u-1", "allowed": true}));
 }
 
-/// A tree of them would take many times the memory of the text.
+/// A tree of the values would take many times the memory of the text.
 #[test]
 fn an_object_of_more_values_than_any_needs_is_refused_unread() {
     let mut review = asked();
@@ -132,7 +132,7 @@ fn an_object_of_more_values_than_any_needs_is_refused_unread() {
     let mut review = asked();
     review["request"]["object"]["extra"] = json!(vec![json!({}); MOST_MAPS]);
     assert_eq!(parse(review.to_string().as_bytes()).unwrap().too_large, Some("object"));
-    // Fewer are read.
+    // Fewer values are parsed.
     let mut review = asked();
     review["request"]["object"]["extra"] = json!(vec![0; MOST_VALUES - 10]);
     assert_eq!(parse(review.to_string().as_bytes()).unwrap().too_large, None);

@@ -1,8 +1,8 @@
-//! What is heard of an EndpointSlice while this process writes it.
+//! Watch events of an EndpointSlice that this process is writing.
 //!
-//! The word of a write often comes before its answer. To read all of it then would be in vain, and to
-//! decide again as well. Invariant: what was put aside is looked at when the write is over, if it is
-//! still news then: a deletion and a list that were heard of since are newer.
+//! The event of a write often arrives before the answer. To parse it and to decide again would be
+//! useless then. Invariant: an event that was put aside is handled when the write is over, if it is
+//! still news then: a later deletion or list replaces it.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::k8s::unread::Unread;
 
 type Slice = Unread<EndpointSlice>;
 
-/// By `namespace/name`: slices that are being written, and the last that was heard of each.
+/// Slices that are being written, by `namespace/name`, and the last event of each.
 pub(super) struct Early<T = Slice>(HashMap<String, Option<T>>);
 
 impl<T> Default for Early<T> {
@@ -27,7 +27,7 @@ impl<T> Early<T> {
         self.0.insert(name.to_owned(), None);
     }
 
-    /// A slice was heard of. It is given back if nobody writes it.
+    /// Puts a slice's event aside. Returns the slice if this process is not writing it.
     pub(super) fn put_aside(&mut self, name: &str, slice: T) -> Option<T> {
         match self.0.get_mut(name) {
             Some(aside) => {
@@ -38,14 +38,14 @@ impl<T> Early<T> {
         }
     }
 
-    /// It is gone, so what is put aside is old.
+    /// Drops the event that was put aside: the slice is gone.
     pub(super) fn gone(&mut self, name: &str) {
         if let Some(aside) = self.0.get_mut(name) {
             *aside = None;
         }
     }
 
-    /// All were listed, so whatever is put aside is old.
+    /// Drops all events that were put aside: a newer list is complete.
     pub(super) fn listed(&mut self) {
         self.0.values_mut().for_each(|aside| *aside = None);
     }
@@ -55,7 +55,7 @@ impl<T> Early<T> {
     }
 }
 
-/// A write of an EndpointSlice under way. To be dropped when the views know what came of it.
+/// A write of an EndpointSlice under way. Drop it when the views have the result.
 pub struct WritingSlice<'a> {
     views: &'a Views,
     name: String,
@@ -71,7 +71,8 @@ impl Drop for WritingSlice<'_> {
 }
 
 impl Views {
-    /// An EndpointSlice is about to be written. One LoadBalancer's are written one after the other.
+    /// Registers a write of an EndpointSlice. Slices of one LoadBalancer are written one after the
+    /// other.
     pub fn writing_slice(&self, namespace: &str, name: &str) -> WritingSlice<'_> {
         let name = format!("{namespace}/{name}");
         lock(&self.early).begin(&name);
@@ -86,7 +87,7 @@ mod tests {
     #[test]
     fn what_is_heard_of_during_a_write_waits_for_its_end() {
         let mut early = Early::default();
-        assert_eq!(early.put_aside("a", 1), Some(1), "nobody writes it");
+        assert_eq!(early.put_aside("a", 1), Some(1), "it is not being written");
         early.begin("a");
         assert_eq!(early.put_aside("b", 1), Some(1), "another's write");
         assert_eq!(early.put_aside("a", 2), None);

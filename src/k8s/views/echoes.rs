@@ -1,9 +1,9 @@
-//! What is heard of an object that this process writes itself.
+//! Watch events of a LoadBalancer that this process writes itself.
 //!
-//! Owns which versions wake nobody. Invariants: a version that somebody else wrote wakes somebody,
-//! at the latest when the write under way is over. A version that this process wrote wakes somebody
-//! if, since it was written, a decision began from an older one: nobody decides from an old version
-//! last.
+//! Owns which versions trigger no reconcile. Invariants: a version that another client wrote
+//! triggers a reconcile, at the latest at the end of the write under way. A version that this
+//! process wrote triggers one if, since that write, a decision began from an older version: the
+//! last decision is never made from a stale version.
 
 use std::collections::HashMap;
 
@@ -11,30 +11,30 @@ use super::{Views, lock};
 use crate::api::LoadBalancer;
 use crate::domain::load_balancer::facts;
 
-/// By `namespace/name`.
+/// State of each LoadBalancer's writes, by `namespace/name`.
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(super) struct Echoes(HashMap<String, Echo>);
 
 #[cfg_attr(test, derive(Clone))]
 enum Echo {
-    /// A write is under way; meanwhile this version was heard of. An echo may come before the
-    /// answer.
+    /// A write is under way; the version is that of the last event meanwhile. The event of a write
+    /// may arrive before its answer.
     Writing(Option<String>),
-    /// It was written in this version, and there is nothing more to do about that.
+    /// The version that was written, if nothing remains to be done. `heard`: its event has arrived.
     Wrote { version: String, heard: bool },
 }
 
 impl Echoes {
-    /// It is about to be written. If somebody writes it already, what was heard meanwhile is not
-    /// forgotten.
+    /// Registers the start of a write. If another write is under way, the event that arrived during
+    /// it is not forgotten.
     fn begin(&mut self, name: &str) {
         if !matches!(self.0.get(name), Some(Echo::Writing(_))) {
             self.0.insert(name.to_owned(), Echo::Writing(None));
         }
     }
 
-    /// A version was heard of. Returns whether somebody must look at it now.
+    /// Records a watch event. Returns whether it must trigger a reconcile now.
     pub(super) fn hear(&mut self, name: &str, version: &str) -> bool {
         match self.0.get_mut(name) {
             Some(Echo::Writing(heard)) => {
@@ -49,9 +49,9 @@ impl Echoes {
         }
     }
 
-    /// A decision begins, from this version. If that is not what was written, hearing of the
-    /// latter must wake somebody: what is decided now knows nothing of it. Returns whether it was
-    /// heard of already, so that somebody must look again.
+    /// Records that a decision begins from this version. If another version was written, the event
+    /// of that one must trigger a reconcile, because the present decision does not include it.
+    /// Returns whether that event has arrived already, so that a reconcile must be triggered now.
     fn look(&mut self, name: &str, version: &str) -> bool {
         let heard = match self.0.get(name) {
             None => return false,
@@ -63,8 +63,8 @@ impl Echoes {
         heard
     }
 
-    /// The write is over; `wrote` is its version, if that leaves nothing to do. Returns whether
-    /// somebody must look at what was heard meanwhile.
+    /// Records the end of a write. `wrote`: its version, if nothing remains to be done. Returns
+    /// whether an event that arrived meanwhile must trigger a reconcile.
     fn end(&mut self, name: &str, wrote: Option<String>) -> bool {
         let Some(Echo::Writing(heard)) = self.0.get_mut(name) else { return false };
         let heard = heard.take();
@@ -76,7 +76,7 @@ impl Echoes {
         heard.is_some() && !is_echo
     }
 
-    /// It is gone.
+    /// Forgets a LoadBalancer that is gone.
     pub(super) fn forget(&mut self, name: &str) {
         self.0.remove(name);
     }
@@ -86,7 +86,8 @@ impl Echoes {
     }
 }
 
-/// A write of a LoadBalancer under way. What is heard of it wakes nobody until this is dropped.
+/// A write of a LoadBalancer under way. Its watch events trigger no reconcile until this is
+/// dropped.
 pub struct Writing<'a> {
     views: &'a Views,
     lb: String,
@@ -94,8 +95,8 @@ pub struct Writing<'a> {
 }
 
 impl Writing<'_> {
-    /// It was written in this version, and whoever wrote it knows that there is nothing more to
-    /// do: hearing of that version wakes nobody.
+    /// Marks the write final: the watch event of this resourceVersion triggers no reconcile,
+    /// because nothing remains to be done.
     pub fn is_all(mut self, version: String) {
         self.wrote = Some(version);
     }
@@ -110,14 +111,14 @@ impl Drop for Writing<'_> {
 }
 
 impl Views {
-    /// A LoadBalancer, by `namespace/name`, is about to be written.
+    /// Registers the start of a write of a LoadBalancer, by `namespace/name`.
     pub fn writing(&self, lb: String) -> Writing<'_> {
         lock(&self.echoes).begin(&lb);
         Writing { views: self, lb, wrote: None }
     }
 
-    /// A decision about the LoadBalancer begins, from this object, which may be older than what
-    /// this process has written.
+    /// Records that a decision about the LoadBalancer begins from this object, which may be older
+    /// than the version that this process has written.
     pub fn look(&self, lb: &LoadBalancer) {
         let name = facts::name(lb);
         let version = lb.metadata.resource_version.as_deref().unwrap_or_default();
@@ -142,14 +143,14 @@ mod tests {
     #[test]
     fn an_echo_wakes_nobody_before_the_answer_or_after_it() {
         let mut echoes = Echoes::default();
-        assert!(echoes.hear(LB, "6"), "nobody writes it");
+        assert!(echoes.hear(LB, "6"), "it is not being written");
         echoes.begin(LB);
         assert!(!echoes.hear(LB, "7"));
         assert!(!echoes.end(LB, Some(wrote("7"))));
         echoes.begin(LB);
         assert!(!echoes.end(LB, Some(wrote("8"))));
         assert!(!echoes.hear(LB, "8"));
-        assert!(echoes.hear(LB, "9"), "somebody else's");
+        assert!(echoes.hear(LB, "9"), "another client's");
     }
 
     #[test]
@@ -161,7 +162,8 @@ mod tests {
         assert!(echoes.hear(LB, "9"));
     }
 
-    /// A refused write, one whose answer was lost, and one that leaves something to do.
+    /// A refused write, a write whose answer was lost, and a write after which something remains to
+    /// be done.
     #[test]
     fn without_a_version_everything_heard_is_looked_at() {
         let mut echoes = Echoes::default();
@@ -174,13 +176,13 @@ mod tests {
         assert!(echoes.hear(LB, "8"), "it is not expected");
     }
 
-    /// Counts are written beside a decision. One of the two is refused, and whoever ends last is
-    /// not waited for.
+    /// Counts are written in parallel to a decision. One of the two writes is refused, and the end
+    /// of the later one is not awaited.
     #[test]
     fn of_two_writes_at_once_nothing_heard_is_lost() {
         let mut echoes = Echoes::default();
         echoes.begin(LB);
-        assert!(!echoes.hear(LB, "7"), "somebody else's");
+        assert!(!echoes.hear(LB, "7"), "another client's");
         echoes.begin(LB);
         assert!(echoes.end(LB, None));
         assert!(!echoes.end(LB, None) && echoes.hear(LB, "8"));
@@ -191,7 +193,7 @@ mod tests {
         assert!(!echoes.hear(LB, "9"));
     }
 
-    /// Between a write and the word of it, a decision from what was there before.
+    /// A decision from the earlier version, between a write and its event.
     #[test]
     fn an_echo_wakes_somebody_if_an_older_version_was_looked_at() {
         let mut echoes = Echoes::default();
@@ -224,34 +226,34 @@ mod tests {
 
     #[derive(Clone, Copy, Debug)]
     enum Step {
-        /// Somebody else writes.
+        /// A write by another client.
         Foreign,
-        /// Something else that a decision rests on has changed.
+        /// A change of another object that the decision depends on.
         Nudge,
-        /// The watch tells of the next version.
+        /// The watch delivers the next version.
         Hear,
-        /// The queue takes the object from the view for whoever is woken.
+        /// The queue takes the object from the view for a reconcile.
         Take,
         /// The decision begins.
         Look,
-        /// There is nothing to write.
+        /// The decision ends without a write.
         Leave,
-        /// There is.
+        /// The decision ends with a write.
         Send,
-        /// The server decides on what was sent.
+        /// The server decides on the write.
         Arrive,
-        /// Its answer; whether that leaves nothing to do; or it is lost.
+        /// The answer arrives; `true`: nothing remains to be done. `Lose`: the answer is lost.
         Answer(bool),
         Lose,
     }
 
-    /// What one reconcile at a time is at.
+    /// State of the single reconcile.
     #[derive(Clone, Copy, Debug)]
     enum At {
         Idle,
         Took(u32),
         Looked(u32),
-        /// From a version, and what became of it.
+        /// A write from this version was sent; `Done`: with its result.
         Sent(u32),
         Done(u32, Option<u32>),
     }
@@ -263,12 +265,12 @@ mod tests {
         heard: u32,
         woken: bool,
         at: At,
-        /// The version that was decided from last, or written knowing all of it.
+        /// The version of the last decision, or of a write that includes all before it.
         settled: u32,
     }
 
     impl World {
-        /// Steps that cannot be made now are skipped.
+        /// Makes a step. Steps that are impossible now are skipped.
         fn step(&mut self, step: Step) {
             match (step, self.at) {
                 (Step::Foreign, _) => self.stored += 1,
@@ -317,7 +319,7 @@ mod tests {
         }
     }
 
-    /// What brings everything to its end, however far it has come.
+    /// Steps that complete every write, event and reconcile under way.
     const ENDING: [Step; 6] =
         [Step::Hear, Step::Take, Step::Look, Step::Leave, Step::Arrive, Step::Answer(true)];
 
@@ -349,13 +351,13 @@ mod tests {
             let mut world = World { echoes, stored: 1, heard: 0, woken: false, at, settled: 0 };
             for step in steps {
                 world.step(step);
-                // From here on nothing new happens.
+                // No new change from here on.
                 let mut end = world.clone();
                 for step in ENDING.into_iter().cycle().take(40 * ENDING.len()) {
                     end.step(step);
                 }
                 prop_assert_eq!(end.settled, end.stored);
-                prop_assert!(!end.woken, "somebody is woken for ever");
+                prop_assert!(!end.woken, "a reconcile is triggered for ever");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The view of HostNetworkConfigs: which nodes have a link for a VLAN.
+//! The view of HostNetworkConfigs: the nodes that have a link for a VLAN.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ pub(super) async fn watch(at: Informer) {
     let Informer { client, views, .. } = at.clone();
     let mut listed = BTreeSet::new();
     let set = |config: &Guard<HostNetworkConfig>| {
-        // One that cannot be read has made no link.
+        // A config that cannot be parsed has made no link.
         let made = config.0.as_ref().inspect_err(|misfit| {
             tracing::warn!(config = config.name_any(), error = %misfit, "HostNetworkConfig not read");
         });
@@ -45,7 +45,7 @@ pub(super) async fn watch(at: Informer) {
             views.tell_announced(is_news);
         }
     };
-    // Harvester has the kind since 1.8, and a role may be older than this program.
+    // Harvester serves the kind since 1.8, and a role may be older than this program.
     let out_of_reach = |status: &kube::core::Status| {
         if matches!(status.code, 403 | 404) {
             at.done(Part::HostLinks);
@@ -57,7 +57,8 @@ pub(super) async fn watch(at: Informer) {
 }
 
 impl Views {
-    /// vm LoadBalancers may be announced elsewhere from now on. It happens seldom.
+    /// Enqueues all vm LoadBalancers if `is_news`: they may be announced on other links. This is
+    /// rare.
     pub(super) fn tell_announced(&self, is_news: bool) {
         if is_news && self.endpoints_synced() {
             let vms = self.load_balancers.state_filter(listeners::is_vm);

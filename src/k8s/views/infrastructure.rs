@@ -1,5 +1,5 @@
-//! The view of addresses that belong to the cluster: nodes and their pod networks (told by the view
-//! of nodes), Services, ServiceCIDRs and Harvester's management address.
+//! The view of the cluster's own addresses: those of nodes and their pod networks (from the view of
+//! nodes), Services, ServiceCIDRs and Harvester's management address.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -18,48 +18,49 @@ use crate::domain::network::infrastructure::{HeldBack, Infrastructure, Reserved}
 use crate::k8s::informer;
 use crate::k8s::trimmed::PAGE;
 
-/// The ConfigMap in which Harvester keeps its management address, beside its own Deployment.
+/// Name of the ConfigMap with Harvester's management address, in the namespace of Harvester's
+/// Deployment.
 const MANAGEMENT: &str = "vip";
-/// Its keys that hold an address.
+/// Keys of the ConfigMap that hold an address.
 const MANAGEMENT_KEYS: [&str; 2] = ["ip", "loadBalancerIP"];
 
-/// Addresses that belong to the cluster, as far as they have been seen. Clones share them.
+/// The cluster's own addresses, as far as the views have them. Clones share the state.
 #[derive(Clone, Default)]
 pub struct InfrastructureAddresses(Arc<Mutex<Infrastructure>>);
 
 impl InfrastructureAddresses {
-    /// The object that an address belongs to. `None`: to none that has been seen.
+    /// The object that has an address. `None`: none in the view.
     pub fn why_reserved(&self, address: IpAddr) -> Option<Reserved> {
         lock(&self.0).why_reserved(address).cloned()
     }
 
-    /// Every object that has an address.
+    /// All objects that have an address.
     pub fn reservations(&self, address: IpAddr) -> Vec<Reserved> {
         lock(&self.0).reservations(address).cloned().collect()
     }
 
-    /// Whether an address is a node's own.
+    /// Whether an address belongs to a node.
     pub fn is_node(&self, address: IpAddr) -> bool {
         lock(&self.0).is_node(address)
     }
 
-    /// A copy of everything that is reserved: objects and the networks that each claims. Single
-    /// addresses are networks of one.
+    /// A copy of the state: objects and their networks. Single addresses are networks with one
+    /// address.
     pub fn snapshot(&self) -> Infrastructure {
         lock(&self.0).clone()
     }
 
-    /// Networks of which no pool gives out an address, and what each is.
+    /// Networks whose addresses no pool gives out, and the use of each.
     pub fn held_back(&self) -> HeldBack {
         lock(&self.0).held_back()
     }
 
-    /// Takes in what an object claims now. Returns what it has begun or ceased to claim.
+    /// Replaces the networks of an object. Returns the networks that were added or removed.
     pub(super) fn set(&self, object: &Reserved, networks: Vec<IpNet>) -> Vec<IpNet> {
         lock(&self.0).set(object, networks)
     }
 
-    /// Objects of a kind that a list did not show.
+    /// Objects that `is_gone` selects, because a list did not contain them.
     fn unlisted(&self, is_gone: impl Fn(&Reserved) -> bool) -> Vec<Reserved> {
         let all = lock(&self.0);
         all.entries().map(|(object, _)| object).filter(|object| is_gone(object)).cloned().collect()
@@ -67,8 +68,8 @@ impl InfrastructureAddresses {
 }
 
 impl Views {
-    /// An object claims these networks from now on, and no others. Whoever depends on one that
-    /// changed is told.
+    /// Replaces the networks of an object, and enqueues the LoadBalancers that depend on a changed
+    /// one.
     pub(super) fn reserve(&self, object: &Reserved, networks: Vec<IpNet>) {
         let changed = self.infrastructure.set(object, networks);
         if changed.is_empty() {
@@ -81,24 +82,24 @@ impl Views {
         }
     }
 
-    /// Whether everything in [`Self::infrastructure`] was listed once.
+    /// Whether every kind in [`Self::infrastructure`] was listed once.
     pub fn infrastructure_listed(&self) -> bool {
         *self.synced.borrow() & INFRASTRUCTURE == INFRASTRUCTURE
     }
 
-    /// Waits for that.
+    /// Waits until every kind in [`Self::infrastructure`] was listed once.
     pub async fn wait_for_infrastructure(&self) {
         self.wait_for(INFRASTRUCTURE).await;
     }
 }
 
-/// The parts that reserve addresses.
+/// Parts of the views that reserve addresses.
 pub(super) const INFRASTRUCTURE: u16 = Part::Nodes as u16
     | Part::Addresses as u16
     | Part::ServiceNetworks as u16
     | Part::Management as u16;
 
-/// All Services, for their addresses alone.
+/// Watches the addresses of all Services.
 pub(super) async fn watch_services(at: Informer) {
     let Informer { client, views, .. } = at.clone();
     let mut listed: HashSet<String> = HashSet::new();
@@ -138,7 +139,7 @@ pub(super) async fn watch_services(at: Informer) {
     .await;
 }
 
-/// What a Service claims, and what it does not: one of the two kinds of ingress is always empty.
+/// Networks of a Service. One of the two kinds of ingress is always empty.
 fn claims(service: &ServiceAddresses) -> [(Reserved, Vec<IpNet>); 3] {
     let name = key(service);
     let ingress = service.status.load_balancer.ingress.iter().flatten();
@@ -158,8 +159,8 @@ fn is_own(service: &ServiceAddresses) -> bool {
     owners.iter().any(|o| o.kind == "LoadBalancer" && o.api_version.starts_with(GROUP))
 }
 
-/// Networks from which Services get their addresses. A cluster before Kubernetes 1.33 does not serve
-/// them: there each Service's own address is all that is known.
+/// Watches the networks from which Services get their addresses. A cluster before Kubernetes 1.33
+/// does not serve the kind: there only each Service's own address is known.
 pub(super) async fn watch_service_networks(at: Informer) {
     let Informer { client, views, .. } = at.clone();
     let mut listed: HashSet<String> = HashSet::new();
@@ -191,8 +192,8 @@ pub(super) async fn watch_service_networks(at: Informer) {
     informer::run_if_served(api, Config::default(), kind, &at.metrics, on_event, not_served).await;
 }
 
-/// Harvester's management address. `namespace` is the operator's own, which on a Harvester is
-/// Harvester's.
+/// Watches Harvester's management address. `namespace` is the operator's own, which on Harvester is
+/// also Harvester's.
 pub(super) async fn watch_management(at: Informer, namespace: String) {
     let Informer { client, views, .. } = at.clone();
     let object = Reserved::Management(format!("{namespace}/{MANAGEMENT}"));
@@ -222,7 +223,7 @@ pub(super) async fn watch_management(at: Informer, namespace: String) {
     .await;
 }
 
-/// Addresses as networks of one. Other text, such as the cluster IP `None`, claims nothing.
+/// Addresses as networks with one address. Other text, such as the cluster IP `None`, gives none.
 pub(super) fn single<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<IpNet> {
     let address = |text: &str| text.parse::<IpAddr>().ok().map(IpNet::from);
     texts.into_iter().filter_map(address).collect()

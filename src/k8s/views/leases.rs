@@ -1,7 +1,7 @@
-//! The views of DHCPLeases, and of who leases: the Leases that networks' agents hold.
+//! The views of DHCPLeases, and of the Leases that networks' agents hold.
 //!
-//! An agent serves its network while its Lease is seen to be renewed; its clock is not compared
-//! with ours, but for a Lease that has plainly been left behind.
+//! An agent serves its network while its Lease is observed to be renewed. Its clock is not compared
+//! with ours, except to recognize a Lease that was clearly abandoned.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -27,10 +27,10 @@ use crate::domain::load_balancer::facts;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 
-/// An agent's Lease, as last seen.
+/// An agent's Lease, as last observed.
 pub(super) struct Agent {
     holding: Holding,
-    /// When that was news. `None`: it was old already.
+    /// Time when this renewal was observed. `None`: the Lease was abandoned already.
     since: Option<Instant>,
 }
 
@@ -40,55 +40,58 @@ impl Agent {
     }
 }
 
-/// A network, as far as its agent is made by it.
+/// A network, with the facts that its agent is made from.
 #[derive(Clone, Debug)]
 pub struct AgentNetwork {
-    /// `namespace/name`.
+    /// `namespace/name` of the network.
     pub name: String,
-    /// Maker of its agent.
+    /// Kind of the network's agent: who makes it, if it has one.
     pub agent: dhcp_lease::Agent,
-    /// Declaration of DHCP.
+    /// DHCP settings of the network, from its annotations.
     pub declaration: Declaration,
-    /// Status of its agent that is written on it; empty for none.
+    /// Agent status in the network's annotation; empty for none.
     pub status: String,
-    /// Whether it is of a namespace in which networks are written.
+    /// Whether the operator may write networks in this namespace.
     pub may_declare: bool,
-    /// Identity and version.
+    /// Reference to the network, with its resourceVersion.
     pub reference: ObjectReference,
 }
 
 impl Views {
-    /// Whether everything that leased addresses depend on was listed once, or cannot be.
+    /// Whether every kind that leased addresses depend on was listed once, or cannot be listed.
     pub fn leasing_synced(&self) -> bool {
         *self.synced.borrow() & LEASING == LEASING
     }
 
-    /// The same, and the VMs that say on which network the LoadBalancer is, if they do.
+    /// Whether [`Self::leasing_synced`] holds, and the VMs are listed that determine the
+    /// LoadBalancer's network, if VMs do.
     pub fn leasing_synced_for(&self, lb: &LoadBalancer) -> bool {
         let vms = || self.is_listed(Part::Vms) || self.no_vms.load(Ordering::Relaxed);
         self.leasing_synced() && (facts::asks_vms_for_network(lb).is_none() || vms())
     }
 
-    /// Whether the host leases on a network.
+    /// Whether the host leases addresses on a network.
     pub fn declares(&self, network: &str) -> bool {
         let networks = lock(&self.networks);
         self.dhcp.declare(network, networks.get(network).map(|known| &known.declaration))
     }
 
-    /// Why nothing is leased anew on a network that is declared, if an annotation cannot be followed.
+    /// Why no new address is leased on a declared network: the fault in an annotation. `None`: no
+    /// fault.
     pub fn network_fault(&self, network: &str) -> Option<String> {
         let networks = lock(&self.networks);
         self.dhcp.fault(network, networks.get(network).map(|known| &known.declaration))
     }
 
-    /// The form of client identifiers of a network.
+    /// Form of client identifiers on a network.
     pub fn client_id_form(&self, network: &str) -> ClientIdForm {
         let networks = lock(&self.networks);
         let known = networks.get(network).map(|known| &known.declaration);
         self.dhcp.client_id_form(network, known)
     }
 
-    /// A record of another name whose holder is the same client to a DHCP server, by `namespace/name`.
+    /// `namespace/name` of another record that a DHCP server would treat as the same client.
+    /// `None`: none.
     pub fn same_client(&self, of: &DHCPLease) -> Option<String> {
         let own = key(of);
         let same = |record: &DHCPLease| {
@@ -97,7 +100,7 @@ impl Views {
         self.records.find(same).map(|record| key(record.as_ref()))
     }
 
-    /// Each network that asks for an agent, has one, or says something of one.
+    /// All networks that ask for an agent, have one, or have an agent status.
     pub fn agent_networks(&self) -> Vec<AgentNetwork> {
         let networks = lock(&self.networks);
         let agents = networks.iter().map(|(name, known)| AgentNetwork {
@@ -111,7 +114,8 @@ impl Views {
         agents.filter(|of| of.agent != dhcp_lease::Agent::None || !of.status.is_empty()).collect()
     }
 
-    /// Holder that serves a network, and since when by its own clock.
+    /// Holder of the agent's Lease, if it serves the network, and when it acquired the Lease by its
+    /// own clock.
     pub fn agent_of(&self, network: &str) -> Option<(String, Option<DateTime<FixedOffset>>)> {
         let agents = lock(&self.agents);
         let agent = agents.get(&agent_name(network))?;
@@ -119,36 +123,36 @@ impl Views {
         agent.serves(Instant::now()).then(|| (holding.holder.clone(), holding.acquired))
     }
 
-    /// Whether a node has a label that says so.
+    /// Whether a node has this label of a cluster network.
     pub fn has_node(&self, label: &str) -> bool {
         lock(&self.nodes).values().any(|node| node.cluster_networks.contains(label))
     }
 
-    /// The record of a LoadBalancer, by `namespace/name`.
+    /// Record of the LoadBalancer with this `namespace/name`.
     pub fn record(&self, lb: &str) -> Option<Arc<DHCPLease>> {
         let (namespace, name) = lb.split_once('/')?;
         self.records.get(&ObjectRef::new(name).within(namespace))
     }
 
-    /// Whether a network's agent is there. Of one that is not there, the last word counts for as
-    /// long as its Lease says.
+    /// Whether a network's agent is present. After the last renewal it counts as present for the
+    /// duration of its Lease.
     pub fn agent_serves(&self, network: &str) -> bool {
         lock(&self.agents)
             .get(&agent_name(network))
             .is_some_and(|agent| agent.serves(Instant::now()))
     }
 
-    /// The UID of the namespace kube-system, by which this cluster is told from others.
+    /// UID of the namespace kube-system, which identifies this cluster.
     pub fn cluster_id(&self) -> Option<String> {
         lock(&self.cluster).clone()
     }
 
-    /// The network on which the address of a LoadBalancer is to be leased; empty for none.
+    /// Network on which the address of a LoadBalancer is to be leased; empty for none.
     pub fn leasing_network(&self, lb: &LoadBalancer) -> String {
         self.dhcp.of(lb, &self.around(lb))
     }
 
-    /// Networks on which LoadBalancers without address wait for the host to lease one.
+    /// Networks on which LoadBalancers without address wait for a lease.
     pub fn leasing_networks(&self) -> HashSet<String> {
         let waits = |lb: &LoadBalancer| !facts::wants_pool(lb) && !facts::has_address(lb);
         let waiting = self.load_balancers.state_filter(waits);
@@ -156,7 +160,7 @@ impl Views {
         networks.filter(|network| !network.is_empty()).collect()
     }
 
-    /// Whoever is leased for on a network must be looked at, and its record.
+    /// Enqueues every LoadBalancer that has or waits for a lease on the network.
     pub fn tell_network(&self, network: &str) {
         let on_it = |record: &DHCPLease| record.spec.network == network;
         let records = self.records.state_filter(on_it);
@@ -168,9 +172,9 @@ impl Views {
         self.tell_lbs(waiting.iter().map(|lb| key(lb.as_ref())));
     }
 
-    /// LoadBalancers whose leased address is in one of the networks must be looked at.
+    /// Enqueues the LoadBalancers whose leased address is in one of the networks.
     pub(super) fn tell_leased_in(&self, networks: &[IpNet]) {
-        // Before all is listed nothing rests on it.
+        // Before everything is listed, no decision depends on it.
         if !self.leasing_synced() {
             return;
         }
@@ -183,8 +187,8 @@ impl Views {
         self.tell_lbs(records.iter().map(|record| key(record.as_ref())));
     }
 
-    /// The agent of that name came, or went: LoadBalancers that it leases for must be looked at. One that is away
-    /// for less than a second is seen here alone.
+    /// Enqueues the LoadBalancers of an agent that came or went. Only this view observes an agent
+    /// that is absent for less than a second.
     fn tell_agent(&self, name: &str) {
         let records = self.records.state();
         let mut networks = self.leasing_networks();
@@ -194,7 +198,7 @@ impl Views {
         });
     }
 
-    /// Whoever may be leased for must be looked at.
+    /// Enqueues every LoadBalancer that may have a leased address.
     pub(super) fn tell_leased(&self) {
         for lb in self.load_balancers.state_filter(|lb| !facts::wants_pool(lb)) {
             self.tell(Signal::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));
@@ -202,8 +206,8 @@ impl Views {
     }
 }
 
-/// Whether a list that is refused so says that there is nothing to be seen here: the kind is not
-/// served, or a role is older than this program.
+/// Whether this refusal of a list means that the kind cannot be read: it is not served, or a role
+/// is older than this program.
 fn is_out_of_reach(status: &Status) -> bool {
     matches!(status.code, 403 | 404)
 }
@@ -319,12 +323,12 @@ fn holding(lease: &Lease) -> Holding {
     }
 }
 
-#[allow(clippy::needless_pass_by_value)] // It maps a field of a Lease.
+#[allow(clippy::needless_pass_by_value)] // Used to map a field of a Lease.
 fn moment(time: MicroTime) -> Option<DateTime<FixedOffset>> {
     DateTime::from_timestamp(time.0.as_second(), 0).map(|time| time.fixed_offset())
 }
 
-/// Drops what decisions do not need; one that does not fit the type is skipped.
+/// Drops fields that decisions do not use. A record that does not fit its type is skipped.
 fn readable(record: Guard<DHCPLease>, at: &Informer) -> Option<DHCPLease> {
     match record.0 {
         Ok(mut record) => {
@@ -346,7 +350,7 @@ fn key(object: &impl Resource) -> String {
     format!("{}/{}", part(&meta.namespace), part(&meta.name))
 }
 
-/// The LoadBalancer whose record it is.
+/// Reference to the LoadBalancer that a record belongs to.
 pub fn lb_of(record: &DHCPLease) -> ObjectRef<LoadBalancer> {
     ObjectRef::new(&record.name_any()).within(&record.namespace().unwrap_or_default())
 }

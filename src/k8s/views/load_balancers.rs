@@ -18,30 +18,31 @@ use crate::k8s::trimmed::{PAGE, Trimmed};
 use crate::metrics::Metrics;
 
 impl Views {
-    /// The UID of the LoadBalancer by that name, if one has been seen.
+    /// UID of the LoadBalancer with this name. `None`: it is not in the view.
     pub fn uid_of(&self, namespace: &str, name: &str) -> Option<String> {
         self.load_balancers.get(&ObjectRef::new(name).within(namespace))?.uid()
     }
 
-    /// Whether this very LoadBalancer is there, as far as has been seen.
+    /// Whether the view has this LoadBalancer, with the same UID.
     pub fn has(&self, lb: &LoadBalancer) -> bool {
         let key = ObjectRef::from_obj(lb);
         self.load_balancers.get(&key).is_some_and(|seen| seen.metadata.uid == lb.metadata.uid)
     }
 
-    /// Whether the view lacks entries of a list that a write of it must carry: then the object is
-    /// to be read before it is written.
+    /// Whether the view lacks entries of a list that a write of the list must contain: then the
+    /// object must be read before it is written.
     pub fn is_partial(&self, lb: &LoadBalancer) -> bool {
         let uid = lb.metadata.uid.as_deref().unwrap_or_default();
         lock(&self.uids).get(uid).copied().unwrap_or_default()
     }
 
-    /// Whether a LoadBalancer with the UID is there, as far as has been seen.
+    /// Whether the view has a LoadBalancer with this UID.
     pub(super) fn has_uid(&self, uid: &str) -> bool {
         lock(&self.uids).contains_key(uid)
     }
 
-    /// An object that does not fit its type is skipped, so that it costs nobody else anything.
+    /// Unwraps an object. An object that does not fit its type is skipped, so that it affects no
+    /// other.
     fn readable(&self, lb: Guard<Trimmed>, metrics: &Metrics) -> Option<LoadBalancer> {
         match lb.0 {
             Ok(Trimmed { lb, partial }) => {
@@ -53,7 +54,7 @@ impl Views {
                 let Misfit { metadata, error } = invalid;
                 let lb = format!("{}/{}", part(&metadata.namespace), part(&metadata.name));
                 metrics.unreadable.with_label_values(&["LoadBalancer"]).inc();
-                tracing::warn!(lb, error, "this LoadBalancer cannot be read and is left alone");
+                tracing::warn!(lb, error, "this LoadBalancer cannot be read and is skipped");
                 None
             }
         }
@@ -65,7 +66,8 @@ pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
     // UIDs of a list under way.
     let mut listed: HashSet<String> = HashSet::new();
     let api = Api::<Guard<Trimmed>>::all(client);
-    // While objects are stored in an old version and nobody converts them, the list is refused.
+    // The list is refused while stored objects have an old version and no conversion webhook
+    // answers.
     let unconverted = views.unconverted.clone();
     let refused = |status: &Status| {
         let speechless = status.message.contains("conversion webhook");
@@ -95,7 +97,7 @@ pub(super) async fn watch(at: Informer, mut writer: Writer<LoadBalancer>) {
             }
             listed = HashSet::new();
             for lb in views.load_balancers.state() {
-                // One that was made again under its name meanwhile.
+                // A LoadBalancer that was created again under its name meanwhile.
                 select(&views, &lb);
             }
             for lb in views.load_balancers.state() {

@@ -1,8 +1,8 @@
-//! The view of VirtualMachines that are nodes of guest clusters, as far as they show that their
-//! cluster is being removed. Metadata only, and only of those that the node driver made.
+//! The view of VirtualMachines that are nodes of guest clusters, for the sign that their cluster is
+//! being removed. Metadata only, and only of VMs that the node driver created.
 //!
-//! A cluster counts within a namespace: a VM says nothing about LoadBalancers of other
-//! namespaces, so no tenant can stop another's.
+//! A cluster counts within a namespace: a VM has no effect on LoadBalancers of other namespaces, so
+//! no tenant can stop another's.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -21,7 +21,7 @@ type Machine = PartialObjectMeta<VirtualMachine>;
 /// Namespace and guest cluster.
 type Cluster = (String, String);
 
-/// VMs that go with their guest cluster.
+/// VMs that are removed together with their guest cluster.
 #[derive(Default)]
 pub(super) struct Removals {
     by_cluster: BTreeMap<Cluster, BTreeSet<String>>,
@@ -29,13 +29,15 @@ pub(super) struct Removals {
 }
 
 impl Removals {
-    /// The first VM, by name, that shows it.
+    /// Name of the first VM, by name, that shows the removal of the cluster. `None`: no VM shows
+    /// it.
     pub(super) fn of(&self, namespace: &str, cluster: &str) -> Option<String> {
         let key = (namespace.to_owned(), cluster.to_owned());
         self.by_cluster.get(&key)?.first().cloned()
     }
 
-    /// What a VM shows now. Returns the clusters whose answer may have changed.
+    /// Sets or clears the cluster whose removal a VM shows. Returns the clusters whose answer may
+    /// have changed.
     fn set(&mut self, namespace: String, name: String, cluster: Option<String>) -> Vec<Cluster> {
         let now = cluster.map(|cluster| (namespace.clone(), cluster));
         let key = (namespace, name);
@@ -100,7 +102,7 @@ impl Views {
     }
 }
 
-/// The cluster that goes with the VM, if that is so.
+/// The guest cluster whose removal the VM shows. `None`: it shows none.
 fn shown_by(vm: &Machine) -> Option<String> {
     vm.annotations().get(ANNOTATION_REMOVES_VOLUMES).filter(|value| *value == "true")?;
     vm.labels().get(LABEL_GUEST_CLUSTER).filter(|cluster| !cluster.is_empty()).cloned()
@@ -133,7 +135,7 @@ mod tests {
         assert!(removals.by_cluster.is_empty() && removals.cluster_of.is_empty());
     }
 
-    /// As Harvester's webhook has it.
+    /// The annotation as Harvester's webhook handles it.
     #[test]
     fn an_annotation_that_says_true_shows_it_and_no_other_does() {
         for (value, shows) in [("true", true), ("false", false), ("disk-0", false), ("", false)] {

@@ -1,8 +1,7 @@
-//! What this process sees of the cluster, kept warm on every replica by informers.
+//! The process's views of the cluster, kept current on every replica by informers.
 //!
-//! Views may be behind the server. Nothing is allocated from them: they say what to look at.
-//! What this operator writes itself is put into them at once, so that the next decision does not
-//! rest on what it has just changed.
+//! Views may be stale. No address is allocated from them: they only determine what to reconcile.
+//! This operator's own writes are put into them at once, so that the next decision includes them.
 
 mod early;
 mod echoes;
@@ -49,24 +48,24 @@ pub use infrastructure::InfrastructureAddresses;
 pub use leases::{AgentNetwork, lb_of};
 pub use serving::{Owned, OwnedSlice};
 
-/// Something in the cluster that a leader must look at.
+/// A change in the cluster for the leader to handle.
 #[derive(Clone, Debug)]
 pub enum Signal {
-    /// A LoadBalancer was made or changed, or something that it depends on was.
+    /// A LoadBalancer was created or changed, or an object that it depends on was.
     LoadBalancer(ObjectRef<LoadBalancer>),
-    /// A LoadBalancer is gone.
+    /// A LoadBalancer was deleted.
     Gone(Owner),
-    /// A pool was made or changed: its name and resourceVersion.
+    /// A pool was created or changed: name and resourceVersion.
     Pool(String, String),
-    /// A pool is gone.
+    /// A pool was deleted.
     PoolGone(String),
-    /// A network leads elsewhere than before, or is gone.
+    /// A network has moved to another segment, or was deleted.
     Networks,
-    /// A VM, by `namespace/name`, may not know where it runs.
+    /// The topology annotations of a VM, by `namespace/name`, may be outdated.
     Moved(Box<str>),
 }
 
-/// A kind that is watched.
+/// A part of the views that is listed and watched, as a bit.
 #[derive(Clone, Copy, Debug)]
 enum Part {
     LoadBalancers = 1,
@@ -84,14 +83,14 @@ enum Part {
     Addresses = 2048,
     ServiceNetworks = 4096,
     Management = 8192,
-    /// What each of the first list of pools wants.
+    /// Specs of the pools in the first list.
     PoolSpecs = 16384,
     HostLinks = 32768,
 }
 
-/// What addresses depend on.
+/// Kinds that the allocation of addresses depends on.
 const ADDRESSES: u16 = Part::LoadBalancers as u16 | Part::Pools as u16 | Part::Namespaces as u16;
-/// What endpoints of VMs depend on.
+/// Kinds that the endpoints of VMs depend on.
 const ENDPOINTS: u16 = infrastructure::INFRASTRUCTURE
     | Part::Vms as u16
     | Part::Pods as u16
@@ -99,60 +98,61 @@ const ENDPOINTS: u16 = infrastructure::INFRASTRUCTURE
     | Part::Slices as u16
     | Part::Networks as u16
     | Part::HostLinks as u16;
-/// What leased addresses depend on, and what is in the way of one.
+/// Kinds that leased addresses depend on, conflicts with a leased address included.
 const LEASING: u16 = infrastructure::INFRASTRUCTURE
     | Part::Records as u16
     | Part::Agents as u16
     | Part::Networks as u16;
 
-/// The views, and the ear of whoever leads.
+/// The views, and the leader's receiver of changes.
 #[derive(Clone)]
 pub struct Views {
-    /// Every LoadBalancer that can be read, without what decisions do not need.
+    /// All LoadBalancers that can be read, without the fields that decisions do not use.
     pub load_balancers: Store<LoadBalancer>,
-    /// Every record of a leased address.
+    /// Records of all leased addresses.
     pub records: Store<DHCPLease>,
-    /// Services of vm load balancers, by name.
+    /// Services of vm LoadBalancers, by name.
     pub services: Owned<crate::domain::vm_backends::service::Stored>,
-    /// EndpointSlices of vm load balancers, by the LoadBalancer that owns them.
+    /// EndpointSlices of vm LoadBalancers, by the LoadBalancer that owns them.
     pub slices: Owned<OwnedSlice>,
     projects: Arc<Mutex<HashMap<String, Project>>>,
     /// UID of the namespace kube-system.
     cluster: Arc<Mutex<Option<String>>>,
     /// The Leases of networks' agents, by name.
     agents: Arc<Mutex<HashMap<String, leases::Agent>>>,
-    /// On which networks the host leases, beside what NetworkAttachmentDefinitions say.
+    /// Networks on which the host leases by the operator's options, besides
+    /// NetworkAttachmentDefinitions.
     dhcp: Arc<dhcp_lease::Networks>,
     removals: Arc<Mutex<Removals>>,
     vms: Arc<Mutex<LabelIndex>>,
-    /// Whether the cluster serves no VMs.
+    /// Whether the cluster does not serve VirtualMachineInstances.
     no_vms: Arc<AtomicBool>,
-    /// Addresses that belong to the cluster.
+    /// Addresses that the cluster itself uses.
     pub infrastructure: InfrastructureAddresses,
     nodes: Arc<Mutex<HashMap<String, vms::KnownNode>>>,
     networks: Arc<Mutex<HashMap<String, networks::Network>>>,
-    /// Links of nodes for VLANs.
+    /// Links of nodes for VLANs, from HostNetworkConfigs.
     host_links: Arc<Mutex<HostLinks>>,
-    /// What pools want, without their ledgers.
+    /// Facts of the pools, without their ledgers.
     pools: Arc<Mutex<HashMap<String, pools::KnownPool>>>,
-    /// Since when a LoadBalancer's VMs are not what its slices say, as far as was seen.
+    /// When a LoadBalancer's slices were first observed to be out of date, by LoadBalancer.
     touched: Arc<Mutex<HashMap<LbKey, Instant>>>,
-    /// LoadBalancers that this process writes, and wrote.
+    /// State of this process's writes of LoadBalancers.
     echoes: Arc<Mutex<Echoes>>,
-    /// UIDs of LoadBalancers that are there, and whether the view lacks entries that a write of one
-    /// must carry.
+    /// UIDs of existing LoadBalancers, and whether the view lacks list entries that a write must
+    /// contain.
     uids: Arc<Mutex<HashMap<String, bool>>>,
-    /// EndpointSlices that this process writes.
+    /// EndpointSlices that this process is writing.
     early: Arc<Mutex<Early>>,
-    /// Unbounded, and in effect bounded by the number of objects: the leader's loops take
-    /// from it faster than an API server can report.
+    /// Unbounded, but in effect bounded by the number of objects: the leader's loops receive faster
+    /// than an API server can report.
     leader: Arc<Mutex<Option<mpsc::UnboundedSender<Signal>>>>,
     synced: watch::Receiver<u16>,
-    /// Whether LoadBalancers cannot be listed because nobody converts what is stored.
+    /// Whether LoadBalancers cannot be listed because no conversion webhook answers.
     unconverted: Arc<AtomicBool>,
 }
 
-/// What every informer works with.
+/// Common inputs of all informers.
 #[derive(Clone)]
 struct Informer {
     client: Client,
@@ -162,7 +162,7 @@ struct Informer {
 }
 
 impl Informer {
-    /// The first list of the kind is complete.
+    /// Marks the first list of the kind as complete.
     fn done(&self, part: Part) {
         let is_news = self.synced.send_if_modified(|parts| {
             let before = *parts;
@@ -176,8 +176,8 @@ impl Informer {
 }
 
 impl Views {
-    /// Starts the informers. They run until the process ends. `namespace` is the operator's own, and
-    /// `dhcp` what its options say of DHCP networks.
+    /// Starts the informers. They run until the process ends. `namespace` is the operator's own;
+    /// `dhcp` has the operator's options about DHCP networks.
     pub fn start(
         client: &Client,
         namespace: &str,
@@ -237,7 +237,7 @@ impl Views {
         views
     }
 
-    /// Signals from now on go here. The one who listened before hears no more.
+    /// A new receiver for all later signals. The previous receiver gets no more.
     pub fn listen(&self) -> mpsc::UnboundedReceiver<Signal> {
         let (sender, receiver) = mpsc::unbounded_channel();
         lock(&self.touched).clear();
@@ -246,34 +246,35 @@ impl Views {
         receiver
     }
 
-    /// Whether everything that addresses depend on was listed once.
+    /// Whether every kind that addresses depend on was listed once.
     pub fn is_synced(&self) -> bool {
         *self.synced.borrow() & ADDRESSES == ADDRESSES
     }
 
-    /// Whether of each pool of the first list is known what it wants: before that, one more could
-    /// be admitted that is in its way.
+    /// Whether the specs of all pools in the first list were read: before that, a conflicting pool
+    /// could be admitted.
     pub fn pools_are_read(&self) -> bool {
         *self.synced.borrow() & Part::PoolSpecs as u16 != 0
     }
 
-    /// Whether LoadBalancers cannot be listed because nobody converts what is stored: then others
-    /// wait for this process, and not the other way round.
+    /// Whether LoadBalancers cannot be listed because no conversion webhook answers. The list then
+    /// waits for this process's own webhook, so waiting for the list would deadlock.
     pub fn await_conversion(&self) -> bool {
         !self.is_synced() && self.unconverted.load(Ordering::Relaxed)
     }
 
-    /// Waits for that.
+    /// Waits until every kind that addresses depend on was listed once.
     pub async fn synced(&self) {
         self.wait_for(ADDRESSES).await;
     }
 
-    /// Whether everything that endpoints depend on was listed once.
+    /// Whether every kind that endpoints depend on was listed once.
     pub fn endpoints_synced(&self) -> bool {
         *self.synced.borrow() & ENDPOINTS == ENDPOINTS
     }
 
-    /// Waits for that: for ever, where KubeVirt is not installed.
+    /// Waits until every kind that endpoints depend on was listed once: for ever where KubeVirt is
+    /// not installed.
     pub async fn wait_for_endpoints(&self) {
         self.wait_for(ENDPOINTS).await;
     }
@@ -284,12 +285,12 @@ impl Views {
         let _ = synced.wait_for(|parts| parts & all == all).await;
     }
 
-    /// The Rancher project of a namespace.
+    /// Rancher project of a namespace.
     pub fn project_of(&self, namespace: &str) -> Project {
         lock(&self.projects).get(namespace).cloned().unwrap_or_default()
     }
 
-    /// What decisions about a LoadBalancer's address take from elsewhere.
+    /// Facts from other objects that decisions about a LoadBalancer's address use.
     pub fn around(&self, lb: &LoadBalancer) -> Surroundings {
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
         let vm_network = facts::asks_vms_for_network(lb)
@@ -297,8 +298,8 @@ impl Views {
         Surroundings { project: self.project_of(namespace), vm_network }
     }
 
-    /// Why a LoadBalancer without address gets none: its guest cluster is being removed, as one of
-    /// its VMs shows. Whoever has an address keeps it.
+    /// Why a LoadBalancer without address gets none: one of its VMs shows that its guest cluster is
+    /// being removed. An address that it has stays.
     pub fn removal_of(&self, lb: &LoadBalancer) -> Option<Wait> {
         let cluster = facts::guest_cluster(lb).filter(|_| !facts::has_address(lb))?;
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
@@ -306,13 +307,13 @@ impl Views {
         Some(Wait::ClusterRemoved { cluster, vm: format!("{namespace}/{vm}") })
     }
 
-    /// Whether there is such a namespace. `None`: not known yet.
+    /// Whether the namespace exists. `None`: not known yet.
     pub fn has_namespace(&self, namespace: &str) -> Option<bool> {
         let found = lock(&self.projects).contains_key(namespace);
         (found || self.is_listed(Part::Namespaces)).then_some(found)
     }
 
-    /// Something said of each VM that a LoadBalancer selects: its name, itself, its pods.
+    /// Results of `say` for each VM that a LoadBalancer selects: its name, the VM, its pods.
     pub fn of_members<T>(
         &self,
         namespace: &str,
@@ -322,7 +323,7 @@ impl Views {
         lock(&self.vms).members(namespace, name).map(say).collect()
     }
 
-    /// The addresses of type `InternalIP` of a node that exists.
+    /// Addresses of type `InternalIP` of a node. `None`: the node is not in the view.
     pub fn internal_addresses(&self, node: &str) -> Option<Vec<IpAddr>> {
         lock(&self.nodes).get(node).map(|node| node.internal_addresses.clone())
     }
@@ -332,35 +333,35 @@ impl Views {
         lock(&self.networks).get(network)?.attachment.clone()
     }
 
-    /// Whether announcers on the nodes reach what is attached so.
+    /// Whether announcers on the nodes reach an attachment.
     pub fn link(&self, attachment: &Attachment) -> Link {
         lock(&self.host_links).link(attachment)
     }
 
-    /// The addresses of a network. `None`: they are not known.
+    /// Address range of a network. `None`: unknown.
     pub fn network_range(&self, network: &str) -> Option<NetworkRange> {
         lock(&self.networks).get(network)?.range
     }
 
-    /// Whether there is such a network. `None`: not known yet.
+    /// Whether the network exists. `None`: not known yet.
     pub fn has_network(&self, network: &str) -> Option<bool> {
         let found = lock(&self.networks).contains_key(network);
         (found || self.is_listed(Part::Networks)).then_some(found)
     }
 
-    /// The VLAN of a network; 0 for none.
+    /// VLAN of a network; 0 for none. `None`: the network is not in the view.
     pub fn vlan_of(&self, network: &str) -> Option<u16> {
         Some(lock(&self.networks).get(network)?.vlan)
     }
 
-    /// Where the addresses of a network are seen.
+    /// Segment where the addresses of a network are announced.
     pub fn segment(&self, network: &str) -> Segment {
-        // Asked before the network is looked for: the list may come in between.
+        // Read before the network itself: the list may complete in between.
         let listed = self.is_listed(Part::Networks);
         Segment::of(network, self.attachment(network).as_ref(), listed)
     }
 
-    /// Waits until networks were listed, but no longer than that.
+    /// Waits until networks were listed, at most for `patience`.
     pub async fn networks_listed(&self, patience: Duration) {
         let _ = tokio::time::timeout(patience, self.wait_for(Part::Networks as u16)).await;
     }
@@ -369,15 +370,15 @@ impl Views {
         *self.synced.borrow() & part as u16 != 0
     }
 
-    /// A VM, and where its node says that it is.
+    /// A VM, and the topology of its node. `None`: one of the two is not in the view.
     pub fn whereabouts(&self, key: &str) -> Option<(Vm, Topology)> {
         let vm = lock(&self.vms).vm(key).cloned()?;
         let topology = lock(&self.nodes).get(&*vm.node)?.topology.clone();
         Some((vm, topology))
     }
 
-    /// Whether a Service still asks for the address of the LoadBalancer, or may. Until that is
-    /// gone, the address must not be given to anybody else.
+    /// Whether a Service still requests the LoadBalancer's address, or may. Until the Service is
+    /// gone, the address must not be given to another LoadBalancer.
     pub fn is_served(&self, owner: &Owner) -> bool {
         *self.synced.borrow() & Part::Services as u16 == 0
             || self
@@ -386,7 +387,8 @@ impl Views {
                 .any(|service| service.owners.iter().any(|reference| reference.uid == owner.uid))
     }
 
-    /// Since when the LoadBalancer's VMs have been changing, if they have, until now.
+    /// Removes and returns the time since when the LoadBalancer's slices have been out of date.
+    /// `None`: they are not.
     pub fn take_touched(&self, lb: &str) -> Option<Instant> {
         lock(&self.touched).remove(lb)
     }
@@ -398,7 +400,7 @@ impl Views {
         }
     }
 
-    /// LoadBalancers by `namespace/name` must be looked at.
+    /// Enqueues LoadBalancers by `namespace/name`.
     pub fn tell_lbs(&self, lbs: impl IntoIterator<Item = impl AsRef<str>>) {
         for lb in lbs {
             if let Some((namespace, name)) = lb.as_ref().split_once('/') {
@@ -407,22 +409,22 @@ impl Views {
         }
     }
 
-    /// LoadBalancers whose VMs report an address in one of these networks must be looked at.
+    /// Enqueues LoadBalancers whose VMs report an address in one of these networks.
     fn tell_reporting(&self, networks: &[IpNet]) {
-        // Before all is listed nothing rests on it.
+        // Before everything is listed, no decision depends on it.
         if self.endpoints_synced() {
             let affected = lock(&self.vms).reporting(networks);
             self.tell_touched(affected);
         }
     }
 
-    /// LoadBalancers whose VMs are on the network must be looked at.
+    /// Enqueues LoadBalancers whose VMs are on the network.
     fn tell_on_network(&self, network: &str) {
         let affected = lock(&self.vms).on_network(network);
         self.tell_touched(affected);
     }
 
-    /// The VMs of these LoadBalancers have changed.
+    /// Enqueues LoadBalancers whose VMs have changed, and records the time.
     fn tell_touched(&self, lbs: Vec<LbKey>) {
         let now = Instant::now();
         let mut touched = lock(&self.touched);
@@ -434,7 +436,7 @@ impl Views {
     }
 }
 
-/// A panic while a view is held would have ended the process.
+/// Locks a view. A panic while the lock is held ends the process, so poisoning is ignored.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

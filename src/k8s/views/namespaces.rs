@@ -1,4 +1,4 @@
-//! The view of namespaces: which Rancher project each is in.
+//! The view of namespaces: the Rancher project of each.
 
 use std::collections::HashMap;
 
@@ -63,7 +63,8 @@ fn know_cluster(views: &Views, namespace: &PartialObjectMeta<Namespace>) {
 }
 
 impl Views {
-    /// A namespace was seen, or moved to another project: its LoadBalancers may fit other pools.
+    /// Enqueues the LoadBalancers of a namespace that is new or moved to another project: they may
+    /// fit other pools.
     fn tell_namespace(&self, namespace: &str) {
         for lb in
             self.load_balancers.state_filter(|lb| lb.namespace().as_deref() == Some(namespace))

@@ -22,11 +22,11 @@ use crate::domain::vm_backends::backend_address::NetworkRange;
 use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 
-/// Ending of the name of a cluster network's bridge. Source: network-controller-harvester,
+/// Suffix of the name of a cluster network's bridge. Source: network-controller-harvester,
 /// pkg/utils/bridge.go.
 const BRIDGE: &str = "-br";
 
-/// The part of a bridge plugin's configuration that says where a network is.
+/// The fields of a bridge plugin's configuration that locate a network.
 #[derive(Deserialize)]
 struct Plugin {
     #[serde(rename = "type")]
@@ -39,15 +39,15 @@ struct Plugin {
     vlan_trunk: Vec<serde::de::IgnoredAny>,
 }
 
-/// The part of Harvester's annotation that says which addresses a network has. Where nobody has
-/// entered or found them, they are empty.
+/// The fields of Harvester's annotation that contain a network's addresses. Empty if they were
+/// neither entered nor detected.
 #[derive(Deserialize)]
 struct Route {
     #[serde(default)]
     cidr: String,
     #[serde(default)]
     gateway: String,
-    /// The network has changed since.
+    /// Whether the network has changed since the addresses were detected.
     #[serde(default)]
     outdated: bool,
 }
@@ -101,15 +101,15 @@ pub(super) async fn watch(at: Informer) {
             }
         }
     };
-    // Without Multus there are no networks to name.
+    // Without Multus the cluster has no such networks.
     let not_served = || at.done(Part::Networks);
     let api = Api::<Guard<NetworkAttachmentDefinition>>::all(client);
     let kind = "NetworkAttachmentDefinition";
     informer::run_if_served(api, Config::default(), kind, &at.metrics, on_event, not_served).await;
 }
 
-/// A network that does not fit its type is there, and leads nowhere that is known. Its own CRD lets one be
-/// without a spec.
+/// Unwraps a network. One that does not fit its type still exists, but its segment is unknown. Its
+/// CRD allows a network without a spec.
 fn readable(
     network: Guard<NetworkAttachmentDefinition>,
     at: &Informer,
@@ -132,20 +132,20 @@ fn tell_users(at: &Informer, network: &str) {
     at.views.tell_lbs(users.iter().map(|lb| key(lb.as_ref())));
 }
 
-/// A network that there is.
+/// Facts of an existing network.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Network {
-    /// How nodes reach it, if they do.
+    /// How nodes reach the network. `None`: they do not.
     pub(super) attachment: Option<Attachment>,
-    /// Its VLAN, by the label that Harvester puts on it, else by its configuration.
+    /// VLAN of the network, by Harvester's label, else by its configuration; 0 for none.
     pub(super) vlan: u16,
-    /// Its addresses, if they are known.
+    /// Address range of the network. `None`: unknown.
     pub(super) range: Option<NetworkRange>,
-    /// Declaration of DHCP.
+    /// DHCP settings of the network, from its annotations.
     pub(super) declaration: Declaration,
-    /// Status of its agent that is written on it; empty for none.
+    /// Agent status in the network's annotation; empty for none.
     pub(super) status: String,
-    /// Identity and version, for Events and writes.
+    /// Reference to the network with its resourceVersion, for Events and writes.
     pub(super) reference: Box<ObjectReference>,
 }
 
@@ -169,7 +169,7 @@ fn known(network: &NetworkAttachmentDefinition) -> Network {
     let declaration = Declaration {
         annotation: text(network.annotations(), ANNOTATION_DHCP),
         form: form(network),
-        // Cut, a subnet would be another one.
+        // A cut text would be another subnet, so it is replaced by a fixed one.
         subnets: network
             .annotations()
             .get(ANNOTATION_DHCP_SUBNETS)
@@ -187,7 +187,7 @@ fn known(network: &NetworkAttachmentDefinition) -> Network {
     Network { vlan, attachment, range: range(network), declaration, status, reference }
 }
 
-/// Form of a network, for an agent that is attached there.
+/// Form of a network's configuration, for an agent that attaches to it.
 fn form(network: &NetworkAttachmentDefinition) -> Form {
     match serde_json::from_str::<Plugin>(&network.spec.config) {
         Ok(plugin) if plugin.type_ != "bridge" || plugin.bridge.is_empty() => Form::Other,
@@ -197,13 +197,13 @@ fn form(network: &NetworkAttachmentDefinition) -> Form {
     }
 }
 
-/// `None`: not a network that a bridge of the node leads to.
+/// Bridge and VLAN of a network. `None`: the network uses no bridge of the node.
 fn attachment(network: &NetworkAttachmentDefinition) -> Option<Attachment> {
     let Plugin { type_, bridge, vlan, .. } = serde_json::from_str(&network.spec.config).ok()?;
     (type_ == "bridge" && !bridge.is_empty()).then_some(Attachment { bridge, vlan })
 }
 
-/// `None`: they are not known.
+/// Address range of a network. `None`: unknown.
 fn range(network: &NetworkAttachmentDefinition) -> Option<NetworkRange> {
     let route = network.annotations().get(ANNOTATION_ROUTE)?;
     let Route { cidr, gateway, outdated } = serde_json::from_str(route).ok()?;

@@ -1,9 +1,9 @@
-//! The view of IPPools: which there are, in which version, and what they want.
+//! The view of IPPools: which exist, their versions, and their specs.
 //!
-//! Pools are watched by metadata only: a ledger of thousands of entries is not sent again for
-//! every claim. What a pool wants is read when its generation moves, and kept without the ledger.
-//! Where IPPool is served without a status subresource each claim moves the generation: a pool
-//! whose wishes turned out the same is read at most once in [`LATER`].
+//! Pools are watched by metadata only, so that a ledger of thousands of entries is not sent again
+//! for every claim. A pool's spec is read when the generation changes, and stored without the
+//! ledger. Where IPPool is served without a status subresource, each claim changes the generation:
+//! a pool whose spec turned out to be the same is read at most once in [`LATER`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -22,21 +22,21 @@ use crate::domain::pools::conflict::PoolFacts;
 use crate::k8s::guard::Guard;
 use crate::k8s::{CallError, call, informer};
 
-/// Between two readings of one pool.
+/// Pause between two reads of one pool.
 const SOON: Duration = Duration::from_millis(200);
-/// The same, when the last reading brought nothing new.
+/// Pause between two reads of one pool, if the last read brought nothing new.
 const LATER: Duration = Duration::from_secs(5);
 
 /// A pool without its ledger.
 type Wishes = Object<IPPoolSpec, NotUsed>;
-/// A pool's metadata.
+/// Metadata of a pool.
 pub type Seen = PartialObjectMeta<IPPool>;
 
-/// What the watch has seen.
+/// An event of the watch.
 enum Change {
     /// A pool, new or changed.
     There(Box<Seen>),
-    /// There is none by the name any more.
+    /// A pool that was deleted, by name.
     Gone(String),
     /// The first list is complete.
     Listed,
@@ -83,13 +83,13 @@ pub(super) async fn watch(at: Informer) {
     );
 }
 
-/// What a pool wants, and of which of its generations that is.
+/// Facts of a pool, and the generation that they are from.
 pub(super) struct KnownPool {
     facts: Arc<PoolFacts>,
     generation: Generation,
 }
 
-/// Tells whether what a pool wants may have changed: its UID, generation, and whether it is being
+/// Detects whether a pool's facts may have changed: UID, generation, and whether it is being
 /// deleted.
 #[derive(PartialEq, Eq)]
 struct Generation(Option<String>, Option<i64>, bool);
@@ -101,18 +101,19 @@ impl Generation {
     }
 }
 
-/// What was last read of a pool, and what is to be read.
+/// State of the reads of a pool.
 #[derive(Default)]
 struct Reading {
     uid: Option<String>,
     generation: Option<i64>,
     deleting: bool,
-    /// Not before that.
+    /// Earliest time of the next read. `None`: at once.
     next: Option<Instant>,
     due: bool,
 }
 
-/// Reads what pools want, one after the other, each no more often than it is worth.
+/// Reads the specs of changed pools, one after the other, each at most as often as [`SOON`] or
+/// [`LATER`] allows.
 async fn read(at: &Informer, mut changes: mpsc::UnboundedReceiver<Change>) {
     let views = &at.views;
     let resource = ApiResource::erase::<IPPool>(&());
@@ -178,7 +179,7 @@ async fn read(at: &Informer, mut changes: mpsc::UnboundedReceiver<Change>) {
     }
 }
 
-/// Reads one. `None`: it is gone; otherwise whether it wants something else than before.
+/// Reads a pool. `None`: it does not exist; otherwise whether its facts have changed.
 async fn take(
     api: &Api<Guard<Wishes>>,
     views: &Views,
@@ -192,7 +193,7 @@ async fn take(
             facts.deleting = pool.metadata.deletion_timestamp.is_some();
             Some(KnownPool { facts: Arc::new(facts), generation: Generation::of(&pool) })
         }
-        // The leader tells of it, and it gives out nothing.
+        // The leader reports this fault, and the pool gives out nothing.
         Ok(Guard(Err(_))) => None,
         Err(CallError::NotFound) => {
             lock(&views.pools).remove(name);
@@ -217,14 +218,13 @@ async fn until(at: Option<Instant>) {
 }
 
 impl Views {
-    /// What all pools want, as far as is known here: one that was made a moment ago may be
-    /// missing.
+    /// Facts of all pools in the view. A pool that was created a moment ago may be missing.
     pub fn pools(&self) -> Vec<Arc<PoolFacts>> {
         lock(&self.pools).values().map(|known| known.facts.clone()).collect()
     }
 
-    /// What a pool wants, if that was read since its spec was changed. `pool` is its metadata as the
-    /// API server has it now.
+    /// Facts of a pool, if they were read after the last change of its spec. `pool` is its metadata
+    /// as the API server has it now.
     pub fn pool_as_of(&self, pool: &Seen) -> Option<Arc<PoolFacts>> {
         let pools = lock(&self.pools);
         let known = pools.get(&pool.name_any())?;

@@ -1,7 +1,7 @@
-//! The views of Services and EndpointSlices that belong to vm load balancers.
+//! The views of the Services and EndpointSlices of vm LoadBalancers.
 //!
-//! Invariant: a view never goes back: an event that is older than what was written from here, or
-//! seen before, is ignored.
+//! Invariant: a view never goes back in time: an event that is older than a write of this process,
+//! or than the state in the view, is ignored.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -34,15 +34,15 @@ struct Entry<T> {
 /// An EndpointSlice, and the UID of the LoadBalancer that owns it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnedSlice {
-    /// The owner.
+    /// UID of the owner.
     pub owner: String,
-    /// The slice.
+    /// Content of the slice.
     pub slice: Arc<Slice>,
 }
 
 impl OwnedSlice {
-    /// Reads a slice, and the LoadBalancer that owns it by `namespace/name`. `None`: no LoadBalancer
-    /// owns it.
+    /// Reads a slice, with the `namespace/name` of the LoadBalancer that owns it. `None`: no
+    /// LoadBalancer owns it.
     pub fn read(slice: &EndpointSlice) -> Option<(String, Self)> {
         let (lb, owner, slice) = read_slice(slice)?;
         Some((lb, Self { owner, slice: Arc::new(slice) }))
@@ -71,7 +71,7 @@ impl<T: Clone> Owned<T> {
         list.into_iter()
     }
 
-    /// The object in this version was seen, or written. Returns whether that is news.
+    /// Records the object in this version, from an event or a write. Returns whether that is news.
     pub fn note(&self, lb: &str, name: &str, version: &str, object: T) -> bool {
         let version = number(version);
         let mut all = lock(&self.0);
@@ -91,14 +91,14 @@ impl<T: Clone> Owned<T> {
         }
     }
 
-    /// Whether the object was seen, or written, in this version or a later one.
+    /// Whether the view has the object in this version or a later one.
     fn knows(&self, lb: &str, name: &str, version: &str) -> bool {
         let all = lock(&self.0);
         let entry = all.get(lb).and_then(|list| list.iter().find(|entry| entry.name == name));
         entry.is_some_and(|entry| entry.version >= number(version))
     }
 
-    /// The object is gone, in this version. Returns whether that is news.
+    /// Records that the object is gone, in this version. Returns whether that is news.
     pub fn forget(&self, lb: &str, name: &str, version: &str) -> bool {
         let mut all = lock(&self.0);
         let Some(list) = all.get_mut(lb) else { return false };
@@ -112,22 +112,22 @@ impl<T: Clone> Owned<T> {
         is_news
     }
 
-    /// The object, in this version, is nobody's. Returns the LoadBalancers that it served.
+    /// Records that no LoadBalancer owns the object in this version. Returns the LoadBalancers that
+    /// it served.
     fn disown(&self, namespace: &str, name: &str, version: &str) -> Vec<String> {
         let within = |lb: &&String| lb.split_once('/').is_some_and(|(ns, _)| ns == namespace);
         let lbs: Vec<String> = lock(&self.0).keys().filter(within).cloned().collect();
         lbs.into_iter().filter(|lb| self.forget(lb, name, version)).collect()
     }
 
-    /// Something said of every object.
+    /// Calls `say` for every object.
     pub fn for_each(&self, mut say: impl FnMut(&T)) {
         for entry in lock(&self.0).values().flatten() {
             say(&entry.object);
         }
     }
 
-    /// Drops what a list did not show and what is not newer than the list. Returns the
-    /// LoadBalancers concerned.
+    /// Drops objects that a list did not contain. Returns the LoadBalancers that they served.
     fn keep_only(&self, listed: &std::collections::HashSet<(String, String)>) -> Vec<String> {
         let mut concerned = Vec::new();
         let mut all = lock(&self.0);
@@ -143,7 +143,7 @@ impl<T: Clone> Owned<T> {
     }
 }
 
-/// Resource versions grow, and are numbers (KEP-5504).
+/// Numeric value of a resource version: these are increasing numbers (KEP-5504).
 fn number(version: &str) -> u64 {
     version.parse().unwrap_or(0)
 }
@@ -179,8 +179,9 @@ pub(super) async fn watch_services(at: Informer) {
             let version = object.resource_version().unwrap_or_default();
             views.services.forget(&lb, &name, &version);
             views.tell_lbs([&lb]);
-            // Its LoadBalancer may have gone before it, without our help. Whoever still exists
-            // is not gone, whatever a view says: that is asked before anything is freed.
+            // The LoadBalancer may have gone before its Service without this operator. The signal
+            // is checked against the API server before an address is released, so a stale view does
+            // no harm.
             for owner in owners(&object.metadata).into_iter().filter(|o| o.kind == "LoadBalancer") {
                 if !views.has_uid(&owner.uid) {
                     views.tell(Signal::Gone(Owner { name: lb.clone(), uid: owner.uid }));
@@ -230,7 +231,7 @@ pub(super) async fn watch_slices(at: Informer) {
     .await;
 }
 
-/// An EndpointSlice is in this version.
+/// Records an EndpointSlice in this version.
 pub(super) fn see(views: &Views, object: &Unread<EndpointSlice>) {
     let (name, version) = (object.name_any(), object.resource_version().unwrap_or_default());
     let owner = owner(object.meta());
@@ -244,7 +245,8 @@ pub(super) fn see(views: &Views, object: &Unread<EndpointSlice>) {
         }
         return;
     }
-    // It may have been one's until somebody took its owner away, or made it unreadable.
+    // The slice may have belonged to a LoadBalancer until its owner reference was removed, or until
+    // it became unreadable.
     let namespace = object.namespace().unwrap_or_default();
     views.tell_lbs(views.slices.disown(&namespace, &name, &version));
 }

@@ -1,6 +1,6 @@
 //! The views of VirtualMachineInstances, of the pods that run them and of nodes.
 //!
-//! Objects are read into the few facts that decisions take and dropped at once.
+//! Objects are reduced to the few facts that decisions use, and dropped at once.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ use crate::domain::vm_backends::{listeners, topology};
 use crate::k8s::guard::Guard;
 use crate::k8s::informer;
 
-/// Objects in one answer of a list. Those of VMs are large, and held as text while they are read.
+/// Objects in one page of a list. Those of VMs are large, and held as text until they are parsed.
 const PAGE: u32 = 250;
 
 pub(super) async fn watch_vms(at: Informer) {
@@ -41,7 +41,7 @@ pub(super) async fn watch_vms(at: Informer) {
                 name = invalid.metadata.name,
                 error = invalid.error,
                 kind,
-                "cannot be read and is left alone"
+                "cannot be read and is skipped"
             );
             None
         }
@@ -49,7 +49,7 @@ pub(super) async fn watch_vms(at: Informer) {
     let on_event = |event| match event {
         Event::Init => listed.clear(),
         Event::InitApply(vmi) => {
-            // One that cannot be read now is not gone.
+            // A VM that cannot be read now still exists.
             listed.insert(key(&vmi));
             if let Some(vmi) = read(vmi) {
                 views.set_vm(&vmi);
@@ -70,7 +70,7 @@ pub(super) async fn watch_vms(at: Informer) {
         }
         Event::Delete(vmi) => views.remove_vm(&key(&vmi)),
     };
-    // Without KubeVirt no VM says on which network a guest is.
+    // Without KubeVirt no VM determines the network of a guest.
     let not_served = || {
         if !views.no_vms.swap(true, Ordering::Relaxed) {
             views.tell_leased();
@@ -136,11 +136,11 @@ pub(super) async fn watch_nodes(at: Informer) {
     .await;
 }
 
-/// Facts that a node gives of itself.
+/// Facts from a Node object.
 pub(super) struct KnownNode {
-    /// Region and zone.
+    /// Region and zone of the node.
     pub(super) topology: Topology,
-    /// Labels that say on which cluster networks it is.
+    /// Labels of the cluster networks that the node is on.
     pub(super) cluster_networks: BTreeSet<String>,
     /// Addresses of type `InternalIP`.
     pub(super) internal_addresses: Vec<IpAddr>,
@@ -207,7 +207,7 @@ impl Views {
         self.reserve(&Reserved::PodNetwork(name.to_owned()), Vec::new());
     }
 
-    /// The VMs on a node may not know where they are.
+    /// Signals the VMs on a node: their topology annotations may be outdated.
     pub(super) fn tell_residents(&self, node: &str) {
         let residents: Vec<Box<str>> = lock(&self.vms)
             .vms()
@@ -219,7 +219,7 @@ impl Views {
         }
     }
 
-    /// Everything that depends on VMs must be looked at: somebody begins to.
+    /// Signals all VMs and LoadBalancers that depend on VMs: a new leader begins.
     pub fn tell_all(&self) {
         let all: Vec<Box<str>> = lock(&self.vms).vms().map(|(key, _)| key.into()).collect();
         for vm in all {

@@ -1,5 +1,5 @@
-//! Guarded writes about DHCP agents: their Deployments, in the operator's own namespace, and what their
-//! networks say of them.
+//! Guarded writes for DHCP agents: their Deployments, in the operator's own namespace, and the
+//! annotations of their networks.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::api::{DeleteParams, PostParams, Preconditions};
@@ -13,7 +13,8 @@ use crate::k8s::{CallError, call};
 const DEPLOYMENT: &str = "Deployment";
 
 impl Writer {
-    /// Creates a Deployment. Returns what the server made of it. One of that name is a conflict.
+    /// Creates a Deployment. Returns the stored object. An existing one with the name is a
+    /// conflict.
     pub async fn create_deployment(
         &self,
         namespace: &str,
@@ -25,8 +26,8 @@ impl Writer {
         self.count(DEPLOYMENT, written)
     }
 
-    /// Puts a Deployment in the place of the one in the version that it names. Returns what the server
-    /// made of it. All of it is the operator's, so nothing of others is lost.
+    /// Replaces a Deployment in the version that the new one names. Returns the stored object. The
+    /// operator owns all of it, so no field of another client is lost.
     pub async fn replace_deployment(
         &self,
         namespace: &str,
@@ -39,7 +40,7 @@ impl Writer {
         self.count(DEPLOYMENT, written)
     }
 
-    /// Deletes a Deployment in the version given.
+    /// Deletes a Deployment, if it has this UID and version.
     pub async fn delete_deployment(
         &self,
         namespace: &str,
@@ -57,7 +58,7 @@ impl Writer {
 }
 
 impl Writer {
-    /// Patches a NetworkAttachmentDefinition's annotation.
+    /// Patches annotations of a NetworkAttachmentDefinition.
     pub async fn patch_network(
         &self,
         namespace: &str,

@@ -1,14 +1,15 @@
-//! Guarded writes of credentials: what they are bound to, where they are read, and the record of it.
+//! Guarded writes of credentials: the objects that they are bound to, the Secrets that consumers
+//! read, and the TokenRotations.
 //!
-//! Invariant: an answer that holds a credential is read here and not by the library, which repeats in
-//! the log what it cannot read.
+//! Invariant: an answer that holds a credential is parsed here and not by the library, whose errors
+//! quote text that it cannot parse in the log.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::core::Request;
 use kube::{Api, Resource as _};
 use serde_json::{Value, json};
@@ -23,21 +24,21 @@ use crate::k8s::{CallError, call};
 const ROTATION: &str = "TokenRotation";
 const SECRET: &str = "Secret";
 
-/// Where a value is written.
+/// Place where a value is written.
 #[derive(Clone, Copy, Debug)]
 pub struct At<'a> {
     /// Namespace of the Secret.
     pub namespace: &'a str,
-    /// Its name.
+    /// Name of the Secret.
     pub name: &'a str,
-    /// The key.
+    /// Key in the Secret.
     pub key: &'a str,
-    /// The version that is replaced; empty: there is no such Secret.
+    /// Version of the Secret that is replaced. Empty: the Secret does not exist.
     pub version: &'a str,
 }
 
 impl Writer {
-    /// Patches a TokenRotation's status. Returns what the server made of it.
+    /// Patches a TokenRotation's status. Returns the stored object.
     pub async fn patch_rotation_status(
         &self,
         namespace: &str,
@@ -47,7 +48,7 @@ impl Writer {
         self.patch_rotation(namespace, name, patch, Some("status")).await
     }
 
-    /// Patches a TokenRotation's metadata. Returns what the server made of it.
+    /// Patches a TokenRotation's metadata. Returns the stored object.
     pub async fn patch_rotation_meta(
         &self,
         namespace: &str,
@@ -55,6 +56,32 @@ impl Writer {
         patch: &Value,
     ) -> Result<TokenRotation, CallError> {
         self.patch_rotation(namespace, name, patch, None).await
+    }
+
+    /// Makes a TokenRotation. There is one by that name: a conflict.
+    pub async fn create_rotation(
+        &self,
+        namespace: &str,
+        rotation: &TokenRotation,
+    ) -> Result<(), CallError> {
+        let list = TokenRotation::url_path(&(), Some(namespace));
+        let text = json!(rotation).to_string().into_bytes();
+        let request = Request::new(list).create(&PostParams::default(), text);
+        self.send::<TokenRotation>(ROTATION, request).await.map(drop)
+    }
+
+    /// Deletes a TokenRotation, if it is the one by that UID.
+    pub async fn delete_rotation(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+    ) -> Result<(), CallError> {
+        let list = TokenRotation::url_path(&(), Some(namespace));
+        let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        let request = Request::new(list).delete(name, &params);
+        self.send::<TokenRotation>(ROTATION, request).await.map(drop)
     }
 
     async fn patch_rotation(
@@ -75,8 +102,9 @@ impl Writer {
         self.count(ROTATION, answer)
     }
 
-    /// Creates the Secret that a credential is bound to, or that it is made in for the account named.
-    /// It goes with the owner, if there is one. It is there already: a conflict.
+    /// Creates the Secret that a credential is bound to, or in which the API server makes a token
+    /// of the given account. The owner, if there is one, becomes its owner reference. An existing
+    /// Secret is a conflict.
     pub async fn create_bond(
         &self,
         (namespace, name): (&str, &str),
@@ -108,7 +136,7 @@ impl Writer {
         Ok(meta.uid.unwrap_or_default())
     }
 
-    /// Has the API server sign a token that works as long as that Secret is there.
+    /// Requests a token that is valid only while the given Secret exists.
     pub async fn request_token(
         &self,
         (namespace, account): (&str, &str),
@@ -134,7 +162,7 @@ impl Writer {
         Ok(Token::new(token.to_owned()))
     }
 
-    /// Writes a value into a Secret, which is made if there is none.
+    /// Writes a value into a Secret. Creates the Secret if it does not exist.
     pub async fn write_target(&self, at: At<'_>, value: &Token) -> Result<(), CallError> {
         let list = Secret::url_path(&(), Some(at.namespace));
         let text = value.reveal().as_bytes();
@@ -160,7 +188,7 @@ impl Writer {
         self.patch::<Secret>(SECRET, &list, at.name, &patch, None).await.map(drop)
     }
 
-    /// Deletes what a credential is bound to. One that is not there is deleted.
+    /// Deletes the Secret that a credential is bound to. A missing Secret is a success.
     pub async fn delete_bond(&self, namespace: &str, name: &str) -> Result<(), CallError> {
         let list = Secret::url_path(&(), Some(namespace));
         let request = Request::new(&list).delete(name, &DeleteParams::default());
@@ -170,8 +198,8 @@ impl Writer {
         }
     }
 
-    /// Has a workload's pods replaced, once for each value. It rests on nothing that was read: whoever
-    /// else writes the workload loses nothing.
+    /// Restarts a workload's pods, once for each value. The patch contains no resourceVersion and
+    /// sets one annotation, so that it overwrites no other client's change.
     pub async fn restart(
         &self,
         namespace: &str,

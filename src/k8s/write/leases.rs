@@ -1,4 +1,4 @@
-//! Guarded writes of DHCPLeases: metadata and spec. The status is the agents'.
+//! Guarded writes of DHCPLeases: metadata and spec. The agents write the status.
 
 use kube::Api;
 use kube::ResourceExt;
@@ -12,14 +12,14 @@ use crate::k8s::{CallError, call};
 const RECORD: &str = "DHCPLease";
 
 impl Writer {
-    /// Creates a record. One of that name is a conflict.
+    /// Creates a record. An existing one with the name is a conflict.
     pub async fn create_record(&self, record: &DHCPLease) -> Result<DHCPLease, CallError> {
         self.check_leadership()?;
         let api = self.records(record);
         self.count(RECORD, call(api.create(&PostParams::default(), record)).await)
     }
 
-    /// Patches a record. Returns what the server made of it.
+    /// Patches a record. Returns the stored object.
     pub async fn patch_record(
         &self,
         record: &DHCPLease,

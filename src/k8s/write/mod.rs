@@ -1,8 +1,7 @@
 //! Guarded writes of this operator's objects.
 //!
-//! Everything is a merge patch that carries the resourceVersion it was computed from: the
-//! server refuses it when the object has moved on, and fields this version does not know
-//! survive it.
+//! Everything is a merge patch with the resourceVersion it was computed from: the server refuses it
+//! when the object has changed since, and fields that this version does not know survive it.
 
 mod agents;
 mod credentials;
@@ -30,7 +29,7 @@ use super::{CallError, call};
 use crate::api::{IPPool, IPPoolStatus, LoadBalancer};
 use crate::metrics::Metrics;
 
-/// Writes as the leader, or not at all.
+/// Client for writes. Refuses each write while this process does not lead.
 #[derive(Clone)]
 pub struct Writer {
     client: Client,
@@ -41,7 +40,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Nothing is sent before the first write.
+    /// A writer that sends nothing before the first write.
     pub fn new(client: Client, leadership: Arc<Leadership>, metrics: Metrics) -> Self {
         Self { client, leadership, metrics, plain_pools: Arc::default() }
     }
@@ -58,8 +57,9 @@ impl Writer {
         Ok(meta.resource_version.unwrap_or_default())
     }
 
-    /// Patches a LoadBalancer's condition without leading: it names the controller that leads. It rests
-    /// on a resourceVersion, so that the leader's own word is never lost.
+    /// Patches a LoadBalancer's condition without leading: the condition names the controller that
+    /// leads. The patch has a resourceVersion, so that it never overwrites the leader's own
+    /// condition.
     pub async fn tell_lb(
         &self,
         namespace: &str,
@@ -71,7 +71,7 @@ impl Writer {
         self.count("LoadBalancer", written).map(drop)
     }
 
-    /// Patches an IPPool's metadata. Returns what the server made of it.
+    /// Patches an IPPool's metadata. Returns the stored metadata.
     pub async fn patch_pool_meta(
         &self,
         name: &str,
@@ -83,9 +83,9 @@ impl Writer {
 
     /// Writes a pool's status over the stored one. Returns the object's metadata.
     ///
-    /// Both forms of the CRD are served: with the status subresource, and without. A change
-    /// of form shows as a 404 in the one direction and as a status that did not take in the
-    /// other; either way the write is repeated in the other form.
+    /// Both forms of the CRD are supported: with the status subresource, and without. After a
+    /// change of form, the write fails with 404 in the one direction, and leaves the status
+    /// unchanged in the other; in both cases it is repeated in the other form.
     pub async fn write_pool_status(
         &self,
         name: &str,
@@ -123,12 +123,12 @@ impl Writer {
         Ok(written.metadata)
     }
 
-    /// Whether IPPool is served without the status subresource, as far as is known.
+    /// Whether IPPool is served without the status subresource, by the last write.
     pub fn pools_are_plain(&self) -> bool {
         self.plain_pools.load(Ordering::Relaxed)
     }
 
-    /// One merge patch, answered with metadata only: the rest is known here already.
+    /// Sends a merge patch. The answer has metadata only, since the rest is known here.
     async fn patch<K: Resource<DynamicType = ()>>(
         &self,
         kind: &'static str,
@@ -147,7 +147,7 @@ impl Writer {
         self.send::<K>(kind, request).await
     }
 
-    /// Sends a write and reads no more of the answer than metadata.
+    /// Sends a write, and asks the server to answer with metadata only.
     async fn send<K: Resource<DynamicType = ()>>(
         &self,
         kind: &'static str,
@@ -166,7 +166,8 @@ impl Writer {
         self.count(kind, answer).map(|object| object.metadata)
     }
 
-    fn check_leadership(&self) -> Result<(), CallError> {
+    /// Refuses what is about to be written elsewhere, such as in a Rancher, when this process does not lead.
+    pub fn check_leadership(&self) -> Result<(), CallError> {
         if self.leadership.is_current() { Ok(()) } else { Err(CallError::NotLeader) }
     }
 
@@ -182,8 +183,8 @@ impl Writer {
     }
 }
 
-/// Whether a write would change anything. A server whose schema lacks the newer fields drops
-/// them, so there they do not count.
+/// Whether a write would change anything. `plain`: the server's schema lacks the newer fields and
+/// drops them, so they are not compared.
 pub fn differs(stored: &IPPoolStatus, desired: &IPPoolStatus, plain: bool) -> bool {
     if !plain {
         return stored != desired;
@@ -197,8 +198,8 @@ pub fn differs(stored: &IPPoolStatus, desired: &IPPoolStatus, plain: bool) -> bo
     known_there(stored) != known_there(desired)
 }
 
-/// The merge patch (RFC 7396) that turns one status into the other. The maps, which may hold
-/// thousands of entries, are compared where they are; only what changes is copied.
+/// The merge patch (RFC 7396) from one status to the other. The maps, which may have thousands of
+/// entries, are compared in place; only changes are copied.
 fn status_diff(old: &IPPoolStatus, new: &IPPoolStatus) -> Value {
     let IPPoolStatus { allocated, allocated_owners, allocated_history, .. } = new;
     let maps = [
@@ -232,7 +233,7 @@ fn status_diff(old: &IPPoolStatus, new: &IPPoolStatus) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{DHCPLease, Workload, WorkloadKind};
+    use crate::api::{DHCPLease, TokenRotation, Workload, WorkloadKind};
     use crate::domain::credentials::token::Token;
 
     fn status(allocated: &[(&str, &str)]) -> IPPoolStatus {
@@ -240,10 +241,10 @@ mod tests {
         IPPoolStatus { allocated, ..IPPoolStatus::default() }
     }
 
-    /// Whatever is under way when leadership is lost: nothing leaves the process.
+    /// A write that is under way when leadership is lost does not leave the process.
     #[tokio::test]
     async fn nothing_is_sent_without_leadership() {
-        // Nobody listens there: a call that is sent ends in another error.
+        // The address has no listener: a call that is sent gives another error.
         let nowhere = kube::Config::new("http://127.0.0.1:9".parse().unwrap());
         let client = Client::try_from(nowhere).unwrap();
         let writer = Writer::new(client, Arc::default(), Metrics::new().unwrap());
@@ -273,6 +274,9 @@ mod tests {
             writer.patch_crd_status("crd", &json!({})).await.err(),
             writer.patch_rotation_status("ns", "r", &json!({})).await.err(),
             writer.patch_rotation_meta("ns", "r", &json!({})).await.err(),
+            writer.check_leadership().err(),
+            writer.create_rotation("ns", &TokenRotation::default()).await.err(),
+            writer.delete_rotation("ns", "r", "uid").await.err(),
             writer.create_bond(("ns", "b"), "uid", None, None).await.err(),
             writer.request_token(("ns", "sa"), 600, ("b", "uid")).await.err(),
             writer.write_target(at, &Token::new(String::new())).await.err(),

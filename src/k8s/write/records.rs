@@ -1,4 +1,4 @@
-//! Guarded writes of a network's agent: the status of its records, and the end of one.
+//! Guarded writes of a network's agent: the status of its records, and their finalizers.
 
 use kube::Resource as _;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::api::DHCPLease;
 use crate::k8s::CallError;
 
 impl Writer {
-    /// Patches a record's status, as it was at that version. Returns its new version.
+    /// Patches the status of a record in this version. Returns the new version.
     pub async fn patch_record_status(
         &self,
         namespace: &str,
@@ -23,7 +23,7 @@ impl Writer {
         Ok(meta.resource_version.unwrap_or_default())
     }
 
-    /// Leaves a record with these finalizers, as it was at that version.
+    /// Sets the finalizers of a record in this version.
     pub async fn finish_record(
         &self,
         namespace: &str,

@@ -1,5 +1,5 @@
-//! Guarded writes of what serves vm load balancers: Services, EndpointSlices, and the topology
-//! that VMs are told.
+//! Guarded writes for vm LoadBalancers: Services, EndpointSlices, and the topology annotations of
+//! VMs.
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -18,7 +18,7 @@ const SLICE: &str = "EndpointSlice";
 const VM: &str = "VirtualMachineInstance";
 
 impl Writer {
-    /// Creates a Service. Returns what the server made of it. One of that name is a conflict.
+    /// Creates a Service. Returns the stored object. An existing one with the name is a conflict.
     pub async fn create_service(
         &self,
         namespace: &str,
@@ -31,7 +31,7 @@ impl Writer {
         self.count(SERVICE, call(api.create(&PostParams::default(), &service)).await)
     }
 
-    /// Patches a Service. Returns what the server made of it.
+    /// Patches a Service. Returns the stored object.
     pub async fn patch_service(
         &self,
         namespace: &str,
@@ -44,7 +44,7 @@ impl Writer {
         self.count(SERVICE, call(api.patch(name, &PatchParams::default(), &patch)).await)
     }
 
-    /// Patches the status of a Service, and its annotations with it. Returns what the server made of it.
+    /// Patches the status of a Service, with its annotations. Returns the stored object.
     pub async fn patch_service_status(
         &self,
         namespace: &str,
@@ -57,7 +57,7 @@ impl Writer {
         self.count(SERVICE, call(api.patch_status(name, &PatchParams::default(), &patch)).await)
     }
 
-    /// Deletes a Service. Returns it if something else holds it still.
+    /// Deletes a Service. Returns it if a finalizer still keeps it.
     pub async fn delete_service(
         &self,
         namespace: &str,
@@ -71,14 +71,14 @@ impl Writer {
             Preconditions { uid: Some(uid.to_owned()), resource_version: Some(version.to_owned()) };
         let params = DeleteParams { preconditions: Some(only), ..DeleteParams::default() };
         let answer = self.count(SERVICE, call(api.delete(name, &params)).await)?;
-        // A Service that is gone is answered with a status, or with itself as it was last.
+        // For a deleted Service, the server answers with a status, or with its last state.
         Ok(answer.left().filter(|service| {
             service.metadata.deletion_timestamp.is_some()
                 && service.metadata.finalizers.as_ref().is_some_and(|f| !f.is_empty())
         }))
     }
 
-    /// Creates an EndpointSlice. One of that name is a conflict.
+    /// Creates an EndpointSlice. An existing one with the name is a conflict.
     pub async fn create_slice(
         &self,
         namespace: &str,
@@ -102,7 +102,7 @@ impl Writer {
         self.patch::<EndpointSlice>(SLICE, &list, name, patch, None).await
     }
 
-    /// Deletes an EndpointSlice in the version given.
+    /// Deletes an EndpointSlice in this version.
     pub async fn delete_slice(
         &self,
         namespace: &str,

@@ -1,5 +1,5 @@
-//! Guarded writes of the change-over from older software: imported pools, the ConfigMap they came
-//! from, and the versions that a CRD says are stored.
+//! Guarded writes for the migration from older software: imported pools, the source ConfigMap, and
+//! the stored versions in a CRD's status.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -13,7 +13,7 @@ use crate::api::IPPool;
 use crate::k8s::{CallError, call};
 
 impl Writer {
-    /// Creates an IPPool. Returns what the server made of it. One of that name is a conflict.
+    /// Creates an IPPool. Returns the stored object. An existing one with the name is a conflict.
     pub async fn create_pool(&self, pool: &IPPool) -> Result<IPPool, CallError> {
         self.check_leadership()?;
         let api = Api::<IPPool>::all(self.client.clone());

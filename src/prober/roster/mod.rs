@@ -1,9 +1,8 @@
-//! Who is probed, and when next. Knows no socket and no clock: times are arguments.
+//! The targets, and when each is probed next. Has no socket and no clock: times are arguments.
 //!
-//! Invariants: a key is never used twice, so the result of a probe whose target is gone, or has
-//! become another, belongs to nobody. A target is either due, or under way, or refused: never
-//! two of these, so it has at most one probe at a time. There is a doubt exactly while it holds
-//! targets.
+//! Invariants: a key is never used twice, so the result of a probe whose target is gone or was
+//! replaced matches no target. A target is either due, or under way, or refused, and never two of
+//! these, so it has at most one probe at a time. A doubt exists exactly while it holds targets.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -15,19 +14,19 @@ use crate::domain::vm_backends::health::{
     Check, Doubt, Health, Phase, Target, first, may_be_backend, moment, next,
 };
 
-/// A target, as long as the same is asked of the same address.
+/// Key of a target; a new request or address makes a new key.
 pub(super) type Key = u64;
 
-/// All targets. `D` is what probing by a check takes, made once for each check.
+/// All targets. `D` holds the connection settings of a check, made once for each check.
 pub(super) struct Roster<D> {
     lbs: HashMap<Arc<str>, Group<D>>,
     entries: HashMap<Key, Entry>,
     /// Times at which targets are due, each with its key.
     due: BTreeSet<(Duration, Key)>,
     next_key: Key,
-    /// Failures that are not believed for now.
+    /// Doubt: failures that are not accepted as real for now.
     doubt: Option<Doubt>,
-    /// LoadBalancers of which more is to be said than the verdict that [`Roster::end`] returns.
+    /// LoadBalancers with changes other than the verdict that [`Roster::end`] returns.
     concerned: BTreeSet<Arc<str>>,
 }
 
@@ -42,26 +41,26 @@ struct Entry {
     address: IpAddr,
     phase: Phase,
     health: Health,
-    /// `None`: under way, or refused.
+    /// Time of the next probe. `None`: a probe is under way, or the target is refused.
     due: Option<Duration>,
 }
 
-/// What a new list of targets did.
+/// Effects of a new list of targets.
 #[derive(Default)]
 pub(super) struct Change {
-    /// Targets that are no more.
+    /// Targets that were removed.
     pub(super) dropped: Vec<Key>,
-    /// New ones that will not be probed.
+    /// New targets that will not be probed.
     pub(super) refused: Vec<Target>,
 }
 
-/// A probe to begin.
+/// Probe to start.
 pub(super) struct Start<D> {
     pub(super) key: Key,
     pub(super) address: IpAddr,
     pub(super) check: Arc<Check>,
     pub(super) dial: Arc<D>,
-    /// How long ago it was due.
+    /// Delay since it was due.
     pub(super) late: Duration,
 }
 
@@ -74,13 +73,13 @@ impl<D> Default for Roster<D> {
 }
 
 impl<D> Roster<D> {
-    /// What the LoadBalancer's targets are probed with, if it is the same as by this check.
+    /// Connection settings of the LoadBalancer's targets, if they also suit this check.
     pub(super) fn dial(&self, lb: &str, check: &Check) -> Option<Arc<D>> {
         let group = self.lbs.get(lb).filter(|group| group.check.asks_the_same(check))?;
         Some(Arc::clone(&group.dial))
     }
 
-    /// Makes these the targets of the LoadBalancer. Of targets with the same id the first counts.
+    /// Sets the targets of the LoadBalancer. Of targets with the same id the first counts.
     pub(super) fn set(
         &mut self,
         lb: &str,
@@ -139,7 +138,7 @@ impl<D> Roster<D> {
         change
     }
 
-    /// Forgets the LoadBalancer. Returns the targets it had.
+    /// Removes the LoadBalancer. Returns its targets.
     pub(super) fn remove(&mut self, lb: &str) -> Vec<Key> {
         let keys: Vec<Key> = self
             .lbs
@@ -152,12 +151,12 @@ impl<D> Roster<D> {
         keys
     }
 
-    /// When the next target is due.
+    /// Time at which the next target is due.
     pub(super) fn next_due(&self) -> Option<Duration> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// The target that has been due for longest, if one is. It is under way from now on.
+    /// Takes the target that has been due for longest, if one is. It is under way from now on.
     pub(super) fn begin(&mut self, now: Duration) -> Option<Start<D>> {
         let (due, key) = *self.due.first().filter(|(due, _)| *due <= now)?;
         self.due.pop_first();
@@ -173,9 +172,9 @@ impl<D> Roster<D> {
         })
     }
 
-    /// Takes in what a probe said (`None`: nothing about the target), and sets its next time:
-    /// what was due while it was under way is skipped. Returns the LoadBalancer and the verdict
-    /// if that flipped; failures that are doubted flip none.
+    /// Records the result of a probe (`None`: no information about the target) and sets its next
+    /// time; times that passed while it was under way are skipped. Returns the LoadBalancer and the
+    /// verdict if that flipped; doubted failures flip none.
     pub(super) fn end(
         &mut self,
         key: Key,
@@ -213,8 +212,8 @@ impl<D> Roster<D> {
         turned.then(|| (lb, health.is_healthy()))
     }
 
-    /// Whether the failures of a target that just turned are not to be believed. If they show that
-    /// most have failed together, those that were believed before are not any more, either.
+    /// Whether the failures of a target that just turned are doubted. If they show that most
+    /// targets have failed together, failures that were accepted before become doubted as well.
     fn doubts(&mut self, key: Key, health: Health) -> bool {
         if let Some(doubt) = self.doubt.as_mut().filter(|doubt| doubt.explains(health)) {
             let Some(entry) = self.entries.get_mut(&key) else { return false };
@@ -236,7 +235,7 @@ impl<D> Roster<D> {
         true
     }
 
-    /// Believes all failures that are doubted.
+    /// Accepts all doubted failures as real.
     pub(super) fn believe(&mut self) {
         let Some(mut doubt) = self.doubt.take() else { return };
         for entry in self.entries.values_mut().filter(|entry| entry.health.is_held()) {
@@ -256,14 +255,14 @@ impl<D> Roster<D> {
         self.doubt.as_ref().map_or(0, Doubt::held)
     }
 
-    /// Whether the LoadBalancer has such a target.
+    /// Whether the LoadBalancer has a doubted target.
     pub(super) fn holds(&self, lb: &str) -> bool {
         let members = self.lbs.get(lb).into_iter().flat_map(|group| group.members.values());
         let mut entries = members.filter_map(|key| self.entries.get(key));
         self.doubt.is_some() && entries.any(|entry| entry.health.is_held())
     }
 
-    /// LoadBalancers of which there is news, beside the verdicts that [`Roster::end`] returned.
+    /// Takes the LoadBalancers with changes other than the verdicts that [`Roster::end`] returned.
     pub(super) fn take_concerned(&mut self) -> BTreeSet<Arc<str>> {
         std::mem::take(&mut self.concerned)
     }
@@ -286,7 +285,7 @@ impl<D> Roster<D> {
             .collect()
     }
 
-    /// Targets, with those that are refused.
+    /// Number of targets, with the refused ones.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -302,7 +301,8 @@ impl<D> Roster<D> {
         let phase = Phase::of(&[lb, &target.id, &target.address.to_string()]);
         let wanted = may_be_backend(target.address);
         let healthy = wanted && verdict.unwrap_or(target.assume_healthy);
-        // Who is believed to be healthy can wait for its place in time; who is not, waits for us.
+        // A target assumed healthy can wait for its place in time; for another the LoadBalancer
+        // waits.
         let when = if healthy { next } else { first };
         let due = wanted.then(|| when(now, phase, check.period));
         let key = self.next_key;
@@ -325,7 +325,7 @@ impl<D> Roster<D> {
         Some(entry)
     }
 
-    /// Moves a target to the grid of another period. One that is under way goes there anyway.
+    /// Moves a target to the times of another period. A target under way moves when its probe ends.
     fn reschedule(&mut self, key: Key, check: &Check, now: Duration) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         if let Some(due) = entry.due.as_mut() {

@@ -1,6 +1,8 @@
-//! Owns the API server's own record of what the operator's accounts ask for, and whether they may.
+//! Owns the API server's audit log: requests of the operator's accounts, and whether they were
+//! authorized.
 //!
-//! The server writes a line before it answers, so what a process has been told is in the record.
+//! The server writes a line before it answers, so each request that a process has an answer to is
+//! in the log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -13,16 +15,16 @@ use serde_json::{Value, json};
 const POLICY: &str = "audit.yaml";
 const LOG: &str = "audit.log";
 
-/// What was asked for, in a role's words: `group resource verb`.
+/// Requests, in a role's words: `group resource verb`.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
-    /// All of it.
+    /// All requested rights.
     pub rights: BTreeSet<String>,
-    /// What no role grants, with the server's words.
+    /// Requested rights that no role grants, with the server's message.
     pub forbidden: BTreeMap<String, String>,
 }
 
-/// Flags of an API server that keeps the record, of accounts of one namespace.
+/// Flags of an API server that keeps the audit log, for accounts of one namespace.
 pub(crate) fn api_server_args(dir: &Path, namespace: &str) -> Result<[String; 2]> {
     let accounts = format!("system:serviceaccounts:{namespace}");
     let policy = json!({
@@ -33,22 +35,22 @@ pub(crate) fn api_server_args(dir: &Path, namespace: &str) -> Result<[String; 2]
     Ok([format!("--audit-policy-file={POLICY}"), format!("--audit-log-path={LOG}")])
 }
 
-/// The audit log of a bed, and what has been read of it.
+/// Audit log of a bed, and the part of it that has been read.
 #[derive(Debug, Default)]
 pub(crate) struct AuditLog {
-    /// Where the next line begins.
+    /// Offset of the next line.
     offset: u64,
     asked: Asked,
 }
 
 impl AuditLog {
-    /// Forgets what was asked for until now.
+    /// Drops all requests until now.
     pub(crate) fn begin(&mut self, dir: &Path) {
         let offset = fs::metadata(dir.join(LOG)).map_or(0, |log| log.len());
         *self = Self { offset, asked: Asked::default() };
     }
 
-    /// Reads what was added to the log in a bed's directory, and returns all that was asked for.
+    /// Reads the new lines of the log in a bed's directory, and returns all requests so far.
     pub(crate) fn read(&mut self, dir: &Path) -> Result<Asked> {
         ensure!(dir.join(POLICY).is_file(), "the bed keeps no audit log");
         let mut file = match File::open(dir.join(LOG)) {
@@ -65,7 +67,7 @@ impl AuditLog {
         for line in complete.lines() {
             let event: Value = serde_json::from_str(line)?;
             let Some(right) = right(&event) else { continue };
-            // A refusal of another kind, such as admission's, says that it was allowed.
+            // A refusal of another kind, such as by admission, is logged as allowed.
             if event["annotations"]["authorization.k8s.io/decision"] == "forbid" {
                 let said = event["responseStatus"]["message"].to_string();
                 self.asked.forbidden.insert(right.clone(), said);

@@ -1,5 +1,5 @@
-//! Owns one address in front of several operators, as a Service is: connections go to those that
-//! say they are ready, in turn.
+//! Owns one address in front of several operators, like a Service: connections go in turn to those
+//! that report ready.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -12,16 +12,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-/// Pause between two probes. Slower than kube-proxy hears of endpoints.
+/// Pause between two probes. Longer than kube-proxy takes to observe endpoints.
 const LOOK: Duration = Duration::from_millis(500);
 /// Time for an answer to a probe (`timeoutSeconds` in the chart).
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Probes in a row that fail before a pod is not ready (`failureThreshold`, the default).
 const FAILURES: u32 = 3;
-/// Time after which kube-proxy has rules without the endpoint of a pod that is being deleted, whatever its probe
-/// says (`minSyncPeriod`).
+/// Time after which kube-proxy has rules without the endpoint of a pod that is being deleted,
+/// whatever the pod's probe reports (`minSyncPeriod`).
 const DELETED: Duration = Duration::from_secs(1);
-/// How often it is tried again to connect, and after how long.
+/// Number of attempts to connect, and the delay between two.
 const CONNECTS: u32 = 20;
 const RECONNECT: Duration = Duration::from_millis(50);
 
@@ -30,19 +30,19 @@ struct Backend {
     traffic: SocketAddr,
     probes: SocketAddr,
     ready: bool,
-    /// Probes that failed since the last one that did not.
+    /// Failed probes since the last success.
     failures: u32,
 }
 
 impl Backend {
-    /// Takes in the result of a probe, as a kubelet does.
+    /// Records the result of a probe, as a kubelet does.
     fn probed(&mut self, succeeded: bool) {
         self.failures = if succeeded { 0 } else { self.failures + 1 };
         self.ready = succeeded || self.ready && self.failures < FAILURES;
     }
 }
 
-/// A balancer. Dropping it ends it; connections that it has made go on.
+/// A balancer. Dropping it ends it; connections that it has made continue.
 pub struct Balancer {
     address: SocketAddr,
     backends: Arc<Mutex<Vec<Backend>>>,
@@ -74,7 +74,7 @@ impl Balancer {
         Ok(Self { address, backends, tasks })
     }
 
-    /// What to call.
+    /// Address to connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -84,12 +84,12 @@ impl Balancer {
         lock(&self.backends).push(Backend { traffic, probes, ready: false, failures: 0 });
     }
 
-    /// Whether connections go to an operator, among others.
+    /// Whether new connections go to an operator, among others.
     pub fn leads_to(&self, traffic: SocketAddr) -> bool {
         lock(&self.backends).iter().any(|backend| backend.traffic == traffic && backend.ready)
     }
 
-    /// Takes out an operator whose pod is being deleted.
+    /// Removes an operator whose pod is being deleted.
     pub fn delete(&self, traffic: SocketAddr) {
         let backends = self.backends.clone();
         tokio::spawn(async move {
@@ -122,8 +122,8 @@ async fn accept(listener: TcpListener, backends: Arc<Mutex<Vec<Backend>>>) {
     }
 }
 
-/// Copies what each side sends until both have ended. As with the packets that kube-proxy's rules let through, an end
-/// of one direction, clean or not, takes nothing from the other.
+/// Copies both directions until both have ended. As with the packets that kube-proxy's rules
+/// forward, an end of one direction, clean or not, does not end the other.
 async fn forward(client: &mut TcpStream, server: &mut TcpStream) {
     let (mut asked, mut answers) = client.split();
     let (mut answered, mut asks) = server.split();
@@ -138,8 +138,8 @@ async fn forward(client: &mut TcpStream, server: &mut TcpStream) {
     tokio::join!(up, down);
 }
 
-/// Connects, also where this machine has no port or no file left for a moment: a Service needs
-/// neither.
+/// Connects, and tries again where this machine has no free port or file for a moment: a Service
+/// needs neither.
 async fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
     for _ in 0..CONNECTS {
         match TcpStream::connect(to).await {
@@ -163,7 +163,7 @@ async fn look(backends: Arc<Mutex<Vec<Backend>>>) {
     }
 }
 
-/// Asks an operator whether it is ready.
+/// Whether an operator reports ready.
 async fn is_ready(probes: SocketAddr) -> bool {
     let asked = async {
         let mut stream = TcpStream::connect(probes).await?;
@@ -191,7 +191,7 @@ mod tests {
             backend.probed(succeeded);
             backend.ready
         };
-        assert!(!after(false), "it has never said so");
+        assert!(!after(false), "it has never been ready");
         assert!(after(true));
         assert!(after(false) && after(false), "slow");
         assert!(after(true) && after(false) && after(false) && !after(false), "not ready");

@@ -9,9 +9,9 @@ use crate::{Helm, Version, repository};
 
 /// The release and its namespace, as on a Harvester.
 const RELEASE: [&str; 3] = ["harvester-guest-operator", "--namespace", "harvester-system"];
-/// What a plain manifest has no use for.
+/// Values that turn off objects that a plain manifest does not need.
 const PLAIN: [&str; 2] = ["crds.mode=never", "podDisruptionBudget.mode=never"];
-/// Labels that say who installed it.
+/// Labels that name the installer.
 const HELM_LABELS: [&str; 4] = [
     "app.kubernetes.io/instance: ",
     "app.kubernetes.io/version: ",
@@ -27,7 +27,7 @@ pub struct Chart {
 }
 
 impl Chart {
-    /// Gets Helm ready.
+    /// Gets Helm and finds the chart.
     pub async fn locate() -> Result<Self> {
         let dir = repository().join("charts/harvester-guest-operator");
         Ok(Self { helm: Helm::new(Version::Three).await?, dir })
@@ -38,18 +38,18 @@ impl Chart {
         &self.dir
     }
 
-    /// The chart's folder, as Helm takes it.
+    /// The chart's folder, as an argument for Helm.
     pub fn path(&self) -> Result<&str> {
         self.dir.to_str().context("the path is not UTF-8")
     }
 
-    /// Runs Helm with the chart as its last argument but the options.
+    /// Runs a Helm command with the chart and these options as its last arguments.
     pub async fn helm(&self, command: &str, options: &[&str]) -> Result<String> {
         self.helm.run(&[&[command, self.path()?], options].concat()).await
     }
 
-    /// What the chart renders, by the template's path below `templates`. Objects of one template
-    /// are one text.
+    /// Renders the chart. Keys are templates' paths below `templates`; objects of one template are
+    /// one text.
     pub async fn render(&self, options: &[&str]) -> Result<BTreeMap<String, String>> {
         let version = ["--kube-version", "v1.36.3"];
         let args = [&["template"], &RELEASE[..1], &[self.path()?], &RELEASE[1..], &version];
@@ -67,8 +67,8 @@ impl Chart {
         Ok(files)
     }
 
-    /// The manifests for those who do without Helm: what the chart renders by default, without
-    /// the labels of a release.
+    /// Manifests for an install without Helm: the chart's default output without the labels of a
+    /// release.
     pub async fn plain(&self) -> Result<BTreeMap<String, String>> {
         let options: Vec<&str> = PLAIN.into_iter().flat_map(|set| ["--set", set]).collect();
         let is_plain = |line: &&str| {

@@ -14,9 +14,9 @@ pub(crate) const ETCD: &str = "etcd";
 pub(crate) const API_SERVER: &str = "kube-apiserver";
 pub(crate) const CONTROLLER_MANAGER: &str = "kube-controller-manager";
 
-/// What the API server says its address is. Left to itself it takes that of the default route, and
-/// does not start on a machine that has none; nobody follows this one, which is reserved for
-/// documentation.
+/// Address that the API server advertises. By default it advertises the address of the default
+/// route, and does not start on a machine without one. This one is reserved for documentation, and
+/// no client follows it.
 const ADVERTISED: &str = "192.0.2.1";
 
 /// The ports of one bed.
@@ -28,8 +28,8 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    /// Three ports that are free now. Another process may take one before a daemon does, so a
-    /// start that fails for this reason has to be tried again.
+    /// Finds three ports that are free now. Another process may take one before a daemon does; the
+    /// start must then be repeated.
     pub(crate) fn free() -> Result<Self> {
         let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
         let held = [bind()?, bind()?, bind()?];
@@ -61,9 +61,9 @@ pub(crate) fn etcd_args(ports: Ports) -> Vec<String> {
         format!("--listen-peer-urls={peer}"),
         format!("--initial-advertise-peer-urls={peer}"),
         format!("--initial-cluster=default={peer}"),
-        // The data is thrown away at the end, so nothing is gained by waiting for the disk.
+        // The data is deleted at the end, so waiting for the disk gains nothing.
         "--unsafe-no-fsync".to_owned(),
-        // What a test has left goes in one.
+        // Allows removing all objects that a test has left in one transaction.
         format!("--max-txn-ops={}", store::MOST),
         "--max-request-bytes=33554432".to_owned(),
     ]
@@ -102,11 +102,11 @@ pub(crate) fn controller_manager_args() -> Vec<String> {
         "--root-ca-file=ca.crt",
         "--leader-elect=false",
         "--secure-port=0",
-        // Nobody sends heartbeats for the nodes that tests make up, and pods may name nodes that
-        // are not there: these would declare the ones dead and take the others away.
+        // No kubelet sends heartbeats for the nodes that tests create, and pods may name nodes that
+        // do not exist: these controllers would declare such nodes dead and delete such pods.
         "--controllers=*,-node-lifecycle-controller,-taint-eviction-controller,\
          -pod-garbage-collector-controller",
-        // With the default of 20 a second it takes 5 s only to make its controllers' accounts.
+        // With the default of 20 a second, creating its controllers' accounts alone takes 5 s.
         "--kube-api-qps=200",
         "--kube-api-burst=400",
     ]

@@ -1,9 +1,9 @@
-//! Owns the life and death of a bed's daemons and of its directory.
+//! Owns start, stop and cleanup of a bed's daemons and of its directory.
 //!
-//! The daemons are children of a small shell script, not of this process. It holds the reading end
-//! of a pipe whose only writing end is here, so it notices every way in which this process can
-//! end, `kill -9` included, and cleans up. It runs in a process group of its own, so a Ctrl-C in
-//! the terminal does not reach it or the daemons before their owner has spoken.
+//! The daemons are children of a small shell script, not of this process. The script holds the
+//! reading end of a pipe whose only writing end is here, so it notices every way in which this
+//! process can end, `kill -9` included, and cleans up. It runs in a process group of its own, so a
+//! Ctrl-C in the terminal does not reach it or the daemons before this process has acted.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -18,15 +18,15 @@ use anyhow::{Context, Result, bail};
 use crate::proc_fs;
 
 const SCRIPT: &str = include_str!("guardian.sh");
-/// How much garbage the daemons let lie, in percent of what is in use. Memory is cheaper here than
-/// time: at Go's own 100, an API server takes a sixth more of it from its start to its end.
+/// Go garbage collection target of the daemons, in percent of the live heap. Memory is cheaper here
+/// than time: at Go's default of 100, an API server uses a sixth more processor time over its life.
 const GARBAGE: (&str, &str) = ("GOGC", "400");
 
 #[derive(Debug)]
 pub(crate) struct Guardian {
     dir: PathBuf,
     child: Child,
-    /// The pipe; closing it is the order to stop.
+    /// Pipe for orders; closing it is the order to stop.
     orders: Mutex<Option<ChildStdin>>,
 }
 
@@ -51,8 +51,8 @@ impl Guardian {
         &self.dir
     }
 
-    /// Starts a daemon. Its command line is left in the directory, for the script and for a person
-    /// who wants to know how it was started.
+    /// Starts a daemon. Its command line is written to the directory, for the script and for
+    /// readers.
     pub(crate) fn run(&mut self, name: &str, program: &Path, args: &[String]) -> Result<()> {
         let mut script = format!("exec {}", quote(&program.to_string_lossy()));
         for arg in args {
@@ -63,14 +63,14 @@ impl Guardian {
         self.run_again(name)
     }
 
-    /// Starts a daemon that was started before and has ended.
+    /// Starts a daemon again that has ended.
     pub(crate) fn run_again(&self, name: &str) -> Result<()> {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         let orders = orders.as_mut().context("the bed is stopped")?;
         writeln!(orders, "{name}").with_context(|| format!("order the start of {name}"))
     }
 
-    /// The daemon's process id, once it has been started.
+    /// The daemon's process id; `None` before its start.
     pub(crate) fn pid(&self, name: &str) -> Option<u32> {
         let text = fs::read_to_string(self.dir.join(format!("{name}.pid"))).ok()?;
         text.trim().parse().ok()
@@ -97,7 +97,7 @@ impl Guardian {
         lines[lines.len().saturating_sub(15)..].join("\n")
     }
 
-    /// Gives the order to stop and waits until everything is gone.
+    /// Closes the pipe and waits until the daemons and the directory are gone.
     pub(crate) fn stop(&mut self) -> Result<()> {
         *self.orders.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let status = self.child.wait().context("wait for the guardian")?;

@@ -1,13 +1,13 @@
-# Keeps the daemons of one bed. Started in a process group of its own, with a pipe from the owner
+# Runs the daemons of one bed. Started in a process group of its own, with a pipe from the owner
 # as standard input.
 #
-# Each line read is the name of a daemon: NAME.sh in the bed's directory starts it, anew if it has ended. When the pipe
-# closes, because the owner asked for it or because it died in whatever way, the daemons are
+# Each line read is the name of a daemon: NAME.sh in the bed's directory starts it, again if it has
+# ended. When the pipe closes, because the owner closed it or died in whatever way, the daemons are
 # killed, the last one started first, and the directory is removed.
 dir=$1
 cd "$dir" || exit 1
 
-# A signal ends the wait for lines, and so leads to the same orderly end.
+# A signal ends the wait for lines, and so has the same orderly end.
 trap : HUP INT TERM
 
 started=
@@ -17,10 +17,10 @@ while read -r name; do
   started="$name $started"
 done
 
-# Nobody may be left to read what these would say.
+# There may be no reader for further output.
 exec >/dev/null 2>&1
 
-# What they could still put in order goes with the directory: an API server takes a second for it.
+# A graceful end is not needed, as the directory is removed: it takes an API server a second.
 for name in $started; do
   kill -KILL "$(cat "$name.pid")"
 done

@@ -1,4 +1,4 @@
-//! Owns the calls of Helm. Both versions that are in use: Rancher and Harvester have Helm 3.
+//! Owns the calls of Helm, in both versions in use: Rancher and Harvester have Helm 3.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -14,16 +14,16 @@ use crate::{Bed, tools};
 
 const DEADLINE: Duration = Duration::from_mins(8);
 
-/// Which Helm.
+/// Version of Helm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// Merges three ways.
+    /// Helm 3, which merges three ways.
     Three,
-    /// Applies on the server.
+    /// Helm 4, which applies on the server.
     Four,
 }
 
-/// A Helm with settings and caches of its own.
+/// A Helm with its own settings and caches.
 #[derive(Debug)]
 pub struct Helm {
     program: PathBuf,
@@ -32,7 +32,7 @@ pub struct Helm {
 }
 
 impl Helm {
-    /// Without a cluster: it can render.
+    /// Gets a Helm without a cluster: it can render.
     pub async fn new(version: Version) -> Result<Self> {
         let name = match version {
             Version::Three => "helm3",
@@ -42,13 +42,13 @@ impl Helm {
         Ok(Self { program, home: TempDir::new()?, kubeconfig: None })
     }
 
-    /// For a cluster.
+    /// Gets a Helm for the bed's cluster.
     pub async fn on(bed: &Bed, version: Version) -> Result<Self> {
         let kubeconfig = Some(bed.kubeconfig().to_owned());
         Ok(Self { kubeconfig, ..Self::new(version).await? })
     }
 
-    /// Runs it and returns what it printed; its failure, with what it said, is an error.
+    /// Runs it and returns its output; a failure is an error with its standard error.
     pub async fn run(&self, args: &[&str]) -> Result<String> {
         let called = format!("helm {}", args.join(" "));
         let mut command = Command::new(&self.program);

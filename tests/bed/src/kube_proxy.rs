@@ -1,4 +1,4 @@
-//! Owns a running kube-proxy: the node that turns Services into packets' ways.
+//! Owns a running kube-proxy, which turns Services into packet rules on a node.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,22 +10,23 @@ use serde_json::json;
 use crate::net::{Netns, program, search_path};
 use crate::{Bed, Managed, eventually, tools};
 
-/// It looks for its node and builds its first rules.
+/// Longest time for kube-proxy to find its node and write its first rules.
 const START: Duration = Duration::from_mins(4);
-/// Until it has ended. A machine on which many namespaces come and go holds its calls to the kernel up.
+/// Longest time for kube-proxy to end. A machine on which many namespaces come and go delays its
+/// calls to the kernel.
 const STOP: Duration = Duration::from_mins(4);
 
-/// How kube-proxy writes its rules.
+/// Proxy mode of kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// What RKE2, and so Harvester, has.
+    /// Mode of RKE2, and so of Harvester.
     Iptables,
-    /// What Kubernetes recommends.
+    /// Mode that Kubernetes recommends.
     Nftables,
 }
 
 impl Mode {
-    /// As kube-proxy spells it, and as its configuration calls the part about it.
+    /// Name of the mode for kube-proxy, and of its part of the configuration.
     fn name(self) -> &'static str {
         match self {
             Self::Iptables => "iptables",
@@ -33,7 +34,7 @@ impl Mode {
         }
     }
 
-    /// A program that prints the rules, its arguments, and a chain that is among them.
+    /// Program that prints the rules, its arguments, and a chain that the rules contain.
     fn rules(self) -> (&'static str, &'static [&'static str], &'static str) {
         match self {
             Self::Iptables => ("iptables-save", &["-t", "nat"], ":KUBE-SERVICES"),
@@ -42,8 +43,8 @@ impl Mode {
     }
 }
 
-/// kube-proxy in a namespace made for it. Dropping it kills it; its rules stay until the namespace
-/// goes, or [`KubeProxy::stop`] takes them away.
+/// kube-proxy in a network namespace of its own. Dropping it kills it; its rules stay until the
+/// namespace goes, or until [`KubeProxy::stop`] removes them.
 #[derive(Debug)]
 pub struct KubeProxy {
     /// The process.
@@ -68,13 +69,13 @@ impl KubeProxy {
             "mode": mode.name(),
             "hostnameOverride": node,
             "clientConnection": {"kubeconfig": bed.kubeconfig()},
-            // These belong to the machine, not to the namespace.
+            // These settings are global to the machine, not per namespace.
             "conntrack": {
                 "maxPerCore": 0, "min": 0,
                 "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
             },
         });
-        // As nodes have it: rules follow the first change at once, and later ones after a second.
+        // As on nodes: rules follow the first change at once, and later ones after a second.
         config[mode.name()] =
             json!({"masqueradeAll": true, "syncPeriod": "30s", "minSyncPeriod": "1s"});
         let path = bed.dir().join(format!("kube-proxy-{}.json", mode.name()));
@@ -106,7 +107,7 @@ impl KubeProxy {
         Ok(started)
     }
 
-    /// Ends it and takes its rules away.
+    /// Ends it and removes its rules.
     pub async fn stop(mut self) -> Result<()> {
         self.process.terminate(STOP).await?;
         let kube_proxy = tools().await?.path("kube-proxy").to_owned();

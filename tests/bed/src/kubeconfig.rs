@@ -8,7 +8,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde_json::json;
 
-/// The text of a kubeconfig with one cluster and one user.
+/// Renders a kubeconfig with one cluster and one user.
 pub(crate) fn render(url: &str, ca_pem: &str, token: &str) -> Result<String> {
     let config = json!({
         "apiVersion": "v1",
@@ -24,9 +24,9 @@ pub(crate) fn render(url: &str, ca_pem: &str, token: &str) -> Result<String> {
     serde_saphyr::to_string(&config).context("write a kubeconfig")
 }
 
-/// A client for a kubeconfig's text, set up so that a test that hangs fails soon and for what it
-/// did itself: a call is sent once (kube's own retry would repeat even a POST), and a silence of
-/// 60 s ends a call, an idle watch too.
+/// Makes a client from a kubeconfig's text. It is set up so that a test that hangs fails soon and
+/// by its own cause: a call is sent once (kube's own retry would repeat even a POST), and a silence
+/// of 60 s ends a call, an idle watch too.
 pub async fn client_from(kubeconfig: &str) -> Result<Client> {
     let parsed = Kubeconfig::from_yaml(kubeconfig)?;
     let mut config = Config::from_custom_kubeconfig(parsed, &KubeConfigOptions::default()).await?;

@@ -18,27 +18,27 @@ use crate::bed::Bed;
 use crate::wait::waited;
 
 const DEADLINE: Duration = Duration::from_mins(4);
-/// What it keeps from one call to the next, in the bed's directory.
+/// Folder in the bed's directory for kubectl's cache.
 pub(crate) const KUBECTL_CACHE: &str = "kubectl.cache";
-/// Applied by the server, so that no size limit of an annotation gets in the way of large kinds.
+/// Arguments of a server-side apply, which avoids the size limit of an annotation for large kinds.
 const APPLY: [&str; 4] = ["apply", "--server-side", "--force-conflicts", "-f"];
 
 impl Bed {
-    /// Runs kubectl as administrator and returns what it printed; its failure, with what it said
-    /// on standard error, is an error.
+    /// Runs kubectl as administrator and returns its output; a failure is an error with its
+    /// standard error.
     pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
         self.kubectl_with_input(args, "").await
     }
 
-    /// Applies a manifest file, or all that are in a folder.
+    /// Applies a manifest file, or all manifests in a folder.
     pub async fn apply_file(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref().to_str().context("the path is not UTF-8")?;
         self.kubectl(&[&APPLY[..], &[path]].concat()).await?;
         Ok(())
     }
 
-    /// Applies manifests given as text, as `kubectl apply --server-side --force-conflicts` does, but
-    /// without a process for it.
+    /// Applies manifests given as text, as `kubectl apply --server-side --force-conflicts` does,
+    /// but without a process.
     pub async fn apply_yaml(&self, yaml: &str) -> Result<()> {
         let params = PatchParams::apply("kubectl").force().validation_strict();
         for object in serde_saphyr::from_multiple::<Value>(yaml)? {
@@ -56,21 +56,21 @@ impl Bed {
         Ok(())
     }
 
-    /// Asks whether manifests would be accepted to the last field, without storing anything.
+    /// Checks that manifests would be accepted to the last field, without storing them.
     pub async fn dry_run(&self, yaml: &str) -> Result<()> {
         let check = ["-", "--dry-run=server", "--validate=strict"];
         self.kubectl_with_input(&[&APPLY[..], &check].concat(), yaml).await?;
         Ok(())
     }
 
-    /// Waits until the API server serves every custom resource definition it knows.
+    /// Waits until the API server serves every custom resource definition.
     pub async fn crds_established(&self) -> Result<()> {
         self.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=120s"])
             .await?;
         Ok(())
     }
 
-    /// The same, with something to read on standard input.
+    /// Runs kubectl as [`Bed::kubectl`] does, with text for its standard input.
     pub async fn kubectl_with_input(&self, args: &[&str], input: &str) -> Result<String> {
         let called = format!("kubectl {}", args.join(" "));
         let begin = Instant::now();
@@ -88,7 +88,7 @@ impl Bed {
             .context("start kubectl")?;
         let mut stdin = child.stdin.take().context("kubectl has no standard input")?;
         let feed = async move {
-            // kubectl may end without reading all; its exit status then tells the story.
+            // kubectl may end without reading all; its exit status then reports the cause.
             let _ = stdin.write_all(input.as_bytes()).await;
             drop(stdin);
         };

@@ -1,11 +1,11 @@
-//! Plays the kubelets of a namespace's pods: what the scheduler has bound to a node runs as a
-//! process here, with exactly the arguments, environment, user and mounted account that its object
-//! says, without capabilities, and with a root that it cannot write.
+//! Plays the kubelets of a namespace's pods: each pod that the scheduler has bound to a node runs
+//! as a process here, with exactly the arguments, environment, user and mounted account of its
+//! object, without capabilities, and with a read-only root.
 //!
 //! Three things differ from a node: the root is this machine's instead of an image's, a listener on
-//! every address is one on the pod's own, and no limit of resources is applied. The pod's address is
-//! one of the loopback interface's, so this only works in a network namespace of the test's own, see
-//! [`isolated`](crate::net::isolated).
+//! every address is one on the pod's own address, and no resource limit is applied. The pod's
+//! address is on the loopback interface, so this only works in a network namespace of the test's
+//! own, see [`isolated`](crate::net::isolated).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,8 +26,8 @@ use crate::operator::http_get;
 use crate::{Bed, Managed, tools};
 
 const ROUND: Duration = Duration::from_millis(100);
-/// Makes the pod's mounts, in a mount namespace of its own, then gives up everything else: binary,
-/// account's folder, where it is mounted, user, group, and the arguments.
+/// Script that makes the pod's mounts in a mount namespace of its own, then drops all privileges.
+/// Arguments: binary, account's folder, its mount point, user, group, and the program's arguments.
 const SCRIPT: &str = r#"set -e
 mount -t tmpfs -o mode=755 tmpfs /run
 mount -t tmpfs -o mode=755 tmpfs /etc
@@ -40,7 +40,7 @@ exec setpriv --reuid "$user" --regid "$group" --clear-groups --inh-caps=-all --b
 "#;
 const NAMESPACE: &str = "harvester-system";
 
-/// All nodes' kubelets, and the scheduler.
+/// Kubelets of all nodes, and the scheduler.
 #[derive(Debug)]
 pub struct Kubelet<'a> {
     bed: &'a Bed,
@@ -61,7 +61,7 @@ struct Running {
 }
 
 impl<'a> Kubelet<'a> {
-    /// Starts the scheduler. The binary stands for the image.
+    /// Starts the scheduler. The binary replaces the image.
     pub async fn new(bed: &'a Bed, host: &Netns, binary: &Path) -> Result<Self> {
         let program = tools().await?.path("kube-scheduler").to_owned();
         let mut command = Command::new(program);
@@ -77,7 +77,7 @@ impl<'a> Kubelet<'a> {
         Ok(Self { bed, host, binary, pods, started: 0, scheduler })
     }
 
-    /// A node that takes pods.
+    /// Creates a ready node.
     pub async fn node(&self, name: &str) -> Result<()> {
         let nodes = Api::<Node>::all(self.bed.admin());
         let labels = json!({"kubernetes.io/hostname": name});
@@ -89,13 +89,13 @@ impl<'a> Kubelet<'a> {
             "conditions": [{"type": "Ready", "status": "True"}],
         }});
         nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await?;
-        // A new node is tainted until somebody has seen it be ready.
+        // A new node is tainted until a controller has observed it ready.
         let untainted = json!({"spec": {"taints": null}});
         nodes.patch(name, &PatchParams::default(), &Patch::Merge(untainted)).await?;
         Ok(())
     }
 
-    /// Runs pods until dropped. A process that ends by itself is an error.
+    /// Runs pods until dropped. A process that ends on its own is an error.
     pub async fn run(&mut self) -> Result<()> {
         loop {
             ensure!(self.scheduler.is_running(), "the scheduler ended:\n{}", self.scheduler.log());
@@ -139,7 +139,7 @@ impl<'a> Kubelet<'a> {
         for variable in container.env.iter().flatten() {
             command.env(&variable.name, value(variable, pod, address)?);
         }
-        // The way that a node tells to each pod.
+        // Address of the API server, which a node gives to each pod.
         let (server, server_port) =
             self.bed.url().trim_start_matches("https://").split_once(':').unwrap_or_default();
         command
@@ -155,7 +155,7 @@ impl<'a> Kubelet<'a> {
         Ok(())
     }
 
-    /// A folder with what the pod is to find of its account, and the path where it looks.
+    /// Folder with the files of the pod's account, and the path of its mount.
     async fn account(&self, pod: &Pod, container: &Container) -> Result<(PathBuf, String)> {
         let mounts = container.volume_mounts.as_deref().unwrap_or_default();
         let [mount] = mounts else { bail!("only the account's mount is played: {mounts:?}") };
@@ -201,7 +201,7 @@ impl<'a> Kubelet<'a> {
         Ok(())
     }
 
-    /// Says how the pod is.
+    /// Writes the pod's status.
     async fn tell(&self, pod: &Running, address: IpAddr) -> Result<()> {
         let is = if pod.ready { "True" } else { "False" };
         let status = json!({"status": {
@@ -226,7 +226,7 @@ impl<'a> Kubelet<'a> {
     }
 }
 
-/// User and group of a container that gives up all that [`SCRIPT`] takes from it.
+/// User and group of a container; fails unless its security context drops what [`SCRIPT`] drops.
 fn restricted(pod: &Pod, container: &Container) -> Result<(i64, i64)> {
     let ours = container.security_context.as_ref().context("no security context")?;
     let drops = ours.capabilities.as_ref().and_then(|all| all.drop.as_deref());

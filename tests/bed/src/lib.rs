@@ -1,11 +1,11 @@
 //! A real control plane on loopback for tests, the demo and the benchmark.
 //!
 //! etcd, kube-apiserver and kube-controller-manager run as they do in a cluster, with RBAC on;
-//! there is no kubelet and no scheduler, so a test plays what these would do. Every [`Bed`] has
-//! ports, certificates and a directory of its own, and nothing of it outlives the process that
-//! owns it, however that process ends.
+//! there is no kubelet and no scheduler, so a test plays these. Every [`Bed`] has ports,
+//! certificates and a directory of its own, and no part of it outlives the process that owns it,
+//! however that process ends.
 //!
-//! What else of a cluster there is, a test asks for: [`kubevirt`] plays VMs, [`Announcer`] plays
+//! A test asks for further parts of a cluster: [`kubevirt`] plays VMs, [`Announcer`] plays
 //! kube-vip, [`net`] with [`KubeProxy`] makes Services carry packets, in networks of their own, and
 //! [`rancher`] stands in for a Rancher server.
 

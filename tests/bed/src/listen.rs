@@ -1,4 +1,4 @@
-//! Owns listening with TLS on loopback, for the servers that the bed plays itself.
+//! Owns listeners with TLS on loopback, for the servers that the bed plays.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::pki::Issued;
 
-/// Speaks TLS with this certificate, and HTTP/1.1 in it.
+/// Acceptor for TLS with this certificate and HTTP/1.1.
 pub(crate) fn acceptor(issued: &Issued) -> Result<TlsAcceptor> {
     let cert = CertificateDer::from_pem_slice(issued.cert_pem.as_bytes())?;
     let key = PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes())?;
@@ -26,7 +26,7 @@ pub(crate) fn acceptor(issued: &Issued) -> Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Accepts connections until it is aborted, and aborts what serves them with it.
+/// Accepts connections until it is aborted, which also aborts the tasks that serve them.
 pub(crate) async fn accept<F>(listener: TcpListener, serve: impl Fn(TcpStream) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -35,7 +35,7 @@ where
     loop {
         tokio::select! {
             accepted = listener.accept() => {
-                // An error here is the client's, who left before it was accepted.
+                // An error here belongs to a client that left before it was accepted.
                 let Ok((stream, _)) = accepted else { continue };
                 connections.spawn(serve(stream));
             }

@@ -1,4 +1,4 @@
-//! Owns a running operator: installed as on a real cluster, under its own account.
+//! Owns a running operator, installed as on a real cluster, with its own account.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ const HTTP: Duration = Duration::from_mins(1);
 /// Namespace and name of the operator's account.
 const ACCOUNT: (&str, &str) = ("harvester-system", "harvester-guest-operator");
 
-/// One right of each role that the account is bound to: namespace, group, resource, name, verb.
+/// Sample right of each role that the account is bound to: namespace, group, resource, name, verb.
 const RIGHTS: [[&str; 5]; 6] = [
     ["", "loadbalancer.harvesterhci.io", "ippools", "", "list"],
     ["kube-system", "coordination.k8s.io", "leases", "", "create"],
@@ -32,7 +32,7 @@ const RIGHTS: [[&str; 5]; 6] = [
     ["default", "k8s.cni.cncf.io", "network-attachment-definitions", "", "patch"],
 ];
 
-/// Applies what an admin applies: namespace, CRDs and rights, from the repository's folders.
+/// Installs like an administrator: namespace, CRDs and rights, from the repository's folders.
 pub async fn install(bed: &Bed) -> Result<()> {
     let root = repository();
     let namespace = format!("apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {}\n", ACCOUNT.0);
@@ -47,7 +47,7 @@ pub async fn install(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Whether the API server has read the role by now: it looks at a copy of its own.
+/// Whether the API server has read the role by now: it decides by a cache.
 async fn is_granted(bed: &Bed, right: [&str; 5]) -> Result<bool> {
     let [namespace, group, resource, name, verb] = right;
     let review = json!({"metadata": {}, "spec": {
@@ -61,35 +61,35 @@ async fn is_granted(bed: &Bed, right: [&str; 5]) -> Result<bool> {
     Ok(answer.status.is_some_and(|status| status.allowed))
 }
 
-/// The repository's root.
+/// Root of the repository.
 pub fn repository() -> PathBuf {
     let bed = Path::new(env!("CARGO_MANIFEST_DIR"));
     bed.ancestors().nth(2).unwrap_or(bed).to_owned()
 }
 
-/// How an operator is started.
+/// Options of an operator's start.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
-    /// URL and authority of another way to the API server, such as a proxy.
+    /// URL and authority of another route to the API server, such as a proxy.
     pub via: Option<(String, String)>,
-    /// The Lease it competes for, if not the usual one.
+    /// Lease for leader election, if not the default.
     pub lease: Option<String>,
-    /// Its name in the Lease.
+    /// Holder identity in the Lease.
     pub identity: Option<String>,
-    /// What it logs, if not the usual.
+    /// Log filter, if not the default.
     pub log: Option<String>,
-    /// What the API server calls for admission, `https://127.0.0.1:0` for the operator itself.
+    /// URL that the API server calls for admission, `https://127.0.0.1:0` for the operator itself.
     /// Without it, admission is off.
     pub admission: Option<String>,
-    /// Further options. `--admission` among them takes the place of `admission`.
+    /// Further options. `--admission` among them replaces `admission`.
     pub options: Vec<String>,
-    /// Further variables of its environment.
+    /// Further environment variables.
     pub variables: Vec<(String, String)>,
-    /// The network that it runs in, if not the caller's. Its sockets are there as well.
+    /// Network namespace of the process and its sockets, if not the caller's.
     pub within: Option<Netns>,
 }
 
-/// The address that a log line gives for a field.
+/// Address in a field of a log line.
 fn logged(log: &str, field: &str) -> Option<SocketAddr> {
     log.split(field).nth(1)?.split_whitespace().next()?.parse().ok()
 }
@@ -103,9 +103,9 @@ fn is_ours(variable: &std::ffi::OsStr) -> bool {
 pub struct Operator {
     /// The process, to kill, stop or measure.
     pub process: Managed,
-    /// Where its metrics and probes are.
+    /// Address of its metrics and probes.
     pub http: SocketAddr,
-    /// Where admission listens, if it does.
+    /// Address of admission; `None` if it is off.
     pub admission: Option<SocketAddr>,
 }
 
@@ -122,7 +122,7 @@ impl Operator {
             }
             None => Command::new(binary),
         };
-        // What the person who runs this has set for an operator of their own.
+        // Removes variables that the user has set for an operator of their own.
         for (name, _) in std::env::vars_os().filter(|(name, _)| is_ours(name)) {
             command.env_remove(name);
         }
@@ -168,7 +168,7 @@ impl Operator {
         Ok(operator)
     }
 
-    /// Waits until it says that it could lead.
+    /// Waits until `/readyz` answers 200.
     pub async fn ready(&self) -> Result<()> {
         eventually(START, "ready operator", async || {
             self.get("/readyz").await.map(|(code, _)| code == 200)
@@ -176,7 +176,7 @@ impl Operator {
         .await
     }
 
-    /// Waits until it leads and its ledgers are loaded.
+    /// Waits until the operator leads and its ledgers are loaded.
     pub async fn leads(&self) -> Result<()> {
         self.ready().await?;
         eventually(START, "leading operator", async || {
@@ -185,7 +185,7 @@ impl Operator {
         .await
     }
 
-    /// The sum of a metric's series whose line contains all the given parts.
+    /// Sum of a metric's series whose line contains all the given parts.
     pub async fn metric(&self, name: &str, parts: &[&str]) -> Result<f64> {
         let (_, text) = self.get("/metrics").await?;
         let lines = text.lines().filter(|line| {
@@ -195,20 +195,20 @@ impl Operator {
         Ok(lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
     }
 
-    /// One plain HTTP request: status code and body.
+    /// Sends one plain HTTP request to the operator. Returns status code and body.
     pub async fn get(&self, path: &str) -> Result<(u16, String)> {
         http_get(self.http, path).await
     }
 }
 
-/// One plain HTTP request: status code and body.
+/// Sends one plain HTTP request. Returns status code and body.
 pub async fn http_get(address: SocketAddr, path: &str) -> Result<(u16, String)> {
     let request = format!("GET {path} HTTP/1.1\r\nHost: operator\r\nConnection: close\r\n\r\n");
     http(address, &request).await
 }
 
-/// One plain HTTP request that brings something: status code and body. Its version is one whose
-/// answers come in one piece.
+/// Sends one plain HTTP request with a body. Returns status code and body. HTTP/1.0 keeps the
+/// answer unchunked.
 pub(crate) async fn http_post(
     address: SocketAddr,
     path: &str,

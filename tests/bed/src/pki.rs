@@ -1,4 +1,4 @@
-//! Owns the certificates: a throw-away authority and what it signs.
+//! Owns the certificates: a throw-away authority and the certificates that it signs.
 
 use std::net::Ipv4Addr;
 
@@ -8,7 +8,7 @@ use rcgen::{
     KeyPair, KeyUsagePurpose, PKCS_RSA_SHA256, RsaKeySize,
 };
 
-/// A certificate authority that lives as long as the test does.
+/// A certificate authority that lives as long as the test.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -39,13 +39,13 @@ impl Authority {
         Ok(Self { issuer })
     }
 
-    /// The authority's own certificate, which clients trust.
+    /// Certificate of the authority, which clients trust.
     pub fn pem(&self) -> String {
         self.issuer.pem()
     }
 
-    /// Signs a certificate for loopback and the further names or addresses; it does for a client
-    /// as well.
+    /// Signs a certificate for loopback and the further names or addresses; it also serves as a
+    /// client certificate.
     pub fn issue(&self, names: &[&str]) -> Result<Issued> {
         let mut all = vec![Ipv4Addr::LOCALHOST.to_string(), "localhost".to_owned()];
         all.extend(names.iter().map(|&name| name.to_owned()));
@@ -59,8 +59,8 @@ impl Authority {
     }
 }
 
-/// A key pair in PEM, private half first; it signs the tokens of service accounts. RSA, as in clusters
-/// of RKE2 and kubeadm: what is signed twice has the same signature then.
+/// A key pair in PEM, private half first; it signs the tokens of service accounts. RSA, as in
+/// clusters of RKE2 and kubeadm: signing the same content twice gives the same signature.
 pub(crate) fn signing_key() -> Result<(String, String)> {
     let key = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048)?;
     Ok((key.serialize_pem(), key.public_key_pem()))

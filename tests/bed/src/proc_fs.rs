@@ -1,4 +1,4 @@
-//! Owns what is read from `/proc` about other processes.
+//! Owns reading other processes' state from `/proc`.
 
 use std::fs;
 use std::time::Duration;
@@ -11,14 +11,14 @@ pub(crate) fn is_running(pid: u32) -> bool {
     stat_fields(pid).is_some_and(|fields| !is_zombie(fields) || threads > 1)
 }
 
-/// The most memory the process has held so far, in KiB.
+/// Peak memory of the process so far, in KiB.
 pub(crate) fn peak_rss_kib(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// The processor time the process has used so far, in user and kernel mode together.
+/// Processor time of the process so far, in user and kernel mode together.
 pub(crate) fn cpu_time(pid: u32) -> Option<Duration> {
     let fields = stat_fields(pid)?;
     let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
@@ -34,8 +34,8 @@ pub(crate) fn core_limit(pid: u32) -> Option<(String, String)> {
     Some((words.next()?, words.next()?))
 }
 
-/// The fields of `/proc/PID/stat` from the state on. The name before them may hold blanks and
-/// brackets, so the last closing bracket is what ends it.
+/// Fields of `/proc/PID/stat` from the state on. The name before them may hold blanks and brackets,
+/// so the last closing bracket ends it.
 fn stat_fields(pid: u32) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = stat.rsplit_once(')')?;

@@ -26,7 +26,7 @@ pub struct Managed {
 
 impl Managed {
     /// Starts the program in a process group of its own. Standard output and standard error are
-    /// appended to the log, so that a restart keeps what was said before.
+    /// appended to the log, so that a restart retains earlier output.
     pub fn spawn(command: &mut Command, log: impl Into<PathBuf>) -> Result<Self> {
         let log = log.into();
         let out = File::options().create(true).append(true).open(&log)?;
@@ -38,7 +38,7 @@ impl Managed {
             .stderr(out)
             .spawn()
             .with_context(|| format!("start {name}"))?;
-        // From here on dropping `managed` kills the program, should the watchdog not start.
+        // From here on dropping `managed` kills the program, also if the watchdog does not start.
         let mut managed = Self { child, watchdog: None, log };
         managed.watchdog = Some(watchdog(managed.pid()).context("start the watchdog")?);
         Ok(managed)
@@ -54,12 +54,12 @@ impl Managed {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// The file that takes the output.
+    /// Path of the file with the output.
     pub fn log_path(&self) -> &Path {
         &self.log
     }
 
-    /// What the program has said so far.
+    /// Output of the program so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
@@ -96,18 +96,18 @@ impl Managed {
         Ok(())
     }
 
-    /// The most memory the program has held so far, in KiB; nothing once it has ended.
+    /// Peak memory of the program so far, in KiB; `None` once it has ended.
     pub fn peak_rss_kib(&self) -> Option<u64> {
         proc_fs::peak_rss_kib(self.pid())
     }
 
-    /// Soft and hard limit of a core dump of the program, in bytes, as the kernel writes them; nothing once
-    /// it has ended.
+    /// Soft and hard limit of a core dump of the program, in bytes, as the kernel writes them;
+    /// `None` once it has ended.
     pub fn core_limit(&self) -> Option<(String, String)> {
         proc_fs::core_limit(self.pid())
     }
 
-    /// The processor time the program has used so far; nothing once it has ended.
+    /// Processor time of the program so far; `None` once it has ended.
     pub fn cpu_time(&self) -> Option<Duration> {
         proc_fs::cpu_time(self.pid())
     }
@@ -115,7 +115,7 @@ impl Managed {
 
 impl Drop for Managed {
     fn drop(&mut self) {
-        // The watchdog goes first: once the program is reaped, its number may be another's.
+        // The watchdog goes first: once the program is reaped, its process id may be reused.
         if let Some(mut watchdog) = self.watchdog.take() {
             let _ = watchdog.kill();
             let _ = watchdog.wait();

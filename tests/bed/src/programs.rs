@@ -13,8 +13,8 @@ pub(crate) fn control_plane_blocking() -> Result<Programs> {
     xtask::control_plane()?.get("control plane")
 }
 
-/// What only tests need, built first if it is missing: kube-proxy, kube-scheduler, `helm3`, `helm4`,
-/// kubeconform, prometheus and promtool.
+/// Programs for tests only, built first if they are missing: kube-proxy, kube-scheduler, `helm3`,
+/// `helm4`, kubeconform, prometheus and promtool.
 pub async fn tools() -> Result<Programs> {
     spawn_blocking(|| xtask::tools()?.get("test tools")).await?
 }

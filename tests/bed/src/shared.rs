@@ -1,9 +1,10 @@
 //! Control planes that tests use one after the other.
 //!
-//! To start a control plane and install everything takes seconds of both processors. To restore one
-//! takes a tenth of a second: etcd holds again what it held before the first test, UIDs included, and
-//! the API server has caught up. So a test that needs no flags of its own takes a control plane that
-//! another test has used, and cannot see that. No two tests use one at the same time.
+//! Starting a control plane and installing everything takes seconds of both processors. Restoring
+//! one takes a tenth of a second: etcd holds again the objects from before the first test, UIDs
+//! included, and the API server has caught up. So a test that needs no flags of its own takes a
+//! control plane that another test has used, and cannot notice it. No two tests use one at the same
+//! time.
 //!
 //! The control planes are in the network of the process. A test in a network of its own reaches one
 //! through a relay that listens at the same address, on the loopback of that network.
@@ -40,14 +41,14 @@ use crate::store::Snapshot;
 use crate::wait::waited;
 use crate::{Bed, Options, eventually, install};
 
-/// Control planes in use at the same time: at most eight, and no more than there is memory for. One
-/// takes up to a gigabyte.
+/// Limit of control planes in use at the same time: at most eight, and no more than fit into
+/// memory. One takes up to a gigabyte.
 static PLACES: LazyLock<Semaphore> =
     LazyLock::new(|| Semaphore::new(available_gigabytes().clamp(2, 8)));
 /// Control planes that no test uses now.
 static IDLE: Mutex<Vec<Arc<Plane>>> = Mutex::new(Vec::new());
-/// Runtime that starts and restores them. Its threads are in the network of the process, and outlive
-/// those of each test.
+/// Runtime that starts and restores them. Its threads are in the network of the process, and
+/// outlive those of each test.
 static KEEPER: LazyLock<Result<Runtime, String>> =
     LazyLock::new(|| of_the_process(2).map_err(|error| format!("{error:#}")));
 
@@ -63,12 +64,12 @@ const RIGHTS: [&str; 4] = [
 ];
 const MARKER: &str = "testbed-marker";
 
-/// A control plane, and what it stored before the first test.
+/// A control plane, and its stored objects before the first test.
 struct Plane {
     bed: Bed,
-    /// Lives on the keeper's runtime.
+    /// Client on the keeper's runtime.
     client: Client,
-    /// Every kind that can be listed.
+    /// All kinds that can be listed.
     kinds: Vec<ApiResource>,
     snapshot: tokio::sync::Mutex<Snapshot>,
 }
@@ -103,13 +104,14 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    /// Takes a control plane in which nothing has happened yet, and waits for a free place if necessary.
+    /// Takes a control plane in its initial state, and waits for a free place if necessary.
     pub async fn take() -> Result<Self> {
         let asked = Instant::now();
         let permit = PLACES.acquire().await?;
         let permitted = Instant::now();
         let keeper = KEEPER.as_ref().map_err(|error| anyhow::anyhow!("{error}"))?;
-        // A thread is in the network of the thread that starts it, so one of the keeper's starts these.
+        // A thread is in the network of the thread that starts it, so a thread of the keeper must
+        // start these.
         let work = || Handle::current().block_on(unused());
         let plane = keeper.spawn(async move { spawn_blocking(work).await }).await???;
         plane.bed.begin().await?;
@@ -126,8 +128,8 @@ impl Shared {
         Ok(Self { plane, relay, reusable: true, _permit: permit })
     }
 
-    /// Starts a control plane in the network of the calling test, for this test alone: its API server
-    /// reaches webhooks there.
+    /// Starts a control plane in the network of the calling test, for this test alone: its API
+    /// server reaches webhooks there.
     pub async fn start_here() -> Result<Self> {
         let permit = PLACES.acquire().await?;
         let plane = Arc::new(Plane::start().await?);
@@ -135,7 +137,7 @@ impl Shared {
     }
 }
 
-/// Memory that programs can still take, from `/proc/meminfo`; 0 if it cannot be read.
+/// Available memory in gigabytes, from `/proc/meminfo`; 0 if it cannot be read.
 fn available_gigabytes() -> usize {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -198,7 +200,8 @@ impl Plane {
         Ok(Self { bed, client, kinds, snapshot })
     }
 
-    /// Restores what was stored before the first test, and waits until the API server has caught up.
+    /// Restores the objects from before the first test, and waits until the API server has caught
+    /// up.
     async fn restore(&self) -> Result<()> {
         let mut snapshot = self.snapshot.lock().await;
         self.check_kinds(&snapshot).await?;
@@ -210,8 +213,8 @@ impl Plane {
         Ok(())
     }
 
-    /// Refuses a control plane in which a test has changed a schema: to serve another schema takes the
-    /// API server longer than a start. The conversion webhook is not part of the schema.
+    /// Refuses a control plane in which a test has changed a schema: serving another schema takes
+    /// the API server longer than a start. The conversion webhook is not part of the schema.
     async fn check_kinds(&self, snapshot: &Snapshot) -> Result<()> {
         let now = self.bed.store().values(CRDS).await?;
         let schema = |value: &[u8]| -> Result<Value> {
@@ -231,9 +234,9 @@ impl Plane {
         Ok(())
     }
 
-    /// Waits until the API server's caches hold what is stored. A list that names no version is as new
-    /// as the store. For rights and webhooks there is no such question: once a marker that was written
-    /// last has its effect, everything that was written before it has.
+    /// Waits until the API server's caches are as new as the store. A list without a version is.
+    /// Rights and webhooks cannot be asked for their version: once a marker that was written last
+    /// has its effect, everything that was written before it has.
     async fn caught_up(&self, changed: &BTreeSet<String>) -> Result<()> {
         let is_changed = |prefix: &str| changed.iter().any(|key| key.starts_with(prefix));
         for kind in
@@ -302,7 +305,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Waits until the server asks a Service that does not exist for conversions, as at the beginning.
+    /// Waits until the server calls the missing Service for conversions, as at the beginning.
     async fn conversion_known(&self) -> Result<()> {
         let kind = ApiResource {
             group: "loadbalancer.harvesterhci.io".to_owned(),
@@ -345,14 +348,14 @@ impl Plane {
     }
 }
 
-/// Prefixes of the keys of a kind's objects: kinds of the API server itself are stored by their plural
-/// (nodes as `minions`), others by group and plural.
+/// Prefixes of the keys of a kind's objects: kinds of the API server itself are stored by their
+/// plural (nodes as `minions`), others by group and plural.
 fn places(kind: &ApiResource) -> [String; 2] {
     let own = if kind.plural == "nodes" { "minions" } else { &kind.plural };
     [format!("/registry/{own}/"), format!("/registry/{}/{}/", kind.group, kind.plural)]
 }
 
-/// A webhook that cannot be reached, and so refuses each ConfigMap that has the marker as its label.
+/// A webhook that cannot be reached, and so refuses each ConfigMap with the marker as its label.
 fn webhook(name: &str) -> Value {
     json!({"webhooks": [{
         "name": name,

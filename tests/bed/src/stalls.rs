@@ -1,8 +1,8 @@
-//! Owns the knowledge of when this machine stood still.
+//! Owns the record of this machine's stalls.
 //!
-//! A virtual machine's processors may each be taken away for seconds, together or one by one, and
-//! whatever runs there at that moment is late through no fault of its own. Whoever must assert an
-//! upper bound on a time takes that time off.
+//! The host of a virtual machine may withhold its processors for seconds, together or one by one,
+//! and work on them is late through no fault of its own. A test that asserts an upper bound on a
+//! time subtracts such time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use anyhow::Result;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 const TICK: Duration = Duration::from_millis(20);
-/// A gap between ticks that a scheduler with much to do does not explain.
+/// Shortest gap between ticks that counts as a stall: a busy scheduler does not explain it.
 const LONG: Duration = Duration::from_millis(200);
 
 /// Ticks on each processor until it is dropped.
@@ -23,7 +23,7 @@ pub struct Stalls {
     over: Arc<AtomicBool>,
 }
 
-/// One processor.
+/// Ticks of one processor.
 #[derive(Debug)]
 struct Lane {
     last: Instant,
@@ -40,7 +40,7 @@ impl Lane {
 }
 
 impl Stalls {
-    /// Begins to watch every processor that this process may use.
+    /// Begins to tick on every processor that this process may use.
     pub fn watch() -> Result<Self> {
         let over = Arc::new(AtomicBool::new(false));
         let ours = sched_getaffinity(None)?;
@@ -51,7 +51,7 @@ impl Stalls {
             thread::Builder::new().name(format!("tick-{cpu}")).spawn(move || {
                 let mut only = CpuSet::new();
                 only.set(cpu);
-                // A processor that went away meanwhile has nothing to tell.
+                // A processor that went offline meanwhile is skipped.
                 if sched_setaffinity(None, &only).is_err() {
                     return;
                 }
@@ -65,14 +65,14 @@ impl Stalls {
         Ok(Self { lanes, over })
     }
 
-    /// For how long between the two moments at least one processor stood still.
+    /// Time between the two moments in which at least one processor stalled.
     pub fn between(&self, from: Instant, to: Instant) -> Duration {
         let now = Instant::now();
         let mut gaps = Vec::new();
         for lane in &self.lanes {
             let lane = lock(lane);
             gaps.extend(lane.gaps.iter().copied());
-            // One that has not ended.
+            // A stall that has not ended.
             if now.duration_since(lane.last) > LONG {
                 gaps.push((lane.last, now));
             }
@@ -80,7 +80,7 @@ impl Stalls {
         covered(gaps, from, to)
     }
 
-    /// How much time has passed since then, without that.
+    /// Time since then, without stalls.
     pub fn elapsed(&self, since: Instant) -> Duration {
         let now = Instant::now();
         now.duration_since(since).saturating_sub(self.between(since, now))
@@ -93,7 +93,7 @@ impl Drop for Stalls {
     }
 }
 
-/// How much of the time between the two moments is in any of the gaps.
+/// Time between the two moments that lies in any of the gaps.
 fn covered(mut gaps: Vec<(Instant, Instant)>, from: Instant, to: Instant) -> Duration {
     gaps.sort();
     let (mut sum, mut done) = (Duration::ZERO, from);

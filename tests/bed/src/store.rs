@@ -1,8 +1,8 @@
-//! The content of a control plane's etcd: a snapshot of it, and the way back to that snapshot.
+//! The content of a control plane's etcd: a snapshot of it, and the restore of that snapshot.
 //!
-//! Several API servers may share one etcd, so a server takes a write that is not its own for another
-//! server's: its caches follow, and so do the watches of its clients. A restore therefore needs no
-//! finalizer, no garbage collection and no rights, and each object has its former UID.
+//! Several API servers may share one etcd, so a server treats a foreign write as another server's:
+//! its caches follow, and so do the watches of its clients. A restore therefore needs no finalizer,
+//! no garbage collection and no rights, and each object has its former UID.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use crate::operator::http_post;
 
 const ALL: &str = "/registry/";
-/// Objects that the daemons write at any time, and that a restore leaves alone.
+/// Keys of objects that the daemons write at any time, and that a restore does not change.
 const DAEMONS: [&str; 6] = [
     "/registry/masterleases/",
     "/registry/leases/kube-system/apiserver-",
@@ -25,16 +25,16 @@ const DAEMONS: [&str; 6] = [
     "/registry/apiregistration.k8s.io/",
     "/registry/storageversions/",
 ];
-/// Reads without a change after which the store counts as quiet, and their period.
+/// Number of equal reads after which the store counts as quiet, and their period.
 const QUIET: (u32, Duration) = (4, Duration::from_millis(25));
-/// Reads after which a store that is not quiet is an error.
+/// Number of reads after which a store that is not quiet is an error.
 const LOOKS: u32 = 400;
 /// Operations in a transaction: the limit with which etcd is started.
 pub(crate) const MOST: usize = 4_000;
 
 type Key = String;
 
-/// etcd, asked over its JSON gateway.
+/// Client of etcd over its JSON gateway.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Store {
     port: u16,
@@ -44,11 +44,11 @@ pub(crate) struct Store {
 #[derive(Clone, Debug)]
 struct Object {
     value: ByteString,
-    /// Revision of etcd at which it was written last.
+    /// Revision of etcd at its last write.
     revision: i64,
 }
 
-/// What was stored at one moment.
+/// All stored objects at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
     objects: BTreeMap<Key, Object>,
@@ -101,8 +101,8 @@ impl Store {
         Ok(Snapshot { objects })
     }
 
-    /// Writes the snapshot back, and returns the keys that had changed. The daemons may still react to
-    /// what they saw, so this goes on until the store is quiet.
+    /// Writes the snapshot back, and returns the changed keys. The daemons may still react to
+    /// earlier events, so this continues until the store is quiet.
     pub(crate) async fn restore(self, snapshot: &mut Snapshot) -> Result<BTreeSet<Key>> {
         let mut changed = BTreeSet::new();
         let mut same = 0;
@@ -142,14 +142,14 @@ impl Store {
         Ok(revisions)
     }
 
-    /// Asks for all keys with a prefix, which ends with a slash. `0` follows the slash in ASCII.
+    /// Reads all keys with a prefix, which ends with a slash. `0` follows the slash in ASCII.
     async fn range(self, prefix: &str, keys_only: bool) -> Result<Range> {
         let end = format!("{}0", prefix.trim_end_matches('/'));
         let body = json!({"key": bytes(prefix), "range_end": bytes(&end), "keys_only": keys_only});
         self.ask("/v3/kv/range", &body).await
     }
 
-    /// Writes the snapshot's objects of these keys, and deletes the keys that it does not have.
+    /// Writes the snapshot's objects of these keys, and deletes keys that it does not have.
     async fn write(self, snapshot: &mut Snapshot, keys: &[Key]) -> Result<()> {
         let operations: Vec<Value> = keys
             .iter()
@@ -186,7 +186,7 @@ impl Snapshot {
         self.objects.get(key).map(|object| object.value.0.as_slice())
     }
 
-    /// Keys of the snapshot that have a prefix.
+    /// Keys of the snapshot with a prefix.
     pub(crate) fn keys(&self, prefix: &str) -> impl Iterator<Item = &Key> {
         self.objects.keys().filter(move |key| key.starts_with(prefix))
     }

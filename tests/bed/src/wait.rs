@@ -1,4 +1,4 @@
-//! Owns waiting: a condition, a deadline and a name for what did not come.
+//! Owns waiting: a condition, a deadline and a name for the error.
 
 use std::env;
 use std::fmt::Display;
@@ -13,12 +13,12 @@ use tokio::time::{Instant, sleep, timeout};
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// What a look at the world can find: the value waited for, or why it is not there yet.
+/// Result of a look: the value, or the reason why it is not there yet.
 pub trait Probe {
-    /// What the wait is for.
+    /// Type of the value that the wait returns.
     type Value;
 
-    /// The value, or what to say of the last look if there is none in time.
+    /// The value, or the text for the error after the deadline.
     fn settle(self) -> Result<Self::Value, String>;
 }
 
@@ -38,7 +38,7 @@ impl Probe for bool {
     }
 }
 
-/// A failed look is no reason to give up, only something to tell at the end.
+/// A failed look does not end the wait; the error after the deadline names it.
 impl<P: Probe, E: Display> Probe for Result<P, E> {
     type Value = P::Value;
 
@@ -47,13 +47,13 @@ impl<P: Probe, E: Display> Probe for Result<P, E> {
     }
 }
 
-/// Appends a line to the file that `HGO_TEST_WAITS` names, if it is set: test, seconds, what the test
-/// waited for. `xtask` reads it.
+/// Appends a line to the file of the variable `HGO_TEST_WAITS`, if it is set: test, seconds, and
+/// what the test waited for. `xtask` reads it.
 pub(crate) fn waited(what: &str, time: Duration) {
     let Some(file) = env::var_os("HGO_TEST_WAITS").filter(|file| !file.is_empty()) else { return };
     let thread = thread::current();
     let line = format!("{}\t{:.3}\t{what}\n", thread.name().unwrap_or("-"), time.as_secs_f64());
-    // A test must not fail because its time cannot be noted.
+    // A test must not fail because its time cannot be written.
     let _ = File::options()
         .create(true)
         .append(true)
@@ -61,15 +61,15 @@ pub(crate) fn waited(what: &str, time: Duration) {
         .and_then(|mut file| file.write_all(line.as_bytes()));
 }
 
-/// Pause before the next look: a tenth of the time that has passed, so that a short wait is exact and
-/// a long one costs little.
+/// Pause before the next look: a tenth of the elapsed time, so that a short wait is exact and a
+/// long one costs little.
 fn pause(waited: Duration) -> Duration {
     (waited / 10).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
 }
 
 /// Looks until there is a value, every 10 ms at first, every 200 ms after two seconds. After the
-/// deadline the error names `what` and what the last look found. A look that hangs does not extend
-/// the deadline.
+/// deadline the error names `what` and the result of the last look. A look that hangs does not
+/// extend the deadline.
 pub async fn eventually<P: Probe>(
     deadline: Duration,
     what: &str,
@@ -88,7 +88,7 @@ pub async fn eventually<P: Probe>(
             Ok(Err(why)) => last = why,
             Err(_) => {}
         }
-        // The timeout alone would not do: it lets a look that is done at once go on for ever.
+        // The timeout alone is not enough: it does not end a look that returns at once.
         if Instant::now() >= end {
             bail!("no {what} within {deadline:?}; last look: {last}");
         }

@@ -1,5 +1,5 @@
 //! Texts in annotations and ConfigMaps, which tenants and admins write: manual releases, fields
-//! that travel between versions, kube-vip's addresses.
+//! carried between versions, kube-vip's addresses.
 #![no_main]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 const OURS: [&str; 2] = ["v1alpha1-fields", "v1beta1-fields"];
 
-/// One object in each version, with the text under both names.
+/// Converts an object of each version with the text under both names, there and back.
 fn travels(text: &str) {
     for (from, to) in
         [(Version::V1alpha1, Version::V1beta1), (Version::V1beta1, Version::V1alpha1)]
@@ -27,7 +27,7 @@ fn travels(text: &str) {
             object["metadata"]["annotations"][name] = json!(text);
         }
         let there = convert(object.clone(), to).unwrap();
-        // What is said counts for more than what travels. Unset means pool.
+        // A field of the object takes precedence over a carried one. Unset means pool.
         assert!(there["spec"]["ipam"].as_str().unwrap_or("pool") == "pool", "{there}");
         assert_eq!(there["status"]["address"], "10.0.0.7");
         if to == Version::V1beta1 {
@@ -41,7 +41,7 @@ fn travels(text: &str) {
             .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
             .sum();
         assert!(size <= 256 * 1024 || size <= 2 * text.len() + 200, "{size}");
-        // From here on it is stable.
+        // Further conversions change nothing.
         let back = convert(there.clone(), from).unwrap();
         let again = convert(back.clone(), to).unwrap();
         assert_eq!(stripped(&again), stripped(&there));
@@ -52,7 +52,7 @@ fn stripped(object: &Value) -> Value {
     json!([object["spec"], object["status"]])
 }
 
-/// Each line of the text is `key: value`.
+/// Imports a ConfigMap; each line of the text is `key: value`.
 fn kube_vip(text: &str) {
     let data: BTreeMap<String, String> = text
         .lines()

@@ -1,4 +1,4 @@
-//! A ConversionReview of any shape, and one object there and back.
+//! A ConversionReview of any shape, and the conversion of one object there and back.
 #![no_main]
 
 use harvester_guest_operator::domain::conversion::{Version, convert};
@@ -20,7 +20,7 @@ fn round_trip(spec: &Value, status: &Value, annotations: &Value) {
         let back = convert(there.clone(), from).unwrap();
         assert_eq!(back["apiVersion"], from.to_string());
         assert_eq!(back["metadata"]["name"], "web");
-        // Nothing travels in: then it comes back as it was, if it is of the types of its version.
+        // Without carried fields the object returns unchanged, if it fits the types of its version.
         if annotations.is_null() && from == Version::V1beta1 && fits(&object) {
             let [was, is] = [&object, &back].map(|o| json!([o["spec"], o["status"]]));
             assert_eq!(was, is, "through {there}");
@@ -51,7 +51,7 @@ fn is_part(value: &Value, known: &Value) -> bool {
 fuzz_target!(|data: &[u8]| {
     if let Ok(answer) = review(data) {
         let answer: Value = serde_json::from_slice(&answer).unwrap();
-        // What is skipped need not be text.
+        // Skipped parts need not be text.
         let Ok(question) = serde_json::from_slice::<Value>(data) else { return };
         assert_eq!(answer["response"]["uid"], question["request"]["uid"]);
         if answer["response"]["result"]["status"] == "Success" {

@@ -1,6 +1,6 @@
-//! A whole life of a DHCP client, written by somebody who means harm: answers sound and spoilt,
-//! times that jump, links that come and go. Whatever comes, an address is used only after its record
-//! was written, not beyond its time, and what comes in makes no flood of what goes out.
+//! The whole life of a DHCP client with hostile input: valid and broken answers, times that jump,
+//! links that come and go. In every case an address is used only after its record was written and
+//! not beyond its lease time, and received messages cause no flood of sent ones.
 #![no_main]
 
 #[path = "wire.rs"]
@@ -12,14 +12,14 @@ use std::time::Duration;
 use harvester_guest_operator::domain::dhcp::{Client, Out};
 use libfuzzer_sys::fuzz_target;
 
-/// The client, and what its keeper knows.
+/// The client, and the state of its keeper.
 struct Keeper {
     client: Client,
     now: Duration,
     xid: u32,
-    /// The last record: its number, and its address.
+    /// Number and address of the last record.
     record: (u64, Option<Ipv4Addr>),
-    /// The address in the last record that was written.
+    /// Address in the last record that was written.
     written: Option<Ipv4Addr>,
     done: bool,
 }
@@ -33,13 +33,13 @@ impl Keeper {
                 Out::Record(record) => {
                     assert!(record.serial > self.record.0);
                     self.record = (record.serial, record.lease.as_ref().map(|l| l.address));
-                    // An address that a record takes away is gone for its keeper at once.
+                    // An address that a record removes is gone for its keeper at once.
                     if self.record.1 != self.written {
                         self.written = None;
                     }
                 }
                 Out::Done => self.done = true,
-                Out::Send(_) => assert!(!self.done, "it is done, and speaks"),
+                Out::Send(_) => assert!(!self.done, "it is done, and sends"),
                 Out::Event(_) => {}
             }
         }

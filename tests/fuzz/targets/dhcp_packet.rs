@@ -1,5 +1,5 @@
-//! One frame, heard by a DHCP client in each state: it never panics, answers with one message at
-//! most, and takes nothing that nobody may have. Nothing that is heard makes its deadline vanish.
+//! A frame, received by a DHCP client in each state: the client never panics, answers with at
+//! most one message, takes no invalid address, and always has a deadline.
 #![no_main]
 
 #[path = "wire.rs"]
@@ -14,7 +14,7 @@ use libfuzzer_sys::fuzz_target;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 20);
 
-/// A client in each state in which it hears, and the number that it waits for.
+/// A client in each state in which it receives, and the transaction id that it waits for.
 static CLIENTS: LazyLock<Vec<(Client, u32)>> = LazyLock::new(|| {
     let mut all = Vec::new();
     let mut client = wire::client();
@@ -28,7 +28,7 @@ static CLIENTS: LazyLock<Vec<(Client, u32)>> = LazyLock::new(|| {
         xid = wire::xid(&out).unwrap_or(xid);
         all.push((client.clone(), xid));
     }
-    // Through the probe, until T1.
+    // From the probe until T1.
     loop {
         now = client.deadline().unwrap();
         let out = client.due(now);
@@ -48,7 +48,7 @@ fuzz_target!(|data: &[u8]| {
     let Some((how, rest)) = data.split_first() else { return };
     for (client, xid) in CLIENTS.iter() {
         let mut client = client.clone();
-        // As it is, as a message, as what follows its head, or as what follows sound options.
+        // The input as a frame, as a message, after a message's head, or after valid options.
         let frame = match how % 4 {
             0 => rest.to_vec(),
             1 => wire::frame(rest),

@@ -1,12 +1,12 @@
-//! Ranges of an IPPool: stretches are sorted, disjoint and within their subnets, and nothing that
-//! is excluded is in one.
+//! Ranges of an IPPool: stretches are sorted, disjoint and within their subnets, and contain no
+//! excluded address.
 #![no_main]
 
 use harvester_guest_operator::api::Range;
 use harvester_guest_operator::domain::pools::ranges::Ranges;
 use libfuzzer_sys::fuzz_target;
 
-/// Each line is a range: subnet, start, end, gateway, then exclusions.
+/// Parses a line as a range: subnet, start, end, gateway, then exclusions.
 fn range(line: &str) -> Range {
     let mut fields = line.split(' ');
     let mut next = || fields.next().filter(|field| !field.is_empty()).map(str::to_owned);

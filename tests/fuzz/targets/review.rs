@@ -1,4 +1,4 @@
-//! An AdmissionReview of any shape, and what the rules make of its objects when nothing else is
+//! An AdmissionReview of any shape, and the rules' decisions on its objects when no other object is
 //! known.
 #![no_main]
 
@@ -8,7 +8,7 @@ use harvester_guest_operator::http::review::{self, Outcome};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-/// What is answered leads to the same answer: nothing is changed twice.
+/// Checks that mutation is idempotent: it does not change its own result.
 fn settles(object: &Value, mutate: impl Fn(&Value) -> Answer) {
     let answer = mutate(object);
     if let Some(changed) = answer.object {
@@ -53,7 +53,7 @@ fn decide(asked: &Value) {
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(review) = review::parse(data) {
-        // What is skipped need not be text.
+        // Skipped parts need not be text.
         let Ok(question) = serde_json::from_slice::<Value>(data) else { return };
         for stage in [Stage::Mutation, Stage::Validation] {
             let text = Outcome::Answered(Answer::default()).render(&review, stage);

@@ -1,4 +1,4 @@
-//! What a DHCP server puts on the wire, for the targets that play one.
+//! Messages of a DHCP server, for the targets that play one.
 #![allow(dead_code)]
 
 use std::net::Ipv4Addr;
@@ -20,7 +20,7 @@ pub fn client() -> Client {
     Client::new(identity(), options, 7, Duration::ZERO)
 }
 
-/// The number of the last message among these, if one is DHCP.
+/// Transaction id of the last message among these, if one is DHCP.
 pub fn xid(out: &[Out]) -> Option<u32> {
     let frames = out.iter().rev().filter_map(|out| match out {
         Out::Send(frame) if owner_of(frame).is_some() => frame.get(46..50),
@@ -29,7 +29,7 @@ pub fn xid(out: &[Out]) -> Option<u32> {
     frames.map(|xid| u32::from_be_bytes(xid.try_into().unwrap())).next()
 }
 
-/// A message up to its options: an answer to that number, for that address.
+/// A message up to its options: an answer with that transaction id, for that address.
 pub fn head(xid: u32, address: Ipv4Addr) -> Vec<u8> {
     let mut message = vec![0; 240];
     message[..3].copy_from_slice(&[2, 1, 6]);
@@ -41,7 +41,7 @@ pub fn head(xid: u32, address: Ipv4Addr) -> Vec<u8> {
     message
 }
 
-/// The options of a sound answer.
+/// Options of a valid answer.
 pub fn options(kind: u8, seconds: u32) -> Vec<u8> {
     let mut options = vec![53, 1, kind, 54, 4];
     options.extend(SERVER.octets());
@@ -51,7 +51,7 @@ pub fn options(kind: u8, seconds: u32) -> Vec<u8> {
     options
 }
 
-/// A message in its frame.
+/// A message in its Ethernet frame.
 pub fn frame(message: &[u8]) -> Vec<u8> {
     let length = u16::try_from(message.len()).unwrap();
     let mut header = vec![0x45, 0];
@@ -75,7 +75,7 @@ pub fn frame(message: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// What must be true of an address that may be used.
+/// Checks the invariants of a usable lease.
 pub fn is_sound(client: &Client) {
     let Some(lease) = client.lease() else { return };
     let [first, ..] = lease.address.octets();

@@ -1,5 +1,5 @@
-//! What else comes to the port: every caller gets a clean answer or a closed connection, and
-//! whoever asks properly gets an answer all the while.
+//! Other traffic to the port: every caller gets a clean answer or a closed connection, and valid
+//! calls are answered meanwhile.
 
 use std::time::Duration;
 
@@ -21,12 +21,12 @@ fn review() -> Value {
     json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
-            "uid": "u-1", "operation": "DELETE", "name": "nobody", "namespace": "",
+            "uid": "u-1", "operation": "DELETE", "name": "absent", "namespace": "",
             "resource": {
                 "group": "loadbalancer.harvesterhci.io", "version": "v1beta1", "resource": "ippools",
             },
             "userInfo": {"username": "eve"},
-            "oldObject": {"metadata": {"name": "nobody"}, "spec": {"ranges": []}},
+            "oldObject": {"metadata": {"name": "absent"}, "spec": {"ranges": []}},
         },
     })
 }
@@ -44,7 +44,7 @@ async fn garbage_gets_a_sentence_or_a_closed_connection() -> Result<()> {
     let (operator, bundle) = started(&cluster).await?;
     let address = operator.admission.context("no admission")?;
 
-    // Not TLS.
+    // Plain text instead of TLS.
     let mut plain = TcpStream::connect(address).await?;
     plain.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await?;
     let mut said = Vec::new();
@@ -97,7 +97,7 @@ async fn garbage_gets_a_sentence_or_a_closed_connection() -> Result<()> {
         assert!(said.contains(expected), "{what}: {said}");
     }
 
-    // A good one is answered, for its own UID, and the connection stays.
+    // A valid review is answered, with its own UID, and the connection stays open.
     let mut stream = connect(address, &bundle, None).await?;
     for uid in ["u-1", "u-2"] {
         let mut review = review();
@@ -122,7 +122,8 @@ async fn a_thousand_slow_connections_cost_little_and_hold_nobody_up() -> Result<
     for _ in 0..700 {
         silent.push(TcpStream::connect(address).await?);
     }
-    // Some say hello and then a little of a request: more than the head and the body may be.
+    // Some complete the handshake and send a little of a request: more than the head and the body
+    // may take.
     let slow = (0..300).map(|number| {
         let bundle = bundle.clone();
         tokio::spawn(async move {
@@ -152,7 +153,7 @@ async fn a_thousand_slow_connections_cost_little_and_hold_nobody_up() -> Result<
     let (mut ended, mut said) = (0, String::new());
     for slow in slow {
         let answer = timeout(SOON, slow).await.context("still connected")??.unwrap_or_default();
-        // The API server may have been slow because the machine stood still: it asks again.
+        // The API server may have been slow because the machine stalled: it asks again.
         let asks_again = answer.starts_with("HTTP/1.1 503 ")
             && answer.to_ascii_lowercase().contains("\r\nretry-after: 0\r\n");
         ensure!(answer.is_empty() || asks_again, "{answer}");
@@ -160,7 +161,7 @@ async fn a_thousand_slow_connections_cost_little_and_hold_nobody_up() -> Result<
         ended += 1;
     }
     for text in ["the body did not arrive in time", "no answer in time"] {
-        ensure!(said.contains(text), "none of them heard: {text}");
+        ensure!(said.contains(text), "no caller got: {text}");
     }
     for mut stream in silent {
         let mut rest = Vec::new();
@@ -194,11 +195,11 @@ async fn with_an_authority_for_callers_reviews_need_a_certificate() -> Result<()
     assert_eq!(code, 200, "{said}");
     let mut stream = connect(address, &bundle, None).await?;
     let (code, _, said) = post(&mut stream, VALIDATION, body.as_bytes()).await?;
-    assert_eq!((code, said.as_str()), (403, "a client certificate is needed here\n"));
-    // The API server has none to show when it asks for a conversion.
+    assert_eq!((code, said.as_str()), (403, "a client certificate is required\n"));
+    // The API server shows no certificate when it asks for a conversion.
     let mut stream = connect(address, &bundle, None).await?;
     assert_ne!(post(&mut stream, CONVERSION, b"{").await?.0, 403);
-    // One by somebody else is not taken at all; TLS 1.3 tells so with the first answer.
+    // A certificate by another authority is rejected; with TLS 1.3 that shows in the first answer.
     let refused = async {
         let mut stream = connect(address, &bundle, Some(&stranger)).await?;
         post(&mut stream, VALIDATION, body.as_bytes()).await

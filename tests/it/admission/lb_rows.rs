@@ -1,57 +1,58 @@
-//! Requests for LoadBalancers, and what each is answered: with admission, and without it.
+//! Requests for LoadBalancers, and the answer to each: with admission, and without it.
 //!
-//! Made by a tenant who may do everything with LoadBalancers of namespace `team`, which is in
-//! project `local/ours`; [`super::load_balancers`] says what else there is. An object is short:
-//! `{labels, annotations, status, spec}`, of the name `lb`. `before` is made first, by an admin, and is
-//! waited for until its condition has the reason given. A message is a part of the answer.
+//! The requests are made by a tenant with all rights on LoadBalancers of namespace `team`, which is
+//! in project `local/ours`; [`super::load_balancers`] describes the other objects. An object is
+//! short: `{labels, annotations, status, spec}`, with the name `lb`. An admin creates `before`
+//! first, and the test waits until its condition has the reason given. A message is a part of the
+//! answer.
 //!
-//! The API server drops fields that it does not know before anybody is asked, and says so itself.
+//! The API server drops unknown fields before it calls admission, and warns about them itself.
 
-/// One request.
+/// A request and its expected results.
 pub(crate) struct Row {
-    /// What it shows.
+    /// Purpose of the row.
     pub(crate) name: &'static str,
-    /// What is there. Empty: nothing.
+    /// The existing object. Empty: none.
     pub(crate) before: &'static str,
-    /// And which reason its condition has by then. Empty: whatever.
+    /// Reason that its condition must have before the request. Empty: any.
     pub(crate) waits_for: &'static str,
     pub(crate) how: How,
     pub(crate) on: &'static [On<'static>],
     pub(crate) off: Off,
-    /// Without admission: the reason of the condition in the end, and the pool of its address.
+    /// Without admission: the final reason of the condition, and the pool of its address.
     pub(crate) then: (&'static str, &'static str),
 }
 
-/// What is asked for.
+/// Kind of the request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum How {
     Create(&'static str),
     /// A merge patch.
     Merge(&'static str),
-    /// The object as it was read, the patch merged into it, put back.
+    /// The object as read, with the patch merged into it, written back.
     Put(&'static str),
-    /// The same by a Go client of today: fields that it does not know are gone.
+    /// The same by a current Go client: fields that it does not know are lost.
     PutByGo(&'static str),
 }
 
-/// What admission makes of it.
+/// Expected result with admission.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum On<'a> {
-    /// It is done, and nothing is said.
+    /// Accepted without a warning.
     Silent,
-    /// It is done, and this is said.
+    /// Accepted with this warning.
     Warn(&'a str),
     /// Admission refuses it: field and part of the message.
     Refuse(&'a str, &'a str),
     /// The schema refuses it.
     Schema(&'a str),
-    /// It is done, with this at the path.
+    /// Accepted, with this value at the path.
     Has(&'a str, &'a str),
-    /// It is done, with nothing at the path.
+    /// Accepted, with no value at the path.
     Lacks(&'a str),
 }
 
-/// What the API server alone makes of it.
+/// Expected result of the API server without admission.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Off {
     Accept,
@@ -75,7 +76,7 @@ const GUEST: &str = "{spec: {workloadType: cluster}}";
 const LEASED: &str = "{spec: {workloadType: cluster, ipam: dhcp}}";
 const LEASED_ON_VLAN: &str = "{annotations: {loadbalancer.harvesterhci.io/network: team/vlan7}, spec: {workloadType: cluster, ipam: dhcp}}";
 const FROM_NAMED: &str = "{spec: {workloadType: cluster, ipPool: named}}";
-/// Reasons.
+/// Reasons of conditions.
 const HAS: &str = "Allocated";
 const NO_VMS: &str = "NoRunningBackends";
 const NOTHING: (&str, &str) = ("", "");
@@ -91,7 +92,7 @@ const fn create(
     Row { name, before: "", waits_for: "", how: Create(object), on, off, then }
 }
 
-/// Both refuse it, with the same words.
+/// A creation that both admission and the schema refuse, with the same words.
 const fn never(
     name: &'static str,
     object: &'static str,
@@ -114,7 +115,7 @@ const fn update(
 
 #[rustfmt::skip]
 pub(crate) const ROWS: &[Row] = &[
-    // What is filled in.
+    // Filled in fields.
     create("a vm load balancer", VM, &[Silent, Has(NAMESPACE, "team"), Has(PROJECT, "local/ours"), Lacks(NETWORK)], Accept, (NO_VMS, "ours")),
     create("a guest's", GUEST, &[Silent, Has(NAMESPACE, "team"), Has(PROJECT, "local/ours"), Lacks(CLUSTER)], Accept, OURS),
     create("another project", "{annotations: {loadbalancer.harvesterhci.io/project: local/theirs}, spec: {workloadType: cluster}}", &[Warn("annotation project: the namespace is \"local/ours\", not \"local/theirs\""), Has(PROJECT, "local/ours")], Accept, OURS),
@@ -132,20 +133,20 @@ pub(crate) const ROWS: &[Row] = &[
     create("no health check", "{spec: {listeners: [{name: a, port: 80}], healthCheck: {port: 0}}}", &[Silent, Lacks("/spec/healthCheck/periodSeconds")], Accept, (NO_VMS, "ours")),
     create("a guest's health check", "{spec: {workloadType: cluster, healthCheck: {port: 80}}}", &[Silent, Lacks("/spec/healthCheck/periodSeconds")], Accept, OURS),
     create("leased", LEASED, &[Warn("spec.ipam dhcp: unless the host leases on its network, allocatedAddress.ip stays 0.0.0.0")], Accept, ("DHCP", "")),
-    // Copied, and not quite right.
+    // Copied with small errors.
     never("ipam of an old page", "{spec: {workloadType: cluster, ipam: ippool}}", &[Refuse("spec.ipam", "\"ippool\" is not a value: use pool (or dhcp)")], "\"pool\", \"dhcp\""),
     never("ipam in capitals", "{spec: {workloadType: cluster, ipam: DHCP}}", &[Refuse("spec.ipam", "use dhcp (or pool)")], "\"pool\", \"dhcp\""),
     never("type in capitals", "{spec: {workloadType: VM, listeners: [{name: a, port: 80}]}}", &[Refuse("spec.workloadType", "use vm (or cluster)")], "\"vm\", \"cluster\""),
     never("type of a guest", "{spec: {workloadType: Guest}}", &[Refuse("spec.workloadType", "use cluster (or vm)")], "\"vm\", \"cluster\""),
     never("listeners as a map", "{spec: {listeners: {http: {port: 80}}}}", &[Refuse("spec.listeners", "it is a map: use a list")], "spec.listeners"),
     never("port in quotes", "{spec: {listeners: [{name: a, port: '80'}]}}", &[Refuse("spec.listeners[0].port", "write 80, without quotes")], "spec.listeners[0].port"),
-    never("backendPort as a name", "{spec: {listeners: [{name: a, port: 80, backendPort: http}]}}", &[Refuse("spec.listeners[0].backendPort", "names of ports are not looked up")], "spec.listeners[0].backendPort"),
+    never("backendPort as a name", "{spec: {listeners: [{name: a, port: 80, backendPort: http}]}}", &[Refuse("spec.listeners[0].backendPort", "port names are not resolved")], "spec.listeners[0].backendPort"),
     never("period with a unit", "{spec: {listeners: [{name: a, port: 80}], healthCheck: {port: 80, periodSeconds: 5s}}}", &[Refuse("spec.healthCheck.periodSeconds", "use a number")], "spec.healthCheck.periodSeconds"),
-    never("label without a list", "{spec: {listeners: [{name: a, port: 80}], backendServerSelector: {app: web}}}", &[Refuse("spec.backendServerSelector[app]", "\"web\" is no list: use [\"web\"]")], "spec.backendServerSelector.app"),
+    never("label without a list", "{spec: {listeners: [{name: a, port: 80}], backendServerSelector: {app: web}}}", &[Refuse("spec.backendServerSelector[app]", "\"web\" is not a list: use [\"web\"]")], "spec.backendServerSelector.app"),
     never("selector of other kinds", "{spec: {listeners: [{name: a, port: 80}], backendServerSelector: {matchLabels: {app: web}}}}", &[Refuse("spec.backendServerSelector[matchLabels]", "write each label and its values")], "spec.backendServerSelector.matchLabels"),
-    never("selector as a list", "{spec: {listeners: [{name: a, port: 80}], backendServerSelector: [app=web]}}", &[Refuse("spec.backendServerSelector", "is no map")], "spec.backendServerSelector"),
+    never("selector as a list", "{spec: {listeners: [{name: a, port: 80}], backendServerSelector: [app=web]}}", &[Refuse("spec.backendServerSelector", "is not a map")], "spec.backendServerSelector"),
     create("a field misspelt", "{spec: {listeners: [{name: a, port: 80, backendport: 8080}]}}", &[Warn("unknown field \"spec.listeners[0].backendport\""), Lacks("/spec/listeners/0/backendPort")], Accept, (NO_VMS, "ours")),
-    // What the schema holds by itself.
+    // Rules of the schema.
     never("no listener", "{spec: {listeners: []}}", &[On::Schema("a load balancer of type vm needs at least one")], "a load balancer of type vm needs at least one"),
     never("a name twice", "{spec: {listeners: [{name: a, port: 80}, {name: a, port: 81}]}}", &[On::Schema("each name may be used once")], "each name may be used once"),
     never("a port twice", "{spec: {listeners: [{name: a, port: 80}, {name: b, port: 80}]}}", &[On::Schema("each pair of port and protocol may be used once")], "each pair of port and protocol may be used once"),
@@ -160,7 +161,7 @@ pub(crate) const ROWS: &[Row] = &[
     never("two families", "{spec: {workloadType: cluster, ipFamilyPolicy: PreferDualStack}}", &[On::Schema("only SingleStack is supported")], "only SingleStack is supported"),
     update("another ipam", (GUEST, HAS), Merge("{spec: {ipam: dhcp}}"), &[On::Schema("spec.ipam is immutable")], Schema("spec.ipam is immutable"), OURS),
     update("another type", (GUEST, HAS), Merge("{spec: {workloadType: vm, listeners: [{name: a, port: 80}]}}"), &[On::Schema("spec.workloadType is immutable")], Schema("spec.workloadType is immutable"), OURS),
-    // What it does not.
+    // Rules that the schema does not have.
     create("an address in place of a VM's name", "{spec: {listeners: [{name: a, port: 80}], backendServerSelector: {harvesterhci.io/vmName: [10.9.0.5]}}}", &[Warn("10.9.0.5 is an address and selects nothing")], Accept, (NO_VMS, "ours")),
     create("a guest's health check without a certificate", "{spec: {workloadType: cluster, healthCheck: {port: 80, protocol: https, caBundle: x}}}", &[Refuse("spec.healthCheck.caBundle", "no certificate in PEM")], Accept, OURS),
     create("no certificate", "{spec: {listeners: [{name: a, port: 80}], healthCheck: {port: 80, protocol: https, caBundle: x}}}", &[Refuse("spec.healthCheck.caBundle", "no certificate in PEM")], Accept, (NO_VMS, "ours")),
@@ -169,19 +170,19 @@ pub(crate) const ROWS: &[Row] = &[
     create("a guest's name", "{name: 1web, spec: {workloadType: cluster}}", &[Silent], Accept, OURS),
     // Pools.
     create("a pool by name", FROM_NAMED, &[Silent], Accept, (HAS, "named")),
-    create("another's pool", "{spec: {workloadType: cluster, ipPool: theirs}}", &[Refuse("spec.ipPool", "it names \"theirs\", whose scope does not admit {network:\"\" project:\"local/ours\" namespace:\"team\" cluster:\"\"}: name another, or ask who keeps the pool")], Accept, ("IPPoolForbidden", "")),
+    create("another's pool", "{spec: {workloadType: cluster, ipPool: theirs}}", &[Refuse("spec.ipPool", "it names \"theirs\", whose scope does not admit {network:\"\" project:\"local/ours\" namespace:\"team\" cluster:\"\"}: name another, or ask the admin of the pool")], Accept, ("IPPoolForbidden", "")),
     create("another's pool, and its project", "{annotations: {loadbalancer.harvesterhci.io/project: local/theirs}, spec: {workloadType: cluster, ipPool: theirs}}", &[Refuse("spec.ipPool", "project:\"local/ours\"")], Accept, ("IPPoolForbidden", "")),
     update("to another's pool", (GUEST, HAS), Merge("{spec: {ipPool: theirs}}"), &[Refuse("spec.ipPool", "whose scope does not admit")], Accept, ("IPPoolForbidden", "ours")),
     create("no such pool", "{spec: {workloadType: cluster, ipPool: nowhere}}", &[Warn("spec.ipPool: there is no IPPool \"nowhere\" yet; it waits for one")], Accept, ("IPPoolNotFound", "")),
     create("a full pool", "{spec: {workloadType: cluster, ipPool: full}}", &[Warn("spec.ipPool: full has no available IP now")], Accept, ("NoAvailableIP", "")),
     create("a pool that is going", "{spec: {workloadType: cluster, ipPool: going}}", &[Warn("spec.ipPool: going gives out no addresses: it is being deleted")], Accept, ("IPPoolNotReady", "")),
-    update("whoever holds an address keeps the pool", (FROM_NAMED, HAS), Merge("{spec: {description: x}}"), &[Silent, Has("/status/allocatedAddress/ipPool", "named")], Accept, (HAS, "named")),
+    update("the holder of an address retains the pool", (FROM_NAMED, HAS), Merge("{spec: {description: x}}"), &[Silent, Has("/status/allocatedAddress/ipPool", "named")], Accept, (HAS, "named")),
     // Guest clusters.
     create("of a cluster that is being removed", "{labels: {cloudprovider.harvesterhci.io/cluster: gone}, spec: {workloadType: cluster}}", &[Refuse(REMOVED, "the vm team/gone-1 shows guest cluster gone is being removed")], Accept, ("GuestClusterRemoved", "")),
     create("leased, of a cluster that is being removed", "{labels: {cloudprovider.harvesterhci.io/cluster: gone}, spec: {workloadType: cluster, ipam: dhcp}}", &[Refuse(REMOVED, "is being removed")], Accept, ("GuestClusterRemoved", "")),
     create("of a cluster that another namespace removes", "{labels: {cloudprovider.harvesterhci.io/cluster: elsewhere}, spec: {workloadType: cluster}}", &[Silent], Accept, OURS),
     create("of a cluster without a name", "{labels: {cloudprovider.harvesterhci.io/cluster: kubernetes}, spec: {workloadType: cluster}}", &[Silent], Accept, OURS),
-    // What others leave out of the status stays.
+    // Parts of the status that others leave out stay.
     update("saved without status", (GUEST, HAS), Put("{status: null, metadata: {labels: {a: b}}}"), &[Silent, Has(IP, "10.1.0.2"), Has("/metadata/labels/a", "b")], Accept, OURS),
     update("saved with an empty status", (GUEST, HAS), Put("{status: {allocatedAddress: {}}}"), &[Silent, Has(IP, "10.1.0.2")], Accept, OURS),
     update("status removed", (GUEST, HAS), Merge("{status: null}"), &[Silent, Has(IP, "10.1.0.2")], Accept, OURS),
@@ -190,7 +191,7 @@ pub(crate) const ROWS: &[Row] = &[
     update("conditions removed", (GUEST, HAS), Merge("{status: {conditions: []}}"), &[Silent, Has("/status/conditions/0/reason", HAS)], Accept, OURS),
     update("by the guest's cloud provider", (GUEST, HAS), PutByGo("{metadata: {labels: {a: b}}, status: {address: 10.1.0.2}}"), &[Silent, Has(IP, "10.1.0.2"), Has("/status/address", "10.1.0.2")], Accept, OURS),
     update("of VMs, by a Go client", (VM, NO_VMS), PutByGo("{metadata: {labels: {a: b}}}"), &[Silent, Has("/status/endpoints/total", "0"), Has(IP, "10.1.0.2")], Accept, (NO_VMS, "ours")),
-    // What others write into it.
+    // Parts of the status that others write.
     update("another address", (GUEST, HAS), Merge("{status: {allocatedAddress: {ip: 10.1.0.9}}}"), &[Refuse("status.allocatedAddress.ip", "only the operator writes it: it is \"10.1.0.2\", not \"10.1.0.9\"; remove status from what you send")], Accept, OURS),
     update("another's address", (GUEST, HAS), Merge("{status: {allocatedAddress: {ip: 10.2.0.2, ipPool: theirs}}}"), &[Refuse("status.allocatedAddress.ip", OWNED), Refuse("status.allocatedAddress.ipPool", OWNED)], Accept, OURS),
     update("the address of a pool that is not", (GUEST, HAS), Merge("{status: {allocatedAddress: {ip: 10.2.0.2, ipPool: ghost}}}"), &[Refuse("status.allocatedAddress.ipPool", OWNED)], Accept, OURS),
@@ -202,8 +203,8 @@ pub(crate) const ROWS: &[Row] = &[
     update("the announced address of VMs", (VM, NO_VMS), Merge("{status: {address: 10.2.0.2}}"), &[Refuse("status.address", OWNED)], Accept, (NO_VMS, "ours")),
     update("Ready", (VM, NO_VMS), Merge("{status: {conditions: [{type: Ready, status: 'True', reason: Announced}]}}"), &[Refuse("status.conditions[Ready].status", OWNED)], Accept, (NO_VMS, "ours")),
     update("a condition of another type", (GUEST, HAS), Merge("{status: {conditions: [{type: Mine, status: 'True'}]}}"), &[Silent, Has("/status/conditions/0/reason", HAS), Has("/status/conditions/1/type", "Mine")], Accept, OURS),
-    create("a backup, with its status", "{spec: {workloadType: cluster}, status: {address: 10.2.0.2, allocatedAddress: {ipPool: theirs, ip: 10.2.0.2}, conditions: [{type: Ready, status: 'True'}]}}", &[Warn("status: only the operator writes it: what was sent is dropped"), Lacks("/status/address"), Lacks("/status/allocatedAddress")], Accept, OURS),
-    // What is a guest's.
+    create("a backup, with its status", "{spec: {workloadType: cluster}, status: {address: 10.2.0.2, allocatedAddress: {ipPool: theirs, ip: 10.2.0.2}, conditions: [{type: Ready, status: 'True'}]}}", &[Warn("status: only the operator writes it: the sent status is dropped"), Lacks("/status/address"), Lacks("/status/allocatedAddress")], Accept, OURS),
+    // Parts of the status that a guest owns.
     update("the claim", (GUEST, HAS), Merge("{status: {address: 10.1.0.2}}"), &[Silent], Accept, OURS),
     update("withdrawn", (GUEST, HAS), Merge("{status: {address: ''}}"), &[Silent, Has(IP, "10.1.0.2")], Accept, OURS),
     update("reached elsewhere", (GUEST, HAS), Merge("{status: {address: 10.2.0.2}}"), &[Warn("status.address stays \"10.1.0.2\": \"10.2.0.2\" is not its claim, 10.1.0.2"), Has("/status/address", "10.1.0.2")], Accept, OURS),

@@ -1,4 +1,4 @@
-//! The rows of [`super::lb_rows`], with admission and without; and ways out of a tenant's namespace.
+//! The rows of [`super::lb_rows`], with admission and without.
 
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ use crate::vms::input::as_harvester_ships_it;
 pub(super) const TEAM: &str =
     "/apis/loadbalancer.harvesterhci.io/v1beta1/namespaces/team/loadbalancers";
 
-/// What is there. Pools give addresses from `.2` on; `team` is in project `local/ours`, `theirs` in
-/// `local/theirs`.
+/// Existing objects. Pools give addresses from `.2` on; `team` is in project `local/ours`, `theirs`
+/// in `local/theirs`.
 const SCENE: &str = r#"
 apiVersion: v1
 kind: Namespace
@@ -126,7 +126,7 @@ metadata:
 spec: {}
 "#;
 
-/// A cluster with the scene, an operator that leads, and a tenant.
+/// A cluster with the scene, a leading operator, and a tenant.
 pub(super) struct Stage {
     pub(super) cluster: Cluster,
     pub(super) tenant: Client,
@@ -160,14 +160,14 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Waits until the operator knows VMs: nothing that depends on them is asked before.
+    /// Waits until the operator has listed VMs: no request that depends on them may come earlier.
     async fn sees_machines(&self) -> Result<()> {
         let body = json!({
             "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
             "metadata": {"name": "early", "labels": {"cloudprovider.harvesterhci.io/cluster": "gone"}},
             "spec": {"workloadType": "cluster", "ipPool": "named"},
         });
-        eventually(SOON, "knowledge of VMs", async || {
+        eventually(SOON, "list of VMs", async || {
             let said =
                 ask(&self.tenant, "POST", TEAM, &body).await.map_err(|e| format!("{e:#}"))?;
             if said.message().contains("is being removed") {
@@ -195,7 +195,7 @@ impl Stage {
         .await
     }
 
-    /// Deletes one of the team's, and waits until it is gone.
+    /// Deletes a LoadBalancer of the team, and waits until it is gone.
     pub(super) async fn end(&self, name: &str) -> Result<()> {
         let lbs = self.lbs("team");
         match lbs.delete(name, &DeleteParams::default()).await {
@@ -261,7 +261,7 @@ impl Stage {
         self.end(&name).await
     }
 
-    /// Waits until condition and claim are what the operator alone makes of it.
+    /// Waits until the operator alone has given the object this condition and this claim.
     async fn ends_as(&self, name: &str, (reason, pool): (&str, &str)) -> Result<()> {
         eventually(SOON, &format!("{reason} from {pool:?}"), async || {
             let lb = self.lbs("team").get(name).await.map_err(|e| e.to_string())?;
@@ -295,7 +295,7 @@ fn check(on: &On<'_>, said: &Said) -> Result<()> {
     Ok(())
 }
 
-/// A whole object.
+/// Completes a short object.
 pub(super) fn whole(text: &str) -> Result<Value> {
     let short: Value = serde_saphyr::from_str(text)?;
     let name = short["name"].as_str().unwrap_or("lb");
@@ -314,7 +314,7 @@ pub(super) fn whole(text: &str) -> Result<Value> {
     Ok(object)
 }
 
-/// What a Go client of today keeps of an object that it reads.
+/// Removes the fields that a current Go client loses when it reads an object.
 fn through_go(mut object: Value) -> Value {
     if let Some(status) = object["status"].as_object_mut() {
         let known = ["address", "allocatedAddress", "backendServers", "conditions"];
@@ -352,12 +352,12 @@ async fn without_admission_the_schema_and_the_operator_say_what_they_can() -> Re
     play(false).await
 }
 
-/// Harvester's own CRD holds none of the rules.
+/// Harvester's own CRD has none of the rules.
 #[tokio::test(flavor = "multi_thread")]
 async fn on_harvesters_form_admission_says_what_its_schema_does_not() -> Result<()> {
     let cluster = Cluster::start().await?;
     as_harvester_ships_it(&cluster).await?;
-    // From before there was a rule.
+    // An object from before the rules.
     let team = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}});
     cluster.bed.apply_yaml(&team.to_string()).await?;
     let old = whole("{name: old, spec: {listeners: [{name: a, port: 80}, {name: a, port: 81}]}}")?;
@@ -417,7 +417,7 @@ async fn on_harvesters_form_admission_says_what_its_schema_does_not() -> Result<
         let said = ask(&stage.tenant, "PATCH", &one, &patch).await?;
         check(&On::Refuse(&format!("spec.{field}"), "is immutable"), &said)?;
     }
-    // What was wrong before may stay so, and is corrected bit by bit.
+    // Old faults may stay, and are corrected one by one.
     let old = format!("{TEAM}/old");
     for patch in [
         json!({"metadata": {"labels": {"a": "b"}}}),

@@ -1,5 +1,5 @@
-//! Admission through a real API server: its start, its certificates, its end, and what else comes
-//! to the port.
+//! Admission through a real API server: its start, its certificates, its end, and other traffic to
+//! its port.
 
 mod garbage;
 mod lb_rows;
@@ -40,7 +40,7 @@ const NAMESPACE: &str = "harvester-system";
 const SECRET: &str = "harvester-guest-operator-admission";
 const CONFIGURATION: &str = "harvester-load-balancer-webhook";
 
-/// By which the API server reaches the operator itself.
+/// Options with which the API server calls the operator itself.
 pub(crate) fn itself() -> Start {
     Start { admission: Some("https://127.0.0.1:0".to_owned()), ..Start::default() }
 }
@@ -74,7 +74,7 @@ impl Cluster {
         Ok(Material::read(&self.stored().await?)?)
     }
 
-    /// Puts content into the Secret, over whatever is there.
+    /// Writes content into the Secret, in place of its content.
     async fn store(&self, data: Data) -> Result<()> {
         let data = data.into_iter().map(|(key, text)| (key, ByteString(text))).collect();
         let mut secret = Secret { data: Some(data), ..Secret::default() };
@@ -88,7 +88,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The bundles of both configurations, as text.
+    /// CA bundles of both configurations, as text.
     async fn bundles(&self) -> Result<Vec<String>> {
         let validating: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
         let mutating: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
@@ -105,7 +105,8 @@ impl Cluster {
         Ok(bundles)
     }
 
-    /// Waits until both configurations trust what the Secret says, and the API server calls.
+    /// Waits until both configurations have the Secret's bundle, and the API server calls
+    /// admission.
     pub(crate) async fn registered(&self) -> Result<()> {
         eventually(SOON, "registration", async || {
             let wanted = self.material().await?.bundle();
@@ -117,12 +118,12 @@ impl Cluster {
         eventually(SOON, "answer of admission", async || probe.once().await.map(|()| true)).await
     }
 
-    /// Applies what an admin applies, once more.
+    /// Applies the installation once more.
     async fn reinstalled(&self) -> Result<()> {
         self.bed.apply_file(testbed::repository().join("config/rbac")).await.map(drop)
     }
 
-    /// Rewrites the label of a configuration, as a plain way to change it.
+    /// Patches a configuration.
     async fn patch_validating(&self, patch: serde_json::Value) -> Result<()> {
         let api: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
         api.patch(CONFIGURATION, &PatchParams::default(), &Patch::Merge(patch)).await?;
@@ -130,7 +131,7 @@ impl Cluster {
     }
 }
 
-/// How many requests of the API server an operator has answered.
+/// Number of the API server's requests that an operator has answered.
 async fn answered(operator: &Operator) -> Result<f64> {
     operator.metric("hgo_admission_requests_total", &["call=\"validation\""]).await
 }
@@ -156,25 +157,25 @@ impl Probe {
     }
 }
 
-/// Requests under way at the same time: a machine that cannot keep up sends fewer.
+/// Concurrent requests: a machine that cannot keep up sends fewer.
 const AT_ONCE: usize = 32;
-/// Calls that a test makes at least.
+/// Least number of calls of a test.
 const ENOUGH: u64 = 1_000;
-/// Standstill of the machine within a call that explains why the API server gave that call up: it
+/// Shortest stall of the machine within a call that explains a timeout of the API server, which
 /// waits 5 s (`timeoutSeconds`).
 const STANDSTILL: Duration = Duration::from_secs(1);
 
-/// A call that was refused.
+/// A refused call.
 struct Failed {
     error: String,
-    /// Since the load began.
+    /// Time since the load began.
     at: Duration,
     took: Duration,
     stood_still: Duration,
 }
 
 impl Failed {
-    /// Whether the API server gave the call up while the machine stood still.
+    /// Whether the API server's timeout is due to a stall of the machine.
     fn is_the_machines(&self) -> bool {
         let is_late = ["deadline exceeded", "Client.Timeout", "handshake timeout"]
             .iter()
@@ -193,7 +194,7 @@ impl std::fmt::Display for Failed {
     }
 }
 
-/// Requests at a steady rate, whatever becomes of them.
+/// Requests at a steady rate, whatever their results.
 pub(crate) struct Load {
     sent: Arc<AtomicU64>,
     began: Instant,
@@ -202,7 +203,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// So many a second.
+    /// Starts to send so many requests per second.
     pub(crate) fn start(client: &Client, rate: u32) -> Result<Self> {
         let probe = Arc::new(Probe::new(client)?);
         let sent = Arc::new(AtomicU64::new(0));
@@ -219,7 +220,7 @@ impl Load {
                     _ = &mut stopped => break,
                     () = sleep_until(next) => {}
                 }
-                // What was missed is made up for, as fast as there is room.
+                // Missed requests are made up for, as fast as places are free.
                 next += Duration::from_secs(1) / rate;
                 let Ok(place) = room.clone().acquire_owned().await else { break };
                 count.fetch_add(1, Ordering::Relaxed);
@@ -244,13 +245,13 @@ impl Load {
         Ok(Self { sent, began: Instant::now(), stop, done })
     }
 
-    /// Stops when enough were sent, and tells how many. It is an error if any failed that the API
-    /// server did not give up while the machine stood still.
+    /// Stops after enough requests, and returns a report. A failed request is an error, unless it
+    /// is a timeout of the API server during a stall of the machine.
     async fn end(self) -> Result<String> {
         self.end_after(ENOUGH).await
     }
 
-    /// The same, after so many.
+    /// Stops after so many requests.
     pub(crate) async fn end_after(self, calls: u64) -> Result<String> {
         let patience = LATER.max(Duration::from_millis(20 * calls));
         eventually(patience, "calls", async || self.sent.load(Ordering::Relaxed) >= calls).await?;

@@ -1,5 +1,5 @@
-//! No replica is alive. Whatever only takes leave passes; what would be judged is refused, a status above
-//! all.
+//! No replica is alive. Requests that only remove something pass; requests that admission would
+//! judge are refused, above all a change of a status.
 
 use anyhow::{Result, bail, ensure};
 use harvester_guest_operator::api::{LB_FINALIZER, LoadBalancer, POOL_FINALIZER};
@@ -14,7 +14,7 @@ use crate::support::{Cluster, SOON, lb};
 
 const STRIPPED: &str = r#"{"metadata": {"finalizers": null}}"#;
 
-/// Nobody was there to judge it.
+/// Checks that a request was refused because no webhook answered.
 fn refused<T>(answer: Result<T, impl Into<anyhow::Error>>, what: &str) -> Result<()> {
     let Err(error) = answer else { bail!("{what} passed") };
     let error = error.into();
@@ -56,14 +56,14 @@ async fn with_no_replica_alive_what_leaves_may_go_and_a_status_stays() -> Result
     let merge = |patch: &Value| Patch::Merge(patch.clone());
     let strip = Patch::Merge(serde_json::from_str::<Value>(STRIPPED)?);
     let forged = json!({"status": {"allocatedAddress": {"ip": "10.1.0.77"}}});
-    // Judged, and nobody judges.
+    // Requests that admission would judge are refused.
     let lbs = cluster.lbs();
     refused(cluster.lb("new").await, "a new one")?;
     refused(lbs.patch("stays", &params, &merge(&forged)).await, "a status")?;
     refused(lbs.patch("stays", &params, &strip).await, "the finalizer of one that stays")?;
     refused(cluster.pools().delete("used", &DeleteParams::default()).await, "a pool in use")?;
 
-    // One that leaves: its status is guarded to the end, its finalizer goes.
+    // A LoadBalancer in deletion: its status is guarded to the end, its finalizer can be removed.
     lbs.delete("goes", &DeleteParams::default()).await?;
     refused(lbs.patch("goes", &params, &merge(&forged)).await, "the status of one that leaves")?;
     let both = json!({"metadata": {"finalizers": null}, "status": null});

@@ -1,4 +1,4 @@
-//! The table of requests for IPPools, put to the rules as they are.
+//! The table of requests for IPPools, applied to the rules directly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn segment(network: &str) -> Segment {
     Segment::of(network, attachment.as_ref(), true)
 }
 
-/// The answer, warnings of both calls together, and the object as it would be stored.
+/// The answer with the warnings of both calls, and the object as it would be stored.
 fn answer(row: &Row) -> Result<(Answer, Value)> {
     let mut pools: Vec<Value> = Vec::new();
     let mut holder = false;
@@ -118,7 +118,7 @@ fn every_request_is_answered_as_the_table_says() -> Result<()> {
             Expect::Warn(part) => done && answer.warnings.iter().any(|w| w.contains(part)),
             Expect::Refuse(field, part) => refused(field, part),
             Expect::Label(key, value) => done && stored["metadata"]["labels"][key] == value,
-            // Asked or not: the API server refuses it between the two calls.
+            // The API server refuses it between the two calls, whatever admission answers.
             Expect::Schema(part) => !part.is_empty(),
         };
         if !fits {

@@ -14,8 +14,8 @@ use crate::support::{Cluster, SOON};
 
 const POOLS: &str = "/apis/loadbalancer.harvesterhci.io/v1beta1/ippools";
 
-/// What becomes of each row without admission: a part of the API server's refusal, `gone`, or why
-/// one of the pools there is not ready. Rows that are not named here leave all pools ready.
+/// Result of each row without admission: a part of the API server's refusal, `gone`, or the reason
+/// why one of the existing pools is not ready. Rows that are not named here leave all pools ready.
 const ALONE: &[(&str, &str)] = &[
     ("scope as a map", "refused: spec.selector.scope"),
     ("scope as text", "refused: spec.selector.scope"),
@@ -84,11 +84,11 @@ impl Stage {
         ask(&self.cluster.client, method, path, body).await
     }
 
-    /// Waits until networks are known: their VLANs are the last that rows depend on.
+    /// Waits until networks are listed: their VLANs are the last facts that rows depend on.
     async fn knows_networks(&self) -> Result<()> {
         let row = rows().find(|row| row.name == "label of the VLAN").context("no such row")?;
         let pool = object(row.request)?;
-        eventually(SOON, "knowledge of networks", async || {
+        eventually(SOON, "list of networks", async || {
             let said = self.say("POST", &format!("{POOLS}?dryRun=All"), &pool).await;
             let said = said.map_err(|e| format!("{e:#}"))?;
             let vid = said.body.pointer("/metadata/labels/loadbalancer.harvesterhci.io~1vid");
@@ -97,14 +97,14 @@ impl Stage {
         .await
     }
 
-    /// Waits until admission knows a pool, or knows that it is gone: another of the same ranges is
-    /// refused for it, or is not.
+    /// Waits until admission has observed a pool, or its deletion: another pool of the same ranges
+    /// is refused because of it, or is not.
     async fn knows(&self, pool: &Value, there: bool) -> Result<()> {
         let mut probe = pool.clone();
         probe["metadata"] = json!({"name": "probe"});
         let name = pool["metadata"]["name"].as_str().unwrap_or_default();
         let path = format!("{POOLS}?dryRun=All");
-        eventually(SOON, &format!("knowledge of {name}"), async || {
+        eventually(SOON, &format!("observation of {name}"), async || {
             let said = self.say("POST", &path, &probe).await.map_err(|e| format!("{e:#}"))?;
             let refused = said.message().contains(&format!("IPPool {name}"));
             if refused == there { Ok(true) } else { Err(format!("{said:?}")) }
@@ -112,7 +112,7 @@ impl Stage {
         .await
     }
 
-    /// What is there before a row's request. Returns its pools.
+    /// Creates the objects that exist before a row's request. Returns its pools.
     async fn before(&self, row: &Row) -> Result<Vec<Value>> {
         let mut pools = Vec::new();
         for text in row.before {
@@ -148,7 +148,7 @@ impl Stage {
         let pools = self.cluster.pools();
         for pool in pools.list(&ListParams::default()).await? {
             let name = pool.metadata.name.unwrap_or_default();
-            // Its last address may be on its way back.
+            // Its last address may be about to be released.
             eventually(SOON, &format!("deletion of {name}"), async || {
                 match pools.delete(&name, &DeleteParams::default()).await {
                     Err(kube::Error::Api(status)) if !status.is_not_found() => {
@@ -191,7 +191,8 @@ impl Stage {
             if pools.is_empty() {
                 return Ok("gone".to_owned());
             }
-            // Which of two in conflict is the older is a matter of a second.
+            // Creation times have whole seconds, so either of two in conflict may count as the
+            // older.
             let mut idle = Vec::new();
             for pool in pools {
                 let conditions = pool.status.map(|status| status.conditions).unwrap_or_default();
@@ -251,8 +252,8 @@ async fn with_admission_each_request_gets_its_answer() -> Result<()> {
     play(true).await
 }
 
-/// Two that exclude each other, one right after the other: the second is judged against what the
-/// API server has, not against what has been heard of it.
+/// Two pools that exclude each other, one right after the other: the second is compared with the
+/// API server's state, not with watched state.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_that_was_made_a_moment_ago_counts() -> Result<()> {
     let stage = Stage::set(true).await?;
@@ -276,8 +277,8 @@ async fn a_pool_that_was_made_a_moment_ago_counts() -> Result<()> {
     Ok(())
 }
 
-/// As GitOps does: a manifest that was exported from the global pool, its scope narrowed, applied
-/// again and again.
+/// GitOps: a manifest exported from the global pool, with a narrowed scope, is applied again and
+/// again.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_exported_label_makes_no_pool_global_however_often_it_is_applied() -> Result<()> {
     let stage = Stage::set(true).await?;

@@ -1,4 +1,4 @@
-//! How admission comes to be called, and what becomes of that when others interfere.
+//! Registration of admission, and its repair when others interfere.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::support::{Cluster, SOON, settled, shows};
 #[tokio::test(flavor = "multi_thread")]
 async fn two_that_start_at_once_agree_and_every_request_is_asked_about() -> Result<()> {
     let cluster = Cluster::start().await?;
-    // One address for both: what differs between them is not the configuration.
+    // One address for both: the configuration must not differ between them.
     let balancer = testbed::Balancer::start().await?;
     let start = || super::through(&balancer);
     let (first, second) = tokio::try_join!(cluster.standby(start()), cluster.standby(start()))?;
@@ -40,7 +40,8 @@ async fn two_that_start_at_once_agree_and_every_request_is_asked_about() -> Resu
     let repairs = first.metric("hgo_registration_repairs_total", &[]).await?
         + second.metric("hgo_registration_repairs_total", &[]).await?;
     assert_eq!(repairs, 0.0, "two that agree put nothing right");
-    // The operator's own writes are not asked about: the leader makes a condition for the pool.
+    // The operator's own writes do not go through admission: the leader writes a condition of the
+    // pool.
     let asked = answered(&first).await? + answered(&second).await?;
     eventually(SOON, "leader", async || {
         Ok::<_, anyhow::Error>(
@@ -52,7 +53,7 @@ async fn two_that_start_at_once_agree_and_every_request_is_asked_about() -> Resu
     cluster.pool("p", range).await?;
     cluster.lb("lb").await?;
     cluster.address("lb").await?;
-    // A pool and a LoadBalancer were created by others.
+    // Others created a pool and a LoadBalancer.
     let asked =
         settled(
             "requests",
@@ -90,13 +91,13 @@ async fn what_the_go_webhook_left_is_taken_over_and_put_right_when_changed() -> 
     let validating: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
     let mutating: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
     let params = PostParams::default();
-    // The operator is installed over it: that leaves it as it is.
+    // The installation of the operator over it does not change it.
     validating.delete(CONFIGURATION, &DeleteParams::default()).await?;
     mutating.delete(CONFIGURATION, &DeleteParams::default()).await?;
     validating.create(&params, &serde_json::from_value(go("validator", "Fail"))?).await?;
     mutating.create(&params, &serde_json::from_value(go("mutator", "Ignore"))?).await?;
     let probe = Probe::new(&cluster.client)?;
-    ensure!(probe.once().await.is_err(), "nobody answers for the Go webhook");
+    ensure!(probe.once().await.is_err(), "the Go webhook is answered");
 
     let mut operator = cluster.standby(itself()).await?;
     operator.ready().await?;
@@ -105,7 +106,7 @@ async fn what_the_go_webhook_left_is_taken_over_and_put_right_when_changed() -> 
     assert_eq!(taken.metadata.owner_references, None);
     assert_eq!(validating.list(&kube::api::ListParams::default()).await?.items.len(), 1);
 
-    // Changed, emptied, and the Secret with it: all come back, without a call that fails.
+    // Changed, emptied, and the Secret with it: all are restored, without a failed call.
     cluster.patch_validating(json!({"webhooks": []})).await?;
     cluster.registered().await?;
     let material = cluster.stored().await?;
@@ -114,9 +115,9 @@ async fn what_the_go_webhook_left_is_taken_over_and_put_right_when_changed() -> 
     cluster.registered().await?;
     ensure!(cluster.stored().await? == material, "the Secret is not the same");
 
-    // Deleted: that is said, and it comes back with the installation.
+    // Deleted: the operator logs it, and the installation restores it.
     mutating.delete(CONFIGURATION, &DeleteParams::default()).await?;
-    eventually(SOON, "word of it", async || {
+    eventually(SOON, "log of it", async || {
         let word = format!("MutatingWebhookConfiguration {CONFIGURATION} is missing");
         operator.process.log().contains(&word)
     })
@@ -127,8 +128,8 @@ async fn what_the_go_webhook_left_is_taken_over_and_put_right_when_changed() -> 
     let repaired = "hgo_registration_repairs_total";
     shows(&operator, repaired, &[], |repairs| repairs >= 2.0).await?;
 
-    // Somebody who insists gets a slow answer, not a duel: four in 5 s, and one more whenever twice
-    // as much time has passed.
+    // Repeated changes get slow repairs: four in 5 s, and one more whenever twice as much time has
+    // passed.
     let before = settled("repairs", async || operator.metric(repaired, &[]).await).await?;
     let began = tokio::time::Instant::now();
     let mut changes = 0.0;
@@ -140,14 +141,14 @@ async fn what_the_go_webhook_left_is_taken_over_and_put_right_when_changed() -> 
     let repairs = operator.metric(repaired, &[]).await? - before;
     let most = 4.0 + (began.elapsed().as_secs_f64() / 5.0).log2().ceil();
     assert!(repairs <= most, "{repairs} repairs of {changes} changes, more than {most}");
-    eventually(SOON, "word about somebody else", async || {
-        operator.process.log().contains("somebody else changed how admission is called")
+    eventually(SOON, "log of a foreign change", async || {
+        operator.process.log().contains("another client changed the registration of admission")
     })
     .await?;
 
-    // Off: what leads to nobody is emptied, and what is not ours would stay.
+    // Off: webhooks without an operator are emptied, and foreign configurations would stay.
     operator.process.terminate(SOON).await?;
-    ensure!(probe.once().await.is_err(), "nobody answers, and judgement fails closed");
+    ensure!(probe.once().await.is_err(), "without an operator, admission must fail closed");
     cluster
         .patch_validating(json!({
             "metadata": {"labels": {"loadbalancer.harvesterhci.io/registered-by": "harvester-guest-operator"}},
@@ -162,7 +163,7 @@ async fn what_the_go_webhook_left_is_taken_over_and_put_right_when_changed() -> 
     Ok(())
 }
 
-/// Without somebody ready behind the Service, nothing leads there.
+/// Without a ready operator behind the Service, admission is not registered.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_without_endpoints_is_not_registered() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -170,8 +171,10 @@ async fn a_service_without_endpoints_is_not_registered() -> Result<()> {
     let start = Start { options: options.map(str::to_owned).to_vec(), ..Start::default() };
     let operator = cluster.standby(start).await?;
     operator.ready().await?;
-    eventually(SOON, "word about it", async || operator.process.log().contains("leads to nobody"))
-        .await?;
+    eventually(SOON, "log of it", async || {
+        operator.process.log().contains("has no ready endpoint")
+    })
+    .await?;
     let validating: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
     ensure!(validating.get(CONFIGURATION).await?.webhooks.is_none());
     Probe::new(&cluster.client)?.once().await?;

@@ -1,5 +1,5 @@
-//! Certificates come and go, replicas too, and no call is refused: the API server asks 200 times a
-//! second all the while.
+//! Certificates and replicas are replaced, and no call is refused: the API server sends 200 calls a
+//! second meanwhile.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::support::{Cluster, LATER, SOON};
 
 const RATE: u32 = 200;
 
-/// Two replicas behind one address, registered.
+/// Two registered replicas behind one address.
 async fn pair(cluster: &Cluster) -> Result<(Balancer, [Operator; 2])> {
     let balancer = Balancer::start().await?;
     let operators = [replica(cluster, &balancer).await?, replica(cluster, &balancer).await?];
@@ -59,7 +59,7 @@ async fn a_serving_certificate_is_renewed_without_a_refused_call() -> Result<()>
     let load = Load::start(&cluster.client, RATE)?;
     for _ in 0..3 {
         sleep(Duration::from_secs(1)).await;
-        // One that is about to end, by the same authority.
+        // A certificate that is about to end, by the same authority.
         let near = (now() + Duration::from_mins(2)).saturating_sub(SERVING_LIFE);
         let stored = cluster.material().await?;
         cluster.store(stored.renewed(near, &names())?.data()).await?;
@@ -77,7 +77,7 @@ async fn a_serving_certificate_is_renewed_without_a_refused_call() -> Result<()>
 #[tokio::test(flavor = "multi_thread")]
 async fn an_authority_is_replaced_without_a_refused_call() -> Result<()> {
     let cluster = Cluster::start().await?;
-    // An authority that ends in some minutes, and what it signed.
+    // An authority that ends in some minutes, and a certificate that it signed.
     let near = (now() + Duration::from_secs(200)).saturating_sub(AUTHORITY_LIFE);
     let old = Material::start(near, &names(), "")?.renewed(now(), &names())?;
     cluster.store(old.data()).await?;
@@ -120,13 +120,13 @@ async fn a_secret_that_is_lost_or_spoiled_comes_back_without_a_refused_call() ->
         })
         .await
     };
-    // Emptied; then deleted, which only the installation can put right.
+    // Emptied; then deleted, which only the installation can repair.
     cluster.store(harvester_guest_operator::http::authority::Data::default()).await?;
     back().await?;
     cluster.secrets().delete(SECRET, &DeleteParams::default()).await?;
     for operator in &operators {
         let word = "Secret harvester-guest-operator-admission is missing";
-        eventually(SOON, "word of it", async || operator.process.log().contains(word)).await?;
+        eventually(SOON, "log of it", async || operator.process.log().contains(word)).await?;
     }
     cluster.reinstalled().await?;
     back().await?;
@@ -136,8 +136,8 @@ async fn a_secret_that_is_lost_or_spoiled_comes_back_without_a_refused_call() ->
         cluster.store(data).await?;
         back().await?;
     }
-    // One by a foreign authority: what is served stays trusted while replicas go over to it. Then an
-    // old state of things, as a backup puts it back.
+    // A Secret by a foreign authority: served certificates stay trusted while replicas switch to
+    // it. Then an old content, as from a backup.
     let foreign = Material::start(now(), &names(), "")?;
     for (what, data) in [("foreign", foreign.data()), ("old", before.clone())] {
         let adopted = |operator: &Operator| {
@@ -153,14 +153,14 @@ async fn a_secret_that_is_lost_or_spoiled_comes_back_without_a_refused_call() ->
         }
         cluster.registered().await?;
     }
-    // And one replica that remembers nothing.
+    // And one replica without state.
     replace(&cluster, &balancer, &mut operators[0]).await?;
     let sent = load.end().await?;
     println!("Secret lost, spoiled, foreign and old: {sent}");
     Ok(())
 }
 
-/// libfaketime plays the clock. `make test` installs it; without it there is nothing to see.
+/// libfaketime plays the clock. `make test` installs it; without it the test is skipped.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_a_year_ahead_renews_everything() -> Result<()> {
     let library = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
@@ -187,7 +187,7 @@ async fn a_clock_a_year_ahead_renews_everything() -> Result<()> {
     let load_starts_when_called = super::Probe::new(&cluster.client)?;
     eventually(SOON, "answer of admission", async || load_starts_when_called.once().await.is_ok())
         .await?;
-    // The API server's clock is right: it takes the old certificates and the new ones.
+    // The API server's clock is right: it accepts the old certificates and the new ones.
     let load = Load::start(&cluster.client, 50)?;
     serves(&operator, now() + AUTHORITY_LIFE + SERVING_LIFE / 2).await?;
     let new = cluster.material().await?;

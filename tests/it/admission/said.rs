@@ -1,11 +1,11 @@
-//! What the API server says to a request, all of it: warnings too, which no typed client passes on.
+//! Complete answers of the API server: warnings too, which no typed client returns.
 
 use anyhow::{Result, ensure};
 use http_body_util::BodyExt as _;
 use kube::Client;
 use serde_json::{Value, json};
 
-/// What the API server said.
+/// Answer of the API server.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) code: u16,
@@ -22,20 +22,20 @@ impl Said {
         self.code < 300
     }
 
-    /// It is done, and nothing is said.
+    /// Checks that it is accepted without a warning.
     pub(crate) fn silent(&self) -> Result<()> {
         ensure!(self.accepted() && self.warnings.is_empty(), "{self:?}");
         Ok(())
     }
 
-    /// It is done, and this is said.
+    /// Checks that it is accepted with this warning.
     pub(crate) fn warned(&self, text: &str) -> Result<()> {
         let warned = self.warnings.iter().any(|warning| warning.contains(text));
         ensure!(self.accepted() && warned, "no {text:?}: {self:?}");
         Ok(())
     }
 
-    /// Admission refuses it: field and part of the message.
+    /// Checks that admission refuses it: field and part of the message.
     pub(crate) fn refused_by_webhook(&self, field: &str, text: &str) -> Result<()> {
         let causes = self.body["details"]["causes"].as_array().cloned().unwrap_or_default();
         let is = |cause: &Value| {
@@ -47,7 +47,7 @@ impl Said {
         Ok(())
     }
 
-    /// The schema refuses it, whoever is asked.
+    /// Checks that the schema refuses it, before any webhook.
     pub(crate) fn refused_by_schema(&self, text: &str) -> Result<()> {
         let told = self.message().contains(text);
         ensure!(self.code == 422 && told && !self.by_webhook(), "no {text:?}: {self:?}");
@@ -59,7 +59,7 @@ impl Said {
     }
 }
 
-/// Sends an object as it is, and hears everything that is said.
+/// Sends an object, and returns the complete answer.
 pub(crate) async fn ask(client: &Client, method: &str, path: &str, body: &Value) -> Result<Said> {
     let type_ = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
     send(client, method, path, &[("content-type", type_)], body).await

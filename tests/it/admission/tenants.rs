@@ -1,8 +1,8 @@
-//! A tenant with full rights on LoadBalancers, VMs and Services of its namespace looks for a way
-//! out of it. Each fails, and says why.
+//! A tenant with all rights on LoadBalancers, VMs and Services of its namespace looks for a way out
+//! of it. Each fails, and its answer gives the reason.
 //!
-//! The scene is [`super::load_balancers`]'s: the tenant is of `team`, whose pool is `ours`; the victim
-//! is `theirs/victim` at `10.2.0.2` of pool `theirs`.
+//! The scene is that of [`super::load_balancers`]: the tenant is of `team`, whose pool is `ours`;
+//! the victim is `theirs/victim` at `10.2.0.2` of pool `theirs`.
 
 use std::collections::BTreeSet;
 
@@ -22,20 +22,21 @@ const THEIRS: &str = "/apis/loadbalancer.harvesterhci.io/v1beta1/namespaces/thei
 const POOL: &str = "/apis/loadbalancer.harvesterhci.io/v1beta1/ippools/theirs";
 const OWNED: &str = "only the operator writes it";
 
-/// What a way out comes to.
+/// Expected result of a way out.
 enum End {
-    /// It is refused, with this code, and this is said.
+    /// Refused, with this code and this text.
     Refused(u16, &'static str),
-    /// It is done, this is said, and nothing is gained: the address, if any, is of a pool of its own.
+    /// Accepted with this warning, and gains no foreign address: the address, if any, is of
+    /// an own pool.
     Told(&'static str),
-    /// It is done, and nothing is gained, because it means nothing.
+    /// Accepted, has no effect, and gains no foreign address.
     Futile,
 }
 
-/// A request, made when `before` has its address.
+/// A request, made when the LoadBalancer `before` has its address.
 struct Way {
     name: &'static str,
-    /// Empty: nothing is there.
+    /// The existing object. Empty: none.
     before: &'static str,
     method: &'static str,
     path: String,
@@ -54,7 +55,7 @@ fn new(name: &'static str, object: &str, end: End) -> Result<Way> {
     Ok(way(name, "POST", TEAM, whole(object)?, end))
 }
 
-/// A merge patch to one that has an address.
+/// A merge patch to a LoadBalancer with an address.
 fn change(name: &'static str, before: &'static str, patch: Value, end: End) -> Way {
     Way { before, ..way(name, "PATCH", &format!("{TEAM}/lb"), patch, end) }
 }
@@ -116,7 +117,7 @@ fn ways(victim_uid: &str, pool_uid: &str) -> Result<Vec<Way>> {
             End::Refused(422, "Invalid value"),
         )?,
         new(
-            "a network of nobody's",
+            "a network without a pool",
             "{annotations: {loadbalancer.harvesterhci.io/network: '*'}, spec: {workloadType: cluster}}",
             End::Told("no IPPool admits it now"),
         )?,
@@ -211,10 +212,10 @@ fn ways(victim_uid: &str, pool_uid: &str) -> Result<Vec<Way>> {
         new(
             "as a backup",
             "{spec: {workloadType: cluster}, status: {address: 10.2.0.2, allocatedAddress: {ipPool: theirs, ip: 10.2.0.2}}}",
-            End::Told("what was sent is dropped"),
+            End::Told("the sent status is dropped"),
         )?,
         change("of what is leased", leased, claim, End::Refused(422, OWNED)),
-        // Where it is reached.
+        // The published address.
         change("at the victim's address", GUEST, at(VICTIM), End::Told("is not its claim")),
         change("leased, at the victim's address", leased, at(VICTIM), End::Told("is in use")),
         change("leased, at another's gateway", leased, at("10.2.0.1"), End::Told("is a gateway")),
@@ -251,7 +252,7 @@ fn ways(victim_uid: &str, pool_uid: &str) -> Result<Vec<Way>> {
     ])
 }
 
-/// Makes the request when what it is about has its address.
+/// Makes the request when the LoadBalancer `before` has its address.
 async fn go(stage: &Stage, way: &Way) -> Result<Said> {
     if !way.before.is_empty() {
         let object = whole(way.before)?;
@@ -263,7 +264,7 @@ async fn go(stage: &Stage, way: &Way) -> Result<Said> {
     send(&stage.tenant, way.method, &way.path, &way.headers, &way.body).await
 }
 
-/// The team has addresses of its own pools only, each once; the victim has what it had.
+/// Checks that the team has addresses of its own pools only, each once, and the victim has its own.
 async fn nothing_gained(stage: &Stage) -> Result<()> {
     let mut seen = BTreeSet::new();
     for lb in stage.lbs("team").list(&ListParams::default()).await? {
@@ -300,7 +301,7 @@ async fn every_way_out_of_a_namespace_leads_nowhere_and_says_so() -> Result<()> 
                 End::Told(text) => said.warned(text)?,
                 End::Futile => ensure!(said.accepted(), "{said:?}"),
             }
-            // Long enough for the operator to make something of it.
+            // Time for the operator to react.
             stage.cluster.consistent().await?;
             nothing_gained(&stage).await
         };
@@ -310,7 +311,7 @@ async fn every_way_out_of_a_namespace_leads_nowhere_and_says_so() -> Result<()> 
         for name in ["lb", "victim"] {
             stage.end(name).await?;
         }
-        // The end of a namesake frees nothing of the victim's.
+        // The deletion of a namesake frees no address of the victim.
         nothing_gained(&stage).await.context(way.name)?;
     }
     println!("{} of {} ways lead nowhere", ways.len() - failures.len(), ways.len());
@@ -318,7 +319,7 @@ async fn every_way_out_of_a_namespace_leads_nowhere_and_says_so() -> Result<()> 
     races(&stage).await
 }
 
-/// Many at once, for one address, and against their own deletion.
+/// Makes many requests at once, for one address, and against their own deletion.
 async fn races(stage: &Stage) -> Result<()> {
     let client = &stage.tenant;
     let asks = (0..20).map(|n| async move {
@@ -347,7 +348,7 @@ async fn races(stage: &Stage) -> Result<()> {
             };
         let harmless = [200, 201, 404, 409, 422].contains(&said.code);
         ensure!(harmless, "{said:?}");
-        // One that is being deleted may say what it likes in its spec.
+        // A LoadBalancer in deletion may change its spec.
         let leaving = !said.body["metadata"]["deletionTimestamp"].is_null();
         let passed = said.accepted() && (n % 5 == 2 || n % 5 == 3 && !leaving);
         ensure!(!passed, "{said:?}");

@@ -1,4 +1,4 @@
-//! A caller of admission that is not the API server.
+//! A client of admission that is not the API server.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName}
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::{TlsConnector, rustls};
 
-/// A connection that trusts a bundle, and shows a certificate if it has one.
+/// Opens a connection that trusts a bundle, with a client certificate if one is given.
 pub(crate) async fn connect(
     address: SocketAddr,
     bundle: &str,
@@ -22,7 +22,7 @@ pub(crate) async fn connect(
     greet(TcpStream::connect(address).await?, bundle, shown).await
 }
 
-/// The handshake on a connection.
+/// Makes the TLS handshake on a connection.
 pub(crate) async fn greet(
     stream: TcpStream,
     bundle: &str,
@@ -43,13 +43,14 @@ pub(crate) async fn greet(
             PrivateKeyDer::from_pem_slice(shown.key_pem.as_bytes())?,
         )?,
     };
-    // As the API server's: without it a body waits until the head is acknowledged, 40 ms.
+    // As the API server's connections: without it a body waits until the head is acknowledged, 40
+    // ms.
     stream.set_nodelay(true)?;
     let name = ServerName::try_from("127.0.0.1")?;
     Ok(TlsConnector::from(Arc::new(config)).connect(name, stream).await?)
 }
 
-/// Posts a body: status code, whether the connection stays, and what was said.
+/// Posts a body. Returns status code, whether the connection stays open, and the answer.
 pub(crate) async fn post(
     stream: &mut TlsStream<TcpStream>,
     path: &str,
@@ -61,7 +62,8 @@ pub(crate) async fn post(
         body.len()
     );
     stream.write_all(head.as_bytes()).await?;
-    // Whoever refuses a body need not read all of it. TLS keeps the last 64 KiB until it is flushed.
+    // A server that refuses a body need not read all of it. TLS holds the last 64 KiB until it is
+    // flushed.
     let _ = async {
         stream.write_all(body).await?;
         stream.flush().await

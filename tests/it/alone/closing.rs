@@ -1,7 +1,7 @@
-//! Connections end, and no call with them: a call that fails is refused to a user.
+//! Connections end, and no call fails with them: a failed call is a user's refused request.
 //!
-//! The caller is the real one, an API server with Go's client. In production a connection ends after a
-//! quarter of an hour; here after a fraction of a second.
+//! The caller is the real one, an API server with Go's client. In production a connection ends
+//! after a quarter of an hour; here after a fraction of a second.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +29,7 @@ use crate::admission::wire::connect;
 use crate::admission::{Load, Probe, itself};
 use crate::support::{Cluster, LATER, SOON};
 
-/// Calls that are made, and how many a second. More for a long run.
+/// Number of calls, by an environment variable for long runs, and calls per second.
 const CALLS: (&str, u64) = ("ADMISSION_CALLS", 2_000);
 const RATE: u32 = 400;
 /// Age of a connection at its last answer: in production ten thousand times as much.
@@ -46,7 +46,7 @@ impl ResolvesServerCert for Counting {
     }
 }
 
-/// Lets everything pass.
+/// Answers a review with "allowed".
 async fn allow(sent: Bytes) -> String {
     let review: Value = serde_json::from_slice(&sent).unwrap_or_default();
     let answer = json!({
@@ -77,7 +77,7 @@ fn calls() -> Result<u64> {
     std::env::var(CALLS.0).map_or(Ok(CALLS.1), |calls| Ok(calls.parse()?))
 }
 
-/// Keeps every core busy for as long as it lives, if the run is a long one.
+/// Keeps every core busy until it is dropped, if the run is a long one.
 struct Busy(Arc<std::sync::atomic::AtomicBool>);
 
 impl Busy {
@@ -144,8 +144,8 @@ async fn no_call_is_lost_when_its_connection_ends() -> Result<()> {
     Ok(())
 }
 
-/// The operator's own listener, and a caller that has more connections than there is room for, from the
-/// API server's address.
+/// The operator's own listener, and a caller from the API server's address with more connections
+/// than the limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_call_is_lost_when_connections_are_evicted() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -158,7 +158,7 @@ async fn no_call_is_lost_when_connections_are_evicted() -> Result<()> {
     let name = "hgo_connections_evicted_total";
     let mut held = Vec::new();
     eventually(LATER, "many evictions", async || {
-        // Those that wait and say nothing, and those that have said hello.
+        // Connections without a handshake, and connections after it.
         for _ in 0..40 {
             held.push(TcpStream::connect(address).await?);
         }

@@ -1,5 +1,5 @@
-//! One tenant fills its objects as far as the API server lets it. That costs little memory, and
-//! nobody else's time.
+//! A tenant fills its objects up to the API server's limits. That costs little memory, and does
+//! not delay others.
 
 use std::time::{Duration, Instant};
 
@@ -17,21 +17,21 @@ use crate::vms::raw;
 
 /// Objects of one tenant.
 const HOSTILE: usize = 1_000;
-/// Memory that they may cost, at the peak of it.
+/// Limit of the memory that they cost, at the peak.
 const MOST_MIB: u64 = 20;
-/// Longest wait of another tenant for an address while they are created, beside what the API server
-/// itself takes then: 0.3 s on an idle machine, 0.5 s with every core busy.
+/// Longest wait of another tenant for an address while they are created, beside the API server's
+/// own time: 0.3 s on an idle machine, 0.5 s with every core busy.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
-/// Calls that follow one another until an object has its address: the create and its admission, the
-/// claim, the Service, the status, and the look at it.
+/// Successive calls until an object has its address: the create and its admission, the claim, the
+/// Service, the status, and the read.
 const CALLS: u32 = 6;
-/// Bare writes beside them, one after another.
+/// Bare writes meanwhile, one after another.
 const WRITES: usize = 100;
-/// Texts of an object; each object is about that large.
+/// Size of an object's texts in bytes; each object is about that large.
 const TEXT: usize = 32 * 1024;
 const FINALIZERS: usize = 300;
 
-/// An object that no schema and no admission has looked at: as stored before them, or under Harvester's
+/// An object that no schema and no admission has checked: stored before them, or under Harvester's
 /// own CRD.
 fn hostile(number: usize) -> Result<LoadBalancer> {
     let name = format!("h-{number:04}");
@@ -114,14 +114,14 @@ async fn a_thousand_hostile_objects_cost_little_and_delay_none() -> Result<()> {
         "another tenant waited for {loud:?}, a bare write for {bare:?}"
     );
 
-    // What is over a bound is said, and selects nothing.
+    // A value over a limit is reported, and selects nothing.
     let lb = theirs.get("h-0000").await?;
     let said = ready(&lb).2;
     ensure!(said.contains("spec.backendServerSelector: more than 64 values"), "{said}");
     let lb = theirs.get("h-0001").await?;
     let said = ready(&lb).2;
     ensure!(said.contains("spec.backendServerSelector: more than 16 labels"), "{said}");
-    // What others wrote into lists stays there, whether it is kept in memory or not.
+    // List entries of others stay in the object, whether the operator holds them in memory or not.
     let lb = theirs.get("h-0003").await?;
     let finalizers = lb.metadata.finalizers.unwrap_or_default();
     assert_eq!(finalizers.len(), FINALIZERS + 1, "and the operator's own");
@@ -137,7 +137,7 @@ async fn a_thousand_hostile_objects_cost_little_and_delay_none() -> Result<()> {
     Ok(())
 }
 
-/// The longest that another tenant waits for an address.
+/// Longest wait of another tenant for an address.
 async fn one_by_one(cluster: &Cluster, name: &str, count: usize) -> Result<Duration> {
     let mut longest = Duration::ZERO;
     for number in 0..count {
@@ -150,7 +150,7 @@ async fn one_by_one(cluster: &Cluster, name: &str, count: usize) -> Result<Durat
     Ok(longest)
 }
 
-/// The longest of some writes that no admission and no controller has a part in.
+/// Longest of some writes without admission and controllers.
 async fn bare_writes(cluster: &Cluster) -> Result<Duration> {
     let maps = Api::<ConfigMap>::namespaced(cluster.client.clone(), "hostile");
     let mut longest = Duration::ZERO;
@@ -163,7 +163,7 @@ async fn bare_writes(cluster: &Cluster) -> Result<Duration> {
     Ok(longest)
 }
 
-/// The most memory that the operator ever had, in KiB.
+/// Peak memory of the operator, in KiB.
 fn peak(operator: &Operator) -> Result<u64> {
     operator.process.peak_rss_kib().context("no figure of memory")
 }

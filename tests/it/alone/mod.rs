@@ -1,5 +1,5 @@
-//! Measured bounds: memory, time, lost calls. `make test` runs these after all others, one at a time,
-//! because on a machine with other tests they would measure those as well.
+//! Measured limits: memory, time, lost calls. `make test` runs these after all others, one at a
+//! time, because they would measure concurrent tests as well.
 
 mod closing;
 mod hostile;

@@ -1,4 +1,4 @@
-//! Callers that are nobody the operator knows: what they send costs little, and holds up nobody else.
+//! Unknown callers: their traffic costs little, and delays no other caller.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -24,11 +24,12 @@ const VALIDATION: &str = "/v1/webhook/validation";
 const CONVERSION: &str = "/v1/webhook/conversion";
 const GROUP: &str = "loadbalancer.harvesterhci.io";
 
-/// Memory that any traffic may cost, above what the operator has at rest.
+/// Limit of the memory that any traffic costs, above the operator's memory at rest.
 const MEMORY_KIB: u64 = 100 * 1024;
-/// For one request in a program that is not optimized: what the image needs a second for.
+/// Limit of the CPU time for one request in a program that is not optimized; the image needs a
+/// second.
 const CPU: Duration = Duration::from_secs(6);
-/// How long strangers go on. More for a long run.
+/// Duration of the strangers' traffic in seconds, by an environment variable for long runs.
 const SECONDS: (&str, u64) = ("STRANGERS_SECONDS", 6);
 
 async fn started(cluster: &Cluster) -> Result<(Operator, SocketAddr, String)> {
@@ -39,10 +40,10 @@ async fn started(cluster: &Cluster) -> Result<(Operator, SocketAddr, String)> {
     Ok((operator, address, cluster.material().await?.bundle()))
 }
 
-/// An address that is not the API server's.
+/// Source address that is not the API server's.
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 66);
 
-/// A connection from a stranger's address.
+/// Connects from a stranger's address.
 async fn dial(address: SocketAddr) -> Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind((STRANGER, 0).into())?;
@@ -68,19 +69,19 @@ fn load_balancer(version: &str, name: &str) -> Value {
     })
 }
 
-/// A review of conversion with objects as text.
+/// A conversion review with objects as text.
 fn conversion(objects: &str) -> String {
     format!(
         r#"{{"apiVersion":"apiextensions.k8s.io/v1","kind":"ConversionReview","request":{{"uid":"u-1","desiredAPIVersion":"{GROUP}/v1alpha1","objects":{objects}}}}}"#
     )
 }
 
-/// The text of one object, with more fields than it should have.
+/// Text of one object, with additional fields.
 fn object(more: &str) -> String {
     format!(r#"{{"apiVersion":"{GROUP}/v1beta1","kind":"LoadBalancer","metadata":{{}},{more}}}"#)
 }
 
-/// A review of an object that is text.
+/// An admission review of an object given as text.
 fn review(plural: &str, object: &str) -> String {
     let asked = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -99,7 +100,7 @@ fn repeated(count: usize, text: impl Fn(usize) -> String) -> String {
     all.join(",")
 }
 
-/// What must be answered: path, body, and the code.
+/// Hostile requests: name, path, body, and expected code.
 #[rustfmt::skip]
 fn hostile() -> Vec<(&'static str, &'static str, String, u16)> {
     let zeros = |count: usize| format!("[{}0]", "0,".repeat(count));
@@ -142,7 +143,7 @@ fn hostile() -> Vec<(&'static str, &'static str, String, u16)> {
     ]
 }
 
-/// One request, of a connection of its own.
+/// Sends one request on a connection of its own.
 async fn ask(address: SocketAddr, bundle: &str, path: &str, body: &str) -> Result<(u16, String)> {
     let mut stream = stranger(address, bundle).await?;
     let (code, _, said) = timeout(SOON, post(&mut stream, path, body.as_bytes())).await??;
@@ -156,7 +157,7 @@ async fn no_request_costs_much_memory_or_time() -> Result<()> {
     let rest = operator.process.peak_rss_kib().context("no RSS")?;
     let used = || operator.process.cpu_time().context("no CPU time");
 
-    // What an API server may send: a list of ten thousand, and an object of the largest size.
+    // Largest requests of an API server: a list of ten thousand, and an object of the largest size.
     let many = repeated(10_000, |n| load_balancer("v1beta1", &format!("lb-{n}")).to_string());
     let mut large = load_balancer("v1beta1", "large");
     large["metadata"]["annotations"] = json!({"a": "x".repeat((3 << 20) - 2_000)});
@@ -187,7 +188,7 @@ async fn no_request_costs_much_memory_or_time() -> Result<()> {
         assert!(took < CPU, "{what}: {took:?} of CPU");
         assert!(peak < rest + MEMORY_KIB, "{what}: {rest} -> {peak} KiB");
     }
-    // What says that it is too large is refused before it is there; what does not say how large it is,
+    // A body with too large a Content-Length is refused before it arrives; a body without a length,
     // as soon as it is not small.
     for (head, code) in
         [("Content-Length: 9000000000", "413"), ("Transfer-Encoding: chunked", "411")]
@@ -197,7 +198,7 @@ async fn no_request_costs_much_memory_or_time() -> Result<()> {
             let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n");
             stream.write_all(head.as_bytes()).await?;
             if head.contains("chunked") {
-                // One chunk, and no end: no more is waited for.
+                // One chunk without an end: the operator does not wait for more.
                 let chunk = format!("{:x}\r\n{}\r\n", 1 << 16, "x".repeat(1 << 16));
                 stream.write_all(chunk.as_bytes()).await?;
                 stream.flush().await?;
@@ -213,7 +214,7 @@ async fn no_request_costs_much_memory_or_time() -> Result<()> {
     Ok(())
 }
 
-/// Those who wait and say nothing, more than there is room for, and large bodies that do not arrive.
+/// Silent connections, more than the limit, and large bodies that do not arrive.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_small_request_does_not_wait_for_strangers() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -231,7 +232,7 @@ async fn a_small_request_does_not_wait_for_strangers() -> Result<()> {
         stream.write_all(&vec![b' '; 1 << 20]).await?;
         slow.push(stream);
     }
-    // At once, so that new connections must be made.
+    // All at once, so that the API server must open new connections.
     let spec = json!({"workloadType": "cluster", "ipam": "pool"});
     let mut creating = JoinSet::new();
     for n in 0..20 {
@@ -253,7 +254,7 @@ async fn a_small_request_does_not_wait_for_strangers() -> Result<()> {
     Ok(())
 }
 
-/// The time that a tenant's creation takes, each of a LoadBalancer of its own.
+/// Times of a tenant's creations, one LoadBalancer after another.
 async fn creations(cluster: &Cluster, stalls: &Stalls, until: Instant) -> Result<Vec<Duration>> {
     let spec = json!({"workloadType": "cluster", "ipam": "pool"});
     let mut took = Vec::new();
@@ -276,24 +277,24 @@ fn percentile(sorted: &[Duration], of_hundred: usize) -> Duration {
     sorted.get(at).copied().unwrap_or_default()
 }
 
-/// What a stranger does, over and over.
+/// Behaviour of a stranger, repeated.
 #[derive(Clone, Copy, Debug)]
 enum Habit {
-    /// Connections that say nothing.
+    /// Connections without a byte.
     Silence,
     /// Bytes that are neither TLS nor HTTP.
     Noise,
-    /// Requests that are none, over TLS.
+    /// Invalid requests over TLS.
     Garbage,
-    /// A head that comes byte by byte.
+    /// A head sent byte by byte.
     SlowHead,
-    /// A large body that does not come.
+    /// A large body that does not arrive.
     SlowBody,
-    /// A body that is larger than any may be.
+    /// A body over the limit.
     Oversized,
-    /// A review that is good.
+    /// A valid review.
     Review,
-    /// A list to be converted.
+    /// A list to convert.
     Conversion,
     /// Scrapes.
     Metrics,
@@ -312,7 +313,7 @@ const HABITS: [Habit; 9] = [
 ];
 
 impl Habit {
-    /// Once. How it ends is the operator's to say.
+    /// Acts once. The operator decides how it ends.
     async fn act(self, ports: [SocketAddr; 2], bundle: &str) -> Result<()> {
         let [admission, metrics] = ports;
         match self {
@@ -373,7 +374,7 @@ impl Habit {
     }
 }
 
-/// Everything at once, at both ports, while a tenant creates and deletes.
+/// All habits at once, on both ports, while a tenant creates and deletes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenant_is_served_while_strangers_do_what_they_can() -> Result<()> {
     let seconds = std::env::var(SECONDS.0).map_or(Ok(SECONDS.1), |text| text.parse())?;
@@ -395,7 +396,7 @@ async fn a_tenant_is_served_while_strangers_do_what_they_can() -> Result<()> {
         strangers.spawn(async move {
             let mut acted = 0_u32;
             while !over.load(Ordering::Relaxed) {
-                // A connection that is closed on a stranger is as it should be.
+                // A closed connection of a stranger is expected.
                 let _ = habit.act(ports, &bundle).await;
                 acted += 1;
             }

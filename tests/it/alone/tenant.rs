@@ -1,5 +1,5 @@
-//! A hostile tenant with the rights of `edit` in its namespace does everything it may, as fast as the API
-//! server takes it, while another tenant creates and deletes LoadBalancers.
+//! A hostile tenant with the rights of `edit` in its namespace makes every request that it may, as
+//! fast as the API server accepts them, while another tenant creates and deletes LoadBalancers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use crate::admission::itself;
 use crate::admission::said::ask;
 use crate::support::{Cluster, SOON, address};
 
-/// Duration of the attack in seconds. More for a long run.
+/// Duration of the attack in seconds, by an environment variable for long runs.
 const SECONDS: (&str, u64) = ("TENANT_SECONDS", 10);
-/// Requests of the hostile tenant at the same time.
+/// Concurrent requests of the hostile tenant.
 const WORKERS: u64 = 2;
 /// LoadBalancers of the hostile tenant, by name.
 const NAMES: u64 = 24;
-/// RSS of the operator at its peak, in KiB.
+/// Limit of the operator's peak RSS, in KiB.
 const MOST_RSS: u64 = 80 * 1024;
 const VICTIM: &str = "10.2.0.2";
 const LIAR: &str = "10.52.0.7";
@@ -75,7 +75,7 @@ spec: {ranges: [{subnet: 10.2.0.0/24}], selector: {scope: [{project: "*", namesp
 /// A request of the hostile tenant: method, path, body.
 type Request = (&'static str, String, Value);
 
-/// Everything that the role may do, to one name.
+/// A request of each kind that the role allows, for one name.
 #[allow(clippy::too_many_lines)] // A list.
 fn requests(name: &str, round: u64) -> Vec<Request> {
     let lbs = "/apis/loadbalancer.harvesterhci.io/v1beta1/namespaces/hostile/loadbalancers";
@@ -162,7 +162,8 @@ fn requests(name: &str, round: u64) -> Vec<Request> {
     ]
 }
 
-/// Sends requests until it is over, a different one each time. Counts those that were done.
+/// Sends requests until the end, a different one each time. Counts the accepted ones in `done`;
+/// returns the number of all.
 async fn attack(
     client: Client,
     worker: u64,
@@ -171,7 +172,7 @@ async fn attack(
 ) -> Result<u64> {
     let mut sent = 0;
     while !over.load(Ordering::Relaxed) {
-        // All of them to one name, then to the next, in another order each time.
+        // All requests for one name, then for the next, in another order each time.
         let count = u64::try_from(requests("", 0).len())?;
         let round = sent / count;
         let requests = requests(&format!("h-{}", (round * WORKERS + worker) % NAMES), sent);
@@ -198,8 +199,8 @@ async fn lie(mut guest: Guest, over: Arc<AtomicBool>) -> Result<()> {
     Ok(())
 }
 
-/// Waits of the other tenant: for addresses, and, as the floor, for the same number of writes of an
-/// object that has no controller.
+/// Waiting times of the other tenant: for addresses, and, as the floor, for the same number of
+/// writes of an object without a controller.
 #[derive(Debug)]
 struct Waits {
     addresses: Vec<Duration>,
@@ -260,7 +261,7 @@ impl std::fmt::Display for Waits {
     }
 }
 
-/// Addresses of each endpoint that the operator's slices of a namespace have, but for the sink's.
+/// Endpoint addresses of the operator's slices in a namespace, without the placeholder's.
 async fn endpoints(cluster: &Cluster, namespace: &str) -> Result<BTreeSet<String>> {
     let api = Api::<EndpointSlice>::namespaced(cluster.client.clone(), namespace);
     let mut found = BTreeSet::new();
@@ -273,12 +274,12 @@ async fn endpoints(cluster: &Cluster, namespace: &str) -> Result<BTreeSet<String
     Ok(found)
 }
 
-/// Nothing is where it should not be, at any time.
+/// Checks that no tenant has an address or endpoint of another.
 async fn nothing_gained(cluster: &Cluster) -> Result<()> {
     let mut holders = BTreeMap::new();
     for lb in Api::<LoadBalancer>::all(cluster.client.clone()).list(&ListParams::default()).await? {
         let Some(ip) = address(&lb) else { continue };
-        // Its address is free before its finalizer is off.
+        // The address of an object in deletion is free before its finalizer is removed.
         if lb.metadata.deletion_timestamp.is_some() {
             continue;
         }
@@ -364,7 +365,7 @@ async fn a_hostile_tenant_gains_nothing_and_delays_none() -> Result<()> {
     nothing_gained(&cluster).await?;
     ensure!(done.load(Ordering::Relaxed) > 10 * seconds, "few requests were done");
     ensure!(rss < MOST_RSS, "RSS {rss} KiB");
-    // What two cores do to a write that no controller sees, they do to all.
+    // The cores slow a write without a controller as much as every other call.
     let slower = Waits::p99(&loud.floor).as_secs_f64() / Waits::p99(&quiet.floor).as_secs_f64();
     let most = (3 * Waits::p99(&quiet.addresses)).mul_f64(slower.max(1.0));
     ensure!(

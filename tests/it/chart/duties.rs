@@ -1,4 +1,4 @@
-//! A bit of everything that the operator does, so that it needs each of its rights once.
+//! A scenario in which the operator needs each of its rights once.
 
 use anyhow::{Result, ensure};
 use harvester_guest_operator::api::TokenRotation;
@@ -28,7 +28,7 @@ const SECRET: &str = "harvester-guest-operator-admission";
 const REGISTERED_BY: &str = "loadbalancer.harvesterhci.io/registered-by";
 const WEBHOOK: &str = "harvester-load-balancer-webhook";
 
-/// A VM for the length of the test, on a node in a zone.
+/// Creates a VM for the length of the test, on a node in a zone.
 pub(super) async fn vm(cluster: &Cluster) -> Result<Guest> {
     let zone = [("topology.kubernetes.io/zone", "a")];
     create_node(&cluster.client, "node-1", &zone, "10.0.0.1").await?;
@@ -36,9 +36,9 @@ pub(super) async fn vm(cluster: &Cluster) -> Result<Guest> {
     Guest::run(&cluster.client, vm, "node-1").await
 }
 
-/// Takes away what an earlier run has left, so that all is to be done again. Nobody may be running.
+/// Removes the objects of an earlier run, so that all work is due again. No operator may run.
 pub(super) async fn begin(cluster: &Cluster) -> Result<()> {
-    // First who would be asked about the rest.
+    // First the webhooks, which would be called for the rest.
     let unregistered = json!({"metadata": {"labels": {REGISTERED_BY: null}}, "webhooks": null});
     change::<ValidatingWebhookConfiguration>(cluster, &unregistered).await?;
     change::<MutatingWebhookConfiguration>(cluster, &unregistered).await?;
@@ -56,7 +56,7 @@ pub(super) async fn begin(cluster: &Cluster) -> Result<()> {
         gone::<Service>(cluster, "default", name).await?;
         gone::<EndpointSlice>(cluster, "default", name).await?;
     }
-    // Objects may be stored in an old version, and kube-vip was told addresses.
+    // Objects may be stored in an old version, and kube-vip has recorded addresses.
     let stored = json!({"status": {"storedVersions": ["v1alpha1", "v1beta1"]}});
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
     crds.patch_status(CRD, &PatchParams::default(), &Patch::Merge(stored)).await?;
@@ -75,7 +75,8 @@ pub(super) async fn begin(cluster: &Cluster) -> Result<()> {
     patiently(async || Ok(cluster.lbs().list(&ListParams::default()).await.map(drop)?)).await
 }
 
-/// The API server answers 429 for a moment after the CRD was written, which the operator does too.
+/// Repeats a call: the API server answers 429 for a moment after a write of the CRD, which the
+/// operator does too.
 async fn patiently<T>(call: impl AsyncFn() -> Result<T>) -> Result<T> {
     eventually(SOON, "an answer about LoadBalancers", async || call().await.map(Some)).await
 }
@@ -94,7 +95,7 @@ async fn deleted(cluster: &Cluster, name: &str) -> Result<()> {
     .await
 }
 
-/// All of a kind goes, finalizers or not.
+/// Deletes all objects of a kind, finalizers or not.
 async fn clear<K>(api: Api<K>) -> Result<()>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
@@ -124,7 +125,7 @@ where
     }
 }
 
-/// Changes the webhook configuration of a kind, as a person does.
+/// Changes the webhook configuration of a kind, as an administrator does.
 async fn change<K>(cluster: &Cluster, patch: &Value) -> Result<()>
 where
     K: Resource<DynamicType = (), Scope = ClusterResourceScope>
@@ -137,7 +138,7 @@ where
     Ok(())
 }
 
-/// From the first start to the last address that is given back.
+/// Runs the scenario, from the first start to the release of the last address.
 pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     let variables = vec![("HGO_ADMISSION_OWNER".to_owned(), "harvester-guest-operator".to_owned())];
     let admission = Some("https://127.0.0.1:0".to_owned());
@@ -152,30 +153,30 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     let web = json!({"backendServerSelector": {"app": ["web"]}});
     lb(cluster, "vm", web).await?;
     cluster.waits_for_endpoints("vm", (1, 1)).await?;
-    // One more: a port that is no more would take the Service with it.
+    // One more port: with a removed port the Service would be replaced.
     let more = [80, 81].map(|port| json!({"name": format!("p{port}"), "port": port}));
     patiently(async || cluster.patch_lb("vm", json!({"spec": {"listeners": more}})).await).await?;
-    // It is held back from kube-vip at first.
+    // The Service is held back from kube-vip at first.
     let services = kube::Api::<Service>::default_namespaced(cluster.client.clone());
     eventually(SOON, "two ports of the Service", async || {
         let spec = services.get("vm").await?.spec.unwrap_or_default();
         anyhow::Ok(spec.ports.is_some_and(|ports| ports.len() == 2))
     })
     .await?;
-    // A pool that somebody else has written is read again; admission asks whether a LoadBalancer
+    // The operator reads a pool again after a foreign write; admission asks whether a LoadBalancer
     // exists.
     cluster.patch_pool("p", json!({"spec": {"description": "changed"}})).await?;
     let release = |owner: &str| {
         let at = "loadbalancer.harvesterhci.io/manuallyReleaseIP";
         json!({"metadata": {"annotations": {at: format!("{address}: {owner}")}}})
     };
-    // It is in use, and kept.
+    // The address is in use, and stays claimed.
     patiently(async || cluster.patch_pool("p", release("default/cluster")).await).await?;
     ensure!(cluster.allocated("p").await?.contains_key(&address), "an address in use was released");
     not_ours(cluster).await?;
     leases(cluster).await?;
     credentials(cluster).await?;
-    // What leads to admission is changed by somebody else, and its Secret.
+    // Others change the webhook configurations and their Secret.
     let unlabelled = json!({"metadata": {"labels": {REGISTERED_BY: null}}});
     change::<ValidatingWebhookConfiguration>(cluster, &unlabelled).await?;
     change::<MutatingWebhookConfiguration>(cluster, &unlabelled).await?;
@@ -192,7 +193,8 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     }
     operator.process.kill9()?;
     cluster.free_lease().await?;
-    // Off: what leads to admission is emptied, and what it would refuse is done, twice.
+    // Off: the operator empties the configurations. The test then makes two requests that admission
+    // would refuse.
     let operator = cluster.standby(Start::default()).await?;
     operator.leads().await?;
     let validating: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
@@ -217,7 +219,7 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     .await
 }
 
-/// An address that the host leases, from the record to its end without an agent.
+/// A lease by the host, from the record to its end without an agent.
 async fn leases(cluster: &Cluster) -> Result<()> {
     let agent = Agent::start(cluster, NETWORK).await?;
     patiently(async || cluster.dhcp_lb("leased", &[]).await.map(drop)).await?;
@@ -227,7 +229,7 @@ async fn leases(cluster: &Cluster) -> Result<()> {
     cluster.over("leased").await?;
     deleted(cluster, "leased").await?;
     cluster.record_gone("leased").await?;
-    // The network asks for an agent's Deployment as well, which is then changed.
+    // The network also requests an agent's Deployment, which is then changed.
     agents::agent(cluster, NETWORK, "agent", |_| true).await?;
     let stop = Patch::Merge(json!({"spec": {"replicas": 0}}));
     let made = agents::deployments(cluster);
@@ -244,7 +246,8 @@ fn rotations(cluster: &Cluster) -> Api<TokenRotation> {
     Api::namespaced(cluster.client.clone(), "default")
 }
 
-/// One in a namespace that nobody has named: that is said, and a deletion is not kept waiting.
+/// A rotation in a namespace that no option names: its condition says so, and its deletion does not
+/// wait.
 async fn credentials(cluster: &Cluster) -> Result<()> {
     let rotation = json!({
         "apiVersion": "credentials.harvesterhci.io/v1alpha1", "kind": "TokenRotation",
@@ -253,7 +256,7 @@ async fn credentials(cluster: &Cluster) -> Result<()> {
         "spec": {"target": {"secret": {"name": "guest", "key": "token"}}},
     });
     cluster.bed.apply_yaml(&rotation.to_string()).await?;
-    eventually(SOON, "word of the namespace", async || {
+    eventually(SOON, "reason of the namespace", async || {
         let status = rotations(cluster).get("guest").await?.status.unwrap_or_default();
         let reasons = status.conditions.into_iter().filter_map(|condition| condition.reason);
         anyhow::Ok(reasons.into_iter().any(|reason| reason == "NamespaceNotAllowed"))
@@ -266,7 +269,7 @@ async fn credentials(cluster: &Cluster) -> Result<()> {
     .await
 }
 
-/// A Service and an EndpointSlice that are not the operator's are looked at.
+/// Reads a Service and an EndpointSlice that are not the operator's.
 async fn not_ours(cluster: &Cluster) -> Result<()> {
     let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "theirs"},
         "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]}});

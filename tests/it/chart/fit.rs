@@ -1,4 +1,4 @@
-//! What the chart's objects say of each other: labels and ports by which one finds another are there.
+//! Consistency of the chart's objects: labels and ports by which one refers to another exist.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use testbed::Chart;
 
 use super::{all_on, objects};
 
-/// All objects that there can be.
+/// All objects that the chart can render.
 async fn all() -> Vec<Value> {
     objects(&Chart::locate().await.unwrap().render(&["--values", &all_on()]).await.unwrap())
 }
@@ -24,7 +24,7 @@ fn selects(labels: &Value, object: &Value) -> bool {
     labels.iter().all(|(key, value)| object["metadata"]["labels"][key] == *value)
 }
 
-/// Pods with these labels, as their Deployments make them.
+/// Pod templates with these labels.
 fn pods<'a>(all: &'a [Value], labels: &Value) -> Vec<&'a Value> {
     let templates = of_kind(all, "Deployment").into_iter().map(|pod| &pod["spec"]["template"]);
     let found: Vec<_> = templates.filter(|pod| selects(labels, pod)).collect();
@@ -32,13 +32,13 @@ fn pods<'a>(all: &'a [Value], labels: &Value) -> Vec<&'a Value> {
     found
 }
 
-/// The names of a pod's ports.
+/// Names of a pod's ports.
 fn ports(pod: &Value) -> BTreeSet<&str> {
     let ports = pod["spec"]["containers"][0]["ports"].as_array().unwrap();
     ports.iter().map(|port| port["name"].as_str().unwrap()).collect()
 }
 
-/// Every port of every pod is let in, and nothing else.
+/// Every port of every pod is admitted, and no other.
 #[tokio::test]
 async fn policies_admit_the_ports_that_pods_have() {
     let all = all().await;
@@ -55,7 +55,7 @@ async fn policies_admit_the_ports_that_pods_have() {
     assert_eq!(reached, of_kind(&all, "Deployment").len(), "each pod has one policy");
 }
 
-/// Whatever Prometheus Operator looks for, it finds: with either monitor each process is scraped.
+/// Monitors match: with either kind each process is scraped.
 #[tokio::test]
 async fn monitors_find_every_pod_and_its_port() {
     let all = all().await;
@@ -74,7 +74,7 @@ async fn monitors_find_every_pod_and_its_port() {
         let has_it = |service: &&Value| service["spec"]["ports"][0]["name"] == *wanted;
         let service = &services.find(has_it).expect("no Service with the monitor's port")["spec"];
         assert_eq!(pods(&all, &service["selector"]).len(), everybody);
-        // A replica that is not ready has metrics that say why.
+        // Metrics of a replica that is not ready report the cause.
         assert_eq!(service["publishNotReadyAddresses"], true);
     }
     for service in of_kind(&all, "Service") {
@@ -84,7 +84,7 @@ async fn monitors_find_every_pod_and_its_port() {
     }
 }
 
-/// A kubelet asks each process what that answers, and gives an agent what it asks for.
+/// Probes use paths that each process answers, and an agent has the capabilities that it needs.
 #[tokio::test]
 async fn pods_are_probed_and_have_the_capabilities_that_they_need() {
     let all = all().await;

@@ -1,6 +1,6 @@
 //! The chart in a real control plane: installed, upgraded, rolled back, removed and installed again
-//! by both versions of Helm, with the real scheduler and one node. Pods run as processes with
-//! exactly what their objects say; see [`Kubelet`] for what that leaves out.
+//! by both versions of Helm, with the real scheduler and one node. Pods run as processes according
+//! to their objects; see [`Kubelet`] for the differences.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -54,7 +54,7 @@ fn life(version: Version) -> Result<()> {
     })
 }
 
-/// Building them needs a network.
+/// Builds the tools before the namespace exists: building needs a network.
 fn tools() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(testbed::tools()).map(drop)
@@ -94,8 +94,9 @@ impl Site {
         self.helm.run(&[command, &to, options].concat()).await
     }
 
-    /// An older chart: the one before it was last changed, with another version and a CRD without a
-    /// column that it has now. Sources without a history have only the present one to begin with.
+    /// Makes an older chart: the one before its last change, with another version and a CRD without
+    /// a column of the current one. Without a git history it starts from a copy of the current
+    /// chart.
     fn older(&self) -> Result<PathBuf> {
         let older = self.dir.path().join("older");
         let script = format!(
@@ -135,12 +136,12 @@ impl Site {
         let bundle = self.bundle().await?;
         ensure!(bundle.is_some(), "v1alpha1 is not converted");
 
-        // The program is today's: it may want what that chart did not grant.
+        // The program is the current one: it may need rights that the older chart did not grant.
         let ungranted = self.bed.asked()?.forbidden;
         let pods = self.pods().await?;
         self.release(&["upgrade"], &self.chart, &["--set", "log.filter=debug"]).await?;
         ensure!(!self.columns().await?.contains("OLD"), "the CRD was not upgraded");
-        // Helm does not wait for the last one.
+        // Helm does not wait for the last pod.
         eventually(LATER, "two new pods", async || {
             let now = self.pods().await?;
             anyhow::Ok(now.len() == 2 && now.iter().all(|pod| !pods.contains(pod)))
@@ -157,16 +158,16 @@ impl Site {
         ensure!(self.bundle().await? == bundle, "the rollback changed what the operator wrote");
         self.still(&before, "a rollback").await?;
 
-        // Later its rights go while it still runs.
+        // Later its rights are removed while it still runs.
         let mut forbidden = self.bed.asked()?.forbidden;
-        // A list that is refused is followed by no watch: what that would say is not known before.
+        // After a refused list comes no watch: the watch's refusal is not known before.
         let kind = |right: &str| right.rsplit_once(' ').map(|(kind, _)| kind.to_owned());
         forbidden.retain(|right, _| !ungranted.keys().any(|other| kind(other) == kind(right)));
         ensure!(forbidden.is_empty(), "the operator may not: {forbidden:#?}");
         self.remove().await?;
         self.still(&before, "the end").await?;
-        // Nobody is asked any more: pools can be changed.
-        let note = Patch::Merge(json!({"spec": {"description": "while nobody runs"}}));
+        // No webhook is called any more: pools can be changed.
+        let note = Patch::Merge(json!({"spec": {"description": "while no operator runs"}}));
         pools.patch("p", &PatchParams::default(), &note).await?;
         self.lbs().delete("three", &DeleteParams::default()).await?;
 
@@ -197,7 +198,7 @@ impl Site {
         Ok(addresses)
     }
 
-    /// Nobody has another address than before.
+    /// Checks that each LoadBalancer has its earlier address.
     async fn still(&self, before: &[String], after: &str) -> Result<()> {
         for (name, before) in NAMES.iter().zip(before) {
             let now = address(&self.lbs().get(name).await?);
@@ -223,7 +224,7 @@ impl Site {
         Ok(bundle.and_then(|bundle| bundle.as_str()).map(str::to_owned))
     }
 
-    /// Waits until the API server asks for each pool, by way of the Service.
+    /// Waits until the API server calls admission for each pool, through the Service.
     async fn registered(&self) -> Result<()> {
         let validating: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
         let mutating: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
@@ -238,7 +239,7 @@ impl Site {
         let stored = serde_json::to_value(validating.get(CONFIGURATION).await?)?;
         ensure!(stored["webhooks"][0]["clientConfig"]["service"]["namespace"] == NAMESPACE);
         ensure!(stored["metadata"]["ownerReferences"][0]["kind"] == "ClusterRole");
-        // An empty pool would be refused if nobody answered.
+        // Without an answer of admission, this pool would be refused.
         let pools: Api<IPPool> = Api::all(self.client.clone());
         let dry = PostParams { dry_run: true, ..PostParams::default() };
         let probe = pool("probe", &json!({"ranges": [{"subnet": "10.9.0.0/24"}]}))?;
@@ -248,7 +249,7 @@ impl Site {
         .await
     }
 
-    /// Uninstalls, and waits until nothing leads to the operator any more.
+    /// Uninstalls, and waits until no configuration refers to the operator any more.
     async fn remove(&self) -> Result<()> {
         self.helm.run(&["uninstall", RELEASE, "--namespace", NAMESPACE, "--wait"]).await?;
         let validating: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
@@ -261,7 +262,7 @@ impl Site {
         .await?;
         eventually(SOON, "end of the pods", async || self.pods().await.map(|pods| pods.is_empty()))
             .await?;
-        // No replica that was still there has put them back.
+        // No replica that was still running has restored them.
         ensure!(validating.get_opt(CONFIGURATION).await?.is_none(), "it is back");
         let crds: Api<CustomResourceDefinition> = Api::all(self.client.clone());
         ensure!(crds.get_opt(CRD).await?.is_some(), "the CRD went with the release");
@@ -291,7 +292,7 @@ async fn what_others_brought_stays_theirs() -> Result<()> {
     bed.stop().await
 }
 
-/// On one node a budget would stop a drain for ever: the second replica has nowhere to go.
+/// On one node a budget would block a drain for ever: the second replica has no other node.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_single_node_gets_no_disruption_budget() -> Result<()> {
     let bed = Bed::start(Options::default()).await?;
@@ -312,11 +313,11 @@ async fn a_single_node_gets_no_disruption_budget() -> Result<()> {
     helm.run(&upgrade).await?;
     ensure!(budgets().await?.is_empty(), "one node that takes pods");
     helm.run(&[&upgrade[..], &["--set", "podDisruptionBudget.mode=always"]].concat()).await?;
-    ensure!(!budgets().await?.is_empty(), "told to");
+    ensure!(!budgets().await?.is_empty(), "mode always");
     bed.stop().await
 }
 
-/// With nobody there to put it right.
+/// The caBundle of the conversion survives without an operator that repairs it.
 #[tokio::test(flavor = "multi_thread")]
 async fn whom_conversion_trusts_outlives_upgrade_and_rollback() -> Result<()> {
     for version in [Version::Three, Version::Four] {

@@ -1,4 +1,4 @@
-//! The Helm chart: what it refuses, what it renders, and what becomes of it in a real control plane.
+//! The Helm chart: refused values, rendered objects, and its life in a real control plane.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -18,10 +18,10 @@ use std::fs;
 use serde_json::Value;
 use testbed::{Chart, repository};
 
-/// Values that switch on everything there is.
+/// Values that switch on every option.
 const ALL_ON: &str = "tests/it/chart/all-on.yaml";
 
-/// Every object of some rendered templates.
+/// All objects of rendered templates.
 fn objects(rendered: &BTreeMap<String, String>) -> Vec<Value> {
     let texts = rendered.values().flat_map(|text| text.split("---\n"));
     texts

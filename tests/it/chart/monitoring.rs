@@ -1,4 +1,4 @@
-//! Alerts and dashboard, as far as no Prometheus that scrapes is needed.
+//! Tests of alerts and dashboard that need no scraping Prometheus.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -34,7 +34,7 @@ async fn every_alert_fires_when_it_should_and_only_then() {
             + &String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "promtool {command} rules {file}:\n{said}");
     }
-    // Each is seen to fire and to be silent.
+    // Each alert has a case in which it fires, and a case in which it does not.
     let tests = TESTS.map(yaml);
     let cases = tests.iter().flat_map(|file| file["tests"].as_array().unwrap());
     let cases = cases.flat_map(|test| test["alert_rule_test"].as_array().unwrap());

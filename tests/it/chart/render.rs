@@ -184,7 +184,9 @@ async fn the_api_server_accepts_every_object() -> Result<()> {
     testbed::install(&bed).await?;
     bed.apply_yaml(&monitoring_crds()).await?;
     bed.crds_established().await?;
-    for namespace in ["cattle-dashboards", "cattle-system", "other", "guests", "prod"] {
+    for namespace in
+        ["cattle-dashboards", "cattle-system", "other", "guests", "prod", "rancher-credentials"]
+    {
         bed.kubectl(&["create", "namespace", namespace]).await?;
     }
     let chart = Chart::locate().await?;

@@ -1,7 +1,7 @@
-//! Least privilege, by the API server's own record: whatever the operator asks for is granted, and
-//! whatever is granted is needed.
+//! Least privilege, by the API server's audit log: every request of the operator is granted, and
+//! every granted right is needed.
 //!
-//! That nothing more is asked for is said by every [`Cluster`] of every test at its end.
+//! Every [`Cluster`] of every test checks at its end that no request was forbidden.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::support::{Cluster, LATER};
 
 const NAME: &str = "harvester-guest-operator";
 
-/// A role of the operator's account: where it is, and what it is called. No namespace: a ClusterRole.
+/// Role of the operator's account: namespace and name. Empty namespace: a ClusterRole.
 type Of = (&'static str, &'static str);
 const ROLES: [Of; 8] = [
     ("", NAME),
@@ -31,7 +31,7 @@ const ROLES: [Of; 8] = [
     ("harvester-system", "harvester-guest-operator-management"),
 ];
 
-/// A right: the role that grants it, all rules of that role, and the rule that is this right alone.
+/// A right: the role that grants it, all rules of that role, and the rule of this right alone.
 type Right = (Of, Vec<PolicyRule>, PolicyRule);
 
 /// All rights that the chart grants to the operator, each one verb on one resource.
@@ -50,7 +50,7 @@ async fn rights() -> Result<Vec<Right>> {
     Ok(rights)
 }
 
-/// With all rights the work is done, and each of them is asked for.
+/// With all rights the scenario passes, and each right is used.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_right_is_needed() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -63,7 +63,7 @@ async fn every_right_is_needed() -> Result<()> {
         ensure!(asked.forbidden.is_empty(), "not granted: {:#?}", asked.forbidden);
         Ok(seen.difference(&asked.rights).cloned().collect())
     };
-    // Some of it, such as Events, the operator may not have come to before its end.
+    // Some requests, such as those for Events, may still be queued at the operator's end.
     for _ in 0..2 {
         if !surplus()?.is_empty() {
             duties::begin(&cluster).await?;
@@ -89,8 +89,8 @@ async fn without_any_one_right_of_the_last_third_it_is_refused() -> Result<()> {
     without_any_one(2).await
 }
 
-/// Takes each right of a third away for once: it is the one that is missed. Three tests do this side
-/// by side, because it takes seconds for each right.
+/// Removes each right of a third once: exactly this right is then refused. Three tests run side by
+/// side, because each right takes seconds.
 async fn without_any_one(third: usize) -> Result<()> {
     let cluster = Cluster::start().await?;
     let _guest = duties::vm(&cluster).await?;
@@ -117,7 +117,7 @@ async fn without_any_one(third: usize) -> Result<()> {
     Ok(())
 }
 
-/// Rules of one verb on one resource.
+/// Splits rules into rules of one verb on one resource.
 pub(crate) fn single(rules: &[PolicyRule]) -> Vec<PolicyRule> {
     let mut single = Vec::new();
     for rule in rules {
@@ -135,7 +135,7 @@ pub(crate) fn single(rules: &[PolicyRule]) -> Vec<PolicyRule> {
     single
 }
 
-/// In the words of the record.
+/// Words of a rule as in the audit log.
 pub(crate) fn said(rule: &PolicyRule) -> String {
     let words = [rule.api_groups.as_ref(), rule.resources.as_ref(), Some(&rule.verbs)];
     let words: Vec<&str> = words.into_iter().flatten().map(|w| w[0].as_str()).collect();
@@ -159,7 +159,7 @@ fn in_namespace<'a>(rendered: &'a [Value], kind: &str, of: Of) -> &'a Value {
     role
 }
 
-/// No role of the operator's account is left out above.
+/// The list above holds all roles of the operator's account.
 #[tokio::test]
 async fn the_account_has_no_other_role() {
     let mut bound = BTreeSet::new();
@@ -175,7 +175,7 @@ async fn the_account_has_no_other_role() {
     assert_eq!(bound, BTreeSet::from(known));
 }
 
-/// The chart's role for guest clusters grants what Harvester's own does, and nothing else.
+/// The chart's role for guest clusters grants the rights of Harvester's own role, and no others.
 #[tokio::test]
 async fn guests_get_harvesters_own_rights() {
     const ROLE: &str = "harvesterhci.io:cloudprovider";
@@ -197,8 +197,8 @@ async fn guests_get_harvesters_own_rights() {
     }
 }
 
-/// What would be everything, if it could be made: a webhook sees whatever is written, and a Secret may hold
-/// any account's token.
+/// Creating these kinds would give all rights: a webhook receives every written object, and a
+/// Secret may hold any account's token.
 #[tokio::test]
 async fn neither_webhook_configurations_nor_secrets_can_be_made() {
     for object in default_objects().await {

@@ -1,5 +1,5 @@
-//! A real Prometheus scrapes the operator while load balancers come and go, and an agent that leases for
-//! one of them. It has the chart's rules, and is asked what the dashboard asks.
+//! A real Prometheus scrapes the operator while LoadBalancers come and go, and an agent that leases
+//! for one of them. It has the chart's rules, and gets the dashboard's queries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,7 +21,7 @@ use crate::leases::Agent;
 use crate::support::{Cluster, LATER, SOON};
 
 const AT: &str = "127.0.0.1:9090";
-/// What only appears when something goes wrong.
+/// Metrics that only appear after a fault.
 const RARE: [&str; 6] = [
     "hgo_connections_evicted_total",
     "hgo_ledger_repairs_total",
@@ -31,7 +31,7 @@ const RARE: [&str; 6] = [
     "hgo_watch_errors_total",
 ];
 
-/// One that does all that has metrics.
+/// Options of an operator with every feature that has metrics.
 fn start() -> Start {
     let admission = Some("https://127.0.0.1:0".to_owned());
     let mut start = Start { admission, ..crate::rotation::start() };
@@ -74,7 +74,7 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
         drop(backend);
         cluster.waits_for_endpoints("web", (1, 0)).await?;
 
-        // One that the host leases for, and one that a played agent does: moved by the server.
+        // A lease by the real agent, and one by a played agent: moved by the server.
         site.ask("really-leased").await?;
         site.has("really-leased").await?;
         let agent = Agent::start(cluster, "default/vlan7").await?;
@@ -86,7 +86,7 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
 
         let _rancher = crate::rotation::watched(cluster).await?;
 
-        // 500 come, some wait, all go.
+        // 500 are created, some wait, all are deleted.
         cluster
             .patch_pool(
                 "small",
@@ -101,7 +101,7 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
         let waiters = "hgo:waiters:leader";
         eventually(LATER, "waiters", async || prometheus.any(waiters).await).await?;
 
-        // Each has an answer of its own, not only the zero that it falls back to.
+        // Each query has a value of its own, not only the zero that it falls back to.
         for (title, query) in monitoring::queries() {
             let query = query.replace("$pool", ".*").replace("$__rate_interval", "5m");
             let own = query.split(" or ").next().unwrap_or_default();
@@ -133,8 +133,8 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
         let unknown: Vec<_> = names.difference(&documented).collect();
         ensure!(unknown.is_empty(), "not in the README: {unknown:?}");
 
-        // A series goes with its object, and the number of series does not grow with theirs. There
-        // are one pool and one API key, two networks and two TokenRotations.
+        // A series ends with its object, and the number of series does not grow with the number of
+        // objects. There are one pool and one API key, two networks and two TokenRotations.
         for (job, _) in targets {
             prometheus.bounded(job, &bounds).await?;
         }
@@ -153,7 +153,7 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
     })
 }
 
-/// Every documented metric, and how many series of it there may be.
+/// Every documented metric, and its largest number of series.
 fn documented() -> BTreeMap<String, usize> {
     let readme = read("README.md");
     let rows = readme.lines().filter(|line| line.starts_with("| `hgo_"));
@@ -215,12 +215,12 @@ impl Prometheus {
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// Whether there is an answer, and none that is no number.
+    /// Whether the query has a result; fails on a result that is not a number.
     async fn any(&self, query: &str) -> Result<bool> {
         Ok(!self.instant(query).await?.is_empty())
     }
 
-    /// No metric of a job has more series than it may have.
+    /// Checks that no metric of a job has more series than documented.
     async fn bounded(&self, job: &str, bounds: &BTreeMap<String, usize>) -> Result<()> {
         let mut all = 0;
         for (name, most) in bounds {
@@ -234,7 +234,7 @@ impl Prometheus {
         Ok(())
     }
 
-    /// Prometheus' own opinion of names, types and helps.
+    /// Checks names, types and helps by promtool.
     fn lint(&self, text: &str) -> Result<()> {
         let mut lint = Command::new(&self.promtool)
             .args(["check", "metrics"])
@@ -249,7 +249,7 @@ impl Prometheus {
         Ok(())
     }
 
-    /// The operator's metrics that were ever seen.
+    /// Names of the operator's metrics seen so far.
     async fn names(&self) -> Result<BTreeSet<String>> {
         let text = self.ask(&["labels", &format!("http://{AT}"), "__name__"]).await?;
         let ends = ["_bucket", "_sum", "_count"];

@@ -1,5 +1,4 @@
-//! What the process tells of itself besides numbers that only grow: series that end, and the report
-//! for maintainers.
+//! Further output of the process: series that end, and the report for maintainers.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,7 +15,7 @@ use crate::support::{Cluster, SOON, shows};
 const NAMESPACE: &str = "harvester-system";
 const NAME: &str = "harvester-guest-operator";
 
-/// Whether a replica shows what only the leader knows.
+/// Whether a replica shows the leader's series.
 async fn shows_ledgers(operator: &Operator) -> Result<bool> {
     let text = operator.get("/metrics").await?.1;
     let of_leader = ["hgo_pool_", "hgo_waiters", "hgo_load_balancers", "hgo_endpoints"];
@@ -36,7 +35,7 @@ async fn what_only_the_leader_knows_ends_with_its_term() -> Result<()> {
     cluster.waits("b", "NoAvailableIP").await?;
     shows(&first, "hgo_waiters", &["NoAvailableIP"], |waiters| waiters == 1.0).await?;
     ensure!(!shows_ledgers(&second).await?, "the standby knows ledgers");
-    // It is not dead, only late: it finds that another one leads.
+    // The first is stopped, not dead: after its stall it finds that another one leads.
     first.process.signal("STOP")?;
     second.leads().await?;
     first.process.signal("CONT")?;
@@ -109,7 +108,7 @@ async fn the_report_says_what_is_asked_first_and_no_secret() -> Result<()> {
         ensure!(!shown(&value.0), "{key} of the watched credential is in the report");
     }
     ensure!(token.len() > 100 && !text.contains(token.trim_matches('"')), "the token is in it");
-    // What cannot be read is said, and the rest is there.
+    // The report names the parts that cannot be read, and has the rest.
     let nobody = cluster.bed.service_account_kubeconfig(NAMESPACE, "default", None).await?;
     cluster.robbed();
     let output = Command::new(Path::new(env!("CARGO_BIN_EXE_harvester-guest-operator")))

@@ -1,9 +1,9 @@
-//! The schema refuses what is wrong by the name of what is wrong, and knows every value; the README
-//! lists them.
+//! The schema refuses a wrong value by its name, and knows every value; the README lists them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use harvester_guest_operator::api::TokenRotation;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testbed::Chart;
@@ -13,8 +13,8 @@ use super::{read, yaml};
 const VALUES: &str = "charts/harvester-guest-operator/values.yaml";
 const SCHEMA: &str = "charts/harvester-guest-operator/values.schema.json";
 
-/// Values files, and what the refusal must name.
-const WRONG: [(&str, &str); 60] = [
+/// Values files, and the name that the refusal must contain.
+const WRONG: [(&str, &str); 63] = [
     ("replicaCout: 2", "replicaCout"),
     ("replicasCount: 2", "replicasCount"),
     ("replicaCount: two", "/replicaCount"),
@@ -65,6 +65,9 @@ const WRONG: [(&str, &str); 60] = [
     ("prometheusRule: {extraRules: [{alert: A}]}", "expr"),
     ("dashboard: {label: x}", "label"),
     ("additionalTrustedCAs: {pem: x}", "/additionalTrustedCAs/pem"),
+    ("credentials: {rancher: {secret: rancher}}", "secret"),
+    ("credentials: {rancher: {secretName: Rancher}}", "/credentials/rancher/secretName"),
+    ("credentials: {rancher: {namespace: ''}}", "/credentials/rancher/namespace"),
     ("leaseAgent: {namespaces: default}", "/leaseAgent/namespaces"),
     ("leaseAgent: {namespaces: ['*']}", "/leaseAgent/namespaces/0"),
     ("leaseAgent: {defaultNetwork: vlan1}", "/leaseAgent/defaultNetwork"),
@@ -83,7 +86,7 @@ const WRONG: [(&str, &str); 60] = [
     ("leaseAgent: {networks: [{network: a/b, interface: far-too-long-for-linux}]}", "interface"),
 ];
 
-/// Where the image has the public authorities.
+/// Path of the public authorities in the image.
 const PUBLIC: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 #[tokio::test]
@@ -124,7 +127,7 @@ async fn what_does_not_fit_together_is_refused() {
     }
 }
 
-/// A company's own authorities, as text or as a ConfigMap that is there, beside the image's.
+/// A company's own authorities, as text or as an existing ConfigMap, beside the image's.
 #[tokio::test]
 async fn further_authorities_are_trusted_beside_those_of_the_image() {
     let chart = Chart::locate().await.unwrap();
@@ -153,12 +156,15 @@ async fn further_authorities_are_trusted_beside_those_of_the_image() {
             (map != "company").then(|| json!(pem))
         );
     }
+    let other = r#"credentials={"namespaces": [{"name": "a", "secrets": ["b"]}], "rancher": {"secretName": "c", "namespace": "a"}}"#;
+    let error = chart.render(&["--set-json", other]).await.unwrap_err();
+    assert!(format!("{error:#}").contains("c must be one of them"), "{error:#}");
     let both = r#"additionalTrustedCAs={"configMap": "a", "pem": "-----BEGIN CERTIFICATE----- -----END CERTIFICATE-----"}"#;
     let error = chart.render(&["--set-json", both]).await.unwrap_err();
     assert!(format!("{error:#}").contains("additionalTrustedCAs"), "{error:#}");
 }
 
-/// Which accounts' tokens and which Secrets: none of the first unless they are named.
+/// Rights to accounts' tokens and to Secrets: no account without its name.
 #[tokio::test]
 async fn rights_to_credentials_are_as_narrow_as_the_values() {
     let chart = Chart::locate().await.unwrap();
@@ -190,7 +196,32 @@ async fn rights_to_credentials_are_as_narrow_as_the_values() {
     assert_eq!((tokens, env.as_str()), (None, "value: cattle-system/b+c"));
 }
 
-/// What Rancher sets for every chart.
+/// Two values, and one Secret, are all that it takes to renew every cloud credential of a user.
+#[tokio::test]
+async fn one_value_has_all_cloud_credentials_renewed() {
+    const KIND: &str = "credentials.harvesterhci.io/v1alpha1/TokenRotation";
+    let chart = Chart::locate().await.unwrap();
+    let set = "credentials.rancher.secretName=rancher";
+    let rendered = chart.render(&["--set", set, "--api-versions", KIND]).await.unwrap();
+    let made: Value = serde_saphyr::from_str(&rendered["credentials.yaml"]).unwrap();
+    let rotation: TokenRotation = serde_json::from_value(made.clone()).unwrap();
+    assert_eq!(rotation.metadata.namespace.as_deref(), Some("rancher-credentials"));
+    assert_eq!(made["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
+    assert!(rotation.spec.target.all_cloud_credentials.is_some());
+    let server = rotation.spec.rancher.unwrap();
+    assert_eq!((server.minter.secret_name.as_str(), server.url), ("rancher", None));
+    assert!(rendered["manager/deployment.yaml"].contains("value: rancher-credentials/rancher"));
+    let role = &rendered["rbac/credentials.yaml"];
+    assert!(role.contains("namespace: rancher-credentials") && role.contains("- rancher\n"));
+    // Helm cannot make one before the CRD is there. The namespace may be one that is named already.
+    let other = r#"credentials={"namespaces": [{"name": "a"}], "rancher": {"secretName": "b", "namespace": "a"}}"#;
+    let rendered = chart.render(&["--set-json", other]).await.unwrap();
+    assert!(!rendered.contains_key("credentials.yaml"));
+    assert_eq!(rendered["rbac/credentials.yaml"].matches("\nkind: Role\n").count(), 1);
+    assert!(!chart.render(&[]).await.unwrap().contains_key("rbac/credentials.yaml"));
+}
+
+/// Values that Rancher sets for every chart.
 #[tokio::test]
 async fn what_rancher_sets_is_taken() {
     let chart = Chart::locate().await.unwrap();
@@ -216,11 +247,12 @@ fn resolved<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
     }
 }
 
-/// Every value has a property, and every property a value: with a default, none is hidden.
+/// Compares values and properties: every value has a property, and every property a value, so no
+/// default is hidden.
 fn compare(root: &Value, schema: &Value, value: &Value, path: &str, faults: &mut String) {
     let schema = resolved(root, schema);
     let Some(properties) = schema["properties"].as_object() else { return };
-    // A field that is left to Kubernetes, such as affinity, may be empty.
+    // A value that is passed on to Kubernetes, such as affinity, may be empty.
     let Some(values) = value.as_object().filter(|values| !values.is_empty()) else { return };
     let passed_on = ["ecurityContext", "resources"].iter().any(|end| path.ends_with(end));
     for (name, value) in values {
@@ -236,7 +268,7 @@ fn compare(root: &Value, schema: &Value, value: &Value, path: &str, faults: &mut
     }
 }
 
-/// No object takes what it does not know.
+/// Checks that every object of the schema refuses unknown fields.
 fn closed(schema: &Value, path: &str, faults: &mut String) {
     match schema {
         Value::Object(fields) => {
@@ -272,7 +304,7 @@ fn the_readme_lists_every_value_with_its_default() {
     assert_eq!(documented, built, "README.md (left) against values.yaml (right)");
 }
 
-/// A context or a set of resources is one value to the reader.
+/// Values as the README lists them: a security context or a set of resources is one value.
 fn leaves(value: &Value, path: &str, found: &mut BTreeMap<String, String>) {
     let whole = ["ecurityContext", "resources", "labels"].iter().any(|end| path.ends_with(end));
     if let Some(fields) = value.as_object().filter(|fields| !fields.is_empty() && !whole) {

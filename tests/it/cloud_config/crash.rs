@@ -1,4 +1,4 @@
-//! Writes that fail: whatever was done before, the same command goes on from there.
+//! Writes that fail: the same command completes the work of a failed run.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use testbed::{Proxy, Verdict};
 
 use super::{Harvester, Ran, run, who};
 
-/// The administrator's way through the proxy.
+/// Kubeconfig of the administrator through the proxy.
 fn through(harvester: &Harvester, proxy: &Proxy) -> Result<PathBuf> {
     let kubeconfig = std::fs::read_to_string(&harvester.kubeconfig)?;
     let token = kubeconfig.lines().find_map(|line| line.trim().strip_prefix("token: "));
@@ -24,7 +24,8 @@ fn through(harvester: &Harvester, proxy: &Proxy) -> Result<PathBuf> {
     harvester.cluster.bed.kubeconfig_for(token, proxy.url(), proxy.ca_pem())
 }
 
-/// Runs the command; its write of that number meets the verdict.
+/// Runs the command; the proxy applies the verdict to its write number `at`. Returns also the
+/// number of writes.
 async fn failing(
     harvester: &Harvester,
     proxy: &Proxy,
@@ -43,7 +44,7 @@ async fn failing(
     Ok((ran, writes.load(Ordering::SeqCst)))
 }
 
-/// A write that was not carried out, and one whose answer was lost.
+/// Verdicts of a write that was not carried out, and of one whose answer was lost.
 fn verdicts() -> [Verdict; 2] {
     let message = "not now".to_owned();
     [Verdict::Refuse { code: 500, reason: "InternalError", message }, Verdict::CutAfter]
@@ -69,7 +70,7 @@ async fn each_write_may_fail() -> Result<()> {
                 "{at} {verdict:?}"
             );
             ensure!(harvester.done(&make).await? == config);
-            // Wherever the first run ended: a new guest has narrow rights.
+            // After every failed run, a new guest has narrow rights.
             let wide = Api::<ClusterRoleBinding>::all(harvester.client());
             let role = wide.get(&format!("guests-{cluster}")).await?.role_ref.name;
             ensure!(role.ends_with(":csi-cluster"), "{at} {verdict:?}: {role}");
@@ -110,7 +111,7 @@ async fn each_deletion_may_fail() -> Result<()> {
     Ok(())
 }
 
-/// Whose object was changed a moment ago, looks at it once more.
+/// After a conflict, the command reads the object again.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_somebody_has_just_changed_is_looked_at_again() -> Result<()> {
     let harvester = Harvester::start().await?;
@@ -137,7 +138,7 @@ async fn what_somebody_has_just_changed_is_looked_at_again() -> Result<()> {
     }
 }
 
-/// What is another one by now, or the same one changed, stays.
+/// A deletion does not remove another object of the name, or a changed one.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_what_was_seen_is_deleted() -> Result<()> {
     let harvester = Harvester::start().await?;
@@ -163,7 +164,7 @@ async fn only_what_was_seen_is_deleted() -> Result<()> {
     Ok(())
 }
 
-/// Kubernetes fills a token's Secret a moment after it was made.
+/// Kubernetes fills a token's Secret a moment after its creation.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_filled_yet_has_no_token() -> Result<()> {
     let harvester = Harvester::start().await?;
@@ -184,7 +185,7 @@ async fn what_is_not_filled_yet_has_no_token() -> Result<()> {
     Ok(())
 }
 
-/// After a rotation that failed somewhere there is never a moment without a token that works.
+/// After a rotation that failed at any point, a working token exists at every moment.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rotation_may_fail() -> Result<()> {
     let harvester = Harvester::start().await?;

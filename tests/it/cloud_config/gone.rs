@@ -1,4 +1,4 @@
-//! Credentials whose guest is gone: how they are told from others, and how they go.
+//! Credentials whose guest is gone: how they are identified, and how they are removed.
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::ServiceAccount;
@@ -17,7 +17,7 @@ fn vm(name: &str, labels: &Value) -> String {
     .to_string()
 }
 
-/// The row of a cluster.
+/// Row of a cluster in the list.
 fn row<'a>(list: &'a str, cluster: &str) -> &'a str {
     list.lines().find(|line| line.split_whitespace().nth(1) == Some(cluster)).unwrap_or_default()
 }
@@ -33,7 +33,7 @@ async fn whoever_is_gone_is_found_and_nobody_else() -> Result<()> {
         &json!({"harvesterhci.io/creator": "docker-machine-driver-harvester"}),
     ))
     .await?;
-    // A VM of a person, whose name means nothing; and a guest of another's name.
+    // A user's own VM, whose name does not count; and a guest of another name.
     bed.apply_yaml(&vm("removed-by-hand", &json!({"harvesterhci.io/creator": "harvester"})))
         .await?;
     bed.apply_yaml(&vm("removed-pool", &json!({"guestcluster.harvesterhci.io/name": "labelled", "harvesterhci.io/creator": "docker-machine-driver-harvester"}))).await?;
@@ -42,12 +42,12 @@ async fn whoever_is_gone_is_found_and_nobody_else() -> Result<()> {
         configs.push(harvester.done(&["--cluster", cluster]).await?);
     }
     let narrow = harvester.done(&["--cluster", "narrow", "--csi", "narrow"]).await?;
-    // The same name elsewhere is another guest.
+    // The same name in another namespace is another guest.
     let elsewhere = ["--namespace", "other", "--server", bed.url(), "--cluster", "labelled"];
     let elsewhere = run(&harvester.kubeconfig, &elsewhere).await?;
     ensure!(elsewhere.ok, "{elsewhere:?}");
 
-    // A new credential belongs to a guest that is yet to come.
+    // A new credential belongs to a guest that does not exist yet.
     let list = harvester.done(&["--list"]).await?;
     for (cluster, guest) in
         [("labelled", "2 VMs"), ("older", "1 VM"), ("removed", "no VMs"), ("narrow", "no VMs")]
@@ -92,7 +92,7 @@ async fn whoever_is_gone_is_found_and_nobody_else() -> Result<()> {
     left_over(&harvester).await
 }
 
-/// The use of what a TokenRotation makes is noted nowhere, so its guest is not taken for gone.
+/// The use of a TokenRotation's tokens is not noted, so its guest does not count as gone.
 async fn kept_by_a_rotation(harvester: &Harvester) -> Result<()> {
     let rotation = json!({"apiVersion": "credentials.harvesterhci.io/v1alpha1",
         "kind": "TokenRotation", "metadata": {"name": "keeper", "namespace": "guests"},
@@ -109,7 +109,7 @@ async fn kept_by_a_rotation(harvester: &Harvester) -> Result<()> {
     harvester.cluster.bed.kubectl(&["delete", "--namespace=guests", name]).await.map(drop)
 }
 
-/// No account, no right, no Secret of a guest's.
+/// Waits until no account, no right and no Secret of a guest is left.
 async fn nothing_left(harvester: &Harvester, cluster: &str) -> Result<()> {
     eventually(SOON, &format!("end of all that {cluster} had"), async || {
         let all = ListParams::default();
@@ -127,8 +127,8 @@ async fn nothing_left(harvester: &Harvester, cluster: &str) -> Result<()> {
     .await
 }
 
-/// An account that somebody deleted leaves a binding of the whole cluster, which the garbage collector
-/// does not take: whoever makes an account of that name has its rights.
+/// A deleted account leaves a cluster-wide binding, which the garbage collector does not remove: a
+/// new account of that name would have its rights.
 async fn left_over(harvester: &Harvester) -> Result<()> {
     harvester.done(&["--cluster", "half"]).await?;
     let accounts: Api<ServiceAccount> = Api::namespaced(harvester.client(), "guests");
@@ -161,7 +161,7 @@ async fn revoking_all_takes_the_guest_as_it_is() -> Result<()> {
     harvester.dead(&config).await?;
     nothing_left(&harvester, "blue").await?;
     ensure!(harvester.tokens("green").await?.len() == 1);
-    // And from the beginning: other tokens, because it is another account.
+    // After that a new credential has other tokens, because it is another account.
     let new = harvester.done(&["--cluster", "blue"]).await?;
     ensure!(who(&new).await?.is_some() && who(&config).await?.is_none());
     Ok(())

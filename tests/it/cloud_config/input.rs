@@ -1,4 +1,4 @@
-//! Options that do not fit: each is named with what is wrong, before anything is asked of a server.
+//! Wrong options: each is named with its fault, before any request to a server.
 
 use std::path::Path;
 
@@ -52,7 +52,7 @@ async fn each_option_is_refused_by_its_name() -> Result<()> {
         (own(blue(&["--list", "--dry-run"])), "--dry-run", "--list"),
         (own(blue(&["--rotate", "--revoke", "all"])), "--rotate", "--revoke old"),
         (own(blue(&["--rotate", "--revoke", "gone"])), "--rotate", "--revoke old"),
-        (own(blue(&["--list", "--skip-check"])), "--skip-check", "nothing is printed"),
+        (own(blue(&["--list", "--skip-check"])), "--skip-check", "no cloud config is printed"),
         (own(blue(&["--revoke", ""])), "--revoke", "old, all, gone"),
         (own(blue(&["--output", "yaml"])), "--output", "cloud-init-rke2"),
         (own(blue(&["--csi", "wide"])), "--csi", "narrow"),
@@ -73,7 +73,7 @@ async fn each_option_is_refused_by_its_name() -> Result<()> {
         (
             own([&guest[..], &["--out", "f", "--revoke", "old"]].concat()),
             "--out",
-            "nothing is printed",
+            "no cloud config is printed",
         ),
         (with("--certificate-authority", &empty), "--certificate-authority", "no certificate"),
         (with("--certificate-authority", &text), "--certificate-authority", "text.pem"),
@@ -89,14 +89,14 @@ async fn each_option_is_refused_by_its_name() -> Result<()> {
         ensure!(ran.said.contains(option) && ran.said.contains(wrong), "{args:?}: {}", ran.said);
         ensure!(!ran.said.contains("/nonexistent"), "{args:?}: it went on: {}", ran.said);
     }
-    // All faults are told at once.
+    // All faults are reported at once.
     let ran =
         run(nothing, &["--cluster", "B", "--namespace", "N", "--server", "h", "--out", &here])
             .await?;
     for option in ["--cluster", "--namespace", "--server", "--out"] {
         ensure!(ran.said.contains(option), "{option}: {}", ran.said);
     }
-    // And what fits is not refused.
+    // Valid options are not refused.
     let ran = run(nothing, &[&guest[..], &["--server", URL]].concat()).await?;
     ensure!(!ran.ok && ran.said.contains("/nonexistent"), "{ran:?}");
     Ok(())

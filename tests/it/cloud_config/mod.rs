@@ -1,5 +1,5 @@
-//! The `cloud-config` command against a real API server: what it makes, what that is good for, and how
-//! it goes again.
+//! The `cloud-config` command against a real API server: the objects that it makes, their rights,
+//! and their removal.
 
 mod crash;
 mod gone;
@@ -33,7 +33,7 @@ struct Harvester {
     kubeconfig: PathBuf,
 }
 
-/// How a run of the command ended.
+/// Result of a run of the command.
 #[derive(Debug)]
 struct Ran {
     ok: bool,
@@ -46,7 +46,7 @@ impl Harvester {
         Self::of(Release::newest()).await
     }
 
-    /// One with the roles of that release.
+    /// A Harvester with the roles of that release.
     async fn of(release: &Release) -> Result<Self> {
         let cluster = Cluster::start().await?;
         for name in ["longhorn-system", "guests", "other"] {
@@ -67,22 +67,22 @@ impl Harvester {
         run(&self.kubeconfig, &all).await
     }
 
-    /// The same, which must go well. Returns what it printed.
+    /// Runs the command, which must succeed. Returns its output.
     async fn done(&self, args: &[&str]) -> Result<String> {
         let ran = self.run(args).await?;
         ensure!(ran.ok, "{args:?}: {ran:?}");
         Ok(ran.out)
     }
 
-    /// The same, which must be refused. Returns what it said.
+    /// Runs the command, which must be refused. Returns its messages.
     async fn refused(&self, args: &[&str]) -> Result<String> {
         let ran = self.run(args).await?;
         ensure!(!ran.ok && ran.out.is_empty(), "{args:?}: not refused: {ran:?}");
         Ok(ran.said)
     }
 
-    /// Names, contents and versions of all that the command may write, without what Kubernetes itself
-    /// writes some time after its start.
+    /// Names, contents and versions of all objects that the command may write, without those that
+    /// Kubernetes itself writes some time after its start.
     async fn everything(&self) -> Result<Value> {
         let client = self.client();
         let all = ListParams::default();
@@ -112,7 +112,7 @@ impl Harvester {
         .await
     }
 
-    /// Uses the kubeconfig's token until the API server has noted that on the Secret.
+    /// Uses the kubeconfig's token until the API server has noted the use on the Secret.
     async fn used(&self, kubeconfig: &str, name: &str) -> Result<()> {
         let secrets: Api<Secret> = Api::namespaced(self.client(), "guests");
         eventually(SOON, &format!("note of a use of {name}"), async || {
@@ -123,7 +123,7 @@ impl Harvester {
         .await
     }
 
-    /// The token Secrets of an account, the oldest first.
+    /// Token Secrets of an account, the oldest first.
     async fn tokens(&self, account: &str) -> Result<Vec<Secret>> {
         let secrets: Api<Secret> = Api::namespaced(self.client(), "guests");
         let of_type = ListParams::default().fields("type=kubernetes.io/service-account-token");
@@ -135,8 +135,8 @@ impl Harvester {
         Ok(list)
     }
 
-    /// Waits until nothing accepts the kubeconfig's token any more. The API server remembers for some
-    /// seconds whom it has let in.
+    /// Waits until the kubeconfig's token is refused. The API server caches accepted tokens for
+    /// some seconds.
     async fn dead(&self, kubeconfig: &str) -> Result<()> {
         eventually(SOON, "refusal of a revoked token", async || {
             Ok::<_, anyhow::Error>(who(kubeconfig).await?.is_none())
@@ -149,7 +149,7 @@ fn namespace(name: &str) -> String {
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}).to_string()
 }
 
-/// Runs the command. Whatever it says besides its output holds no token.
+/// Runs the command, and checks that its messages contain no token.
 async fn run(kubeconfig: &Path, args: &[&str]) -> Result<Ran> {
     let output = Command::new(env!("CARGO_BIN_EXE_harvester-guest-operator"))
         .args(["--log", "trace", "cloud-config"])
@@ -165,12 +165,13 @@ async fn run(kubeconfig: &Path, args: &[&str]) -> Result<Ran> {
     Ok(Ran { ok: output.status.success(), out: String::from_utf8(output.stdout)?, said })
 }
 
-/// Every token of a ServiceAccount begins like this, plain or in Base64.
+/// Whether a text holds a token: every token of a ServiceAccount begins like this, plain or in
+/// Base64.
 fn holds_token(text: &str) -> bool {
     text.contains("eyJhbGci") || text.contains("ZXlKaGJHY2")
 }
 
-/// Who the API server takes the kubeconfig's user for. `None`: it does not let it in.
+/// User of the kubeconfig for the API server. `None`: it is not authenticated.
 async fn who(kubeconfig: &str) -> Result<Option<String>> {
     let client = client_from(kubeconfig).await?;
     let reviews: Api<SelfSubjectReview> = Api::all(client);
@@ -185,7 +186,7 @@ fn yaml(text: &str) -> Result<Value> {
     serde_saphyr::from_str(text).with_context(|| text.to_owned())
 }
 
-/// What a text in Base64 holds.
+/// Decodes a text in Base64.
 fn decoded(encoded: &Value) -> Result<String> {
     let bytes: ByteString = serde_json::from_value(encoded.clone())?;
     Ok(String::from_utf8(bytes.0)?)

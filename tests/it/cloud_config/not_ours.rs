@@ -1,5 +1,5 @@
-//! What is there already: taken over where it is the guest's, refused by name and left alone where it
-//! is not.
+//! Existing objects: taken over if they belong to the guest, refused by name and not changed if
+//! not.
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
@@ -40,14 +40,14 @@ async fn foreign_objects_are_refused_by_name_and_left_alone() -> Result<()> {
         "namespace": "guests", "annotations": {"credentials.harvesterhci.io/guest-cluster": name}}})
     };
     apply(&harvester, &[
-        // A powerful account that has nothing to do with guests.
+        // A powerful account that has no relation to guests.
         account("backup"),
         binding(None, "backup", "cluster-admin", &["backup"]),
-        // Names of ours with other roles, or with others in them.
+        // Names of the command with other roles, or with further subjects.
         binding(Some("guests"), "guests-role", "view", &["role"]),
         binding(None, "guests-shared", DRIVER, &["shared", "another"]),
         binding(None, "guests-wrong", PROVIDER, &["wrong"]),
-        // The name of the token, taken by another account's and by something else.
+        // The name of the token, taken by another account's Secret and by a Secret of another type.
         ours("stolen"), account("thief"), ours("opaque"),
         json!({"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/service-account-token",
             "metadata": {"name": "stolen-token", "namespace": "guests",
@@ -69,13 +69,13 @@ async fn foreign_objects_are_refused_by_name_and_left_alone() -> Result<()> {
         let before = harvester.everything().await?;
         let said = harvester.refused(&["--cluster", cluster]).await?;
         ensure!(said.contains(named), "{cluster}: {said}");
-        ensure!(harvester.everything().await? == before, "{cluster}: something was written");
+        ensure!(harvester.everything().await? == before, "{cluster}: an object was written");
     }
     let before = harvester.everything().await?;
     let said = harvester.refused(&["--cluster", "backup", "--revoke", "all"]).await?;
     ensure!(said.contains("ServiceAccount guests/backup"), "{said}");
     ensure!(harvester.everything().await? == before);
-    // What names others too stays, and that is said; the rest goes.
+    // An object that names others too stays, and the command says so; the rest goes.
     let ran = harvester.run(&["--cluster", "shared", "--revoke", "all"]).await?;
     ensure!(
         !ran.ok && ran.said.contains("ClusterRoleBinding guests-shared names others"),
@@ -113,7 +113,7 @@ async fn what_the_ui_and_the_script_made_is_taken_over() -> Result<()> {
 
     let ran = harvester.run(&["--cluster", "script"]).await?;
     ensure!(ran.ok && ran.said.contains("ClusterRoleBinding script lets the guest"), "{ran:?}");
-    // It had no rights for a CSI driver, and gets none unasked.
+    // It had no rights for a CSI driver, and gets none unless requested.
     let wide: Api<ClusterRoleBinding> = Api::all(harvester.client());
     ensure!(ran.said.contains("--csi narrow"), "{ran:?}");
     ensure!(wide.get_opt("guests-script").await?.is_none());
@@ -130,8 +130,8 @@ async fn what_the_ui_and_the_script_made_is_taken_over() -> Result<()> {
     Ok(())
 }
 
-/// What the UI gave for the whole cluster is named each time, and goes only by hand. Then narrow rights take
-/// its place, and the token stays.
+/// Cluster-wide rights from the UI are named each time, and go only by hand. Then narrow rights
+/// replace them, and the token stays.
 async fn narrowed(harvester: &Harvester, config: &str) -> Result<()> {
     let wide: Api<ClusterRoleBinding> = Api::all(harvester.client());
     for args in [&["--cluster", "ui"][..], &["--cluster", "ui", "--csi", "narrow"]] {
@@ -140,7 +140,7 @@ async fn narrowed(harvester: &Harvester, config: &str) -> Result<()> {
         ensure!(wide.get("guests-ui").await?.role_ref.name == DRIVER, "{args:?}");
     }
     wide.delete("guests-ui", &DeleteParams::default()).await?;
-    // From here on it has narrow rights, whether they are asked for or not.
+    // From here on it has narrow rights, whether they are requested or not.
     for _ in 0..2 {
         let ran = harvester.run(&["--cluster", "ui"]).await?;
         ensure!(ran.ok && ran.out == config && !ran.said.contains("lets the guest"), "{ran:?}");
@@ -166,7 +166,7 @@ async fn what_is_missing_in_the_cluster_is_named() -> Result<()> {
     ensure!(said.contains(PROVIDER) && said.contains("rbac.guestRole"), "{said}");
     let ran = super::run(&harvester.kubeconfig, &["--namespace", "nowhere", "--list"]).await?;
     ensure!(!ran.ok && ran.said.contains("--namespace \"nowhere\""), "{ran:?}");
-    // An account may be all right, and its rights another's.
+    // The account may be right while its role belongs to another.
     let foreign = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
         "metadata": {"name": "harvester-guest-operator:csi-cluster"}, "rules": []});
     apply(&harvester, &[foreign]).await?;

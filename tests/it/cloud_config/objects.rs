@@ -1,4 +1,4 @@
-//! What is made, and that making it again changes nothing.
+//! Created objects, and that a second run changes none of them.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -44,7 +44,7 @@ async fn the_objects_are_those_of_harvesters_own_call() -> Result<()> {
     ensure!(parsed["current-context"] == "default" && parsed["clusters"][0]["name"] == "default");
     check_objects(&harvester).await?;
 
-    // The use of the token is noted on its Secret, once a day: that is not the command's doing.
+    // The use of the token is noted on its Secret once a day; the command does not write that.
     harvester.used(&config, "blue-token").await?;
     let made = harvester.everything().await?;
     let again = harvester.done(&["--cluster", "blue"]).await?;
@@ -59,7 +59,7 @@ async fn the_objects_are_those_of_harvesters_own_call() -> Result<()> {
     server(&harvester).await
 }
 
-/// Names, annotations, owners, roles and subjects.
+/// Checks names, annotations, owners, roles and subjects.
 async fn check_objects(harvester: &Harvester) -> Result<()> {
     let client = harvester.client();
     let account = Api::<ServiceAccount>::namespaced(client.clone(), "guests").get("blue").await?;
@@ -89,7 +89,7 @@ async fn check_objects(harvester: &Harvester) -> Result<()> {
     Ok(())
 }
 
-/// Each form carries the same kubeconfig.
+/// Each output format carries the same kubeconfig.
 async fn forms(harvester: &Harvester, config: &str) -> Result<()> {
     let form = async |name: &str| harvester.done(&["--cluster", "blue", "--output", name]).await;
     let secret = yaml(&form("secret").await?)?;
@@ -129,7 +129,7 @@ async fn forms(harvester: &Harvester, config: &str) -> Result<()> {
     Ok(())
 }
 
-/// A file is its owner's alone, whatever was there before.
+/// Only its owner can read the file, whatever existed before.
 async fn file(harvester: &Harvester, config: &str) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("config");
@@ -146,7 +146,7 @@ async fn file(harvester: &Harvester, config: &str) -> Result<()> {
     Ok(())
 }
 
-/// The authority is the cluster's own, or the one that is given; nothing else changes with it.
+/// The authority is the cluster's own, or the given one; no other field changes with it.
 async fn authority(harvester: &Harvester, config: &str) -> Result<()> {
     let of = |config: &str| -> Result<String> {
         decoded(&yaml(config)?["clusters"][0]["cluster"]["certificate-authority-data"])
@@ -164,7 +164,7 @@ async fn authority(harvester: &Harvester, config: &str) -> Result<()> {
     Ok(())
 }
 
-/// What is printed works at the server that it names, or the refusal says what does not.
+/// The printed kubeconfig works at the server that it names, or the refusal names the fault.
 async fn tried_out(harvester: &Harvester, config: &str) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("proxy.pem");
@@ -187,7 +187,7 @@ async fn tried_out(harvester: &Harvester, config: &str) -> Result<()> {
     refused(&below, &["--rotate", "--revoke", "old"], "not").await?;
     ensure!(who(config).await?.is_some(), "a token was revoked for one that does not work");
     ensure!(at(proxy.url(), &authority).await?.ok);
-    // Kubernetes 1.27 has no such review; any other that it accepts the token for will do.
+    // Kubernetes 1.27 has no such review; any other answer that accepts the token is enough.
     proxy.set_rule(|call| match call.resource() {
         Some("selfsubjectreviews") => {
             let message = "the server could not find the requested resource".to_owned();
@@ -199,7 +199,7 @@ async fn tried_out(harvester: &Harvester, config: &str) -> Result<()> {
     Ok(())
 }
 
-/// Without a URL it is the address that Harvester noted; where there is none, that is said.
+/// Without a URL the command takes the address that Harvester noted; without that it is refused.
 async fn server(harvester: &Harvester) -> Result<()> {
     let args = ["--namespace", "guests", "--cluster", "blue", "--skip-check"];
     let ran = run(&harvester.kubeconfig, &args).await?;

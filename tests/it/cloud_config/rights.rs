@@ -1,5 +1,5 @@
-//! What the printed kubeconfig is good for: all that a guest's cloud provider and CSI driver ask of
-//! Harvester, and no more; in no other namespace.
+//! Rights of the printed kubeconfig: all requests of a guest's cloud provider and CSI driver to
+//! Harvester, and no others; in no other namespace.
 
 use std::path::Path;
 
@@ -20,9 +20,10 @@ use crate::support::SOON;
 /// Group, resource with its subresource, verbs.
 type Row = (&'static str, &'static str, &'static [&'static str]);
 
-/// What the cloud provider asks for in the guest's namespace (harvester/cloud-provider-harvester):
-/// LoadBalancers in pkg/cloud-controller-manager/loadbalancer.go, VMs in instance.go, instances by a
-/// watch, and host names from their guest agents, in pkg/controller/virtualmachineinstance/controller.go.
+/// Requests of the cloud provider in the guest's namespace (harvester/cloud-provider-harvester):
+/// LoadBalancers in pkg/cloud-controller-manager/loadbalancer.go, VMs in instance.go, instances by
+/// a watch, and host names from their guest agents, in
+/// pkg/controller/virtualmachineinstance/controller.go.
 const CLOUD_PROVIDER: &[Row] = &[
     ("loadbalancer.harvesterhci.io", "loadbalancers", &["get", "create", "update", "delete"]),
     ("kubevirt.io", "virtualmachines", &["get"]),
@@ -30,9 +31,9 @@ const CLOUD_PROVIDER: &[Row] = &[
     ("subresources.kubevirt.io", "virtualmachineinstances/guestosinfo", &["get"]),
 ];
 
-/// What the CSI driver asks for there (harvester/harvester-csi-driver v0.2.9, pkg/csi/controller_server.go;
-/// node_server.go and manager.go ask for less): claims; pods, to see whether a volume is in use;
-/// volumes of VMs.
+/// Requests of the CSI driver there (harvester/harvester-csi-driver v0.2.9,
+/// pkg/csi/controller_server.go; node_server.go and manager.go make fewer): claims; pods, to check
+/// whether a volume is in use; volumes of VMs.
 const CSI_HERE: &[Row] = &[
     ("", "persistentvolumeclaims", &["get", "create", "update", "delete"]),
     ("", "pods", &["list"]),
@@ -43,8 +44,8 @@ const CSI_HERE: &[Row] = &[
     ("subresources.kubevirt.io", "virtualmachineinstances/removevolume", &["update"]),
 ];
 
-/// The same, with Harvester 1.8: snapshots and backups, and volumes of VMs by a patch of the VM, also in
-/// pkg/controller/node/controller.go.
+/// Further requests with Harvester 1.8: snapshots and backups, and volumes of VMs by a patch of the
+/// VM, also in pkg/controller/node/controller.go.
 const CSI_HERE_1_8: &[Row] = &[
     ("kubevirt.io", "virtualmachines", &["patch"]),
     ("snapshot.storage.k8s.io", "volumesnapshots", &["get", "list", "create", "delete"]),
@@ -52,7 +53,7 @@ const CSI_HERE_1_8: &[Row] = &[
     ("harvesterhci.io", "volumeremoterestores", &["get", "create", "delete"]),
 ];
 
-/// What it asks for that is in no namespace: `validStorageClass`, `waitForVASettled`.
+/// Requests of the CSI driver for cluster-scoped objects: `validStorageClass`, `waitForVASettled`.
 const CSI_CLUSTER: &[Row] = &[
     ("storage.k8s.io", "storageclasses", &["get"]),
     ("storage.k8s.io", "volumeattachments", &["list"]),
@@ -61,17 +62,18 @@ const CSI_CLUSTER: &[Row] = &[
 /// Settings by name: `getHarvCSIConfig` and `validateOnlineExpansion`.
 const SETTINGS: [&str; 2] = ["csi-driver-config", "csi-online-expand-validation"];
 
-/// The setting without which it ends at once: pkg/csi/manager.go. Every account may read it.
+/// The setting without which the driver ends at once: pkg/csi/manager.go. Every account may read
+/// it.
 const SERVER_VERSION: &str = "server-version";
 
 /// Volumes for several nodes, in `harvester-system`: `createNetworkFilesystem`, `publishRWXVolume`.
 const CSI_FILES: &[Row] =
     &[("harvesterhci.io", "networkfilesystems", &["get", "list", "create", "update", "delete"])];
 
-/// In `longhorn-system`: `NewControllerServer`.
+/// Requests in `longhorn-system`: `NewControllerServer`.
 const CSI_LONGHORN: &[Row] = &[("longhorn.io", "volumes", &["list"])];
 
-/// What neither needs.
+/// Rights that neither needs.
 const NEVER: &[Row] = &[
     ("", "secrets", &["get", "list", "watch", "create", "update", "patch", "delete"]),
     ("", "serviceaccounts", &["get", "list", "create", "delete"]),
@@ -100,7 +102,8 @@ const NEVER: &[Row] = &[
     ("k8s.cni.cncf.io", "network-attachment-definitions", &["create", "delete"]),
 ];
 
-/// What Harvester's CSI role gives in every namespace, where it is bound for the whole cluster.
+/// Rights that Harvester's CSI role gives in every namespace, where it is bound for the whole
+/// cluster.
 fn wide(release: &Release) -> Vec<Row> {
     match release.name {
         "1.3" => Vec::new(),
@@ -109,7 +112,7 @@ fn wide(release: &Release) -> Vec<Row> {
     }
 }
 
-/// Whether the client may do each of it. Each answer that is not as expected is told.
+/// Checks whether the client may do each row. The error names each unexpected answer.
 async fn may(client: &Client, namespace: Option<&str>, rows: &[Row], expected: bool) -> Result<()> {
     let reviews: Api<SelfSubjectAccessReview> = Api::all(client.clone());
     each(&reviews, namespace, one_by_one(rows), expected).await
@@ -158,7 +161,7 @@ async fn each(
     Ok(())
 }
 
-/// All that is needed, where it is needed, as far as the release gives it to a driver.
+/// Checks that all needed rights are granted, as far as the release grants them to a driver.
 async fn suffices(client: &Client, release: &Release, csi: &str) -> Result<()> {
     let here = if release.name == "1.8" { CSI_HERE_1_8 } else { &[] };
     may(client, Some("guests"), &[CLOUD_PROVIDER, CSI_HERE, here].concat(), true).await?;
@@ -174,13 +177,14 @@ async fn suffices(client: &Client, release: &Release, csi: &str) -> Result<()> {
     each(&reviews, None, SETTINGS.map(setting).to_vec(), named).await
 }
 
-/// The API server hears of a binding, or of a role's rules, a moment after the write.
+/// Waits for these rights: the API server observes a binding, or a role's rules, a moment after the
+/// write.
 async fn soon_suffices(client: &Client, release: &Release, csi: &str) -> Result<()> {
     let what = format!("rights of a guest, {csi}, on {}", release.name);
     eventually(SOON, &what, async || suffices(client, release, csi).await.map(|()| true)).await
 }
 
-/// Nothing of that elsewhere but `wide`, and nothing of the rest anywhere.
+/// Checks that no other rights are granted: elsewhere only `wide`, and none of `NEVER`.
 async fn is_all(client: &Client, wide: &[Row]) -> Result<()> {
     for place in ["guests", "other", "harvester-system", "longhorn-system", "kube-system"] {
         may(client, Some(place), NEVER, false).await?;
@@ -203,7 +207,7 @@ async fn is_all(client: &Client, wide: &[Row]) -> Result<()> {
 async fn it_may_do_what_guests_need_and_no_more() -> Result<()> {
     let [oldest, ..] = &RELEASES;
     let harvester = Harvester::of(oldest).await?;
-    // A new guest gets narrow rights unless others are asked for.
+    // A new guest gets narrow rights unless others are requested.
     let narrow = client_from(&harvester.done(&["--cluster", "green"]).await?).await?;
     let harvesters = ["--cluster", "blue", "--csi", "harvester"];
     let harvesters = client_from(&harvester.done(&harvesters).await?).await?;
@@ -225,7 +229,7 @@ async fn it_may_do_what_guests_need_and_no_more() -> Result<()> {
     may(&none, Some("guests"), NEVER, false).await
 }
 
-/// The same by hand: kubectl, with the printed file.
+/// The same requests by kubectl, with the printed file.
 #[tokio::test(flavor = "multi_thread")]
 async fn kubectl_does_what_a_guest_does() -> Result<()> {
     let harvester = Harvester::start().await?;
@@ -243,7 +247,7 @@ async fn kubectl_does_what_a_guest_does() -> Result<()> {
         bed.kubectl_with_input(&[&["--kubeconfig", out], args].concat(), input).await
     };
 
-    // The namespace is in the file.
+    // The file names the namespace.
     let lb = |ipam: &str| {
         json!({"apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
         "metadata": {"name": "web"}, "spec": {"workloadType": "cluster", "ipam": ipam}})

@@ -1,9 +1,10 @@
-//! Harvester's roles for guest clusters, rule by rule, as its releases ship them (harvester/harvester,
-//! deploy/charts/harvester/templates/rbac.yaml; the same in v1.3.0 to v1.3.2, and in v1.8.0 to v1.8.2 and
-//! v1.9.0-rc6), and what every account may do there (pkg/data/rbac.go, pkg/settings/settings.go). The cloud
-//! provider's role has not changed in between. What v1.5.2 adds to v1.5.0: VolumeAttachments.
+//! Harvester's roles for guest clusters, rule by rule, as its releases ship them
+//! (harvester/harvester, deploy/charts/harvester/templates/rbac.yaml; the same in v1.3.0 to v1.3.2,
+//! and in v1.8.0 to v1.8.2 and v1.9.0-rc6), and the rights of every account there
+//! (pkg/data/rbac.go, pkg/settings/settings.go). The cloud provider's role is the same in all.
+//! v1.5.2 adds VolumeAttachments to v1.5.0.
 
-/// A release, and what its roles are.
+/// A release and the rules of its roles.
 pub(crate) struct Release {
     pub(crate) name: &'static str,
     /// Rules of `harvesterhci.io:csi-driver`.
@@ -12,7 +13,7 @@ pub(crate) struct Release {
     authenticated: &'static str,
 }
 
-/// The oldest first.
+/// Releases, the oldest first.
 pub(crate) const RELEASES: [Release; 3] = [
     Release {
         name: "1.3",

@@ -27,10 +27,10 @@ async fn a_new_token_is_printed_before_the_old_one_goes() -> Result<()> {
     let names: Vec<_> = harvester.tokens("blue").await?.iter().map(Secret::name_any).collect();
     ensure!(names.len() == 2 && names[0] == "blue-token", "{names:?}");
     let newest = names[1].clone();
-    // A plain run hands out the newest, and both work.
+    // A plain run returns the newest, and both work.
     ensure!(harvester.done(&["--cluster", "blue"]).await? == second);
 
-    // The guest still lives on the old one, so that does not go by mistake.
+    // The guest still uses the old token, so it is not revoked by mistake.
     let said = harvester.refused(&["--cluster", "blue", "--revoke", "old"]).await?;
     ensure!(said.contains("--revoke old") && said.contains(&newest), "{said}");
     ensure!(
@@ -52,14 +52,14 @@ async fn a_new_token_is_printed_before_the_old_one_goes() -> Result<()> {
     ensure!(who(&second).await?.as_deref() == Some(USER));
     stays_dead(&harvester, &first, &second).await?;
 
-    // Leaked: a new one first, and at once the end of the old one.
+    // Leaked: a new token first, and at once the end of the old one.
     let third = harvester.done(&["--cluster", "blue", "--rotate", "--revoke", "old"]).await?;
     ensure!(who(&third).await?.as_deref() == Some(USER));
     harvester.dead(&second).await?;
     ensure!(harvester.tokens("blue").await?.len() == 1);
     stays_dead(&harvester, &first, &third).await?;
 
-    // The last one, by name. What is made then is none of those that there were.
+    // The last one, by name. The next run makes a token that did not exist before.
     let name = harvester.tokens("blue").await?[0].name_any();
     harvester.done(&["--cluster", "blue", "--revoke", &name]).await?;
     harvester.dead(&third).await?;
@@ -70,7 +70,7 @@ async fn a_new_token_is_printed_before_the_old_one_goes() -> Result<()> {
     }
     stays_dead(&harvester, &first, &fourth).await?;
 
-    // What stands in the first one's place goes with the rest.
+    // The replacement of the first Secret goes with the rest.
     harvester.done(&["--cluster", "blue", "--revoke", "all"]).await?;
     let secrets: Api<Secret> = Api::namespaced(harvester.client(), "guests");
     eventually(SOON, "end of the stand-in", async || {
@@ -79,7 +79,7 @@ async fn a_new_token_is_printed_before_the_old_one_goes() -> Result<()> {
     .await
 }
 
-/// A new token that nobody has got to see replaces none.
+/// A new token that could not be printed replaces none.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_printed_revokes_nothing() -> Result<()> {
     let harvester = Harvester::start().await?;
@@ -101,7 +101,8 @@ async fn what_cannot_be_printed_revokes_nothing() -> Result<()> {
     let names: Vec<_> = harvester.tokens("blue").await?.iter().map(Secret::name_any).collect();
     ensure!(names.len() == 2 && names[0] == "blue-token", "{names:?}");
     ensure!(who(&first).await?.as_deref() == Some(USER));
-    // By its name the first one goes although nobody uses the other, and stays dead as well.
+    // A Secret named by the option goes although the other token is unused, and stays revoked as
+    // well.
     let would =
         harvester.done(&["--cluster", "blue", "--revoke", "blue-token", "--dry-run"]).await?;
     ensure!(would.contains("would delete Secret guests/blue-token\n"), "{would}");
@@ -116,7 +117,8 @@ async fn what_cannot_be_printed_revokes_nothing() -> Result<()> {
     Ok(())
 }
 
-/// Plays Harvester's UI: it hands out the Secret `blue-token`, and makes it where it is missing.
+/// Plays Harvester's UI, which returns the token of the Secret `blue-token`, and creates it if it
+/// is missing.
 async fn stays_dead(harvester: &Harvester, revoked: &str, valid: &str) -> Result<()> {
     let secrets: Api<Secret> = Api::namespaced(harvester.client(), "guests");
     let found = secrets
@@ -124,7 +126,7 @@ async fn stays_dead(harvester: &Harvester, revoked: &str, valid: &str) -> Result
         .await?
         .context("the UI would make the revoked token again")?;
     let token =
-        found.data.unwrap_or_default().remove("token").context("the UI would wait in vain")?;
+        found.data.unwrap_or_default().remove("token").context("the UI would wait for ever")?;
     let token = String::from_utf8(token.0)?;
     ensure!(
         yaml(valid)?["users"][0]["user"]["token"] == token,
@@ -134,7 +136,7 @@ async fn stays_dead(harvester: &Harvester, revoked: &str, valid: &str) -> Result
     Ok(())
 }
 
-/// Why a name is not used twice: a token follows from its Secret's name and the account.
+/// Reason why a name is not used twice: a token is determined by its Secret's name and the account.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_secret_made_again_under_its_name_has_the_same_token() -> Result<()> {
     let harvester = Harvester::start().await?;

@@ -1,4 +1,5 @@
-//! The agent is killed between any two steps of a lease's life, and started again. Nobody helps.
+//! The agent is killed between any two steps of a lease's life, and started again. It recovers
+//! without help.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +13,7 @@ use testbed::{Proxy, Verdict, eventually};
 use super::fixture::{ACCOUNT, Agent, INTERFACE, Site, link, on_site};
 use crate::support::{LATER, SOON};
 
-/// A way to the API server on which the agent's writes of records hang from the moment on that
-/// `held` is set.
+/// A route to the API server on which the agent's writes of records hang once `held` is set.
 async fn gate(site: &Site) -> Result<(Proxy, Arc<AtomicBool>, std::path::PathBuf)> {
     let proxy = Proxy::start(&site.cluster.bed).await?;
     let held = Arc::new(AtomicBool::new(false));
@@ -27,7 +27,7 @@ async fn gate(site: &Site) -> Result<(Proxy, Arc<AtomicBool>, std::path::PathBuf
     Ok((proxy, held, kubeconfig))
 }
 
-/// One hardware address has one address at the server, and the record says the same.
+/// Checks that a hardware address has one address at the server, the same as in the record.
 async fn agreed(site: &mut Site, name: &str, mac: &str) -> Result<String> {
     let address = site.address(name).await?;
     let granted = site.server.granted().await?;
@@ -39,7 +39,7 @@ async fn agreed(site: &mut Site, name: &str, mac: &str) -> Result<String> {
 
 #[test]
 fn a_crash_between_any_two_steps_leaves_one_owner_and_no_link() -> Result<()> {
-    // A crash costs time of the lease, and the machine may stand still besides.
+    // A crash takes a part of the lease's time, and the machine may stall as well.
     let scope = Scope::new([10, 77, 0, 1]).seconds(120).timers(30, 100);
     on_site(Kind::Kea, scope, async |mut site: Site| {
         let (_proxy, held, kubeconfig) = gate(&site).await?;
@@ -50,7 +50,7 @@ fn a_crash_between_any_two_steps_leaves_one_owner_and_no_link() -> Result<()> {
             anyhow::Ok(agent)
         };
 
-        // Between the record and the first answer: nobody answers.
+        // Between the record and the first answer: the server is stopped.
         site.server.process.signal("STOP")?;
         let mut agent = start().await?;
         let web = site.lease("web").await?;
@@ -59,7 +59,7 @@ fn a_crash_between_any_two_steps_leaves_one_owner_and_no_link() -> Result<()> {
             site.frames_from(&site.port).await.map(|frames| frames > 0)
         })
         .await?;
-        // This once the next agent waits until the term of the dead one is over.
+        // Only here the next agent waits until the term of the dead one is over.
         agent.process.kill9()?;
         site.server.process.signal("CONT")?;
 
@@ -82,7 +82,7 @@ fn a_crash_between_any_two_steps_leaves_one_owner_and_no_link() -> Result<()> {
         ensure!(agreed(&mut site, "web", &mac).await? == address, "another address");
         site.linked(&[&web]).await?;
 
-        // Between the deletion and what follows from it.
+        // Between the deletion and its effects.
         site.kill(&mut agent).await?;
         site.records().delete("web", &DeleteParams::default()).await?;
         held.store(true, Ordering::Relaxed);
@@ -101,7 +101,7 @@ fn a_crash_between_any_two_steps_leaves_one_owner_and_no_link() -> Result<()> {
         .await?;
         site.linked(&[]).await?;
 
-        // A record that goes while nobody looks, and a link that stays behind.
+        // A record is deleted while no agent runs, and its link stays.
         let left = site.lease("left").await?;
         site.address("left").await?;
         site.linked(&[&left]).await?;

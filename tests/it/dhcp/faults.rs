@@ -1,4 +1,4 @@
-//! What goes wrong on the wire: cables, servers that are gone, servers that lie.
+//! Faults on the wire: cables, missing servers, lying servers.
 
 use std::io::Write as _;
 
@@ -12,7 +12,7 @@ use testbed::net::dhcp::{DhcpServer, Kind, Scope};
 use super::fixture::{Site, on_site};
 use crate::support::LATER;
 
-/// The server of a lease is gone, and another one of its kind is there, which knows nothing of it.
+/// The server of a lease is gone, and another one of its kind is there without the lease.
 async fn rebound(mut site: Site) -> Result<()> {
     let kind = site.server.kind();
     let agent = site.agent().await?;
@@ -30,15 +30,15 @@ async fn rebound(mut site: Site) -> Result<()> {
     let granted = second.granted_to(&web.mac.to_string()).await?.context("not in its file")?;
     ensure!(Some(granted.address.to_string()) == rebound.address, "{granted:?}, {rebound:?}");
     if kind != Kind::Kea && kind != Kind::Udhcpd {
-        // These grant what is free to whoever says that it is his; the other two begin anew.
+        // These grant a free address to a client that claims it; the other two begin anew.
         ensure!(rebound.address == first.address, "{rebound:?}, not {first:?}");
     }
     drop(agent);
     Ok(())
 }
 
-/// The server is silent from T1 on, and T2 is soon. dnsmasq has no shorter leases; with the others an
-/// unanswered question is asked again after half of what is left of the lease.
+/// The server is silent from T1 on, and T2 is soon. dnsmasq has no shorter leases; with the others
+/// an unanswered request is repeated after half of the lease's remaining time.
 fn silent(kind: Kind) -> Result<()> {
     let scope = Scope::new([10, 77, 0, 1]);
     let scope = match kind {
@@ -77,12 +77,12 @@ fn a_cable_is_pulled_for_less_and_for_longer_than_a_lease() -> Result<()> {
         let web = site.lease("web").await?;
         let first = site.bound("web", "address", |_| true).await?;
         site.segment.cable(&site.port, false).await?;
-        eventually(LATER, "word of the cable", async || {
+        eventually(LATER, "report of the cable", async || {
             agent.process.log().contains("carries=false")
         })
         .await?;
         ensure!(site.status("web").await?.address == first.address, "given up too early");
-        // In again: it is asked at once whether the address is still there, not only at T1.
+        // In again: the agent checks the address at once, not only at T1.
         site.segment.cable(&site.port, true).await?;
         let again = site.renewed("web", &first).await?;
         ensure!(again.address == first.address, "{again:?}");
@@ -108,7 +108,7 @@ fn end(status: &DHCPLeaseStatus) -> Result<DateTime<FixedOffset>> {
     Ok(DateTime::parse_from_rfc3339(end)?)
 }
 
-/// The interface itself goes away and comes back, as with a bridge that is made anew.
+/// The interface disappears and comes back, as with a recreated bridge.
 #[test]
 fn an_interface_that_comes_back_gets_its_links_again() -> Result<()> {
     let scope = Scope::new([10, 77, 0, 1]);
@@ -116,11 +116,11 @@ fn an_interface_that_comes_back_gets_its_links_again() -> Result<()> {
         let agent = site.agent().await?;
         let web = site.lease("web").await?;
         let first = site.bound("web", "address", |_| true).await?;
-        // One link is taken away by somebody.
+        // Another program deletes a link.
         site.host.ip(&format!("link delete {}", super::fixture::link(&web))).await?;
         site.linked(&[&web]).await?;
         site.host.ip("link delete net1").await?;
-        eventually(LATER, "word of the interface", async || {
+        eventually(LATER, "log of the interface", async || {
             agent.process.log().contains("the interface is gone")
         })
         .await?;
@@ -133,7 +133,7 @@ fn an_interface_that_comes_back_gets_its_links_again() -> Result<()> {
     })
 }
 
-/// More happens to links than the kernel keeps for an agent that has no CPU, and a link goes among it.
+/// More link changes than the kernel queues for a stopped agent, among them a deletion.
 #[test]
 fn what_the_kernel_could_not_tell_is_looked_for() -> Result<()> {
     on_site(Kind::Kea, Scope::new([10, 77, 0, 1]), async |site: Site| {
@@ -148,19 +148,19 @@ fn what_the_kernel_could_not_tell_is_looked_for() -> Result<()> {
         let stopped = Stopped::new(agent.process.pid())?;
         site.host.ip(&format!("-batch {}", changes.path().display())).await?;
         drop(stopped);
-        eventually(LATER, "word of what was not told", async || {
-            agent.process.log().contains("told too much at once")
+        eventually(LATER, "log of lost notifications", async || {
+            agent.process.log().contains("the kernel dropped link notifications")
         })
         .await?;
         site.linked(&[&web]).await?;
-        // And it goes on.
+        // And it works on.
         let other = site.lease("other").await?;
         site.bound("other", "address", |_| true).await?;
         site.linked(&[&web, &other]).await
     })
 }
 
-/// A process that stands still until this is dropped.
+/// A process that is stopped until this is dropped.
 struct Stopped(Pid);
 
 impl Stopped {

@@ -1,4 +1,4 @@
-//! Owns the place where an agent works: a segment with a DHCP server, and a control plane.
+//! Owns the site of an agent: a segment with a DHCP server, and a control plane.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -20,11 +20,11 @@ use testbed::{Managed, Operator, Start, eventually};
 
 use crate::support::{Cluster, LATER, SOON, address, lb, ready};
 
-/// The network that agents here lease on.
+/// Network that agents here lease on.
 pub(crate) const NETWORK: &str = "default/lan";
 /// The agent's interface.
 pub(crate) const INTERFACE: &str = "net1";
-/// What the agent may do, as the chart renders it.
+/// Manifests of the agent's rights, as the chart renders them.
 pub(crate) const RIGHTS: &str = include_str!("rights.yaml");
 /// The agent's ServiceAccount: namespace and name.
 pub(crate) const ACCOUNT: (&str, &str) =
@@ -41,10 +41,10 @@ pub(crate) struct Site {
     pub(crate) router: Netns,
     pub(crate) server: DhcpServer,
     pub(crate) scope: Scope,
-    /// The agent's.
+    /// Path of the agent's program.
     pub(crate) program: PathBuf,
     kubeconfig: PathBuf,
-    /// What the agents are started with besides.
+    /// Further options of the agents.
     pub(crate) options: Vec<&'static str>,
 }
 
@@ -60,7 +60,7 @@ where
     on_site_with(false, kind, scope, body)
 }
 
-/// The same, where the API server can call webhooks in that network.
+/// Runs a test's body on a site where the API server can call webhooks in that network.
 pub(crate) fn on_site_with_webhooks<F>(
     kind: Kind,
     scope: Scope,
@@ -82,7 +82,7 @@ where
     F: Future<Output = Result<()>>,
 {
     isolated(async move |host: Netns| {
-        // Another network of the same machine, where nobody has anything to say.
+        // Another network of the same machine, on which the agent must send no frame.
         let elsewhere = Segment::new("elsewhere").await?;
         let port = elsewhere.plug(&host, "net9").await?;
         let cluster =
@@ -94,7 +94,7 @@ where
     })
 }
 
-/// Frames that a port of a switch has received from the machine that hangs on it.
+/// Number of frames that a port of a switch has received from its machine.
 async fn frames(segment: &Segment, port: &str) -> Result<u64> {
     let shown = segment.switch().ip(&format!("-s -j link show {port}")).await?;
     let shown: serde_json::Value = serde_json::from_str(&shown)?;
@@ -102,7 +102,7 @@ async fn frames(segment: &Segment, port: &str) -> Result<u64> {
 }
 
 impl Site {
-    /// Everything but the agent.
+    /// Starts everything but the agent.
     async fn start(cluster: Cluster, host: Netns, kind: Kind, scope: Scope) -> Result<Self> {
         let segment = Segment::new("switch").await?;
         let port = segment.plug(&host, INTERFACE).await?;
@@ -126,19 +126,20 @@ impl Site {
         })
     }
 
-    /// An agent, whether it speaks or not.
+    /// Starts an agent, whether it is active or not.
     pub(crate) async fn standby(&self, interface: &str) -> Result<Agent> {
         Agent::start(&self.program, &self.kubeconfig, interface, &self.options).await
     }
 
-    /// An agent that speaks.
+    /// Starts an agent and waits until it is active.
     pub(crate) async fn agent(&self) -> Result<Agent> {
         let agent = self.standby(INTERFACE).await?;
         agent.speaks().await?;
         Ok(agent)
     }
 
-    /// Kills an agent, and ends its term, so that the next one need not wait for that.
+    /// Kills an agent and deletes its Lease, so that the next one need not wait for the end of its
+    /// term.
     pub(crate) async fn kill(&self, agent: &mut Agent) -> Result<()> {
         agent.process.kill9()?;
         let leases: Api<Lease> = Api::namespaced(self.cluster.client.clone(), ACCOUNT.0);
@@ -146,7 +147,8 @@ impl Site {
         Ok(())
     }
 
-    /// An operator that leads, and keeps what nobody wants for so many seconds.
+    /// Starts a leading operator that retains the leases of deleted LoadBalancers for `grace`
+    /// seconds.
     pub(crate) async fn operator(&self, grace: u32) -> Result<Operator> {
         let options = ["--dhcp-release-grace", &grace.to_string(), "--dhcp-networks", NETWORK];
         let options = options.map(str::to_owned).to_vec();
@@ -156,7 +158,7 @@ impl Site {
         Ok(operator)
     }
 
-    /// Creates a LoadBalancer whose address is leased here.
+    /// Creates a LoadBalancer with a leased address.
     pub(crate) async fn ask(&self, name: &str) -> Result<()> {
         let mut lb = lb(name, &json!({"workloadType": "cluster", "ipam": "dhcp"}))?;
         lb.annotations_mut().insert(ANNOTATION_NETWORK.to_owned(), NETWORK.to_owned());
@@ -164,7 +166,7 @@ impl Site {
         Ok(())
     }
 
-    /// Waits until the LoadBalancer has an address that a server gave.
+    /// Waits until the LoadBalancer has a leased address.
     pub(crate) async fn has(&self, name: &str) -> Result<String> {
         eventually(LATER, &format!("leased address of {name}"), async || {
             let lb = self.cluster.lbs().get(name).await.map_err(|error| error.to_string())?;
@@ -187,17 +189,17 @@ impl Site {
         Ok(identity)
     }
 
-    /// Creates the record of the nth of many.
+    /// Creates record number `n` of many.
     pub(crate) async fn lease_at(&self, n: usize) -> Result<Identity> {
         self.lease(&format!("lb-{n}")).await
     }
 
-    /// The record's status.
+    /// Status of the record.
     pub(crate) async fn status(&self, name: &str) -> Result<DHCPLeaseStatus> {
         Ok(self.records().get(name).await?.status.unwrap_or_default())
     }
 
-    /// Waits for an address in the record that is as it should be, and returns the status.
+    /// Waits for an address in the record and this condition on its status, and returns the status.
     pub(crate) async fn bound(
         &self,
         name: &str,
@@ -221,14 +223,14 @@ impl Site {
         status.address.context("no address")
     }
 
-    /// Waits until the lease has been given more time than that status says.
+    /// Waits until the lease ends later than in that status.
     pub(crate) async fn renewed(
         &self,
         name: &str,
         since: &DHCPLeaseStatus,
     ) -> Result<DHCPLeaseStatus> {
         let before = since.expires_at.clone();
-        // Times of one form sort like the times themselves.
+        // Times of one format sort like the times themselves.
         self.bound(name, "renewal", |status| status.expires_at > before).await
     }
 
@@ -241,7 +243,7 @@ impl Site {
         .await
     }
 
-    /// The names of the links that agents made here.
+    /// Names of the links that agents made here.
     pub(crate) async fn links(&self) -> Result<Vec<String>> {
         let shown = self.host.ip("-o link show type macvlan").await?;
         Ok(shown
@@ -250,7 +252,7 @@ impl Site {
             .collect())
     }
 
-    /// Waits until these leases have a link each, and nobody else has.
+    /// Waits until exactly these leases have a link.
     pub(crate) async fn linked(&self, leases: &[&Identity]) -> Result<()> {
         let mut wanted: Vec<String> = leases.iter().map(|identity| link(identity)).collect();
         wanted.sort();
@@ -262,23 +264,23 @@ impl Site {
         .await
     }
 
-    /// Frames that a port of the segment has received from the machine that hangs on it.
+    /// Number of frames that a port of the segment has received from its machine.
     pub(crate) async fn frames_from(&self, port: &str) -> Result<u64> {
         frames(&self.segment, port).await
     }
 }
 
-/// Who a record's holder is to a server.
+/// Identity of a record's holder for a server.
 pub(crate) fn identity(name: &str) -> Identity {
     Identity::derive("cluster", NETWORK, "default", name)
 }
 
-/// The name of a lease's link.
+/// Name of a lease's link.
 pub(crate) fn link(identity: &Identity) -> String {
     format!("lb{}", identity.mac.to_string().replace(':', ""))
 }
 
-/// The record of a LoadBalancer's, as the operator would create it.
+/// The record of a LoadBalancer, as the operator would create it.
 pub(crate) fn record(name: &str, identity: &Identity) -> Result<DHCPLease> {
     Ok(serde_json::from_value(json!({
         "apiVersion": "loadbalancer.harvesterhci.io/v1alpha1",
@@ -293,7 +295,7 @@ pub(crate) fn record(name: &str, identity: &Identity) -> Result<DHCPLease> {
     }))?)
 }
 
-/// An agent's process.
+/// A process of the agent.
 pub(crate) struct Agent {
     pub(crate) process: Managed,
     pub(crate) http: SocketAddr,
@@ -334,7 +336,7 @@ impl Agent {
         })
         .await?
         .with_context(|| format!("the agent ended at once:\n{}", process.log()))?;
-        // NET_ADMIN and NET_RAW, and neither more nor less.
+        // Exactly NET_ADMIN and NET_RAW.
         let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid()))?;
         for set in ["CapPrm:\t", "CapEff:\t"] {
             let held = status.lines().find_map(|line| line.strip_prefix(set));
@@ -343,13 +345,13 @@ impl Agent {
         Ok(Self { process, http })
     }
 
-    /// Waits until it speaks for the network.
+    /// Waits until it is active for the network.
     pub(crate) async fn speaks(&self) -> Result<()> {
-        eventually(SOON, "speaking agent", async || self.process.log().contains("records loaded"))
+        eventually(SOON, "active agent", async || self.process.log().contains("records loaded"))
             .await
     }
 
-    /// The value of a metric, or the sum of its series; with labels, that series.
+    /// Value of a metric, or the sum of its series; with labels, that series.
     pub(crate) async fn metric(&self, name: &str) -> Result<f64> {
         let (_, text) = testbed::http_get(self.http, "/metrics").await?;
         let lines = text.lines().filter(|line| {
@@ -358,7 +360,7 @@ impl Agent {
         Ok(lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
     }
 
-    /// What it holds of its own, and what of its program is in memory.
+    /// Resident memory of its own, and resident pages of its program.
     pub(crate) fn memory(&self) -> Result<String> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.pid()))?;
         let lines = status.lines().filter(|line| line.starts_with("Rss"));

@@ -1,4 +1,4 @@
-//! A server that lies, on the same segment: nothing of it gets into a record, and nobody falls over.
+//! A lying server on the same segment: no lie gets into a record, and the agent does not crash.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ fn options(kind: u8, seconds: u32, gateway: [u8; 4]) -> Vec<u8> {
     options
 }
 
-/// An answer to a question, with any address and any options.
+/// An answer to a request, with any address and any options.
 fn answer(question: &[u8], address: [u8; 4], options: &[u8]) -> Vec<u8> {
     let mut answer = vec![0; 236];
     answer[..8].copy_from_slice(&question[..8]);
@@ -43,7 +43,7 @@ fn answer(question: &[u8], address: [u8; 4], options: &[u8]) -> Vec<u8> {
     answer
 }
 
-/// Everything that no record may ever show.
+/// All answers that no record may ever show.
 fn lies(question: &[u8]) -> Vec<Vec<u8>> {
     let (router, good) = ([10, 77, 0, 254], [10, 77, 0, 66]);
     let mut all = Vec::new();
@@ -60,34 +60,35 @@ fn lies(question: &[u8]) -> Vec<Vec<u8>> {
             [10, 77, 0, 255],
             router,
             ME,
-            // Of the cluster, of the internet, and of none of the subnets that the agent may lease in.
+            // An address of the cluster, of the internet, and of none of the subnets that the agent
+            // may lease in.
             [10, 53, 0, 10],
             [8, 8, 8, 8],
         ] {
             all.push(answer(question, address, &hour));
         }
-        // No time, or hardly any.
+        // No lease time, or hardly any.
         all.push(answer(question, good, &options(kind, 0, router)));
         all.push(answer(question, good, &options(kind, 3, router)));
-        // Another client's, another question's, another protocol's.
+        // Another client's, another transaction's, another protocol's.
         for at in [28, 4, 0, 1, 2, 236] {
             let mut other = answer(question, good, &hour);
             other[at] ^= 0x55;
             all.push(other);
         }
-        // Cut anywhere, and with options that end beyond the end.
+        // Cut anywhere, and with options that exceed the message.
         let whole = answer(question, good, &hour);
         all.extend([0, 1, 44, 235, 239, 240, 243, 250].map(|length| whole[..length].to_vec()));
         all.push(answer(question, good, &[53, 1, kind, 54, 200, 1, 2, 3]));
         all.push(answer(question, good, &[53, 0, 54, 0, 51, 0, 255]));
-        // Too large, and full of options of no meaning.
+        // Too large, and full of unknown options.
         let flood: Vec<u8> = [kind; 1300].into_iter().flat_map(|code| [code | 128, 0]).collect();
         all.push(answer(question, good, &flood[..1200]));
     }
     all
 }
 
-/// Answers every question with all lies, until told to end. Returns how many it has told.
+/// Answers every request with all lies until the end. Counts the lies.
 async fn lie(inside: &Netns, told: Arc<AtomicUsize>, end: Arc<AtomicBool>) -> Result<()> {
     inside
         .run(move || {
@@ -122,7 +123,7 @@ fn nothing_that_a_hostile_server_says_is_recorded() -> Result<()> {
             tokio::spawn(async move { lie(&there, told, end).await })
         };
         site.lease("web").await?;
-        let unusable = eventually(LATER, "word of the lies", async || {
+        let unusable = eventually(LATER, "report of the lies", async || {
             let status = site.status("web").await.map_err(|error| error.to_string())?;
             let said = status
                 .conditions
@@ -132,7 +133,7 @@ fn nothing_that_a_hostile_server_says_is_recorded() -> Result<()> {
         })
         .await?;
         ensure!(unusable.address.is_none(), "{unusable:?}");
-        // Some rounds of them.
+        // Some rounds of lies.
         let enough = lies(&[0; 300]).len() * 3;
         eventually(LATER, "more lies", async || told.load(Ordering::Relaxed) >= enough).await?;
         ensure!(site.status("web").await?.address.is_none(), "a lie is recorded");
@@ -141,7 +142,7 @@ fn nothing_that_a_hostile_server_says_is_recorded() -> Result<()> {
         end.store(true, Ordering::Relaxed);
         liar.await??;
 
-        // An honest server is heard among the lies' echoes.
+        // The agent accepts an honest server among late lies.
         let scope = site.scope.clone();
         site.server.restart(&scope).await?;
         let address: Ipv4Addr = site.address("web").await?.parse()?;
@@ -151,7 +152,7 @@ fn nothing_that_a_hostile_server_says_is_recorded() -> Result<()> {
     .context("with a hostile server")
 }
 
-/// The address that is recorded is the honest server's, whatever else is told at the same time.
+/// The recorded address is the honest server's, whatever other answers come at the same time.
 #[test]
 fn an_honest_server_is_heard_among_lies() -> Result<()> {
     on_site(Kind::Kea, Scope::new([10, 77, 0, 1]), async |mut site: Site| {
@@ -170,13 +171,13 @@ fn an_honest_server_is_heard_among_lies() -> Result<()> {
         liar.await??;
         let granted = site.server.granted_to(&web.mac.to_string()).await?.context("not granted")?;
         ensure!(granted.address.to_string() == address, "{granted:?}, not {address}");
-        ensure!(told.load(Ordering::Relaxed) > 0, "nobody lied");
+        ensure!(told.load(Ordering::Relaxed) > 0, "no lie was sent");
         answered_for_all(&site, &agent).await
     })
 }
 
-/// The router answers for each address that its DHCP server grants: as with local proxy ARP, or with
-/// the whole range routed to it.
+/// The router answers ARP for each address that its DHCP server grants: as with local proxy ARP, or
+/// with the whole range routed to it.
 async fn answered_for_all(site: &Site, agent: &Agent) -> Result<()> {
     // .100 to .199
     for range in ["10.77.0.96/27", "10.77.0.128/26", "10.77.0.192/29"] {
@@ -186,7 +187,7 @@ async fn answered_for_all(site: &Site, agent: &Agent) -> Result<()> {
         site.lease(name).await?;
     }
     for name in ["one", "two", "three"] {
-        let said = eventually(LATER, &format!("word of the router at {name}"), async || {
+        let said = eventually(LATER, &format!("report of the router at {name}"), async || {
             let status = site.status(name).await.map_err(|error| error.to_string())?;
             let ready = status.conditions.iter().find(|ready| ready.type_ == "Ready");
             let ready = ready.filter(|ready| ready.reason.as_deref() == Some("ProxyARP"));
@@ -198,7 +199,7 @@ async fn answered_for_all(site: &Site, agent: &Agent) -> Result<()> {
         .await?;
         ensure!(said.contains("answers ARP for every address"), "{said}");
     }
-    // Two show what the router does. A third may have been under way.
+    // Two declines prove the router's behaviour. A third may have been under way.
     let declined = agent.metric("hgo_dhcp_declines_total").await?;
     ensure!((2.0..=3.0).contains(&declined), "{declined} addresses were declined");
     Ok(())

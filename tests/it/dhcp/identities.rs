@@ -1,4 +1,5 @@
-//! As whom an address is leased: servers keep addresses for one client, and know one that comes back.
+//! Client identities of leases: servers reserve addresses for a client, and recognize a returning
+//! one.
 
 use std::process::Command;
 
@@ -20,7 +21,7 @@ const KUBE_VIPS: &str = "00:00:6c:0d:5a:be";
 const KNOWN: &str = "02:00:5e:10:00:01";
 
 impl Site {
-    /// Creates a LoadBalancer whose address is leased here, as it asks.
+    /// Creates a LoadBalancer with a leased address and these annotations.
     async fn ask_as(&self, name: &str, annotations: &[(&str, &str)]) -> Result<()> {
         let mut lb = lb(name, &json!({"workloadType": "cluster", "ipam": "dhcp"}))?;
         let all = [(ANNOTATION_NETWORK, NETWORK)].into_iter().chain(annotations.iter().copied());
@@ -29,8 +30,9 @@ impl Site {
         Ok(())
     }
 
-    /// Plays the DHCP client of kube-vip, with udhcpc: by its hardware address alone, without a client identifier.
-    /// Source: `request` in pkg/vip/dhcpv4.go of kube-vip 1.2.3. Returns its address as well.
+    /// Plays the DHCP client of kube-vip, with udhcpc: by its hardware address alone, without a
+    /// client identifier. Source: `request` in pkg/vip/dhcpv4.go of kube-vip 1.2.3. Returns its
+    /// address as well.
     async fn kube_vip(&mut self) -> Result<(KubeVip, String)> {
         let machine = self.segment.attach("kube-vip", "192.0.2.1/32").await?;
         machine.ip(&format!("link set eth0 address {KUBE_VIPS}")).await?;
@@ -42,7 +44,7 @@ impl Site {
             Managed::spawn(&mut udhcpc, path).context("start udhcpc: `make nets` installs busybox")
         };
         let client = machine.run(start).await?;
-        // The server has written it before the client knows.
+        // The server has written the lease before the client has it.
         eventually(LATER, "lease of udhcpc", async || client.log().contains("obtained")).await?;
         let granted = eventually(LATER, "lease of kube-vip", async || {
             self.server.granted_to(KUBE_VIPS).await
@@ -58,8 +60,9 @@ struct KubeVip {
     _log: tempfile::NamedTempFile,
 }
 
-/// An address that kube-vip leased is asked for as kube-vip: dnsmasq knows that client, and gives no second address. An
-/// address that is kept for a hardware address, and one that is asked for, are had by who asks so.
+/// An address that kube-vip leased is requested as kube-vip: dnsmasq recognizes that client, and
+/// grants no second address. The annotations for a hardware address with a reservation, and for a
+/// requested address, take effect.
 #[test]
 fn dnsmasq_knows_who_asks_as_kube_vip_or_by_a_hardware_address_of_its_own() -> Result<()> {
     let scope = Scope::new([10, 77, 0, 1]).reserve(Reservation::Mac(KNOWN.to_owned()), 150);
@@ -67,7 +70,7 @@ fn dnsmasq_knows_who_asks_as_kube_vip_or_by_a_hardware_address_of_its_own() -> R
         let _agent = site.agent().await?;
         let _operator = site.operator(600).await?;
         let (mut kube_vip, leased) = site.kube_vip().await?;
-        // It ends without a word, as with its node.
+        // It ends without a RELEASE, as with its node.
         kube_vip.client.kill9()?;
         site.ask_as("adopted", &[(KUBE_VIP_HWADDR, KUBE_VIPS)]).await?;
         let adopted = site.has("adopted").await?;
@@ -87,8 +90,9 @@ fn dnsmasq_knows_who_asks_as_kube_vip_or_by_a_hardware_address_of_its_own() -> R
     })
 }
 
-/// kube-vip gives its address back when its Service goes. Who asks for it then, as kube-vip, has it again, before
-/// another that only comes. An address that is kept for a client identifier is had by its hardware address's.
+/// kube-vip releases its address when its Service goes. A LoadBalancer that then requests it as
+/// kube-vip gets it again, before a new client. A LoadBalancer whose annotation makes a client
+/// identifier of its hardware address gets the address reserved for that identifier.
 async fn given_back(mut site: Site) -> Result<()> {
     let _agent = site.agent().await?;
     let _operator = site.operator(600).await?;
@@ -96,7 +100,7 @@ async fn given_back(mut site: Site) -> Result<()> {
     // Its RELEASE comes from the address, which goes with its interface.
     kube_vip.machine.ip(&format!("address add {leased}/24 dev eth0")).await?;
     kube_vip.client.terminate(LATER).await?;
-    eventually(LATER, "address that kube-vip gives back", async || {
+    eventually(LATER, "release by kube-vip", async || {
         site.server.granted_to(KUBE_VIPS).await.map(|granted| granted.is_none())
     })
     .await?;
@@ -123,7 +127,7 @@ fn kea_gives_what_kube_vip_gave_back_to_who_asks_as_kube_vip() -> Result<()> {
 
 #[test]
 fn dhcpd_gives_what_kube_vip_gave_back_to_who_asks_as_kube_vip() -> Result<()> {
-    // Outside of its range: it keeps no address within for a host.
+    // Outside of its range: dhcpd reserves no address within it for a host.
     let scope = kept_for_an_identifier().range(160, 199);
     on_site(Kind::Isc, scope, given_back)
 }

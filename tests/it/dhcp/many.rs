@@ -14,11 +14,11 @@ use testbed::net::dhcp::{Kind, Scope};
 use super::fixture::{Site, on_site};
 use crate::support::LATER;
 
-/// What a /24 has room for, next to the other addresses there.
+/// Leases that fit into a /24, beside the other addresses there.
 const MANY: usize = 150;
 
-/// Every lease gets an address of its own, a restart keeps them all, and all are given back: in
-/// bursts, a server loses what comes.
+/// Every lease gets an address of its own, a restart retains them all, and all are released, but
+/// not in bursts, of which a server would lose a part.
 #[test]
 fn many_leases_get_an_address_each_and_give_it_back() -> Result<()> {
     let scope = Scope::new([10, 77, 0, 1]).range(10, 250);
@@ -54,8 +54,8 @@ fn many_leases_get_an_address_each_and_give_it_back() -> Result<()> {
             if granted.is_empty() { Ok(true) } else { Err(format!("{} left", granted.len())) }
         })
         .await?;
-        // 10 at once, then one each 20 ms.
-        let most = most_in_a_second(&agent.process.log(), "leaving")?;
+        // A burst of 10, then one every 20 ms.
+        let most = most_in_a_second(&agent.process.log(), "lease ends")?;
         println!("at most {most} given back in a second");
         ensure!((10..=61).contains(&most), "in a burst: {most} in a second");
         eventually(LATER, "end of all records", async || {
@@ -69,7 +69,7 @@ fn many_leases_get_an_address_each_and_give_it_back() -> Result<()> {
     })
 }
 
-/// Lines of a log that say this, in the second that has the most.
+/// Largest number of log lines with this message within a second.
 fn most_in_a_second(log: &str, message: &str) -> Result<usize> {
     let times: Vec<DateTime<FixedOffset>> = log
         .lines()
@@ -83,7 +83,7 @@ fn most_in_a_second(log: &str, message: &str) -> Result<usize> {
     times.iter().map(within).max().context("nothing says so")
 }
 
-/// Waits until all have an address, no two the same one.
+/// Waits until all have addresses, each a different one.
 async fn addressed(site: &Site) -> Result<BTreeSet<(String, String)>> {
     eventually(LATER, "addresses for all", async || {
         let list = site.records().list(&ListParams::default()).await;

@@ -1,4 +1,4 @@
-//! Leasing from real DHCP servers: the agent's own process, real macvlans, a real API server. All
+//! Leases from real DHCP servers: the agent's own process, real macvlans, a real API server. All
 //! tests but `whole` write the records that the operator would write.
 
 mod crash;

@@ -1,5 +1,5 @@
-//! Requests that a client far away loses when agents, servers and cables move, and the address
-//! at the end, one line each.
+//! Requests that a remote client loses when agents, servers and cables move, and the address at the
+//! end, one line each.
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
@@ -34,8 +34,8 @@ async fn says(site: &Site, reason: &str) -> Result<DHCPLeaseStatus> {
     .await
 }
 
-/// The announcer has an address as soon as the record names it, as kube-vip has a VM Service's. The client
-/// asks that one from then on.
+/// Gives the announcer the record's address, as kube-vip has a VM Service's. The client then uses
+/// that address.
 async fn follow(site: &Site, announcer: &Netns, at: &Mutex<Ipv4Addr>) -> Result<Ipv4Addr> {
     let held = || at.lock().map_err(|_| anyhow::anyhow!("poisoned"));
     let address: Ipv4Addr = site.address("web").await?.parse()?;
@@ -54,7 +54,7 @@ fn with_keep_no_request_is_lost_whatever_moves() -> Result<()> {
     on_site(Kind::Kea, scope(), async |mut site: Site| {
         site.options = vec!["--on-lease-loss", "keep"];
         let (_outside, behind, announcer) = client_and_announcer(&site).await?;
-        // Another node: its bridge hangs on the first one's.
+        // Another node: its bridge is connected to the first one's.
         let second = Segment::new("second").await?;
         second.plug(&site.host, OTHER).await?;
         second.plug(site.segment.switch(), "uplink").await?;
@@ -113,7 +113,7 @@ fn with_keep_no_request_is_lost_whatever_moves() -> Result<()> {
     })
 }
 
-/// The record loses its address before another host may have it, and the announcer follows.
+/// The record loses its address before another host may get it, and the announcer follows.
 #[test]
 fn a_server_that_goes_away_or_moves_takes_the_address_along() -> Result<()> {
     on_site(Kind::Kea, scope(), async |mut site: Site| {

@@ -1,4 +1,4 @@
-//! What an agent does with records that are not as usual, and with links that are not its own.
+//! Unusual records, and links that are not the agent's own.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use tokio::time::sleep;
 use super::fixture::{ACCOUNT, Agent, INTERFACE, Site, identity, link, on_site, record};
 use crate::support::{LATER, SOON};
 
-/// Removes a record as somebody does who will not wait for its agent.
+/// Removes a record by force, without waiting for its agent.
 async fn force(site: &Site, name: &str) -> Result<()> {
     let bare = json!({"metadata": {"finalizers": []}});
     site.records().patch(name, &PatchParams::default(), &Patch::Merge(&bare)).await?;
@@ -28,15 +28,15 @@ async fn force(site: &Site, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a server has nothing granted to a hardware address.
+/// Waits until a server has no grant for a hardware address.
 async fn given_back(site: &mut Site, mac: &str) -> Result<()> {
-    eventually(LATER, "address that is given back", async || {
+    eventually(LATER, "release of the address", async || {
         site.server.granted_to(mac).await.map(|granted| granted.is_none())
     })
     .await
 }
 
-/// Makes a link with the name and the hardware address that a lease's would have; returns the name.
+/// Makes a link with the name and the hardware address of a lease's link; returns the name.
 async fn macvlan(site: &Site, lease: &str, mode: &str) -> Result<String> {
     let identity = identity(lease);
     let (name, mac) = (link(&identity), identity.mac);
@@ -48,9 +48,9 @@ async fn macvlan(site: &Site, lease: &str, mode: &str) -> Result<String> {
 #[test]
 fn records_and_links_of_others_are_left_alone() -> Result<()> {
     on_site(Kind::Kea, Scope::new([10, 77, 0, 1]), async |site: Site| {
-        // What an agent leaves that crashed before it had written on a link whose it is, one of this and
-        // one of an earlier version; what an earlier one made for a lease that goes on; the link of
-        // another network's agent; and one that was never a lease's.
+        // Links of an agent that crashed before it had marked them, one of this and one of an
+        // earlier version; the link of an earlier version for a lease that continues; the link of
+        // another network's agent; and a link that was never a lease's.
         macvlan(&site, "crashed", "source").await?;
         macvlan(&site, "earlier", "private").await?;
         let before = macvlan(&site, "web", "private").await?;
@@ -61,10 +61,10 @@ fn records_and_links_of_others_are_left_alone() -> Result<()> {
         let mark = format!("link set dev {others} alias");
         site.host.ip(&format!("{mark} hgo-lease-agent-default-wan-0badcafe")).await?;
         let strange = macvlan(&site, "strange", "bridge").await?;
-        // It is in the group that an agent would put links into to remove them.
+        // The link is in the group that an agent would use to remove links.
         site.host.ip(&format!("link set dev {strange} group {}", 0x6c62_0000)).await?;
 
-        // One record of another network is there before the agent is, and one comes later.
+        // One record of another network exists before the agent starts, and one comes later.
         let elsewhere = |name: &str| {
             let mut record = record(name, &identity(name))?;
             "default/wan".clone_into(&mut record.spec.network);
@@ -89,14 +89,14 @@ fn records_and_links_of_others_are_left_alone() -> Result<()> {
             let status = site.records().get(name).await?.status;
             ensure!(status.is_none(), "{name} of another network: {status:?}");
         }
-        // The record is written before the metric is.
+        // The record is written before the metric.
         eventually(SOON, "what is left of an hour", async || {
             let left = agent.metric("hgo_dhcp_first_expiry_seconds").await;
             let left = left.map_err(|error| error.to_string())?;
             if (1.0..=3600.0).contains(&left) { Ok(true) } else { Err(format!("{left} s")) }
         })
         .await?;
-        // At its end it takes its own along.
+        // At its end it removes its own link.
         agent.stop().await?;
         let (mut left, mut wanted) = (site.links().await?, [others, strange]);
         left.sort();
@@ -106,8 +106,8 @@ fn records_and_links_of_others_are_left_alone() -> Result<()> {
     })
 }
 
-/// Whoever takes a record's finalizer away and deletes it takes the lease away too, and one of the
-/// same name that comes at once waits until the former is over.
+/// Removing a record's finalizer and the record also ends the lease, and a new record of the same
+/// name waits until the former lease is over.
 #[test]
 fn a_record_that_is_removed_by_force_leaves_nothing_behind() -> Result<()> {
     on_site(Kind::Dnsmasq, Scope::new([10, 77, 0, 1]), async |mut site: Site| {
@@ -129,8 +129,8 @@ fn a_record_that_is_removed_by_force_leaves_nothing_behind() -> Result<()> {
     })
 }
 
-/// A call that fails, one that comes too late, a link that cannot be made, a server that is silent:
-/// what it is is told, and all goes on by itself when it is over.
+/// A failed call, a late one, a link that cannot be made, a silent server: each fault is reported,
+/// and the work continues by itself when it is over.
 #[test]
 fn what_failed_is_tried_again() -> Result<()> {
     on_site(Kind::Kea, Scope::new([10, 77, 0, 1]), async |mut site: Site| {
@@ -146,7 +146,7 @@ fn what_failed_is_tried_again() -> Result<()> {
             match seen.fetch_add(1, Ordering::Relaxed) {
                 0 => refuse(500, "InternalError"),
                 1 => refuse(409, "Conflict"),
-                // As of a CRD without the subresource. The record is there.
+                // As of a CRD without the subresource. The record exists.
                 2 => refuse(404, "NotFound"),
                 _ => Verdict::Pass,
             }
@@ -158,14 +158,14 @@ fn what_failed_is_tried_again() -> Result<()> {
         site.bound("web", "address", |_| true).await?;
         ensure!(writes.load(Ordering::Relaxed) >= 4, "fewer writes than the three refusals");
 
-        // Somebody has a link of the name.
+        // A foreign link has the name.
         let taken = macvlan(&site, "late", "bridge").await?;
         let late = site.lease("late").await?;
         told(&site, "late", "LinkFailed").await?;
         site.host.ip(&format!("link delete {taken}")).await?;
         site.bound("late", "address", |_| true).await?;
 
-        // The server stands still.
+        // The server is stopped.
         site.server.process.signal("STOP")?;
         let last = site.lease("last").await?;
         told(&site, "last", "NoOffer").await?;
@@ -175,8 +175,8 @@ fn what_failed_is_tried_again() -> Result<()> {
     })
 }
 
-/// For longer than a lease lasts only the DHCP server answers the agent. What it holds goes on being
-/// held, and the record goes on where it was. Asked to end meanwhile, it leaves no link.
+/// For longer than a lease only the DHCP server answers the agent. It renews its lease, and
+/// continues the record later. A signal to end meanwhile leaves no link.
 #[test]
 fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
     let scope = Scope::new([10, 77, 0, 1]).seconds(30).timers(8, 14);
@@ -194,10 +194,10 @@ fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
         };
         away();
         eventually(LATER, "end of the claim", async || {
-            agent.process.log().contains("the claim changed claim=Silent")
+            agent.process.log().contains("leadership changed claim=Silent")
         })
         .await?;
-        // What the record said when nothing could be written any more.
+        // The record's content when the last write was possible.
         let before = site.records().get("web").await?;
         let status = before.status.clone().unwrap_or_default();
         let end = DateTime::parse_from_rfc3339(&status.expires_at.context("no end")?)?;
@@ -221,20 +221,20 @@ fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
         ensure!(after.obtained_at == status.obtained_at, "another lease: {after:?}\n{log}");
         site.bound("late", "address", |_| true).await?;
         let log = agent.process.log();
-        ensure!(log.matches("records loaded").count() == 1, "it began anew:\n{log}");
+        ensure!(log.matches("records loaded").count() == 1, "it began again:\n{log}");
 
         away();
-        let silent = "the claim changed claim=Silent";
+        let silent = "leadership changed claim=Silent";
         eventually(LATER, "end of the claim", async || {
             agent.process.log().matches(silent).count() == 2
         })
         .await?;
-        // Another agent has the claim, and asks for what this one holds: one is enough.
+        // Another agent has the Lease, and sends requests for this one's address: this one stops.
         let other = site.segment.attach("other", &format!("{}/24", site.scope.at(3))).await?;
         other.ip("route add default dev eth0").await?;
-        eventually(LATER, "word of the other agent", async || {
+        eventually(LATER, "log of the other agent", async || {
             duplicate(&other, web.mac).await.map_err(|error| format!("{error:#}"))?;
-            Ok::<_, String>(agent.process.log().contains("another agent speaks"))
+            Ok::<_, String>(agent.process.log().contains("another agent is active"))
         })
         .await?;
         let sent = site.frames_from(&site.port).await?;
@@ -264,7 +264,7 @@ async fn duplicate(inside: &Netns, mac: Mac) -> Result<()> {
         .await
 }
 
-/// Waits until the record's condition and an Event give a reason why there is no address.
+/// Waits until the record's condition and an Event give this reason for a missing address.
 async fn told(site: &Site, name: &str, reason: &str) -> Result<()> {
     eventually(LATER, &format!("{reason} in the status of {name}"), async || {
         let status = site.status(name).await.map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! What agents may do: in the cluster what the chart renders, on the machine two capabilities.
+//! Rights of agents: in the cluster those that the chart renders, on the machine two capabilities.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use testbed::net::dhcp::{Kind, Scope};
 
 use super::fixture::{NETWORK, RIGHTS, Site, on_site};
 
-/// Everything but who made it.
+/// Kind, rules and subjects of each document, without its labels.
 fn rules(yaml: &str) -> Result<Vec<(String, Value, Value)>> {
     yaml.split("---\n")
         .map(|part| {
@@ -20,7 +20,7 @@ fn rules(yaml: &str) -> Result<Vec<(String, Value, Value)>> {
         .collect()
 }
 
-/// Without either of them it says which, and what for, instead of failing at the first lease.
+/// Without a capability it names it and its purpose, instead of failing at the first lease.
 #[test]
 fn a_capability_that_is_missing_is_named() -> Result<()> {
     for (missing, others) in [("net_admin", "net_raw"), ("net_raw", "net_admin")] {
@@ -38,8 +38,8 @@ fn a_capability_that_is_missing_is_named() -> Result<()> {
     Ok(())
 }
 
-/// What it holds in memory is written nowhere when it crashes: not even by a program that the kernel
-/// hands dumps to, as it still does at a limit of 0.
+/// A crash writes the agent's memory nowhere: not even through a program that receives the kernel's
+/// dumps, which still happens at a limit of 0.
 #[test]
 fn no_core_dump_is_made_of_an_agent() -> Result<()> {
     on_site(Kind::Dnsmasq, Scope::new([10, 77, 0, 1]), async |site: Site| {
@@ -50,7 +50,7 @@ fn no_core_dump_is_made_of_an_agent() -> Result<()> {
     })
 }
 
-/// The fewest that there are: with namespaces whose networks ask for an agent, Leases are not named.
+/// The fewest rights: with namespaces whose networks request an agent, Leases are not named.
 #[tokio::test]
 async fn agents_here_have_the_rights_that_the_chart_renders() -> Result<()> {
     let network = format!("leaseAgent.networks[0].network={NETWORK}");

@@ -1,8 +1,9 @@
-//! A router that is the DHCP server as well, and clients behind it.
+//! A router that is also the DHCP server, and clients behind it.
 //!
-//! dnsmasq answers a client that has no address yet by writing the router's ARP entry itself
-//! (SIOCSARP, `dhcp.c` in 2.90), unless it is asked to broadcast. That entry is the address of a load
-//! balancer, and the client is the agent, which answers for no address: traffic would end there.
+//! dnsmasq answers a client without an address by writing the router's ARP entry itself (SIOCSARP,
+//! `dhcp.c` in 2.90), unless the client requests a broadcast. The entry is for the address of a
+//! LoadBalancer, and the client is the agent, which answers for no address: traffic would end
+//! there.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,21 +17,21 @@ use testbed::net::{Netns, Segment};
 
 use super::fixture::{Site, on_site};
 
-/// From one request of the client to the next.
+/// Time between two requests of the client.
 pub(super) const PERIOD: Duration = Duration::from_millis(20);
-/// Requests in a row that may be lost: 0.3 s.
+/// Longest loss of requests in a row: 0.3 s.
 pub(super) const HOLE: usize = 15;
 const RENEWALS: usize = 3;
 const PORT: u16 = 8080;
 
-/// Requests of a client in a namespace, until it is stopped. Returns which were answered.
+/// A client in a namespace that sends requests until it is stopped.
 pub(super) struct Client {
     over: Arc<AtomicBool>,
     answered: tokio::task::JoinHandle<Result<Vec<bool>>>,
 }
 
 impl Client {
-    /// Asks the address that is there at the time.
+    /// Sends to the address that is current at the time.
     pub(super) fn start(inside: &Netns, address: &Arc<Mutex<Ipv4Addr>>) -> Self {
         let (over, inside) = (Arc::new(AtomicBool::new(false)), inside.clone());
         let (until, address) = (over.clone(), address.clone());
@@ -50,29 +51,29 @@ impl Client {
     }
 }
 
-/// Requests of a client.
+/// Counts of a client's requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Requests {
     pub(super) sent: usize,
-    /// Those without an answer.
+    /// Requests without an answer.
     pub(super) lost: usize,
-    /// The most of them in a row.
+    /// Longest run of lost requests.
     pub(super) hole: usize,
 }
 
-/// Numbered requests: each answer is the number again.
+/// Sends numbered requests: each answer repeats the number.
 fn ask(address: &Mutex<Ipv4Addr>, over: &AtomicBool) -> Result<Vec<bool>> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.set_nonblocking(true)?;
     let mut answered = Vec::new();
     let mut answer = [0; 8];
-    // What is on its way at the end has a second to come.
+    // Answers that are under way at the end have a second to arrive.
     let mut rest = 50;
     while rest > 0 {
         if over.load(Ordering::Relaxed) {
             rest -= 1;
         } else {
-            // Where the way is not known, the kernel says so.
+            // The kernel reports an error if the route is not known.
             let to = *address.lock().map_err(|_| anyhow::anyhow!("poisoned"))?;
             let _ = socket.send_to(&answered.len().to_be_bytes(), (to, PORT));
             answered.push(false);
@@ -87,8 +88,8 @@ fn ask(address: &Mutex<Ipv4Addr>, over: &AtomicBool) -> Result<Vec<bool>> {
     Ok(answered)
 }
 
-/// Sends back what comes to the port of an address, from there. The ARP request for the router says
-/// first where the address is, as the gratuitous one of an announcer does.
+/// Echoes packets to the port of an address, from there. Its ARP request for the router announces
+/// the address first, as a gratuitous ARP does.
 pub(super) async fn echo(
     inside: &Netns,
     address: Ipv4Addr,
@@ -123,7 +124,8 @@ pub(super) async fn client_and_announcer(site: &Site) -> Result<(Segment, Netns,
     Ok((outside, client, announcer))
 }
 
-/// The longest hole in traffic from a client behind the router, through renewals and a restart.
+/// Checks the longest loss in traffic from a client behind the router, through renewals and a
+/// restart.
 async fn traffic(mut site: Site) -> Result<()> {
     let (_outside, behind, announcer) = client_and_announcer(&site).await?;
     let mut agent = site.agent().await?;
@@ -144,7 +146,7 @@ async fn traffic(mut site: Site) -> Result<()> {
     println!("{requests:?}, {PERIOD:?} apart");
     ensure!(requests.sent > 1_000 && requests.hole <= HOLE, "{requests:?}");
 
-    // The guest has not heard of the end of its load balancer, and the server gives its address to no
+    // The guest has not noticed the end of its LoadBalancer, and the server gives its address to no
     // other host.
     let mac = announcer.ip("-j link show eth0").await?;
     let mac: serde_json::Value = serde_json::from_str(&mac)?;
@@ -153,7 +155,7 @@ async fn traffic(mut site: Site) -> Result<()> {
     site.records().delete("web", &DeleteParams::default()).await?;
     site.deleted("web").await?;
     let granted = site.server.granted_to(&web.mac.to_string()).await?;
-    ensure!(granted.is_some_and(|granted| granted.address == address), "{address} was given back");
+    ensure!(granted.is_some_and(|granted| granted.address == address), "{address} was released");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Servers that are elsewhere, have too little, or give without end.
+//! Servers that are remote, have too few addresses, or grant without end.
 
 use std::net::Ipv4Addr;
 
@@ -10,7 +10,7 @@ use testbed::net::dhcp::{DhcpServer, Kind, Relay, Scope};
 use super::fixture::{Site, on_site};
 use crate::support::LATER;
 
-/// The server of the segment is behind a router that relays.
+/// The server of the segment is behind a relaying router.
 #[test]
 fn a_server_behind_a_relay_grants_renews_and_takes_back() -> Result<()> {
     let scope = Scope::new([10, 77, 0, 1]).seconds(60).timers(15, 50);
@@ -36,14 +36,15 @@ fn a_server_behind_a_relay_grants_renews_and_takes_back() -> Result<()> {
         let renewed = site.renewed("web", &first).await?;
         ensure!(renewed.address == first.address, "{renewed:?}");
         site.deleted("web").await?;
-        eventually(LATER, "address that is given back", async || {
+        eventually(LATER, "release of the address", async || {
             server.granted_to(&mac).await.map(|granted| granted.is_none())
         })
         .await
     })
 }
 
-/// Whoever gets nothing asks on, says so, and has the address when there is one.
+/// A client without an offer repeats its request, reports that, and gets the address when it is
+/// free.
 #[test]
 fn a_range_of_one_address_serves_one_after_the_other() -> Result<()> {
     on_site(Kind::Dnsmasq, Scope::new([10, 77, 0, 1]).range(100, 100), async |site: Site| {
@@ -51,7 +52,7 @@ fn a_range_of_one_address_serves_one_after_the_other() -> Result<()> {
         site.lease("first").await?;
         let address = site.address("first").await?;
         site.lease("second").await?;
-        eventually(LATER, "second who asks in vain", async || {
+        eventually(LATER, "second lease without an offer", async || {
             let status = site.status("second").await.map_err(|error| error.to_string())?;
             let ready = status.conditions.first().and_then(|ready| ready.reason.clone());
             if ready.as_deref() == Some("NoOffer") { Ok(true) } else { Err(format!("{status:?}")) }
@@ -64,7 +65,7 @@ fn a_range_of_one_address_serves_one_after_the_other() -> Result<()> {
     })
 }
 
-/// A lease without end has no time in its record, outlives its agent, and is given back all the same.
+/// A lease without end has no time in its record, outlives its agent, and is released all the same.
 async fn endless(mut site: Site) -> Result<()> {
     let mut agent = site.agent().await?;
     let mac = site.lease("web").await?.mac.to_string();
@@ -80,7 +81,7 @@ async fn endless(mut site: Site) -> Result<()> {
     let again = site.status("web").await?;
     ensure!(again.address == first.address && again.expires_at.is_none(), "{again:?}");
     site.deleted("web").await?;
-    eventually(LATER, "address that is given back", async || {
+    eventually(LATER, "release of the address", async || {
         site.server.granted_to(&mac).await.map(|granted| granted.is_none())
     })
     .await

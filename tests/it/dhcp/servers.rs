@@ -1,4 +1,4 @@
-//! A lease's life with each of the four servers: what the server saw is read in its lease file.
+//! A lease's life with each of the four servers: the server's view is read from its lease file.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use testbed::eventually;
@@ -7,15 +7,15 @@ use testbed::net::dhcp::{Kind, Message, Scope};
 use super::fixture::{Agent, INTERFACE, Site, link, on_site};
 use crate::support::LATER;
 
-/// In which a server that deals out one address after the other comes round to each.
+/// Rounds in which a server that grants one address after the other returns to each.
 const ROUNDS: usize = 6;
 
-/// A renewal comes within seconds (a T1 before a quarter of the lease would be ignored), and the lease
-/// outlives a machine that stands still for long.
+/// A scope with a renewal within seconds (a T1 before a quarter of the lease would be ignored), and
+/// a lease that outlives a long stall of the machine.
 fn short(kind: Kind) -> Scope {
     let scope = Scope::new([10, 77, 0, 1]);
     match kind {
-        // It has none that are shorter.
+        // dnsmasq has no shorter leases.
         Kind::Dnsmasq => scope.seconds(120).timers(30, 50),
         _ => scope.seconds(60).timers(15, 30),
     }
@@ -25,7 +25,7 @@ async fn life(mut site: Site) -> Result<()> {
     let kind = site.server.kind();
     let mut agent = site.agent().await?;
 
-    // Acquired: by whom, and as whom, the server tells.
+    // Acquired: the server's file shows the client and its identity.
     let web = site.lease("web").await?;
     let mac = web.mac.to_string();
     let first = site.bound("web", "address", |_| true).await?;
@@ -45,12 +45,12 @@ async fn life(mut site: Site) -> Result<()> {
     ensure!(first.gateway == Some(site.scope.at(254).to_string()), "{first:?}");
     ensure!(first.name_servers == [site.scope.at(253).to_string()], "{first:?}");
 
-    // A macvlan of its own, to which no broadcast is copied, without an address, and deaf to ARP.
+    // A macvlan of its own, to which no broadcast is copied, without an address, and with ARP off.
     site.linked(&[&web]).await?;
     let shown = site.host.ip(&format!("-d address show {}", link(&web))).await?;
     ensure!(shown.contains("macvlan mode source") && !shown.contains("inet"), "{shown}");
     ensure!(shown.contains("NOARP") && shown.contains("LOWER_UP"), "{shown}");
-    // The interface takes in what is sent to it.
+    // The interface accepts frames to the lease's hardware address.
     let taken = site.host.command("bridge", &["fdb", "show", "dev", INTERFACE]).await?;
     ensure!(taken.lines().any(|line| line.starts_with(&mac) && line.contains("self")), "{taken}");
     ensure!(
@@ -64,16 +64,16 @@ async fn life(mut site: Site) -> Result<()> {
     let acquired = async |agent: &Agent| agent.metric("hgo_dhcp_acquire_seconds_count").await;
     ensure!(acquired(&agent).await? == 1.0, "not counted as acquired");
 
-    // The agent ends without warning, its link is changed, and another one goes on where it was.
+    // The agent is killed, its link is changed, and another one continues.
     site.kill(&mut agent).await?;
     site.host.ip(&format!("link set dev {} arp on", link(&web))).await?;
     let agent = site.agent().await?;
     let resumed = site.renewed("web", &renewed).await?;
     ensure!(resumed.name_servers == first.name_servers, "{resumed:?}");
     ensure!(resumed.address == first.address, "{resumed:?}");
-    ensure!(acquired(&agent).await? == 0.0, "acquired anew");
+    ensure!(acquired(&agent).await? == 0.0, "acquired again");
     let shown = site.host.ip(&format!("address show {}", link(&web))).await?;
-    ensure!(shown.contains("NOARP"), "not put right: {shown}");
+    ensure!(shown.contains("NOARP"), "not repaired: {shown}");
     site.linked(&[&web]).await?;
 
     // The server restarts.
@@ -82,11 +82,11 @@ async fn life(mut site: Site) -> Result<()> {
     let after = site.renewed("web", &resumed).await?;
     ensure!(after.address == first.address, "{after:?}");
 
-    // The server is given another range, and refuses.
+    // The server gets another range, and refuses.
     site.server.stop().await?;
     site.server.forget()?;
     let moved = if kind == Kind::Isc {
-        // It refuses only what belongs to another subnet.
+        // dhcpd refuses only addresses of another subnet.
         Scope { server: [10, 78, 0, 1].into(), ..site.scope.clone() }.range(200, 202)
     } else {
         site.scope.clone().range(200, 202)
@@ -103,16 +103,16 @@ async fn life(mut site: Site) -> Result<()> {
     ensure!(agent.metric("hgo_dhcp_naks_total").await? >= 1.0, "no refusal counted");
     let address = elsewhere.address.context("no address")?;
 
-    // Given back: the server's file says so.
+    // Released: the server's file shows it.
     site.deleted("web").await?;
     site.linked(&[]).await?;
-    eventually(LATER, "address that is given back", async || {
+    eventually(LATER, "release of the address", async || {
         site.server.granted_to(&mac).await.map(|granted| granted.is_none())
     })
     .await?;
 
-    // A neighbour takes it. Sooner or later the server offers it again, at once if it remembers who
-    // had it, and hears that it cannot be had.
+    // A neighbour takes the address. Sooner or later the server offers it again, at once if it
+    // remembers the client, and gets a DHCPDECLINE.
     let _neighbour = site.segment.attach("neighbour", &format!("{address}/24")).await?;
     for _ in 0..ROUNDS {
         site.lease("web").await?;
@@ -120,7 +120,7 @@ async fn life(mut site: Site) -> Result<()> {
         ensure!(other != address, "the neighbour's address was taken");
         if agent.metric("hgo_dhcp_declines_total").await? >= 1.0 {
             let heard = site.server.logged(Message::Decline);
-            ensure!(heard != Some(false), "not heard:\n{}", site.server.log());
+            ensure!(heard != Some(false), "no DHCPDECLINE:\n{}", site.server.log());
             return Ok(());
         }
         site.deleted("web").await?;

@@ -1,4 +1,4 @@
-//! Two agents of one network: one speaks.
+//! Two agents of one network, of which one is active.
 
 use anyhow::{Context as _, Result, ensure};
 use testbed::eventually;
@@ -9,26 +9,26 @@ use crate::support::LATER;
 
 const OTHER: &str = "net2";
 
-/// How often an agent began to speak. One that stood still for longer than its claim lasts begins
-/// again, which is no fault.
+/// Number of terms of an agent. An agent that stalls for longer than its claim lasts begins a new
+/// one, which is no fault.
 fn terms(agent: &Agent) -> usize {
     agent.process.log().matches("records loaded").count()
 }
 
 /// Number of an agent's terms that have ended.
 fn ends(agent: &Agent) -> usize {
-    agent.process.log().matches("silent").count()
+    agent.process.log().matches("DHCP stopped").count()
 }
 
 /// Whether an agent is in a term. On a busy machine the other may have taken over meanwhile.
 fn in_term(agent: &Agent) -> bool {
     let log = agent.process.log();
-    log.rfind("records loaded") > log.rfind("silent")
+    log.rfind("records loaded") > log.rfind("DHCP stopped")
 }
 
-/// Waits until one of two speaks.
+/// Waits until one of two is active; whether it is the first.
 async fn speaker(one: &Agent, two: &Agent) -> Result<bool> {
-    eventually(LATER, "agent that speaks", async || match (terms(one), terms(two)) {
+    eventually(LATER, "active agent", async || match (terms(one), terms(two)) {
         (0, 0) => None,
         (first, _) => Some(first > 0),
     })
@@ -52,25 +52,25 @@ fn of_two_agents_one_speaks_and_the_other_takes_over_in_silence() -> Result<()> 
         let heard = site.frames_from(&other).await?;
         ensure!(heard == 0 || terms(&two) > 0, "the other one sent {heard} frames");
 
-        // The one stands still for longer than its claim lasts, and the other takes over.
+        // The first is stopped for longer than its claim lasts, and the other takes over.
         one.process.signal("STOP")?;
-        eventually(LATER, "other agent that speaks", async || in_term(&two)).await?;
+        eventually(LATER, "other active agent", async || in_term(&two)).await?;
         let taken = site.status("web").await?;
         let again = site.renewed("web", &taken).await?;
         ensure!(again.address == first.address, "{again:?}");
         site.linked(&[&web]).await?;
 
-        // Awake again, the one has a renewal that is long due. It must not send it.
+        // After its stall, the first has a renewal that is long due. It must not send it.
         let heard = site.frames_from(&port).await?;
         let (spoken, ended) = (terms(&one), ends(&one));
         one.process.signal("CONT")?;
-        eventually(LATER, "silent agent", async || !in_term(&one) || ends(&one) > ended).await?;
+        eventually(LATER, "inactive agent", async || !in_term(&one) || ends(&one) > ended).await?;
         let now = site.frames_from(&port).await?;
         ensure!(now == heard || terms(&one) > spoken, "{} frames without a claim", now - heard);
 
-        // Told to end, the other hands over: no address is given back, no link is left.
+        // At a signal to end, the other hands over: it releases no address and leaves no link.
         two.stop().await?;
-        eventually(LATER, "first agent that speaks again", async || terms(&one) > spoken).await?;
+        eventually(LATER, "first agent active again", async || terms(&one) > spoken).await?;
         let taken = site.status("web").await?;
         ensure!(taken.address == first.address, "{taken:?}");
         let again = site.renewed("web", &taken).await?;
@@ -79,7 +79,7 @@ fn of_two_agents_one_speaks_and_the_other_takes_over_in_silence() -> Result<()> 
         one.stop().await?;
         ensure!(site.links().await?.is_empty(), "{:?}", site.links().await?);
         let last = site.status("web").await?;
-        last.address.context("given back by an agent that only ended")?;
+        last.address.context("released by an agent that only ended")?;
         Ok(())
     })
 }

@@ -7,8 +7,8 @@ use testbed::net::dhcp::{Kind, Scope};
 use super::fixture::{Site, on_site};
 use crate::support::LATER;
 
-/// A LoadBalancer gets an address of the server's, keeps it when it is deleted and made again within
-/// the grace, and gives it back when it is not.
+/// A LoadBalancer gets an address of the server, retains it when it is recreated within the grace,
+/// and releases it when it is not.
 #[test]
 fn a_load_balancer_has_an_address_of_the_server() -> Result<()> {
     on_site(Kind::Dnsmasq, Scope::new([10, 77, 0, 1]), async |mut site: Site| {
@@ -28,7 +28,7 @@ fn a_load_balancer_has_an_address_of_the_server() -> Result<()> {
         let again = site.has("web").await?;
         ensure!(again == first, "{first} became {again} within the grace");
 
-        // Leaders differ in how long they keep what nobody wants.
+        // Leaders differ in their grace.
         drop(operator);
         site.cluster.free_lease().await?;
         let _operator = site.operator(1).await?;

@@ -1,4 +1,4 @@
-//! Agents that the operator makes for networks which ask for one, and those of others.
+//! Agents that the operator makes for networks that request one, and foreign Deployments.
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::ANNOTATION_DHCP_SUBNETS;
@@ -16,7 +16,7 @@ use crate::support::{Cluster, SOON};
 
 const DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
 
-/// The chart's agent, as the operator is given it.
+/// The chart's agent template, as the operator gets it.
 pub(crate) fn template() -> Result<[String; 2]> {
     let text = std::fs::read_to_string(repository().join("config/manager/deployment.yaml"))?;
     let deployment: Value = serde_saphyr::from_str(&text)?;
@@ -30,7 +30,7 @@ pub(crate) fn deployments(cluster: &Cluster) -> Api<Deployment> {
     Api::namespaced(cluster.client.clone(), "harvester-system")
 }
 
-/// Waits until the agent of a network is as it should be.
+/// Waits until the agent of a network is as wanted.
 pub(crate) async fn agent(
     cluster: &Cluster,
     network: &str,
@@ -51,7 +51,7 @@ pub(crate) async fn no_agent(cluster: &Cluster, network: &str) -> Result<()> {
     .await
 }
 
-/// Annotates a network; nothing takes the annotation away.
+/// Annotates a network; no value removes the annotation.
 pub(crate) async fn annotate(cluster: &Cluster, network: &str, value: Option<&str>) -> Result<()> {
     let (namespace, name) = network.split_once('/').context("no namespace")?;
     let patch = Patch::Merge(json!({"metadata": {"annotations": {DHCP: value}}}));
@@ -67,7 +67,7 @@ async fn subnets(cluster: &Cluster, network: &str, value: Option<&str>) -> Resul
     Ok(())
 }
 
-/// Waits until it is said of a network why it has no agent.
+/// Waits for an Event with the reason why a network has no agent.
 async fn refused(cluster: &Cluster, network: &str, why: &str) -> Result<()> {
     let (namespace, name) = network.split_once('/').context("no namespace")?;
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), namespace);
@@ -82,7 +82,7 @@ async fn refused(cluster: &Cluster, network: &str, why: &str) -> Result<()> {
     .await
 }
 
-/// Waits for what is said on a network of its agent; null for nothing.
+/// Waits for a status of a network's agent; null without one.
 async fn says(cluster: &Cluster, network: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
     let (namespace, name) = network.split_once('/').context("no namespace")?;
     eventually(SOON, &format!("status of {network}"), async || {
@@ -110,7 +110,8 @@ fn has_options(deployment: &Deployment, options: &[&str]) -> bool {
     args.is_some_and(|args| args.iter().skip(4).eq(options))
 }
 
-/// An annotation that cannot be followed ends no lease, changes no agent, and leaves no address to the announcer.
+/// Sets an invalid annotation: it ends no lease, changes no agent, and leaves no address to the
+/// announcer.
 async fn a_typo(cluster: &Cluster, network: &str) -> Result<Deployment> {
     const OPTIONS: [&str; 2] = ["--subnets", "10.7.0.0/24"];
     subnets(cluster, network, Some(OPTIONS[1])).await?;
@@ -120,7 +121,7 @@ async fn a_typo(cluster: &Cluster, network: &str) -> Result<Deployment> {
     subnets(cluster, network, Some("10.7.0.0/33")).await?;
     let former = says(cluster, network, |said| said["reason"] == "FormerOptions").await?;
     ensure!(former["agent"] == "played", "{former}");
-    refused(cluster, network, "goes on with the options that it has").await?;
+    refused(cluster, network, "retains its current options").await?;
     cluster.lb_with("later", json!({"ipam": "dhcp"})).await?;
     let why = cluster.waits("later", "DHCPNetworkInvalid").await?;
     for part in [network, ANNOTATION_DHCP_SUBNETS, "\"10.7.0.0/33\"", "such as 10.7.0.0/24"] {
@@ -133,7 +134,8 @@ async fn a_typo(cluster: &Cluster, network: &str) -> Result<Deployment> {
     agent(cluster, network, "agent without subnets", |found| has_options(found, &[])).await
 }
 
-/// One command makes an agent where the network is, one removes it, and nothing of others is touched.
+/// A command makes an agent for the network, another removes it, and foreign objects are not
+/// changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result<()> {
     const OURS: &str = "default/vlan7";
@@ -142,7 +144,7 @@ async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result
     const TENANTS: &str = "tenant/vlan7";
     let cluster = Cluster::start().await?;
     cluster.bed.kubectl(&["create", "namespace", "tenant"]).await?;
-    // By that name another has one already.
+    // Another owner's Deployment has that name already.
     let theirs = json!({
         "apiVersion": "apps/v1", "kind": "Deployment",
         "metadata": {"name": agent_name(THEIRS), "namespace": "harvester-system"},
@@ -159,7 +161,7 @@ async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result
     let mut network = vlan("default", "vlan7", 7);
     network["metadata"]["labels"]["network.harvesterhci.io/clusternetwork"] = json!("prod");
     cluster.bed.apply_yaml(&network.to_string()).await?;
-    // Multus takes one without a spec, and reads a file of the node instead.
+    // Multus accepts a definition without a spec, and reads a file of the node instead.
     let bare = json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
         "metadata": {"name": "bare", "namespace": "tenant"}});
     cluster.bed.apply_yaml(&bare.to_string()).await?;
@@ -179,7 +181,7 @@ async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result
     annotate(&cluster, TENANTS, Some("host")).await?;
 
     let made = agent(&cluster, OURS, "agent", |_| true).await?;
-    // It goes with the operator's role.
+    // It is deleted with the operator's role.
     let owners: Vec<&str> = made.owner_references().iter().map(|of| of.name.as_str()).collect();
     ensure!(owners == [role], "{owners:?}");
     ensure!(affinity(&made).as_deref() == Some("network.harvesterhci.io/prod"), "{made:?}");
@@ -208,11 +210,11 @@ async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result
     let everywhere = agent(&cluster, OURS, "agent anywhere", |found| affinity(found).is_none());
     everywhere.await?;
 
-    // Its pod, played, takes the network's Lease, and gives it back.
+    // Its pod, played, takes the network's Lease, and releases it.
     let played = Agent::start(&cluster, OURS).await?;
     let served = says(&cluster, OURS, |said| said["agent"] == "played").await?;
     ensure!(served["since"].is_string() && served.get("reason").is_none(), "{served}");
-    // One that is made in the UI names no network.
+    // A LoadBalancer made in the UI names no network.
     let ui = json!({"ipam": "dhcp", "backendServerSelector": {"app": ["web"]}});
     cluster.lb_with("ui", ui).await?;
     let record = cluster.record("ui").await?;
@@ -222,7 +224,8 @@ async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result
     played.stop().await?;
     says(&cluster, OURS, |said| said["reason"] == "AgentAway").await?;
 
-    // Another leader writes nothing that is as it should be. The last network was looked at with it.
+    // Another leader writes no correct object. It has reconciled the others when it has reconciled
+    // the last network.
     operator.process.kill9()?;
     cluster.free_lease().await?;
     let _operator = cluster.standby(start()).await?;

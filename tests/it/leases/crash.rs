@@ -1,5 +1,5 @@
-//! The operator is killed after every single write of a leased address's life, and started again;
-//! and two that both believe to lead.
+//! The operator is killed after every single write in the life of a leased address, and started
+//! again; and two operators that both consider themselves leader.
 
 use std::sync::atomic::Ordering;
 
@@ -15,16 +15,16 @@ use crate::support::{Cluster, SOON, address};
 
 const KINDS: [&str; 2] = ["dhcpleases", "loadbalancers"];
 
-/// What takes several writes.
+/// A change that takes several writes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Change {
-    /// Made, leased for, published.
+    /// Created, leased, published.
     Begin,
-    /// The server gave another address.
+    /// The server granted another address.
     Move,
-    /// Deleted, and made again.
+    /// Deleted, and created again.
     Return,
-    /// Deleted, and given back.
+    /// Deleted, and released.
     End,
 }
 
@@ -54,7 +54,7 @@ async fn enumerate(changes: &[Change]) -> Result<()> {
                 Change::End => 3,
                 Change::Return => 4,
             };
-            assert!(writes >= least, "{change:?} took only {writes} writes: were they seen?");
+            assert!(writes >= least, "{change:?} took only {writes} writes: uncounted?");
             println!("{change:?}, {last:?}: crashed after each of {writes} writes");
         }
     }
@@ -65,7 +65,7 @@ fn grace_of(change: Change) -> u32 {
     if change == Change::End { 0 } else { 86_400 }
 }
 
-/// One crash. Says whether the change was cut short by it.
+/// Runs one crash. Returns whether it interrupted the change.
 async fn crashes_after(
     cluster: &Cluster,
     proxy: &Proxy,
@@ -117,7 +117,7 @@ async fn crashes_after(
     Ok(cut_short)
 }
 
-/// What guest and agent do, as long as the operator does its part.
+/// Makes the guest's and the agent's part of a change, as long as the operator does its own.
 async fn begin(cluster: &Cluster, change: Change, is_cut: &impl Fn() -> bool) -> Result<()> {
     match change {
         Change::Begin => {
@@ -140,7 +140,7 @@ async fn begin(cluster: &Cluster, change: Change, is_cut: &impl Fn() -> bool) ->
             })
             .await?;
             if gone {
-                // One that is back before anybody has noted that it went needs less.
+                // A LoadBalancer that returns before its deletion was noted needs fewer writes.
                 eventually(SOON, "note of the end, or cut", async || {
                     let record = cluster.records().get_opt("web").await?;
                     let noted = record.is_some_and(|record| record.spec.release_after.is_some());
@@ -155,7 +155,7 @@ async fn begin(cluster: &Cluster, change: Change, is_cut: &impl Fn() -> bool) ->
     Ok(())
 }
 
-/// The rest of that, after the crash.
+/// Makes the rest of the change, after the crash.
 async fn go_on(cluster: &Cluster, change: Change) -> Result<()> {
     match change {
         Change::Begin => {
@@ -163,7 +163,7 @@ async fn go_on(cluster: &Cluster, change: Change) -> Result<()> {
         }
         Change::Move | Change::End => {}
         Change::Return => {
-            // Either it is being deleted still, or it was made again before the crash.
+            // Either it is still in deletion, or it was created again before the crash.
             let again = eventually(SOON, "one that stays, or none", async || {
                 let lb = cluster.lbs().get_opt("web").await?;
                 anyhow::Ok(match lb {
@@ -225,8 +225,8 @@ async fn clean_up(cluster: &Cluster) -> Result<()> {
     cluster.record_gone("web").await
 }
 
-/// Two operators that each lead by a Lease of their own: what one has decided and the other has
-/// overtaken is refused by the API server, and the outcome is one.
+/// Two operators that each lead by a Lease of their own: the API server refuses a write that the
+/// other's has overtaken, and the result is one.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_leaders_do_one_work() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -234,7 +234,7 @@ async fn two_leaders_do_one_work() -> Result<()> {
     let first = cluster.standby(grace(86_400)).await?;
     first.leads().await?;
     let lease = Some("kube-system/another".to_owned());
-    // The chart's role names one Lease: the second is the test's own doing.
+    // The chart's role names one Lease: the test adds the second.
     cluster.robbed();
     let role = serde_json::json!({"rules": [{"apiGroups": ["coordination.k8s.io"],
         "resources": ["leases"], "verbs": ["get", "create", "update"]}]});

@@ -1,4 +1,4 @@
-//! Who leases for which LoadBalancer, and what becomes of an address when that goes and comes again.
+//! LoadBalancers that the host leases for, and the addresses of deleted and recreated ones.
 
 use anyhow::{Result, ensure};
 use chrono::TimeDelta;
@@ -11,7 +11,7 @@ use crate::support::{Cluster, SOON, address, ready};
 
 const DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
 
-/// A guest's cloud provider deletes a LoadBalancer that takes too long, and makes it again.
+/// A guest's cloud provider deletes a LoadBalancer that takes too long, and creates it again.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_comes_back_in_time_has_its_address_at_once() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -50,7 +50,7 @@ async fn after_the_grace_the_address_is_given_back_and_the_next_one_is_asked_ane
     cluster.publishes("web", "10.7.0.20").await?;
     let before = cluster.record("web").await?;
     cluster.deleted("web").await?;
-    // It comes back while the agent gives the address back: that is waited for.
+    // It returns while the agent releases the address: it waits for that.
     eventually(SOON, "deletion of the record", async || {
         cluster.records().get("web").await.map(|r| r.metadata.deletion_timestamp.is_some())
     })
@@ -70,7 +70,7 @@ async fn after_the_grace_the_address_is_given_back_and_the_next_one_is_asked_ane
     Ok(())
 }
 
-/// The operator's view is behind: it does not show yet that the LoadBalancer is there again.
+/// The operator's view is stale: it does not show the recreated LoadBalancer yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_came_back_unseen_keeps_its_record() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -102,7 +102,7 @@ async fn one_that_came_back_unseen_keeps_its_record() -> Result<()> {
     Ok(())
 }
 
-/// LoadBalancer and finalizer were removed by force, while nobody looked.
+/// LoadBalancer and finalizer were removed by force, while no operator ran.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_without_a_load_balancer_is_given_back() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -127,7 +127,7 @@ async fn a_record_without_a_load_balancer_is_given_back() -> Result<()> {
     cluster.record_gone("asleep").await
 }
 
-/// Nobody is there to give it back: it goes when its time is over, and not before.
+/// Without an agent the record goes at the end of its lease, and not before.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_agent_a_record_goes_when_its_time_is_over() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -156,8 +156,9 @@ async fn without_an_agent_a_record_goes_when_its_time_is_over() -> Result<()> {
     cluster.record_gone("late").await
 }
 
-/// It says so; who is at 0.0.0.0 stays there until it is made again. Where the network is declared, one
-/// that is made while the agent is away for a moment waits for it.
+/// The condition says so; an address 0.0.0.0 stays until the LoadBalancer is created again. Where
+/// the network is declared, a LoadBalancer created while the agent is away for a moment waits for
+/// it.
 #[tokio::test(flavor = "multi_thread")]
 async fn where_no_network_is_declared_the_announcer_leases_and_goes_on() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -172,14 +173,15 @@ async fn where_no_network_is_declared_the_announcer_leases_and_goes_on() -> Resu
     assert!(message.contains(NETWORK), "{message}");
     let before = cluster.lbs().get("web").await?;
 
-    // An agent comes: whoever waits for it is served, whoever leases itself is left alone.
+    // An agent comes: it serves the waiting LoadBalancer, and does not change those whose announcer
+    // leases.
     let agent = Agent::start(&cluster, NETWORK).await?;
     cluster.grant("host", "10.7.0.20").await?;
     cluster.publishes("host", "10.7.0.20").await?;
     agent.stop().await?;
     cluster.dhcp_lb("early", &[]).await?;
     let message = cluster.withdrawn("early", "NoDHCPAgent").await?;
-    assert!(message.contains(NETWORK) && message.contains("is away"), "{message}");
+    assert!(message.contains(NETWORK) && message.contains("is not running"), "{message}");
     let _agent = Agent::start(&cluster, NETWORK).await?;
     cluster.grant("early", "10.7.0.23").await?;
     cluster.publishes("early", "10.7.0.23").await?;
@@ -187,7 +189,7 @@ async fn where_no_network_is_declared_the_announcer_leases_and_goes_on() -> Resu
     cluster.publishes("guest", "0.0.0.0").await?;
     cluster.patch_lb("web", json!({"metadata": {"labels": {"touched": "yes"}}})).await?;
     cluster.patch_lb("guest", json!({"metadata": {"annotations": {DHCP: null}}})).await?;
-    // The last of them was looked at when one that came after it was.
+    // The last of them was reconciled when a later one was.
     cluster.dhcp_lb("after", &[]).await?;
     cluster.grant("after", "10.7.0.21").await?;
     cluster.publishes("after", "10.7.0.21").await?;
@@ -204,7 +206,7 @@ async fn where_no_network_is_declared_the_announcer_leases_and_goes_on() -> Resu
     Ok(())
 }
 
-/// Who leases does not change under an address, and a network does not either.
+/// Neither the leasing party nor the network changes under an address.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_in_use_stays_whatever_annotations_say_later() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -221,7 +223,7 @@ async fn an_address_in_use_stays_whatever_annotations_say_later() -> Result<()> 
     for patch in [at("default/vlan8", None), at(NETWORK, Some("guest")), at("default/vlan8", None)]
     {
         cluster.patch_lb("web", patch).await?;
-        // It was looked at when the mask that comes after was published.
+        // It was reconciled when the later mask was published.
         let mask = json!({"prefixLength": 25});
         cluster.write_status("web", mask).await?;
         eventually(SOON, "another mask", async || {
@@ -239,7 +241,7 @@ async fn an_address_in_use_stays_whatever_annotations_say_later() -> Result<()> 
         })
         .await?;
     }
-    // Made again, it is on the other network: the address on the first goes back first.
+    // Created again, it is on the other network: the address on the first is released first.
     let first = cluster.record("web").await?;
     cluster.deleted("web").await?;
     let on_it = ("loadbalancer.harvesterhci.io/network", "default/vlan8");

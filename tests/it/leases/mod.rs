@@ -1,7 +1,7 @@
-//! Addresses that the host leases, the controller's half: what is published, withdrawn and given back.
+//! Addresses that the host leases, the controller's part: published, withdrawn and released.
 //!
-//! No DHCP here: the agents are played. A test holds an agent's Lease, and writes into records what
-//! an agent would that had asked a DHCP server.
+//! No DHCP here: the agents are played. A test holds an agent's Lease, and writes the records'
+//! statuses that an agent would write after its requests to a DHCP server.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -33,8 +33,8 @@ use crate::support::{Cluster, SOON, address, lb, ready};
 pub(crate) const NETWORK: &str = "default/vlan7";
 const FINALIZER: &str = "loadbalancer.harvesterhci.io/dhcp-release";
 
-/// Holds an agent's Lease until it is dropped: whoever looks thinks that an agent is there. The
-/// Lease lasts so long that no pause of the machine makes it look gone.
+/// Holds an agent's Lease until it is dropped, so that the agent seems active. The Lease lasts so
+/// long that no stall of the machine makes it expire.
 pub(crate) struct Agent {
     client: Client,
     network: &'static str,
@@ -51,8 +51,8 @@ fn agents_lease(client: &Client) -> Api<Lease> {
     Api::namespaced(client.clone(), "harvester-system")
 }
 
-/// What an admin does to have the host lease on a network, by the command of the README. The network is
-/// made if there is none.
+/// Declares that the host leases on a network, as an administrator does by the README's command.
+/// Creates the network if it does not exist.
 pub(crate) async fn declare(client: &Client, network: &str) -> Result<()> {
     let (namespace, name) = network.split_once('/').context("no namespace")?;
     let api = networks(client, namespace);
@@ -80,7 +80,7 @@ impl Agent {
         Ok(Self { client, network, renewing })
     }
 
-    /// It goes, and says so.
+    /// Ends the agent, which releases its Lease.
     pub(crate) async fn stop(self) -> Result<()> {
         self.renewing.abort();
         hold(&self.client, self.network, "").await
@@ -101,19 +101,19 @@ async fn hold(client: &Client, network: &str, holder: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a played agent does to records.
+/// Writes of a played agent to records.
 impl Cluster {
     pub(crate) fn records(&self) -> Api<DHCPLease> {
         Api::namespaced(self.client.clone(), "default")
     }
 
-    /// Waits for the record by which an agent would begin.
+    /// Waits for the record with which an agent would begin.
     async fn record(&self, name: &str) -> Result<DHCPLease> {
         eventually(SOON, &format!("record of {name}"), async || self.records().get_opt(name).await)
             .await
     }
 
-    /// The agent was granted the address for an hour.
+    /// Records a grant of the address for an hour.
     pub(crate) async fn grant(&self, name: &str, ip: &str) -> Result<DHCPLease> {
         self.grant_for(name, ip, TimeDelta::hours(1)).await
     }
@@ -129,13 +129,13 @@ impl Cluster {
         self.write_status(name, status).await
     }
 
-    /// The address's time is over, and nobody was there to renew it.
+    /// Makes the lease expire, without an agent to renew it.
     pub(crate) async fn over(&self, name: &str) -> Result<()> {
         let ended = (Utc::now() - TimeDelta::hours(1)).to_rfc3339();
         self.write_status(name, json!({"expiresAt": ended})).await.map(drop)
     }
 
-    /// The agent gave the address up: the record loses it first.
+    /// Records that the agent gave the address up: the record loses it first.
     async fn take_away(&self, name: &str, state: &str) -> Result<DHCPLease> {
         let nothing = json!({"state": state, "address": null, "expiresAt": null,
             "leaseSeconds": null});
@@ -147,7 +147,7 @@ impl Cluster {
         Ok(self.records().patch_status(name, &PatchParams::default(), &patch).await?)
     }
 
-    /// The agent has given the address back and removed its link.
+    /// Ends the record as an agent does that has released the address and removed its link.
     pub(crate) async fn let_go(&self, name: &str) -> Result<()> {
         eventually(SOON, &format!("deletion of the record {name}"), async || {
             let record = self.records().get(name).await?;
@@ -160,7 +160,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// A LoadBalancer of a guest cluster on the network, with more annotations.
+    /// Creates a LoadBalancer of a guest cluster on the network, with further annotations.
     pub(crate) async fn dhcp_lb(
         &self,
         name: &str,
@@ -183,7 +183,7 @@ impl Cluster {
         Ok(self.lbs().create(&PostParams::default(), &lb).await?)
     }
 
-    /// Waits until it publishes that address, and nothing else about it.
+    /// Waits until the LoadBalancer publishes that address.
     pub(crate) async fn publishes(&self, name: &str, ip: &str) -> Result<LoadBalancer> {
         eventually(SOON, &format!("{ip} of {name}"), async || {
             let lb = self.lbs().get(name).await.map_err(|e| e.to_string())?;
@@ -196,7 +196,7 @@ impl Cluster {
         .await
     }
 
-    /// Waits until it publishes nothing, for the reason.
+    /// Waits until the LoadBalancer publishes no address, for this reason.
     async fn withdrawn(&self, name: &str, reason: &str) -> Result<String> {
         let message = self.waits(name, reason).await?;
         let lb = self.lbs().get(name).await?;
@@ -211,7 +211,7 @@ impl Cluster {
         .await
     }
 
-    /// Waits until the record is to be given back, or is not.
+    /// Waits until the record is marked for release, or is not.
     async fn is_left(&self, name: &str, left: bool) -> Result<DHCPLease> {
         eventually(SOON, &format!("record of {name}, left: {left}"), async || {
             let record = self.records().get(name).await?;
@@ -226,7 +226,7 @@ impl Cluster {
     }
 }
 
-/// What happens to a kind from now on is not seen through the proxy, until its rule is cleared.
+/// Hides all changes of a kind from the proxy's clients, until its rule is cleared.
 async fn blind(proxy: &Proxy, resource: &'static str) -> Result<()> {
     let looks = move |call: &Call| call.resource() == Some(resource) && call.name().is_none();
     proxy.reset();
@@ -238,13 +238,13 @@ async fn blind(proxy: &Proxy, resource: &'static str) -> Result<()> {
     .await
 }
 
-/// An operator that keeps a leased address for so many seconds.
+/// Options of an operator that retains a leased address for so many seconds.
 fn grace(seconds: u32) -> Start {
     let options = vec!["--dhcp-release-grace".to_owned(), seconds.to_string()];
     Start { options, ..Start::default() }
 }
 
-/// UID of what is meant to stay the same object.
+/// UID of an object that must stay the same.
 fn uid(record: &DHCPLease) -> String {
     record.uid().unwrap_or_default()
 }

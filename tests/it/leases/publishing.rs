@@ -21,7 +21,7 @@ async fn what_an_agent_leases_is_published_moved_withdrawn_and_published_again()
     let _agent = Agent::start(&cluster, NETWORK).await?;
     let operator = cluster.operator().await?;
     cluster.dhcp_lb("web", &[]).await?;
-    // Who asks is in the record before anybody asks.
+    // The record has the client's identity before the first request.
     let record = cluster.record("web").await?;
     assert_eq!(record.spec.network, NETWORK);
     assert_eq!(record.spec.hostname, "web");
@@ -43,16 +43,16 @@ async fn what_an_agent_leases_is_published_moved_withdrawn_and_published_again()
     let told = ready(&cluster.lbs().get("web").await?);
     assert_eq!((told.0.as_str(), told.1.as_str()), ("True", "Leased"), "{told:?}");
 
-    // The server gave another one: the record lost the first before.
+    // The server granted another address: the record lost the first one before.
     cluster.take_away("web", "Selecting").await?;
     let message = cluster.withdrawn("web", "DHCPLeaseLost").await?;
-    assert!(message.contains("another is asked for"), "{message}");
+    assert!(message.contains("another one is requested"), "{message}");
     let lb = cluster.lbs().get("web").await?;
-    assert_eq!(lb.status.unwrap().address, None, "nobody is told to come there");
+    assert_eq!(lb.status.unwrap().address, None, "no address is published");
     cluster.warned("web", "DHCPLeaseLost").await?;
     cluster.grant("web", "10.7.0.21").await?;
     cluster.publishes("web", "10.7.0.21").await?;
-    // Both at once, as a watch that was interrupted tells it.
+    // Both at once, as after an interrupted watch.
     cluster.grant("web", "10.7.0.22").await?;
     let lb = cluster.publishes("web", "10.7.0.22").await?;
     assert_eq!(lb.status.unwrap().address.as_deref(), Some("10.7.0.22"));
@@ -73,7 +73,7 @@ async fn what_an_agent_leases_is_published_moved_withdrawn_and_published_again()
     .await
 }
 
-/// A guest's cloud provider writes there what the guest announces.
+/// A guest's cloud provider writes to `status.address` the address that the guest announces.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_that_a_guest_tells_stays_its_own() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -89,7 +89,7 @@ async fn an_address_that_a_guest_tells_stays_its_own() -> Result<()> {
     Ok(())
 }
 
-/// An agent that died cannot take its address out of the record.
+/// An agent that died cannot remove its address from the record.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_ends_by_the_clock_when_its_agent_is_silent() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -102,18 +102,18 @@ async fn an_address_ends_by_the_clock_when_its_agent_is_silent() -> Result<()> {
     cluster.publishes("web", "10.7.0.20").await?;
     agent.stop().await?;
     let message = cluster.withdrawn("web", "DHCPLeaseLost").await?;
-    assert!(message.contains("agent is not there"), "{message}");
+    assert!(message.contains("agent is not running"), "{message}");
     let record = cluster.record("web").await?;
     assert_eq!(record.status.unwrap().address.as_deref(), Some("10.7.0.20"), "the agent's to say");
-    // It is back, and has it again.
+    // The agent is back, and has the address again.
     let _agent = Agent::start(&cluster, NETWORK).await?;
     cluster.grant("web", "10.7.0.20").await?;
     cluster.publishes("web", "10.7.0.20").await?;
     Ok(())
 }
 
-/// For VMs it is kube-vip that announces: its Service asks for the leased address, follows it, and
-/// goes before the LoadBalancer stops saying where it is.
+/// For VMs kube-vip announces: its Service requests the leased address, follows it, and goes before
+/// the LoadBalancer's status loses the address.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_follows_the_lease_and_goes_with_it() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -154,7 +154,7 @@ async fn a_service_follows_the_lease_and_goes_with_it() -> Result<()> {
     .await?;
     cluster.grant("web", "10.7.0.21").await?;
     asks("10.7.0.21").await?;
-    // What a user set has outlived a lease that moved, and one that was lost.
+    // User settings have outlived a lease that moved, and one that was lost.
     let service = json!(services.get("web").await?);
     assert_eq!(service["metadata"]["annotations"]["note"], "mine");
     assert_eq!(service["spec"]["sessionAffinity"], "ClientIP");
@@ -162,12 +162,12 @@ async fn a_service_follows_the_lease_and_goes_with_it() -> Result<()> {
     takeover::of_a_service(&cluster).await
 }
 
-/// A status is kept, not trusted: what is in it is put right, and one that is wiped too.
+/// A status is stored, not trusted: foreign content is corrected, and a wiped status restored.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_status_that_somebody_else_writes_is_put_right() -> Result<()> {
     let cluster = Cluster::start().await?;
     let _agent = Agent::start(&cluster, NETWORK).await?;
-    // Admission is off: nothing else stands in the way.
+    // Admission is off: the write is not refused.
     let _operator = cluster.operator().await?;
     cluster.dhcp_lb("web", &[]).await?;
     cluster.grant("web", "10.7.0.20").await?;
@@ -192,7 +192,7 @@ async fn a_status_that_somebody_else_writes_is_put_right() -> Result<()> {
     }
     cluster.patch_lb("web", json!({"status": null})).await?;
     cluster.publishes("web", "10.7.0.20").await?;
-    // One that is made with a status that claims an address has none.
+    // A LoadBalancer created with an address in its status has none.
     cluster.dhcp_lb("forged", &[]).await?;
     cluster
         .patch_lb("forged", json!({"status": {"allocatedAddress": {"ip": "10.7.0.20"}}}))
@@ -201,7 +201,7 @@ async fn a_status_that_somebody_else_writes_is_put_right() -> Result<()> {
     Ok(())
 }
 
-/// The operator's view is behind: it does not show yet that the address is lost.
+/// The operator's view is stale: it does not show the loss of the address yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_that_was_lost_unseen_is_not_published_again() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -222,8 +222,8 @@ async fn an_address_that_was_lost_unseen_is_not_published_again() -> Result<()> 
     cluster.publishes("web", "10.7.0.21").await.map(drop)
 }
 
-/// Whose VMs say on which network it is waits until these are listed: a leader that has just begun
-/// hands nothing to the guest because it does not know.
+/// A LoadBalancer whose VMs determine its network waits until these are listed: a new leader does
+/// not leave an address to the guest because of missing facts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_names_no_network_waits_for_the_list_of_vms() -> Result<()> {
     const CLUSTER: &str = "cloudprovider.harvesterhci.io/cluster";
@@ -243,7 +243,7 @@ async fn a_guest_that_names_no_network_waits_for_the_list_of_vms() -> Result<()>
     let mut unnamed = lb("unnamed", &json!({"workloadType": "cluster", "ipam": "dhcp"}))?;
     unnamed.metadata.labels = Some([(CLUSTER.to_owned(), "prod".to_owned())].into());
     cluster.lbs().create(&PostParams::default(), &unnamed).await?;
-    // One that came later and names its network has been looked at.
+    // A later one that names its network has been reconciled.
     cluster.dhcp_lb("named", &[]).await?;
     cluster.withdrawn("named", "DHCPPending").await?;
     let waits = cluster.lbs().get("unnamed").await?;

@@ -1,4 +1,4 @@
-//! The record's schema, by the API server itself, and what people see of it.
+//! The record's schema, checked by the API server, and the columns and rights of users.
 
 use anyhow::{Result, ensure};
 use harvester_guest_operator::api::DHCPLease;
@@ -44,7 +44,7 @@ async fn a_record_says_who_asks_and_never_another() -> Result<()> {
         ensure!(refused.contains(field), "{wrong}: {refused}");
     }
     api.create(&params, &record("web", &json!({}))).await?;
-    // As kube-vip asks: with a hardware address of its own, and without a client identifier.
+    // Requests as kube-vip: with a hardware address of its own, and without a client identifier.
     let kube_vips = json!({"macAddress": "00:00:6c:0d:5a:be", "clientID": "",
         "hostname": "Shop.example", "requestedAddress": "10.7.0.9", "broadcast": true});
     let kube_vips = api.create(&params, &record("kube-vips", &kube_vips)).await?;
@@ -64,7 +64,7 @@ async fn a_record_says_who_asks_and_never_another() -> Result<()> {
         let patch = Patch::Merge(json!({"spec": {"releaseAfter": at}}));
         api.patch("web", &PatchParams::default(), &patch).await?;
     }
-    // The two halves do not write over each other.
+    // Writes of spec and status do not change the other.
     let both = json!({"spec": {"releaseAfter": "2026-01-01T00:00:00Z"},
         "status": {"address": "10.7.0.99", "state": "Bound"}});
     let written =
@@ -95,8 +95,7 @@ async fn a_record_says_who_asks_and_never_another() -> Result<()> {
     Ok(())
 }
 
-/// Whoever may view a namespace sees its records; nobody but the operator and its agents writes
-/// any.
+/// Roles that view a namespace read its records; only the operator and its agents write them.
 #[tokio::test(flavor = "multi_thread")]
 async fn tenants_see_records_and_write_none() -> Result<()> {
     let cluster = Cluster::start().await?;

@@ -1,4 +1,4 @@
-//! Addresses that are recorded and not published, and what admission refuses.
+//! Addresses that are recorded and not published, and requests that admission refuses.
 
 use anyhow::{Result, ensure};
 use kube::api::{Patch, PatchParams};
@@ -20,7 +20,7 @@ fn network(name: &str, vlan: u16) -> String {
     .to_string()
 }
 
-/// `vlan7`, with its addresses as Harvester's UI notes them.
+/// `vlan7`, with its addresses as Harvester's UI writes them.
 fn described(cidr: &str) -> String {
     let mut network: serde_json::Value =
         serde_json::from_str(&network("vlan7", 7)).unwrap_or_default();
@@ -73,7 +73,7 @@ async fn an_address_of_another_is_not_published() -> Result<()> {
         })
         .await?;
     }
-    // What the network has is said anew: that leads here again, and takes nothing away.
+    // A new description of the network enqueues the LoadBalancer, and removes no published address.
     cluster.grant("web", "10.7.1.60").await?;
     cluster.withdrawn("web", "DHCPAddressUnusable").await?;
     cluster.bed.apply_yaml(&described("10.7.0.0/23")).await?;
@@ -81,13 +81,13 @@ async fn an_address_of_another_is_not_published() -> Result<()> {
     cluster.bed.apply_yaml(&described("10.7.0.0/24")).await?;
     cluster.grant("web", "10.7.0.60").await?;
     cluster.publishes("web", "10.7.0.60").await?;
-    // The server gives it to a second one as well: whoever has it keeps it.
+    // The server grants it to a second one as well: the first one retains it.
     cluster.dhcp_lb("second", &[]).await?;
     cluster.grant("second", "10.7.0.60").await?;
     let message = cluster.withdrawn("second", "DHCPAddressUnusable").await?;
     ensure!(!message.contains("web"), "names another's object: {message}");
     cluster.publishes("web", "10.7.0.60").await?;
-    // A pool that is made over it later takes nothing away.
+    // A later pool over it removes no published address.
     cluster
         .pool_for(
             "later",
@@ -96,13 +96,13 @@ async fn an_address_of_another_is_not_published() -> Result<()> {
             json!({"network": NETWORK}),
         )
         .await?;
-    // Until the pool is seen, what it will have is published, and stays.
+    // Until the pool is observed, its addresses are published, and stay.
     let mut last = 61;
     eventually(SOON, "refusal for IPPool later", async || {
         last = if last < 70 { last + 1 } else { 62 };
         let ip = format!("10.7.0.{last}");
         cluster.grant("second", &ip).await?;
-        eventually(SOON, &format!("word of {ip}"), async || {
+        eventually(SOON, &format!("result of {ip}"), async || {
             let lb = cluster.lbs().get("second").await?;
             let (_, _, message) = ready(&lb);
             let refused = message.contains(&ip) && message.contains("IPPool later");
@@ -152,11 +152,11 @@ async fn admission_guards_status_and_annotation() -> Result<()> {
         let refused = refused.expect_err(field).to_string();
         ensure!(refused.contains(field), "{field}: {refused}");
     }
-    // What a guest announces it may say, and another's it may not.
+    // A guest may write the address that it announces, but not another's.
     cluster.patch_lb("web", json!({"status": {"address": "10.7.0.20"}})).await?;
     let lb = cluster.patch_lb("web", json!({"status": {"address": "10.7.0.99"}})).await?;
     assert_eq!(lb.status.as_ref().unwrap().address.as_deref(), Some("10.7.0.20"));
-    // A client that drops what it does not know takes nothing away.
+    // A client that drops unknown fields removes no address.
     let mut wiped = cluster.lbs().get("web").await?;
     wiped.status = None;
     let kept = cluster.lbs().replace("web", &kube::api::PostParams::default(), &wiped).await?;
@@ -164,7 +164,7 @@ async fn admission_guards_status_and_annotation() -> Result<()> {
     // The operator is no tenant: it moves the address.
     cluster.grant("web", "10.7.0.21").await?;
     cluster.publishes("web", "10.7.0.21").await?;
-    // No pool is made over it, unless it leaves it out.
+    // A pool over a leased address is refused, unless it excludes the address.
     let range = |exclude: &[&str]| {
         json!({"subnet": "10.7.0.0/24", "rangeStart": "10.7.0.10", "rangeEnd": "10.7.0.30",
             "gateway": "10.7.0.254", "exclude": exclude})

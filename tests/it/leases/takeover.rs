@@ -1,4 +1,5 @@
-//! The host takes over what kube-vip leases for a Service, played: in which order, and as which client.
+//! The host takes over a lease of kube-vip, played, for a Service: the order of steps, and the
+//! client identity.
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::{ANNOTATION_DHCP, ANNOTATION_NETWORK};
@@ -21,22 +22,22 @@ async fn annotate(cluster: &Cluster, name: &str, annotations: Value) -> Result<(
     Ok(())
 }
 
-/// An LB whose Service an announcer leases for keeps its address, and the server is asked for it after the
-/// Service is gone, as the same client.
+/// Takes over a LoadBalancer for whose Service an announcer leases: it retains its address, and the
+/// operator requests it from the server after the Service is gone, as the same client.
 pub(super) async fn of_a_service(cluster: &Cluster) -> Result<()> {
     let spec = json!({"backendServerSelector": {"app": ["web"]}});
     cluster.dhcp_lb_with("old", &[(ANNOTATION_NETWORK, NETWORK)], spec).await?;
     cluster.publishes("old", "0.0.0.0").await?;
     let services: Api<Service> = Api::namespaced(cluster.client.clone(), "default");
     let service = eventually(SOON, "Service", async || services.get_opt("old").await).await?;
-    // As kube-vip writes it. Who asks what becomes of the address later holds the Service.
+    // As kube-vip writes it. The finalizer holds the Service, so that the test can check the order.
     let leasing = json!({"metadata": {
         "annotations": {"kube-vip.io/hwaddr": MAC, "kube-vip.io/requestedIP": ADDRESS},
         "finalizers": ["example.com/slow"],
     }});
     services.patch("old", &PatchParams::default(), &Patch::Merge(&leasing)).await?;
 
-    // The network is declared, and an agent is there: that alone changes nothing.
+    // The network is declared, and an agent is active: that alone changes no address.
     declare(&cluster.client, NETWORK).await?;
     let _agent = Agent::start(cluster, NETWORK).await?;
     cluster.dhcp_lb("new", &[(ANNOTATION_NETWORK, NETWORK)]).await?;
@@ -55,7 +56,7 @@ pub(super) async fn of_a_service(cluster: &Cluster) -> Result<()> {
         anyhow::Ok(service.metadata.deletion_timestamp.is_some())
     })
     .await?;
-    // While it is there, kube-vip may still hold the lease.
+    // While the Service exists, kube-vip may still hold the lease.
     cluster.dhcp_lb("other", &[(ANNOTATION_NETWORK, NETWORK)]).await?;
     cluster.grant("other", "10.7.0.86").await?;
     cluster.publishes("other", "10.7.0.86").await?;
@@ -77,7 +78,8 @@ pub(super) async fn of_a_service(cluster: &Cluster) -> Result<()> {
     same_client(cluster).await
 }
 
-/// Two that ask to be one client: the second hears of the first, and has its turn when that is gone.
+/// Two with the same client identity: the second reports the first, and gets its turn when that is
+/// gone.
 async fn same_client(cluster: &Cluster) -> Result<()> {
     let ask = [(ANNOTATION_NETWORK, NETWORK), ("kube-vip.io/hwaddr", MAC)];
     cluster.dhcp_lb("second", &ask).await?;
@@ -90,13 +92,13 @@ async fn same_client(cluster: &Cluster) -> Result<()> {
     annotate(cluster, "second", json!({"kube-vip.io/hwaddr": "02:00:5e:10:00:01"})).await?;
     cluster.grant("second", "10.7.0.85").await?;
     cluster.publishes("second", "10.7.0.85").await?;
-    // With an address it stays the client that it is.
+    // With an address it retains its client identity.
     annotate(cluster, "second", json!({"kube-vip.io/hwaddr": "02:00:5e:10:00:02"})).await?;
     cluster.grant("second", "10.7.0.84").await?;
     cluster.publishes("second", "10.7.0.84").await?;
     let record = cluster.records().get("second").await?;
     ensure!(record.spec.mac_address == "02:00:5e:10:00:01", "{record:?}");
-    // Made again, it is the other one, once the former address is given back.
+    // A new record has the other identity, once the former address is released.
     cluster.take_away("second", "Lost").await?;
     cluster.let_go("second").await.context("the record stays")?;
     let record = eventually(SOON, "record of the other client", async || {

@@ -1,4 +1,4 @@
-//! A prober at work, and servers for it to probe.
+//! A running prober, and servers for it to probe.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -36,7 +36,7 @@ impl Bed {
         Ok(Self { prober, changed, metrics, run })
     }
 
-    /// The sum of a metric's values whose labels contain the word.
+    /// Sum of a metric's values whose labels contain the word.
     pub(super) fn metric(&self, name: &str, label: &str) -> f64 {
         let text = self.metrics.render().unwrap();
         let lines = text.lines().filter(|line| {
@@ -47,14 +47,14 @@ impl Bed {
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// Probes that had the result.
+    /// Number of probes with this result.
     pub(super) fn results(&self, result: &str) -> f64 {
         self.metric("hgo_probes_total", &format!("result=\"{result}\""))
     }
 }
 
-/// Twenty probes a second, flipping after one success or three failures. The timeout is longer
-/// than any test waits.
+/// A check with twenty probes a second, flipping after one success or three failures. The timeout
+/// is longer than any test waits.
 pub(super) fn tcp(port: u16) -> Check {
     Check {
         probe: Probe::Tcp,
@@ -74,13 +74,13 @@ pub(super) fn request(path: &str) -> Request {
     Request { path: path.into(), expected: vec![], server_name: None }
 }
 
-/// A target that nothing is known of, named by its address.
+/// A target without a verdict, named by its address.
 pub(super) fn target(address: &str) -> Target {
     let address: IpAddr = address.parse().unwrap();
     Target { id: address.to_string(), address, assume_healthy: false }
 }
 
-/// What a server saw. Clones share it.
+/// Record of a server. Clones share it.
 #[derive(Clone, Default)]
 pub(super) struct Seen(Arc<Mutex<Log>>);
 
@@ -88,18 +88,18 @@ pub(super) struct Seen(Arc<Mutex<Log>>);
 struct Log {
     hits: HashMap<IpAddr, usize>,
     heads: Vec<String>,
-    /// Connections that ended at the other side.
+    /// Connections that the other side ended.
     hung_up: usize,
 }
 
 impl Seen {
-    /// Connections to the address.
+    /// Number of connections to the address.
     pub(super) fn hits(&self, address: &str) -> usize {
         let address: IpAddr = address.parse().unwrap();
         self.0.lock().unwrap().hits.get(&address).copied().unwrap_or(0)
     }
 
-    /// What was asked, each as a whole.
+    /// Complete requests.
     pub(super) fn heads(&self) -> Vec<String> {
         self.0.lock().unwrap().heads.clone()
     }
@@ -114,33 +114,33 @@ impl Seen {
     }
 }
 
-/// Listens until this is dropped.
+/// A server that listens until this is dropped.
 pub(super) struct Server {
     pub(super) seen: Seen,
     _task: AbortOnDropHandle<()>,
 }
 
-/// What a server does with a connection.
+/// Reaction of a server to a connection.
 #[derive(Clone)]
 pub(super) enum Manner {
-    /// Closes it.
+    /// Closes the connection.
     Close,
-    /// Says nothing.
+    /// Sends nothing.
     Silent,
     /// Answers with the status in the path `/status/N`; `/away` redirects to 10.210.9.9:81.
     Status,
-    /// Answers with the statuses one after another, again and again.
+    /// Answers with the statuses one after another, repeatedly.
     Script(Arc<Vec<u16>>),
-    /// Sends an answer a byte at a time, never coming to its end.
+    /// Sends an answer a byte at a time, without an end.
     Dribble,
     /// Sends headers without end.
     Flood,
-    /// Sends something else.
+    /// Sends bytes that are no HTTP.
     Nonsense,
 }
 
 impl Server {
-    /// At all addresses of both families.
+    /// Listens on all addresses of both families.
     pub(super) async fn start(port: u16, manner: Manner) -> Result<Self> {
         Self::serve(port, manner, None).await
     }
@@ -221,7 +221,7 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, log: &Seen, man
         }
         Manner::Flood => while stream.write_all(b"xxxxxxxxxx\r\ny: ").await.is_ok() {},
         _ => {
-            // Until the other side hangs up.
+            // Until the other side ends the connection.
             let _ = stream.read(&mut [0; 64]).await;
         }
     }

@@ -19,7 +19,7 @@ use network::{TcpState, isolated, isolated_with, sockets};
 
 const A: &str = "10.210.0.1";
 const B: &str = "10.210.0.2";
-/// Swallows what is sent to it.
+/// Address that drops every packet.
 const HOLE: &str = "10.211.0.9";
 
 impl Bed {
@@ -101,7 +101,7 @@ fn what_is_assumed_healthy_stays_so_until_enough_failures() -> Result<()> {
         let healthy = Target { assume_healthy: true, ..target(A) };
         bed.prober.set("lb", Some(&tcp(80)), &[healthy])?;
         eventually(SOON, "the verdict", async || {
-            // Nothing happens between these two: there is one thread.
+            // No event can come between these two: there is one thread.
             let (failures, healthy) = (bed.results("refused"), bed.prober.is_healthy("lb", A));
             assert_eq!(healthy, Some(failures < 3.0), "after {failures} failures");
             failures >= 3.0
@@ -203,7 +203,7 @@ fn the_timeout_covers_everything_from_connecting_to_the_status() -> Result<()> {
         }
         assert!(bed.results("timeout") >= 12.0);
         assert_eq!(bed.results("timeout"), bed.metric("hgo_probe_seconds_count", ""));
-        // The machine may stand still for some of them, but not for all.
+        // The machine may stall during some of them, but not all.
         assert!(bed.metric("hgo_probe_seconds_bucket", "le=\"0.5\"") >= 1.0);
         // Twelve or a few more that took a tenth of a second each.
         let mean = bed.metric("hgo_probe_seconds_sum", "") / bed.results("timeout");
@@ -259,7 +259,7 @@ fn certificates_are_judged_by_the_checks_own_bundle_and_name() -> Result<()> {
         }
         let heads = server.seen.heads();
         assert!(heads[0].contains("host: 10.210.0.2\r\n"), "{heads:?}");
-        // TLS to who does not speak it.
+        // TLS to a server without TLS.
         let _plain = Server::start(80, Manner::Close).await?;
         let check = Check { probe: Probe::Https(plain(), None), ..tcp(80) };
         let tls_failures = bed.results("tls");
@@ -283,7 +283,7 @@ fn a_bundle_that_cannot_be_used_is_a_fault_and_nothing_is_probed() -> Result<()>
         assert!(fault.starts_with("spec.healthCheck.caBundle: certificate 1: "), "{fault}");
         assert_eq!(bed.prober.is_healthy("lb", A), None);
         bed.prober.set("other", Some(&tcp(443)), &[target(B)])?;
-        // What was connected before may still be waiting to be accepted.
+        // An earlier connection may still be waiting to be accepted.
         hits(&server, B, 2).await?;
         let before = server.seen.hits(A);
         hits(&server, B, 10).await?;
@@ -308,9 +308,9 @@ fn a_target_that_is_no_longer_listed_is_left_alone() -> Result<()> {
         bed.prober.remove("slow");
         assert_eq!(bed.prober.is_healthy("lb", A), None);
         assert_eq!(bed.prober.verdicts("lb").len(), 1);
-        // The probe under way is broken off, long before its timeout.
+        // The probe under way is cancelled, long before its timeout.
         eventually(SOON, "its end", async || silent.seen.hung_up() == 1).await?;
-        // What was connected before may still be waiting to be accepted.
+        // An earlier connection may still be waiting to be accepted.
         hits(&server, B, 2).await?;
         let before = server.seen.hits(A);
         hits(&server, B, 20).await?;
@@ -331,7 +331,7 @@ fn another_address_of_the_same_vm_is_believed_nothing() -> Result<()> {
         bed.says("vm", true).await?;
         bed.prober.set("lb", Some(&tcp(80)), &vm(HOLE))?;
         assert_eq!(bed.prober.is_healthy("lb", "vm"), Some(false));
-        // What was connected before may still be waiting to be accepted.
+        // An earlier connection may still be waiting to be accepted.
         hits(&server, B, 2).await?;
         let before = server.seen.hits(A);
         hits(&server, B, 10).await?;

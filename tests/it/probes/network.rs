@@ -1,6 +1,6 @@
 //! A network of a test's own: the test starts itself again in a new network namespace.
 //!
-//! Loopback addresses are refused as targets, so tests need others to listen at.
+//! Loopback addresses are refused as targets, so tests need other addresses.
 
 use std::any::type_name_of_val;
 
@@ -15,13 +15,13 @@ pub(super) fn isolated(body: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
     isolated_with("", body)
 }
 
-/// The same, after a few shell commands more.
+/// Runs the body in a namespace, after further shell commands.
 pub(super) fn isolated_with(setup: &str, body: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
     if std::env::var_os(INSIDE).is_some() {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         return runtime.enable_all().build()?.block_on(body());
     }
-    // `crate::module::test::{{closure}}`: the name by which the test is asked for again.
+    // `crate::module::test::{{closure}}`: the name under which the test is started again.
     let name = type_name_of_val(&body).trim_end_matches("::{{closure}}");
     let (_, name) = name.split_once("::").context("a path")?;
     let output = namespace::this_program(setup)?
@@ -34,12 +34,12 @@ pub(super) fn isolated_with(setup: &str, body: impl AsyncFnOnce() -> Result<()>)
     print!("{out}{err}");
     let made = !err.contains("unshare failed") && !err.contains("RTNETLINK");
     ensure!(made, "{}: {err}", namespace::NEEDS);
-    // A name that is not found would pass, too.
+    // A name without a test would pass, too.
     ensure!(output.status.success() && out.contains("1 passed"), "{name} failed in its namespace");
     Ok(())
 }
 
-/// TCP sockets of this namespace in a state, as the kernel numbers it.
+/// Number of TCP sockets of this namespace in a state.
 pub(super) fn sockets(state: TcpState) -> Result<usize> {
     let mut count = 0;
     for file in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {

@@ -42,6 +42,17 @@ fn restart(kind: &str, name: &str) -> Value {
     spec(&[("tell", json!({"restart": [{"kind": kind, "name": name}]}))])
 }
 
+fn all(source: &Value, tell: &Value) -> Value {
+    let mut spec = json!({
+        "source": source, "target": {"allCloudCredentials": {}},
+        "rancher": {"minter": {"secretName": "rancher"}},
+    });
+    if !tell.is_null() {
+        spec["tell"] = tell.clone();
+    }
+    spec
+}
+
 fn watched(field: &str, value: &Value) -> Value {
     json!({"target": {"secret": {"name": "guest", "key": "kubeconfig"}}, field: value})
 }
@@ -132,15 +143,11 @@ fn lacking() -> Vec<(Value, [&'static str; 2])> {
     let window_of = |value: Value| schedule(&json!({"maintenanceWindow": value}));
     vec![
         (spec(&[("rancher", server)]), ["spec.rancher: it has nothing to do with", "remove it"]),
-        (
-            watched("rancher", &json!({"minter": {"secretName": "a", "key": "b"}})),
-            ["spec.rancher.url", "Required"],
-        ),
+        (rancher("url", json!("http://rancher")), ["spec.rancher.url: must be", "https://"]),
         (
             watched("rancher", &json!({"url": "https://rancher"})),
             ["spec.rancher.minter", "Required"],
         ),
-        (rancher("minter", json!({"secretName": "a"})), ["spec.rancher.minter.key", "Required"]),
         (rancher("minter", json!({"key": "b"})), ["spec.rancher.minter.secretName", "Required"]),
         (authority(json!({"name": "a"})), ["certificateAuthoritySecret.key", "Required"]),
         (authority(json!({"key": "b"})), ["certificateAuthoritySecret.name", "Required"]),
@@ -170,6 +177,25 @@ fn lacking() -> Vec<(Value, [&'static str; 2])> {
         (
             source(&json!({"rancherToken": {"cluster": "C/1"}})),
             ["spec.source.rancherToken.cluster: must be", "the id of a cluster"],
+        ),
+        (
+            all(&json!({"serviceAccountToken": {"serviceAccountName": "guest"}}), &Value::Null),
+            ["spec.target.allCloudCredentials", "only tokens of spec.source.rancherToken"],
+        ),
+        (
+            all(&json!({"rancherToken": {"cluster": "c-1"}}), &Value::Null),
+            ["spec.source.rancherToken.cluster", "remove it"],
+        ),
+        (
+            all(&json!({"rancherToken": {"allowOtherUser": true}}), &Value::Null),
+            ["spec.source.rancherToken.allowOtherUser", "remove it"],
+        ),
+        (
+            all(
+                &json!({"rancherToken": {}}),
+                &json!({"restart": [{"kind": "Deployment", "name": "web"}]}),
+            ),
+            ["spec.tell: cloud credentials are read in Rancher", "remove it"],
         ),
         (minted(599), ["spec.source.rancherToken.lifetimeSeconds", "600"]),
         (minted(31_536_001), ["spec.source.rancherToken.lifetimeSeconds", "31536000"]),
@@ -202,7 +228,8 @@ async fn what_makes_no_sense_is_refused_by_its_field() -> Result<()> {
         ensure!(api.get_opt("one").await?.is_none(), "{spec} was stored");
     }
     // What they were made from makes sense, and so does one that is only watched.
-    for good in [spec(&[]), watched("onDelete", &json!("Keep"))] {
+    let renewed = all(&json!({"rancherToken": {}}), &Value::Null);
+    for good in [spec(&[]), watched("onDelete", &json!("Keep")), renewed] {
         create(&good).await?;
         api.delete("one", &DeleteParams::default()).await?;
     }
@@ -226,6 +253,8 @@ fn changes() -> Vec<(Value, Value, &'static str)> {
     let mut tokens = source(&json!({"rancherToken": {}}));
     tokens["rancher"] = rancher.clone();
     let kind = "spec.source: its kind is immutable";
+    let presence = "spec.source: it can be neither added nor removed";
+    let only_watched = json!({"target": {"secret": {"name": "guest", "key": "kubeconfig"}}});
     let url = "spec.rancher.url is immutable";
     vec![
         (
@@ -238,6 +267,9 @@ fn changes() -> Vec<(Value, Value, &'static str)> {
             json!({"source": {"serviceAccountToken": other}}),
             "spec.source.serviceAccountToken.serviceAccountName is immutable",
         ),
+        // By two steps it would become another's.
+        (account.clone(), json!({"source": null}), presence),
+        (only_watched, json!({"source": {"serviceAccountToken": other}}), presence),
         (
             account,
             json!({"source": {"serviceAccountToken": null, "serviceAccountTokenSecret": other}}),
@@ -256,5 +288,10 @@ fn changes() -> Vec<(Value, Value, &'static str)> {
         ),
         (tokens.clone(), json!({"rancher": {"url": "https://other"}}), url),
         (tokens, json!({"rancher": null, "source": null}), url),
+        (
+            all(&json!({"rancherToken": {}}), &Value::Null),
+            json!({"rancher": {"url": "https://other"}}),
+            url,
+        ),
     ]
 }

@@ -1,4 +1,4 @@
-//! Both versions, through the real API server.
+//! Conversion between both versions, through the real API server.
 
 use std::collections::BTreeMap;
 
@@ -73,7 +73,7 @@ async fn an_object_is_the_same_in_both_versions_and_edits_go_both_ways() -> Resu
     assert_eq!(read["status"], status["status"]);
     assert_eq!(read["metadata"].get("annotations"), None);
 
-    // A whole object that was read and is sent back.
+    // A whole object is read and sent back.
     let whole = old.get("new").await?;
     let sent = json!(old.replace("new", &PostParams::default(), &whole).await?);
     assert_eq!(sent["metadata"]["resourceVersion"], read["metadata"]["resourceVersion"]);
@@ -81,17 +81,17 @@ async fn an_object_is_the_same_in_both_versions_and_edits_go_both_ways() -> Resu
     let read = json!(new.get("new").await?);
     assert_eq!(read["spec"]["backendServerSelector"], json!({"harvesterhci.io/vmName": ["vm-9"]}));
 
-    // What v1alpha1 forbids too.
+    // Changes that v1alpha1 forbids too.
     let refused = merge(&old, "new", json!({"spec": {"ipam": "dhcp"}})).await.unwrap_err();
     assert!(refused.to_string().contains("spec.ipam is immutable"), "{refused}");
 
-    // Lists hold all of them, in either version.
+    // Lists hold all objects, in either version.
     for api in [&old, &new] {
         let names: Vec<_> = api.list(&ListParams::default()).await?.items;
         let names: Vec<_> = names.into_iter().filter_map(|o| o.metadata.name).collect();
         assert_eq!(names, ["new", "old"]);
     }
-    // And server-side apply keeps what it does not name.
+    // Server-side apply retains unnamed fields.
     let apply = json!({"apiVersion": "loadbalancer.harvesterhci.io/v1alpha1", "kind": "LoadBalancer",
         "spec": {"ipam": "pool", "description": "applied"}});
     let applied =
@@ -126,7 +126,7 @@ async fn addresses_are_given_and_shown_in_v1alpha1_and_outlive_its_writes() -> R
     assert_eq!(lb.spec.description.as_deref(), Some("touched"));
     assert_eq!(lb.spec.workload_type, Some(harvester_guest_operator::api::WorkloadType::Cluster));
 
-    // One that is made in v1alpha1 is a load balancer for VMs, and waits for an announcer.
+    // A LoadBalancer made in v1alpha1 is for VMs, and waits for an announcer.
     let spec = json!({"ipam": "pool", "backendServers": ["vm-1"],
         "listeners": [{"name": "a", "port": 80, "protocol": "TCP"}]});
     create(&old, super::lb("v1alpha1", "vm", &spec)).await?;
@@ -142,7 +142,7 @@ async fn addresses_are_given_and_shown_in_v1alpha1_and_outlive_its_writes() -> R
         "listeners": [{"name": "a", "port": 80, "protocol": "TCP"}]})
     );
 
-    // One whose address the host leases.
+    // A LoadBalancer whose address the host leases.
     let _agent = Agent::start(&cluster, NETWORK).await?;
     cluster.dhcp_lb("leased", &[]).await?;
     cluster.grant("leased", "10.7.0.20").await?;

@@ -1,5 +1,5 @@
-//! Somebody whom the API server asks to convert: the operator's own answers, on a port of the
-//! test's, so that the test decides whether anybody answers.
+//! A conversion webhook of the test's own: it gives the operator's answers on a port of the test,
+//! which decides when it runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,11 +19,11 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ServerConfig, crypto::aws_lc_rs};
 
-/// Answers until dropped.
+/// A webhook that answers until it is dropped.
 pub(super) struct Converter {
     pub(super) url: String,
     pub(super) bundle: ByteString,
-    /// Questions so far.
+    /// Number of reviews so far.
     pub(super) asked: Arc<AtomicUsize>,
     task: tokio::task::JoinHandle<()>,
 }

@@ -11,7 +11,7 @@ use crate::support::{Cluster, LATER, SOON};
 
 const OBJECTS: usize = 30;
 
-/// A CRD as it was when v1alpha1 was stored.
+/// Makes a CRD as it was when v1alpha1 was stored.
 fn older(spec: &mut Value) {
     for version in spec["versions"].as_array_mut().into_iter().flatten() {
         version["storage"] = json!(version["name"] == "v1alpha1");
@@ -24,7 +24,7 @@ fn older(spec: &mut Value) {
 async fn old_store(objects: usize) -> Result<Cluster> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
-    // Another CRD altogether: the one that was there first never stored v1beta1.
+    // A new CRD object, whose `storedVersions` do not contain v1beta1.
     cluster.bed.kubectl(&["delete", "crd", CRD]).await?;
     eventually(SOON, "older CRD", async || {
         crds(&cluster).create(&kube::api::PostParams::default(), &crd(older)?).await?;
@@ -58,7 +58,7 @@ async fn old_objects_are_read_and_written_anew_and_the_old_version_can_go() -> R
         stored_versions(&cluster).await.map(|versions| versions == ["v1beta1"])
     })
     .await?;
-    // Nobody converts any more, and the CRD does not even know the old version.
+    // No conversion any more, and the CRD does not even have the old version.
     replace(
         &cluster,
         crd(|spec| {
@@ -86,12 +86,12 @@ async fn while_nobody_converts_the_list_of_stored_versions_stays() -> Result<()>
     let params = kube::api::PatchParams::default();
     crds(&cluster).patch_status(CRD, &params, &kube::api::Patch::Merge(&patch)).await?;
     let operator = cluster.operator().await?;
-    eventually(SOON, "word of it", async || {
-        operator.process.log().contains("names nobody who converts")
+    eventually(SOON, "log of it", async || {
+        operator.process.log().contains("has no conversion webhook")
     })
     .await?;
     assert_eq!(stored_versions(&cluster).await?, ["v1alpha1", "v1beta1"]);
-    // It does its work meanwhile.
+    // It works meanwhile.
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     cluster.lb("web").await?;
     cluster.address("web").await?;
@@ -104,8 +104,8 @@ async fn while_nobody_converts_the_list_of_stored_versions_stays() -> Result<()>
     .await
 }
 
-/// The Service leads only to who is ready, and without conversion there is no list to be ready
-/// with.
+/// The Service leads only to ready replicas, and without conversion there is no list to become
+/// ready with.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_to_convert_is_ready_before_objects_can_be_listed() -> Result<()> {
     let cluster = old_store(3).await?;
@@ -113,7 +113,7 @@ async fn who_is_to_convert_is_ready_before_objects_can_be_listed() -> Result<()>
     let operator = cluster.standby(Start::default()).await?;
     operator.ready().await?;
     assert!(!operator.process.log().contains("ledgers loaded"), "{}", operator.process.log());
-    // Somebody converts.
+    // Conversion works.
     let converter = Converter::start().await?;
     replace(&cluster, crd(asks(&converter))?).await?;
     operator.leads().await?;
@@ -123,7 +123,7 @@ async fn who_is_to_convert_is_ready_before_objects_can_be_listed() -> Result<()>
     .await
 }
 
-/// Harvester's own CRD, put back over ours: what it knows of our objects is what it was.
+/// Harvester's own CRD, in place of the operator's: the fields that it knows are the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn under_harvesters_own_crd_addresses_are_what_they_were() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -156,7 +156,7 @@ async fn under_harvesters_own_crd_addresses_are_what_they_were() -> Result<()> {
     Ok(())
 }
 
-/// What Harvester's chart does not have.
+/// Removes keys that Harvester's chart does not have.
 fn drop_keys(value: &mut Value) {
     const OURS: [&str; 12] = [
         "x-kubernetes-validations",

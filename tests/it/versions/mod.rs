@@ -1,5 +1,5 @@
-//! Two versions of `LoadBalancer`: what the API server makes of the CRD, with and without
-//! somebody who converts, and the old objects that earlier CRDs left in its store.
+//! Two versions of `LoadBalancer`: the API server with the CRD, with and without a conversion
+//! webhook, and old objects that earlier CRDs left in its store.
 
 mod converted;
 mod converter;
@@ -18,14 +18,14 @@ use testbed::eventually;
 use crate::support::{Cluster, SOON};
 use converter::Converter;
 
-/// The CRD's name.
+/// Name of the CRD.
 const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
 
 fn crds(cluster: &Cluster) -> Api<CustomResourceDefinition> {
     Api::all(cluster.client.clone())
 }
 
-/// LoadBalancers of the namespace `default`, as any shape.
+/// LoadBalancers of the namespace `default`, without a schema.
 fn lbs(cluster: &Cluster, version: &str) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk(api::GROUP, version, "LoadBalancer");
     let resource = ApiResource::from_gvk_with_plural(&kind, "loadbalancers");
@@ -44,14 +44,14 @@ fn lb(version: &str, name: &str, spec: &Value) -> Value {
     })
 }
 
-/// Our CRD, after a change of it.
+/// The operator's CRD, after a change of it.
 fn crd(change: impl FnOnce(&mut Value)) -> Result<CustomResourceDefinition> {
     let mut crd = json!(api::crds().remove(1));
     change(&mut crd["spec"]);
     Ok(serde_json::from_value(crd)?)
 }
 
-/// Puts a CRD in place of the one that is there.
+/// Replaces the installed CRD.
 async fn replace(cluster: &Cluster, mut crd: CustomResourceDefinition) -> Result<()> {
     eventually(SOON, "new CRD", async || {
         crd.metadata.resource_version = crds(cluster).get(CRD).await?.resource_version();
@@ -60,7 +60,7 @@ async fn replace(cluster: &Cluster, mut crd: CustomResourceDefinition) -> Result
     .await
 }
 
-/// Waits until objects of v1alpha1 are converted. A list of none would not show it.
+/// Waits until objects of v1alpha1 are converted. An empty list would not show it.
 async fn converts(cluster: &Cluster) -> Result<()> {
     let spec = json!({"ipam": "pool", "backendServers": ["vm-1"],
         "listeners": [{"name": "a", "port": 80, "protocol": "TCP"}]});
@@ -69,7 +69,7 @@ async fn converts(cluster: &Cluster) -> Result<()> {
     eventually(SOON, "conversion", async || old.create(&dry, &object).await.map(|_| true)).await
 }
 
-/// Has the API server ask this converter.
+/// Makes the API server call this converter.
 fn asks(converter: &Converter) -> impl FnOnce(&mut Value) {
     let config = json!({"url": converter.url, "caBundle": converter.bundle});
     |spec| spec["conversion"]["webhook"]["clientConfig"] = config

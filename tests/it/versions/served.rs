@@ -1,4 +1,4 @@
-//! Conversion and admission by the operator itself: both versions are held to the same rules.
+//! Conversion and admission by the operator itself: both versions have the same rules.
 
 use anyhow::Result;
 use kube::Api;
@@ -46,7 +46,8 @@ async fn what_a_tenant_writes_into_the_annotation_is_judged_like_v1beta1() -> Re
     let refused = create(&old, reserved).await.unwrap_err().to_string();
     assert!(refused.contains("spec.requestedAddresses: is not supported"), "{refused}");
 
-    // An address that it does not have, on creation: it asks for it, and its pool does not admit it.
+    // A foreign address, on creation: the LoadBalancer requests it, and its pool does not admit
+    // that.
     let claim = json!({"ip": "10.1.0.77", "ipPool": "pool"});
     let theirs = json!({"ip": "10.2.0.77", "ipPool": "others"});
     let mut forged = lb("v1alpha1", "forged", &json!({"ipam": "pool"}));
@@ -60,7 +61,7 @@ async fn what_a_tenant_writes_into_the_annotation_is_judged_like_v1beta1() -> Re
     assert_eq!(before["spec"]["workloadType"], "cluster");
     assert_eq!(before["metadata"]["annotations"].get(TRAVELS), None);
 
-    // On an update; another type; another's pool; fields and values that v1beta1's rules refuse.
+    // On an update: another type; another's pool; fields and values that v1beta1's rules refuse.
     let guest_with = |field: &str, value: Value| {
         let mut text = json!({"spec": {"workloadType": "cluster"}});
         text["spec"][field] = value;
@@ -85,7 +86,7 @@ async fn what_a_tenant_writes_into_the_annotation_is_judged_like_v1beta1() -> Re
     ] {
         let mut patch = carries(&text);
         if !text["spec"]["healthCheck"].is_null() {
-            // It travels only with what v1alpha1 shows of it.
+            // It is carried only with the fields that v1alpha1 shows of it.
             patch["spec"] = json!({"healthCheck": {"port": 80, "successThreshold": 1,
                 "failureThreshold": 3, "PeriodSeconds": 5, "timeoutSeconds": 3}});
         }
@@ -100,7 +101,7 @@ async fn what_a_tenant_writes_into_the_annotation_is_judged_like_v1beta1() -> Re
     cluster.consistent().await
 }
 
-/// The Go webhook took `backendServers` for addresses.
+/// The Go webhook treated `backendServers` as addresses.
 #[tokio::test(flavor = "multi_thread")]
 async fn addresses_in_place_of_vms_are_told_to_whoever_writes_them_and_on_the_object() -> Result<()>
 {
@@ -116,7 +117,7 @@ async fn addresses_in_place_of_vms_are_told_to_whoever_writes_them_and_on_the_ob
         message,
         "no running backend servers: the selector names 10.9.0.5, an address: name VMs or their labels"
     );
-    // What is there is not told of again, and is put right in the same version.
+    // An existing value causes no further warning, and can be corrected in the same version.
     let one = format!("{path}/old");
     let label = json!({"metadata": {"labels": {"a": "b"}}});
     let said = ask(&cluster.client, "PATCH", &one, &label).await?;
@@ -130,7 +131,7 @@ async fn addresses_in_place_of_vms_are_told_to_whoever_writes_them_and_on_the_ob
     .await
 }
 
-/// What mutation does to an object reaches the store whatever version it was sent in.
+/// Changes by mutation reach the store, in whichever version the object was sent.
 #[tokio::test(flavor = "multi_thread")]
 async fn old_clients_keep_what_they_do_not_know() -> Result<()> {
     let (cluster, mut operator) = served().await?;
@@ -149,7 +150,7 @@ async fn old_clients_keep_what_they_do_not_know() -> Result<()> {
     assert_eq!(after["status"], before["status"]);
     assert_eq!(after["spec"]["description"], "touched");
 
-    // A load balancer for VMs, with the defaults that are filled in, in both versions.
+    // A LoadBalancer for VMs, with the defaults filled in, in both versions.
     let spec = json!({"ipam": "pool", "backendServers": ["vm-1"],
         "listeners": [{"name": "a", "port": 80, "protocol": "TCP"}],
         "healthCheck": {"port": 80, "successThreshold": 0, "failureThreshold": 0,
@@ -165,13 +166,13 @@ async fn old_clients_keep_what_they_do_not_know() -> Result<()> {
         let shown = json!(old.get("vm").await?);
         assert_eq!(shown["spec"]["healthCheck"][number], stored["spec"]["healthCheck"][number]);
     }
-    // What v1beta1's rules refuse and v1alpha1's schema cannot say.
+    // Values that v1beta1's rules refuse and v1alpha1's schema cannot express.
     let refused = merge(&old, "vm", json!({"spec": {"healthCheck": {"port": 81}}})).await;
     assert!(refused.unwrap_err().to_string().contains("spec.healthCheck.port"));
     let refused = merge(&old, "vm", json!({"spec": {"listeners": []}})).await;
     assert!(refused.unwrap_err().to_string().contains("spec.listeners"));
 
-    // The operator is gone: v1alpha1 is refused, v1beta1 is read.
+    // Without the operator, v1alpha1 is refused, and v1beta1 is read.
     operator.process.terminate(SOON).await?;
     assert!(old.get("vm").await.unwrap_err().to_string().contains("conversion webhook"));
     new.get("vm").await?;

@@ -1,4 +1,4 @@
-//! The CRD as it is installed, before the operator has told the API server whom to trust.
+//! The CRD as installed, before the operator has written its caBundle.
 
 use anyhow::Result;
 use kube::api::{Patch, PatchParams};
@@ -26,7 +26,7 @@ async fn v1beta1_needs_nobody_and_v1alpha1_is_refused_rather_than_cut() -> Resul
     assert!(refused.contains("conversion webhook"), "{refused}");
     assert!(cluster.lbs().get_opt("old").await?.is_none());
 
-    // A namespace goes, whatever versions its objects are served in.
+    // A namespace can be deleted, whatever versions its objects are served in.
     cluster.bed.kubectl(&["create", "namespace", "short"]).await?;
     cluster.bed.kubectl(&["delete", "namespace", "short", "--timeout=180s"]).await?;
     Ok(())
@@ -38,7 +38,7 @@ async fn applying_the_crds_again_keeps_the_authority_that_was_put_in() -> Result
     let crds = crds(&cluster);
     let folder = repository().join("crds");
     let folder = folder.to_str().unwrap_or_default();
-    // As the README says, then with what kubectl remembers of it.
+    // As in the README, then with kubectl's record of the last apply.
     cluster.bed.kubectl(&["apply", "-f", folder]).await?;
     let bundle = k8s_openapi::ByteString(cluster.bed.ca_pem().into());
     let patch =

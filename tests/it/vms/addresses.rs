@@ -1,4 +1,5 @@
-//! What a guest says of its addresses is no proof: traffic and probes go only where a VM may be.
+//! A guest's report of its addresses is no proof: traffic and probes go only to addresses that a VM
+//! may have.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Service};
@@ -14,7 +15,7 @@ use crate::support::{Cluster, SOON};
 
 const REFUSED: &str = "BackendAddressRefused";
 
-/// Of every test bed: the API server's own Service.
+/// Address of the API server's own Service, in every test bed.
 const API_SERVER: &str = "10.96.0.1";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -32,13 +33,13 @@ async fn on_the_pod_network_a_vm_is_at_its_pods_address_alone() -> Result<()> {
     });
     let mut guest = Guest::run(&cluster.client, vm("web", "liar", "10.52.0.7"), "node-1").await?;
     for (number, address) in [API_SERVER, &here, "10.52.0.8"].into_iter().enumerate() {
-        // Root adds it to the interface, and the agent tells.
+        // Root adds it to the interface, and the agent reports it.
         guest.report(|vm| vm.nics[0].addresses = vec![address.to_owned()]).await?;
         let lb = &format!("lb-{number}");
         cluster.lb_with(lb, spec.clone()).await?;
         let said = cluster.waits(lb, REFUSED).await?;
         let expected = format!(
-            "running backend servers have no IP that they may have: liar reports {address}, which is none of its pod's"
+            "running backend servers have no IP that they may have: liar reports {address}, which is no address of its pod"
         );
         assert_eq!(said, expected);
         assert_eq!(cluster.warned(lb, REFUSED).await?, said);
@@ -46,21 +47,21 @@ async fn on_the_pod_network_a_vm_is_at_its_pods_address_alone() -> Result<()> {
         assert_eq!(operator.metric("hgo_probe_targets", &[]).await?, 0.0, "{address} is probed");
         cluster.deleted(lb).await?;
     }
-    ensure!(nobody_came(&listener), "somebody connected to {here}");
+    ensure!(nobody_came(&listener), "the prober connected to {here}");
 
-    // Its own address, reported or not, is where it is reached.
+    // Its own address is used, reported or not.
     let both = vec![API_SERVER.to_owned(), "10.52.0.7".to_owned()];
     guest.report(|vm| vm.nics[0].addresses = both).await?;
     let spec = json!({"backendServerSelector": {"app": ["web"]}});
     cluster.lb_with("web", spec).await?;
     cluster.endpoints_are("web", &[("liar", "10.52.0.7", "ready")]).await?;
     cluster.serves("web", "Announced").await?;
-    // While others serve, the one that is refused is named.
+    // While others serve, the refused one is named.
     let other = vm("web", "other", "10.52.0.9");
     let mut other = Guest::run(&cluster.client, other, "node-1").await?;
     other.report(|vm| vm.nics[0].addresses = vec![API_SERVER.to_owned()]).await?;
     let said = cluster.serves("web", REFUSED).await?;
-    assert!(said.ends_with("other reports 10.96.0.1, which is none of its pod's"), "{said}");
+    assert!(said.ends_with("other reports 10.96.0.1, which is no address of its pod"), "{said}");
     cluster.endpoints_are("web", &[("liar", "10.52.0.7", "ready")]).await
 }
 
@@ -69,7 +70,7 @@ fn nobody_came(listener: &TcpListener) -> bool {
     listener.poll_accept(&mut context).is_pending()
 }
 
-/// A network whose addresses are known.
+/// Creates a network with known addresses.
 async fn network(cluster: &Cluster) -> Result<()> {
     let mut lan = vlan("default", "lan", 100);
     let route = json!({"mode": "manual", "cidr": "192.168.1.0/24", "gateway": "192.168.1.1",
@@ -81,8 +82,8 @@ async fn network(cluster: &Cluster) -> Result<()> {
 }
 
 impl Cluster {
-    /// Gives the cluster addresses of its own: a node's, the management's, and that of a Service
-    /// `theirs` of another tenant. The node's pods are in 10.52.0.0/24.
+    /// Gives the cluster addresses of its own: a node's, the management address, and that of a
+    /// Service `theirs` of another tenant. The node's pods are in 10.52.0.0/24.
     pub(crate) async fn infrastructure(
         &self,
         node: &str,
@@ -101,7 +102,7 @@ impl Cluster {
     }
 }
 
-/// A Service of another tenant that is announced somewhere.
+/// Creates an announced Service of another tenant.
 async fn announced(cluster: &Cluster, name: &str, at: &str) -> Result<()> {
     let service = json!({"metadata": {"name": name},
         "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}});
@@ -148,7 +149,7 @@ async fn on_other_networks_no_vm_is_at_an_address_of_the_cluster() -> Result<()>
     cluster.serves("web", "Announced").await.map(drop)
 }
 
-/// What becomes known later counts as well, but for what tenants choose.
+/// Later facts count as well, except for addresses that tenants choose.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_that_becomes_the_clusters_is_no_vms_any_more() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -169,7 +170,7 @@ async fn an_address_that_becomes_the_clusters_is_no_vms_any_more() -> Result<()>
     create_node(&cluster.client, "node-2", &[], "192.168.1.5").await?;
     let said = cluster.waits("web", REFUSED).await?;
     assert!(said.ends_with("which is an address of Node node-2"), "{said}");
-    // With the node gone, the Service was there first.
+    // Without the node, the Service had the address first.
     let nodes = Api::<Node>::all(cluster.client.clone());
     nodes.delete("node-2", &kube::api::DeleteParams::default()).await?;
     let said = eventually(SOON, "another reason", async || {
@@ -196,7 +197,7 @@ async fn an_address_that_becomes_the_clusters_is_no_vms_any_more() -> Result<()>
     is_there().await
 }
 
-/// Tenants choose where their Services are announced.
+/// Tenants choose the addresses of their Services.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_established_endpoint_outlives_a_service_that_is_announced_at_its_address() -> Result<()>
 {
@@ -210,7 +211,7 @@ async fn an_established_endpoint_outlives_a_service_that_is_announced_at_its_add
     let mut guest = Guest::run(&cluster.client, vm, "node-1").await?;
     cluster.serves("web", "Announced").await?;
     announced(&cluster, "theirs", "192.168.1.5").await?;
-    // A change that shows that all before it was seen.
+    // A later change, after which all earlier ones have been observed.
     guest.pause(true).await?;
     cluster
         .endpoints_are(

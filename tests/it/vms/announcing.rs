@@ -1,5 +1,5 @@
 //! The announcer's part: an address is announced by kube-vip 1.2's rule, and `status.address`
-//! follows what is published, always.
+//! always follows the published address.
 
 use anyhow::Result;
 use kube::api::{DeleteParams, PostParams};
@@ -24,7 +24,7 @@ async fn an_address_leads_to_ready_vms_and_is_said_where_it_is_announced() -> Re
     cluster.vm_lb("web").await?;
     let said = cluster.waits("web", "NoRunningBackends").await?;
     assert!(said.starts_with("no running backend servers"), "{said}");
-    // Announced all the same, so that nothing on the node answers instead; but not Ready.
+    // Announced all the same, so that the node itself does not answer; but not Ready.
     cluster.is_reached_at("web", Some("10.1.0.2")).await?;
     cluster.endpoints_are("web", &[(SINK, "192.0.2.1", "serving, terminating")]).await?;
     let uid = &cluster.endpoints("web").await?[SINK].uid;
@@ -59,7 +59,7 @@ async fn an_address_leads_to_ready_vms_and_is_said_where_it_is_announced() -> Re
     cluster.consistent().await
 }
 
-/// An address that the announcer leases.
+/// Checks an address that the announcer leases.
 async fn leased(cluster: &Cluster, announcer: &Announcer) -> Result<()> {
     let spec = json!({"ipam": "dhcp", "backendServerSelector": {"app": ["leased"]}});
     cluster.lb_with("leased", spec).await?;
@@ -82,7 +82,7 @@ async fn leased(cluster: &Cluster, announcer: &Announcer) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_network_decides_on_pool_hints_and_addresses() -> Result<()> {
     let cluster = Cluster::start().await?;
-    // Not for everybody: a pool that is ignores networks.
+    // Not global: a global pool ignores networks.
     let scope = json!([{"project": "", "namespace": "*", "guestCluster": ""}]);
     for (name, id) in [("vlan100", 100), ("vlan200", 200), ("flat", 0)] {
         let network = vlan("default", name, id);
@@ -120,7 +120,7 @@ async fn a_network_decides_on_pool_hints_and_addresses() -> Result<()> {
             .service_when(name, &format!("{expected:?}"), |service| hints(service) == expected)
             .await
     };
-    // Nodes have no link for a VLAN, and a bridge for what is untagged.
+    // Nodes have no link for a VLAN, and a bridge for untagged traffic.
     hinted("web", ["10.100.0.2", "", ""]).await?;
     hinted("flat", ["10.0.0.2", "mgmt-br", "default/flat"]).await?;
 
@@ -140,7 +140,7 @@ async fn a_network_decides_on_pool_hints_and_addresses() -> Result<()> {
     let said = cluster.serves("web", "Announced").await?;
     assert!(said.contains("nodes have no link for VLAN 100 of mgmt-br"), "{said}");
     cluster.patch_lb("web", network(json!("default/vlan200"))).await?;
-    // The endpoints show that the change was seen.
+    // The endpoints show that the change was observed.
     cluster.endpoints_are("web", &[("a", "192.168.200.7", "ready")]).await?;
     let said = cluster.serves("web", "NetworkMismatch").await?;
     assert!(said.starts_with("keeps 10.100.0.2: "), "{said}");
@@ -211,7 +211,7 @@ async fn a_vlan_is_announced_on_its_link_where_each_control_plane_node_has_one()
     };
     let anew = cluster.service_when("late", "the link", hinted).await?;
     assert_ne!(anew.metadata.uid, first.metadata.uid, "kube-vip would not look again");
-    // What is announced stays where it is, and it is said how to move it.
+    // An announced address stays on its interface, and the condition says how to move it.
     says("early", "before nodes had the link mgmt-br.100: delete the Service").await?;
     announcer.away(false);
     says("late", "announced at 10.100.0.3").await?;
@@ -220,8 +220,8 @@ async fn a_vlan_is_announced_on_its_link_where_each_control_plane_node_has_one()
     cluster.consistent().await
 }
 
-/// Isolated networks may have one range. What their vm LoadBalancers get is announced on the nodes'
-/// one default interface, where each address must be one LoadBalancer's.
+/// Isolated networks may have the same range. Addresses of their vm LoadBalancers are announced on
+/// the nodes' one default interface, where each must belong to one LoadBalancer.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_is_unique_where_it_is_announced_whatever_pool_and_annotation_say() -> Result<()>
 {
@@ -248,7 +248,7 @@ async fn an_address_is_unique_where_it_is_announced_whatever_pool_and_annotation
     }
     assert_eq!(cluster.address("guest-a").await?, "10.5.1.5");
     assert_eq!(cluster.address("guest-b").await?, "10.5.1.4", "as three's, on another network");
-    // A new one that names another network than its pool's gets no address there.
+    // A new LoadBalancer that names another network than its pool's gets no address there.
     cluster.annotated("stray", json!({NETWORK: "default/b"}), of("a")).await?;
     let said = cluster.waits("stray", "NetworkMismatch").await?;
     assert!(said.contains(r#"IPPool "a" is on network "default/a""#), "{said}");

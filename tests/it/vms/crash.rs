@@ -1,4 +1,4 @@
-//! The operator is killed after each write for a load balancer of VMs, and started again.
+//! The operator is killed after each write for a LoadBalancer of VMs, and started again.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use super::{ports_here, version, vm};
 use crate::crash::{Last, cut_after};
 use crate::support::{Cluster, SOON, ready, settled, writes};
 
-/// What a load balancer of VMs is made of.
+/// Kinds that a LoadBalancer of VMs consists of.
 pub(super) const KINDS: [&str; 4] = ["ippools", "loadbalancers", "services", "endpointslices"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ async fn creation_and_deletion_survive_a_crash_after_each_write() -> Result<()> 
             }
         }
         println!("{last:?}: crashed after each of {crashes:?} writes");
-        assert!(crashes.iter().all(|writes| *writes >= 4), "were they seen?");
+        assert!(crashes.iter().all(|writes| *writes >= 4), "uncounted?");
     }
     Ok(())
 }
@@ -50,7 +50,7 @@ pub(super) async fn start(cluster: &Cluster, proxy: &Proxy) -> Result<Operator> 
     Ok(operator)
 }
 
-/// One crash. Says whether the change was cut short by it.
+/// Runs one crash. Returns whether it interrupted the change.
 async fn crashes_after(
     cluster: &Cluster,
     proxy: &Proxy,
@@ -90,7 +90,7 @@ async fn crashes_after(
     Ok(cut_short)
 }
 
-/// Whether all is there that must be, once; or nothing is left.
+/// Whether all objects exist, once; after a deletion, whether none is left.
 async fn done(cluster: &Cluster, change: Change) -> Result<bool> {
     let lb = cluster.lbs().get_opt("web").await?;
     let service = cluster.services().get_opt("web").await?;
@@ -163,7 +163,7 @@ async fn a_new_leader_rewrites_nothing_when_nothing_changed() -> Result<()> {
     let before = settled("all objects", async || versions(&cluster).await).await?;
     first.process.kill9()?;
     second.leads().await?;
-    // What comes after all that was there is done.
+    // A later one, which is reconciled after all existing ones.
     eventually(SOON, "VMs of the new leader", async || {
         second.process.log().contains("virtual machines listed")
     })

@@ -12,7 +12,7 @@ use super::{SINK, vm};
 use crate::support::{Cluster, SOON};
 
 const LATENCY: &str = "hgo_endpoint_latency_seconds";
-/// The most that may pass until a VM that stopped is out.
+/// Limit of the time until a stopped VM is out.
 const LIMIT: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -39,14 +39,14 @@ async fn a_stopped_vm_is_out_of_the_slice_within_two_seconds() -> Result<()> {
         let began = Instant::now();
         let kind = round % 3;
         match kind {
-            // From inside; by its end; by somebody who deletes it.
+            // From inside; by its end; by a deletion.
             0 => guest.shut_down().await?,
             1 => guest.change(|vm| vm.phase = Phase::Failed).await?,
             _ => guest.terminate().await?,
         }
         let over = |state: &str| if kind == 2 { state != "ready" } else { state.is_empty() };
         let seen = versions.first("end of the endpoint", |v| over(v.state("a"))).await?;
-        // What the machine stood still is not the operator's.
+        // Stalls of the machine are not the operator's.
         let still = stalls.between(began, seen.at);
         let took = seen.at.duration_since(began).saturating_sub(still);
         ensure!(took <= LIMIT, "stop {round} took {took:?}, and {still:?} more nothing moved");
@@ -69,8 +69,8 @@ async fn a_stopped_vm_is_out_of_the_slice_within_two_seconds() -> Result<()> {
 const BOUNDS: [&str; 11] =
     ["0.0025", "0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1", "2", "5"];
 
-/// What the operator itself measured, from the watch event to the write: count and sum, and how
-/// many were within each bound.
+/// The operator's own measurement, from the watch event to the write: count and sum, and the count
+/// within each bound.
 async fn latency(operator: &Operator) -> Result<Vec<f64>> {
     let mut measured = vec![
         operator.metric(&format!("{LATENCY}_count"), &[]).await?,
@@ -123,7 +123,7 @@ async fn an_endpoint_says_what_its_vm_and_pod_say() -> Result<()> {
     cluster.waits_for_endpoints("web", (2, 1)).await?;
     guest.ready(Ready::yes()).await?;
     is("ready").await?;
-    // The node is lost, and nobody knows.
+    // The node is lost, and the VM's state is unknown.
     guest.change(|vm| vm.phase = Phase::Unknown).await?;
     is("not ready").await?;
     guest.change(|vm| vm.phase = Phase::Running).await?;
@@ -143,7 +143,7 @@ async fn an_endpoint_says_what_its_vm_and_pod_say() -> Result<()> {
     let uid = cluster.endpoints("web").await?["a"].uid.clone();
     assert!(uid == guest.uid() && uid != before);
     guest.restart("node-1").await?;
-    // Else it may be the run before that is seen.
+    // Without this wait, the endpoint may be the previous run's.
     let uid = guest.uid().to_owned();
     eventually(SOON, "endpoint of the new run", async || {
         let found = cluster.endpoints("web").await.map_err(|e| format!("{e:#}"))?;
@@ -153,7 +153,7 @@ async fn an_endpoint_says_what_its_vm_and_pod_say() -> Result<()> {
     .await?;
     cluster.endpoints_are("web", &[("a", "10.52.0.9", "ready"), steady]).await?;
 
-    // It belongs to another now, and comes back.
+    // It belongs to another LoadBalancer now, and comes back.
     guest.change(|vm| drop(vm.labels.insert("app".to_owned(), "other".to_owned()))).await?;
     cluster.endpoints_are("web", &[steady]).await?;
     guest.change(|vm| drop(vm.labels.insert("app".to_owned(), "web".to_owned()))).await?;
@@ -161,7 +161,7 @@ async fn an_endpoint_says_what_its_vm_and_pod_say() -> Result<()> {
     silent_agent(&cluster).await
 }
 
-/// Without the agent nobody can tell the address of a VM on a VLAN.
+/// Without the agent the address of a VM on a VLAN is not known.
 async fn silent_agent(cluster: &Cluster) -> Result<()> {
     cluster.vm_lb("lan").await?;
     let vm = Vm::new("default", "b").label("app", "lan");
@@ -177,7 +177,7 @@ async fn silent_agent(cluster: &Cluster) -> Result<()> {
     let said = cluster.serves("lan", "LastKnownAddress").await?;
     assert!(said.ends_with(": b"), "{said}");
     cluster.endpoints_are("lan", &[("b", "192.168.1.5", "ready")]).await?;
-    // It comes back elsewhere.
+    // The agent comes back with another address.
     guest
         .change(|vm| {
             vm.agent = true;
@@ -186,7 +186,7 @@ async fn silent_agent(cluster: &Cluster) -> Result<()> {
         .await?;
     cluster.endpoints_are("lan", &[("b", "192.168.1.6", "ready")]).await?;
     cluster.serves("lan", "Announced").await?;
-    // An address is not remembered longer than the pod lasts.
+    // An address is not remembered longer than the pod is ready.
     guest.agent(false).await?;
     cluster.serves("lan", "LastKnownAddress").await?;
     guest.ready(Ready::no("ContainersNotReady")).await?;
@@ -215,7 +215,7 @@ async fn a_migrating_vm_keeps_its_one_endpoint() -> Result<()> {
         if outcome == Outcome::Succeeded {
             here = target;
         }
-        // Another VM shows that all before it was seen.
+        // After another VM's endpoint, all earlier changes have been observed.
         let marker = format!("marker-{round}");
         let other = vm("web", &marker, &format!("10.52.1.{round}"));
         Guest::run(&cluster.client, other, "node-0").await?;
@@ -228,7 +228,7 @@ async fn a_migrating_vm_keeps_its_one_endpoint() -> Result<()> {
             ensure!(served && !version.gone, "{outcome:?}: {version:?}");
         }
     }
-    // The VM that is left is as it was all along.
+    // The remaining VM is unchanged.
     assert_eq!(cluster.endpoints("web").await?["a"].uid, guest.uid());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! IPv6, and an address that becomes one of the other family.
+//! IPv6, and an address that is replaced by one of the other family.
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Service;
@@ -24,7 +24,7 @@ async fn endpoints_are_of_the_addresss_family() -> Result<()> {
     cluster.lb_with("web", spec).await?;
     let six = cluster.address("web").await?;
     ensure!(six.starts_with("fd10::"), "{six}");
-    // With nobody behind it, what stands in is of its family, too.
+    // Without VMs, the placeholder endpoint has the same family, too.
     cluster.waits("web", "NoRunningBackends").await?;
     ensure!(cluster.endpoints("web").await?[SINK].address == "100::1", "the stand-in");
     is_of(&cluster, "IPv6", &six).await?;
@@ -55,7 +55,7 @@ async fn endpoints_are_of_the_addresss_family() -> Result<()> {
     cluster.consistent().await
 }
 
-/// Waits until Service and slices are of the family, and of no other.
+/// Waits until Service and slices have this family, and no other.
 async fn is_of(cluster: &Cluster, family: &str, address: &str) -> Result<()> {
     let asks = |service: &Service| {
         annotation(service, ASKED) == Some(address)

@@ -1,5 +1,5 @@
-//! What is wrong with a load balancer of VMs is said with the field's name, by the API server or
-//! by the condition, and costs nothing that was there.
+//! Faults of a LoadBalancer of VMs are reported with the field's name, by the API server or by the
+//! condition, and change no existing object.
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api;
@@ -16,12 +16,12 @@ use crate::support::{Cluster, SOON, lb, listeners, settled, writes};
 const SPEC: &str = "InvalidSpec";
 const HEALTH: &str = "InvalidHealthCheck";
 
-/// What is wrong.
+/// A fault in a spec.
 struct Fault {
     spec: Value,
-    /// The field that the API server names.
+    /// Field that the API server names.
     field: &'static str,
-    /// The field that the condition names, where the API server does not look.
+    /// Field that the condition names, where the API server does not check.
     said: &'static str,
 }
 
@@ -108,7 +108,7 @@ async fn what_is_wrong_is_refused_with_the_field_named() -> Result<()> {
         ensure!(refused.contains(fault.field), "{}: {refused}", fault.spec);
     }
 
-    // No Service can have such a name.
+    // Names that no Service can have.
     for name in ["1web", "a.b"] {
         cluster.vm_lb(name).await?;
         let said = cluster.waits(name, "InvalidSpec").await?;
@@ -117,7 +117,7 @@ async fn what_is_wrong_is_refused_with_the_field_named() -> Result<()> {
         cluster.deleted(name).await?;
     }
 
-    // The last of as many values as there may be is the VM's; zeros are defaults.
+    // The VM's label is the last of the largest number of values; zeros are defaults.
     let mut values: Vec<String> = (1..64).map(|n| format!("value-{n}")).collect();
     values.push("web".to_owned());
     let many = json!({
@@ -131,7 +131,7 @@ async fn what_is_wrong_is_refused_with_the_field_named() -> Result<()> {
     cluster.serves("many", "Announced").await?;
     cluster.endpoints_are("many", &[("a", "10.52.0.7", "ready")]).await?;
 
-    // Nobody listens there.
+    // A closed port.
     let (here, closed, _) = ports_here().await?;
     let port = closed.local_addr()?.port();
     let checked = json!({
@@ -181,7 +181,7 @@ async fn where_the_schema_does_not_look_the_condition_names_the_field() -> Resul
         assert_eq!(cluster.warned(&name, fault.reason()).await?, said);
         cluster.deleted(&name).await?;
 
-        // The same fault in one that serves costs nothing that is there.
+        // The same fault in one that serves changes no existing object.
         let (service, slice) = objects(&cluster).await?;
         let listeners = fault.spec["listeners"].clone();
         let check = fault.spec.get("healthCheck").cloned().unwrap_or(Value::Null);
@@ -201,7 +201,7 @@ async fn where_the_schema_does_not_look_the_condition_names_the_field() -> Resul
     }
     cluster.consistent().await?;
 
-    // VMs come and go meanwhile, and an address that is asked for is nobody else's.
+    // VMs come and go meanwhile, and a requested address goes to no other.
     cluster.pool_for("other", json!({"subnet": "10.2.0.0/24"}), json!({})).await?;
     let broken = json!({"spec": {"listeners": [], "ipPool": "other"}});
     cluster.patch_lb("good", broken).await?;
@@ -222,7 +222,7 @@ async fn where_the_schema_does_not_look_the_condition_names_the_field() -> Resul
     cluster.serves("good", "Announced").await?;
     cluster.consistent().await?;
 
-    // This schema has no room for what is newer; nothing is written again and again for it.
+    // This schema drops newer fields; the operator does not write them again and again.
     let before = settled("writes", async || writes(&operator).await).await?;
     let lb = cluster.lbs().get("good").await?;
     cluster.lb_with("marker", good).await?;
@@ -241,8 +241,7 @@ async fn objects(cluster: &Cluster) -> Result<(String, String)> {
     Ok((version(&service.metadata), version(&slice.metadata)))
 }
 
-/// Puts the CRD in place without rules and newer fields, and waits until it is what the server
-/// acts on.
+/// Installs the CRD without rules and newer fields, and waits until the server serves it.
 pub(crate) async fn as_harvester_ships_it(cluster: &Cluster) -> Result<()> {
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
     let crd = api::crds().remove(1);

@@ -1,4 +1,4 @@
-//! An address is free for another only when nobody announces it any more.
+//! An address becomes free only when it is not announced any more.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Service;
@@ -30,13 +30,13 @@ async fn a_claim_outlives_the_service_that_asks_for_it() -> Result<()> {
     settled("writes", async || Ok(ours(&proxy).len())).await?;
     proxy.reset();
     cluster.deleted("web").await?;
-    // The proxy may hear of an answer a moment after its effect is seen.
+    // The proxy may record an answer a moment after its effect is visible.
     let order =
         ["DELETE services", "DELETE endpointslices", "PATCH ippools", "PATCH loadbalancers"];
     eventually(SOON, "all four writes", async || ours(&proxy).len() >= order.len()).await?;
     assert_eq!(ours(&proxy), order);
 
-    // Something else holds the Service.
+    // Another finalizer holds the Service.
     asking(&cluster, "held").await?;
     cluster.delete("held").await?;
     leaving(&cluster, "held").await?;
@@ -53,7 +53,7 @@ async fn a_claim_outlives_the_service_that_asks_for_it() -> Result<()> {
     .await?;
     cluster.deleted("next").await?;
 
-    // And somebody cannot wait, and takes the finalizer off the LoadBalancer.
+    // An impatient user removes the LoadBalancer's finalizer.
     asking(&cluster, "stripped").await?;
     cluster.delete("stripped").await?;
     leaving(&cluster, "stripped").await?;
@@ -76,7 +76,7 @@ async fn a_claim_outlives_the_service_that_asks_for_it() -> Result<()> {
     cluster.waits("next", "NoAvailableIP").await?;
     assert_eq!(owner(&cluster).await?, "default/orphan");
     let_go(&cluster, "orphan").await?;
-    // The garbage collector's pace.
+    // At the pace of the garbage collector.
     eventually(LATER, "address of the orphan", async || {
         cluster.lbs().get("next").await.map(|lb| address(&lb))
     })
@@ -107,7 +107,7 @@ async fn a_change_of_pool_gives_the_old_address_up_when_the_announcer_has_moved(
         annotation(service, "kube-vip.io/loadbalancerIPs").unwrap_or_default().to_owned()
     };
     cluster.service_when("web", "the new address", |s| asks(s) == "10.2.0.2").await?;
-    // A new leader has to hold on to both as well.
+    // A new leader must retain both as well.
     operator.process.kill9()?;
     cluster.free_lease().await?;
     let _operator = cluster.operator().await?;
@@ -133,7 +133,7 @@ async fn a_change_of_pool_gives_the_old_address_up_when_the_announcer_has_moved(
     cluster.consistent().await
 }
 
-/// The writes of what the operator owns that were accepted, in order.
+/// Accepted writes of the operator's own objects, in order.
 fn ours(proxy: &Proxy) -> Vec<String> {
     let kinds = ["services", "endpointslices", "ippools", "loadbalancers"];
     proxy
@@ -147,7 +147,7 @@ fn ours(proxy: &Proxy) -> Vec<String> {
         .collect()
 }
 
-/// A LoadBalancer that has the only address, announced, by a Service that is held.
+/// Creates a LoadBalancer with the only address, announced, and with a held Service.
 async fn asking(cluster: &Cluster, name: &str) -> Result<()> {
     cluster.lb_with(name, json!({"ipPool": "only"})).await?;
     announced(cluster, name, "10.2.0.9").await?;
@@ -161,7 +161,7 @@ async fn announced(cluster: &Cluster, name: &str, at: &str) -> Result<()> {
     cluster.is_reached_at(name, Some(at)).await
 }
 
-/// Waits until the Service is being deleted.
+/// Waits until the Service is in deletion.
 async fn leaving(cluster: &Cluster, name: &str) -> Result<()> {
     cluster
         .service_when(name, "a deletion", |service| service.metadata.deletion_timestamp.is_some())
@@ -178,7 +178,7 @@ async fn strip(cluster: &Cluster, name: &str) -> Result<()> {
     cluster.patch_lb(name, none).await.map(drop)
 }
 
-/// Who holds the only address.
+/// Owner of the only address.
 async fn owner(cluster: &Cluster) -> Result<String> {
     Ok(cluster.allocated("only").await?.remove("10.2.0.9").unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! Phase, Ready condition, pods and migration of a VM, all at once, and the endpoint that follows.
+//! Phase, Ready condition, pods and migration of a VM, all combined, and the resulting endpoint.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use testbed::kubevirt::{Launcher, Nic, Phase, Ready, Vm};
 use super::raw;
 use crate::support::{Cluster, LATER};
 
-/// VMI: phase, Ready, `-` or what else; pods: on the VMI's node, on another, `-` or what else;
-/// endpoint. By hand.
+/// Columns: phase and Ready of the VMI, and a further fact of it or `-`; pod on the VMI's node, and
+/// on another, or `-`; endpoint. Written by hand.
 const TABLE: &str = "
     Pending        no-pod       -         -         -         out
     Scheduling     no           -         unready   -         out
@@ -114,7 +114,7 @@ async fn every_state_of_a_vm_gives_the_endpoint_of_the_table() -> Result<()> {
     Ok(())
 }
 
-/// Says in which row to look.
+/// Name of a row's VM, with the row's number.
 fn name(number: usize, row: &[&str]) -> String {
     let words = row[..5].iter().filter(|word| **word != "-").copied().collect::<Vec<_>>();
     format!("row-{number:02}-{}", words.join("-").to_lowercase())

@@ -37,20 +37,20 @@ use tokio::net::{TcpListener, TcpSocket, UdpSocket};
 
 use crate::support::{Cluster, SOON, lb, ready};
 
-/// The sink's name in [`Cluster::endpoints`].
+/// Name of the placeholder endpoint in [`Cluster::endpoints`].
 const SINK: &str = "~sink";
 
-/// An endpoint as it stands in a slice.
+/// An endpoint of a slice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) address: String,
-    /// `ready`, or what else the conditions say.
+    /// `ready`, or the endpoint's other conditions.
     pub(crate) state: String,
     pub(crate) node: String,
     pub(crate) uid: String,
 }
 
-/// Name and what is to be seen of it.
+/// Name of an endpoint, and its fields.
 fn seen(endpoint: &Endpoint) -> (String, Seen) {
     let target = endpoint.target_ref.clone().unwrap_or_default();
     let c = endpoint.conditions.clone().unwrap_or_default();
@@ -67,7 +67,7 @@ fn seen(endpoint: &Endpoint) -> (String, Seen) {
     (name, Seen { address, state, node: endpoint.node_name.clone().unwrap_or_default(), uid })
 }
 
-/// What the scenarios about load balancers of VMs share.
+/// Shared by the scenarios about LoadBalancers of VMs.
 impl Cluster {
     fn all<K>(&self) -> Api<K>
     where
@@ -84,12 +84,12 @@ impl Cluster {
         self.all()
     }
 
-    /// Creates a load balancer for the VMs whose label `app` is its name.
+    /// Creates a LoadBalancer for the VMs whose label `app` is its name.
     async fn vm_lb(&self, name: &str) -> Result<LoadBalancer> {
         self.lb_with(name, json!({"backendServerSelector": {"app": [name]}})).await
     }
 
-    /// The same, with annotations.
+    /// Creates a LoadBalancer with annotations.
     async fn annotated(&self, name: &str, annotations: Value, spec: Value) -> Result<()> {
         let mut lb = lb(name, &spec)?;
         lb.metadata.annotations = serde_json::from_value(annotations)?;
@@ -103,7 +103,7 @@ impl Cluster {
         Ok(api.list(&of).await?.items)
     }
 
-    /// Waits until the LoadBalancer counts so many VMs, and so many that are ready.
+    /// Waits until the LoadBalancer counts so many VMs, and so many ready ones.
     pub(crate) async fn waits_for_endpoints(&self, lb: &str, counts: (i32, i32)) -> Result<()> {
         eventually(SOON, &format!("{counts:?} endpoints of {lb}"), async || {
             let status = self.lbs().get(lb).await.map_err(|e| e.to_string())?.status;
@@ -113,7 +113,7 @@ impl Cluster {
         .await
     }
 
-    /// Endpoints by the name of the VM. None is there twice.
+    /// Endpoints by the name of the VM. Fails if one occurs twice.
     pub(crate) async fn endpoints(&self, lb: &str) -> Result<BTreeMap<String, Seen>> {
         self.endpoints_in("default", lb).await
     }
@@ -142,7 +142,7 @@ impl Cluster {
         .await
     }
 
-    /// Waits until the LoadBalancer is ready for the reason, and returns the message.
+    /// Waits until the LoadBalancer is ready for this reason, and returns the message.
     async fn serves(&self, name: &str, reason: &str) -> Result<String> {
         eventually(SOON, &format!("readiness of {name}, {reason}"), async || {
             let lb = self.lbs().get(name).await.map_err(|e| e.to_string())?;
@@ -152,12 +152,12 @@ impl Cluster {
         .await
     }
 
-    /// Where a LoadBalancer says that it is reached.
+    /// Published address of a LoadBalancer.
     async fn reached_at(&self, name: &str) -> Result<Option<String>> {
         Ok(self.lbs().get(name).await?.status.and_then(|status| status.address))
     }
 
-    /// Waits until it says so.
+    /// Waits until the LoadBalancer publishes this address.
     async fn is_reached_at(&self, name: &str, address: Option<&str>) -> Result<()> {
         eventually(SOON, &format!("{name} reached at {address:?}"), async || {
             let now = self.reached_at(name).await.map_err(|e| e.to_string())?;
@@ -166,7 +166,7 @@ impl Cluster {
         .await
     }
 
-    /// Writes what an announcer would.
+    /// Writes the Service's status, as an announcer would.
     async fn announce(&self, service: &str, addresses: &[&str]) -> Result<()> {
         let ingress: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
         let ingress = if ingress.is_empty() { Value::Null } else { json!(ingress) };
@@ -176,7 +176,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until there is a Service that satisfies, and returns it.
+    /// Waits for a Service that satisfies the condition, and returns it.
     async fn service_when(
         &self,
         name: &str,
@@ -193,7 +193,7 @@ impl Cluster {
         .await
     }
 
-    /// Merges into an object.
+    /// Merges a patch into an object.
     async fn edit<K>(&self, name: &str, patch: Value) -> Result<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -212,7 +212,7 @@ fn vm(lb: &str, name: &str, address: &str) -> Vm {
     Vm::new("default", name).label("app", lb).nic(Nic::pod("eth0", &[address]))
 }
 
-/// What writes change: the version.
+/// Resource version, which every write changes.
 fn version(meta: &ObjectMeta) -> String {
     meta.resource_version.clone().unwrap_or_default()
 }
@@ -221,8 +221,8 @@ fn annotation<'a>(service: &'a Service, key: &str) -> Option<&'a str> {
     service.annotations().get(key).map(String::as_str)
 }
 
-/// An address of this machine that is not loopback, a port there where nobody listens, for as long
-/// as that is held, and a listener.
+/// An address of this machine that is not loopback, a closed port there as long as its socket is
+/// held, and a listener.
 async fn ports_here() -> Result<(String, TcpSocket, TcpListener)> {
     let way_out = UdpSocket::bind("0.0.0.0:0").await?;
     way_out.connect("192.0.2.1:9").await.context("this machine has no address")?;

@@ -1,5 +1,5 @@
-//! Services that must be made anew, because kube-vip 1.2 does not survive the change: another address,
-//! another traffic policy. What users set on them stays.
+//! Services that must be replaced, because kube-vip 1.2 does not survive the change: another
+//! address, another traffic policy. User settings stay.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -20,10 +20,10 @@ const ASKED: &str = "kube-vip.io/loadbalancerIPs";
 const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traffic-policy";
 const MADE_WITH_PORTS: &str = "loadbalancer.harvesterhci.io/made-with-ports";
 const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
-/// From the change of a LoadBalancer to traffic at the new address.
+/// Limit of the time from the change of a LoadBalancer to traffic at the new address.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// Settings of users, as a merge patch.
+/// User settings, as a merge patch.
 fn set() -> Value {
     json!({
         "metadata": {
@@ -40,7 +40,7 @@ fn set() -> Value {
     })
 }
 
-/// Fields that must be the same afterwards, numbers that the API server allotted included.
+/// Fields that must be the same afterwards, numbers allocated by the API server included.
 fn settings(service: &Service) -> Value {
     let mut all = json!(service);
     let left_out = |object: &mut Value, keys: &[&str]| {
@@ -54,7 +54,7 @@ fn settings(service: &Service) -> Value {
     json!([all["metadata"]["labels"], all["metadata"]["annotations"], all["spec"]])
 }
 
-/// Reason of a LoadBalancer that is announced, since what users set has source ranges.
+/// Reason of an announced LoadBalancer here, as the user settings have source ranges.
 const BYPASSED: &str = "SourceRangesBypassed";
 
 /// A cluster with two pools, and an announcer.
@@ -69,8 +69,8 @@ async fn cluster() -> Result<(Cluster, Announcer)> {
     Ok((cluster, announcer))
 }
 
-/// A LoadBalancer that is announced at an address of the first pool. Returns its Service, with what
-/// users set.
+/// Creates a LoadBalancer that is announced at an address of the first pool. Returns its Service,
+/// with user settings.
 async fn announced(cluster: &Cluster) -> Result<Service> {
     let spec = json!({"backendServerSelector": {"app": ["web"]}, "ipPool": "old"});
     cluster.lb_with("web", spec).await?;
@@ -102,7 +102,7 @@ async fn a_service_made_anew_has_what_users_set_and_is_announced_within_5_s() ->
     .await?;
     forgotten(&cluster).await?;
 
-    // A policy that a user sets is another one for kube-vip, too.
+    // A policy that a user sets also needs a new Service for kube-vip.
     let local = json!({"spec": {"externalTrafficPolicy": "Local"}});
     cluster.edit::<Service>("web", local).await?;
     let anew = announced_anew(&cluster, &moved).await?;
@@ -110,8 +110,8 @@ async fn a_service_made_anew_has_what_users_set_and_is_announced_within_5_s() ->
     assert_eq!(settings(&anew), settings(&moved));
     forgotten(&cluster).await?;
 
-    // A listener more needs no other Service. One that is no more does: kube-vip goes on admitting its
-    // port to the node itself.
+    // A further listener needs no other Service. A removed one does: kube-vip continues to admit
+    // its port to the node itself.
     let old = json!(anew)["spec"]["ports"][0]["port"].clone();
     let listen = |ports: &[&Value]| {
         let listener = |port: &&Value| json!({"name": format!("p{port}"), "port": port});
@@ -120,7 +120,7 @@ async fn a_service_made_anew_has_what_users_set_and_is_announced_within_5_s() ->
     let port_of = |service: &Service, n: usize| json!(service)["spec"]["ports"][n]["port"].clone();
     cluster.patch_lb("web", listen(&[&old, &json!(81)])).await?;
     let two = cluster.service_when("web", "port 81", |service| port_of(service, 1) == 81).await?;
-    ensure!(two.uid() == anew.uid(), "made anew for a listener more");
+    ensure!(two.uid() == anew.uid(), "replaced for a further listener");
     cluster.patch_lb("web", listen(&[&json!(81)])).await?;
     let anew = announced_anew(&cluster, &anew).await?;
     assert_eq!(port_of(&anew, 0), 81);
@@ -134,8 +134,8 @@ async fn a_service_made_anew_has_what_users_set_and_is_announced_within_5_s() ->
     cluster.consistent().await
 }
 
-/// The operator dies between the end of one Service and the next, and another gets meanwhile what the
-/// API server had allotted.
+/// The operator dies between the end of one Service and the next, and another Service meanwhile
+/// gets the numbers that the API server had allocated.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_another_took_meanwhile_is_allotted_anew_and_the_rest_stays() -> Result<()> {
     let (cluster, _announcer) = cluster().await?;
@@ -219,7 +219,7 @@ async fn a_move_survives_a_crash_after_each_write() -> Result<()> {
     unreachable!("the targets are endless")
 }
 
-/// Waits until there is another Service, announced.
+/// Waits for another Service that is announced.
 async fn announced_anew(cluster: &Cluster, before: &Service) -> Result<Service> {
     cluster
         .service_when("web", "another UID, announced", |service| {
@@ -232,7 +232,7 @@ async fn announced_anew(cluster: &Cluster, before: &Service) -> Result<Service> 
         .await
 }
 
-/// Waits until the settings are nowhere but in the Service.
+/// Waits until only the Service has the settings.
 async fn forgotten(cluster: &Cluster) -> Result<()> {
     eventually(SOON, "end of the settings on the slice", async || {
         let slices = cluster.slices_of("default", "web").await?;

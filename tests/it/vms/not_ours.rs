@@ -1,5 +1,5 @@
-//! A Service or EndpointSlice that another made is left as it is, and the LoadBalancer by its name
-//! says whose it is.
+//! A foreign Service or EndpointSlice is not changed, and the LoadBalancer of that name names its
+//! owner.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use testbed::eventually;
 use super::vm;
 use crate::support::{Cluster, LATER, ready};
 
-/// The ways in which the name of a Service can be taken.
+/// Ways in which the name of a Service can be taken.
 const TAKEN: [&str; 4] = ["selecting", "owned", "bare", "labelled"];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -40,9 +40,9 @@ async fn what_another_made_is_left_as_it_is_and_the_name_is_taken_when_it_is_fre
         let warned = cluster.warned(name, "ServiceConflict").await?;
         assert_eq!(warned, said);
     }
-    // One that never served is let go without a trace.
+    // A LoadBalancer that never served goes without a trace.
     cluster.deleted("left").await?;
-    // A VM comes: no endpoint of it must stand under another's Service.
+    // A VM comes: no endpoint of it must get under another's Service.
     let guest =
         testbed::kubevirt::Guest::run(&cluster.client, vm("bare", "a", "10.52.0.7"), "node-1");
     guest.await?;
@@ -69,7 +69,7 @@ async fn what_another_made_is_left_as_it_is_and_the_name_is_taken_when_it_is_fre
     disowned(&cluster).await
 }
 
-/// What was the operator's until somebody took its owner away.
+/// Checks an object of the operator without its owner reference.
 async fn disowned(cluster: &Cluster) -> Result<()> {
     let nobody = json!({"metadata": {"ownerReferences": null}});
     for kind in ["Service", "EndpointSlice"] {
@@ -95,14 +95,14 @@ async fn disowned(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// The other objects: all Services and slices that are there by name, whole.
+/// Content of all Services and slices that are not the operator's, by name.
 async fn objects(cluster: &Cluster) -> Result<BTreeMap<String, Value>> {
     let mut all = BTreeMap::new();
     for service in cluster.services().list(&ListParams::default()).await? {
         all.insert(format!("Service {}", service.name_any()), json!(service));
     }
     for slice in cluster.slices().list(&ListParams::default()).await? {
-        // The cluster's own controller keeps those of Services with a selector.
+        // The cluster's own controller manages the slices of Services with a selector.
         let by_cluster = slice.name_any().starts_with("selecting-");
         if !by_cluster {
             all.insert(format!("EndpointSlice {}", slice.name_any()), json!(slice));

@@ -1,4 +1,4 @@
-//! What becomes an endpoint does not depend on the order in which others write.
+//! Endpoints do not depend on the order in which others write.
 
 use std::collections::BTreeMap;
 
@@ -19,18 +19,18 @@ enum Write {
     Change(Vm),
     Delete(Vm),
     LetGo(Vm),
-    /// A pod of the VM's run by the number.
+    /// A pod of the VM's run with this number.
     Pod(Vm, usize, Launcher),
     PodStatus(Vm, Launcher),
-    /// Gone at once or not.
+    /// Whether it is gone at once.
     PodDelete(Vm, Launcher, bool),
     LoadBalancer,
 }
 
-/// Who writes in an order of their own: what the VMI is, and what its pods are.
+/// Writes that keep their order: those of a VMI, or of its pods.
 type Lane = Vec<Write>;
 
-/// The end that every order must lead to.
+/// Result that every order must have.
 const END: [(&str, &str); 6] = [
     ("deleted-later", "10.52.0.5 serving, terminating on node-1"),
     ("failed-move", "10.52.0.3 ready on node-1"),
@@ -50,7 +50,7 @@ fn running(name: &str, address: &str, node: &str) -> Vm {
     }
 }
 
-/// From nothing to a VM that runs: the VMI's writes and those of its first pod.
+/// Writes from nothing to a running VM: the VMI's and those of its first pod.
 fn start(vm: &Vm, run: usize) -> (Lane, Lane) {
     let node = vm.node.clone().unwrap_or_default();
     let asked = Vm {
@@ -175,7 +175,7 @@ fn stories() -> Vec<Lane> {
     let pod = Launcher { unpaused: false, ready: no, ..pod };
     tell(&vm, vec![Write::Change(paused)], vec![Write::PodStatus(vm.clone(), pod)]);
 
-    // It belongs to nobody in the end: no endpoint.
+    // It belongs to no LoadBalancer in the end: no endpoint.
     let vm = running("relabelled", "10.52.0.9", "node-1");
     let other = vm.clone().label("app", "other");
     tell(&vm, vec![Write::Change(other)], vec![]);
@@ -227,7 +227,7 @@ async fn any_order_of_writes_leads_to_the_same_endpoints() -> Result<()> {
     Ok(())
 }
 
-/// Everything, in an order that the seed gives. Each lane keeps its own; a pod comes after the
+/// Makes all writes, in an order by the seed. Each lane keeps its own order; a pod comes after the
 /// run of its VM.
 async fn play(cluster: &Cluster, seed: u64) -> Result<()> {
     let namespace = format!("order-{seed}");
@@ -291,7 +291,7 @@ async fn act(
     Ok(())
 }
 
-/// Numbers that a seed gives (xorshift64*).
+/// Random numbers from a seed (xorshift64*).
 struct Dice(u64);
 
 impl Dice {

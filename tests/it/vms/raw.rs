@@ -1,5 +1,5 @@
 //! Single writes of virt-controller and the kubelet, for states and orders that a
-//! [`Guest`](testbed::kubevirt::Guest) would not go through.
+//! [`Guest`](testbed::kubevirt::Guest) does not have.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
@@ -19,14 +19,14 @@ pub(crate) async fn namespace(client: &Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Creates a VMI as the VM says, and returns its UID.
+/// Creates the VMI of a VM, and returns its UID.
 pub(super) async fn create(client: &Client, vm: &Vm) -> Result<String> {
     let vmi = serde_json::from_value(vm.instance())?;
     let created = instances(client, &vm.namespace).create(&PostParams::default(), &vmi).await;
     created.with_context(|| format!("create {}", vm.name))?.uid().context("no UID")
 }
 
-/// Writes a VMI as the VM says.
+/// Writes the VMI of a VM.
 pub(super) async fn write(client: &Client, vm: &Vm) -> Result<()> {
     let vmis = instances(client, &vm.namespace);
     let said = vm.instance();
@@ -46,7 +46,7 @@ pub(super) async fn delete(client: &Client, vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// Takes the finalizer off a deleted VMI.
+/// Removes the finalizer of a deleted VMI.
 pub(super) async fn let_go(client: &Client, vm: &Vm) -> Result<()> {
     let none: Value = json!({"metadata": {"finalizers": null}});
     let vmis = instances(client, &vm.namespace);
@@ -54,7 +54,7 @@ pub(super) async fn let_go(client: &Client, vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// A pod that runs a VM on a node, in whatever state.
+/// A pod that runs a VM on a node, ready or not.
 pub(super) fn launcher(vm: &Vm, number: usize, node: &str, ready: bool) -> Launcher {
     Launcher {
         name: format!("virt-launcher-{}-{number}", vm.name),
@@ -77,7 +77,7 @@ pub(super) async fn create_pod(
 ) -> Result<()> {
     let pods = Api::<Pod>::namespaced(client.clone(), &vm.namespace);
     let pod: Pod = serde_json::from_value(launcher.pod(vm, uid))?;
-    // Refused in a new namespace until its service account is there.
+    // Refused in a new namespace until its service account exists.
     eventually(SOON, &format!("pod {}", launcher.name), async || {
         pods.create(&PostParams::default(), &pod).await.map(|_| true)
     })
@@ -92,7 +92,7 @@ pub(super) async fn write_pod(client: &Client, vm: &Vm, launcher: &Launcher) -> 
     unless_gone(pods.patch_status(&launcher.name, &params, &Patch::Merge(status)).await)
 }
 
-/// Deletes the pod: it is on its way out, or gone at once.
+/// Deletes the pod, with a grace period or at once.
 pub(super) async fn delete_pod(
     client: &Client,
     vm: &Vm,
@@ -105,7 +105,7 @@ pub(super) async fn delete_pod(
     unless_gone(pods.delete(&launcher.name, &params).await)
 }
 
-/// The garbage collector may be faster, once the VMI is gone.
+/// Success also if the garbage collector was faster, once the VMI is gone.
 fn unless_gone<T>(result: kube::Result<T>) -> Result<()> {
     match result {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),

@@ -33,7 +33,7 @@ async fn what_is_edited_or_deleted_by_hand_is_put_right_and_no_more_than_that() 
         json!({"spec": {"type": "ClusterIP"}}),
         json!({"spec": {"type": "NodePort"}}),
         json!({"spec": {"loadBalancerIP": "10.9.9.9"}}),
-        json!({"spec": {"selector": {"app": "nobody"}}}),
+        json!({"spec": {"selector": {"app": "foreign"}}}),
         json!({"metadata": {"labels": {"loadbalancer.harvesterhci.io/servicelb": null}}}),
         json!({"metadata": {"labels": {"loadbalancer.harvesterhci.io/servicelb": "false"}}}),
         json!({"metadata": {"annotations": {"kube-vip.io/loadbalancerIPs": "10.9.9.9"}}}),
@@ -70,7 +70,7 @@ async fn what_is_edited_or_deleted_by_hand_is_put_right_and_no_more_than_that() 
     assert_ne!(cluster.services().get("web").await?.uid(), uid);
     cluster.serves("web", "Announced").await?;
     cluster.is_reached_at("web", Some("10.1.0.2")).await?;
-    // It may have said so before the deletion was seen.
+    // The status may be from before the deletion was observed.
     settled("the LoadBalancer", async || Ok(version(&cluster.lbs().get("web").await?.metadata)))
         .await?;
     decorated(&cluster).await?;
@@ -78,7 +78,7 @@ async fn what_is_edited_or_deleted_by_hand_is_put_right_and_no_more_than_that() 
     cluster.consistent().await
 }
 
-/// What others add stays, and nothing is written because of it.
+/// Additions of others stay, and cause no write.
 async fn decorated(cluster: &Cluster) -> Result<()> {
     let more = json!({"metadata": {"labels": {"team": "a"}, "annotations": {"note": "mine"}}});
     cluster.edit::<Service>("web", more.clone()).await?;
@@ -86,7 +86,7 @@ async fn decorated(cluster: &Cluster) -> Result<()> {
     let service = cluster.edit::<Service>("web", more_spec).await?;
     let slice = cluster.edit::<EndpointSlice>("web", more.clone()).await?;
     let lb = cluster.patch_lb("web", more).await?;
-    // One that came later is served: what came before was seen.
+    // A later one is served: earlier changes have been observed.
     cluster.vm_lb("later").await?;
     cluster.is_reached_at("later", Some("10.1.0.3")).await?;
     let (service_now, slice_now) =
@@ -95,7 +95,7 @@ async fn decorated(cluster: &Cluster) -> Result<()> {
     assert_eq!(version(&slice_now.metadata), version(&slice.metadata));
     assert_eq!(version(&cluster.lbs().get("web").await?.metadata), version(&lb.metadata));
 
-    // They outlive what must be written.
+    // They survive a necessary write.
     cluster
         .patch_lb("web", listen(&json!([{"name": "http", "port": 80, "backendPort": 81}])))
         .await?;
@@ -113,7 +113,7 @@ async fn decorated(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Ports that stay keep their node port, where a user asked for node ports.
+/// Retained ports keep their node port, where a user requested node ports.
 async fn listeners(cluster: &Cluster) -> Result<()> {
     let dns = [
         json!({"name": "dns-tcp", "port": 53, "protocol": "TCP"}),
@@ -183,7 +183,7 @@ async fn listeners(cluster: &Cluster) -> Result<()> {
         assert_eq!(third.get(port), second.get(port), "{port}");
     }
     assert_eq!(third.len(), 3);
-    // The only one may go without a name.
+    // A single port may have no name.
     cluster.patch_lb("dns", listen(&json!([{"port": 53, "protocol": "UDP"}]))).await?;
     let service = cluster
         .service_when("dns", "a port without a name", |service| {
@@ -198,7 +198,7 @@ fn listen(listeners: &Value) -> Value {
     json!({"spec": {"listeners": listeners}})
 }
 
-/// Each port by name: protocol, port, target.
+/// Ports by name: protocol, port, target.
 fn ports(service: &Service) -> BTreeMap<String, String> {
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
     ports
@@ -213,7 +213,7 @@ fn ports(service: &Service) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// By protocol and port.
+/// Node ports by protocol and port.
 fn node_ports(service: &Service) -> BTreeMap<String, i32> {
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
     ports
@@ -225,7 +225,7 @@ fn node_ports(service: &Service) -> BTreeMap<String, i32> {
         .collect()
 }
 
-/// What the operator decides of a Service.
+/// Fields of a Service that the operator sets.
 fn says(service: &Service) -> Value {
     let spec = service.spec.clone().unwrap_or_default();
     json!({
@@ -239,7 +239,7 @@ fn says(service: &Service) -> Value {
     })
 }
 
-/// What it decides of a slice.
+/// Fields of a slice that the operator sets.
 fn slice_says(slice: &EndpointSlice) -> Value {
     let owners = slice.owner_references();
     let endpoints = &slice.endpoints;

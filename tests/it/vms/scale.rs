@@ -15,7 +15,7 @@ use super::{raw, version, vm};
 use crate::support::{Cluster, LATER, settled};
 
 const FLAPS: usize = 5;
-/// The pace of the flaps; the input of the scenario.
+/// Interval of the flaps, an input of the scenario.
 const PACE: Duration = Duration::from_millis(200);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,13 +52,13 @@ async fn a_flapping_vm_among_a_thousand_costs_one_slice_write_for_each_change() 
         }
     }
     cluster.waits_for_endpoints("web", (1_001, 1_001)).await?;
-    // Down and up are two changes; the last one must be seen.
+    // Down and up are two changes; the last one must be observed.
     eventually(LATER, "last of the flaps", async || {
         let last = record.all().last().map(|last| last.state("flaps").to_owned());
         if last.as_deref() == Some("ready") { Ok(true) } else { Err(format!("{last:?}")) }
     })
     .await?;
-    // A write is counted when its answer comes, and is seen when the watch tells of it.
+    // A write is counted at its answer, and observed at its watch event.
     let [slices, services, lbs] = settled("writes", async || {
         let now = counts(&operator).await?;
         let counted = [now[0] - slices, now[1] - services, now[2] - lbs];
@@ -87,7 +87,7 @@ async fn a_flapping_vm_among_a_thousand_costs_one_slice_write_for_each_change() 
         after.iter().filter(|(name, at)| before.get(*name) != Some(*at)).map(|(n, _)| n).collect();
     assert_eq!(changed, [&written.first().context("nothing was written")?.slice]);
 
-    // One VM less: its slice, and no other.
+    // One VM less: its slice changes, and no other.
     let before = after;
     guest.stop().await?;
     cluster.waits_for_endpoints("web", (1_000, 1_000)).await?;

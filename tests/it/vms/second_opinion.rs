@@ -21,13 +21,13 @@ use super::{SINK, version, vm};
 use crate::support::{Cluster, SOON, ready, shows};
 
 const LBS: [&str; 4] = ["a", "b", "c", "d"];
-/// Addresses of VMs. In each network this host answers for them, on the ports that are listened on.
+/// Addresses of VMs. In each network this host answers for them, on its listening ports.
 const VMS: &str = "local 10.210.0.0/16 dev lo";
 const PORT: u16 = 8080;
 const DOUBTED: &str = "hgo_probe_targets_doubted";
 
-/// The leader's node loses its way to the VMs: another replica says that they are well. Then they die,
-/// and it says so.
+/// The leader's node loses its route to the VMs: another replica reports them healthy. Then they
+/// die, and it reports that.
 #[test]
 fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() -> Result<()> {
     isolated(async |here: Netns| {
@@ -88,7 +88,7 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
             cluster.serves(lb, "Announced").await?;
         }
         shows(&leader, DOUBTED, &[], |count| count == 0.0).await?;
-        told(&cluster, "ProberTrusted", "answers again").await?;
+        told(&cluster, "ProberTrusted", "answer again").await?;
         assert_eq!(slices(&cluster).await?, before);
         let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
         eventually(SOON, "Lease without notes", async || {
@@ -107,7 +107,7 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
         }
         told(&cluster, "OutageConfirmed", "two on node node-2 does not reach them either").await?;
         shows(&leader, DOUBTED, &[], |count| count == 0.0).await?;
-        // One of the Lease each time, and none of a load balancer.
+        // Only Events of the Lease, and none of a LoadBalancer.
         let doubts =
             events(&cluster).await?.into_iter().filter(|(_, why, _)| why == "ProberDoubted");
         assert_eq!(doubts.map(|(of, ..)| of).collect::<BTreeSet<_>>(), ["Lease".to_owned()].into());
@@ -115,7 +115,7 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
     })
 }
 
-/// Takes and drops connections to the VMs in a network.
+/// Accepts and closes connections to the VMs in a network.
 async fn listen(network: &Netns) -> Result<AbortOnDropHandle<()>> {
     let listener = bound(network, ([0, 0, 0, 0], PORT).into()).await?;
     Ok(AbortOnDropHandle::new(tokio::spawn(async move {
@@ -131,7 +131,7 @@ async fn bound(network: &Netns, at: SocketAddr) -> Result<TcpListener> {
     Ok(TcpListener::from_std(listener)?)
 }
 
-/// Has the API server answer in a network at its own address.
+/// Makes the API server reachable in a network at its own address.
 async fn way_to_the_api_server(cluster: &Cluster, from: &Netns) -> Result<AbortOnDropHandle<()>> {
     let at = cluster.bed.address()?;
     let listener = bound(from, at).await?;
@@ -146,7 +146,7 @@ async fn way_to_the_api_server(cluster: &Cluster, from: &Netns) -> Result<AbortO
     })))
 }
 
-/// Asks an operator that listens in another network.
+/// Whether an operator that listens in another network reports ready.
 async fn is_ready(network: &Netns, at: SocketAddr) -> Result<bool> {
     let ask = move || {
         let mut stream = StdStream::connect(at)?;

@@ -1,4 +1,4 @@
-//! What the Go controller leaves behind is taken over: nobody's address moves.
+//! Objects of the Go controller are taken over: no address moves.
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::LoadBalancer;
@@ -67,7 +67,7 @@ async fn what_the_go_controller_left_is_adopted_and_no_address_moves() -> Result
     })
     .await?;
     cluster.consistent().await?;
-    // And it is released as its own.
+    // And it is released like the operator's own.
     cluster.deleted("idle").await?;
     assert_eq!(cluster.allocated("pool").await?.len(), 1);
     assert!(cluster.services().get_opt("idle").await?.is_none());
@@ -75,7 +75,7 @@ async fn what_the_go_controller_left_is_adopted_and_no_address_moves() -> Result
     Ok(())
 }
 
-/// UIDs, and what the API server gave the Services.
+/// UIDs, and fields that the API server set on the Services.
 async fn found(cluster: &Cluster) -> Result<Vec<Value>> {
     let mut found = Vec::new();
     for name in ["web", "idle"] {
@@ -94,7 +94,7 @@ async fn found(cluster: &Cluster) -> Result<Vec<Value>> {
     Ok(found)
 }
 
-/// LoadBalancer, Service and slice as version 1.8 writes them.
+/// Creates LoadBalancer, Service and slice as version 1.8 writes them.
 async fn left_behind(
     cluster: &Cluster,
     name: &str,

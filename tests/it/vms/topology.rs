@@ -1,4 +1,4 @@
-//! A VM is told in which region and zone it runs.
+//! Region and zone of a VM's node are written to its annotations.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Node;
@@ -22,7 +22,7 @@ async fn a_vm_is_told_where_it_runs_and_when_that_changes() -> Result<()> {
     create_node(client, "node-2", &[(REGION, "eu"), (ZONE, "eu-2")], "10.0.0.2").await?;
     create_node(client, "node-3", &[(REGION, "us")], "10.0.0.3").await?;
     create_node(client, "silent", &[], "10.0.0.4").await?;
-    // Before the operator, and while it runs.
+    // Before the operator starts, and while it runs.
     let mut guest = Guest::run(client, vm("web", "a", "10.52.0.7"), "node-1").await?;
     let rancher = vm("web", "rancher", "10.52.0.8")
         .label("harvesterhci.io/creator", "docker-machine-driver-harvester");
@@ -50,7 +50,7 @@ async fn a_vm_is_told_where_it_runs_and_when_that_changes() -> Result<()> {
     relabel(&cluster, "node-3", "us-1").await?;
     told(&guest, Some("us"), Some("us-1")).await?;
     relabel(&cluster, "node-1", "eu-7").await?;
-    // One that is told after the change was seen.
+    // A VM that is annotated after the change was observed.
     let last = Guest::run(client, vm("web", "c", "10.52.0.11"), "node-1").await?;
     told(&last, Some("eu"), Some("eu-7")).await?;
     assert_eq!(version(&rancher.instance().await?.metadata), before, "Harvester's own");

@@ -1,4 +1,4 @@
-//! Every version of a load balancer's EndpointSlices, and when it was seen.
+//! Every version of a LoadBalancer's EndpointSlices, and when it was observed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,21 +16,21 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{Seen, seen};
 use crate::support::{Cluster, SOON};
 
-/// Seconds: shorter than the silence that ends a call of the bed's client.
+/// Watch timeout in seconds: shorter than the silence that ends a call of the bed's client.
 const WATCH: u32 = 20;
 
-/// A slice as it was at a moment.
+/// A version of a slice.
 #[derive(Clone, Debug)]
 pub(super) struct Version {
     pub(super) at: Instant,
     pub(super) slice: String,
-    /// It was deleted.
+    /// Whether it was deleted.
     pub(super) gone: bool,
     pub(super) endpoints: BTreeMap<String, Seen>,
 }
 
 impl Version {
-    /// The state of a VM's endpoint; empty if it has none here.
+    /// State of a VM's endpoint; empty if this slice has none.
     pub(super) fn state(&self, vm: &str) -> &str {
         self.endpoints.get(vm).map_or("", |seen| &seen.state)
     }
@@ -43,7 +43,7 @@ pub(super) struct Versions {
 }
 
 impl Versions {
-    /// Begins with what is there now.
+    /// Begins with the current versions.
     pub(super) async fn of(cluster: &Cluster, lb: &str) -> Result<Self> {
         let config =
             Config::default().labels(&format!("kubernetes.io/service-name={lb}")).timeout(WATCH);
@@ -71,17 +71,17 @@ impl Versions {
         Ok(versions)
     }
 
-    /// All of them, in order.
+    /// All versions, in order.
     pub(super) fn all(&self) -> Vec<Version> {
         lock(&self.seen).clone()
     }
 
-    /// Forgets those seen so far.
+    /// Removes the versions so far.
     pub(super) fn clear(&self) {
         lock(&self.seen).clear();
     }
 
-    /// Waits for a version, and returns the first such one.
+    /// Waits for a matching version, and returns the first one.
     pub(super) async fn first(&self, what: &str, is: impl Fn(&Version) -> bool) -> Result<Version> {
         eventually(SOON, what, async || {
             let found = self.all().into_iter().find(|version| is(version));

@@ -1,4 +1,4 @@
-//! Work that goes on side by side, with one line of progress for each task.
+//! Work that runs side by side, with one line of progress for each task.
 
 use std::fmt::{self, Display, Formatter};
 use std::io::{IsTerminal as _, Write as _, stderr};
@@ -15,10 +15,10 @@ use crate::cache::{last_duration, store_duration};
 const LINE_EVERY: Duration = Duration::from_secs(15);
 /// Period of the display on a terminal.
 const REDRAW_EVERY: Duration = Duration::from_millis(250);
-/// Work that is shorter was not worth a line, and says nothing about a build.
+/// Shortest work that gets a line and whose duration is stored as that of a build.
 const WORTH_NOTING: Duration = Duration::from_secs(2);
 
-/// One piece of work and how far it is.
+/// A piece of work and its progress.
 pub struct Task {
     name: &'static str,
     state: Mutex<State>,
@@ -44,7 +44,7 @@ impl Task {
         Self { name, state: Mutex::new(state) }
     }
 
-    /// Says how far the work is, such as `12 of 345 packages`.
+    /// Sets the progress of the work, such as `12 of 345 packages`.
     pub fn show(&self, how_far: impl Into<String>) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).how_far = how_far.into();
     }
@@ -54,7 +54,7 @@ impl Task {
         let took = state.started.elapsed();
         state.took = Some(took);
         if took > WORTH_NOTING {
-            // A machine whose cache cannot be written is told less, and nothing else.
+            // If the cache cannot be written, only the duration of the last time is missing.
             let _ = store_duration(self.name, took);
         }
     }
@@ -81,7 +81,7 @@ impl Task {
 }
 
 impl<'a> Board<'a> {
-    /// Adds a task. Its name is also the one under which its duration is kept.
+    /// Adds a task. Its duration is stored under its name.
     #[must_use]
     pub fn with(
         mut self,

@@ -1,4 +1,4 @@
-//! The cache folder of this machine: built programs, and how long things took last time.
+//! The cache folder of this machine: built programs, and durations of the last time.
 
 use std::env;
 use std::fs::{self, File, TryLockError};
@@ -31,13 +31,13 @@ pub(crate) fn lock(path: &Path, waiting: impl FnOnce()) -> Result<File> {
     Ok(file)
 }
 
-/// Duration that this work took last time on this machine.
+/// Duration of this work in the last run on this machine.
 pub(crate) fn last_duration(work: &str) -> Option<Duration> {
     let text = fs::read_to_string(duration_file(work).ok()?).ok()?;
     Duration::try_from_secs_f64(text.trim().parse().ok()?).ok()
 }
 
-/// Stores how long the work took, for the next run.
+/// Stores the duration of the work for the next run.
 pub(crate) fn store_duration(work: &str, took: Duration) -> Result<()> {
     Ok(fs::write(duration_file(work)?, format!("{:.1}\n", took.as_secs_f64()))?)
 }
@@ -48,8 +48,8 @@ fn duration_file(work: &str) -> Result<PathBuf> {
     Ok(dir.join(work.replace(' ', "-")))
 }
 
-/// FNV-1a, which stays the same from one toolchain to the next; the standard library's hasher
-/// does not promise that.
+/// FNV-1a, which is the same for every toolchain; the standard library's hasher does not promise
+/// that.
 pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

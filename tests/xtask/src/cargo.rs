@@ -18,7 +18,7 @@ pub(crate) fn cargo() -> Command {
 /// same features.
 ///
 /// # Errors
-/// What cargo wrote, but for its progress.
+/// Output of cargo without its progress.
 pub fn build_workspace(task: &Task, args: &[&str], after: &[&str]) -> Result<()> {
     let mut child = cargo()
         .args(args)
@@ -46,7 +46,7 @@ pub fn build_workspace(task: &Task, args: &[&str], after: &[&str]) -> Result<()>
     Ok(())
 }
 
-/// Pieces that end with a line feed or, as progress does, with a carriage return.
+/// Splits at line feeds and, as progress uses them, at carriage returns.
 fn pieces(from: impl Read) -> impl Iterator<Item = String> {
     let mut bytes = BufReader::new(from).bytes().map_while(Result::ok);
     std::iter::from_fn(move || {
@@ -61,7 +61,7 @@ fn pieces(from: impl Read) -> impl Iterator<Item = String> {
     })
 }
 
-/// How far cargo is: `    Building [====>  ] 12/345: serde, syn`.
+/// Progress of cargo: `    Building [====>  ] 12/345: serde, syn`.
 fn progress(piece: &str) -> Option<String> {
     let (_, rest) = piece.split_once("] ")?;
     let (count, crates) = rest.split_once(": ").unwrap_or((rest, ""));

@@ -9,21 +9,22 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::board::Task;
 
-/// Lines of a failed build that are shown.
+/// Number of lines of a failed build that are shown.
 const SHOWN_LINES: usize = 20;
-/// Test programs need no debug information: a tenth of the compiler's time.
+/// Flag without debug information, which test programs do not need: a tenth of the compiler's time.
 const COMPILE: &str = "-gcflags=all=-dwarf=false";
-/// Collecting its garbage is another tenth of the compiler's time, and 1 GiB bounds it.
+/// Settings without garbage collection, which is another tenth of the compiler's time; 1 GiB bounds
+/// it.
 const COMPILER_MEMORY: [(&str, &str); 2] = [("GOGC", "off"), ("GOMEMLIMIT", "1GiB")];
 
-/// Flags that decide what a build produces.
+/// Flags that determine the result of a build.
 pub(crate) fn flags(ldflags: &str) -> [String; 5] {
     let (no_vcs, no_paths) = ("-buildvcs=false".to_owned(), "-trimpath".to_owned());
     [no_vcs, no_paths, COMPILE.to_owned(), "-ldflags".to_owned(), ldflags.to_owned()]
 }
 
-/// Builds the packages of a module into a folder. Each program is called what its package's folder
-/// is called.
+/// Builds the packages of a module into a folder. Each program gets the name of its package's
+/// folder.
 pub(crate) fn build(
     module: &Path,
     packages: &[&str],
@@ -45,7 +46,7 @@ pub(crate) fn build(
         .stderr(Stdio::piped())
         .spawn()
         .context("start go")?;
-    // With -v each package that is compiled is named on standard error, where failures are too.
+    // With -v each compiled package is named on standard error, where failures are too.
     let mut last = VecDeque::new();
     let mut built = 0;
     let lines = BufReader::new(child.stderr.take().context("go without standard error")?).lines();

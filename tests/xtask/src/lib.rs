@@ -1,7 +1,7 @@
-//! What `make demo` and `make test` do before and around the tests: programs are built side by side
-//! with progress shown, and the tests run by the clock.
+//! Steps of `make demo` and `make test` before and around the tests: it builds programs side by
+//! side with progress shown, and measures the tests' time.
 //!
-//! It is compiled first, in seconds, so it depends on almost nothing.
+//! It is compiled first, in seconds, so it has few dependencies.
 
 mod board;
 mod cache;

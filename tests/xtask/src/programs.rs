@@ -1,7 +1,7 @@
-//! Programs written in Go that the demo and the tests run, and where they come from.
+//! Programs written in Go that the demo and the tests run, and their sources.
 //!
-//! A program is taken from the folder `KUBEBUILDER_ASSETS`; else from PATH, if it says that it has
-//! the wanted minor version; else from the cache folder, where `go build` puts it first if it is
+//! A program is taken from the folder `KUBEBUILDER_ASSETS`; else from PATH, if it reports the
+//! wanted minor version; else from the cache folder, where `go build` puts it first if it is
 //! missing. A program in the cache is complete: it is renamed into its place at the very end.
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::{go, prometheus};
 /// A program and the package that it is built from.
 #[derive(Debug)]
 pub struct Program {
-    /// Name under which it is asked for.
+    /// Name in [`Programs`].
     pub name: &'static str,
     /// Name on PATH.
     command: &'static str,
@@ -45,7 +45,7 @@ const CONTROL_PLANE: [Program; 4] = [
         ..kubernetes("kubectl", "k8s.io/kubernetes/cmd/kubectl")
     },
 ];
-/// Those of the control plane's module that only tests need.
+/// Programs of the control plane's module that only tests need.
 const NODE: [Program; 2] = [
     kubernetes("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy"),
     kubernetes("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
@@ -66,7 +66,7 @@ const HELM3: [Program; 2] = [
         version_args: &["-v"],
     },
 ];
-/// Apart from Helm 3, because both packages are called `helm`.
+/// Separate from Helm 3, because both packages are called `helm`.
 const HELM4: [Program; 1] = [Program {
     name: "helm4",
     command: "helm",
@@ -79,13 +79,13 @@ const fn kubernetes(name: &'static str, package: &'static str) -> Program {
     Program { name, command: name, package, module: KUBERNETES, version_args: &["--version"] }
 }
 
-/// Where each program is.
+/// Path of each program.
 #[derive(Clone, Debug, Default)]
 pub struct Programs {
     paths: BTreeMap<&'static str, PathBuf>,
 }
 
-/// Programs that are nowhere yet, and what else is known of a set of programs.
+/// Programs that were not found, and those of the set that were.
 #[derive(Debug)]
 pub struct Missing {
     found: Programs,
@@ -107,7 +107,8 @@ pub fn control_plane() -> Result<Missing> {
     Missing::look(&[("controlplane", &CONTROL_PLANE)])
 }
 
-/// Looks for what only tests run: kube-proxy, kube-scheduler, Helm 3 and 4, kubeconform, Prometheus.
+/// Looks for programs of tests only: kube-proxy, kube-scheduler, Helm 3 and 4, kubeconform,
+/// Prometheus.
 pub fn tools() -> Result<Missing> {
     let mut missing =
         Missing::look(&[("controlplane", &NODE), ("tools", &HELM3), ("tools", &HELM4)])?;
@@ -119,7 +120,7 @@ pub fn tools() -> Result<Missing> {
 }
 
 impl Programs {
-    /// The path of a program.
+    /// Path of a program.
     ///
     /// # Panics
     /// If the set has no program of that name.
@@ -153,12 +154,12 @@ impl Missing {
         Ok(Self { found, recipes, prometheus: false })
     }
 
-    /// Whether all programs are there.
+    /// Whether no program is missing.
     pub fn is_none(&self) -> bool {
         self.recipes.is_empty() && !self.prometheus
     }
 
-    /// Builds what is missing, with progress on standard error.
+    /// Builds missing programs, with progress on standard error.
     pub fn get(mut self, name: &'static str) -> Result<Programs> {
         if !self.is_none() {
             Board::default().with(name, |task| self.build(task)).run()?;
@@ -166,7 +167,8 @@ impl Missing {
         Ok(self.found)
     }
 
-    /// Builds what is missing. One process builds at a time; the others wait, and take what it built.
+    /// Builds missing programs. One process builds at a time; the others wait, and take its
+    /// results.
     pub fn build(&mut self, task: &Task) -> Result<()> {
         let waiting = || task.show("waiting for another process that builds");
         let _only_builder = lock(&cache_root()?.join("build.lock"), waiting)?;
@@ -220,7 +222,7 @@ impl Recipe {
             return Ok(());
         }
         let partial = self.dir.join("partial");
-        // What a killed build left behind; the lock excludes that another one writes to it.
+        // Files of a killed build; the lock excludes that another build writes to them.
         if partial.exists() {
             fs::remove_dir_all(&partial)?;
         }
@@ -236,8 +238,8 @@ impl Recipe {
     }
 }
 
-/// The name that `go build` gives to a package's program: the last part of its path that is not a
-/// major version.
+/// Name that `go build` gives to a package's program: the last part of its path that is not a major
+/// version.
 fn binary_name(package: &str) -> &str {
     let is_major = |part: &&str| {
         part.strip_prefix('v').is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()))
@@ -245,8 +247,8 @@ fn binary_name(package: &str) -> &str {
     package.rsplit('/').find(|part| !is_major(part)).unwrap_or(package)
 }
 
-/// Without these a Kubernetes program calls itself v0.0.0, and charts that ask for a version refuse
-/// it. A module without Kubernetes needs none.
+/// Linker flags. Without them a Kubernetes program reports v0.0.0, and charts that require a
+/// version refuse it. A module without Kubernetes needs no version.
 fn ldflags(go_mod: &str) -> Result<String> {
     let Ok(version) = version(go_mod, KUBERNETES) else { return Ok("-s -w".to_owned()) };
     let mut numbers = version.split('.');
@@ -258,7 +260,7 @@ fn ldflags(go_mod: &str) -> Result<String> {
     ))
 }
 
-/// The version that a go.mod requires of a module, without the `v`.
+/// Version of a module that a go.mod requires, without the `v`.
 fn version(go_mod: &str, module: &str) -> Result<String> {
     let mut lines = go_mod.lines().filter(|line| !line.contains("=>"));
     let version = lines
@@ -276,7 +278,7 @@ pub(crate) fn on_path(command: &str) -> Option<PathBuf> {
     env::split_paths(&path).map(|dir| dir.join(command)).find(|file| file.is_file())
 }
 
-/// Whether a program names a version of this minor, such as `v1.36.3` for `1.36`.
+/// Whether a program reports a version of this minor, such as `v1.36.3` for `1.36`.
 fn says_minor(program: &Path, args: &[&str], minor: &str) -> bool {
     let Ok(output) = Command::new(program).args(args).output() else { return false };
     names_minor(&String::from_utf8_lossy(&output.stdout), minor)

@@ -1,4 +1,4 @@
-//! Prometheus and promtool: from PATH, or as Debian packages them, unpacked in the cache and not
+//! Prometheus and promtool: from PATH, or from Debian's package, unpacked in the cache and not
 //! installed, because the package would start a service.
 
 use std::env;
@@ -14,7 +14,7 @@ use crate::programs::run;
 
 pub(crate) const PROGRAMS: [&str; 2] = ["prometheus", "promtool"];
 
-/// The folder that holds both programs.
+/// Folder that holds both programs.
 pub(crate) fn find() -> Result<Option<PathBuf>> {
     let path = env::var_os("PATH").unwrap_or_default();
     let cached = cache_root()?.join("prometheus/usr/bin");
@@ -42,7 +42,7 @@ pub(crate) fn fetch(task: &Task) -> Result<PathBuf> {
 fn unpack(out: &Path) -> Result<()> {
     let apt = |args: &[&str]| run(Command::new("apt-get").args(args).current_dir(out));
     let download = || apt(&["download", "-q", "prometheus"]);
-    // A machine that was installed a moment ago has no lists of packages.
+    // A newly installed machine has no lists of packages.
     download()
         .or_else(|_| apt(&["update", "-q"]).and_then(|()| download()))
         .context("no prometheus and promtool on PATH, and Debian's package cannot be had")?;

@@ -1,14 +1,14 @@
-//! Reads what the tests printed: how many passed, how long each took, and what it waited for.
+//! Reads the tests' output: how many passed, how long each took, and what it waited for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// Waits of a test that are named.
+/// Number of waits that the report names for a test.
 const NAMED_WAITS: usize = 3;
-/// Waits that are shorter explain nothing.
+/// Shortest wait that the report names.
 const LONG_WAIT: Duration = Duration::from_millis(500);
-/// Lines of a failed test that are repeated: from its error on, else the last ones.
+/// Number of lines of a failed test that are repeated: from its error on, else the last ones.
 const REPEATED_LINES: usize = 30;
 
 /// Results of a run of `cargo test`.
@@ -23,7 +23,7 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    /// Reads the lines of `test result:` and, where the harness was asked for them, the times.
+    /// Reads the lines of `test result:` and, where the harness prints them, the times.
     pub(crate) fn read(log: &str) -> Self {
         let mut results = Self::default();
         let mut is_in_failure = false;
@@ -46,8 +46,9 @@ impl Results {
         results
     }
 
-    /// Errors that the failed tests printed, and what the test bed had noticed before, without backtraces. Each line begins with the name of its test, so that a
-    /// search for the name finds them all.
+    /// Errors that the failed tests printed, and earlier notices of the test bed, without
+    /// backtraces. Each line begins with the name of its test, so that a search for the name finds
+    /// them all.
     pub(crate) fn failed(&self) -> String {
         let mut text = String::new();
         for (name, output) in &self.failures {
@@ -67,7 +68,7 @@ impl Results {
         text
     }
 
-    /// The slowest tests, a line each with what they waited for.
+    /// The slowest tests, one line each with what they waited for.
     pub(crate) fn slowest(&self, most: usize, waits: &str) -> String {
         let waits = by_test(waits);
         let mut text = String::new();
@@ -84,12 +85,12 @@ impl Results {
     }
 }
 
-/// The test whose output follows: `---- pools::grows stdout ----`.
+/// Name of the test whose output follows: `---- pools::grows stdout ----`.
 fn failure(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
 
-/// The number before a word: `ok. 12 passed; 0 failed`.
+/// Number before a word: `ok. 12 passed; 0 failed`.
 fn count(sum: &str, word: &str) -> u32 {
     let mut words = sum.split([' ', ';', '.']).filter(|word| !word.is_empty());
     let mut before = "";
@@ -113,8 +114,8 @@ fn timed(line: &str) -> Option<(String, Duration)> {
     Some((name.to_owned(), Duration::try_from_secs_f64(seconds).ok()?))
 }
 
-/// Long waits of each test, the longest first: those for the same thing are added up. A line of the
-/// file is test, seconds, what for, with tabs between them.
+/// Long waits of each test, the longest first; waits for the same thing are summed. A line of the
+/// file is test, seconds and what was waited for, separated by tabs.
 fn by_test(waits: &str) -> HashMap<&str, Vec<(&str, Duration)>> {
     let mut sums: BTreeMap<(&str, &str), Duration> = BTreeMap::new();
     for line in waits.lines() {

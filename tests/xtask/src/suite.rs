@@ -15,12 +15,12 @@ use crate::cargo::{build_workspace, cargo};
 use crate::programs::{control_plane, run, tools};
 use crate::report::Results;
 
-/// Minutes that the tests may take on 2 cores, without builds. Twice as many fail the run.
+/// Budget of the tests in minutes on 2 cores, without builds. A run fails at twice the budget.
 const BUDGET: &str = include_str!("../budget-minutes");
-/// Name under which the duration of the tests is kept.
+/// Name under which the duration of the tests is stored.
 const SUITE: &str = "tests";
 const LISTED: usize = 10;
-/// Module of the tests that measure: they run when all others are over, one at a time.
+/// Module of the tests that measure: they run after all others, one at a time.
 const MEASURED: &str = "alone::";
 
 /// Runs format, lints and every test.
@@ -72,14 +72,14 @@ fn run_tests() -> Result<bool> {
     Ok(test(&most, &mut log)? & test(&["--doc"], &mut log)? & test(&measured, &mut log)?)
 }
 
-/// Runs `cargo test`, shows what it prints, and keeps that in the log.
+/// Runs `cargo test`, shows its output, and writes it to the log.
 fn test(args: &[&str], log: &mut File) -> Result<bool> {
     let host = host()?.to_uppercase().replace('-', "_");
     let mut child = cargo()
         .args(["test", "--locked", "--workspace", "--no-fail-fast"])
         .args(args)
-        // Only the harness has each test's time, and it gives it to nightly compilers, or to those
-        // that take themselves for one. What is compiled is not concerned.
+        // Only the harness has each test's time, and it prints it only with nightly compilers, or
+        // with compilers that this variable makes act as one. It does not affect the compiled code.
         .env(format!("CARGO_TARGET_{host}_RUNNER"), "env RUSTC_BOOTSTRAP=1")
         .env("HGO_TEST_WAITS", fs::canonicalize("target")?.join("test-waits.tsv"))
         .stdin(Stdio::null())
@@ -136,7 +136,7 @@ fn log_file() -> PathBuf {
     Path::new("target").join("test.log")
 }
 
-/// Errors of the tests that failed, for those that keep only the end of what a run prints.
+/// File with the errors of failed tests, for readers who have only the end of a run's output.
 fn failures_file() -> PathBuf {
     Path::new("target").join("test-failures.log")
 }

@@ -14,10 +14,10 @@ use std::net::IpAddr;
 use kube::ResourceExt;
 
 use self::settings::Settings;
-use super::{Context, Error};
+use super::{Context, Error, LAST_RETRY, Served};
 use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
 use crate::domain::load_balancer::facts;
-use crate::domain::load_balancer::status::Finding;
+use crate::domain::load_balancer::status::{self, Finding};
 use crate::domain::pools::allocator::Verdict;
 use crate::domain::vm_backends::backend_address::Rules;
 use crate::domain::vm_backends::endpoint_slices::remembered;
@@ -52,23 +52,45 @@ impl From<CallError> for Obstacle {
     }
 }
 
-/// Makes Service and slices say what they must. `None`: there is nothing to serve, or what must
-/// be known for it is not known yet.
+/// Makes Service and EndpointSlices of a vm load balancer, or takes the Service away until there is an
+/// address again. Others are served by their guest cluster. `None`: VMs were not listed yet.
 pub(super) async fn serve(
+    lb: &LoadBalancer,
+    finding: Finding,
+    ctx: &Context,
+) -> Result<Option<Served>, Error> {
+    if !listeners::is_vm(lb) || !status::may_serve(lb) {
+        return Ok(Some(Served { finding, report: None, again: None }));
+    }
+    if !finding.is_allocated() {
+        // It may have lost its address to one with a better claim.
+        suspend(lb, ctx).await?;
+        return Ok(Some(Served { finding, report: None, again: None }));
+    }
+    let Some(mut report) = announce(lb, &finding, ctx).await? else { return Ok(None) };
+    // A foreign Service carries no label to watch it by, and the end of a refusal is no event.
+    let again = match report.service {
+        Service::Foreign(_) | Service::Refused(_) => Some(LAST_RETRY),
+        Service::Held(left) => Some(left),
+        _ => None,
+    };
+    let finding = match status::moves_from(lb, &finding) {
+        // That is not given up while it may be announced.
+        Some(old) if may_lead_here(lb, old.ip, ctx) => {
+            report.moving_from = Some(old.ip).filter(|_| report.ingress.is_empty());
+            status::staying_at(old)
+        }
+        _ => finding,
+    };
+    Ok(Some(Served { finding, report: Some(report), again }))
+}
+
+/// Makes Service and EndpointSlices say what they must. `None`: VMs were not listed yet.
+async fn announce(
     lb: &LoadBalancer,
     finding: &Finding,
     ctx: &Context,
 ) -> Result<Option<Report>, Error> {
-    let address = match finding {
-        Finding::Pool(Verdict::Held { claim, .. }) => Some(claim.ip),
-        Finding::Host(Ok(lease)) => Some(lease.ip.into()),
-        Finding::Guest(_) => None,
-        Finding::Host(Err(_)) | Finding::Pool(Verdict::Waiting(_)) => {
-            // It may have lost its address to one with a better claim.
-            suspend(lb, ctx).await?;
-            return Ok(None);
-        }
-    };
     let at = At::new(lb, ctx);
     if !ctx.shared.views.endpoints_synced() {
         let report = ctx.vms_overdue().then(|| Report {
@@ -98,7 +120,7 @@ pub(super) async fn serve(
     let link = attachment.as_ref().map(|at| ctx.shared.views.link(at)).unwrap_or_default();
     let wanted = Wanted {
         lb: at.identity(),
-        address,
+        address: finding.address(),
         listeners: listeners.as_deref().unwrap_or_default(),
         network,
         attachment: attachment.as_ref(),
@@ -159,7 +181,7 @@ pub(super) async fn serve(
 
 /// Whether the address may still lead here: the Service is announced there or asks for it, or has
 /// asked for another since and the announcer has not said yet that it saw that.
-pub(super) fn may_lead_here(lb: &LoadBalancer, address: IpAddr, ctx: &Context) -> bool {
+fn may_lead_here(lb: &LoadBalancer, address: IpAddr, ctx: &Context) -> bool {
     let own = At::new(lb, ctx).own();
     own.is_some_and(|stored| {
         let moves = stored.ingress.is_empty() && facts::is_announced_at(lb, address);

@@ -1,102 +1,105 @@
-//! The life of admission's certificates: when which one is made, trusted, used and forgotten.
+//! The life cycle of admission's certificates: when each is made, trusted, used and removed.
 //!
-//! Invariants: a certificate is served only when its authority is among those that the API server
-//! was told to trust, unless there is nothing better; an authority signs only after it was trusted
-//! for a while; one that signed stays trusted until it has expired. So nothing that a replica may
-//! still serve is ever refused, however late it hears of a change.
+//! Invariants: a certificate is served only if the configurations make the API server trust its
+//! authority, unless there is nothing better; an authority signs only after it was trusted for a
+//! while; an authority that signed stays trusted until it has expired. So no certificate that a
+//! replica may still serve is refused, however late the replica learns of a change.
 //!
-//! Times are offsets from the Unix epoch. The caller makes keys and carries out.
+//! Times are offsets from the Unix epoch. The caller makes the keys and carries out the steps.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 const DAY: Duration = Duration::from_hours(24);
-/// How long an authority is valid.
+/// Lifetime of an authority.
 pub const AUTHORITY_LIFE: Duration = DAY.saturating_mul(365);
-/// How long a serving certificate is valid.
+/// Lifetime of a serving certificate.
 pub const SERVING_LIFE: Duration = DAY.saturating_mul(90);
-/// Validity begins so long before a certificate is made: clocks differ, and one may be a year off.
+/// Time by which the start of validity precedes the making of a certificate: clocks differ, and one
+/// may be a year off.
 pub const BACKDATED: Duration = DAY.saturating_mul(730);
-/// A replacement is due when this part of a life is left.
+/// A replacement is due when one part in this many of a lifetime is left.
 const DUE_PART: u32 = 3;
-/// After a configuration was seen to trust an authority, every API server gets at least this long
-/// to hear of it.
+/// Shortest time that API servers get to learn of an authority after a configuration was observed
+/// to trust it.
 pub const SETTLING: Duration = Duration::from_secs(2);
-/// And at most this long, which is what it gets when nothing presses.
+/// Longest time that API servers get to learn of an authority, if nothing is urgent.
 const LONGEST_SETTLING: Duration = Duration::from_mins(10);
-/// What is gained by signing anew must be worth it.
+/// Shortest gain in lifetime that makes a new signature worthwhile.
 const LEAST_GAIN: Duration = Duration::from_mins(1);
-/// Names that a serving certificate is given at most.
+/// Most names in a serving certificate.
 const MOST_NAMES: usize = 20;
 
-/// An authority that is stored.
+/// A stored authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Authority {
-    /// The end of its validity.
+    /// End of its validity.
     pub not_after: Duration,
-    /// Whether its key is there and fits.
+    /// Whether its key is present and fits.
     pub signs: bool,
 }
 
-/// A serving certificate that is stored.
+/// A stored serving certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Serving {
-    /// The end of its validity.
+    /// End of its validity.
     pub not_after: Duration,
-    /// What it is valid for.
+    /// DNS names and IP addresses that the certificate is valid for.
     pub names: BTreeSet<String>,
-    /// Whether its key fits, and the authority that signs has signed it.
+    /// Whether its key fits, and the present authority has signed it.
     pub fits: bool,
 }
 
-/// What the Secret holds.
+/// Content of the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// The authority that signs.
+    /// Authority that signs now.
     pub ca: Authority,
-    /// The one that will sign next, once it is trusted.
+    /// Authority that will sign next, once it is trusted.
     pub next: Option<Authority>,
-    /// What is served.
+    /// Serving certificate. `None`: none is stored.
     pub serving: Option<Serving>,
-    /// The ends of authorities that signed before.
+    /// Ends of validity of authorities that signed before.
     pub previous: Vec<Duration>,
-    /// Whether the authority of what this replica serves now is any of these.
+    /// Whether the Secret has the authority of the certificate that this replica serves now.
     pub knows_ours: bool,
 }
 
-/// What a step depends on besides.
+/// Other inputs of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct At<'a> {
-    /// The time.
+    /// Present time.
     pub now: Duration,
-    /// Replacements are made so much earlier, so that replicas do not all do it at once.
+    /// Time by which this replica makes replacements earlier, so that not all replicas make them at
+    /// once.
     pub early: Duration,
-    /// What the API server may call this replica.
+    /// Names by which the API server may call this replica.
     pub names: &'a BTreeSet<String>,
-    /// For how long every configuration has been seen to trust the next authority.
+    /// Duration of the trust of every configuration in the next authority, as observed. `None`:
+    /// not all do.
     pub trusted_for: Option<Duration>,
 }
 
-/// What is to be done with the Secret. One at a time; each is one guarded write.
+/// The next action on the Secret. Each is one guarded write, and they are made one at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Make everything: nothing that could be used is there.
+    /// Make everything: no usable certificate is stored.
     Start,
-    /// Add the authority of what this replica serves to the previous ones.
+    /// Add the authority of this replica's certificate to the previous ones.
     Remember,
     /// Sign a serving certificate for these names.
     Renew(BTreeSet<String>),
     /// Make the authority that will sign next.
     Begin,
-    /// The next authority signs from now on; the one that did so far becomes a previous one.
+    /// Let the next authority sign from now on; the present one becomes a previous one.
     Switch,
-    /// Forget previous authorities that have expired.
+    /// Remove previous authorities that have expired.
     Forget,
-    /// Nothing before that time.
+    /// Do nothing before this time.
     Wait(Duration),
 }
 
-/// Decides what is to be done.
+/// Decides the next step.
 pub fn plan(stored: Option<&Stored>, at: At<'_>) -> Step {
     let Some(stored) = stored else { return Step::Start };
     if !stored.knows_ours {
@@ -113,7 +116,7 @@ pub fn plan(stored: Option<&Stored>, at: At<'_>) -> Step {
             match at.trusted_for {
                 Some(trusted) if trusted >= patience => return Step::Switch,
                 Some(trusted) => wake = at.now + patience.saturating_sub(trusted),
-                // Being trusted is an event, not a time.
+                // Trust is an event, not a time.
                 None => wake = at.now + LONGEST_SETTLING,
             }
         }
@@ -130,32 +133,32 @@ pub fn plan(stored: Option<&Stored>, at: At<'_>) -> Step {
     Step::Wait(next)
 }
 
-/// The end of what is signed now.
+/// End of validity of a certificate that is signed now by an authority that ends at `ca`.
 pub fn serving_end(now: Duration, ca: Duration) -> Duration {
     (now + SERVING_LIFE).min(ca)
 }
 
-/// Whether this replica goes over to the stored certificate: `ours` is whether what it serves now
-/// is valid and trusted, `trusted_for` how long the stored one's authority has been trusted.
+/// Whether this replica changes to the stored certificate. `ours`: whether the one it serves now is
+/// valid and trusted. `trusted_for`: duration of the trust in the stored one's authority.
 pub fn adopt(ours: bool, trusted_for: Option<Duration>) -> bool {
     !ours || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
 
-/// Whether a replica that has just started may be asked: `trusted_for` is how long the authority of
-/// what it serves has been trusted. Before anything is registered nobody asks, and nothing would be
-/// registered if nobody were ready.
+/// Whether a replica that has just started may receive calls. `trusted_for`: how long the
+/// authority of its certificate has been trusted. Before the registration no calls come, and
+/// without a ready replica there would be no registration.
 pub fn ready(registered: bool, trusted_for: Option<Duration>) -> bool {
     !registered || trusted_for.is_some_and(|trusted| trusted >= SETTLING)
 }
 
-/// The names to sign for, if the serving certificate must be replaced.
+/// Names to sign for. `None`: the serving certificate need not be replaced.
 fn renewal(stored: &Stored, at: At<'_>) -> Option<BTreeSet<String>> {
     let Some(serving) = stored.serving.as_ref().filter(|serving| serving.fits) else {
         return Some(at.names.clone());
     };
     if !at.names.is_subset(&serving.names) {
-        // Another replica may be called by other names while options change. Were its names left
-        // out, the two would sign against each other for ever.
+        // Another replica may be called by other names while options change. Without its names, the
+        // two would replace each other's certificate for ever.
         let both: BTreeSet<String> = serving.names.union(at.names).cloned().collect();
         return Some(if both.len() > MOST_NAMES { at.names.clone() } else { both });
     }
@@ -168,7 +171,7 @@ fn due(end: Duration, life: Duration, early: Duration) -> Duration {
     end.saturating_sub(life / DUE_PART).saturating_sub(early)
 }
 
-/// How long API servers get to hear of the next authority: as long as there is time for it.
+/// Time that API servers get to learn of the next authority: longer if there is more time left.
 fn patience(stored: &Stored, now: Duration) -> Duration {
     let serving = stored.serving.as_ref().filter(|s| s.fits).map_or(now, |s| s.not_after);
     let left = stored.ca.not_after.min(serving).saturating_sub(now);

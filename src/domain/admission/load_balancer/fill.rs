@@ -1,4 +1,5 @@
-//! What is filled in, so that a stored object says what it is compared by and how it is checked.
+//! Fields that admission fills in, so that a stored object contains what it is compared by and how
+//! it is checked.
 
 use serde_json::{Map, Value, json};
 
@@ -9,12 +10,12 @@ use api::{
     ANNOTATION_NETWORK, ANNOTATION_PROJECT, LABEL_CLUSTER,
 };
 
-/// What an unset field of a health check with a port means.
+/// Values for unset fields of a health check with a port.
 const HEALTH_DEFAULTS: [(&str, i32); 4] =
     [("successThreshold", 1), ("failureThreshold", 3), ("periodSeconds", 5), ("timeoutSeconds", 3)];
 
-/// Namespace and project as the Namespace has them; where a guest is silent, its network and
-/// cluster.
+/// Sets namespace and project as in the Namespace object; for a guest also network and cluster
+/// where they are unset.
 pub(super) fn annotations(
     object: &mut Value,
     request: &Request<'_>,
@@ -60,7 +61,7 @@ pub(super) fn annotations(
     }
 }
 
-/// What the status of a restored object publishes, as the annotation by which it asks for it.
+/// Copies the claim in the status of a restored object to the annotation that requests it.
 pub(super) fn former(object: &mut Value, request: &Request<'_>) {
     let published = read(request, object).as_ref().and_then(facts::published);
     let Some(claim) = published else { return };
@@ -82,7 +83,7 @@ fn if_silent(given: &mut Map<String, Value>, key: &str, value: Option<Value>) {
     }
 }
 
-/// The defaults of a health check that is done.
+/// Fills in the defaults of a health check that is used.
 pub(super) fn health_check(object: &mut Value, old: Option<&Value>, answer: &mut Answer) {
     let vm =
         object.pointer("/spec/workloadType").is_none_or(|type_| is_blank(type_) || type_ == "vm");

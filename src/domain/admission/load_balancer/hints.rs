@@ -1,11 +1,11 @@
-//! Refusals that say more than the schema's own, which come later and know types only: for what
-//! people copy, or write from memory.
+//! Refusals with a remedy, for frequent mistakes. The schema's own refusals come later and name
+//! only types.
 
 use serde_json::Value;
 
 use super::{Answer, is_blank, shown};
 
-/// Looks at the spec as it was sent.
+/// Checks the spec as it was sent.
 pub(super) fn give(object: &Value, answer: &mut Answer) {
     let Some(spec) = object.get("spec") else { return };
     word(spec, "ipam", &["pool", "dhcp"], ipam, answer);
@@ -33,7 +33,7 @@ pub(super) fn give(object: &Value, answer: &mut Answer) {
     selector(spec, answer);
 }
 
-/// A word of a few, and what is meant by others.
+/// Refuses a word that is not among `words`, and names the one that was probably meant.
 fn word(
     spec: &Value,
     field: &str,
@@ -64,13 +64,13 @@ fn workload(text: &str) -> &'static str {
     }
 }
 
-/// A number in quotes.
+/// Refuses a number in quotes.
 fn number(of: &Value, path: &str, field: &str, answer: &mut Answer) {
     if let Some(Value::String(text)) = of.get(field) {
         let sent = shown(&Value::from(text.as_str()));
         let right = match text.trim().parse::<u16>() {
             Ok(number) => format!("write {number}, without quotes"),
-            Err(_) => "use a number; names of ports are not looked up".to_owned(),
+            Err(_) => "use a number; port names are not resolved".to_owned(),
         };
         answer.refuse(format!("{path}.{field}"), format!("{sent} is text: {right}"));
     }
@@ -85,17 +85,17 @@ fn selector(spec: &Value, answer: &mut Answer) {
                 if label == "matchLabels" || label == "matchExpressions" {
                     answer.refuse(
                         path,
-                        "is not known here: write each label and its values, app: [web, api]",
+                        "is not supported here: write each label and its values, app: [web, api]",
                     );
                 } else if values.is_string() || values.is_number() || values.is_boolean() {
                     let one = values.as_str().map_or_else(|| values.to_string(), str::to_owned);
                     let one = shown(&Value::from(one));
-                    answer.refuse(path, format!("{} is no list: use [{one}]", shown(values)));
+                    answer.refuse(path, format!("{} is not a list: use [{one}]", shown(values)));
                 }
             }
         }
         Some(other) if !is_blank(other) => {
-            answer.refuse(field, format!("{} is no map: use label: [value, ...]", shown(other)));
+            answer.refuse(field, format!("{} is not a map: use label: [value, ...]", shown(other)));
         }
         _ => {}
     }

@@ -1,9 +1,9 @@
-//! What may be stored as a LoadBalancer.
+//! Admission of LoadBalancers.
 //!
-//! Invariants: whoever is not the operator changes nothing of the status but what is a guest's to
-//! write; annotations claim no namespace and no project but the object's own; what was stored
-//! before a rule was made can still be labelled, finalized and deleted. Mutation comes first and
-//! is idempotent; validation accepts what mutation makes of an object without faults.
+//! Invariants: only the operator changes the status, except for the field that a guest writes;
+//! annotations claim only the object's own namespace and project; an object that was stored before
+//! a rule existed can still be labelled, finalized and deleted. Mutation comes first and is
+//! idempotent; validation accepts every result of mutating an object without faults.
 
 mod fill;
 mod hints;
@@ -21,63 +21,67 @@ use crate::pools::selection::Selector;
 use crate::reason::Wait;
 use api::{ANNOTATION_V1BETA1_FIELDS, LB_FINALIZER, LoadBalancer};
 
-/// Characters of a warning. The API server cuts what is longer, and drops warnings beyond 4 KiB.
+/// Longest warning, in characters. The API server cuts longer ones, and drops warnings beyond 4
+/// KiB.
 const LONGEST_WARNING: usize = 120;
 
-/// What must be looked up before a request can be answered.
+/// Facts to look up before a request can be answered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asks {
-    /// The object as it would be.
+    /// The object as it would be stored.
     pub lb: LoadBalancer,
-    /// The pool that it newly names.
+    /// Pool that the object newly names.
     pub pool: Option<String>,
-    /// Whether any pool may serve it: the pools' selectors.
+    /// Whether to look up the selectors of all pools, to see if any pool may serve the object.
     pub pools: bool,
-    /// An address that it newly says to be reached at: whose it is.
+    /// Address that the object newly publishes as leased, whose owner is to be looked up.
     pub address: Option<IpAddr>,
 }
 
-/// An IPPool, as far as LoadBalancers must know it.
+/// Facts of an IPPool that the rules of LoadBalancers use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolSeen {
-    /// Who it is for.
+    /// LoadBalancers that the pool serves.
     pub selector: Selector,
-    /// Why it gives out nothing.
+    /// Why the pool gives out no addresses. `None`: it does.
     pub idle: Option<String>,
-    /// Whether every address is taken.
+    /// Whether every address is in use.
     pub full: bool,
-    /// Why its addresses are not for the LoadBalancer's network.
+    /// Why the pool's addresses do not fit the LoadBalancer's network. `None`: they do.
     pub mismatch: Option<Wait>,
 }
 
 /// The pool that `spec.ipPool` names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Named {
-    /// It was not asked for, or cannot be seen now.
+    /// Not looked up, or not known now.
     #[default]
     Unknown,
-    /// There is none by the name.
+    /// No pool has this name.
     Missing,
-    /// This one.
+    /// The pool exists.
     There(PoolSeen),
 }
 
-/// What is known besides the request. The default knows nothing, and refuses nothing for it.
+/// Known facts besides the request. The default knows nothing, and then no rule refuses because of
+/// them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known {
-    /// Project and network, from objects that whoever asks does not write.
+    /// Project and network, from objects that the requesting user does not write.
     pub around: Surroundings,
-    /// Why it would get no address: its guest cluster is being removed.
+    /// Why the LoadBalancer would get no address: its guest cluster is being removed. `None`: it is
+    /// not.
     pub removal: Option<Wait>,
-    /// The pool that it names.
+    /// Pool that the LoadBalancer names.
     pub named: Named,
-    /// The selectors of all pools, if they were asked for and can be seen.
+    /// Selectors of all pools, if they were looked up and are known.
     pub pools: Option<Vec<Selector>>,
-    /// Whose the address is that it newly says to be reached at, in words.
+    /// Owner of the address that the object newly publishes as leased, as text. `None`: no owner is
+    /// known.
     pub taken_by: Option<String>,
 }
 
-/// What to look up. `None`: nothing, or the object does not fit its type.
+/// Facts to look up. `None`: nothing, or the object does not fit its type.
 pub fn asks(request: &Request<'_>) -> Option<Asks> {
     if request.operation == Operation::Delete || request.by_operator {
         return None;
@@ -94,8 +98,8 @@ pub fn asks(request: &Request<'_>) -> Option<Asks> {
     })
 }
 
-/// The object as it shall be stored, or why it will not be: what only this stage can tell, because
-/// the schema's words would not help.
+/// The object as it shall be stored, or refusals that belong in this stage because the schema's own
+/// texts would not help.
 pub fn mutate(request: &Request<'_>, known: &Known) -> Answer {
     let mut answer = Answer::default();
     let Some(object) = request.object else { return answer };
@@ -122,7 +126,7 @@ pub fn mutate(request: &Request<'_>, known: &Known) -> Answer {
     finish(answer)
 }
 
-/// Whether the object may be stored as it is.
+/// Decides whether the object may be stored as it is.
 pub fn validate(request: &Request<'_>, known: &Known) -> Answer {
     let mut answer = Answer::default();
     let Some(object) = request.object else { return answer };
@@ -150,8 +154,8 @@ pub fn validate(request: &Request<'_>, known: &Known) -> Answer {
     finish(answer)
 }
 
-/// The object, in the namespace that was asked for. `None`: it does not fit its type, and the
-/// schema says so.
+/// The object, in the namespace of the request. `None`: it does not fit its type; the schema
+/// refuses it.
 fn read(request: &Request<'_>, object: &Value) -> Option<LoadBalancer> {
     let mut lb: LoadBalancer = serde_json::from_value(object.clone()).ok()?;
     lb.metadata.namespace = Some(request.namespace.to_owned());
@@ -167,12 +171,12 @@ fn has_finalizer(object: &Value) -> bool {
     finalizers.is_some_and(|list| list.iter().any(|name| name == LB_FINALIZER))
 }
 
-/// Whether a guest cluster is behind it, as far as can be told.
+/// Whether the LoadBalancer belongs to a guest cluster, by its `workloadType`.
 fn is_guest(object: &Value) -> bool {
     object.pointer("/spec/workloadType").is_some_and(|type_| type_ == "cluster")
 }
 
-/// Null and empty: what Go clients write for unset.
+/// Whether the value is null or empty: Go clients write these for unset fields.
 fn is_blank(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -183,7 +187,7 @@ fn is_blank(value: &Value) -> bool {
     }
 }
 
-/// A value as a message shows it: in quotes if it is text, on one line, and not too long.
+/// Text of a value for a message: in quotes if it is text, on one line, and not too long.
 fn shown(value: &Value) -> String {
     cut(&value.to_string(), 64)
 }

@@ -1,5 +1,5 @@
-//! Rules of the spec. What is wrong with listeners, names and health checks is told by the
-//! functions that the reconciler asks as well, so that both say the same.
+//! Rules of the spec. Faults of listeners, names and health checks come from the functions that the
+//! reconciler uses too, so that both report the same.
 
 use super::super::Refusal;
 use super::{Answer, Known, Named, PoolSeen};
@@ -10,8 +10,8 @@ use crate::vm_backends::health;
 use crate::vm_backends::listeners;
 use api::{ANNOTATION_DHCP, ANNOTATION_NETWORK, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec};
 
-/// Whether there is something to judge: what was stored before a rule was made stays as it is
-/// until somebody changes it.
+/// Whether the rules apply: an object that was stored before a rule existed stays as it is until
+/// its spec, or what it asks for, changes.
 pub(super) fn are_due(lb: &LoadBalancer, old: Option<&LoadBalancer>) -> bool {
     old.is_none_or(|old| {
         old.spec != lb.spec
@@ -38,11 +38,11 @@ pub(super) fn judge(
         let taken_over = dhcp_lease::may_be_taken_over(lb) && facts::leased(lb).is_none();
         if leaser(old) != leaser(lb) && settled && !taken_over {
             answer
-                .warn("who leases its address stays as it is until the LoadBalancer is made again");
+                .warn("who leases the address changes only when the LoadBalancer is created again");
         }
         if asks(old) != asks(lb) && settled && !taken_over {
             answer.warn(
-                "as which client its address is leased stays as it is until the LoadBalancer is made again",
+                "the DHCP client of the address changes only when the LoadBalancer is created again",
             );
         }
     } else {
@@ -66,7 +66,7 @@ pub(super) fn judge(
     }
 }
 
-/// What is wrong with the object alone.
+/// Faults of the object by itself.
 pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
     let mut found = Vec::new();
     if !facts::wants_pool(lb) && lb.spec.ip_pool.as_ref().is_some_and(|pool| !pool.is_empty()) {
@@ -106,8 +106,8 @@ pub(super) fn faults(lb: &LoadBalancer) -> Vec<Refusal> {
     found
 }
 
-/// Fields that no version serves yet. The CRD says the same of v1beta1; from v1alpha1 they come in an
-/// annotation, past its rules.
+/// Refuses fields that no version supports yet. The CRD has the same rule for v1beta1; from
+/// v1alpha1 the fields come in an annotation, so the CRD's rules do not see them.
 fn reserved(spec: &LoadBalancerSpec) -> impl Iterator<Item = Refusal> {
     let single = spec.ip_family_policy.as_ref().is_none_or(|policy| policy == "SingleStack");
     let fields = [
@@ -129,7 +129,8 @@ fn reserved(spec: &LoadBalancerSpec) -> impl Iterator<Item = Refusal> {
         .map(|(field, _, message)| Refusal { field: field.to_owned(), message: message.to_owned() })
 }
 
-/// The CRD says the same; Harvester's own does not.
+/// Refuses changes of immutable fields. This operator's CRD has the same rule; Harvester's does
+/// not.
 fn immutable(lb: &LoadBalancer, old: &LoadBalancer, answer: &mut Answer) {
     let fields = [
         ("ipam", facts::wants_pool(lb) == facts::wants_pool(old), "pool"),
@@ -163,7 +164,7 @@ fn pool(lb: &LoadBalancer, old: Option<&LoadBalancer>, known: &Known, answer: &m
         }
         return;
     };
-    // Whoever has its address there keeps it.
+    // A LoadBalancer with an address of the pool retains it.
     if old.and_then(facts::published).is_some_and(|claim| claim.pool == name) {
         return;
     }
@@ -178,7 +179,7 @@ fn pool(lb: &LoadBalancer, old: Option<&LoadBalancer>, known: &Known, answer: &m
                     answer.refuse(
                         "spec.ipPool",
                         format!(
-                            "it names {name:?}, whose scope does not admit {requirement}: name another, or ask who keeps the pool",
+                            "it names {name:?}, whose scope does not admit {requirement}: name another, or ask the admin of the pool",
                         ),
                     );
                 }

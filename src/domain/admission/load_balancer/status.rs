@@ -1,8 +1,8 @@
-//! Whose the status is. There is no subresource, so every update carries it: what the operator
-//! wrote is kept, and nobody else changes it.
+//! Ownership of the status. There is no subresource, so every update contains the status: the
+//! operator's fields are retained, and only the operator changes them.
 //!
-//! Of a guest's LoadBalancer `address` is its cloud provider's: the claim, nothing, or what it was
-//! leased. Conditions of other types are others' business.
+//! In a guest's LoadBalancer, the cloud provider writes `address`: the claim, nothing, or its
+//! leased address. Conditions of other types belong to other clients.
 
 use std::net::IpAddr;
 
@@ -11,10 +11,11 @@ use serde_json::{Map, Value};
 use super::{Answer, Known, is_blank, is_guest, shown};
 use api::{DHCP_ADDRESS, READY};
 
-/// Differences that are told. More say nothing new.
+/// Most differences that are reported. More would not help.
 const MOST_TOLD: usize = 4;
 
-/// Puts back what is not there: a client that knows fewer fields, or none, means no harm.
+/// Restores missing fields: a client that knows fewer fields, or none, does not mean to remove
+/// them.
 pub(super) fn keep(new: &mut Value, old: &Value, known: &Known, answer: &mut Answer) {
     let guest = is_guest(old);
     put_back(new, old, guest);
@@ -42,7 +43,7 @@ fn put_back(new: &mut Value, old: &Value, guest: bool) {
     let (Some(status), Some(stored)) = (status.as_object_mut(), stored.as_object()) else { return };
     for (field, stored) in stored {
         match field.as_str() {
-            // The guest takes it back.
+            // The guest may withdraw it.
             "address" if guest => {}
             "conditions" => conditions_back(status, stored),
             _ => fill_in(status.entry(field).or_insert(Value::Null), stored),
@@ -74,7 +75,8 @@ fn conditions_back(status: &mut Map<String, Value>, stored: &Value) {
     }
 }
 
-/// Takes out of a new object what was another's: a restored backup must claim its address anew.
+/// Removes the status of another object from a new one: a restored backup must claim its address
+/// again.
 pub(super) fn strip(new: &mut Value, answer: &mut Answer) {
     let Some(status) = new.get_mut("status").and_then(Value::as_object_mut) else { return };
     let mut dropped = false;
@@ -89,7 +91,7 @@ pub(super) fn strip(new: &mut Value, answer: &mut Answer) {
         dropped |= conditions.len() < before;
     }
     if dropped {
-        answer.warn("status: only the operator writes it: what was sent is dropped, an address is claimed anew");
+        answer.warn("status: only the operator writes it: the sent status is dropped, an address is claimed again");
         if is_blank(&Value::Object(status.clone()))
             && let Some(object) = new.as_object_mut()
         {
@@ -98,7 +100,7 @@ pub(super) fn strip(new: &mut Value, answer: &mut Answer) {
     }
 }
 
-/// Refuses what others may not change.
+/// Refuses changes of the status that only the operator may make.
 pub(super) fn judge(new: &Value, old: Option<&Value>, known: &Known, answer: &mut Answer) {
     let nothing = Value::Null;
     let before = old.unwrap_or(&nothing);
@@ -121,7 +123,7 @@ pub(super) fn judge(new: &Value, old: Option<&Value>, known: &Known, answer: &mu
     }
 }
 
-/// The part of the status that only the operator writes, without what is blank.
+/// The part of the status that only the operator writes, without blank fields.
 fn owned(object: &Value, guest: bool) -> Value {
     let Some(status) = object.get("status") else { return Value::Null };
     let Some(status) = status.as_object() else { return status.clone() };
@@ -143,7 +145,7 @@ fn owned(object: &Value, guest: bool) -> Value {
     Value::Object(owned)
 }
 
-/// The first paths at which the two differ, with what is at each.
+/// The first paths at which the two differ, with both values.
 fn compare<'a>(
     path: &str,
     old: &'a Value,
@@ -166,7 +168,7 @@ fn compare<'a>(
     }
 }
 
-/// Why a guest may not say that it is reached there.
+/// Why a guest may not publish this address.
 fn guests_address(new: &Value, old: &Value, known: &Known) -> Result<(), String> {
     let Some(told) = address(new).filter(|told| address(old) != Some(told)) else { return Ok(()) };
     let text = shown(&Value::String(told.to_owned()));
@@ -178,13 +180,13 @@ fn guests_address(new: &Value, old: &Value, known: &Known) -> Result<(), String>
         None => return Err(format!("{text} is not its claim: it has none yet")),
     }
     match (told.parse::<IpAddr>(), &known.taken_by) {
-        (Err(_), _) => Err(format!("{text} is no IP address")),
+        (Err(_), _) => Err(format!("{text} is not an IP address")),
         (Ok(_), Some(whose)) => Err(format!("{told} is {whose}")),
         (Ok(_), None) => Ok(()),
     }
 }
 
-/// The address that a guest newly says it was leased.
+/// The address that a guest newly publishes as leased.
 pub(super) fn new_lease(new: &Value, old: &Value) -> Option<IpAddr> {
     let leased = old.pointer("/status/allocatedAddress/ip").is_some_and(|ip| ip == DHCP_ADDRESS);
     let told = address(new).filter(|told| leased && is_guest(old) && address(old) != Some(told))?;

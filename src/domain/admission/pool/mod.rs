@@ -1,13 +1,13 @@
-//! Rules of IPPools that need more than the schema: what may be stored, and what would surprise.
+//! Rules of IPPools beyond the schema: refusals, and warnings of surprising effects.
 //!
 //! Invariants:
 //! * the verdict on a conflict is the one that the ledger's owner reaches ([`conflict`]), or a
 //!   stricter one: no pool may put another out of use;
-//! * only a change is judged: an object that breaks a rule made after it can still be labelled,
-//!   annotated, finalized and corrected;
-//! * the operator, and whoever finishes a deletion, is never in the way of a rule about the spec;
+//! * only changes are judged: an object that breaks a later rule can still be labelled, annotated,
+//!   finalized and corrected;
+//! * no rule about the spec refuses a request of the operator, or of a deletion's last steps;
 //! * a leaked claim, whose LoadBalancer is gone, blocks nothing;
-//! * an address that the host leased by DHCP is in no ledger: no range may be made over it.
+//! * an address that the host leased by DHCP is in no ledger: no range may newly include it.
 
 mod form;
 mod inside;
@@ -32,73 +32,74 @@ use crate::pools::manual_release::ManualRelease;
 use crate::pools::ranges::{self, RangeError, Ranges};
 use api::{ANNOTATION_MANUAL_RELEASE, IPPoolSpec, Range};
 
-/// Holders that a refusal names; the others are counted.
+/// Most owners that a refusal names; the others are counted.
 const NAMED: usize = 3;
-/// Conflicts that a refusal names.
+/// Most conflicts that a refusal names.
 const CONFLICTS: usize = 5;
-/// Entries of a scope. The schema has the same bound; Harvester's has none.
+/// Most entries of a scope. This operator's schema has the same limit; Harvester's has none.
 const MOST_SCOPES: usize = 1_024;
 
-/// Somebody who holds an address.
+/// A claim of an address, with its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The address.
+    /// The claimed address.
     pub ip: String,
     /// `namespace/name` of the LoadBalancer.
     pub name: String,
-    /// Its UID, if the ledger says so.
+    /// UID of the LoadBalancer. Empty if the ledger has none.
     pub uid: String,
 }
 
-/// A request that cannot be answered from itself.
+/// A request that needs facts from other objects.
 #[derive(Clone, Debug)]
 pub struct Question {
     operation: Operation,
     pool: PoolFacts,
     before: Option<PoolFacts>,
     spec: IPPoolSpec,
-    /// The pool's ranges or selector are new or changed.
+    /// Whether the pool's ranges or selector are new or changed.
     changed: bool,
     ranges_changed: bool,
-    /// The fault of a new range whose bounds are reversed.
+    /// Fault of a new range with reversed bounds.
     reversed: Option<RangeError>,
     release: Option<Result<ManualRelease, String>>,
     allocated: BTreeMap<String, String>,
-    /// Who would lose an address. Whoever answers finds out which of them exist.
+    /// Claims that the request would end. The caller looks up which of their LoadBalancers exist.
     pub at_stake: Vec<Holder>,
 }
 
-/// The first look at a request.
+/// Result of the first look at a request.
 #[derive(Clone, Debug)]
 pub enum Look {
-    /// Nothing more must be known.
+    /// The request can be answered.
     Decided(Answer),
-    /// This must be.
+    /// Other objects must be looked up first.
     Ask(Box<Question>),
 }
 
-/// What must be known to judge a request.
+/// Facts from other objects.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// All pools, and where the network of each is.
+    /// All pools, each with the segment of its network.
     pub pools: Vec<(Arc<PoolFacts>, Segment)>,
-    /// Where the pool's own network is.
+    /// Segment of the pool's own network.
     pub segment: Segment,
     /// Whether that network exists. `None`: not known.
     pub has_network: Option<bool>,
-    /// Those at stake that exist.
+    /// Claims of `at_stake` whose LoadBalancer exists.
     pub holders: Vec<Holder>,
     /// Whether the LoadBalancer of a manual release exists. `None`: not known.
     pub exists: Option<bool>,
-    /// Namespaces of the scope that do not exist.
+    /// Namespaces in the scope that do not exist.
     pub missing: Vec<String>,
-    /// What is the cluster's own.
+    /// Addresses and networks that the cluster itself uses.
     pub infrastructure: HeldBack,
     /// Addresses that the host leased by DHCP.
     pub leased: Vec<Leased>,
 }
 
-/// Decides what can be decided from the request alone; what is as it was, passes.
+/// Answers a request if that needs no other objects; a request without relevant changes is
+/// admitted.
 pub fn look(request: &Request<'_>) -> Look {
     let pass = || Look::Decided(Answer::default());
     if request.by_operator {
@@ -120,7 +121,7 @@ pub fn look(request: &Request<'_>) -> Look {
         return pass();
     }
     let spec = |object: &Value| serde_json::from_value::<IPPoolSpec>(object["spec"].clone()).ok();
-    // What does not fit its type is the schema's to refuse, or too old to be asked about.
+    // A spec that does not fit its type is refused by the schema, or too old to be judged.
     let (Some(spec), before) = (spec(object), old.and_then(spec)) else { return pass() };
     let scopes = |spec: &IPPoolSpec| {
         spec.selector.as_ref().and_then(|selector| selector.scope.as_ref()).map_or(0, Vec::len)
@@ -169,18 +170,18 @@ pub fn look(request: &Request<'_>) -> Look {
 }
 
 impl Question {
-    /// The network that the pool is for.
+    /// Network that the pool names, `namespace/name`. Empty for the nodes' own.
     pub fn network(&self) -> &str {
         self.pool.selector.network()
     }
 
-    /// The pool's name.
+    /// Name of the pool. `(new)` while it has none.
     pub fn name(&self) -> &str {
         &self.pool.name
     }
 
-    /// `namespace/name` of the LoadBalancer whose address shall be released by hand, if the
-    /// ledger names it.
+    /// `namespace/name` of the LoadBalancer in a manual release, if the ledger has it as the owner
+    /// of that address.
     pub fn releases(&self) -> Option<&str> {
         let asked = self.release.as_ref()?.as_ref().ok()?;
         let owner = self.allocated.get(&asked.ip.to_string())?;
@@ -194,7 +195,7 @@ impl Question {
         names.filter(|name| !name.is_empty() && *name != "*")
     }
 
-    /// Judges.
+    /// Judges the request, with the facts from other objects.
     pub fn judge(&self, known: &Known) -> Answer {
         let mut answer = Answer::default();
         if self.operation == Operation::Delete {
@@ -254,7 +255,7 @@ impl Question {
         others.map(|(pool, segment)| pool.contender(segment)).collect()
     }
 
-    /// The conflicts that the pool was in on the same network.
+    /// Conflicts of the stored pool, if it was on the same network.
     fn conflicts_before(&self, known: &Known) -> Vec<Conflict> {
         let same = |before: &&PoolFacts| before.selector.network() == self.pool.selector.network();
         self.before.as_ref().filter(same).map_or_else(Vec::new, |before| {
@@ -262,8 +263,9 @@ impl Question {
         })
     }
 
-    /// Warns of a release that will not be made. It is no reason to refuse the rest: where pools are
-    /// applied from Git, the annotation is sent again after its address has gone to another.
+    /// Warns of a manual release that will not be carried out. The rest of the request is not
+    /// refused for it: where pools are applied from Git, the annotation is sent again after the
+    /// address has another owner. A malformed annotation is refused.
     fn judge_release(&self, known: &Known, answer: &mut Answer) {
         let Some(asked) = &self.release else { return };
         let field = format!("metadata.annotations[{ANNOTATION_MANUAL_RELEASE}]");
@@ -275,10 +277,11 @@ impl Question {
         match self.allocated.get(&ip.to_string()) {
             None => answer.warn(format!("{ip} is not allocated here: there is nothing to release")),
             Some(owner) if owner != name => {
-                answer.warn(format!("{ip} is held by {owner}, not by {name}: it is kept"));
+                answer.warn(format!("{ip} is held by {owner}, not by {name}: it stays allocated"));
             }
             Some(_) if known.exists == Some(true) => {
-                let kept = format!("LoadBalancer {name} exists: {ip} is kept until it is deleted");
+                let kept =
+                    format!("LoadBalancer {name} exists: {ip} stays allocated until it is deleted");
                 answer.warn(kept);
             }
             Some(_) => {}
@@ -286,7 +289,7 @@ impl Question {
     }
 }
 
-/// The first range with reversed bounds that is not stored so already.
+/// Fault of the first range with reversed bounds that is not stored in this form already.
 fn new_reversed(spec: &IPPoolSpec, old_spec: Option<&Value>) -> Option<RangeError> {
     let stored: Vec<Range> = old_spec
         .and_then(|old| serde_json::from_value(old["ranges"].clone()).ok())
@@ -306,8 +309,8 @@ fn is_news(conflict: &Conflict, before: &[Conflict]) -> bool {
     })
 }
 
-/// Only the operator writes what it keeps in the status. Where that has a subresource, a plain
-/// update shows the stored one here, whatever was sent.
+/// Refuses changes of the status by other clients than the operator. Where the status has a
+/// subresource, a plain update contains the stored status here, whatever was sent.
 fn guard_status(request: &Request<'_>) -> Option<Answer> {
     let (Operation::Update, Some(object), Some(old)) =
         (request.operation, request.object, request.old)
@@ -328,20 +331,20 @@ fn guard_status(request: &Request<'_>) -> Option<Answer> {
     answer.refuse(
         format!("status.{field}"),
         format!(
-            "is the operator's record of who holds which address, and only it writes that: leave the status as it is; an address that leaked is freed by the annotation {ANNOTATION_MANUAL_RELEASE}"
+            "is the operator's record of the pool's claims, and only the operator writes it: leave the status as it is; release a leaked address by the annotation {ANNOTATION_MANUAL_RELEASE}"
         ),
     );
     Some(answer)
 }
 
-/// Holders that the new ranges leave out and the old ones did not.
+/// Claims that the old ranges contain and the new ones do not.
 fn lost(holders: &[Holder], before: Option<&PoolFacts>, now: &PoolFacts) -> Vec<Holder> {
     let within = |facts: Option<&PoolFacts>, holder: &Holder| {
         let ranges = facts.and_then(|facts| facts.ranges.as_ref());
         let ip = holder.ip.parse::<IpAddr>().ok();
         ranges.zip(ip).is_some_and(|(ranges, ip)| ranges.find(ip).is_some())
     };
-    // What makes no sense is refused for that.
+    // Invalid ranges are refused as such.
     if now.ranges.is_none() {
         return Vec::new();
     }
@@ -349,7 +352,7 @@ fn lost(holders: &[Holder], before: Option<&PoolFacts>, now: &PoolFacts) -> Vec<
     lost.cloned().collect()
 }
 
-/// The claims of a stored pool, in the order of their addresses.
+/// Claims of a stored pool, by address.
 fn holders(pool: &Value) -> Vec<Holder> {
     let status = &pool["status"];
     let allocated = status["allocated"].as_object().into_iter().flatten();
@@ -374,7 +377,7 @@ fn name_some(holders: &[Holder]) -> String {
     }
 }
 
-/// Whether the object is on its way out.
+/// Whether the object is being deleted.
 fn leaves(object: &Value) -> bool {
     !object["metadata"]["deletionTimestamp"].is_null()
 }

@@ -40,7 +40,7 @@ pub(super) fn told(answer: &Answer) -> Vec<String> {
     answer.refusals.iter().map(ToString::to_string).collect()
 }
 
-/// What a new or changed pool is answered before it is judged.
+/// Answer of mutation for a new or changed pool.
 pub(super) fn mutated(object: &Value, old: Option<&Value>, vlan: Option<u16>) -> Answer {
     let operation = if old.is_some() { Operation::Update } else { Operation::Create };
     mutate(&request(operation, Some(object), old), vlan)
@@ -54,7 +54,7 @@ pub(super) fn judged(object: &Value, old: Option<&Value>, known: &Known) -> Answ
     }
 }
 
-/// Another pool: its name, ends, network, priority, scope.
+/// A second pool: name, ends, network, priority, scope.
 fn other(
     name: &str,
     ends: (u8, u8),
@@ -144,7 +144,7 @@ fn ranges_are_judged_as_the_ledgers_owner_does() {
             answer.refusals.iter().any(|r| r.field == field && r.message.contains(part)),
             "{answer:?}"
         );
-        // One that is there already can still be described, and deleted.
+        // A stored pool of this kind can still be described, and deleted.
         let mut edited = object.clone();
         edited["spec"]["description"] = json!("still wrong");
         assert_eq!(judged(&edited, Some(&object), &Known::default()), Answer::default());
@@ -205,7 +205,7 @@ fn a_pool_may_put_no_other_out_of_use() {
             text => assert!(refusals.len() == 1 && refusals[0].starts_with(text), "{refusals:?}"),
         }
     }
-    // Its label alone makes none global.
+    // The label alone does not make a pool global.
     let old = new((80, 90), "", 0, ns("b"));
     let mut labelled = old.clone();
     labelled["metadata"]["labels"] = json!({LABEL_GLOBAL_POOL: "true"});
@@ -234,7 +234,7 @@ fn who_would_lose_an_address_is_named() {
     let mut shrunk = old.clone();
     shrunk["spec"]["ranges"] = range(10, 15);
     let Look::Ask(question) = look(&request(Operation::Update, Some(&shrunk), Some(&old))) else {
-        panic!("nobody is asked about")
+        panic!("the request needs no other objects")
     };
     let at_stake: Vec<&str> = question.at_stake.iter().map(|h| h.ip.as_str()).collect();
     assert_eq!(at_stake, ["10.0.0.16", "10.0.0.17", "10.0.0.18", "10.0.0.19", "10.0.0.20"]);
@@ -247,25 +247,25 @@ fn who_would_lose_an_address_is_named() {
             "spec.ranges: allocated IP 10.0.0.16 (ns/lb16), 10.0.0.17 (ns/lb17), 10.0.0.18 (ns/lb18) and 2 more is excluded: keep these addresses in the ranges until they are released"
         ]
     );
-    // Leaked claims block nothing, and those that were outside before lose nothing.
+    // Leaked claims refuse nothing, and claims that were outside before are not at stake.
     assert_eq!(told(&question.judge(&Known::default())), Vec::<String>::new());
     let mut further = shrunk.clone();
     further["spec"]["ranges"] = range(10, 14);
     let Look::Ask(question) = look(&request(Operation::Update, Some(&further), Some(&shrunk)))
     else {
-        panic!("nobody is asked about")
+        panic!("the request needs no other objects")
     };
     assert_eq!(question.at_stake.len(), 1);
-    // A PUT without status does not hide them: the stored one counts.
+    // A PUT without status does not hide the claims: the stored status counts.
     shrunk["status"] = Value::Null;
     let put = mutated(&shrunk, Some(&old), None).object.unwrap();
     let Look::Ask(question) = look(&request(Operation::Update, Some(&put), Some(&old))) else {
-        panic!("nobody is asked about")
+        panic!("the request needs no other objects")
     };
     assert_eq!(question.at_stake.len(), 5);
 
     let Look::Ask(question) = look(&request(Operation::Delete, None, Some(&old))) else {
-        panic!("nobody is asked about")
+        panic!("the request needs no other objects")
     };
     assert_eq!(question.at_stake.len(), 11);
     let holders = vec![question.at_stake[0].clone()];
@@ -315,9 +315,14 @@ fn a_manual_release_is_judged_as_it_would_be_carried_out() {
             "10.0.0.10: ns/other",
             None,
             "",
-            "10.0.0.10 is held by ns/lb, not by ns/other: it is kept",
+            "10.0.0.10 is held by ns/lb, not by ns/other: it stays allocated",
         ),
-        ("10.0.0.10: ns/lb", Some(true), "", "LoadBalancer ns/lb exists: 10.0.0.10 is kept"),
+        (
+            "10.0.0.10: ns/lb",
+            Some(true),
+            "",
+            "LoadBalancer ns/lb exists: 10.0.0.10 stays allocated",
+        ),
         ("10.0.0.10: ns/lb", Some(false), "", ""),
         ("10.0.0.10: ns/lb", None, "", ""),
         ("10.0.0.11: ns/lb", Some(true), "", "10.0.0.11 is not allocated here"),
@@ -334,7 +339,7 @@ fn a_manual_release_is_judged_as_it_would_be_carried_out() {
     }
 }
 
-/// Any value, in the shape of a pool or not.
+/// Any value, whether it has the form of a pool or not.
 fn anything() -> impl Strategy<Value = Value> {
     let word = prop::sample::select(vec![
         "metadata",

@@ -1,58 +1,58 @@
-//! How the API server is told to call admission: what its configurations say, and whether what is
-//! stored says it.
+//! Webhook configurations for the API server: their desired content, and whether a stored object
+//! has it.
 //!
-//! Invariants: the configurations are the Go webhook's by name, so that there is never a pair of
-//! them; what others added besides the fields decided here is left alone.
+//! Invariants: the configurations have the names of the Go webhook's, so that there is never a
+//! second pair; fields of other clients besides the ones decided here are not changed.
 
 use serde_json::{Map, Value, json};
 
 use api::GROUP;
 
-/// Name of both configurations: the Go webhook's.
+/// Name of both configurations: that of the Go webhook's.
 pub const CONFIGURATION: &str = "harvester-load-balancer-webhook";
-/// The CRD whose versions are converted.
+/// Name of the CRD whose versions are converted.
 pub const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
 /// The version that needs conversion.
 const OLD_VERSION: &str = "v1alpha1";
-/// The label that says who made an object.
+/// Label with the creator of an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// The label that says whose a configuration's webhooks are. Who made the object is another matter.
+/// Label with the owner of a configuration's webhooks. The creator of the object may be another
+/// one.
 pub const REGISTERED_BY: &str = "loadbalancer.harvesterhci.io/registered-by";
-/// This operator, in those labels.
+/// Name of this operator in those labels.
 pub const MANAGER: &str = "harvester-guest-operator";
-/// The field that says with whom an object goes.
+/// Field with the owners of an object.
 const OWNERS: &str = "ownerReferences";
-/// What the API server waits for an answer, in seconds. It asks twice, and a user waits for both: for
-/// a replica whose node has just lost its power, as long as this.
+/// Time that the API server waits for an answer, in seconds. It calls two webhooks, and a user
+/// waits for both: for a replica whose node has just lost power, this long each.
 const TIMEOUT: i64 = 5;
 
-/// False for an update of an object that is being deleted, such as of its finalizers, if the status
-/// stays as it is. The rules have nothing to say about it, and with nobody to answer it passes. An
-/// update that changes the status is judged.
+/// CEL condition. False for an update of an object that is being deleted, such as of its
+/// finalizers, if the status is unchanged: no rule applies to it, and it must pass while no replica
+/// answers. An update that changes the status is judged.
 const NOT_ONLY_LEAVING: &str = "request.operation != 'UPDATE' || \
     !has(object.metadata.deletionTimestamp) || has(object.status) != has(oldObject.status) || \
     (has(object.status) && object.status != oldObject.status)";
-/// False for the deletion of an IPPool that nobody holds an address of.
+/// CEL condition. False for the deletion of an IPPool without claims.
 const NOT_AN_EMPTY_LEDGER: &str = "request.operation != 'DELETE' || (has(oldObject.status) && \
     has(oldObject.status.allocated) && size(oldObject.status.allocated) > 0)";
 
-/// Which configuration.
+/// A configuration object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
     /// The ValidatingWebhookConfiguration.
     Validating,
     /// The MutatingWebhookConfiguration.
     Mutating,
-    /// The CRD's conversion.
+    /// The conversion in the CRD.
     Conversion,
 }
 
 impl Part {
-    /// All of them, in the order in which they are written: nothing is changed before it can be
-    /// judged.
+    /// All parts, in the order in which they are written: validation comes before mutation.
     pub const ALL: [Self; 3] = [Self::Validating, Self::Mutating, Self::Conversion];
 
-    /// The kind of object.
+    /// Kind of the object.
     pub const fn kind(self) -> &'static str {
         match self {
             Self::Validating => "ValidatingWebhookConfiguration",
@@ -62,43 +62,43 @@ impl Part {
     }
 }
 
-/// Where the API server finds admission.
+/// Address of admission, for the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A Service, by namespace and name.
     Service(String, String),
-    /// An address outside the cluster: scheme, host and port.
+    /// A URL outside the cluster: scheme, host and port.
     Url(String),
 }
 
-/// What the configurations say.
+/// Desired content of the configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// The namespace that is part of the webhooks' names, which users see in refusals.
+    /// Namespace in the webhooks' names, which users see in refusals.
     pub namespace: String,
-    /// Where admission is.
+    /// Address of admission.
     pub place: Place,
-    /// Who this operator is. Its own requests are not sent here.
+    /// User name of this operator. Its own requests are not sent to admission.
     pub me: String,
-    /// The authorities that are trusted, in base64 of PEM.
+    /// Trusted authorities, in base64 of PEM.
     pub bundle: String,
-    /// The paths of validation, mutation and conversion.
+    /// Paths of validation, mutation and conversion.
     pub paths: [&'static str; 3],
-    /// With whom the webhook configurations go.
+    /// Owner of the webhook configurations. `None`: none.
     pub owner: Option<Owner>,
 }
 
-/// A ClusterRole of the operator's: it is removed with the operator.
+/// A ClusterRole of the operator, which is removed together with the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Its name.
+    /// Name of the ClusterRole.
     pub name: String,
-    /// Its identity.
+    /// UID of the ClusterRole.
     pub uid: String,
 }
 
 impl Registration {
-    /// What the object must hold. `None`: it is to be left alone.
+    /// Desired content of the object. `None`: it must not be changed.
     pub fn wanted(&self, part: Part, stored: Option<&Value>) -> Option<Value> {
         match part {
             Part::Validating => Some(self.configuration(&self.validating())),
@@ -119,21 +119,23 @@ impl Registration {
         wanted
     }
 
-    /// Fails closed: a pool that overlaps another one is worse than one that comes later.
+    /// The validating webhook. It fails closed: a pool that overlaps another one is worse than a
+    /// delay.
     fn validating(&self) -> Value {
         let operations = ["CREATE", "UPDATE", "DELETE"];
         let mut webhook = self.webhook("validator", self.paths[0], "Fail");
         webhook["rules"] = json!([
             rule(&["ippools"], &operations, "Cluster"),
-            // Its status is the ledger; only RBAC would guard it otherwise.
+            // The status is the ledger; without this rule only RBAC would protect it.
             rule(&["ippools/status"], &["UPDATE"], "Cluster"),
             rule(&["loadbalancers"], &operations[..2], "Namespaced"),
         ]);
         webhook
     }
 
-    /// Fails open: what it fills in has defaults, and what it would have kept of a status is
-    /// judged by the other one, which refuses a status that was wiped.
+    /// The mutating webhook. It fails open: the fields that it fills in have defaults, and the
+    /// status that it would have restored is judged by the validating webhook, which refuses a
+    /// status that was wiped.
     fn mutating(&self) -> Value {
         let operations = ["CREATE", "UPDATE"];
         let mut webhook = self.webhook("mutator", self.paths[1], "Ignore");
@@ -146,15 +148,15 @@ impl Registration {
     }
 
     fn webhook(&self, role: &str, path: &str, failure: &str) -> Value {
-        // Its own writes must not wait for it: with nobody to answer, nobody could put that right.
-        // Nor must anything that only takes leave.
+        // The operator's own writes must not depend on the webhook: without a replica that answers,
+        // nothing could repair that. Nor must requests that only complete a deletion.
         let others = format!("request.userInfo.username != '{}'", self.me.replace('\'', "\\'"));
         json!({
             "name": format!("{role}.{}.{CONFIGURATION}", self.namespace),
             "clientConfig": self.client(path),
             "failurePolicy": failure,
             "sideEffects": "None",
-            // A request for v1alpha1 is judged as well, as what it will be stored as.
+            // A request for v1alpha1 is judged too, in the form in which it will be stored.
             "matchPolicy": "Equivalent",
             "timeoutSeconds": TIMEOUT,
             "admissionReviewVersions": ["v1"],
@@ -170,7 +172,7 @@ impl Registration {
 
     fn conversion(&self) -> Value {
         let mut client = self.client(self.paths[2]);
-        // In a merge patch, what goes must be named.
+        // In a merge patch, removed fields must be named.
         let other = if client.get("url").is_some() { "service" } else { "url" };
         client[other] = Value::Null;
         json!({"spec": {"conversion": {
@@ -206,21 +208,21 @@ pub fn needs_conversion(crd: &Value) -> bool {
     versions.is_some_and(|versions| versions.iter().any(|v| v["name"] == OLD_VERSION))
 }
 
-/// Whether the stored object says what is wanted.
+/// Whether the stored object has the desired content.
 pub fn says(stored: &Value, wanted: &Value) -> bool {
-    // The Go webhook names a Secret as owner: the configuration would go with it.
+    // The Go webhook has a Secret as owner: the configuration would be removed together with it.
     let others = stored["metadata"].get(OWNERS).is_some() && wanted["metadata"][OWNERS].is_null();
     !others && covers(stored, wanted)
 }
 
-/// Whether everything that is wanted is there. Lists are compared as a whole.
+/// Whether everything in `wanted` is present. Lists are compared as a whole.
 fn covers(stored: &Value, wanted: &Value) -> bool {
     match wanted {
-        // A selector that selects everything must not be one that does not.
+        // An empty selector selects everything, so it must not be replaced by another one.
         Value::Object(fields) if fields.is_empty() => stored == wanted,
         Value::Object(fields) => fields.iter().all(|(name, wanted)| match stored.get(name) {
             Some(stored) => covers(stored, wanted),
-            // An API server from before 1.28 drops these; then our own requests come here too.
+            // An API server before 1.28 drops this field; then our own requests are sent here too.
             None => wanted.is_null() || name == "matchConditions",
         }),
         Value::Array(items) => stored.as_array().is_some_and(|stored| {
@@ -230,7 +232,7 @@ fn covers(stored: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// The merge patch from a stored object to what is wanted.
+/// The merge patch from a stored object to the desired content.
 pub fn patch(stored: &Value, wanted: &Value) -> Value {
     let mut patch = wanted.clone();
     let metadata = patch.as_object_mut().map(|patch| patch.entry("metadata"));
@@ -243,7 +245,7 @@ pub fn patch(stored: &Value, wanted: &Value) -> Value {
     patch
 }
 
-/// The merge patch after which a configuration leads to nobody.
+/// The merge patch that removes all webhooks from a configuration.
 pub fn emptied(stored: &Value) -> Value {
     json!({
         "metadata": {
@@ -254,12 +256,12 @@ pub fn emptied(stored: &Value) -> Value {
     })
 }
 
-/// Whether a configuration is this operator's.
+/// Whether a configuration belongs to this operator.
 pub fn is_ours(stored: &Value) -> bool {
     stored["metadata"]["labels"][REGISTERED_BY] == MANAGER
 }
 
-/// The bundles, in base64, that an object tells the API server to trust.
+/// Authority bundles of an object, in base64. Empty text: a webhook without one.
 pub fn bundles(part: Part, stored: &Value) -> Vec<&str> {
     match part {
         Part::Conversion => {

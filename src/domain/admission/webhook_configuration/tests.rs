@@ -1,4 +1,4 @@
-//! What the configurations say, and when they are written.
+//! Content of the configurations, and when they are written.
 
 use serde_json::json;
 
@@ -86,7 +86,7 @@ fn judgement_fails_closed_and_changes_fail_open() {
     );
     let own = &judge["matchConditions"][0]["expression"];
     assert_eq!(own, "request.userInfo.username != 'system:serviceaccount:ns:op'");
-    // A user waits for both where a replica has just lost its power.
+    // A user waits for both webhooks if a replica has just lost power.
     assert_eq!((&judge["timeoutSeconds"], &change["timeoutSeconds"]), (&json!(5), &json!(5)));
 }
 
@@ -105,7 +105,7 @@ fn a_crd_without_the_old_version_is_left_alone() {
     let old = crd(&["v1beta1", "v1alpha1"]);
     let wanted = url().wanted(Part::Conversion, Some(&old)).unwrap();
     let client = &wanted["spec"]["conversion"]["webhook"]["clientConfig"];
-    // In a merge patch, the Service that the CRD came with must be named to go.
+    // In a merge patch, the Service that the CRD was installed with must be named to be removed.
     assert_eq!(client["service"], Value::Null);
     assert!(client.get("service").is_some());
     let patch = patch(&old, &wanted);
@@ -121,7 +121,7 @@ fn what_the_server_adds_is_no_reason_to_write() {
     stored["metadata"]["labels"]["other"] = json!("x");
     stored["webhooks"][0]["later"] = json!("field");
     assert!(says(&stored, &wanted));
-    // Before Kubernetes 1.28 this field is dropped.
+    // An API server before Kubernetes 1.28 drops this field.
     stored["webhooks"][0].as_object_mut().unwrap().remove("matchConditions");
     assert!(says(&stored, &wanted));
 }
@@ -137,7 +137,7 @@ fn what_somebody_else_changed_is_found() {
         |s| s["webhooks"][0]["namespaceSelector"] = json!({"matchLabels": {"a": "b"}}),
         |s| s["webhooks"].as_array_mut().unwrap().push(json!({"name": "second"})),
         |s| s["metadata"]["labels"] = json!({}),
-        // The Go webhook's: the configuration would go with its Secret.
+        // The Go webhook's owner: the configuration would be removed together with its Secret.
         |s| s["metadata"]["ownerReferences"] = json!([{"kind": "Secret"}]),
     ];
     for (number, change) in changes.into_iter().enumerate() {
@@ -160,7 +160,7 @@ fn bundles_are_found_where_they_are() {
     let old = service().wanted(Part::Conversion, Some(&crd(&["v1alpha1"]))).unwrap();
     assert_eq!(bundles(Part::Conversion, &old), ["QQ=="]);
     assert_eq!(bundles(Part::Conversion, &json!({})), Vec::<&str>::new());
-    // One that trusts the system's authorities counts as one that does not trust ours.
+    // A webhook that trusts the system's authorities counts as one that does not trust ours.
     assert_eq!(bundles(Part::Mutating, &json!({"webhooks": [{}]})), [""]);
     assert!(!is_ours(&json!({})));
 }

@@ -1,4 +1,4 @@
-//! Each field's rule, edits in between, and what else may be in the annotation.
+//! Each field's rule, edits between conversions, and other content of the annotation.
 
 mod model;
 
@@ -31,7 +31,7 @@ fn travelling(object: &Value) -> &str {
     object["metadata"]["annotations"][ANNOTATION_V1BETA1_FIELDS].as_str().unwrap_or_default()
 }
 
-/// Shown in v1alpha1, edited there, and written back.
+/// Converts to v1alpha1, edits there, and converts back.
 fn edited(stored: &Value, edit: impl FnOnce(&mut Value)) -> Value {
     let mut shown = to(stored, ALPHA);
     edit(&mut shown);
@@ -58,7 +58,7 @@ fn what_is_no_load_balancer_of_either_version_is_told() {
         json!({"apiVersion": "v1beta1"}),
     ] {
         let error = convert(strange, BETA).unwrap_err().to_string();
-        assert!(error.contains("known are loadbalancer.harvesterhci.io/v1alpha1"), "{error}");
+        assert!(error.contains("are loadbalancer.harvesterhci.io/v1alpha1"), "{error}");
     }
 }
 
@@ -163,7 +163,7 @@ fn an_edit_in_v1beta1_wins_over_what_v1alpha1_had() {
     assert_eq!(shown["metadata"].get("annotations"), None);
 }
 
-/// A client that sends the object without its annotations sends it without what travels in them.
+/// A client that sends the object without its annotations sends no field that travels in them.
 #[test]
 fn without_the_annotation_only_v1alpha1s_fields_are_there() {
     let stored = object(
@@ -185,7 +185,7 @@ fn a_text_that_is_not_ours_stays_and_says_nothing() {
         assert_eq!(stored["metadata"], sent["metadata"], "{text}");
         assert_eq!(stored["spec"], sent["spec"]);
         assert_eq!(to(&stored, ALPHA), sent);
-        // Also beside something that travels.
+        // Also beside a field that travels.
         let mut stored = beta(json!({"workloadType": "vm"}));
         stored["metadata"]["annotations"] = json!({ANNOTATION_V1BETA1_FIELDS: text, "a": "b"});
         assert_eq!(to(&to(&stored, ALPHA), BETA), stored, "{text}");
@@ -213,7 +213,7 @@ fn values_of_another_type_do_not_travel() {
     }
 }
 
-/// A value of v1alpha1 that the annotation contradicts is what the client has sent.
+/// A value of v1alpha1 that the annotation contradicts was sent by the client.
 #[test]
 fn what_travels_never_overrules_what_is_said() {
     let mut sent = object(
@@ -234,7 +234,7 @@ fn what_travels_never_overrules_what_is_said() {
     assert_eq!(stored["status"], json!({"address": "10.0.0.1"}));
 }
 
-/// What admission refuses of an update.
+/// Refusals of an update by admission.
 fn asked(old: &Value, new: &Value) -> Vec<Refusal> {
     let request = Request {
         operation: Operation::Update,
@@ -273,7 +273,7 @@ fn what_does_not_fit_is_left_out_the_status_first() {
     assert_eq!(back, stored);
     assert!(annotations::lost(&back, ANNOTATION_V1BETA1_FIELDS).is_empty());
 
-    // No room for the spec: the write can be told from one that lost nothing.
+    // No room for the spec: admission can distinguish the write from one that lost nothing.
     stored["metadata"]["annotations"] = json!({"big": "x".repeat(256 * 1024 - 200)});
     let shown = to(&stored, ALPHA);
     assert!(annotations_size(&shown) <= 256 * 1024);
@@ -283,7 +283,7 @@ fn what_does_not_fit_is_left_out_the_status_first() {
     let answer = asked(&stored, &back);
     let refusal = answer.iter().find(|refusal| refusal.field == "spec.healthCheck");
     assert!(refusal.unwrap().message.contains("write it in v1beta1"), "{answer:?}");
-    // Stored nevertheless, it is not held against whoever changes it in v1beta1.
+    // Stored nevertheless, it does not block a change in v1beta1.
     let mut labelled = back.clone();
     labelled["metadata"]["labels"] = json!({"a": "b"});
     assert_eq!(asked(&back, &labelled), []);

@@ -1,5 +1,6 @@
-//! Whatever the schemas allow: there and back again is the same, and what comes out is what the
-//! other schema allows. Objects are made from the generated schemas, so no field is forgotten.
+//! For every object that the schemas allow: conversion there and back returns the same object, and
+//! the other schema allows the result. Objects are made from the generated schemas, so no field is
+//! forgotten.
 
 // Bounds of schemas are whole numbers, and none comes near what a double holds exactly.
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
@@ -87,7 +88,7 @@ fn text(schema: &Value) -> BoxedStrategy<Value> {
         .boxed()
 }
 
-/// What a schema does not allow of a value.
+/// Violations of a schema in a value.
 fn faults(schema: &Value, value: &Value, path: &str) -> Vec<String> {
     let fault = |what: &str| vec![format!("{path}: {what}: {value}")];
     if value.is_null() {
@@ -130,12 +131,13 @@ fn faults(schema: &Value, value: &Value, path: &str) -> Vec<String> {
     }
 }
 
-/// An object that a version's schema allows, with annotations of which some are in the way.
+/// An object that a version's schema allows, with annotations, some of which use the carrier's
+/// name.
 fn object(version: Version) -> BoxedStrategy<Value> {
     let properties = &schema(version)["properties"];
     let spec = value(&properties["spec"]);
     let status = prop_oneof![value(&properties["status"]), Just(Value::Null)];
-    // Text under the name of what this version would be given back is somebody else's here.
+    // The annotation from which the conversion restores fields has only text of another form here.
     let garbage = vec!["", "?", "{\"spec\":5}", "{\"specs\":{}}"];
     let mut texts = garbage.clone();
     texts.extend(["{}", "{\"spec\":{\"ipPool\":\"x\"}}", "{\"kept\":\"{}\"}"]);
@@ -175,7 +177,7 @@ fn conforms(object: &Value, version: Version) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Metadata but for the two annotations.
+/// Metadata without the two annotations.
 fn identity(object: &Value) -> Value {
     let mut metadata = object["metadata"].clone();
     if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
@@ -211,8 +213,8 @@ proptest! {
         there_and_back(&object, BETA, ALPHA)?;
     }
 
-    /// Two objects: what is shown of the one is overwritten with what is shown of the other. All
-    /// that v1alpha1 can say is then the other's, and the rest still the one's.
+    /// Two objects: the v1alpha1 form of the one is overwritten with that of the other. All fields
+    /// of v1alpha1 are then the other's, and the rest are still the one's.
     #[test]
     fn edits_in_v1alpha1_win(one in object(BETA), other in object(BETA)) {
         let (mut shown, other) = (to(&one, ALPHA), to(&other, ALPHA));
@@ -228,7 +230,7 @@ proptest! {
         }
     }
 
-    /// Any shape at all, under any annotation: an answer, in the version asked for.
+    /// Any shape, with any annotation, has an answer in the requested version.
     #[test]
     fn nothing_that_has_a_version_fails(
         spec in any_json(), status in any_json(), metadata in any_json(), text in any_json(),
@@ -248,7 +250,7 @@ proptest! {
     }
 }
 
-/// JSON made of words that mean something here.
+/// JSON made of words that have a meaning here.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

@@ -60,7 +60,7 @@ impl Guest {
     /// Checks both names.
     pub fn new(cluster: &str, namespace: &str) -> Result<Self, Refused> {
         let mut faults: Vec<String> = namespace_fault(namespace).into_iter().collect();
-        if !cluster.split('.').all(is_label) || cluster.len() > 253 {
+        if !is_object_name(cluster) {
             let rule = "must be lower-case letters, digits, '-' and '.', as the name of a ServiceAccount is";
             faults.push(format!("--cluster {cluster:?}: {rule}"));
         } else if cluster == "default" {
@@ -101,6 +101,11 @@ pub fn namespace_fault(namespace: &str) -> Option<String> {
     (!is_label(namespace) || namespace.len() > LONGEST).then(|| {
         format!("--namespace {namespace:?}: must be the name of a namespace: lower-case letters, digits and '-'")
     })
+}
+
+/// Whether most objects of Kubernetes may have that name.
+pub(super) fn is_object_name(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_label)
 }
 
 fn is_label(text: &str) -> bool {

@@ -56,23 +56,59 @@ fn cluster(server: &str) -> Option<&str> {
     (!id.is_empty() && id.chars().all(fits)).then_some(id)
 }
 
-/// Why a Secret's API key may not be sent to a URL, if it may not. `named`: what its annotation says.
-pub fn address_fault(secret: &str, named: Option<&str>, url: &str) -> Option<Unfit> {
-    let begin = format!("spec.rancher.minter: the Secret {secret:?}");
-    match named.map(str::trim).filter(|named| !named.is_empty()) {
-        Some(named) if is_same_url(named, url) => None,
-        Some(named) => {
-            let named: String = named.chars().take(LONGEST_URL).collect();
-            Some(format!(
-                "{begin} has an API key for {named:?}, as its annotation {ANNOTATION_RANCHER_URL} says, which is not \
-                 sent to spec.rancher.url: that must be the same URL"
-            ))
+/// A Secret with an API key, and the URLs that bind it.
+#[derive(Clone, Copy, Debug)]
+pub struct Letter<'a> {
+    /// The Secret's name.
+    pub secret: &'a str,
+    /// The URL in its annotation.
+    pub named: Option<&'a str>,
+    /// The URL in the spec.
+    pub wanted: Option<&'a str>,
+    /// The URL that the Secret named first, where the spec has none.
+    pub first: Option<&'a str>,
+}
+
+impl Letter<'_> {
+    /// The URL to which the API key may be sent.
+    pub fn address(&self) -> Result<String, Unfit> {
+        let begin = format!("spec.rancher.minter: the Secret {:?}", self.secret);
+        let annotation = format!("its annotation {ANNOTATION_RANCHER_URL}");
+        let named = self.named.map(str::trim).filter(|named| !named.is_empty());
+        let Some(named) = named else {
+            let right = self.wanted.or(self.first).map_or_else(
+                || "the URL of its Rancher, such as \"https://rancher.example.com\"".to_owned(),
+                |url| format!("{url:?}"),
+            );
+            return Err(format!(
+                "{begin} does not say where its API key may be sent: {annotation} must be {right}"
+            ));
+        };
+        let short: String = named.chars().take(LONGEST_URL).collect();
+        let has = format!("{begin} has an API key for {short:?}, as {annotation} says");
+        match (self.wanted, self.first) {
+            (Some(url), _) | (None, Some(url)) if is_same_url(named, url) => Ok(url.to_owned()),
+            (Some(_), _) => Err(format!(
+                "{has}, which is not sent to spec.rancher.url: that must be the same URL"
+            )),
+            (None, Some(url)) => Err(format!(
+                "{has}, and this TokenRotation is about {url:?}: it must be a key of that one; for another Rancher make \
+                 another TokenRotation"
+            )),
+            (None, None) if is_server(named) => Ok(named.trim_end_matches('/').to_owned()),
+            (None, None) => Err(format!(
+                "{has}: that must be https:// and a host, perhaps with a port, and nothing behind it"
+            )),
         }
-        None => Some(format!(
-            "{begin} does not say where its API key may be sent: its annotation {ANNOTATION_RANCHER_URL} must be \
-             {url:?}"
-        )),
     }
+}
+
+/// Whether a URL is `https://` and a host, as a spec may have it.
+pub(super) fn is_server(url: &str) -> bool {
+    let host = url.strip_prefix("https://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
+    host.is_some_and(|host| {
+        !host.is_empty() && !host.contains(|c: char| "/@?#".contains(c) || c.is_whitespace())
+    })
 }
 
 /// Whether both lead to the same Rancher.

@@ -56,32 +56,59 @@ fn a_token_is_good_for_the_cluster_to_which_its_kubeconfig_leads() {
     }
 }
 
+const RANCHER: &str = "https://rancher.example.com";
+
+fn letter<'a>(named: Option<&'a str>, wanted: Option<&'a str>) -> Letter<'a> {
+    Letter { secret: "rancher", named, wanted, first: None }
+}
+
 #[test]
 fn an_api_key_is_sent_to_the_url_that_its_secret_names() {
     for (named, url, is_sent) in [
-        (Some("https://rancher.example.com"), "https://rancher.example.com", true),
+        (Some(RANCHER), RANCHER, true),
         (Some("https://rancher.example.com/"), "https://Rancher.example.com", true),
         (Some(" https://rancher.example.com\n"), "https://rancher.example.com/", true),
-        (
-            Some("https://rancher.example.com"),
-            "https://rancher.example.com.attacker.example",
-            false,
-        ),
-        (Some("https://rancher.example.com"), "https://rancher.example.com:444", false),
-        (Some("https://rancher.example.com"), "https://attacker.example", false),
-        (Some("rancher.example.com"), "https://rancher.example.com", false),
-        (Some(""), "https://rancher.example.com", false),
+        (Some(RANCHER), "https://rancher.example.com.attacker.example", false),
+        (Some(RANCHER), "https://rancher.example.com:444", false),
+        (Some(RANCHER), "https://attacker.example", false),
+        (Some("rancher.example.com"), RANCHER, false),
+        (Some(""), RANCHER, false),
         (Some(" "), "", false),
-        (None, "https://rancher.example.com", false),
+        (None, RANCHER, false),
     ] {
-        let fault = address_fault("rancher", named, url);
-        assert_eq!(fault.is_none(), is_sent, "{named:?} {url}");
-        for part in
-            ["spec.rancher.minter", "\"rancher\"", "credentials.harvesterhci.io/rancher-url"]
-        {
-            assert!(fault.as_ref().is_none_or(|why| why.contains(part)), "{fault:?}");
-        }
+        let found = letter(named, Some(url)).address();
+        assert_eq!(found.as_deref().ok(), is_sent.then_some(url), "{named:?} {url}");
+        is_named(found.as_ref().err());
     }
     let long = "x".repeat(10_000);
-    assert!(address_fault("rancher", Some(&long), "https://rancher").unwrap().len() < 600);
+    assert!(letter(Some(&long), Some("https://rancher")).address().unwrap_err().len() < 600);
+}
+
+fn is_named(why: Option<&Unfit>) {
+    for part in ["spec.rancher.minter", "\"rancher\"", "credentials.harvesterhci.io/rancher-url"] {
+        assert!(why.is_none_or(|why| why.contains(part)), "{why:?}");
+    }
+}
+
+/// Once it has been used at one Rancher, another one's key is refused.
+#[test]
+fn a_secret_may_say_alone_where_its_api_key_goes() {
+    for (named, first, url) in [
+        (Some(RANCHER), None, Some(RANCHER)),
+        (Some("https://rancher:8443/"), None, Some("https://rancher:8443")),
+        (Some("https://Rancher.example.com/"), Some(RANCHER), Some(RANCHER)),
+        (Some("https://attacker.example"), Some(RANCHER), None),
+        (None, Some(RANCHER), None),
+        (None, None, None),
+        (Some("http://rancher"), None, None),
+        (Some("https://"), None, None),
+        (Some("https://rancher/k8s"), None, None),
+        (Some("https://user@rancher"), None, None),
+        (Some("https://rancher?x"), None, None),
+        (Some("https://ran cher"), None, None),
+    ] {
+        let found = Letter { first, ..letter(named, None) }.address();
+        assert_eq!(found.as_deref().ok(), url, "{named:?} {first:?}");
+        is_named(found.as_ref().err());
+    }
 }

@@ -43,6 +43,15 @@ fn foreign_until(plan: &Plan, record: &Record) -> Option<Seconds> {
     Some(if leaked { published } else { published + plan.overlap + 1 })
 }
 
+/// The target, as one sees it beside which another TokenRotation replaces the same credential: what is kept in it is the
+/// other one's, unless what was published last is still in use.
+pub fn of_two(record: &Record, target: Target) -> Target {
+    let Target::There { version, holds, beside, kept } = target else { return target };
+    let current = record.current.as_ref().filter(|current| current.ours);
+    let is_used = holds.as_ref().zip(current).is_some_and(|(held, ours)| held.hash == ours.hash);
+    Target::There { version, holds, beside, kept: kept.filter(|_| is_used) }
+}
+
 pub(super) fn kept(seen: &Seen) -> Option<&String> {
     let Target::There { kept, .. } = &seen.target else { return None };
     kept.as_ref()

@@ -46,7 +46,7 @@ pub(super) fn settle(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
         if is(record.publishing().map(|publishing| &publishing.made.hash), held) {
             return Some(write(Change::Published, published(plan, record, seen.now)));
         }
-        if !is(record.current.as_ref().map(|current| &current.hash), held) {
+        if !record.current.as_ref().is_some_and(|current| is_same(plan, current, held)) {
             return Some(write(Change::Adopted, adopted(plan, record, seen, held)));
         }
         if let Some(next) = term::retimed(record, held, seen.now) {
@@ -54,6 +54,17 @@ pub(super) fn settle(plan: &Plan, record: &Record, seen: &Seen) -> Option<Act> {
         }
     }
     find(plan, record, seen)
+}
+
+/// Whether the target still holds what is recorded. One that is only watched is known by what it says of itself: it may
+/// be a password, which a hash in a status would give away.
+fn is_same(plan: &Plan, current: &Current, held: &Held) -> bool {
+    if plan.source.is_some() {
+        return current.hash == held.hash;
+    }
+    let is_asked_for = held.term.is_some() || held.is_unseen;
+    let ends_alike = is_asked_for || current.expires == held.says.expires;
+    current.name == held.says.name && ends_alike
 }
 
 fn is(hash: Option<&String>, held: &Held) -> bool {
@@ -136,7 +147,7 @@ fn adopted(plan: &Plan, record: &Record, seen: &Seen, held: &Held) -> Record {
     next.current = Some(Current {
         ours: ours.is_some(),
         name: ours.unwrap_or_else(|| held.says.name.clone()),
-        hash: held.hash.clone(),
+        hash: plan.source.map(|_| held.hash.clone()).unwrap_or_default(),
         issued: held.says.issued.unwrap_or(seen.now),
         expires: held.says.expires,
         kept_alive: held.is_kept_alive(),

@@ -21,6 +21,7 @@ pub mod target_secret;
 mod term;
 pub mod watched;
 
+pub use beside::of_two;
 pub use decide::{decide, told};
 pub use deletion::left_behind;
 pub use term::Term;
@@ -129,7 +130,7 @@ pub struct Record {
 pub struct Current {
     /// Its name; may be empty for somebody else's.
     pub name: String,
-    /// By what it is known again.
+    /// By what it is known again. Empty for one that is only watched.
     pub hash: String,
     /// Whether it was made here.
     pub ours: bool,

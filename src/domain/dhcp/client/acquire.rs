@@ -1,4 +1,4 @@
-//! Looking for an address: DISCOVER, choosing among offers, REQUEST.
+//! Acquiring an address: DISCOVER, the choice among offers, REQUEST.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -10,29 +10,30 @@ use super::probe::Probing;
 use super::speak::Exchange;
 use super::{Client, Phase};
 
-/// How long an offer waits for one that is liked better.
+/// Time for which an offer waits for a preferred one.
 const OFFER_WAIT: Duration = Duration::from_millis(250);
-/// Offers that are compared.
+/// Offers that are compared at most.
 const MOST_OFFERS: usize = 8;
-/// After so many DISCOVERs without an offer, that is told.
+/// DISCOVERs without an offer before [`Trouble::NoOffer`] is reported.
 const SILENT_TRIES: u32 = 3;
-/// An offer is taken up so often, over a minute.
+/// REQUESTs for one offer at most, over about a minute.
 const MOST_REQUESTS: u32 = 4;
-/// After so many refusals the former address is not asked for any more.
+/// Refusals after which the client no longer asks for the former address.
 const MOST_WISHES: u32 = 2;
-/// The pause after a first refusal. Servers refuse one of two clients that they offered the same.
+/// Pause after a first refusal. Servers refuse one of two clients that they offered the same
+/// address.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// The longest.
+/// Longest pause after a refusal.
 const LONGEST_PAUSE: Duration = Duration::from_secs(64);
 
-/// DISCOVER was sent.
+/// State after DISCOVER was sent.
 #[derive(Clone, Debug)]
 pub struct Selecting {
     pub exchange: Exchange,
     offers: Vec<Offer>,
-    /// When one of them is taken.
+    /// Time at which one of the offers is taken.
     choose: Option<Duration>,
-    /// Whether an offer came since the last DISCOVER that cannot be used.
+    /// Whether an offer that cannot be used came since the last DISCOVER.
     useless: bool,
 }
 
@@ -49,7 +50,7 @@ pub struct Offer {
     server: Ipv4Addr,
 }
 
-/// REQUEST was sent.
+/// State after REQUEST was sent.
 #[derive(Clone, Debug)]
 pub struct Requesting {
     pub exchange: Exchange,
@@ -57,7 +58,7 @@ pub struct Requesting {
 }
 
 impl Client {
-    /// The address that is asked for.
+    /// Address that the client asks for: the former one, or the one from the options.
     fn wish(&self) -> Option<Offer> {
         let former = self.former.filter(|former| former.wanted);
         let former = former.map(|of| Offer { address: of.address, server: of.server });
@@ -98,7 +99,7 @@ impl Client {
         }
         if let Err(why) = self.judge(reply) {
             let Phase::Selecting(selecting) = &mut self.phase else { return };
-            // Once for each DISCOVER: whoever floods is not to flood the record.
+            // Once for each DISCOVER: a flood of offers must not flood the record.
             if !std::mem::replace(&mut selecting.useless, true) {
                 self.tell(Trouble::Unusable { address: reply.address, server: reply.server, why });
             }
@@ -119,7 +120,7 @@ impl Client {
         }
     }
 
-    /// The former address before the former server before whoever was first.
+    /// Takes an offer: the former address first, then the former server, then the first offer.
     fn take_best(&mut self, selecting: &Selecting) {
         let wish = self.wish();
         let dislike = |offer: &&Offer| match wish {
@@ -128,7 +129,7 @@ impl Client {
         };
         let Some(offer) = selecting.offers.iter().min_by_key(dislike).copied() else { return };
         let next = self.now + self.patience(1);
-        // The number and the time of the DISCOVER that was answered.
+        // With the xid and the time of the DISCOVER that was answered.
         let exchange = Exchange { first: self.now, tries: 1, next, ..selecting.exchange };
         self.say_to_all(Say::Select(offer.address, offer.server), &exchange);
         self.phase = Phase::Requesting(Requesting { exchange, offer });
@@ -175,7 +176,8 @@ impl Client {
         self.granted(lease);
     }
 
-    /// An address was granted to a client that had none.
+    /// Handles a grant to a client without an address: probes the address, unless it may still be
+    /// ours.
     pub(super) fn granted(&mut self, lease: Lease) {
         let may_be_ours = self
             .former
@@ -187,7 +189,7 @@ impl Client {
         }
     }
 
-    /// Nobody else has the address.
+    /// Holds the granted address, which no other host has.
     pub(super) fn acquired(&mut self, lease: Lease) {
         let (address, server) = (lease.address, lease.server);
         self.hold(lease, true);
@@ -195,7 +197,7 @@ impl Client {
         self.event(Event::Acquired { address, server, took });
     }
 
-    /// Whether the offer or grant can be used.
+    /// Checks whether the offer or grant can be used.
     pub(super) fn judge(&mut self, reply: &Reply) -> Result<(), Unusable> {
         offer_check::judge(reply, &self.options.subnets).inspect_err(|why| {
             let (server, address, why) = (reply.server, reply.address, *why);
@@ -203,7 +205,7 @@ impl Client {
         })
     }
 
-    /// A server took back what it had offered.
+    /// Handles the refusal of an address that the server had offered.
     fn refused(&mut self, trouble: Trouble) {
         let pause = self.pause_after_refusal();
         if self.naks >= MOST_WISHES {
@@ -213,14 +215,14 @@ impl Client {
             }
         }
         self.phase = Phase::Waiting(self.now + pause);
-        // Once is what happens to one of two that ask at the same moment.
+        // The first refusal is normal for one of two clients that ask at the same moment.
         if self.naks > 1 {
             self.tell(trouble);
         }
     }
 
-    /// How long to wait after another refusal: from half of that to all of it, so that two that
-    /// were in each other's way are not again.
+    /// Pause after another refusal: a random time from half of the doubled pause up to all of it,
+    /// so that two clients that disturbed each other do not do so again.
     pub(super) fn pause_after_refusal(&mut self) -> Duration {
         self.naks = self.naks.saturating_add(1);
         let doubled = FIRST_PAUSE * 1_u32.checked_shl((self.naks - 1).min(8)).unwrap_or(1);

@@ -1,13 +1,13 @@
 //! Stations that answer ARP for the address on our behalf, and whether they still do when they must
 //! not.
 //!
-//! A guest or kube-vip announces the address; neither asks the DHCP server. A guest's cloud provider
-//! does not even watch for a change. So the client asks by ARP who has the address while it is
-//! published, and remembers the stations that answered. By them it knows its own announcer again: an
-//! address that is granted anew is not declined because its announcer has it, and a lost address that
-//! is still announced is reported.
+//! A guest or kube-vip announces the address; neither asks the DHCP server. A guest's cloud
+//! provider does not even watch for a change. So the client asks by ARP who has the address while
+//! it is published, and stores the stations that answered. By these stations it recognizes its own
+//! announcer later: it does not decline an address that is granted again because its announcer has
+//! it, and it reports a lost address that is still announced.
 //!
-//! Without ARP probes ([`Probe::OFF`](super::Probe::OFF)) nothing here asks.
+//! Without ARP probes ([`Probe::OFF`](super::Probe::OFF)) nothing here sends a question.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -16,13 +16,14 @@ use super::super::wire::arp::Arp;
 use super::super::{Event, Mac};
 use super::Client;
 
-/// Stations that are remembered: an announcer moves between nodes.
+/// Stations that are stored at most: an announcer moves between nodes.
 const MOST_STATIONS: usize = 4;
-/// From the publication of an address to the question who announces it.
+/// Time from the publication of an address to the first question who announces it.
 const FIRST_LOOK: Duration = Duration::from_secs(30);
-/// Wait for an answer.
+/// Time to wait for an answer.
 const ANSWER: Duration = Duration::from_secs(1);
-/// Between two questions about an address that is lost or kept, and from its loss to the first.
+/// Time between two questions about an address that is lost or kept, and from its loss to the
+/// first.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 /// Number of questions without an answer that show that a lost address is no longer announced.
 const MOST_SILENT: u32 = 3;
@@ -30,9 +31,9 @@ const MOST_SILENT: u32 = 3;
 /// An address, and the stations that answered for it while it was held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announced {
-    /// The address.
+    /// IP address that they announce.
     pub address: Ipv4Addr,
-    /// The stations, the last one that was noted first.
+    /// Announcing stations, the one that was stored last first.
     pub by: Vec<Mac>,
 }
 
@@ -41,7 +42,7 @@ impl Announced {
         Self { address, by: Vec::new() }
     }
 
-    /// Notes a station. Returns whether it is news.
+    /// Stores a station. Returns whether it is new.
     fn note(&mut self, station: Mac) -> bool {
         if self.by.contains(&station) {
             return false;
@@ -55,12 +56,12 @@ impl Announced {
 /// Subject of the questions about an address.
 #[derive(Clone, Debug)]
 pub enum Subject {
-    /// An address that is leased: which station announces it.
+    /// A leased address: which station announces it.
     Leased,
-    /// An address that is kept after its lease has ended: whether another host has it. These stations have
-    /// answered the present question.
+    /// An address that is kept after its lease has ended: whether another host has it. The stations
+    /// answered the current question.
     Kept(Vec<Mac>),
-    /// An address that was lost: whether it is still announced.
+    /// A lost address: whether it is still announced.
     Lost,
 }
 
@@ -69,9 +70,10 @@ pub enum Subject {
 pub struct Look {
     about: Announced,
     subject: Subject,
-    /// Whether an answer is waited for.
+    /// Whether the question was sent and its time to answer is not over.
     pub waits: bool,
-    /// Questions in a row that no station answered; of an address that is kept, that another host answered as well.
+    /// Questions in a row that no station answered; for a kept address, that another host also
+    /// answered.
     pub tally: u32,
     pub next: Duration,
 }
@@ -100,7 +102,8 @@ impl Client {
         self.options.probe.count > 0
     }
 
-    /// The address was published, or confirmed: who announces it is asked after `pause`.
+    /// Schedules the question who announces the address, `pause` after it was published or
+    /// confirmed.
     pub(super) fn look_for_announcer(&mut self, pause: Duration) {
         let Some(about) = self.announced.clone().filter(|_| self.asks_by_arp()) else { return };
         if self.look.as_ref().is_none_or(|look| !matches!(look.subject, Subject::Lost)) {
@@ -109,12 +112,12 @@ impl Client {
         }
     }
 
-    /// The address was published.
+    /// Handles the publication of the address.
     pub(super) fn published(&mut self) {
         self.look_for_announcer(FIRST_LOOK);
     }
 
-    /// The address was lost: whether it is still announced is asked until it is not.
+    /// Schedules questions about a lost address until it is no longer announced.
     pub(super) fn look_after_loss(&mut self) {
         self.still = None;
         let announced = self.announced.clone().filter(|announced| !announced.by.is_empty());
@@ -159,7 +162,7 @@ impl Client {
         }
     }
 
-    /// Takes an ARP frame that may be about the address that was asked for. Returns whether it was an answer.
+    /// Handles an ARP frame. Returns whether it answers the open question.
     pub(super) fn look_heard(&mut self, arp: Arp) -> bool {
         let ours = self.identity.mac;
         let answers = |look: &&mut Look| {
@@ -193,7 +196,7 @@ impl Client {
         true
     }
 
-    /// Whether a station announces an address for us: it did so while the address was held.
+    /// Whether a station announces an address for us: it did so while we held the address.
     pub(super) fn announces_for_us(&self, address: Ipv4Addr, station: Mac) -> bool {
         let announced = self.announced.as_ref().filter(|announced| announced.address == address);
         announced.is_some_and(|announced| announced.by.contains(&station))

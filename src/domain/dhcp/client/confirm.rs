@@ -1,10 +1,10 @@
-//! Asking for more time for an address that is held: renewing, rebinding, and after a restart.
+//! Extending the lease of a held address: renewal, rebinding, and confirmation after a restart.
 //!
-//! The question has the form of a client that has restarted. It goes to the lease's server alone
-//! where that can be reached without a router, because another server that thinks it knows all
-//! clients would refuse at once; then to all. Invariants: the lease runs on whatever is answered
-//! or not, until a server that may says otherwise; another server's refusal counts only after the
-//! lease's own has been silent from T1 to T2 and for some questions more.
+//! The question has the form of a client that has restarted. While the lease's server can be
+//! reached without a router, the first questions go to it alone, because another server that is
+//! authoritative would refuse at once; later ones go to all. Invariants: the lease runs on, with or
+//! without answers, until a server that may end it does so; another server's refusal counts only
+//! after the lease's own server has been silent from T1 to T2 and for some questions more.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -14,15 +14,16 @@ use super::super::wire::message::{Kind, Reply, Say};
 use super::super::{Event, Ignored, Lease, Lost, Mac, Trouble};
 use super::{Client, Phase};
 
-/// Questions to the lease's server alone before all are asked.
+/// Questions to the lease's server alone before all servers are asked.
 const ALONE: u32 = 2;
-/// Questions to all that the lease's server may leave unanswered before another one's grant counts.
+/// Questions to all that the lease's server may leave unanswered before another server's grant
+/// counts.
 const BEFORE_OTHERS_GRANT: u32 = 2;
-/// And before another one's refusal does, after T2.
+/// Questions to all before another server's refusal counts, after T2.
 const BEFORE_OTHERS_REFUSE: u32 = 3;
-/// Questions after a restart, over a minute. After that the lease goes on as it would have.
+/// Questions after a restart, over about a minute. Then the lease goes on with its old times.
 const AFTER_RESTART: u32 = 4;
-/// Questions whose answers are waited for: an answer may be slower than the next question.
+/// Questions whose answers are accepted: an answer may arrive after the next question.
 const REMEMBERED: usize = 4;
 
 /// A question that was asked.
@@ -30,21 +31,21 @@ const REMEMBERED: usize = 4;
 struct Asked {
     xid: u32,
     at: Duration,
-    /// The server whose offer was taken; else whoever may answer.
+    /// Server whose offer was taken; `None`: any server may answer.
     server: Option<Ipv4Addr>,
 }
 
-/// A lease is held, and asked for.
+/// State of a held lease that the client asks to confirm or extend.
 #[derive(Clone, Debug)]
 pub struct Confirming {
     /// Whether the client has restarted, or its link has come back.
     pub restart: bool,
     began: Duration,
     tries: u32,
-    /// Questions to all.
+    /// Number of questions to all.
     broadcasts: u32,
     asked: Vec<Asked>,
-    /// The DISCOVER that was sent besides.
+    /// The xid of the DISCOVER that was sent in addition.
     search: Option<u32>,
     pub next: Duration,
 }
@@ -113,7 +114,7 @@ impl Client {
             self.event(Event::Retry);
         }
         if !alone && rebinding && confirming.broadcasts > 0 {
-            // A server that does not know the lease is silent, but may offer the same address.
+            // A server without the lease does not answer, but may offer the same address.
             let search = self.dice.word();
             self.say(Say::Discover(Some(lease.address)), search, secs, all);
             confirming.search = Some(search);
@@ -194,9 +195,9 @@ impl Client {
         }
     }
 
-    /// A server that does not know the lease offers something. Only the same address is of use
-    /// while there is one. Where the lease has ended and its own server offers another, the address is the
-    /// server's again.
+    /// Handles an offer to the DISCOVER that was sent in addition. Only the same address is of use
+    /// while there is one. If the lease has ended and its own server offers another address, that
+    /// server may grant the old one to others, so it is lost.
     fn offered_besides(&mut self, reply: &Reply, mut confirming: Confirming, lease: &Lease) {
         if confirming.search != Some(reply.xid) {
             return self.ignore(Ignored::Unasked);

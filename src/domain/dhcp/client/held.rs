@@ -1,4 +1,4 @@
-//! A lease as its durable record has it.
+//! A lease from its durable record.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -6,38 +6,39 @@ use std::time::Duration;
 use super::super::lease::Times;
 use super::super::{Lease, Mac};
 
-/// What the durable record says of a lease that an earlier process held.
+/// Lease of an earlier process, from the durable record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// The address.
+    /// Leased IP address.
     pub address: Ipv4Addr,
-    /// Length of its subnet's prefix.
+    /// Length of the prefix of the address's subnet.
     pub prefix: Option<u8>,
-    /// The subnet's router.
+    /// Router of the subnet.
     pub gateway: Option<Ipv4Addr>,
-    /// The subnet's name servers.
+    /// Name servers of the subnet.
     pub name_servers: Vec<Ipv4Addr>,
-    /// The server that granted it.
+    /// Server that granted the lease.
     pub server: Ipv4Addr,
-    /// The station that its answer came from.
+    /// Station that the server's answer came from.
     pub server_mac: Option<Mac>,
-    /// Stations that answered for it.
+    /// Stations that answered ARP for the address.
     pub announcers: Vec<Mac>,
-    /// For how long it was granted. `None`: for ever.
+    /// Lease time, in seconds. `None`: without end.
     pub seconds: Option<u32>,
-    /// How long it has been held, by the wall clock.
+    /// Time for which the address has been held, by the wall clock.
     pub age: Duration,
-    /// What is left of it, by the wall clock; zero when it is over. It counts for no more than
+    /// Rest of the lease time, by the wall clock; zero when it is over. It counts for no more than
     /// `seconds`: a wall clock that was set back makes no lease longer.
     pub left: Duration,
 }
 
 impl Held {
-    /// The lease, on the clock that began at zero.
+    /// Converts to a lease on the client's clock. `left`: rest of the lease time; `None`: without
+    /// end.
     pub(super) fn lease(self, now: Duration, left: Option<Duration>) -> Lease {
         let times = Times::of(self.seconds.unwrap_or(u32::MAX), None, None);
         let expires = left.map(|left| now + left);
-        // Before the clock began, if need be: then it is due already.
+        // Zero if the time is before the clock's start: then it is due already.
         let since = |time: Duration| match (expires, times.end) {
             (Some(expires), Some(end)) => (expires + time).saturating_sub(end),
             _ => now + time,
@@ -48,7 +49,7 @@ impl Held {
             gateway: self.gateway,
             name_servers: self.name_servers,
             server: self.server,
-            // Without it, all stations hear what is for one.
+            // Without the station, unicast messages go to all stations.
             server_mac: self.server_mac.unwrap_or(Mac::BROADCAST),
             seconds: self.seconds,
             obtained: now.saturating_sub(self.age),

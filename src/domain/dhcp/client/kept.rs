@@ -1,22 +1,22 @@
-//! An address that is kept after its lease has ended without an answer, where the network's `onLeaseLoss`
-//! is `Keep`.
+//! An address that is kept after its lease has ended without an answer, where the network's
+//! `onLeaseLoss` is `Keep`.
 //!
-//! RFC 2131, 4.4.5 has a client stop using it. Behind a guest that goes on announcing it in any case, and
-//! where a DHCP server that is away is likelier than an address that is granted twice, traffic that goes on
-//! is worth more. Servers go on being asked; one that refuses the address ends it, and so does the lease's
-//! own server by offering another. Invariant: once two hosts have the address, two questions later it is
-//! lost.
+//! RFC 2131, 4.4.5 requires a client to stop using it. But a guest goes on announcing the address
+//! in any case, and an absent DHCP server is likelier than an address that is granted twice, so
+//! uninterrupted traffic is worth more. The client goes on asking servers. The address is lost when
+//! a server refuses it, or when the lease's own server offers another. Invariant: two questions
+//! after two hosts have the address, it is lost.
 
 use super::super::{Lost, Mac, Trouble};
 use super::announcing::{Announced, Look, Subject};
 use super::{Client, part};
 
-/// Number of questions in a row, answered by two stations, that show that another host has the address. Once is
-/// what an announcer does that moves to another node.
+/// Number of questions in a row, answered by two stations, that show that another host has the
+/// address. An announcer that moves to another node causes one such question.
 const MOST_DOUBLE: u32 = 2;
 
 impl Client {
-    /// The lease has ended, and its address is kept.
+    /// Keeps the address of a lease that has ended.
     pub(super) fn keep(&mut self) {
         let Some(lease) = &self.held else { return };
         self.kept = true;
@@ -27,7 +27,8 @@ impl Client {
         self.record(Some(Trouble::Kept));
     }
 
-    /// Judges the stations that answered for the address that is kept. One alone may be its announcer, which has moved.
+    /// Judges the stations that answered for the kept address. A single one may be its announcer,
+    /// moved.
     pub(super) fn kept_answered(&mut self, mut look: Look, stations: &[Mac]) {
         let is_strange = |station: &&Mac| !look.is_announcer(**station);
         let stranger = stations.iter().find(is_strange).filter(|_| stations.len() > 1).copied();

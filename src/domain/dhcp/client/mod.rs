@@ -1,11 +1,12 @@
-//! The client of one lease: frames, links and times in; frames, records and events out.
+//! The client of one lease: its input is frames, links and times, its output frames, records and
+//! events.
 //!
-//! Invariants: it speaks only while its link is up; it sends nothing that it was not due to send,
-//! so that a flood of frames makes no flood; whatever comes in, a lease that is over is given up
+//! Invariants: the client sends only while its link is up; it sends only messages that were due,
+//! so that a flood of frames makes no flood; on any input, a lease that is over is given up
 //! first; a fresh address may be used only after its record was written ([`Client::recorded`]).
 //!
-//! Times are offsets on one clock that goes on while the host sleeps and that nobody sets
-//! (`CLOCK_BOOTTIME`); where it seems to run backwards, it is taken to stand still.
+//! Times are offsets on one clock that cannot be set and goes on while the host sleeps
+//! (`CLOCK_BOOTTIME`); if it seems to run backwards, it counts as standing still.
 
 mod acquire;
 mod announcing;
@@ -37,35 +38,35 @@ use confirm::Confirming;
 use probe::Probing;
 use releasing::Parting;
 
-/// How long an address that was lost counts as one that we may still be announcing ourselves. Until
-/// then nobody is asked about it: the answer would be our own.
+/// Time after the loss of an address for which our announcer may still announce it. Until then the
+/// address is not probed: the answer would be from our own announcer.
 const STILL_OURS: Duration = Duration::from_mins(5);
 
-/// What is under way. A lease is held or not besides.
+/// Phase of the protocol. A lease is held or not, independently of it.
 #[derive(Clone, Debug)]
 enum Phase {
-    /// Nothing until then, then a DISCOVER.
+    /// Idle until this time, then a DISCOVER.
     Waiting(Duration),
     Selecting(Selecting),
     Requesting(Requesting),
     Probing(Probing),
-    /// Nothing until T1.
+    /// Idle until T1.
     Bound,
     Confirming(Confirming),
     /// The address is to be given back, unless a station has it.
     Parting(Parting),
-    /// The address was given back. Then: once more at that time.
+    /// The address was given back. With a time: the RELEASE is sent once more then.
     Released(Option<(Duration, Lease)>),
 }
 
-/// An address that was held.
+/// Address that was held before.
 #[derive(Clone, Copy, Debug)]
 struct Former {
     address: Ipv4Addr,
     server: Ipv4Addr,
-    /// Until when we may still be announcing it.
+    /// Time until which our announcer may still announce the address.
     ours_until: Duration,
-    /// Whether it is to be asked for again.
+    /// Whether the client asks for the address again.
     wanted: bool,
 }
 
@@ -79,7 +80,7 @@ pub struct Client {
     up: bool,
     phase: Phase,
     held: Option<Lease>,
-    /// The record that must be written before the held address may be used.
+    /// Serial of the record that must be written before the held address may be used.
     awaits: Option<u64>,
     serial: u64,
     former: Option<Former>,
@@ -88,15 +89,15 @@ pub struct Client {
     look: Option<Look>,
     /// Whether the lease that is held has ended, and its address is kept.
     kept: bool,
-    /// A lost address that is still announced, and by which station.
+    /// Lost address that is still announced, and the station that does so.
     still: Option<(Ipv4Addr, Mac)>,
-    /// Since when it has been without an address.
+    /// Time since which the client has been without an address.
     began: Duration,
     /// Refusals and conflicts since an address was last held.
     naks: u32,
     conflicts: u32,
     trouble: Option<Trouble>,
-    /// The number of the last message.
+    /// The xid of the last message.
     spoken: u32,
     out: Vec<Out>,
 }
@@ -129,9 +130,9 @@ impl Client {
         }
     }
 
-    /// A client whose address is in its record. It may be used at once, and is confirmed soon.
-    /// A lease that is over is not taken up again: its record is to lose the address, and the same
-    /// address is asked for.
+    /// A client whose address is in its record. The address may be used at once, and is confirmed
+    /// soon. A lease that is over is not resumed: the client removes the address from the record,
+    /// and asks for the same address.
     pub fn resume(
         identity: Identity,
         options: Options,
@@ -151,8 +152,8 @@ impl Client {
         client
     }
 
-    /// A client that had this address once, and was stopped after it had lost it: it asks for the same
-    /// again.
+    /// A client that had this address and lost it before it was stopped: it asks for the same
+    /// address.
     #[must_use]
     pub fn remembering(mut self, announced: Announced) -> Self {
         self.former = Some(Former {
@@ -166,7 +167,7 @@ impl Client {
         self
     }
 
-    /// When [`Client::due`] is to be called. `None`: not before something else happens.
+    /// Time at which to call [`Client::due`]. `None`: not before another input.
     pub fn deadline(&self) -> Option<Duration> {
         let look = self.look.as_ref().map(|look| look.next).filter(|_| self.up);
         let end = self.held.as_ref().filter(|_| !self.kept).and_then(|lease| lease.expires);
@@ -176,7 +177,7 @@ impl Client {
         }
     }
 
-    /// Time at which something is due of what is under way.
+    /// Time at which the current phase has something due.
     fn next(&self) -> Option<Duration> {
         let under_way = match &self.phase {
             Phase::Released(again) => return again.as_ref().map(|(at, _)| *at),
@@ -191,7 +192,7 @@ impl Client {
         under_way.filter(|_| self.up)
     }
 
-    /// What must hear before what was handed out is sent.
+    /// Sockets that must be open before the returned frames are sent.
     pub fn listening(&self) -> Listening {
         match &self.phase {
             _ if !self.up => Listening::Nothing,
@@ -205,7 +206,7 @@ impl Client {
         }
     }
 
-    /// Where the client stands.
+    /// State of the client.
     pub fn state(&self) -> State {
         match &self.phase {
             Phase::Waiting(_) if self.former.is_some() => State::Lost,
@@ -226,17 +227,17 @@ impl Client {
         self.held.as_ref().filter(|_| self.awaits.is_none())
     }
 
-    /// Whether it asks for more time for an address that it may use, and for nothing else.
+    /// Whether the client only extends the lease of an address that it may use.
     pub fn renews(&self) -> bool {
         self.lease().is_some() && matches!(self.phase, Phase::Confirming(_))
     }
 
-    /// Who it is.
+    /// Identity of the client: hardware address, client identifier, host name.
     pub const fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// A whole Ethernet frame was received.
+    /// Handles a received Ethernet frame, which must be whole.
     pub fn heard(&mut self, frame: &[u8], now: Duration) -> Vec<Out> {
         self.enter(now);
         match ethernet::read(frame) {
@@ -255,7 +256,7 @@ impl Client {
         self.leave()
     }
 
-    /// The deadline has come, or may have.
+    /// Does everything that is due at `now`. An early call does nothing.
     pub fn due(&mut self, now: Duration) -> Vec<Out> {
         self.enter(now);
         let is_due = |at: Option<Duration>| at.is_some_and(|at| at <= self.now);
@@ -279,8 +280,8 @@ impl Client {
         self.leave()
     }
 
-    /// The link came up or went down; or the client may speak, or may not. While it may not, its
-    /// lease runs on. A client begins with its link up.
+    /// Handles a link that came up or went down, or a client that may send or may no longer. While
+    /// it may not send, its lease runs on. A client begins with its link up.
     pub fn link(&mut self, up: bool, now: Duration) -> Vec<Out> {
         self.enter(now);
         let changed = up != self.up;
@@ -288,7 +289,7 @@ impl Client {
         if changed && !matches!(self.phase, Phase::Released(_) | Phase::Parting(_)) {
             let start = self.now + part(self.options.phase, self.options.start_within);
             if self.held.is_some() {
-                // Whoever was reached before the cable was pulled need not be there now.
+                // The cable may now lead to another network, without the former server.
                 self.phase = Phase::Confirming(Confirming::of_restart(start));
             } else {
                 self.began = start;
@@ -298,7 +299,7 @@ impl Client {
         self.leave()
     }
 
-    /// The record of that number, or a later one, has been written.
+    /// Handles the notice that the record `serial`, or a later one, has been written.
     pub fn recorded(&mut self, serial: u64, now: Duration) -> Vec<Out> {
         self.enter(now);
         if self.awaits.is_some_and(|awaited| serial >= awaited) {
@@ -308,12 +309,12 @@ impl Client {
         self.leave()
     }
 
-    /// A station answers ARP for every address; `None`: none does.
+    /// Sets the station that answers ARP for every address; `None`: there is none.
     pub fn beware(&mut self, proxy: Option<Mac>) {
         self.options.proxy = proxy;
     }
 
-    /// Every input begins here: the clock only goes forward, and what is over is over.
+    /// Begins every input: the clock only goes forward, and a lease that is over ends.
     fn enter(&mut self, now: Duration) {
         self.now = self.now.max(now);
         if self.kept || !self.held.as_ref().is_some_and(|lease| lease.is_over(self.now)) {
@@ -335,7 +336,7 @@ impl Client {
         self.held.as_ref().is_some_and(|lease| lease.may_rebind(self.now))
     }
 
-    /// The address is given up: first in the record. The client looks for one after `pause`.
+    /// Gives up the address, and reports that in the record. The client asks for one after `pause`.
     fn lose(&mut self, how: Lost, trouble: Trouble, pause: Duration) {
         let Some(lease) = self.held.take() else { return };
         (self.awaits, self.kept) = (None, false);
@@ -352,7 +353,7 @@ impl Client {
         self.event(Event::Lost { address: lease.address, how });
     }
 
-    /// The lease is held. `fresh`: its address is not in the record.
+    /// Holds the lease. `fresh`: its address is not in the record yet.
     fn hold(&mut self, lease: Lease, fresh: bool) {
         let announced = self.announced.take().filter(|known| known.address == lease.address);
         self.announced = Some(announced.unwrap_or_else(|| Announced::new(lease.address)));
@@ -372,12 +373,12 @@ impl Client {
         self.record(None);
     }
 
-    /// Hands out a record of how things stand.
+    /// Outputs a record of the current state.
     fn record(&mut self, trouble: Option<Trouble>) {
         self.serial += 1;
         self.trouble = trouble;
         let state = match &self.phase {
-            // What is written is that it may be used.
+            // The written record means that the address may be used.
             Phase::Bound => State::Bound,
             _ => self.state(),
         };
@@ -393,7 +394,7 @@ impl Client {
         self.out.push(Out::Record(record));
     }
 
-    /// Records what is wrong, once.
+    /// Records a trouble, once.
     fn tell(&mut self, trouble: Trouble) {
         if self.trouble != Some(trouble) {
             self.record(Some(trouble));
@@ -408,7 +409,7 @@ impl Client {
         self.event(Event::Ignored(why));
     }
 
-    /// A message of a client with this hardware address. Our own may come back by a loop.
+    /// Handles a message of a client with this hardware address. Our own may come back by a loop.
     fn heard_client(&mut self, datagram: ethernet::Datagram<'_>) {
         let xid = message::client_xid(datagram.payload);
         let ours = message::holder(datagram.payload) == Some(self.identity.mac);

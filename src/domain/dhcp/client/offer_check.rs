@@ -1,7 +1,7 @@
-//! Which offers are refused, whatever server makes them.
+//! Offers that are refused, whatever server makes them.
 //!
-//! Invariant: nothing that passes here can take over a host's own traffic by its kind alone. What
-//! else an address may collide with (ranges of pools, other LoadBalancers) is for the controller.
+//! Invariant: no accepted address can take over a host's own traffic by its kind alone. The
+//! controller checks for other conflicts (ranges of pools, other LoadBalancers).
 
 use std::net::Ipv4Addr;
 
@@ -9,51 +9,51 @@ use ipnet::Ipv4Net;
 
 use super::super::wire::message::Reply;
 
-/// Leases shorter than this would be renewed without end.
+/// Shortest accepted lease, in seconds. A shorter one would be renewed without pause.
 pub const SHORTEST_LEASE: u32 = 10;
 
-/// Why an offer is of no use.
+/// Reason why an offer or grant cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum Unusable {
-    /// 0.0.0.0/8.
-    #[error("it is no address of a host")]
+    /// Address in 0.0.0.0/8.
+    #[error("it cannot be the address of a host")]
     Unspecified,
-    /// 127.0.0.0/8.
+    /// Address in 127.0.0.0/8.
     #[error("it is a loopback address")]
     Loopback,
-    /// 169.254.0.0/16.
+    /// Address in 169.254.0.0/16.
     #[error("it is a link-local address")]
     LinkLocal,
-    /// 224.0.0.0/4.
+    /// Address in 224.0.0.0/4.
     #[error("it is a multicast address")]
     Multicast,
-    /// 240.0.0.0/4.
-    #[error("it is of the reserved class E")]
+    /// Address in 240.0.0.0/4.
+    #[error("it is in the reserved range 240.0.0.0/4")]
     Reserved,
-    /// 255.255.255.255, or the last address of its subnet.
+    /// Address 255.255.255.255, or the last one of its subnet.
     #[error("it is a broadcast address")]
     Broadcast,
-    /// The first address of its subnet.
+    /// First address of its subnet.
     #[error("it is the address of its network")]
     Network,
-    /// The subnet's router, by the same offer.
+    /// Address of the subnet's router, from the same offer.
     #[error("it is the gateway of its own subnet")]
     Gateway,
-    /// The server that offers it.
+    /// Address of the server that offers it.
     #[error("it is the server's own address")]
     Server,
-    /// In none of the subnets whose addresses may be leased on the network.
+    /// The address is in none of the subnets whose addresses may be leased on the network.
     #[error("it is in none of the subnets that are allowed on this network")]
     NotAllowed,
-    /// No lease time: BOOTP, or a fault.
+    /// The lease time is missing: BOOTP, or a fault.
     #[error("it comes without a lease time")]
     NoLeaseTime,
-    /// A lease of less than ten seconds.
+    /// The lease time is less than ten seconds.
     #[error("its lease is shorter than {SHORTEST_LEASE} s")]
     TooShort,
 }
 
-/// Judges an offer or a grant. `subnets` are those whose addresses may be leased; none: any.
+/// Judges an offer or a grant. `subnets`: those whose addresses may be leased; empty: any.
 pub fn judge(reply: &Reply, subnets: &[Ipv4Net]) -> Result<(), Unusable> {
     let address = reply.address;
     let [first, ..] = address.octets();
@@ -79,7 +79,8 @@ pub fn judge(reply: &Reply, subnets: &[Ipv4Net]) -> Result<(), Unusable> {
     found.or(gateway).or(server).or(foreign).or(time).map_or(Ok(()), Err)
 }
 
-/// The first and the last address of a subnet are nobody's, unless it is a pair or a single one.
+/// Checks for the first and the last address of a subnet, which no host may have if the prefix is
+/// 30 or shorter.
 fn edge(address: Ipv4Addr, prefix: u8) -> Option<Unusable> {
     if prefix > 30 {
         return None;

@@ -1,4 +1,4 @@
-//! How a client behaves.
+//! Options of a client.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -8,28 +8,28 @@ use ipnet::Ipv4Net;
 
 use super::super::Mac;
 
-/// How a client behaves.
+/// Options of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How a fresh address is probed.
+    /// ARP probe of a fresh address.
     pub probe: Probe,
-    /// Over what time clients that begin together spread their first message.
+    /// Time over which clients that begin together spread their first message.
     pub start_within: Duration,
-    /// Over what time clients that were resumed together spread theirs; a quarter of what is left
-    /// of the lease, if that is less.
+    /// Time over which clients that were resumed together spread their first message; a quarter of
+    /// the rest of the lease, if that is less.
     pub resume_within: Duration,
-    /// This client's place in those times, and among renewals: see [`super::phase`].
+    /// Phase of this client in these times, and among renewals: see [`super::phase`].
     pub phase: u32,
     /// Whether servers are asked to broadcast their answers in any case. They always are where an
-    /// address may be in use: a router that is dnsmasq writes its own ARP entry of an address that it
-    /// grants by unicast (SIOCSARP, src/dhcp.c), and it would lead to this client, which answers for
-    /// none.
+    /// address may be in use: a router that runs dnsmasq writes its own ARP entry for an address
+    /// that it grants by unicast (SIOCSARP, src/dhcp.c). The entry would lead to this client, which
+    /// answers for no address.
     pub broadcast: bool,
     /// Subnets whose addresses may be leased. Empty: any.
     pub subnets: Arc<[Ipv4Net]>,
     /// Whether an address is kept after its lease has ended without an answer: see `kept.rs`.
     pub keep: bool,
-    /// Address that is asked for before any was held.
+    /// Address to ask for before any was held.
     pub wish: Option<Ipv4Addr>,
     /// Station that answers ARP for every address: see [`super::Disputes`].
     pub proxy: Option<Mac>,
@@ -51,23 +51,23 @@ impl Default for Options {
     }
 }
 
-/// How a fresh address is probed: RFC 5227.
+/// ARP probe of a fresh address: RFC 5227.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// How often it is asked who has it. Zero: never.
+    /// Number of questions who has the address. Zero: no probe.
     pub count: u32,
-    /// The first question waits up to this long.
+    /// Longest random wait before the first question.
     pub first_within: Duration,
-    /// From one question to the next, at least.
+    /// Shortest time from one question to the next.
     pub shortest_gap: Duration,
-    /// At most.
+    /// Longest time from one question to the next.
     pub longest_gap: Duration,
-    /// How long the last one waits for an answer.
+    /// Time to wait for an answer to the last question.
     pub wait: Duration,
 }
 
 impl Probe {
-    /// The times of RFC 5227: four to nine seconds.
+    /// Times of RFC 5227: four to nine seconds.
     pub const RFC_5227: Self = Self {
         count: 3,
         first_within: Duration::from_secs(1),
@@ -83,17 +83,17 @@ impl Probe {
         longest_gap: Duration::from_millis(160),
         wait: Duration::from_millis(150),
     };
-    /// None.
+    /// Disabled: a fresh address is not probed.
     pub const OFF: Self = Self { count: 0, ..Self::QUICK };
 }
 
-/// Sockets that must be open before a client speaks.
+/// Sockets that must be open before a client sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listening {
-    /// Nothing: no socket is needed.
+    /// No socket is needed.
     Nothing,
-    /// Answers of DHCP servers.
+    /// A socket for answers of DHCP servers.
     Dhcp,
-    /// Those, and ARP.
+    /// Sockets for answers of DHCP servers and for ARP.
     DhcpAndArp,
 }

@@ -1,4 +1,4 @@
-//! What a client has to say to whoever runs it.
+//! Output of a client to the code that runs it.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -6,94 +6,96 @@ use std::time::Duration;
 
 use super::super::{Announced, Lease, Mac, Unusable};
 
-/// What is to be done, in this order.
+/// Action to take. Actions are taken in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Out {
-    /// Send this whole Ethernet frame. What [`super::super::Client::listening`] names by now must hear
-    /// before it goes out.
+    /// Send this whole Ethernet frame. The sockets that [`super::super::Client::listening`] names
+    /// by now must be open before it is sent.
     Send(Vec<u8>),
-    /// Write this; then say so by [`super::super::Client::recorded`]. A later record stands for all
+    /// Write this record, then call [`super::super::Client::recorded`]. A later record replaces all
     /// earlier ones that have not been written yet.
     Record(Record),
-    /// For metrics, logs and Events.
+    /// Report this in metrics, logs and Events.
     Event(Event),
-    /// The client has nothing to do any more: it and its link may go.
+    /// Remove the client and its link: the client has finished.
     Done,
 }
 
-/// What the durable record is to say.
+/// Content of the durable record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Which one: later ones have greater numbers.
+    /// Serial number: later records have greater ones.
     pub serial: u64,
-    /// Where the client stands.
+    /// State of the client.
     pub state: State,
-    /// The lease, while its address may be used.
+    /// Lease, while its address may be used.
     pub lease: Option<Lease>,
-    /// What is wrong, if anything.
+    /// Trouble of the client, if any.
     pub trouble: Option<Trouble>,
     /// Whether the address is kept after its lease has ended without an answer.
     pub keeps: bool,
-    /// The stations that answer for its address, or did for the one that it had last.
+    /// Stations that answer for the client's address, or did for its last one.
     pub announced: Option<Announced>,
-    /// An address that was lost, and the station that still announces it.
+    /// Lost address that is still announced, and the station that does so.
     pub still_announced: Option<(Ipv4Addr, Mac)>,
 }
 
-/// Where a client stands.
+/// State of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
-    /// It looks for a server.
+    /// The client searches for a server.
     Selecting,
-    /// It takes an offer.
+    /// The client requests an offered address.
     Requesting,
-    /// It asks whether somebody has the address that it was given; or that one is being recorded.
+    /// The client probes whether another host has the granted address, or its record is being
+    /// written.
     Probing,
-    /// It has an address.
+    /// The client has an address.
     Bound,
-    /// It has one, and asks for more time.
+    /// The client has an address, and asks its server for more time.
     Renewing,
-    /// It has one, whose server is silent.
+    /// The client has an address, its server is silent, and it asks all servers.
     Rebinding,
-    /// It has one, and asks whether that is still so.
+    /// The client has an address, and confirms it after a restart.
     Rebooting,
-    /// It had one.
+    /// The client has lost its address.
     Lost,
-    /// It gave it back.
+    /// The client has given its address back.
     Released,
 }
 
-/// Why a client has no address, or may soon have none.
+/// Reason why a client has no address, or may soon have none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Trouble {
     /// No server has answered for a while.
     NoOffer,
-    /// A server refused what it had offered or granted.
+    /// A server refused the address that it had offered or granted.
     Refused,
-    /// Another host has the address that was granted.
+    /// The granted address belongs to another host, the station given.
     AddressInUse(Mac),
-    /// As many as are asked for in a row were other hosts', the last one this station's.
+    /// As many granted addresses in a row as are tried belonged to other hosts, the last to this
+    /// station.
     TooManyInUse(Mac),
-    /// What is offered cannot be used.
+    /// The offered address cannot be used.
     Unusable {
-        /// The offer.
+        /// Offered address.
         address: Ipv4Addr,
-        /// The server that made it.
+        /// Server that made the offer.
         server: Ipv4Addr,
-        /// Fault.
+        /// Reason why it cannot be used.
         why: Unusable,
     },
-    /// A station answers ARP for every address, so none is known to be free.
+    /// A station answers ARP for every address, so the client cannot check that one is free.
     AnswersForAll(Mac),
-    /// The server of the lease has been silent from T1 to T2.
+    /// The lease's server has not answered from T1 to T2.
     ServerSilent,
     /// The lease ended without an answer.
     Expired,
     /// The lease ended without an answer, and the address is kept.
     Kept,
-    /// Of an address that was kept: this station has it besides the one that announces it.
+    /// The kept address also belongs to this station, besides its announcer.
     Taken(Mac),
-    /// The server gave another address instead.
+    /// The server granted or offered another address instead.
     Changed,
 }
 
@@ -102,22 +104,22 @@ impl fmt::Display for Trouble {
         match self {
             Self::NoOffer => f.write_str("no DHCP server answers"),
             Self::Refused => f.write_str("the DHCP server refused the address"),
-            Self::AddressInUse(mac) => write!(f, "{mac} has the address that the server gave"),
+            Self::AddressInUse(mac) => write!(f, "{mac} has the address that the DHCP server granted"),
             Self::TooManyInUse(mac) => write!(
                 f,
-                "{mac} has the address that the server gave, and other hosts have those before: the next is asked for in an hour, or when the agent starts anew"
+                "{mac} has the address that the DHCP server granted, and other hosts have the ones before it: the agent asks again in one hour, or after its restart"
             ),
             Self::Unusable { address, server, why } => {
-                write!(f, "DHCP server {server} offers {address}, which is of no use: {why}")
+                write!(f, "DHCP server {server} offers {address}, which cannot be used: {why}")
             }
             Self::AnswersForAll(mac) => write!(
                 f,
-                "{mac}, the station of the DHCP server or of the router to it, answers ARP for every address that is granted, so none is known to be free: turn proxy ARP off there, or the ARP probe off for this network"
+                "{mac}, the station of the DHCP server or of the router to it, answers ARP for every address that is granted, so the agent cannot check that one is free: turn proxy ARP off there, or the ARP probe off for this network"
             ),
-            Self::ServerSilent => f.write_str("the DHCP server has been silent since T1"),
+            Self::ServerSilent => f.write_str("the DHCP server has not answered since T1"),
             Self::Expired => f.write_str("the lease ended, and no DHCP server answered"),
             Self::Kept => f.write_str(
-                "the lease ended, and no DHCP server answered: the address is kept, as onLeaseLoss has it",
+                "the lease ended, and no DHCP server answered: the address is kept, because onLeaseLoss is Keep",
             ),
             Self::Taken(mac) => {
                 write!(f, "the lease ended, and {mac} has the address as well")
@@ -127,125 +129,126 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// How an address got lost.
+/// Cause of an address's loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lost {
-    /// Its time was over.
+    /// The lease ended.
     Expired,
-    /// A server took it back.
+    /// A server refused the address.
     Nak,
-    /// Another host has it, and it was kept after its lease had ended.
+    /// The address was kept after its lease had ended, and another host has it.
     Taken,
-    /// The server gave another one.
+    /// The server granted or offered another address.
     Changed,
 }
 
-/// What happened.
+/// Event of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A server made an offer that can be used.
     Offered {
-        /// The server.
+        /// Server that sent the message.
         server: Ipv4Addr,
-        /// Its offer.
+        /// Offered address.
         address: Ipv4Addr,
     },
     /// A server's offer or grant cannot be used.
     Unusable {
-        /// The server.
+        /// Server that sent the message.
         server: Ipv4Addr,
-        /// Its offer.
+        /// Offered address.
         address: Ipv4Addr,
-        /// Fault.
+        /// Reason why it cannot be used.
         why: Unusable,
     },
-    /// An address was granted, and nobody else has it.
+    /// An address was granted, and no other host has it.
     Acquired {
-        /// The address.
+        /// Address concerned.
         address: Ipv4Addr,
-        /// The server.
+        /// Server that sent the message.
         server: Ipv4Addr,
-        /// Since the client began to ask.
+        /// Time since the client began to ask.
         took: Duration,
     },
-    /// The lease was given more time.
+    /// The lease was renewed.
     Renewed {
-        /// Its server.
+        /// Server that granted the renewal.
         server: Ipv4Addr,
-        /// Since the client began to ask.
+        /// Time since the client began to ask.
         took: Duration,
     },
-    /// Another server gave the lease more time than the one that granted it.
+    /// The lease was renewed by a server other than the one that granted it.
     ServerChanged {
-        /// The one that did.
+        /// Server that granted the lease before.
         from: Ipv4Addr,
-        /// The one that does.
+        /// Server that renewed it.
         to: Ipv4Addr,
     },
-    /// The address is not ours any more.
+    /// The client lost its address.
     Lost {
-        /// The address.
+        /// Address concerned.
         address: Ipv4Addr,
-        /// How.
+        /// Cause of the loss.
         how: Lost,
     },
-    /// A server refused.
+    /// A server refused the address.
     Nak {
-        /// The server.
+        /// Server that sent the message.
         server: Ipv4Addr,
-        /// Whether it was heeded: another server than the lease's is not, at first.
+        /// Whether the refusal was followed. A refusal of another server than the lease's is not,
+        /// at first.
         heeded: bool,
     },
-    /// The address was handed back, because somebody else has it.
+    /// The address was declined, because another station has it.
     Declined {
-        /// The address.
+        /// Address concerned.
         address: Ipv4Addr,
-        /// Who has it.
+        /// Station that has the address.
         by: Mac,
-        /// The station that the grant came from.
+        /// Station that the grant came from.
         server: Mac,
     },
     /// No station disputed an address that was granted.
     Undisputed,
     /// A lost address is still announced by a station that did so before.
     StillAnnounced {
-        /// The address.
+        /// Address concerned.
         address: Ipv4Addr,
-        /// The station.
+        /// Station that has the address.
         by: Mac,
     },
     /// The address was not given back to the server: a station has it.
     NotReleased {
-        /// The address.
+        /// Address concerned.
         address: Ipv4Addr,
-        /// The station.
+        /// Station that has the address.
         by: Mac,
     },
-    /// Something had to be sent again.
+    /// A message was sent again.
     Retry,
     /// The address was given back.
     Released {
-        /// The address.
+        /// Address concerned.
         address: Ipv4Addr,
     },
-    /// Somebody else speaks with this client's hardware address.
+    /// A message of another client with this client's hardware address was received.
     Duplicate {
-        /// The station that the message came from.
+        /// Station that the message came from.
         from: Mac,
     },
-    /// A frame was not for this client, or not now.
+    /// A frame was ignored.
     Ignored(Ignored),
 }
 
-/// Why a frame was ignored.
+/// Reason why a frame was ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Ignored {
-    /// It is no sound frame of DHCP or ARP.
+    /// The frame is no valid frame of DHCP or ARP.
     Malformed,
-    /// It is for another client.
+    /// The frame is for another client.
     NotOurs,
-    /// It answers nothing that was asked.
+    /// The frame answers no open question.
     Unasked,
-    /// It is from a server that was not asked.
+    /// The frame is from a server that was not asked.
     OtherServer,
 }

@@ -1,7 +1,7 @@
-//! Asking whether somebody has a fresh address, and handing it back if so: RFC 5227.
+//! ARP probe whether another host has a fresh address, and DECLINE if so: RFC 5227.
 //!
-//! Invariant: only an address that was just granted and never published is asked about. One that is
-//! published is announced by somebody for us, who would answer.
+//! Invariant: only an address that was just granted and never published is probed. A published
+//! address is announced by our announcer, which would answer.
 
 use std::time::Duration;
 
@@ -10,17 +10,18 @@ use super::super::wire::message::Say;
 use super::super::{Event, Ignored, Lease, Trouble};
 use super::{Client, Phase};
 
-/// RFC 2131, 3.1: the pause after a DECLINE, so that it may be processed.
+/// Pause after a DECLINE, so that the server can process it: RFC 2131, 3.1.
 const PAUSE: Duration = Duration::from_secs(10);
-/// RFC 5227, `MAX_CONFLICTS`: so many addresses are declined one after the other.
+/// Addresses that are declined one after the other at most: RFC 5227, `MAX_CONFLICTS`.
 const MOST_CONFLICTS: u32 = 10;
-/// Then none is asked for in so long. A server holds back what was declined for a day or so: RFC 5227's
-/// one address a minute would take all that it has.
+/// Pause after that many conflicts. A server holds back a declined address for a day or so: with
+/// RFC 5227's one address a minute, the client would use up all of its addresses.
 const CONFLICTS_PAUSE: Duration = Duration::from_hours(1);
-/// Pause where a station answers for every address: nothing is declined, the server offers the same again.
+/// Pause where a station answers for every address: no DECLINE is sent, and the server offers the
+/// same address again.
 const PROXY_PAUSE: Duration = Duration::from_mins(1);
 
-/// An address was granted.
+/// State after an address was granted.
 #[derive(Clone, Debug)]
 pub struct Probing {
     pub lease: Lease,
@@ -75,7 +76,7 @@ impl Client {
             return self.acquired(lease);
         }
         if self.options.proxy == Some(arp.sender) {
-            // Its server keeps the address for this client, and offers it again.
+            // The server reserves the address for this client, and offers it again.
             self.phase = Phase::Waiting(self.now + PROXY_PAUSE);
             return self.tell(Trouble::AnswersForAll(arp.sender));
         }

@@ -1,7 +1,7 @@
-//! Giving an address back.
+//! Giving an address back to its server.
 //!
-//! Invariant: no RELEASE goes out for an address that a station has. The server would give it to
-//! another host, and a guest that has not heard of the end of its load balancer announces it on.
+//! Invariant: no RELEASE is sent for an address that a station has. The server would grant it to
+//! another host, and a guest that has not observed the end of its load balancer still announces it.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::super::wire::arp::Arp;
 use super::super::{Event, Lease, Out};
 use super::{Client, Phase};
 
-/// Pause before the second RELEASE. A RELEASE has no answer, and a server that was too busy for the first
-/// has had time since.
+/// Pause before the second RELEASE. A RELEASE has no answer, and a server that was too busy for the
+/// first may be ready for the second.
 const RELEASE_AGAIN: Duration = Duration::from_secs(1);
 
-/// An address is about to be given back, unless a station has it.
+/// State of an address that is to be given back, unless a station has it.
 #[derive(Clone, Debug)]
 pub struct Parting {
     pub lease: Lease,
@@ -22,8 +22,9 @@ pub struct Parting {
 }
 
 impl Client {
-    /// The address is no longer needed. The RELEASE goes out twice, then the client is done. While a
-    /// station has the address no RELEASE goes out: the server would give it to another host.
+    /// Gives back the address, which is no longer needed. The RELEASE is sent twice, then the
+    /// client has finished. No RELEASE is sent while a station has the address: the server would
+    /// grant it to another host.
     pub fn release(&mut self, now: Duration) -> Vec<Out> {
         self.enter(now);
         let (granted, held) = match (&self.phase, self.held.take()) {
@@ -62,7 +63,7 @@ impl Client {
         self.out.push(Out::Done);
     }
 
-    /// Gives an address back that was published, unless a station has it.
+    /// Gives back a published address, unless a station has it.
     pub(super) fn part_with(&mut self, lease: Lease) {
         self.phase = if self.asks_by_arp() && self.options.proxy.is_none() {
             Phase::Parting(Parting { lease, sent: 0, next: self.now })
@@ -88,7 +89,7 @@ impl Client {
         self.phase = Phase::Parting(parting);
     }
 
-    /// Takes an ARP frame that may be about the address that is about to be given back.
+    /// Handles an ARP frame while the address is to be given back.
     pub(super) fn parting_heard(&mut self, arp: Arp) {
         let Phase::Parting(parting) = &self.phase else { return };
         let address = parting.lease.address;

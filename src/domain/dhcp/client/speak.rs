@@ -1,4 +1,4 @@
-//! How a client's messages get on their way.
+//! Sending of a client's messages.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -9,46 +9,46 @@ use super::super::wire::message::{Query, Say};
 use super::super::{Event, Lease, Out};
 use super::Client;
 
-/// The first wait for an answer; it doubles from try to try.
+/// First wait for an answer; it doubles with each try.
 const FIRST_WAIT: Duration = Duration::from_secs(4);
-/// The longest.
+/// Longest wait for an answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(64);
-/// What is added to it or taken from it, at most.
+/// Longest random time that is added to a wait or taken from it.
 const JITTER: Duration = Duration::from_secs(1);
 
-/// A message that waits for its answer, and is sent again.
+/// Message that waits for its answer, and is sent again.
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
     pub xid: u32,
-    /// When it was first sent.
+    /// Time at which the message was first sent.
     pub first: Duration,
     pub tries: u32,
-    /// When it is sent again.
+    /// Time at which the message is sent again.
     pub next: Duration,
-    /// What it told of the time since the client began.
+    /// Field `secs` of the message: seconds since the client began to try.
     pub secs: u16,
 }
 
 impl Client {
-    /// How long the nth try of a message waits: RFC 2131, 4.1.
+    /// Wait for an answer to the nth try of a message: RFC 2131, 4.1.
     pub(super) fn patience(&mut self, tries: u32) -> Duration {
         let doubled = FIRST_WAIT * 1_u32.checked_shl(tries.saturating_sub(1).min(8)).unwrap_or(1);
         doubled.min(LONGEST_WAIT).saturating_sub(JITTER) + self.dice.below(JITTER * 2)
     }
 
-    /// Seconds since the client began to try, as long as they can be told.
+    /// Seconds since the client began to try; `u16::MAX` if there are more.
     pub(super) fn secs(&self) -> u16 {
         u16::try_from(self.now.saturating_sub(self.began).as_secs()).unwrap_or(u16::MAX)
     }
 
-    /// An exchange that begins now.
+    /// Begins an exchange at this time.
     pub(super) fn exchange(&mut self) -> Exchange {
         let next = self.now + self.patience(1);
         let secs = self.secs();
         Exchange { xid: self.dice.word(), first: self.now, tries: 1, next, secs }
     }
 
-    /// The next try of an exchange.
+    /// Counts the next try of an exchange, and sets its deadline.
     pub(super) fn again(&mut self, exchange: &mut Exchange) {
         exchange.tries += 1;
         exchange.next = self.now + self.patience(exchange.tries);
@@ -67,8 +67,8 @@ impl Client {
         self.say(say, exchange.xid, exchange.secs, Way::to_all(self.identity.mac));
     }
 
-    /// The way to the server of a lease. Its sender is the leased address: the two servers that
-    /// use plain sockets answer to nothing else.
+    /// Route to the server of a lease. The sender is the leased address: the two servers that use
+    /// plain sockets answer no other address.
     pub(super) fn way_to_server(&self, lease: &Lease) -> Way {
         Way {
             source: self.identity.mac,

@@ -3,25 +3,25 @@
 //!
 //! A router with proxy ARP (`proxy_arp_pvlan`, `ip local-proxy-arp`, private VLANs) disputes every
 //! address that its DHCP server grants. Each DECLINE takes one address from the server for a day or
-//! for a lease, until none is left. So: once the station of the DHCP server, or the router on the way
-//! to it, has disputed two addresses, nothing is declined on its word any more, and no address that
-//! it disputes is used.
+//! for a lease, until none is left. So once the station of the DHCP server, or of the router to it,
+//! has disputed two addresses, its disputes lead to no DECLINE any more, and no address that it
+//! disputes is used.
 
 use std::net::Ipv4Addr;
 
 use super::Mac;
 
-/// Knowledge of the stations of a network.
+/// Disputes of addresses by the stations of a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Disputes {
-    /// The address that the servers' station disputed last.
+    /// Station of the server and the address that it disputed last.
     last: Option<(Mac, Ipv4Addr)>,
     proxy: Option<Mac>,
 }
 
 impl Disputes {
-    /// Notes that the station disputed an address that was granted. `server` is the station that the
-    /// grant came from.
+    /// Notes that station `by` disputed a granted address. `server` is the station that the grant
+    /// came from.
     pub fn note(&mut self, address: Ipv4Addr, by: Mac, server: Mac) {
         if by != server {
             return;
@@ -32,12 +32,12 @@ impl Disputes {
         }
     }
 
-    /// Notes that no station disputed an address: none answers for all.
+    /// Notes that no station disputed an address: no station answers for all.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// The station that answers for every address, if there is one.
+    /// Station that answers for every address, if there is one.
     pub fn proxy(&self) -> Option<Mac> {
         self.proxy
     }

@@ -1,4 +1,4 @@
-//! Stations that answer for every address.
+//! Detection of stations that answer for every address.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn a_router_that_disputes_two_addresses_answers_for_all() {
     assert_eq!(disputes, Disputes::default());
 }
 
-/// A second host at either of its addresses would be a duplicate.
+/// A host with several addresses disputes them rightly: each grant would be a duplicate.
 #[test]
 fn a_host_with_many_addresses_is_no_router() {
     let mut disputes = Disputes::default();

@@ -1,10 +1,11 @@
-//! Who a lease's holder is to a DHCP server: hardware address, client identifier, host name.
+//! Identity of a lease's holder for a DHCP server: hardware address, client identifier, host name.
 //!
-//! Servers know a client by one or the other, and a client that changes either loses its address
-//! somewhere. Both are therefore derived, from what stays when a LoadBalancer is deleted and made
-//! again: the cluster, the network, namespace and name. Invariant: the same in every process and
-//! every version. The hash is cryptographic, because tenants choose names: nobody can find one that
-//! takes over the address of another tenant's LoadBalancer.
+//! Some servers identify a client by the hardware address, others by the client identifier, and a
+//! client that changes either loses its address with some of them. Both are therefore derived from
+//! facts that stay when a LoadBalancer is deleted and created again: the cluster, the network,
+//! namespace and name. Invariant: the same in every process and every version. The hash is
+//! cryptographic, because tenants choose names: a tenant cannot find a name that takes over the
+//! address of another tenant's LoadBalancer.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,37 +14,37 @@ use sha2::{Digest, Sha256};
 
 use super::Mac;
 
-/// What the hash is for, so that no other use of the same words comes to the same result.
+/// Purpose of the hash, so that another use of the same words has another result.
 const PURPOSE: &str = "harvester-guest-operator dhcp identity 1";
-/// RFC 4361: what follows is an IAID and a DUID.
+/// Type of a client identifier that contains an IAID and a DUID: RFC 4361.
 const TYPE_DUID: u8 = 255;
-/// RFC 6355: the DUID is a UUID.
+/// Type of a DUID that is a UUID: RFC 6355.
 const DUID_UUID: [u8; 2] = [0, 4];
-/// Octets that option 61 can carry, its type included.
+/// Length of option 61, in octets, its type included.
 const CLIENT_ID: std::ops::RangeInclusive<usize> = 2..=255;
-/// Longest label of a DNS name.
+/// Longest label of a DNS name, in characters.
 const LABEL: usize = 63;
-/// Digits by which longer names differ.
+/// Hash digits at the end of a host name that was cut.
 const TAIL: usize = 8;
-/// RFC 2132: what follows is a hardware address of Ethernet.
+/// Type of a client identifier that contains an Ethernet address: RFC 2132.
 const TYPE_ETHERNET: u8 = 1;
 
-/// Option 61, its type octet included.
+/// Client identifier: option 61, its type octet included.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ClientId(Vec<u8>);
 
 impl ClientId {
-    /// The octets.
+    /// Octets of the option, with the type first.
     pub fn octets(&self) -> &[u8] {
         &self.0
     }
 
-    /// The one that is made of a hardware address.
+    /// Client identifier made of a hardware address.
     pub fn of_mac(mac: Mac) -> Self {
         Self([&[TYPE_ETHERNET][..], &mac.0].concat())
     }
 
-    /// A client identifier of these octets. `None`: it cannot be one.
+    /// Client identifier of these octets. `None`: they are fewer than 2 or more than 255.
     pub fn of(octets: &[u8]) -> Option<Self> {
         CLIENT_ID.contains(&octets.len()).then(|| Self(octets.to_vec()))
     }
@@ -55,7 +56,7 @@ impl fmt::Display for ClientId {
     }
 }
 
-/// The text is no client identifier.
+/// Error for a text that is no client identifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a client identifier is 2 to 255 octets in hexadecimal")]
 pub struct NoClientId;
@@ -80,13 +81,14 @@ pub enum ClientIdForm {
     /// A DUID of its own (RFC 4361), which no two clients share.
     #[default]
     Duid,
-    /// The hardware address with its type: what Windows and several address managers key reservations by.
+    /// The hardware address with its type: the key of reservations in Windows and several address
+    /// managers.
     Mac,
-    /// None is sent: servers know the client by its hardware address.
+    /// No client identifier is sent: servers identify the client by its hardware address.
     None,
 }
 
-/// The text is no form of a client identifier.
+/// Error for a text that is no form of a client identifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} must be duid, mac or none: the client identifier that the DHCP server sees")]
 pub struct NoForm(String);
@@ -107,28 +109,28 @@ impl FromStr for ClientIdForm {
 /// A lease's holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The source of its frames, and `chaddr`.
+    /// Hardware address: source of the client's frames, and `chaddr`.
     pub mac: Mac,
-    /// Option 61; none is sent without.
+    /// Client identifier, option 61; `None`: not sent.
     pub client_id: Option<ClientId>,
-    /// Option 12: at most 255 octets are sent, none if it is empty.
+    /// Host name, option 12: at most 255 octets are sent; not sent if it is empty.
     pub hostname: String,
 }
 
 impl Identity {
-    /// The holder for a LoadBalancer. `cluster` is what tells this cluster from all others: the
-    /// UID of its Namespace kube-system; `network` is `namespace/name` of the network.
+    /// Derives the holder for a LoadBalancer. `cluster` identifies this cluster: the UID of its
+    /// Namespace kube-system. `network` is `namespace/name` of the network.
     pub fn derive(cluster: &str, network: &str, namespace: &str, name: &str) -> Self {
         let mut hash = Sha256::new();
         for part in [PURPOSE, cluster, network, namespace, name] {
-            // With its length, so that parts cannot be cut in another way.
+            // With its length, so that other parts cannot give the same octets.
             hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
             hash.update(part);
         }
         let hash = hash.finalize();
         let mut mac = [0; 6];
         mac.copy_from_slice(&hash[..6]);
-        // Locally administered, one station.
+        // Locally administered, unicast.
         mac[0] = (mac[0] & 0xfc) | 0x02;
         let mut client_id = vec![TYPE_DUID];
         client_id.extend(&hash[6..10]);
@@ -138,7 +140,7 @@ impl Identity {
         Self { mac: Mac(mac), client_id, hostname: hostname(name, &hash) }
     }
 
-    /// The same holder with a client identifier of another form. It is a derived one.
+    /// The same holder with a client identifier of another form. `self` must be derived.
     #[must_use]
     pub fn with_form(mut self, form: ClientIdForm) -> Self {
         match form {
@@ -151,8 +153,9 @@ impl Identity {
 }
 
 /// A LoadBalancer's name as one label of a DNS name. Names of objects are lower-case letters,
-/// digits, `-` and `.`, and begin with a letter or a digit. A longer one ends in digits of the hash, because
-/// what tells it from others may be at its end.
+/// digits,
+/// `-` and `.`, and begin with a letter or a digit. A longer one is cut and ends in digits of the
+/// hash, because names may differ only at their end.
 fn hostname(name: &str, hash: &[u8]) -> String {
     let label = |length| {
         let label = name.chars().map(|c| if c == '.' { '-' } else { c }).take(length);

@@ -1,4 +1,4 @@
-//! Who a client is: for ever the same, and nobody else.
+//! Identity of a client: stable for ever, and unique.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ fn id(identity: &Identity) -> String {
     identity.client_id.as_ref().unwrap().to_string()
 }
 
-/// Servers know clients by this: a version that came to another result would lose every address.
+/// Servers identify clients by this: a version with another result would lose every address.
 #[test]
 fn it_never_changes() {
     let identity = derive("web");
@@ -63,7 +63,7 @@ fn a_host_name_is_a_label() {
     assert_eq!(derive("web.example").hostname, "web-example");
     let whole = "x".repeat(63);
     assert_eq!(derive(&whole).hostname, whole);
-    // What tells two long names apart may be at their end.
+    // Two long names may differ only at their end.
     let long = |end: &str| derive(&format!("{}.{end}", "a".repeat(53))).hostname;
     assert_ne!(long("bbbbbbbbbb-1a2b3c4d"), long("bbbbbbbbbb-5e6f7a8b"));
     assert_eq!(long("bbbbbbbbbb"), format!("{}-e9c27692", "a".repeat(53)));

@@ -1,8 +1,8 @@
-//! A lease: what was granted, and when it is renewed, rebound and over.
+//! A lease: the grant, and the times at which it is renewed, rebound and over.
 //!
-//! Times are offsets on one clock that goes on while the host sleeps and that nobody sets. A lease
-//! counts from when it was asked for, not from when the answer came. Invariants: granted < T1 < T2
-//! < end, T1 and T2 at least a second apart from `granted`, so nothing can spin on them.
+//! Times are offsets on one clock that cannot be set and goes on while the host sleeps. A lease
+//! counts from when it was requested, not from when the answer came. Invariants: granted < T1 < T2
+//! < end, T1 and T2 at least a second after `granted`, so no loop can spin on them.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -10,46 +10,47 @@ use std::time::Duration;
 use super::Mac;
 use super::wire::message::Reply;
 
-/// A lease of this many seconds never ends.
+/// Lease time of a lease that never ends, in seconds.
 const FOR_EVER: u32 = u32::MAX;
-/// One that never ends is confirmed this often, in case the server forgot.
+/// Interval at which a lease that never ends is confirmed, in case the server forgot it.
 const DAILY: Duration = Duration::from_hours(24);
-/// The widest stretch over which renewals of many leases are spread.
+/// Longest time over which renewals of many leases are spread.
 const WIDEST_SPREAD: Duration = Duration::from_mins(10);
-/// An earlier T1 than this is not taken from a server, unless the lease is short.
+/// Earliest T1 that is accepted from a server, unless the lease is short.
 const EARLIEST_T1: Duration = Duration::from_secs(30);
 
 /// A granted address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// The address.
+    /// Leased IP address.
     pub address: Ipv4Addr,
-    /// Length of its subnet's prefix, if the server told the mask.
+    /// Length of the prefix of the address's subnet, if the server sent a mask.
     pub prefix: Option<u8>,
-    /// The subnet's router.
+    /// Router of the subnet.
     pub gateway: Option<Ipv4Addr>,
-    /// The subnet's name servers.
+    /// Name servers of the subnet.
     pub name_servers: Vec<Ipv4Addr>,
-    /// The server that granted it.
+    /// Server that granted the lease.
     pub server: Ipv4Addr,
-    /// The station that its answer came from: the server, or the router on the way to it.
+    /// Station that the server's answer came from: the server, or the router on the way to it.
     pub server_mac: Mac,
-    /// For how long it was granted. `None`: for ever.
+    /// Lease time, in seconds. `None`: without end.
     pub seconds: Option<u32>,
-    /// Since when this address has been held.
+    /// Time since which this address has been held.
     pub obtained: Duration,
-    /// From when it counts: when it was last asked for.
+    /// Start of the lease time: when the lease was last requested.
     pub granted: Duration,
-    /// T1: when its server is asked for more time.
+    /// T1: time at which its server is asked for more time.
     pub renew: Duration,
-    /// T2: when any server is. `None`: never.
+    /// T2: time from which any server is asked. `None`: never.
     pub rebind: Option<Duration>,
-    /// When it is over. `None`: never.
+    /// End of the lease. `None`: never.
     pub expires: Option<Duration>,
 }
 
 impl Lease {
-    /// What a reply grants, asked for at `granted`. `phase` spreads the renewals of many leases.
+    /// Lease that a reply grants, requested at `granted`. `phase` spreads the renewals of many
+    /// leases.
     pub(super) fn from_reply(reply: &Reply, mac: Mac, granted: Duration, phase: u32) -> Self {
         let seconds = reply.seconds.unwrap_or(0);
         let times = Times::of(seconds, reply.t1, reply.t2);
@@ -70,32 +71,32 @@ impl Lease {
         }
     }
 
-    /// Whether it is over.
+    /// Whether the lease is over at `now`.
     pub fn is_over(&self, now: Duration) -> bool {
         self.expires.is_some_and(|end| now >= end)
     }
 
-    /// Whether any server may be asked.
+    /// Whether any server may be asked at `now`: T2 has passed.
     pub(super) fn may_rebind(&self, now: Duration) -> bool {
         self.rebind.is_some_and(|rebind| now >= rebind)
     }
 
-    /// Whether its server can be reached without a router.
+    /// Whether the lease's server can be reached without a router.
     pub(super) fn is_server_near(&self) -> bool {
         let Some(prefix) = self.prefix else { return false };
         let host = u32::MAX.checked_shr(u32::from(prefix)).unwrap_or(0);
         (self.address.to_bits() ^ self.server.to_bits()) & !host == 0
     }
 
-    /// The least time between two attempts to renew: a minute, less for short leases.
+    /// Shortest time between two attempts to renew: a minute, less for short leases.
     fn shortest_wait(&self) -> Duration {
         let seconds = self.seconds.unwrap_or(u32::MAX);
         Duration::from_secs(u64::from((seconds / 20).clamp(1, 60)))
     }
 
-    /// When to ask again after a silent attempt at `now`: half of what is left until T2, then until
-    /// the end. What never ends is asked for every hour, what has ended and is kept every
-    /// [`Self::shortest_wait`].
+    /// Time of the next question after a silent attempt at `now`: half of the time until T2, then
+    /// until the end. A lease that never ends is requested every hour, one that has ended and is
+    /// kept every [`Self::shortest_wait`].
     pub(super) fn ask_again(&self, now: Duration) -> Duration {
         let rebind = self.rebind.filter(|rebind| now < *rebind);
         match rebind.or(self.expires) {
@@ -109,7 +110,7 @@ impl Lease {
     }
 }
 
-/// T1, T2 and the end, from when a lease counts.
+/// T1, T2 and the end, counted from the start of the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Times {
     pub t1: Duration,
@@ -118,7 +119,8 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// The server's T1 and T2 if they make sense together, else half and seven eighths.
+    /// The server's T1 and T2 if they are sound together, else half and seven eighths of the lease
+    /// time.
     pub fn of(seconds: u32, t1: Option<u32>, t2: Option<u32>) -> Self {
         if seconds == FOR_EVER {
             return Self { t1: DAILY, t2: None, end: None };
@@ -132,16 +134,16 @@ impl Times {
         Self { t1, t2: Some(t2), end: Some(end) }
     }
 
-    /// The stretch before T1 over which renewals are spread: a fifth of the lease, so the same for
-    /// all leases of a length, whatever T1 a server deals out.
+    /// Time before T1 over which renewals are spread: at most a fifth of the lease, so the same for
+    /// all leases of one length, whatever T1 a server sends.
     fn spread(&self) -> Duration {
         let whole = self.end.unwrap_or(DAILY);
         (whole / 5).min(self.t1 / 2).min(WIDEST_SPREAD)
     }
 }
 
-/// The last point not after `latest` on the grid `(k + phase) * width`. On a grid, leases that are
-/// spread stay spread, however often they are renewed.
+/// Last point not after `latest` on the grid `(k + phase) * width`. On a grid, leases stay spread,
+/// however often they are renewed.
 fn on_grid(latest: Duration, width: Duration, phase: u32) -> Duration {
     let nanos = width.as_nanos();
     if nanos == 0 {

@@ -1,4 +1,4 @@
-//! T1, T2, the end, and when renewals fall.
+//! T1, T2, the end, and the times of renewals.
 
 use proptest::prelude::*;
 
@@ -35,7 +35,7 @@ pub fn t1_and_t2_are_taken_only_together_and_in_order() {
         (Some(300), Some(600), (secs(300), Some(secs(600)))),
         (Some(300), None, (secs(300), Some(secs(875)))),
         (None, Some(600), (secs(500), Some(secs(600)))),
-        // Not in order, too late, too early: neither counts.
+        // Not in order, too late, too early: neither is used.
         (Some(600), Some(600), default),
         (Some(700), Some(600), default),
         (Some(900), None, default),
@@ -51,7 +51,7 @@ pub fn t1_and_t2_are_taken_only_together_and_in_order() {
         assert_eq!((times.t1, times.t2), expected, "{t1:?} {t2:?}");
         assert_eq!(times.end, Some(secs(1000)));
     }
-    // What never ends has no T2, whatever a server says.
+    // A lease that never ends has no T2, whatever a server sends.
     let times = Times::of(u32::MAX, Some(1), Some(2));
     assert_eq!((times.t1, times.t2, times.end), (DAILY, None, None));
 }
@@ -117,7 +117,7 @@ proptest! {
     }
 }
 
-/// Acquired within five seconds, renewed for hours: whatever the second, at most 5 % of them.
+/// Leases acquired within five seconds and renewed for hours: at most 5 % of them in any second.
 #[test]
 pub fn five_hundred_renewals_stay_spread() {
     for (seconds, fuzz) in [(120, 0), (120, 6), (3600, 0), (3600, 200)] {
@@ -126,7 +126,7 @@ pub fn five_hundred_renewals_stay_spread() {
             let mut granted = secs(100) + Duration::from_millis(u64::from(n) * 10);
             let mut round = n;
             while granted < secs(15_000) {
-                // Some servers deal out a T1 of their own each time.
+                // Some servers send a different T1 each time.
                 round = round.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 let t1 = seconds / 2 - if fuzz == 0 { 0 } else { (round >> 16) % fuzz };
                 let answer = reply(seconds, Some(t1), None);

@@ -1,7 +1,7 @@
 //! The DHCP messages that a client sends, and the ones that it can read.
 //!
-//! Invariant: a message that is read has a cookie, a type, a server that can be one, and the
-//! lengths that the protocol fixes; everything else about it is still to be judged.
+//! Invariant: a message that was read has a cookie, a type, a valid server address, and the
+//! lengths that the protocol fixes. The caller checks everything else.
 
 use std::net::Ipv4Addr;
 
@@ -10,22 +10,22 @@ use super::super::identity::Identity;
 use super::ethernet::octets;
 use super::options::{self, Reader, Writer};
 
-/// Octets of a message at least: what BOOTP relays and servers expect.
+/// Shortest message, in octets: the length that BOOTP relays and servers expect.
 pub const SHORTEST: usize = 300;
-/// Where options begin, after the cookie.
+/// Offset of the options, after the cookie.
 const OPTIONS: usize = 240;
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
 const ETHERNET: [u8; 2] = [1, 6];
 const BROADCAST_FLAG: u16 = 0x8000;
-/// The largest message that is accepted, with its headers: one frame.
+/// Largest message that is accepted, in octets with its headers: one frame.
 const LARGEST: u16 = 1500;
-/// Name servers that are kept: as many as a resolver asks.
+/// Name servers that are stored at most: as many as a resolver asks.
 const MOST_NAME_SERVERS: usize = 3;
-/// Who made the client, in option 60.
+/// Vendor class of the client, option 60.
 const VENDOR: &[u8] = b"harvester-guest-operator";
-/// What a client wants to know.
+/// Options that a client requests, option 55.
 const PARAMETERS: [u8; 7] = [
     options::SUBNET_MASK,
     options::ROUTER,
@@ -36,18 +36,18 @@ const PARAMETERS: [u8; 7] = [
     options::T2,
 ];
 
-/// What a client says.
+/// Message of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Say {
-    /// Who has an address for me? With the one that it would like.
+    /// DISCOVER: asks all servers for an address, with the preferred one.
     Discover(Option<Ipv4Addr>),
-    /// I take this offer of that server's.
+    /// REQUEST for this address, which that server offered.
     Select(Ipv4Addr, Ipv4Addr),
-    /// I had this address: is it still mine, and for how long? To any server.
+    /// REQUEST to any server to confirm this address, in the form of a client that has restarted.
     Confirm(Ipv4Addr),
-    /// Somebody else has the address that this server gave me.
+    /// DECLINE: another host has this address, which that server granted.
     Decline(Ipv4Addr, Ipv4Addr),
-    /// I need the address no more that this server gave me.
+    /// RELEASE: the client no longer needs this address, which that server granted.
     Release(Ipv4Addr, Ipv4Addr),
 }
 
@@ -61,7 +61,7 @@ impl Say {
         }
     }
 
-    /// Options 50 and 54, and the field `ciaddr`.
+    /// Values of options 50 and 54, and of the field `ciaddr`.
     const fn addresses(self) -> (Option<Ipv4Addr>, Option<Ipv4Addr>, Ipv4Addr) {
         let none = Ipv4Addr::UNSPECIFIED;
         match self {
@@ -75,23 +75,23 @@ impl Say {
     }
 }
 
-/// A message to write.
+/// Message of a client to write.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'a> {
-    /// What it says.
+    /// Kind of message, with its addresses.
     pub say: Say,
-    /// By whom.
+    /// Client that sends it.
     pub identity: &'a Identity,
-    /// The number that answers carry.
+    /// Transaction ID, which answers repeat.
     pub xid: u32,
-    /// Since when the client has been trying, in seconds.
+    /// Seconds for which the client has been trying.
     pub secs: u16,
-    /// Whether answers are to be broadcast.
+    /// Whether servers are asked to broadcast their answers.
     pub broadcast: bool,
 }
 
 impl Query<'_> {
-    /// The message's octets.
+    /// Octets of the message, at least [`SHORTEST`].
     pub fn write(&self) -> Vec<u8> {
         let asks = !matches!(self.say, Say::Decline(..) | Say::Release(..));
         let (wish, server, ciaddr) = self.say.addresses();
@@ -133,43 +133,43 @@ impl Query<'_> {
     }
 }
 
-/// What a server's message is.
+/// Kind of a server's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It has an address.
+    /// OFFER: the server offers an address.
     Offer,
-    /// It grants it.
+    /// ACK: the server grants the address.
     Ack,
-    /// It refuses.
+    /// NAK: the server refuses the address.
     Nak,
 }
 
-/// A server's message.
+/// Message of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// What it is.
+    /// Kind of message.
     pub kind: Kind,
-    /// The number of the message that it answers.
+    /// Transaction ID of the message that it answers.
     pub xid: u32,
-    /// `yiaddr`.
+    /// Offered or granted address, `yiaddr`.
     pub address: Ipv4Addr,
-    /// Option 54.
+    /// Server's address, option 54.
     pub server: Ipv4Addr,
-    /// Option 51; `u32::MAX` is for ever.
+    /// Lease time in seconds, option 51; `u32::MAX`: without end.
     pub seconds: Option<u32>,
-    /// Option 58, in seconds.
+    /// T1 in seconds, option 58.
     pub t1: Option<u32>,
-    /// Option 59, in seconds.
+    /// T2 in seconds, option 59.
     pub t2: Option<u32>,
-    /// Length of the prefix that option 1 stands for, if that is a mask.
+    /// Length of the prefix, from option 1, if that is a mask.
     pub prefix: Option<u8>,
-    /// The first router of option 3.
+    /// First router of option 3.
     pub gateway: Option<Ipv4Addr>,
-    /// The first of the name servers of option 6.
+    /// First name servers of option 6, at most three.
     pub name_servers: Vec<Ipv4Addr>,
 }
 
-/// Whose a message is, in either direction.
+/// Hardware address of the client that a message is about, in either direction.
 pub fn holder(message: &[u8]) -> Option<Mac> {
     let ethernet = octets(message, 1)? == ETHERNET;
     let cookie = octets(message, OPTIONS - 4)? == COOKIE;
@@ -177,18 +177,18 @@ pub fn holder(message: &[u8]) -> Option<Mac> {
     (ethernet && cookie).then_some(mac)
 }
 
-/// The number of a message that a client sent; `None`: it is a server's, or no message.
+/// Transaction ID of a client's message; `None`: it is a server's, or no message.
 pub fn client_xid(message: &[u8]) -> Option<u32> {
     let xid = octets(message, 4)?;
     (message.first() == Some(&REQUEST)).then(|| u32::from_be_bytes(xid))
 }
 
-/// Why a message was not read.
+/// Reason why a message was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
-    /// It is not as the protocol has it.
+    /// The message violates the protocol.
     Malformed,
-    /// It is for another hardware address or client identifier.
+    /// The message is for another hardware address or client identifier.
     NotOurs,
 }
 
@@ -205,8 +205,8 @@ pub fn read(message: &[u8], identity: &Identity) -> Result<Reply, Unread> {
     let area = |from: usize, to: usize| message.get(from..to).unwrap_or_default();
     let field = message.get(OPTIONS..).unwrap_or_default();
     let options = Reader::new(field, area(108, 236), area(44, 108)).ok_or(Unread::Malformed)?;
-    // RFC 6842: a server may leave it out; if it does not, it says who is meant. A server that got none may
-    // say what it knows the hardware address by.
+    // RFC 6842: a server may omit it; if it does not, it names the client. A server that received
+    // none may send its own identifier for the hardware address.
     let meant = options.get(options::CLIENT_ID);
     let other = |id: &[u8]| identity.client_id.as_ref().is_some_and(|own| own.octets() != id);
     if meant.is_some_and(|id| other(&id)) {
@@ -240,14 +240,14 @@ fn reply(message: &[u8], options: &Reader<'_>) -> Option<Reply> {
     is_host(server).then_some(reply)
 }
 
-/// The first hosts of a list of addresses. What is left at its end is none.
+/// First hosts of a list of addresses. An incomplete address at its end is ignored.
 fn hosts(list: &[u8]) -> Vec<Ipv4Addr> {
     let (addresses, _) = list.as_chunks::<4>();
     let hosts = addresses.iter().copied().map(Ipv4Addr::from).filter(|host| is_host(*host));
     hosts.take(MOST_NAME_SERVERS).collect()
 }
 
-/// The length that a mask stands for, if its ones are in a row.
+/// Prefix length of a mask. `None`: its ones are not in a row, or there are none.
 fn prefix(mask: [u8; 4]) -> Option<u8> {
     let mask = u32::from_be_bytes(mask);
     let length = mask.leading_ones();
@@ -255,7 +255,7 @@ fn prefix(mask: [u8; 4]) -> Option<u8> {
     if whole && length > 0 { u8::try_from(length).ok() } else { None }
 }
 
-/// Whether one host can have the address.
+/// Whether the address can be one host's.
 fn is_host(address: Ipv4Addr) -> bool {
     let [first, ..] = address.octets();
     !(first == 0 || address.is_loopback() || first >= 224)

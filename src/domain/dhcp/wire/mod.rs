@@ -1,4 +1,4 @@
-//! Packets as they are on the wire.
+//! Packets in the form in which they are sent.
 
 pub(crate) mod arp;
 pub(crate) mod bpf;

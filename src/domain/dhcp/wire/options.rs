@@ -1,8 +1,8 @@
-//! The options of a DHCP message (RFC 2132, 3396): how they are written and read.
+//! Writing and reading the options of a DHCP message (RFC 2132, 3396).
 //!
-//! Invariants: an option that runs over the end of its area makes the whole message unreadable,
-//! rather than hiding what might follow; parts of an option that stands there more than once are put
-//! together, over all areas.
+//! Invariants: an option that exceeds the end of its area makes the whole message unreadable,
+//! because it might hide others; the parts of an option that occurs more than once are
+//! concatenated, over all areas.
 
 pub const SUBNET_MASK: u8 = 1;
 pub const ROUTER: u8 = 3;
@@ -27,7 +27,7 @@ const END: u8 = 255;
 pub struct Writer(Vec<u8>);
 
 impl Writer {
-    /// Adds an option. One option carries at most 255 octets; what is longer is cut.
+    /// Adds an option. An option has at most 255 octets; a longer value is cut.
     pub fn put(&mut self, code: u8, value: &[u8]) {
         let value = &value[..value.len().min(255)];
         self.0.push(code);
@@ -35,22 +35,22 @@ impl Writer {
         self.0.extend(value);
     }
 
-    /// The options with their end.
+    /// Octets of the options, with the end mark.
     pub fn end(mut self) -> Vec<u8> {
         self.0.push(END);
         self.0
     }
 }
 
-/// Options that were received, in the order in which their areas count.
+/// Options that were received, in the order in which their areas are read.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a> {
     areas: [&'a [u8]; 3],
 }
 
 impl<'a> Reader<'a> {
-    /// Takes the options field, and `file` and `sname`, which count only if the first says so.
-    /// `None`: an option runs over the end.
+    /// Takes the options field, and `file` and `sname`, which contain options only if option 52 of
+    /// the first says so. `None`: an option exceeds the end of its area.
     pub fn new(field: &'a [u8], file: &'a [u8], sname: &'a [u8]) -> Option<Self> {
         let field = Self { areas: [field, &[], &[]] };
         field.is_sound().then_some(())?;
@@ -69,7 +69,7 @@ impl<'a> Reader<'a> {
         self.areas.iter().all(|area| Entries(area).all(|entry| entry.is_some()))
     }
 
-    /// The option's value. `None`: it is not there.
+    /// Value of the option. `None`: the option is absent.
     pub fn get(&self, code: u8) -> Option<Vec<u8>> {
         let entries = self.areas.iter().flat_map(|area| Entries(area)).flatten();
         let mut parts = entries.filter(|(found, _)| *found == code).map(|(_, value)| value);
@@ -78,13 +78,13 @@ impl<'a> Reader<'a> {
         Some(value)
     }
 
-    /// An option of a fixed length. `None`: it is not there, or of another length.
+    /// Value of an option of a fixed length. `None`: the option is absent, or of another length.
     pub fn fixed<const N: usize>(&self, code: u8) -> Option<[u8; N]> {
         self.get(code)?.try_into().ok()
     }
 }
 
-/// The entries of one area; `None` once, where one runs over the end.
+/// Entries of one area; `None` once, where one exceeds the end.
 struct Entries<'a>(&'a [u8]);
 
 impl<'a> Iterator for Entries<'a> {

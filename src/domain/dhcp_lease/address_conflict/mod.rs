@@ -1,11 +1,11 @@
-//! Why a leased address may not be published: something else has it, or may be given it, or it is
-//! none of the network's. The DHCP server of a network chooses addresses, and a tenant may run it:
+//! Reasons not to publish a leased address: another object has it, or may be given it, or it is not
+//! an address of the network. A network's DHCP server chooses addresses, and a tenant may run it:
 //! an address of the cluster itself would draw the cluster's traffic to the tenant's VMs
 //! (CVE-2020-8554).
 //!
-//! Networks count as one by bridge and VLAN, as pools do. An address that is published already is
-//! not taken away because a pool grew over it, or because its network was described anew; one that a
-//! pool gave to another is, and one that the cluster itself has.
+//! Networks are the same if bridge and VLAN are, as for pools. A published address is not withdrawn
+//! because a pool's ranges now contain it, or because the description of its network changed. It is
+//! withdrawn if a pool allocated it to another LoadBalancer, or if the cluster itself has it.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -17,46 +17,46 @@ use crate::pools::conflict::PoolFacts;
 use crate::pools::ranges::Ranges;
 use crate::vm_backends::backend_address::NetworkRange;
 
-/// An IPPool, and where its addresses are seen.
+/// IPPool with the segment of its addresses.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    /// What it wants.
+    /// Facts about the IPPool, with its ranges.
     pub facts: Arc<PoolFacts>,
-    /// Where.
+    /// Segment on which its addresses are announced.
     pub segment: Segment,
 }
 
-/// Another LoadBalancer that has the same address, on whatever network.
+/// LoadBalancer that also has the address, on any network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Other {
-    /// Where its address is seen. `None`: everywhere.
+    /// Segment on which its address is announced. `None`: any segment.
     pub segment: Option<Segment>,
-    /// Whether a pool gave it.
+    /// Whether a pool allocated the address.
     pub by_pool: bool,
-    /// Whether it publishes the address; else it is only recorded for it.
+    /// Whether it publishes the address; otherwise the address is only recorded for it.
     pub publishes: bool,
-    /// Whether it is older.
+    /// Whether it is older than our LoadBalancer.
     pub older: bool,
 }
 
-/// What is around a leased address.
+/// Facts that decide about a leased address.
 #[derive(Clone, Debug)]
 pub struct World {
-    /// Where it was leased.
+    /// Segment on which the address was leased.
     pub segment: Segment,
-    /// All pools.
+    /// All IPPools.
     pub pools: Vec<Pool>,
-    /// Whoever else has the address.
+    /// Other LoadBalancers that have the address.
     pub others: Vec<Other>,
-    /// The objects of the cluster that have it.
+    /// Objects of the cluster that have the address.
     pub reserved: Vec<Reserved>,
-    /// The addresses of the network where it was leased, if they are known.
+    /// Addresses of the network on which it was leased; `None`: unknown.
     pub range: Option<NetworkRange>,
-    /// Whether the LoadBalancer publishes it already.
+    /// Whether our LoadBalancer publishes the address already.
     pub published: bool,
 }
 
-/// Why the address may not be published. Names of other tenants' objects are not told.
+/// Reason not to publish the address. The text contains no names of other tenants' objects.
 pub fn obstacle(lease: &Lease, world: &World) -> Option<String> {
     let ip: Ipv4Addr = lease.ip;
     let held = |other: &&Other| {
@@ -86,14 +86,14 @@ pub fn obstacle(lease: &Lease, world: &World) -> Option<String> {
     }
     if world.segment == Segment::Unlisted {
         return Some(format!(
-            "which networks there are is not known yet, nor whether an IPPool has {ip}"
+            "the networks of the cluster are not known yet, nor whether an IPPool contains {ip}"
         ));
     }
     world.pools.iter().find_map(|pool| in_pool(ip, pool, &world.segment))
 }
 
-/// Name of what an address of the cluster is. `None`: it may be this LoadBalancer's own: other
-/// LoadBalancers at the address were looked for.
+/// Description of a reserved address. `None`: the address may be this LoadBalancer's own; other
+/// LoadBalancers with the address are in [`World::others`].
 fn whose(reserved: &Reserved) -> Option<&'static str> {
     match reserved {
         Reserved::Management(_) => Some("the cluster's management address"),
@@ -105,7 +105,7 @@ fn whose(reserved: &Reserved) -> Option<&'static str> {
     }
 }
 
-/// Why the network does not have the address.
+/// Reason why the address is none of the network's, if so.
 fn outside(ip: Ipv4Addr, network: &str, range: &NetworkRange) -> Option<String> {
     let NetworkRange { cidr, gateway } = range;
     let ip = IpAddr::V4(ip);
@@ -127,7 +127,7 @@ fn in_pool(ip: Ipv4Addr, pool: &Pool, segment: &Segment) -> Option<String> {
     if ranges.find(ip).is_some() {
         let name = &facts.name;
         return Some(format!(
-            "{ip} is in the ranges of IPPool {name}: exclude it there, or have the DHCP server give out others"
+            "{ip} is in the ranges of IPPool {name}: exclude it there, or configure the DHCP server to lease other addresses"
         ));
     }
     is_gateway(ranges).then(|| format!("{ip} is the gateway of IPPool {}", facts.name))

@@ -1,4 +1,4 @@
-//! Leased addresses that are not published.
+//! Leased addresses that may not be published.
 
 use super::*;
 use api::{IPPoolSpec, Range};
@@ -53,7 +53,7 @@ fn what_a_pool_may_give_out_is_not_published() {
         assert!(with(pool.clone(), "10.7.0.150").unwrap().contains("IPPool p"));
         assert!(with(pool.clone(), "10.7.0.254").unwrap().contains("gateway"));
         assert_eq!(with(pool.clone(), "10.7.0.99"), None);
-        // What is in use stays.
+        // A published address stays.
         let published = World { pools: vec![pool], published: true, ..world() };
         assert_eq!(obstacle(&lease("10.7.0.150"), &published), None);
     }
@@ -87,10 +87,10 @@ fn what_the_cluster_itself_has_is_never_published() {
             assert_eq!(why(reserved.clone(), published).as_deref(), Some(says), "{reserved:?}");
         }
     }
-    // Tenants choose where their Services are reached: that takes no published address away.
+    // Tenants choose the addresses of their Services: that withdraws no published address.
     assert!(why(Ingress(name()), false).is_some());
     assert_eq!(why(Ingress(name()), true), None);
-    // Its own Service, or that of another LoadBalancer, which was looked for.
+    // Its own Service, or that of another LoadBalancer, which is in `others`.
     assert_eq!(why(OwnIngress(name()), false), None);
 }
 
@@ -112,7 +112,7 @@ fn what_the_network_does_not_have_is_not_published() {
     assert_eq!(why(range("10.8.0.0/24", "10.7.0.9"), true), "", "what is in use stays");
 }
 
-/// Of two, exactly one publishes, and one that a pool gave its address to is always it.
+/// Of two LoadBalancers exactly one publishes, always the one whose address a pool allocated.
 #[test]
 fn an_address_is_published_for_one() {
     let other =

@@ -1,8 +1,8 @@
-//! The Deployment of a network's agent that the operator makes, keeps and removes.
+//! The Deployment of a network's agent that the operator creates, updates and deletes.
 //!
-//! All but what is the network's own comes from the template, which is the chart's. A name of a network
-//! gets into it as one whole value, never as a part of text that is read again. Invariant: a Deployment
-//! without the operator's own label is never written.
+//! All fields except the network's own come from the template, which is the chart's. A network's
+//! name is put into it as one whole value, never as a part of text that is parsed again. Invariant:
+//! a Deployment without the operator's own label is never written.
 
 use std::fmt::Write as _;
 
@@ -12,45 +12,46 @@ use sha2::{Digest as _, Sha256};
 use super::networks::Declaration;
 use crate::dhcp::agent_name;
 
-/// Label that says who keeps an object, and this operator in it. The chart's own objects have Helm there.
+/// Label for the manager of an object, with this operator as its value. The chart's own objects
+/// have Helm there.
 const KEEPER: (&str, &str) = ("app.kubernetes.io/managed-by", "harvester-guest-operator");
-/// Label of an agent's pod, and of its Deployment: the agent's name.
+/// Label on an agent's pod, and on its Deployment: the agent's name.
 const LABEL_AGENT: &str = "loadbalancer.harvesterhci.io/agent";
-/// Annotation of an agent's Deployment: `namespace/name` of its network.
+/// Annotation on an agent's Deployment: `namespace/name` of its network.
 const ANNOTATION_AGENT_NETWORK: &str = "loadbalancer.harvesterhci.io/network";
-/// Annotation of an agent's Deployment: SHA-256 of what the operator wants.
+/// Annotation on an agent's Deployment: SHA-256 of the Deployment that the operator wants.
 const ANNOTATION_WANTED: &str = "loadbalancer.harvesterhci.io/wanted";
-/// Annotation of a pod by which Multus attaches it.
+/// Annotation on a pod that makes Multus attach it to networks.
 const ANNOTATION_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Name of the network's interface in the pod.
 const INTERFACE: &str = "net1";
 /// Nodes of a cluster network have the label `network.harvesterhci.io/<cluster network>: "true"`.
 /// Source: network-controller-harvester, pkg/controller/manager/nad/controller.go.
 pub const LABEL_CLUSTER_NETWORKS: &str = "network.harvesterhci.io/";
-/// The cluster network that each node has.
+/// Cluster network that each node has.
 const MANAGEMENT: &str = "mgmt";
 
-/// A Deployment of an agent, as it is stored.
+/// Deployment of an agent, as it is stored.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stored {
     /// `metadata.uid`.
     pub uid: String,
     /// `metadata.resourceVersion`.
     pub version: String,
-    /// Whether the operator made it.
+    /// Whether the operator created it: it has the operator's label.
     pub ours: bool,
     /// Whether it is being deleted.
     pub leaving: bool,
-    /// Digest of what the operator wanted when it wrote it last.
+    /// Digest of the Deployment that the operator wrote last.
     pub wanted: String,
-    /// Spec.
+    /// Stored `spec`.
     pub spec: Value,
-    /// Why it makes no pod, if the Deployment controller says so.
+    /// Reason why no pod is created, if the Deployment controller reports one.
     pub failure: Option<String>,
 }
 
 impl Stored {
-    /// Options that its agent has on a network. `None`: it is not the operator's, or not that network's.
+    /// Options of its agent on a network. `None`: it is not the operator's, or not that network's.
     pub fn options(&self, network: &str) -> Option<Vec<String>> {
         let args = self.spec["template"]["spec"]["containers"][0]["args"].as_array()?;
         let args: Vec<&str> = args.iter().map(Value::as_str).collect::<Option<_>>()?;
@@ -81,26 +82,26 @@ impl Stored {
 /// Change to a network's Deployment that is due.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Plan {
-    /// Nothing.
+    /// No change is due.
     Nothing,
-    /// Create this.
+    /// Create this Deployment.
     Create(Value),
-    /// Put this in the place of what is stored.
+    /// Replace the stored Deployment by this.
     Replace(Value),
-    /// Delete what is stored.
+    /// Delete the stored Deployment.
     Delete,
-    /// Nothing: the Deployment by its name is another's.
+    /// No change is possible: another owner has the Deployment of this name.
     Foreign,
 }
 
-/// Decides. `wanted` is the Deployment of a network that is to have one.
+/// Plans the change. `wanted` is the Deployment of a network that is to have one.
 pub fn plan(wanted: Option<Value>, stored: Option<&Stored>) -> Plan {
     match (wanted, stored) {
         (None, Some(stored)) if stored.ours && !stored.leaving => Plan::Delete,
         (None, _) => Plan::Nothing,
         (Some(wanted), None) => Plan::Create(wanted),
         (Some(_), Some(stored)) if !stored.ours => Plan::Foreign,
-        // Another is made when it is gone.
+        // The new one is created when the old one is gone.
         (Some(_), Some(stored)) if stored.leaving => Plan::Nothing,
         (Some(mut wanted), Some(stored)) => {
             let same = wanted["metadata"]["annotations"][ANNOTATION_WANTED] == stored.wanted
@@ -114,8 +115,8 @@ pub fn plan(wanted: Option<Value>, stored: Option<&Stored>) -> Plan {
     }
 }
 
-/// Whether everything that is wanted is stored so. What the API server adds, or writes in a way of its
-/// own, as quantities, does not count.
+/// Whether the stored value has everything that is wanted. Fields that the API server adds, or
+/// normalizes, such as quantities, do not count.
 fn covers(stored: &Value, wanted: &Value) -> bool {
     match (stored, wanted) {
         (_, Value::Null) => true,
@@ -154,7 +155,7 @@ fn arguments(network: &str) -> [&str; 4] {
     ["--network", network, "--interface", INTERFACE]
 }
 
-/// The Deployment of a network's agent with these options. `owner` is a reference to what it goes with.
+/// Deployment of a network's agent with these options. `owner` is the owner reference to set.
 pub fn deployment(
     template: &Value,
     network: &str,
@@ -200,7 +201,7 @@ pub fn deployment(
     wanted
 }
 
-/// The label of nodes on which a network of this cluster network is. `None`: it is on each.
+/// Label of the nodes that have this cluster network. `None`: each node has it.
 pub fn node_label(cluster_network: &str) -> Option<String> {
     let everywhere = cluster_network.is_empty() || cluster_network == MANAGEMENT;
     (!everywhere).then(|| format!("{LABEL_CLUSTER_NETWORKS}{cluster_network}"))

@@ -1,4 +1,4 @@
-//! Parts of an agent's Deployment, and Deployments that are left alone.
+//! Parts of an agent's Deployment, and Deployments that are not changed.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn on(cluster_network: &str) -> Value {
     deployment(&template(), NETWORK, cluster_network, &[], None)
 }
 
-/// As the API server gives it back: with defaults, and quantities in its own words.
+/// The Deployment as the API server returns it: with defaults, and normalized quantities.
 fn stored(mut object: Value) -> Stored {
     object["metadata"]["uid"] = json!("u");
     object["metadata"]["resourceVersion"] = json!("7");
@@ -82,7 +82,7 @@ fn a_network_gets_an_agent_of_its_own_where_it_is() {
     }
 }
 
-/// A name is one value in every place: no text is put together with it.
+/// A name is one whole value in every place: no text is built from it.
 #[test]
 fn a_name_injects_nothing() {
     let evil = "default/x\",\"name\":\"y\"}]$(HOME) --interface eth0";
@@ -115,14 +115,14 @@ fn what_differs_is_put_right_in_the_version_that_was_seen() {
         let Plan::Replace(object) = plan(Some(wanted), Some(stored)) else { panic!() };
         assert_eq!(object["metadata"]["resourceVersion"], "7");
     };
-    // Another template, another cluster network, and what only the digest shows.
+    // Another template, another cluster network, and a change that only the digest shows.
     replaces(on("other"), &stored(on("prod")));
     replaces(on("mgmt"), &stored(on("prod")));
     let mut template = template();
     template["spec"]["template"]["spec"]["containers"][0]["resources"] = json!({});
     let less = deployment(&template, NETWORK, "", &[], None);
     replaces(less, &stored(on("")));
-    // Edited by hand.
+    // Manual edits.
     let edits: [&dyn Fn(&mut Value); 4] = [
         &|spec| spec["replicas"] = json!(0),
         &|spec| spec["template"]["spec"]["containers"][0]["image"] = json!("y:1"),
@@ -147,7 +147,7 @@ fn what_is_somebody_elses_is_never_touched() {
     }
 }
 
-/// The last options that could be followed are those of the Deployment.
+/// The last valid options are those of the Deployment.
 #[test]
 fn the_options_of_an_agent_are_read_from_its_deployment() {
     let said = Declaration {
@@ -160,7 +160,7 @@ fn the_options_of_an_agent_are_read_from_its_deployment() {
         let options = options(&said);
         let made = deployment(&template(), NETWORK, "prod", &options, None);
         assert_eq!(stored(made.clone()).options(NETWORK), Some(options.clone()));
-        // What else changes, changes with them.
+        // Other changes are made with the same options.
         let moved = deployment(&template(), NETWORK, "other", &options, None);
         assert!(matches!(plan(Some(moved), Some(&stored(made.clone()))), Plan::Replace(_)));
         assert_eq!(stored(made.clone()).options("default/other"), None);

@@ -1,8 +1,8 @@
-//! Status on a network of the host's leasing there: who serves it and since when, or why no agent does, and which
-//! annotation is not followed.
+//! Status annotation on a network for the host's leasing there: the agent that serves it and the
+//! start of that, or the reason why there is none, and the annotation that is not followed.
 //!
-//! It is an annotation, as JSON, because a NetworkAttachmentDefinition has no status. It changes with what it
-//! says, and with nothing else.
+//! It is an annotation with JSON, because a NetworkAttachmentDefinition has no status. It is
+//! written only when its content changes.
 
 use chrono::{DateTime, FixedOffset, SecondsFormat};
 use serde::{Deserialize, Serialize};
@@ -12,40 +12,40 @@ use super::networks::Agent;
 use crate::dhcp::agent_name;
 use crate::load_balancer::bounds::{LONGEST_WORD, cut};
 
-/// Knowledge of a network's agent.
+/// Facts about a network's agent.
 #[derive(Clone, Debug)]
 pub struct Facts<'a> {
-    /// `namespace/name`.
+    /// `namespace/name` of the network.
     pub network: &'a str,
-    /// The namespace of its agent.
+    /// Namespace of its agent.
     pub namespace: &'a str,
-    /// Maker of its agent.
+    /// Agent that the network is to have.
     pub agent: &'a Agent,
-    /// The pod that holds the network's Lease, and since when, if one does.
+    /// Pod that holds the network's Lease, and the time since which it does, if one does.
     pub served_by: Option<(String, Option<DateTime<FixedOffset>>)>,
-    /// The network's cluster network.
+    /// Cluster network of the network.
     pub cluster_network: &'a str,
-    /// Whether a node has that.
+    /// Whether a node has the cluster network.
     pub has_node: bool,
-    /// The agent's Deployment, as far as it is known.
+    /// Deployment of the agent, if it is known.
     pub deployment: Option<&'a Stored>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Status {
-    /// The pod that serves it.
+    /// Name of the pod that serves the network; empty for none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     agent: String,
-    /// Since when that is so.
+    /// Time since which the pod, or the reason, is the same.
     since: String,
-    /// Why no agent does, or why it does not as the annotations say.
+    /// Reason why no agent serves it, or why the agent does not follow the annotations.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     reason: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     message: String,
 }
 
-/// The annotation as it is to be: `Some(None)` for none. `None`: it is so, as far as `stored` says.
+/// New value of the annotation: `Some(None)` removes it. `None`: `stored` has that value already.
 pub fn change(
     facts: &Facts<'_>,
     stored: &str,
@@ -67,7 +67,7 @@ pub fn change(
     serde_json::to_string(&status).ok().map(Some)
 }
 
-/// Text of the status. Without a time: since it was first said.
+/// Status to write. If `since` is empty, it is the time at which agent and reason last changed.
 fn status(facts: &Facts<'_>) -> Option<Status> {
     let Facts { network, namespace, agent, cluster_network, .. } = facts;
     let why = |reason: &str, message: String| {
@@ -95,7 +95,7 @@ fn status(facts: &Facts<'_>) -> Option<Status> {
     if let Some(label) = node_label(cluster_network).filter(|_| ours() && !facts.has_node) {
         return why(
             "NoNode",
-            format!("no node has the cluster network {cluster_network}, by the label {label}"),
+            format!("no node has the label {label} of the cluster network {cluster_network}"),
         );
     }
     if let Some(failure) = facts.deployment.and_then(|stored| stored.failure.as_ref()) {
@@ -104,7 +104,7 @@ fn status(facts: &Facts<'_>) -> Option<Status> {
     why(
         "AgentAway",
         format!(
-            "kubectl -n {namespace} describe pods -l loadbalancer.harvesterhci.io/agent={name} says why"
+            "kubectl -n {namespace} describe pods -l loadbalancer.harvesterhci.io/agent={name} shows the reason"
         ),
     )
 }

@@ -1,4 +1,4 @@
-//! Status on networks, and when it is written.
+//! Status on networks, and the times at which it is written.
 
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ fn facts(agent: &Agent) -> Facts<'_> {
     }
 }
 
-/// Text that is written, as JSON, and that it is written once.
+/// Returns the text that is written, and as JSON, and checks that it is written once.
 fn written(facts: &Facts<'_>, before: &str, now: i64) -> (String, Value) {
     let text = change(facts, before, at(now)).expect("nothing is written").expect("it is removed");
     assert_eq!(change(facts, &text, at(now + 60)), None, "written twice: {text}");
@@ -32,7 +32,7 @@ fn written(facts: &Facts<'_>, before: &str, now: i64) -> (String, Value) {
 fn it_says_who_serves_and_since_when() {
     let served = |by: &str, since| Facts {
         served_by: Some((by.to_owned(), since)),
-        // An agent that serves is there, whatever labels and Deployments say.
+        // An agent that serves is active, whatever labels and Deployments are.
         has_node: false,
         ..facts(&Agent::Ours)
     };
@@ -64,7 +64,7 @@ fn it_says_why_nobody_serves() {
         assert!(value["message"].as_str().unwrap().contains(message), "{value}");
         before = value.to_string();
     }
-    // Since when it is so stays, whatever else is said of it; what is no JSON is written anew.
+    // `since` stays while only the message changes; text that is no JSON is replaced.
     let other = Facts { namespace: "other", ..ours.clone() };
     assert_eq!(written(&other, &before, 70).1["since"], "2027-01-15T08:00:07Z");
     assert_eq!(written(&ours, "yes", 70).1["since"], "2027-01-15T08:01:10Z");

@@ -1,7 +1,7 @@
-//! On which networks the host leases, and who makes the agent there: what an admin has declared.
+//! Networks on which the host leases, and the origin of their agents, as an admin declared them.
 //!
-//! A declaration is durable. Whether an agent is there at the moment decides nothing here, nor does a fault in
-//! another annotation: that one delays what is leased anew.
+//! A declaration is durable. Whether an agent is active now decides nothing here, nor does a fault
+//! in another annotation: that only delays new leases.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,31 +15,32 @@ use api::{
     ANNOTATION_DHCP_ON_LEASE_LOSS, ANNOTATION_DHCP_SUBNETS, LoadBalancer,
 };
 
-/// The value of the annotation of a NetworkAttachmentDefinition by which the host leases there.
+/// Value of the annotation on a NetworkAttachmentDefinition that makes the host lease there.
 const HOST: &str = "host";
 
 /// Options of DHCP networks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Networks {
-    /// Networks that are declared whatever their NetworkAttachmentDefinition says, `namespace/name`, and
-    /// their form of client identifiers. Their agents are made by others.
+    /// Networks that are declared independently of their NetworkAttachmentDefinition, by
+    /// `namespace/name`, with their form of client identifiers. The operator does not create their
+    /// agents.
     pub listed: BTreeMap<String, ClientIdForm>,
-    /// Namespaces whose NetworkAttachmentDefinitions may declare themselves. A tenant may be able to
-    /// write one in a namespace of its own, and an agent has capabilities.
+    /// Namespaces whose NetworkAttachmentDefinitions may declare themselves. A tenant may be able
+    /// to write one in its own namespace, and an agent has capabilities.
     pub namespaces: BTreeSet<String>,
-    /// Network on which the host leases for LoadBalancers of VMs that name no network: `namespace/name`, empty for
-    /// nowhere. It must be declared as well.
+    /// Network on which the host leases for LoadBalancers of VMs that name no network:
+    /// `namespace/name`, empty for none. It must be declared as well.
     pub default: String,
 }
 
-/// Form of a network, as far as an agent can be attached there.
+/// Form of a network, which decides whether an agent can be attached to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
     /// A bridge, untagged or to one VLAN.
     Bridge,
     /// A bridge to many VLANs.
     Trunk,
-    /// Something else, or it cannot be read.
+    /// Any other network, or one whose configuration cannot be read.
     #[default]
     Other,
 }
@@ -47,40 +48,41 @@ pub enum Form {
 /// Declaration of DHCP in a NetworkAttachmentDefinition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Declaration {
-    /// The annotation; empty for none.
+    /// Value of the annotation; empty for none.
     pub annotation: String,
     /// Form of the network.
     pub form: Form,
-    /// Annotation of the subnets whose addresses may be leased; empty for any.
+    /// Annotation for the subnets whose addresses may be leased; empty for any.
     pub subnets: String,
-    /// Annotation of the fate of an address whose lease ends; empty for `Withdraw`.
+    /// Annotation for an address whose lease ends without an answer; empty for `Withdraw`.
     pub on_lease_loss: String,
-    /// Annotation of the form of client identifiers; empty for the usual one.
+    /// Annotation for the form of client identifiers; empty for the default.
     pub client_id: String,
-    /// Annotation of whether servers broadcast their answers; empty for no.
+    /// Annotation for whether servers broadcast their answers; empty for no.
     pub broadcast: String,
-    /// Cluster network: nodes that have it are labelled with it. Empty for each node.
+    /// Cluster network of the network: its nodes have its label. Empty for each node.
     pub cluster_network: String,
 }
 
-/// The agent of a network.
+/// Agent that a network is to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Agent {
-    /// None: the host does not lease there.
+    /// The network has no agent: the host does not lease there.
     None,
-    /// Others make it, as the chart does.
+    /// The operator does not create the agent: the chart does, for example.
     Others,
-    /// The operator makes it.
+    /// The operator creates the agent.
     Ours,
-    /// The operator makes none anew, and leaves one that it made with the options that it has: another
-    /// annotation cannot be followed, as the text says.
+    /// The operator creates no agent, and does not change the options of one that it created:
+    /// another annotation is not valid, for the reason in the text.
     Faulty(String),
-    /// The annotation asks for one that the operator does not make, as the text says.
+    /// The annotation asks for an agent that the operator does not create, for the reason in the
+    /// text.
     Refused(String),
 }
 
 impl Agent {
-    /// Why none is made, if one is asked for.
+    /// Reason why no agent is created, if one is asked for.
     pub fn fault(&self) -> Option<&str> {
         match self {
             Self::None | Self::Others | Self::Ours => None,
@@ -90,7 +92,7 @@ impl Agent {
 }
 
 impl Declaration {
-    /// The subnets whose addresses may be leased; none: any.
+    /// Subnets whose addresses may be leased; empty: any.
     ///
     /// # Errors
     /// The first part of the annotation that is no IPv4 subnet.
@@ -102,7 +104,7 @@ impl Declaration {
     /// Whether an address whose lease ends without an answer is kept.
     ///
     /// # Errors
-    /// The annotation is neither word, as the text says.
+    /// The annotation is neither `Withdraw` nor `Keep`.
     pub fn keeps(&self) -> Result<bool, String> {
         match self.on_lease_loss.as_str() {
             "" | "Withdraw" => Ok(false),
@@ -111,10 +113,10 @@ impl Declaration {
         }
     }
 
-    /// The form of client identifiers.
+    /// Form of client identifiers.
     ///
     /// # Errors
-    /// The annotation is no form.
+    /// The annotation is no form of a client identifier.
     pub fn client_id_form(&self) -> Result<ClientIdForm, NoForm> {
         let text = self.client_id.as_str();
         if text.is_empty() { Ok(ClientIdForm::default()) } else { text.parse() }
@@ -123,13 +125,13 @@ impl Declaration {
     /// Whether servers are asked to broadcast their answers.
     ///
     /// # Errors
-    /// The annotation is neither, as the text says.
+    /// The annotation is neither `true` nor `false`.
     pub fn broadcasts(&self) -> Result<bool, String> {
         let text = self.broadcast.as_str();
         if text.is_empty() { Ok(false) } else { flag(text) }
     }
 
-    /// Fault of the annotations beside the one that declares: which one, and why.
+    /// Fault of the annotations besides the one that declares: key and reason.
     fn fault(&self) -> Option<(&str, String)> {
         let subnets = self
             .subnets()
@@ -146,20 +148,20 @@ impl Declaration {
 }
 
 impl Networks {
-    /// The network on which the address of a LoadBalancer is to be leased; empty for none. A guest cluster
-    /// is where its VMs are, so the default is not for it.
+    /// Network on which the address of a LoadBalancer is to be leased; empty for none. A guest
+    /// cluster is on the network of its VMs, so the default does not apply to it.
     pub fn of(&self, lb: &LoadBalancer, around: &Surroundings) -> String {
         let network = facts::requirement(lb, around).network;
         if network.is_empty() && !facts::is_guest(lb) { self.default.clone() } else { network }
     }
 
-    /// Whether the host leases on a network, given what its NetworkAttachmentDefinition says.
+    /// Whether the host leases on a network, by its NetworkAttachmentDefinition and the options.
     pub fn declare(&self, network: &str, declaration: Option<&Declaration>) -> bool {
         let asks = |said| matches!(self.agent(network, said), Agent::Ours | Agent::Faulty(_));
         self.listed.contains_key(network) || declaration.is_some_and(asks)
     }
 
-    /// Why nothing is leased anew on a network that is declared, if an annotation cannot be followed.
+    /// Reason why no new lease starts on a declared network, if an annotation is not valid.
     pub fn fault(&self, network: &str, declaration: Option<&Declaration>) -> Option<String> {
         match self.agent(network, declaration?) {
             Agent::Faulty(fault) => Some(fault),
@@ -167,7 +169,7 @@ impl Networks {
         }
     }
 
-    /// Returns the maker of a network's agent.
+    /// Agent that a network is to have.
     pub fn agent(&self, network: &str, declaration: &Declaration) -> Agent {
         let Declaration { annotation, form, .. } = declaration;
         let listed = self.listed.contains_key(network);
@@ -175,14 +177,14 @@ impl Networks {
             "" if listed => return Agent::Others,
             "" => return Agent::None,
             _ if !self.may_declare(network) => {
-                "it counts only in the namespaces that leaseAgent.namespaces of the chart names"
+                "it counts only in the namespaces that the chart's leaseAgent.namespaces lists"
                     .to_owned()
             }
             HOST if listed => {
-                "leaseAgent.networks of the chart names the network as well, and has an agent there: take one of the two away"
+                "the chart's leaseAgent.networks also lists the network, and has an agent there: remove one of the two"
                     .to_owned()
             }
-            HOST if !is_name(network) => "the network's name is no name of Kubernetes".to_owned(),
+            HOST if !is_name(network) => "the network's name is not valid in Kubernetes".to_owned(),
             HOST => match form {
                 Form::Bridge => {
                     return match declaration.fault() {
@@ -192,9 +194,9 @@ impl Networks {
                         }
                     };
                 }
-                Form::Trunk => "the network is a trunk: name one of one VLAN, or without VLAN".to_owned(),
+                Form::Trunk => "the network is a trunk: use one with one VLAN, or without VLAN".to_owned(),
                 Form::Other => {
-                    "spec.config is not of the CNI plugin bridge, to which an agent can be attached"
+                    "spec.config is not for the CNI plugin bridge, and an agent can be attached to no other"
                         .to_owned()
                 }
             },
@@ -203,21 +205,21 @@ impl Networks {
         Agent::Refused(format!("metadata.annotations[{ANNOTATION_DHCP}]: {fault}"))
     }
 
-    /// The form of client identifiers of a network on which the host leases.
+    /// Form of client identifiers on a network on which the host leases.
     pub fn client_id_form(&self, network: &str, declaration: Option<&Declaration>) -> ClientIdForm {
         let said = || declaration.and_then(|said| said.client_id_form().ok());
         self.listed.get(network).copied().or_else(said).unwrap_or_default()
     }
 
-    /// Whether a network is of a namespace in which the annotation counts.
+    /// Whether a network is in a namespace in which the annotation counts.
     pub fn may_declare(&self, network: &str) -> bool {
         let namespace = network.split_once('/').map(|(namespace, _)| namespace);
         namespace.is_some_and(|namespace| self.namespaces.contains(namespace))
     }
 }
 
-/// Whether it is `namespace/name` as the API server takes both. A network that is not comes from
-/// nowhere that this operator knows.
+/// Whether the text is `namespace/name` with names that the API server accepts. A network with any
+/// other name is from an unknown source.
 fn is_name(network: &str) -> bool {
     let edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let fits = |part: &str| {

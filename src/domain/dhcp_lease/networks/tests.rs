@@ -1,4 +1,4 @@
-//! Declared networks, and those whose agent is made.
+//! Declared networks, and networks whose agent the operator creates.
 
 use serde_json::json;
 
@@ -35,7 +35,7 @@ fn a_network_is_declared_by_name_or_where_its_namespace_may() {
         ("default-2/vlan7", "host", Form::Bridge, false, Some("leaseAgent.namespaces")),
         ("default", "host", Form::Bridge, false, Some(refused)),
         ("", "host", Form::Bridge, false, Some(refused)),
-        // Two agents for one network are none that the operator makes.
+        // The operator creates no second agent for a network.
         ("default/vlan9", "host", Form::Bridge, true, Some("leaseAgent.networks")),
         ("prod/vlan9", "host", Form::Bridge, true, Some("leaseAgent.namespaces")),
     ] {
@@ -54,7 +54,7 @@ fn a_network_is_declared_by_name_or_where_its_namespace_may() {
     assert!(!Networks::default().declare("default/vlan7", Some(&said("host", Form::Bridge))));
 }
 
-/// Fault of a network that is the host's all the same.
+/// Returns the fault of a network that is declared nevertheless.
 fn fault(networks: &Networks, said: &Declaration) -> String {
     let network = "default/vlan7";
     assert!(networks.declare(network, Some(said)), "{said:?} is the guest's");
@@ -65,7 +65,8 @@ fn fault(networks: &Networks, said: &Declaration) -> String {
     why.clone()
 }
 
-/// Where the annotation does not count, or no agent can be attached, a fault beside it changes nothing.
+/// Where the annotation does not count, or no agent can be attached, a fault of another annotation
+/// changes nothing.
 #[test]
 fn a_fault_declares_nothing() {
     let networks = Networks { namespaces: ["default".to_owned()].into(), ..Networks::default() };

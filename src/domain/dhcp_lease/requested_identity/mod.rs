@@ -1,9 +1,9 @@
-//! Client that the DHCP server is to see, where users say so: by kube-vip's own annotations where it has them.
+//! Identity of the DHCP client that users request, by kube-vip's own annotations where it has them.
 //!
-//! kube-vip knows its lease again by its hardware address alone, or by a host name that it sends as the client
-//! identifier as well. What asks by its annotations is therefore the same client to a server. Invariants:
-//! an identity changes with a new record only; a hardware address that others may have by their hardware is
-//! never taken.
+//! kube-vip finds its lease again only by its hardware address, or by a host name that it also
+//! sends as the client identifier. A LoadBalancer with its annotations is therefore the same client
+//! to a server. Invariants: an identity changes with a new record only; a hardware address that may
+//! belong to another machine's hardware is never used.
 
 use std::net::Ipv4Addr;
 
@@ -17,16 +17,17 @@ use api::{
     KUBE_VIP_REQUESTED_IP, LoadBalancer,
 };
 
-/// First octets of hardware addresses that kube-vip draws. Source: `GenerateMac` in pkg/vip/util.go.
+/// First octets of hardware addresses that kube-vip generates. Source: `GenerateMac` in
+/// pkg/vip/util.go.
 const KUBE_VIP: [u8; 3] = [0x00, 0x00, 0x6c];
-/// Bit of a hardware address that no vendor has given.
+/// Bit of the first octet of a hardware address that no vendor has assigned.
 const LOCAL: u8 = 0x02;
-/// Longest name of a host.
+/// Longest host name, in characters.
 const LONGEST_HOSTNAME: usize = 253;
-/// First octet of a client identifier of the form `duid`, as text.
+/// First octet of a client identifier of the form `duid`, in hexadecimal.
 const DUID: &str = "ff";
 
-/// Annotations of a LoadBalancer that say so.
+/// Annotations of a LoadBalancer that request an identity.
 pub const ASKING: [&str; 5] = [
     KUBE_VIP_HWADDR,
     KUBE_VIP_REQUESTED_IP,
@@ -34,11 +35,11 @@ pub const ASKING: [&str; 5] = [
     KUBE_VIP_BROADCAST,
     ANNOTATION_DHCP_CLIENT_ID,
 ];
-/// Annotations of them that kube-vip keeps on a Service it leases for, or reads there.
+/// Annotations, of the ones above, that kube-vip writes on a Service it leases for, or reads there.
 const OF_A_SERVICE: [&str; 4] =
     [KUBE_VIP_HWADDR, KUBE_VIP_REQUESTED_IP, KUBE_VIP_HOSTNAME, KUBE_VIP_BROADCAST];
 
-/// Wishes of a LoadBalancer.
+/// Identity that a LoadBalancer requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
     mac: Option<Mac>,
@@ -48,36 +49,36 @@ pub struct Asked {
     broadcast: bool,
 }
 
-/// The client identifier that is asked for.
+/// Requested client identifier.
 enum AskedId {
-    /// The network's form.
+    /// No request: the network's form.
     Any,
-    /// A form.
+    /// A requested form.
     Form(ClientIdForm),
-    /// A given one.
+    /// A given client identifier.
     Is(ClientId),
 }
 
-/// Annotation that cannot be followed.
+/// Annotation that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Field.
+    /// Path of the field.
     pub field: String,
-    /// Fault, and what would be right.
+    /// Fault, and a valid value.
     pub message: String,
 }
 
 impl Fault {
-    /// Both in one text.
+    /// Field and message in one text.
     pub fn text(&self) -> String {
         format!("{}: {}", self.field, self.message)
     }
 }
 
-/// Reads what a LoadBalancer asks for.
+/// Reads the identity that a LoadBalancer requests.
 ///
 /// # Errors
-/// The first annotation that cannot be followed.
+/// The first annotation that is not valid.
 pub fn asked(lb: &LoadBalancer) -> Result<Asked, Fault> {
     read(|key| lb.metadata.annotations.as_ref()?.get(key).map(String::as_str))
 }
@@ -141,8 +142,8 @@ pub(super) fn flag(text: &str) -> Result<bool, String> {
 }
 
 impl Asked {
-    /// Client that the server is to see. `derived` is the holder that a LoadBalancer is without asking, `form` what its
-    /// network says of the client identifier.
+    /// Identity for the DHCP server. `derived` is the LoadBalancer's identity without a request,
+    /// `form` the network's form of the client identifier.
     pub fn identity(&self, derived: Identity, form: ClientIdForm) -> Identity {
         let mut identity = derived;
         identity.mac = self.mac.unwrap_or(identity.mac);
@@ -154,8 +155,8 @@ impl Asked {
         }
     }
 
-    /// As kube-vip it sends a client identifier with a host name only. Source: `request` in
-    /// pkg/vip/dhcpv4.go.
+    /// Requested client identifier. Like kube-vip, a client with a given hardware address sends one
+    /// only with a host name. Source: `request` in pkg/vip/dhcpv4.go.
     fn client_id(&self) -> AskedId {
         match (self.form, self.mac, &self.hostname) {
             (Some(form), _, _) => AskedId::Form(form),
@@ -167,7 +168,8 @@ impl Asked {
         }
     }
 
-    /// Whether a record is of whom is asked for. What is not asked for may be as it is.
+    /// Whether a record has the requested identity. Fields that are not requested may have any
+    /// value.
     pub fn fits(&self, record: &DHCPLease) -> bool {
         let spec = &record.spec;
         let of_mac = || spec.mac_address.parse().ok().map(|mac| ClientId::of_mac(mac).to_string());
@@ -186,7 +188,7 @@ impl Asked {
             && self.address.is_none_or(|address| addresses.contains(&Some(&address.to_string())))
     }
 
-    /// The address that is asked for first.
+    /// Address to ask for first.
     pub const fn address(&self) -> Option<Ipv4Addr> {
         self.address
     }
@@ -197,11 +199,11 @@ impl Asked {
     }
 }
 
-/// Annotations that a LoadBalancer is to have so that it goes on as the client that kube-vip has been for its Service.
-/// `None`: it asks for that already, or kube-vip leases nothing.
+/// Merge patch with the annotations by which a LoadBalancer continues as the client that kube-vip
+/// has been for its Service. `None`: it has them already, or kube-vip leases nothing.
 ///
 /// # Errors
-/// The first annotation that cannot be followed.
+/// The first annotation that is not valid.
 pub fn adopted(lb: &LoadBalancer, service: &service::Stored) -> Result<Option<Value>, Fault> {
     let own = |key: &str| lb.metadata.annotations.as_ref()?.get(key).map(String::as_str);
     let kube_vips = |key: &str| service.annotations.get(key).map(String::as_str);

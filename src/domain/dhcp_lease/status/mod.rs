@@ -1,7 +1,7 @@
-//! From what a client says to the status of its record, and from a record back to a client.
+//! Conversion of a client's output to the status of its record, and of a record back to a client.
 //!
-//! A record has times of day, a client has offsets on a clock of its own; the two meet here only.
-//! Invariant: whatever a record says that does not make sense is as good as not said.
+//! A record has times of day, a client has offsets on its own clock; only this module converts
+//! them. Invariant: an invalid field of a record counts as absent.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::condition::{condition, with_condition};
 use crate::dhcp::{Announced, Held, Mac, Record, State, Trouble};
 use api::{Condition, ConditionStatus, DHCPLeaseStatus, LeaseState, OnLeaseLoss};
 
-/// One moment on both clocks.
+/// Moment on both clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
-    /// On the client's.
+    /// Offset on the client's clock.
     pub now: Duration,
-    /// On the wall.
+    /// Time by the wall clock.
     pub wall: DateTime<FixedOffset>,
 }
 
@@ -33,7 +33,7 @@ impl Moment {
     }
 }
 
-/// The status that a record asks for.
+/// Status to write for a client's record.
 pub fn report(
     record: &Record,
     at: Moment,
@@ -89,7 +89,7 @@ pub fn report(
     status
 }
 
-/// The status of a record whose link could not be made.
+/// Status of a record whose link could not be created.
 pub fn link_failed(why: &str, at: Moment, former: &DHCPLeaseStatus) -> DHCPLeaseStatus {
     let ready = if former.address.is_some() {
         let message = format!("the address is leased, and cannot be renewed: {why}");
@@ -104,7 +104,7 @@ pub fn link_failed(why: &str, at: Moment, former: &DHCPLeaseStatus) -> DHCPLease
 const BOUND: &str = "Bound";
 const LINK_FAILED: &str = "LinkFailed";
 
-/// The stable word for what is wrong.
+/// Condition reason for a trouble, which is stable.
 pub fn reason(trouble: Trouble) -> &'static str {
     match trouble {
         Trouble::NoOffer => "NoOffer",
@@ -129,7 +129,7 @@ fn conditions(
         .unwrap_or_else(|| former.to_vec())
 }
 
-/// The merge patch (RFC 7396) that makes a stored status this one.
+/// Merge patch (RFC 7396) that changes a stored status to the new one.
 pub fn status_patch(new: &DHCPLeaseStatus, stored: &DHCPLeaseStatus) -> Value {
     let fields = |status: &DHCPLeaseStatus| match serde_json::to_value(status) {
         Ok(Value::Object(fields)) => fields,
@@ -142,7 +142,7 @@ pub fn status_patch(new: &DHCPLeaseStatus, stored: &DHCPLeaseStatus) -> Value {
     Value::Object(patch)
 }
 
-/// What an earlier process held, by the record. `None`: nothing.
+/// Lease of an earlier process, from the record. `None`: there is none.
 pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<Held> {
     let time = |text: &Option<String>| DateTime::parse_from_rfc3339(text.as_deref()?).ok();
     let until = |end: DateTime<FixedOffset>| (end - wall).to_std().unwrap_or_default();
@@ -163,7 +163,7 @@ pub fn held(status: &DHCPLeaseStatus, wall: DateTime<FixedOffset>) -> Option<Hel
     })
 }
 
-/// The address that an earlier process had and lost, by the record. `None`: none.
+/// Address that an earlier process had and lost, from the record. `None`: there is none.
 pub fn former(status: &DHCPLeaseStatus) -> Option<Announced> {
     let address = status.former_address.as_deref()?.parse().ok()?;
     Some(Announced { address, by: announcers(status) })
@@ -173,7 +173,7 @@ fn announcers(status: &DHCPLeaseStatus) -> Vec<Mac> {
     status.announcers.iter().filter_map(|mac| mac.parse().ok()).collect()
 }
 
-/// The client's word in the record's.
+/// State of the record for a state of the client.
 pub fn state(state: State) -> LeaseState {
     match state {
         State::Selecting => LeaseState::Selecting,

@@ -1,4 +1,4 @@
-//! From a record to a status and back.
+//! Conversion from a record to a status and back.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ fn a_lease_survives_its_record() {
     let held = held(&status, moment(250).wall).unwrap();
     assert_eq!((held.left, held.age, held.seconds), (at(70), at(150), Some(120)));
     assert_eq!((held.prefix, held.server_mac), (Some(24), Some(Mac([2, 0, 0, 0, 0, 1]))));
-    // One that is over, and one that never is.
+    // A lease that is over, and one that never ends.
     assert_eq!(super::held(&status, moment(999).wall).unwrap().left, at(0));
     let for_ever = record(Some(lease(None)), None);
     let status = report(&for_ever, moment(210), "me", &DHCPLeaseStatus::default());
@@ -86,7 +86,7 @@ fn a_kept_address_is_ready_and_says_so() {
     assert_eq!(status.expires_at.as_deref(), Some("2026-01-01T00:05:20.000Z"));
     let ready = &status.conditions[0];
     assert_eq!((ready.status, ready.reason.as_deref()), (ConditionStatus::True, Some("Kept")));
-    // Taken up again where the option is gone.
+    // Resumed after the option was removed.
     let lost = record(None, Some(Trouble::Expired));
     let patch = status_patch(&report(&lost, moment(500), "me", &status), &status);
     assert_eq!(patch["onLeaseLoss"], json!(null));

@@ -1,10 +1,11 @@
-//! The host takes over what kube-vip leases so far, with the same address.
+//! The host takes over the lease of kube-vip, with the same address.
 //!
-//! Only for a LoadBalancer of VMs, whose Service is here, and only where its annotation asks for it. Whose
-//! lease it is, is written on the LoadBalancer first; then the Service goes, at which kube-vip gives the address
-//! back (`deleteService` in pkg/services/services.go stops its client, which sends a RELEASE); only then the
-//! host asks for the same address as the same client. In another order the server would hear from kube-vip that
-//! the address is free that the host has.
+//! Only for a LoadBalancer of VMs, whose Service is in this cluster, and only if its annotation
+//! asks for it. First the client's identity is written on the LoadBalancer. Then the Service is
+//! deleted, so kube-vip gives the address back (`deleteService` in pkg/services/services.go stops
+//! its client, which sends a RELEASE). Only then the host asks for the same address as the same
+//! client. In another order, kube-vip would release the address at the server after the host has
+//! leased it.
 
 use std::time::Duration;
 
@@ -16,12 +17,12 @@ use crate::reason::{NoLease, TAKEOVER};
 use crate::vm_backends::listeners;
 use api::{Condition, LoadBalancer, READY};
 
-/// Time after the end of a Service for which kube-vip may still be about to give the address back.
+/// Time after the deletion of a Service within which kube-vip may still send the RELEASE.
 const GIVES_BACK: TimeDelta = TimeDelta::seconds(3);
-/// Period at which a takeover is looked at.
+/// Interval at which a takeover is checked.
 pub const AGAIN: Duration = Duration::from_secs(1);
 
-/// Whether the host would take over what an announcer leases.
+/// Whether the host would take over an announcer's lease.
 pub fn is_possible(lb: &LoadBalancer) -> bool {
     listeners::is_vm(lb) && choice(lb) == Ok(Some(Choice::Host))
 }
@@ -31,7 +32,7 @@ pub fn needs_service(lb: &LoadBalancer) -> bool {
     is_possible(lb) && (is_guests(lb) || noted(lb).is_some())
 }
 
-/// The condition that says that the host takes over.
+/// Condition of a takeover that has begun.
 fn noted(lb: &LoadBalancer) -> Option<&Condition> {
     let mut conditions = lb.status.iter().flat_map(|status| &status.conditions);
     let ready = conditions.find(|condition| condition.type_ == READY);
@@ -46,12 +47,12 @@ pub(super) fn begin(seen: &Seen<'_>) -> Step {
     }
     if !(declared && serving) {
         return Step::Guest(Some(format!(
-            "the announcer leases the address until the host leases on network {network} and its agent is there"
+            "the announcer leases the address until the host leases on network {network} and its agent is active"
         )));
     }
     if let Some(fault) = fault {
         return Step::Guest(Some(format!(
-            "the announcer leases the address until network {network} is put right: {fault}"
+            "the announcer leases the address until the fault of network {network} is corrected: {fault}"
         )));
     }
     let adopted = service.map_or_else(|| asked(lb).map(|_| None), |service| adopted(lb, service));
@@ -65,7 +66,7 @@ pub(super) fn begin(seen: &Seen<'_>) -> Step {
     }
 }
 
-/// Why the host does not lease yet, if it takes over.
+/// Reason why the host does not lease yet, during a takeover.
 pub(super) fn waits(seen: &Seen<'_>) -> Option<NoLease> {
     let Seen { lb, network, service, now, .. } = *seen;
     let since = noted(lb)?.last_update_time.as_deref().and_then(time);

@@ -1,4 +1,4 @@
-//! In which order the host takes over what kube-vip leases.
+//! Order of the steps by which the host takes over a lease of kube-vip.
 
 use chrono::{DateTime, FixedOffset};
 use serde_json::json;
@@ -43,7 +43,7 @@ fn service(annotations: &[(&str, &str)]) -> Stored {
     Stored { annotations: all.collect(), ..Stored::default() }
 }
 
-/// As kube-vip has it.
+/// Service for which kube-vip leases an address.
 fn leasing() -> Stored {
     service(&[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "10.7.0.9")])
 }
@@ -65,11 +65,11 @@ fn it_is_kube_vips_client_before_kube_vip_ends() {
             "annotations": {KUBE_VIP_HWADDR: MAC, KUBE_VIP_REQUESTED_IP: "10.7.0.9"},
         }})
     );
-    // What the user asks for stays.
+    // Annotations of the user stay.
     let own = asks(lb.clone(), &[(KUBE_VIP_HWADDR, "02:00:00:00:00:01")]);
     let Step::Adopt(patch) = step(&seen(&own, Some(&kube_vips))) else { panic!("no address") };
     assert_eq!(patch["metadata"]["annotations"], json!({KUBE_VIP_REQUESTED_IP: "10.7.0.9"}));
-    // Noted, or nothing to note: then the Service goes.
+    // Identity stored, or nothing to store: then the Service is deleted.
     let noted = asks(lb.clone(), &[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "10.7.0.9")]);
     let before_a_lease = service(&[(KUBE_VIP_HWADDR, MAC), (KUBE_VIP_REQUESTED_IP, "")]);
     let with_mac = asks(lb.clone(), &[(KUBE_VIP_HWADDR, MAC)]);
@@ -106,14 +106,14 @@ fn nothing_is_taken_over_unasked_or_where_nothing_would_lease() {
             "{why}: {step:?}"
         );
     }
-    // What the host cannot go on with is left where it works.
+    // A lease that the host cannot continue stays with kube-vip.
     let machines = service(&[(KUBE_VIP_HWADDR, "3c:ec:ef:01:02:03")]);
     let Step::Guest(Some(why)) = step(&seen(&lb, Some(&machines))) else { panic!("taken over") };
     assert!(why.contains(KUBE_VIP_HWADDR) && why.contains("another machine's"), "{why}");
 }
 
-/// kube-vip gives the address back when its Service goes. Were that after the host has it, the server would
-/// think it free.
+/// kube-vip gives the address back when its Service is deleted. If the host had it by then, the
+/// server would consider it free.
 #[test]
 fn the_host_asks_after_kube_vip_has_given_back() {
     let kube_vips = leasing();
@@ -130,7 +130,7 @@ fn the_host_asks_after_kube_vip_has_given_back() {
     let waits = |seen: &Seen<'_>| matches!(step(seen), Step::Wait(NoLease::TakingOver { .. }));
     assert!(waits(&seen(&lb, Some(&kube_vips))), "its Service is there");
     assert!(waits(&Seen { now: at(-1), ..seen(&lb, None) }), "it had no time");
-    // One without that condition has not been taken over, and has nothing to wait for.
+    // A LoadBalancer without that condition was not taken over, and need not wait.
     lb.status.as_mut().unwrap().conditions.clear();
     assert_eq!(step(&seen(&lb, None)), Step::Create);
 }

@@ -1,9 +1,10 @@
-//! Bounds of what is kept, written and said of a LoadBalancer, whatever was stored.
+//! Limits on what is held in memory, written and reported about a LoadBalancer, whatever was
+//! stored.
 //!
-//! The schema and admission refuse more. Neither has seen what was stored before them, nor what
-//! comes in under Harvester's own CRD, which has no bounds: so whatever is read is trimmed here first.
-//! Invariant: a trimmed object takes [`MOST_KEPT`] bytes at most, and a decision from it differs from
-//! one from the whole object in nothing but numbers in messages.
+//! The schema and admission refuse more. Neither has judged the objects that were stored before
+//! them, nor those under Harvester's own CRD, which has no limits: so every object is trimmed here
+//! first. Invariant: a trimmed object has at most [`MOST_KEPT`] bytes, and a decision from it
+//! differs from one from the whole object only in numbers in messages.
 
 use std::collections::BTreeMap;
 
@@ -16,33 +17,32 @@ use api::{
     LB_FINALIZER, LoadBalancer, LoadBalancerSpec, READY,
 };
 
-/// Labels that a selector may name.
+/// Most labels in a selector.
 pub const MOST_LABELS: usize = 16;
-/// Values that it may name, of all labels together.
+/// Most values in a selector, of all labels together.
 pub const MOST_VALUES: usize = 64;
-/// Characters of a label, its prefix and the slash included (Kubernetes' own bound).
+/// Longest label in characters, its prefix and the slash included (Kubernetes' own limit).
 pub const LONGEST_LABEL: usize = 317;
-/// Characters of a label's value (Kubernetes' own bound).
+/// Longest value of a label, in characters (Kubernetes' own limit).
 pub const LONGEST_VALUE: usize = 63;
-/// Characters of a name. Guest clusters' cloud providers cut theirs there, and a Service has no longer
-/// one.
+/// Longest name, in characters. Cloud providers of guest clusters cut names there, and the name of
+/// a Service is not longer.
 pub const LONGEST_NAME: usize = 63;
-/// Listeners of one LoadBalancer.
+/// Most listeners of one LoadBalancer.
 pub const MOST_LISTENERS: usize = 256;
-/// Bytes of a text in a condition, an Event or an annotation.
+/// Longest text in a condition, an Event or an annotation, in bytes.
 pub const LONGEST_TEXT: usize = 1024;
-/// Bytes of what others put into lists that this operator writes as a whole, finalizers and
-/// conditions. What is longer is read again before a write.
+/// Most bytes of other clients' entries in lists that this operator writes as a whole (finalizers,
+/// conditions). An object with more is read again before a write.
 const MOST_FOREIGN: usize = 1024;
-/// Bytes of a name, an address or a word.
+/// Longest name, address or word, in bytes.
 pub const LONGEST_WORD: usize = 320;
-/// A longer list of addresses is kept as its digest.
+/// Longest list of addresses that is stored in the view. A longer one is replaced by its digest.
 const LONGEST_LIST: usize = 16;
-/// Bytes that an object takes at most when it is trimmed, names of listeners and a bundle of
-/// certificates apart.
+/// Most bytes of a trimmed object, without names of listeners and a bundle of certificates.
 pub const MOST_KEPT: usize = 20 * 1024;
 
-/// Annotations that decisions take.
+/// Annotations that decisions use.
 const ANNOTATIONS: [&str; 10] = [
     ANNOTATION_NETWORK,
     ANNOTATION_CLUSTER,
@@ -56,7 +56,7 @@ const ANNOTATIONS: [&str; 10] = [
     KUBE_VIP_REQUESTED_IP,
 ];
 
-/// The text, or its beginning and three dots: `longest` bytes at most.
+/// The text, cut to at most `longest` bytes, with three dots at the end if it was cut.
 pub fn cut(mut text: String, longest: usize) -> String {
     shorten(&mut text, longest);
     text
@@ -78,16 +78,16 @@ fn shorten_some(text: &mut Option<String>, longest: usize) {
     }
 }
 
-/// What is wrong with a name, if so: each claim of it takes room in the pool's one object, which all
-/// that have an address there share.
+/// Fault of a name. `None`: no fault. Each claim of a name uses room in the pool's single object,
+/// which all LoadBalancers of the pool share.
 pub fn name_fault(name: &str) -> Option<String> {
     (name.len() > LONGEST_NAME).then(|| {
         format!("metadata.name: is longer than {LONGEST_NAME} characters: choose a shorter one")
     })
 }
 
-/// What is wrong with a selector, if so: the field, what is wrong and what would be right. Such a
-/// selector selects nothing.
+/// Fault of a selector: field, fault and remedy. `None`: no fault. A selector with a fault selects
+/// no VM.
 pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
     const FIELD: &str = "spec.backendServerSelector";
     let selector = spec.backend_server_selector.as_ref()?;
@@ -112,8 +112,9 @@ pub fn selector_fault(spec: &LoadBalancerSpec) -> Option<String> {
     Some(format!("{FIELD}: {shown:?} is longer than {longest} characters: no VM can have it"))
 }
 
-/// Drops what decisions do not take, and cuts what is over a bound. Returns whether a list lost
-/// entries that a write of it must carry: then the object is to be read again before a write.
+/// Removes fields that decisions do not use, and cuts values beyond their limits. Returns whether a
+/// list lost entries that a write of it must contain: then the object must be read again before a
+/// write.
 pub fn trim(lb: &mut LoadBalancer) -> bool {
     let meta = &mut lb.metadata;
     meta.managed_fields = None;
@@ -144,7 +145,7 @@ pub fn trim(lb: &mut LoadBalancer) -> bool {
     partial
 }
 
-/// Stands for a list of addresses that is too long to be kept.
+/// Substitute for a list of addresses that is too long to be stored.
 pub fn digest<'a>(list: impl Iterator<Item = &'a str>) -> String {
     let mut hash = Sha256::new();
     for text in list {
@@ -154,7 +155,7 @@ pub fn digest<'a>(list: impl Iterator<Item = &'a str>) -> String {
     hash.finalize().iter().fold("sha256:".to_owned(), |text, byte| format!("{text}{byte:02x}"))
 }
 
-/// Whether a stored list of addresses, or what stands for it, is this one.
+/// Whether a stored list of addresses, or its digest, is equal to this one.
 pub fn is_list(stored: &[String], list: &[String]) -> bool {
     if list.len() > LONGEST_LIST && stored.len() == 1 {
         return stored[0] == digest(list.iter().map(String::as_str));
@@ -180,14 +181,14 @@ fn trim_conditions(conditions: &mut Vec<Condition>) -> bool {
         texts.into_iter().flatten().map(String::len).sum::<usize>() + c.type_.len()
     };
     let room = |c: &Condition| texts(c) + size_of::<Condition>();
-    // One by the type is looked at.
+    // Only the first condition of the type counts.
     let ready = conditions.iter().position(|condition| condition.type_ == READY);
     let others = conditions.iter().enumerate().filter(|(at, _)| Some(*at) != ready);
     let partial = others.map(|(_, condition)| room(condition)).sum::<usize>() > MOST_FOREIGN;
     if partial {
         *conditions = ready.map(|at| conditions.swap_remove(at)).into_iter().collect();
     }
-    // Ours is written anew if it differs.
+    // This operator's condition is written again if it differs.
     let ready = conditions.iter_mut().find(|condition| condition.type_ == READY);
     if let Some(condition) = ready {
         shorten_some(&mut condition.message, LONGEST_TEXT + 3);
@@ -204,7 +205,7 @@ fn trim_allocated(allocated: &mut AllocatedAddress) {
     {
         shorten_some(text, LONGEST_WORD);
     }
-    // Nothing is written there.
+    // This operator does not write these fields.
     (allocated.ipv6_pool, allocated.ipv6_ip) = (None, None);
     (allocated.ipv6_mask, allocated.ipv6_gateway) = (None, None);
 }
@@ -219,7 +220,7 @@ fn trim_spec(spec: &mut LoadBalancerSpec) {
         spec.health_check = None;
         return;
     }
-    // One more than may be: what is over the bound stays over it.
+    // One more than allowed: a list beyond the limit stays beyond it.
     spec.listeners.truncate(MOST_LISTENERS + 1);
     spec.listeners.shrink_to_fit();
     for listener in &mut spec.listeners {

@@ -1,4 +1,4 @@
-//! What is kept of the largest object that can be stored, and that nothing else is lost.
+//! The size of the largest object after trimming, and that a usual object loses nothing.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ fn lb(object: &Value) -> LoadBalancer {
     serde_json::from_value(object.clone()).unwrap()
 }
 
-/// A usual one: nothing of it is cut.
+/// A usual object: nothing of it is cut.
 fn usual() -> Value {
     json!({
         "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
@@ -39,7 +39,7 @@ fn usual() -> Value {
     })
 }
 
-/// Texts and what they take on the heap beside, roughly.
+/// Approximate bytes of the texts and of their heap overhead.
 fn room(lb: &LoadBalancer) -> usize {
     fn strings(value: &Value) -> usize {
         match value {
@@ -63,7 +63,7 @@ fn of_a_usual_object_nothing_is_lost() {
     assert_eq!(json!(trimmed), json!(lb(&usual())), "but what no decision takes");
 }
 
-/// As large as an object can be, each part of it.
+/// Every part of the object is as large as it can be.
 #[test]
 fn of_the_largest_object_little_is_kept() {
     let long = "x".repeat(300_000);
@@ -114,7 +114,7 @@ fn of_the_largest_object_little_is_kept() {
     }
 }
 
-/// What is wrong stays wrong when it is cut.
+/// A fault is still a fault after trimming.
 #[test]
 fn faults_survive() {
     let many = |n: usize| (0..n).map(|n| format!("v{n}")).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! From a LoadBalancer to the facts that decisions take.
+//! Facts of a LoadBalancer that decisions use.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -13,29 +13,29 @@ use api::{
     DHCP_ADDRESS, Ipam, LABEL_CLUSTER, LoadBalancer, NAMELESS_CLUSTER, WorkloadType,
 };
 
-/// Which Rancher project a namespace is in, as its Namespace object says.
+/// The Rancher project of a namespace, by its Namespace object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Project {
-    /// The Namespace was not seen yet.
+    /// The Namespace is not in the view yet.
     #[default]
     Unknown,
-    /// In none.
+    /// In no project.
     Outside,
-    /// In this one, `cluster/project`.
+    /// In this project, `cluster/project`.
     In(String),
 }
 
-/// What is known of a LoadBalancer's surroundings. Nobody who writes LoadBalancers writes these.
+/// Facts from other objects than the LoadBalancer. Authors of LoadBalancers do not write these.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Surroundings {
-    /// The project of its namespace.
+    /// Project of the LoadBalancer's namespace.
     pub project: Project,
-    /// The network of its guest cluster's VMs, if that is what it is compared by.
+    /// Network of the guest cluster's VMs, if that determines the LoadBalancer's network.
     pub vm_network: Option<String>,
 }
 
-/// What the ledger must know. `segment` says where a network is; `fresh` is whether the object was
-/// just read from the API server.
+/// Facts for the ledger. `segment` returns the segment of a network; `fresh` says whether the
+/// object was just read from the API server.
 pub fn facts(
     lb: &LoadBalancer,
     around: &Surroundings,
@@ -57,25 +57,25 @@ pub fn facts(
     }
 }
 
-/// The pool that `spec.ipPool` names.
+/// Pool that `spec.ipPool` names. `None`: it is unset or empty.
 pub fn named_pool(lb: &LoadBalancer) -> Option<String> {
     lb.spec.ip_pool.clone().filter(|pool| !pool.is_empty())
 }
 
-/// The claim that the annotation says the LoadBalancer has or had: `POOL/ADDRESS`. Its tenant may
-/// have written it: it is a wish, and the pool's rules decide.
+/// Present or former claim in the annotation: `POOL/ADDRESS`. Its tenant may have written it: it is
+/// a request, and the pool's rules decide.
 pub fn former(lb: &LoadBalancer) -> Option<Claim> {
     let text = given(lb.metadata.annotations.as_ref(), ANNOTATION_ALLOCATED)?;
     let (pool, ip) = text.split_once('/')?;
     Some(Claim { pool: pool.to_owned(), ip: ip.parse().ok()? })
 }
 
-/// A claim as the annotation has it.
+/// Text of a claim in the annotation.
 pub fn written(claim: &Claim) -> String {
     format!("{}/{}", claim.pool, claim.ip)
 }
 
-/// What a ledger is rebuilt from. `None`: not a LoadBalancer that takes from pools.
+/// Facts for the rebuilding of a ledger. `None`: the LoadBalancer takes no address from pools.
 pub fn world_entry(lb: &LoadBalancer) -> Option<WorldEntry> {
     wants_pool(lb).then(|| WorldEntry {
         owner: owner(lb),
@@ -85,19 +85,19 @@ pub fn world_entry(lb: &LoadBalancer) -> Option<WorldEntry> {
     })
 }
 
-/// The object's identity.
+/// Name and UID of the object.
 pub fn owner(lb: &LoadBalancer) -> Owner {
     Owner { name: name(lb), uid: lb.metadata.uid.clone().unwrap_or_default() }
 }
 
-/// `namespace/name`.
+/// `namespace/name` of the object.
 pub fn name(lb: &LoadBalancer) -> String {
     let part = |part: &Option<String>| part.clone().unwrap_or_default();
     format!("{}/{}", part(&lb.metadata.namespace), part(&lb.metadata.name))
 }
 
-/// What the address must fit. Namespace and project are what the Namespace object says:
-/// annotations cannot claim another, nor one where there is none.
+/// Conditions that a pool must meet. Namespace and project come from the Namespace object:
+/// annotations cannot claim another one, nor a project if there is none.
 pub fn requirement(lb: &LoadBalancer, around: &Surroundings) -> Requirement {
     let annotation = |key: &str| given(lb.metadata.annotations.as_ref(), key);
     let management = || annotation(ANNOTATION_MANAGEMENT_NETWORK).filter(|_| is_guest(lb));
@@ -116,8 +116,8 @@ pub fn requirement(lb: &LoadBalancer, around: &Surroundings) -> Requirement {
     }
 }
 
-/// The guest cluster whose VMs say on which network it is, if nothing else does. Named by
-/// annotation, as Harvester's webhook looks it up, else by label.
+/// Guest cluster whose VMs determine the LoadBalancer's network. `None`: the network is set
+/// otherwise. Named by annotation, as in Harvester's webhook, else by label.
 pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
     let annotations = lb.metadata.annotations.as_ref();
     let says = |key: &str| given(annotations, key).is_some();
@@ -128,8 +128,8 @@ pub fn asks_vms_for_network(lb: &LoadBalancer) -> Option<String> {
     annotated.or_else(|| guest_cluster(lb))
 }
 
-/// The guest cluster that its cloud provider names. `kubernetes` is what one says that was not
-/// told the name.
+/// Guest cluster that the cloud provider names. A cloud provider without a configured name uses
+/// `kubernetes`, which gives `None`.
 pub fn guest_cluster(lb: &LoadBalancer) -> Option<String> {
     let named = given(lb.metadata.labels.as_ref(), LABEL_CLUSTER)?;
     Some(named).filter(|name| is_guest(lb) && name != NAMELESS_CLUSTER)
@@ -139,12 +139,12 @@ fn given(map: Option<&BTreeMap<String, String>>, key: &str) -> Option<String> {
     map?.get(key).filter(|value| !value.is_empty()).cloned()
 }
 
-/// Whether a guest cluster is behind it.
+/// Whether the LoadBalancer belongs to a guest cluster.
 pub fn is_guest(lb: &LoadBalancer) -> bool {
     lb.spec.workload_type.unwrap_or_default() == WorkloadType::Cluster
 }
 
-/// The claim that the object publishes.
+/// Claim in the object's status. `None`: none, or the address is leased.
 pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
     let pool = allocated.ip_pool.clone().filter(|pool| !pool.is_empty())?;
@@ -152,8 +152,8 @@ pub fn published(lb: &LoadBalancer) -> Option<Claim> {
     Some(Claim { pool, ip })
 }
 
-/// The address that it publishes and that was leased for it. Who is not given one by a pool and
-/// does not lease it itself has it from the host.
+/// Address in the object's status that the host leased for it. `None`: none, or the address is from
+/// a pool, or the announcer leases it.
 pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     let allocated = lb.status.as_ref()?.allocated_address.as_ref()?;
     if wants_pool(lb) || allocated.ip_pool.as_ref().is_some_and(|pool| !pool.is_empty()) {
@@ -162,13 +162,13 @@ pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
     allocated.ip.as_deref().filter(|ip| *ip != DHCP_ADDRESS)?.parse().ok()
 }
 
-/// Whether its status says that it is reached there.
+/// Whether the status publishes this address as announced.
 pub fn is_announced_at(lb: &LoadBalancer, address: IpAddr) -> bool {
     let told = lb.status.as_ref().and_then(|status| status.address.as_deref());
     told.is_some_and(|told| told.parse() == Ok(address))
 }
 
-/// Whether it publishes an address, or that one is leased.
+/// Whether the status has an address, or `0.0.0.0` for one that the announcer leases.
 pub fn has_address(lb: &LoadBalancer) -> bool {
     let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
     allocated.and_then(|a| a.ip.as_deref()).is_some_and(|ip| !ip.is_empty())
@@ -178,7 +178,7 @@ fn created(lb: &LoadBalancer) -> i64 {
     lb.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
-/// Whether the spec takes its address from pools.
+/// Whether the LoadBalancer takes its address from pools.
 pub fn wants_pool(lb: &LoadBalancer) -> bool {
     lb.spec.ipam.unwrap_or_default() == Ipam::Pool
 }

@@ -1,4 +1,4 @@
-//! What is read from a LoadBalancer, and what its surroundings say against it.
+//! Facts of a LoadBalancer, also against contradicting facts of other objects.
 
 use super::*;
 use api::ANNOTATION_PROJECT;
@@ -14,7 +14,7 @@ fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
 }
 
-/// A tenant writes annotations; the namespace object knows better, also that there is none.
+/// A tenant writes annotations; the Namespace object decides, also that there is no project.
 #[test]
 fn the_namespace_decides_on_the_project() {
     let lb = lb(&[(ANNOTATION_PROJECT, "local/theirs")], false);

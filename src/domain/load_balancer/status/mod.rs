@@ -1,7 +1,9 @@
-//! What to write to a LoadBalancer: one merge patch with finalizer, claim, address, backends and
-//! condition together, or nothing when all of it is there already.
+//! Writes to a LoadBalancer: one merge patch with finalizer, claim, address, backends and condition
+//! together, or none if nothing changes.
 
 mod moving;
+
+use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
@@ -18,20 +20,35 @@ use api::{
 };
 pub use moving::{moves_from, staying_at};
 
-/// What a reconcile found out about a LoadBalancer that is not being deleted.
+/// Result of a reconcile of a LoadBalancer that is not being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// It takes its address from pools, and this is the ledger's answer.
+    /// The address comes from pools, with the ledger's answer.
     Pool(Verdict),
-    /// Its announcer leases the address. The text says why, if that was decided now.
+    /// The announcer leases the address. The text gives the reason, if that was decided now.
     Guest(Option<String>),
-    /// The host leases: the address that may be published, or why there is none.
+    /// The host leases the address: the one that may be published, or why there is none.
     Host(Result<Lease, NoLease>),
 }
 
-/// The merge patch that makes the object say what was found. `None`: it does already.
-/// `report` is what became of a vm load balancer's Service, once there is one; `now` is an RFC
-/// 3339 time.
+impl Finding {
+    /// Whether there is an address, or the announcer leases one.
+    pub fn is_allocated(&self) -> bool {
+        !matches!(self, Self::Pool(Verdict::Waiting(_)) | Self::Host(Err(_)))
+    }
+
+    /// Address that a Service asks for. `None`: there is none, or the announcer leases it.
+    pub fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Pool(Verdict::Held { claim, .. }) => Some(claim.ip),
+            Self::Host(Ok(lease)) => Some(lease.ip.into()),
+            Self::Guest(_) | Self::Pool(Verdict::Waiting(_)) | Self::Host(Err(_)) => None,
+        }
+    }
+}
+
+/// The merge patch from the object to the finding. `None`: nothing changes. `report`: result for a
+/// vm LoadBalancer's Service, once it exists. `now`: an RFC 3339 time.
 pub fn patch(
     lb: &LoadBalancer,
     finding: &Finding,
@@ -64,7 +81,7 @@ pub fn patch(
     if let Some(conditions) = with_condition(&status.conditions, ready, now) {
         changes.insert("conditions".to_owned(), json!(conditions));
     }
-    // What must be taken back before the object may go: a claim, or a Service.
+    // A claim or a Service must be released before the object may be deleted.
     let holds = match finding {
         Finding::Pool(verdict) => matches!(verdict, Verdict::Held { .. }),
         Finding::Guest(_) => vm,
@@ -77,7 +94,7 @@ pub fn patch(
         return None;
     }
     let mut metadata = Map::new();
-    // The patch rests on the object it was computed from.
+    // The resourceVersion makes the patch fail if the object has changed.
     metadata.insert("resourceVersion".to_owned(), json!(lb.metadata.resource_version));
     if finalizer_missing {
         let all: Vec<&str> = finalizers.iter().map(String::as_str).chain([LB_FINALIZER]).collect();
@@ -93,15 +110,15 @@ pub fn patch(
     Some(Value::Object(patch))
 }
 
-/// The annotation by which a LoadBalancer that is restored without its status asks for its address.
-/// One that waits for an address keeps what it says. `None`: it says so already.
+/// The annotation by which a LoadBalancer that is restored without its status requests its address.
+/// One that waits for an address retains the present annotation. `None`: no change.
 fn allocated_annotation(lb: &LoadBalancer, finding: &Finding) -> Option<String> {
     let Finding::Pool(Verdict::Held { claim, .. }) = finding else { return None };
     (facts::former(lb).as_ref() != Some(claim)).then(|| facts::written(claim))
 }
 
-/// Whether a patch says more than how many VMs there are: where the address is, or that it serves
-/// for another reason than before. Counts may come later, and together.
+/// Whether a patch changes more than the counts of VMs: the address, or the condition's status or
+/// reason. Patches of counts alone may be delayed, and merged.
 pub fn is_urgent(lb: &LoadBalancer, patch: &Value) -> bool {
     let Some(status) = patch["status"].as_object() else { return true };
     let count = |key: &String| matches!(key.as_str(), "endpoints" | "backendServers");
@@ -119,14 +136,16 @@ pub fn is_urgent(lb: &LoadBalancer, patch: &Value) -> bool {
         || !status.keys().all(|key| count(key) || (key == "conditions" && same_ready()))
 }
 
-/// Whether a Service may be made: the claim is published, and a deletion waits for it to go.
+/// Whether a Service may be created: an address is published, and the finalizer delays the deletion
+/// until the Service is gone.
 pub fn may_serve(lb: &LoadBalancer) -> bool {
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
     let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
     finalizers.iter().any(|f| f == LB_FINALIZER) && allocated.is_some_and(|a| a.ip.is_some())
 }
 
-/// The merge patch that lets a deleted LoadBalancer go. `None`: nothing of ours holds it.
+/// The merge patch that removes the finalizer of a deleted LoadBalancer. `None`: it has none of
+/// ours.
 pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
     let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
     let rest: Vec<&String> = finalizers.iter().filter(|f| *f != LB_FINALIZER).collect();
@@ -138,7 +157,8 @@ pub fn finalize(lb: &LoadBalancer) -> Option<Value> {
     })
 }
 
-/// Reserved fields stay as they are: a patch that left them out would be due for ever.
+/// The desired `allocatedAddress`. Reserved fields are copied: without them, a patch would always
+/// be due.
 fn allocated(old: &AllocatedAddress, finding: &Finding) -> AllocatedAddress {
     match finding {
         Finding::Guest(_) => AllocatedAddress {
@@ -160,7 +180,7 @@ fn allocated(old: &AllocatedAddress, finding: &Finding) -> AllocatedAddress {
             let ip = claim.ip.to_string();
             let (mask, gateway) = match subnet {
                 Some(subnet) => (Some(subnet.mask()), subnet.gateway.map(|g| g.to_string())),
-                // The pool no longer knows the subnet; what was published still holds.
+                // The pool no longer knows the subnet; the published values stay valid.
                 None if old.ip.as_deref() == Some(&ip) => (old.mask.clone(), old.gateway.clone()),
                 None => (None, None),
             };
@@ -175,7 +195,7 @@ fn allocated(old: &AllocatedAddress, finding: &Finding) -> AllocatedAddress {
     }
 }
 
-/// Only the fields this operator gives meaning to; `null` removes what was there.
+/// The patch of the fields that this operator uses; `null` removes the present value.
 fn allocated_patch(new: &AllocatedAddress) -> Value {
     if new.ip.is_none() {
         return Value::Null;
@@ -183,9 +203,10 @@ fn allocated_patch(new: &AllocatedAddress) -> Value {
     json!({"ipPool": new.ip_pool, "ip": new.ip, "mask": new.mask, "gateway": new.gateway})
 }
 
-/// `status.address` is the guest's to write. It is filled with the claim, `0.0.0.0` included, so
-/// that a guest whose first pass ended early still sees the LoadBalancer, and deletes it in the end:
-/// the guest cloud provider takes an empty address for a LoadBalancer that does not exist.
+/// The patch of `status.address`, which the guest writes. It is set to the claim, `0.0.0.0`
+/// included, so that a guest whose first pass ended early still finds the LoadBalancer, and deletes
+/// it in the end: the guest cloud provider treats an empty address as a LoadBalancer that does not
+/// exist.
 fn address_patch(
     address: Option<&str>,
     old: &AllocatedAddress,
@@ -201,8 +222,8 @@ fn address_patch(
     }
 }
 
-/// A vm load balancer is reached where its Service is announced, whatever was asked for. One that
-/// moves keeps the address that it moves from, until the other one is announced.
+/// The patch of a vm LoadBalancer's address, which is where its Service is announced, whatever was
+/// requested. During a change of pools the old address stays until the new one is announced.
 fn announced_patch(address: Option<&str>, report: &Report) -> Option<Value> {
     if report.moving_from.is_some() {
         return None;
@@ -273,7 +294,7 @@ fn ready(
             condition(ConditionStatus::True, reason::LEASED, message)
         }
         Finding::Guest(why) => {
-            // Why it is so was said when it was decided.
+            // The reason was reported when it was decided.
             let said = stored.filter(|stored| stored.reason.as_deref() == Some(reason::DHCP));
             let said = || said.and_then(|stored| stored.message.clone());
             let message = why.clone().or_else(said).unwrap_or_default();
@@ -282,8 +303,8 @@ fn ready(
     }
 }
 
-/// The condition for a LoadBalancer that has no address and no word of why, because another
-/// controller leads. `None`: it has one or the other, or is being deleted.
+/// The patch with the condition for a LoadBalancer that has neither an address nor a reason,
+/// because another controller leads. `None`: it has one of them, or is being deleted.
 pub fn unanswered(lb: &LoadBalancer, holder: &str, now: &str) -> Option<Value> {
     if facts::has_address(lb) || lb.metadata.deletion_timestamp.is_some() {
         return None;

@@ -1,8 +1,8 @@
 //! Addresses of the cluster itself, and the object that has each: nodes, pod and service networks,
 //! Services, the management address.
 //!
-//! Invariant: an address is reserved for as long as one object at least claims it. A lookup costs a
-//! hash lookup for each prefix length in use, whatever the number of objects.
+//! Invariant: an address is reserved while at least one object claims it. A lookup costs one hash
+//! lookup for each prefix length in use, whatever the number of objects.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -25,8 +25,8 @@ pub enum Reserved {
     /// `status.loadBalancer.ingress` of the Service by this `namespace/name`, which no
     /// LoadBalancer owns.
     Ingress(String),
-    /// The same, of a Service that names a LoadBalancer as its owner. Whoever may write the
-    /// Service can write that.
+    /// `status.loadBalancer.ingress` of a Service that names a LoadBalancer as its owner. Every
+    /// user who may write the Service can name that owner.
     OwnIngress(String),
     /// `spec.cidrs` of the ServiceCIDR by this name.
     ServiceNetwork(String),
@@ -35,24 +35,24 @@ pub enum Reserved {
 }
 
 impl Reserved {
-    /// Whether pools hold back what the object claims. Each cluster IP is in a service network.
+    /// Whether pools hold back the object's addresses. Each cluster IP is in a service network.
     pub fn is_held_back(&self) -> bool {
         !matches!(self, Self::ClusterIp(_) | Self::OwnIngress(_))
     }
 
-    /// Whether pools of the segment hold back what the object claims: the networks of pods and Services
-    /// are no concern of a tagged VLAN, which may use the same addresses.
+    /// Whether pools of the segment hold back the object's addresses: the networks of pods and
+    /// Services do not concern a tagged VLAN, which may use the same addresses.
     pub fn is_held_back_on(&self, segment: &Segment) -> bool {
         self.is_held_back() && !(self.is_network() && segment.is_tagged())
     }
 
-    /// Whether it claims a network as a whole, in which no address can be a load balancer's.
+    /// Whether the object claims a whole network, in which no address can be a load balancer's.
     pub fn is_network(&self) -> bool {
         matches!(self, Self::ServiceNetwork(_) | Self::PodNetwork(_))
     }
 
-    /// Whether the address is where a load balancer is reached. Tenants choose such addresses, so
-    /// one that appears later takes nothing from others.
+    /// Whether the address is a load balancer's. Tenants choose such addresses, so one that appears
+    /// later takes no address away from others.
     pub fn is_ingress(&self) -> bool {
         matches!(self, Self::Ingress(_) | Self::OwnIngress(_))
     }
@@ -74,8 +74,8 @@ impl fmt::Display for Reserved {
     }
 }
 
-/// Networks of which no pool gives out an address, and what each is. Single addresses are networks
-/// of one.
+/// Networks from which no pool allocates an address, and the object that claims each. Single
+/// addresses are networks of one.
 pub type HeldBack = BTreeMap<IpNet, Reserved>;
 
 /// Every reserved address, by the objects that claim it.
@@ -89,8 +89,8 @@ pub struct Infrastructure {
 }
 
 impl Infrastructure {
-    /// Takes in what an object claims now; nothing once it is gone. Returns the networks that it
-    /// has begun or ceased to claim.
+    /// Stores the networks that an object claims now; an empty list once it is gone. Returns the
+    /// networks that it has begun or ceased to claim.
     pub fn set(
         &mut self,
         object: &Reserved,
@@ -130,9 +130,9 @@ impl Infrastructure {
         added.into_iter().chain(removed).collect()
     }
 
-    /// Networks of which no pool gives out an address, and what each is: nodes, the management
-    /// address, where Services are reached that no LoadBalancer owns, and the networks of pods and
-    /// Services.
+    /// Networks from which no pool allocates an address, and the object that claims each: nodes,
+    /// the management address, ingress addresses of Services that no LoadBalancer owns, and the
+    /// networks of pods and Services.
     pub fn held_back(&self) -> HeldBack {
         let first = self.by_network.iter().filter_map(|(net, objects)| {
             Some((*net, objects.iter().find(|object| object.is_held_back())?.clone()))
@@ -140,8 +140,8 @@ impl Infrastructure {
         first.collect()
     }
 
-    /// Why an address is reserved; `None`: it is not. Of several objects the one with the smallest
-    /// network, then in the order of [`Reserved`].
+    /// Object that reserves an address; `None`: the address is not reserved. Of several objects the
+    /// one with the smallest network, then in the order of [`Reserved`].
     pub fn why_reserved(&self, address: IpAddr) -> Option<&Reserved> {
         self.reservations(address).next()
     }
@@ -158,7 +158,7 @@ impl Infrastructure {
         networks.flatten()
     }
 
-    /// Whether an address is one of a node's own.
+    /// Whether an address is a node's own.
     pub fn is_node(&self, address: IpAddr) -> bool {
         let objects = self.by_network.get(&IpNet::from(address));
         objects.is_some_and(|all| all.iter().any(|object| matches!(object, Reserved::Node(_))))
@@ -170,7 +170,7 @@ impl Infrastructure {
     }
 }
 
-/// Those networks that have addresses of the ranges.
+/// Held-back networks that overlap the ranges.
 pub fn within(all: &HeldBack, ranges: &Ranges) -> HeldBack {
     let mut found = HeldBack::new();
     for stretch in ranges.stretches() {
@@ -180,7 +180,7 @@ pub fn within(all: &HeldBack, ranges: &Ranges) -> HeldBack {
             all.get_key_value(&network)
         });
         let last = IpNet::from(stretch.last);
-        // By address, then by length: what begins within the stretch.
+        // In the order of address, then length: networks that begin within the stretch.
         found.extend(around.chain(all.range(first..=last)).map(|(net, what)| (*net, what.clone())));
     }
     found

@@ -1,4 +1,4 @@
-//! What is reserved, for whom, and for how long.
+//! Reservations: their addresses, their objects, and their duration.
 
 use super::*;
 

@@ -1,20 +1,21 @@
-//! All pools and everybody who waits: the allocator as a whole.
+//! All pools, all claims and all waiting LoadBalancers: the allocator as a whole.
 //!
-//! The book is what the ledgers *should* say. Its owner, the one ledger task, writes each
-//! touched pool by compare-and-swap, and answers a request only when the write it rests on
-//! has been accepted. When somebody else wrote a pool, [`Book::merge`] reads their version in
-//! and the batch is replayed: every operation is idempotent.
+//! The book is the desired content of the ledgers. Its owner, the one ledger task, writes each
+//! touched pool by compare-and-swap, and answers a request only when the write it rests on has been
+//! accepted. When another client wrote a pool, [`Book::merge`] reads that version in and the batch
+//! is replayed: every operation is idempotent.
 //!
 //! Invariants:
-//! * whoever holds an address keeps it, unless its `spec.ipPool` names another pool; then the
-//!   new address is claimed first, and the old one freed only when the API server itself says
-//!   that the new one is published;
-//! * waiters are served oldest first, and before anybody who asks later;
+//! * a LoadBalancer with an address retains it, unless its `spec.ipPool` names another pool; then
+//!   the new address is claimed first, and the old one released only when the API server itself
+//!   reports that the new one is published;
+//! * waiters are served oldest first, and before every later request;
 //! * no pool gives out an address that another pool holds on the same network ([`standing`]), or
 //!   that a LoadBalancer publishes there without a ledger that says so ([`reserved`]), or that is
 //!   the cluster's own;
-//! * names survive restores: a LoadBalancer that is made again under its name gets the address that
-//!   the name had, from its pool's ledger, from history, or as it asks for it itself.
+//! * names survive restores: a LoadBalancer that is created again under its name gets the name's
+//!   former address: from its pool's ledger, from history, or because it asks for that address
+//!   itself.
 
 pub mod overlap;
 mod recover;
@@ -36,24 +37,26 @@ use crate::{Claim, LbFacts, Owner};
 pub use reserved::Reservation;
 pub use restore::{PoolSeen, Repair, World, WorldEntry};
 
-/// A pool as the book keeps it.
+/// A pool in the book.
 #[derive(Clone, Debug)]
 pub struct Pool {
     /// Creation, in seconds since the epoch.
     pub created: i64,
-    /// Where its addresses are seen.
+    /// Network segment where the pool's addresses are announced.
     pub segment: Segment,
-    /// Who it is for.
+    /// LoadBalancers that the pool serves.
     pub selector: Selector,
-    /// Why it stands back behind another pool, as last judged.
+    /// Conflict with another pool because of which this one is out of use, as last judged. `None`:
+    /// none.
     pub conflict: Option<Conflict>,
-    /// The fault in its ranges; such a pool keeps its claims and gives out nothing.
+    /// Fault in the pool's ranges; such a pool retains its claims and gives out nothing.
     pub fault: Option<RangeError>,
-    /// Being deleted: it gives out nothing.
+    /// Whether the pool is being deleted: it gives out nothing then.
     pub deleting: bool,
-    /// Networks in its ranges that are the cluster's own, and what each is. No address is given out.
+    /// Networks in the pool's ranges that belong to the cluster, and the use of each. None of their
+    /// addresses is given out.
     pub infrastructure: HeldBack,
-    /// The claims.
+    /// Claims of the pool's addresses.
     pub ledger: Ledger,
 }
 
@@ -62,17 +65,17 @@ pub struct Pool {
 pub enum Verdict {
     /// The address to publish.
     Held {
-        /// Where it is recorded.
+        /// Pool and address of the claim.
         claim: Claim,
-        /// Its subnet; `None` if the pool's ranges no longer include it.
+        /// Subnet of the address; `None` if the pool's ranges no longer include it.
         subnet: Option<Subnet>,
-        /// The network of its pool, blank for the nodes' own; `None` if the pool is gone or serves
+        /// Network of the pool, blank for the nodes' own; `None` if the pool is gone or serves
         /// every network.
         network: Option<String>,
-        /// Why it is not what the LoadBalancer asks for.
+        /// Why the address is not the one that the LoadBalancer asks for. `None`: it is.
         instead: Option<Wait>,
     },
-    /// None yet. The book remembers the request and serves it when it can.
+    /// No address yet. The book remembers the request and serves it when it can.
     Waiting(Wait),
 }
 
@@ -80,9 +83,9 @@ pub enum Verdict {
 #[derive(Clone, Debug, Default)]
 pub struct Book {
     pools: BTreeMap<String, Pool>,
-    /// Owner's UID to its claims; two for as long as it changes pools.
+    /// Claims by the owner's UID; two while the owner changes pools.
     holders: HashMap<String, Vec<Claim>>,
-    /// Owner's name to the claims under it, whatever the UID.
+    /// Claims by the owner's name, whatever the UID.
     names: HashMap<String, BTreeSet<Claim>>,
     waiters: BTreeMap<Age, (LbFacts, Wait)>,
     ages: HashMap<String, Age>,
@@ -90,8 +93,8 @@ pub struct Book {
     stirred: waiters::Stirred,
     standing: overlap::Standing,
     reserved: reserved::Reservations,
-    /// What is the cluster's own: nodes, the management address, Services of others, networks of pods
-    /// and Services.
+    /// Addresses and networks of the cluster itself: nodes, the management address, Services of
+    /// other controllers, networks of pods and Services.
     infrastructure: HeldBack,
 }
 
@@ -99,7 +102,7 @@ pub struct Book {
 type Age = (i64, Owner);
 
 impl Book {
-    /// Gives the LoadBalancer its address, or remembers that it waits.
+    /// Claims an address for the LoadBalancer, or records that it waits.
     pub fn claim(&mut self, facts: &LbFacts) -> Verdict {
         self.observe(facts);
         self.judge();
@@ -143,9 +146,9 @@ impl Book {
             .then(|| self.held(facts, claim.clone(), None))
     }
 
-    /// Whether the LoadBalancer must be read again before [`Self::claim`]: it holds more than
-    /// it publishes, so that an address may have to be freed, or publishes what it does not
-    /// hold, or another LoadBalancer had its name. An old view must not decide on any of these.
+    /// Whether the LoadBalancer must be read again before [`Self::claim`]: it holds more than it
+    /// publishes, so that an address may have to be released, or publishes an address that it does
+    /// not hold, or another LoadBalancer had its name. A stale view must not decide any of these.
     pub fn needs_fresh(&self, facts: &LbFacts) -> bool {
         let claims = self.claims_of(&facts.owner.uid);
         let unknown = facts.published.as_ref().is_some_and(|p| !claims.contains(p));
@@ -164,14 +167,14 @@ impl Book {
             && self.touched.is_empty()
     }
 
-    /// Frees everything the owner holds, and forgets that it waits.
+    /// Releases every claim of the owner, and removes it from the waiters.
     pub fn release(&mut self, uid: &str) -> Vec<Claim> {
         self.stop_waiting(uid);
         self.forget(uid);
         self.release_all_but(uid, None)
     }
 
-    /// Frees one address if its owner is still the one given.
+    /// Releases one claim if its owner is still the given one.
     pub fn release_claim(&mut self, claim: &Claim, owner: &Owner) -> bool {
         let Some(pool) = self.pools.get_mut(&claim.pool) else { return false };
         if pool.ledger.owner_of(claim.ip) != Some(owner) {
@@ -184,7 +187,7 @@ impl Book {
         true
     }
 
-    /// Forgets a pool. LoadBalancers that held an address there keep publishing it, and no other
+    /// Removes a pool. LoadBalancers that held an address there go on publishing it, and no other
     /// pool gives it out.
     pub fn remove_pool(&mut self, name: &str) {
         if let Some(pool) = self.take_out(name) {
@@ -209,24 +212,24 @@ impl Book {
         &self.pools
     }
 
-    /// Pools whose ledger changed since they were last taken.
+    /// Names of the pools whose ledger changed since the last call.
     pub fn take_touched(&mut self) -> BTreeSet<String> {
         self.judge();
         std::mem::take(&mut self.touched)
     }
 
-    /// Marks a pool as not written yet.
+    /// Marks a pool as not yet written.
     pub fn touch(&mut self, pool: &str) {
         self.touched.insert(pool.to_owned());
         self.stirred.pool(pool);
     }
 
-    /// What an owner holds.
+    /// Claims of an owner, by UID.
     pub fn claims_of(&self, uid: &str) -> &[Claim] {
         self.holders.get(uid).map_or(&[], Vec::as_slice)
     }
 
-    /// The claim to keep: the published one, else any.
+    /// The claim to retain: the published one, else any.
     fn current(&self, facts: &LbFacts) -> Option<Claim> {
         let claims = self.claims_of(&facts.owner.uid);
         claims
@@ -236,7 +239,7 @@ impl Book {
             .cloned()
     }
 
-    /// The claim the LoadBalancer should have: what it holds, unless it names another pool.
+    /// The claim that the LoadBalancer should have: its present one, unless it names another pool.
     fn settle(&mut self, facts: &LbFacts, current: Option<&Claim>) -> Result<Claim, Wait> {
         let requirement = &facts.requirement;
         let Some(named) = &facts.named_pool else {
@@ -269,7 +272,7 @@ impl Book {
         })
     }
 
-    /// The pools that may serve, the best first.
+    /// Names of the pools that may serve, best first.
     pub fn candidates(&self, requirement: &Requirement) -> Vec<&str> {
         let mut ranked: Vec<_> = self
             .pools
@@ -285,7 +288,7 @@ impl Book {
     fn claim_from_best(&mut self, facts: &LbFacts) -> Result<Claim, Wait> {
         let mut names: Vec<String> =
             self.candidates(&facts.requirement).into_iter().map(str::to_owned).collect();
-        // The pool that it had its address from comes first, if it still serves it.
+        // The pool of the former address comes first, if it still serves the LoadBalancer.
         names.sort_by_key(|name| facts.former.as_ref().is_none_or(|former| former.pool != *name));
         let mut refusal = None;
         for name in &names {
@@ -311,7 +314,7 @@ impl Book {
     }
 
     fn claim_from(&mut self, name: &str, facts: &LbFacts) -> Result<Claim, NoAddress> {
-        // Taken out, so that the other pools can be looked at meanwhile.
+        // Removed for the moment, so that `fitness` can read the other pools.
         let mut pool = self.pools.remove(name).ok_or(NoAddress::Full)?;
         let former = facts.former.as_ref().map(|former| former.ip);
         let fitness = self.fitness(facts, name, &pool);
@@ -375,7 +378,7 @@ impl Book {
 }
 
 impl Pool {
-    /// Why the pool gives out nothing, if so.
+    /// Why the pool gives out no address. `None`: it does.
     pub fn idle(&self) -> Option<String> {
         if self.deleting {
             return Some("it is being deleted".to_owned());
@@ -384,7 +387,7 @@ impl Pool {
         fault().or_else(|| self.conflict.as_ref().map(Conflict::standing_back))
     }
 
-    /// Why the pool's addresses are not for the LoadBalancer's network.
+    /// Why the pool's addresses do not fit the LoadBalancer's network. `None`: they do.
     fn mismatch(&self, name: &str, facts: &LbFacts) -> Option<Wait> {
         network_mismatch(name, &self.selector, &self.segment, facts)
     }

@@ -1,29 +1,30 @@
-//! What a LoadBalancer has that no ledger says: an address whose pool is gone, one that is missing
-//! from its pool's ledger, and one that the ledger has under its name for an earlier object.
+//! Claims that no ledger records for the LoadBalancer: an address whose pool is gone, an address
+//! that is missing from its pool's ledger, and an address that the ledger records under the
+//! LoadBalancer's name for an earlier object.
 
 use super::{Book, Pool, Verdict};
 use crate::reason::Wait;
 use crate::{Claim, LbFacts, Owner};
 
 impl Book {
-    /// A published address whose pool is gone stays in use: the pool may come back, and a live
-    /// address is never changed by anything but its owner's wish.
+    /// Retains a published address whose pool is gone: the pool may come back, and only the owner's
+    /// own request changes an address in use.
     pub(super) fn keep_homeless(&mut self, facts: &LbFacts) -> Option<Verdict> {
         let claim = self.homeless(facts)?;
         if facts.named_pool.as_ref().is_some_and(|named| *named != claim.pool) {
             return None;
         }
-        // Left from a switch that was taken back.
+        // Claims left from a change of pools that was taken back.
         self.release_all_but(&facts.owner.uid, None);
         let wait = Wait::PoolGone { pool: claim.pool.clone() };
         self.wait(facts, wait.clone());
         Some(self.held(facts, claim.clone(), Some(wait)))
     }
 
-    /// The published claim, if its pool is gone. Where nothing guards the status, a tenant can write
-    /// any address and the name of a pool that never was: one that this term did not begin with, or
-    /// see in a ledger, must also be no other's, no gateway, and in no ranges of a pool that would not
-    /// admit it.
+    /// The published claim, if its pool is gone. Where admission does not protect the status, a
+    /// tenant can write any address and the name of a pool that never existed. A claim that was
+    /// neither published at the start of this term nor recorded in a ledger must therefore also be
+    /// unowned, no gateway, and in no ranges of a pool that would not admit the LoadBalancer.
     pub(super) fn homeless<'a>(&self, facts: &'a LbFacts) -> Option<&'a Claim> {
         let claim = facts.published.as_ref()?;
         let is_gone = !self.pools.contains_key(&claim.pool);
@@ -41,8 +42,8 @@ impl Book {
         (is_gone && !self.pools.values().any(keeps_off)).then_some(claim)
     }
 
-    /// Reads back a claim that the LoadBalancer publishes while no ledger names it, if the pool
-    /// admits it and the address is nobody else's.
+    /// Restores a claim that the LoadBalancer publishes and no ledger records, if the pool admits
+    /// the LoadBalancer and the address has no other owner.
     pub(super) fn restore_published(&mut self, facts: &LbFacts) {
         let Some(claim) = &facts.published else { return };
         if !self.claims_of(&facts.owner.uid).is_empty() {
@@ -63,8 +64,8 @@ impl Book {
         self.given(claim);
     }
 
-    /// Hands over the claims of an earlier LoadBalancer by the same name: one name is one object, so
-    /// the earlier one is gone. `facts` must be fresh: an old view may show the earlier one.
+    /// Hands over the claims of an earlier LoadBalancer with the same name: one name is one object,
+    /// so the earlier one is gone. `facts` must be fresh: a stale view may show the earlier one.
     pub(super) fn inherit(&mut self, facts: &LbFacts) {
         if !facts.fresh {
             return;
@@ -81,7 +82,8 @@ impl Book {
         }
     }
 
-    /// Claims under the LoadBalancer's name that are not its own, and that its pools may give it.
+    /// Claims under the LoadBalancer's name that another UID owns and that their pools may give to
+    /// it.
     pub(super) fn inheritance(&self, facts: &LbFacts) -> impl Iterator<Item = (Claim, Owner)> {
         let named = self.names.get(&facts.owner.name).into_iter().flatten();
         named.filter_map(|claim| {

@@ -1,20 +1,20 @@
-//! Which pools stand in each other's way, and which of two stays in use.
+//! Conflicts between pools, and which of two pools stays in use.
 //!
 //! One rule for admission and for the ledger's owner, so that their verdicts agree:
 //! * **Ranges.** Two pools must not give out one address on one network. A network is the layer-2
-//!   segment: two NetworkAttachmentDefinitions of one bridge and VLAN are one network; one that is
-//!   not known counts by its name; no network is the nodes' own, and so is the untagged network of
-//!   the management bridge. The same range on two isolated networks is no conflict. A global
-//!   pool serves every network, so it must be apart from all.
+//!   segment: two NetworkAttachmentDefinitions of one bridge and VLAN are one network; an unknown
+//!   one counts by its name. No network means the nodes' own, and so does the untagged network of
+//!   the management bridge. The same range on two isolated networks is no conflict. A global pool
+//!   serves every network, so its ranges must differ from all.
 //! * **One global pool.**
-//! * **Order.** A network is a hard condition of choice, so pools of different networks never
-//!   compete. Among those of one network, by its name, that serve anybody unasked, a priority
-//!   other than 0 is one pool's alone, and scopes of pools without one do not overlap.
+//! * **Order.** A pool's network must match, so pools of different networks never compete. Among
+//!   pools with the same network name that serve LoadBalancers which do not name them, each
+//!   priority other than 0 belongs to one pool, and scopes of pools with priority 0 do not overlap.
 //!
-//! Of two in conflict the older stays in use, whatever comes, then the one whose name comes
-//! first; the younger stands back, even if the older one itself stands back behind a third:
-//! so a pool that leaves takes no other one out of use. A pool that gives out nothing, because it
-//! is being deleted or its ranges make no sense, stands in nobody's way.
+//! Of two pools in conflict the older stays in use, at equal age the one whose name comes first.
+//! The younger is out of use, even if the older one is itself out of use because of a third: so the
+//! deletion of a pool puts no other pool out of use. A pool that gives out nothing, because it is
+//! being deleted or its ranges are invalid, causes no conflict.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -26,74 +26,74 @@ use crate::network::Segment;
 use crate::reason::Wait;
 use api::IPPoolSpec;
 
-/// What a pool wants, without its ledger.
+/// Facts about a pool, without its ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolFacts {
-    /// Its name.
+    /// Name of the pool.
     pub name: String,
-    /// Creation, in seconds since the epoch. One that is being made is the youngest.
+    /// Creation, in seconds since the epoch. A pool that is just being created is the youngest.
     pub created: i64,
-    /// Whether it is being deleted.
+    /// Whether the pool is being deleted.
     pub deleting: bool,
-    /// Who it is for.
+    /// LoadBalancers that the pool serves.
     pub selector: Selector,
-    /// What it gives out. `None`: its ranges make no sense.
+    /// Addresses of the pool. `None`: its ranges are invalid.
     pub ranges: Option<Ranges>,
 }
 
-/// What is compared of a pool.
+/// Facts of a pool that are compared with those of others.
 #[derive(Clone, Copy, Debug)]
 pub struct Contender<'a> {
-    /// Its name.
+    /// Name of the pool.
     pub name: &'a str,
     /// Creation, in seconds since the epoch.
     pub created: i64,
-    /// Whether it would give out addresses if it were alone.
+    /// Whether the pool would give out addresses if it were alone.
     pub serves: bool,
-    /// Where its addresses are seen, unless it is the global pool.
+    /// Segment where the pool's addresses are announced. Without meaning for the global pool.
     pub segment: &'a Segment,
-    /// Who it is for.
+    /// LoadBalancers that the pool serves.
     pub selector: &'a Selector,
-    /// What it gives out.
+    /// Addresses of the pool.
     pub ranges: &'a Ranges,
 }
 
-/// What stands between a pool and another.
+/// A conflict of a pool with another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conflict {
-    /// The other pool.
+    /// Name of the other pool.
     pub with: String,
-    /// What both want.
+    /// Cause of the conflict.
     pub over: Over,
 }
 
-/// What two pools both want. The first that applies counts.
+/// Cause of a conflict between two pools. The first that applies counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// The same addresses.
+    /// Addresses that both have.
     Ranges {
         /// Index of the range in this pool's `spec.ranges`.
         mine: usize,
-        /// Index of the range in the other's.
+        /// Index of the range in the other pool's `spec.ranges`.
         theirs: usize,
-        /// The first address that both have.
+        /// First address that both have.
         first: IpAddr,
-        /// The last one after it.
+        /// Last address of the same overlap.
         last: IpAddr,
-        /// How many both have, in all ranges.
+        /// Number of addresses that both have, in all ranges.
         count: u128,
-        /// Why they are one network.
+        /// Why the two networks are the same, as a clause.
         network: String,
     },
-    /// To be the global pool.
+    /// A second global pool.
     Global,
-    /// A priority.
+    /// The same priority, other than 0.
     Priority(i64),
-    /// The same LoadBalancers, without a priority.
+    /// Scopes that admit the same LoadBalancers, with priority 0.
     Scope {
         /// Index in this pool's `spec.selector.scope`.
         mine: usize,
-        /// Index in the other's.
+        /// Index in the other pool's `spec.selector.scope`.
         theirs: usize,
     },
 }
@@ -110,7 +110,7 @@ impl PoolFacts {
         }
     }
 
-    /// The pool as others are compared with it.
+    /// The pool, in the form in which it is compared with others.
     pub fn contender<'a>(&'a self, segment: &'a Segment) -> Contender<'a> {
         static NOTHING: Ranges = Ranges::none();
         Contender {
@@ -125,7 +125,7 @@ impl PoolFacts {
 }
 
 impl Contender<'_> {
-    /// Whether both may be seen on one segment. `None`: not; otherwise why.
+    /// Why addresses of both may be announced on one segment. `None`: they cannot be.
     fn shared_network(&self, other: &Self) -> Option<String> {
         let (a, b) = (self.selector.network(), other.selector.network());
         if self.selector.is_global() || other.selector.is_global() {
@@ -136,7 +136,7 @@ impl Contender<'_> {
             _ if a == b && a.is_empty() => Some("both are on the management network".to_owned()),
             _ if a == b => Some(format!("both are on network {a}")),
             (Segment::Unlisted, _) | (_, Segment::Unlisted) => {
-                Some("which networks there are is not known yet".to_owned())
+                Some("the networks of the cluster are not known yet".to_owned())
             }
             (x, y) if x == y => {
                 let name =
@@ -147,9 +147,9 @@ impl Contender<'_> {
         }
     }
 
-    /// Whether addresses of both are seen on one segment.
+    /// Whether addresses of both may be announced on one segment.
     pub fn meets(&self, other: &Self) -> bool {
-        // As above, without making a text of it.
+        // The same condition as above, without a text.
         let (a, b) = (self.selector, other.selector);
         a.is_global()
             || b.is_global()
@@ -157,7 +157,7 @@ impl Contender<'_> {
             || self.segment.meets(other.segment)
     }
 
-    /// Everything that the two both want, the weightiest first. Blind to age.
+    /// All conflicts of the two pools, the gravest first, whichever is older.
     pub fn contests(&self, other: &Self) -> Vec<Over> {
         if !self.serves || !other.serves || self.name == other.name {
             return Vec::new();
@@ -172,19 +172,19 @@ impl Contender<'_> {
         match (self.selector.is_global(), other.selector.is_global()) {
             (true, true) => contests.push(Over::Global),
             (false, false) => contests.extend(order(self.selector, other.selector)),
-            // The global pool is asked when no other fits.
+            // The global pool is used only when no other fits.
             _ => {}
         }
         contests
     }
 
-    /// Whether this one stays in use when the two are in conflict.
+    /// Whether this pool stays in use when the two are in conflict.
     fn is_senior_to(&self, other: &Self) -> bool {
         (self.created, self.name) < (other.created, other.name)
     }
 }
 
-/// For each pool that stands back, why.
+/// Conflicts of the pools that are out of use, by name.
 pub fn judge(pools: &[Contender<'_>]) -> BTreeMap<String, Conflict> {
     let mut by_age: Vec<&Contender<'_>> = pools.iter().collect();
     by_age.sort_by_key(|pool| (pool.created, pool.name));
@@ -202,8 +202,8 @@ pub fn judge(pools: &[Contender<'_>]) -> BTreeMap<String, Conflict> {
     verdicts
 }
 
-/// Everything that stands between a pool as somebody wants it and all others, whatever their
-/// age: to be admitted, it must put no other one out of use either.
+/// All conflicts of a pool as it would be stored with the others, whatever their age: to be
+/// admitted, it must not put another one out of use either.
 pub fn against(candidate: &Contender<'_>, others: &[Contender<'_>]) -> Vec<Conflict> {
     let mut conflicts: Vec<Conflict> = others
         .iter()
@@ -216,9 +216,10 @@ pub fn against(candidate: &Contender<'_>, others: &[Contender<'_>]) -> Vec<Confl
     conflicts
 }
 
-/// Why a pool's addresses are not for a LoadBalancer: it names a network, and the pool, on `segment`,
-/// is for another one. A global pool serves every network. A pool without network may serve guests
-/// on any, since its admin named none and a guest's network is that of its VMs.
+/// Why a pool's addresses do not fit a LoadBalancer: the LoadBalancer names a network, and the
+/// pool, on `segment`, is for another one. A global pool serves every network. A pool without
+/// network may serve guests on any network, since its admin named none and a guest's network is
+/// that of its VMs.
 pub fn network_mismatch(
     pool: &str,
     selector: &Selector,
@@ -234,8 +235,8 @@ pub fn network_mismatch(
     })
 }
 
-/// The first stretch that both have, as indices of the two ranges and the two ends, and how many
-/// addresses they share.
+/// The first overlap of the two, as indices of the two ranges and its two ends, and the number of
+/// all addresses that they share. `None`: they share none.
 pub fn overlap(a: &Ranges, b: &Ranges) -> Option<(usize, usize, IpAddr, IpAddr, u128)> {
     let (mut left, mut right) = (a.stretches().iter().peekable(), b.stretches().iter().peekable());
     let mut found = None;
@@ -256,7 +257,7 @@ pub fn overlap(a: &Ranges, b: &Ranges) -> Option<(usize, usize, IpAddr, IpAddr, 
     found.map(|(mine, theirs, first, last)| (mine, theirs, first, last, count))
 }
 
-/// What two pools of one network, neither of them global, both want of choice.
+/// Conflict in the order of choice of two pools on one network, neither of them global.
 fn order(a: &Selector, b: &Selector) -> Option<Over> {
     if a.network() != b.network()
         || a.priority() != b.priority()
@@ -272,7 +273,7 @@ fn order(a: &Selector, b: &Selector) -> Option<Over> {
 }
 
 impl Over {
-    /// Tells one kind from another, the weightiest first.
+    /// Rank of the cause, the gravest first. Differs between causes of different kinds.
     pub fn weight(&self) -> u8 {
         match self {
             Self::Ranges { .. } => 0,
@@ -284,7 +285,7 @@ impl Over {
 }
 
 impl Conflict {
-    /// The condition's reason.
+    /// Reason of the pool's condition.
     pub fn reason(&self) -> &'static str {
         use crate::reason;
         match self.over {
@@ -295,7 +296,7 @@ impl Conflict {
         }
     }
 
-    /// Path of the field of this pool that would have to change.
+    /// Path of the field in this pool that would have to change.
     pub fn field(&self) -> String {
         match &self.over {
             Over::Ranges { mine, .. } => format!("spec.ranges[{mine}]"),
@@ -305,7 +306,7 @@ impl Conflict {
         }
     }
 
-    /// What is wrong, and what would be right.
+    /// Fault and remedy, as one sentence.
     pub fn message(&self) -> String {
         let with = &self.with;
         match &self.over {
@@ -333,10 +334,10 @@ impl Conflict {
         }
     }
 
-    /// The same for the condition of the pool that stands back.
+    /// Message for the condition of the pool that is out of use.
     pub fn standing_back(&self) -> String {
         format!(
-            "{}: {}; the older one stays in use, this one gives out nothing new",
+            "{}: {}; the older one stays in use, this one gives out no new address",
             self.field(),
             self.message()
         )

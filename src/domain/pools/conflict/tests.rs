@@ -1,4 +1,4 @@
-//! Who stands in whose way, rule by rule.
+//! Conflicts between pools, rule by rule.
 
 use proptest::prelude::*;
 
@@ -121,7 +121,7 @@ fn priorities_and_scopes_compete_within_one_network_by_its_name() {
         (("", 5, &["*/x/*"]), ("", 0, &["*/x/*"]), None),
         (("n/a", 5, &["*/x/*"]), ("n/b", 5, &["*/x/*"]), None),
         (("ns/seven", 5, &["*/x/*"]), ("other/seven", 5, &["*/x/*"]), None),
-        // Nobody gets these without naming them.
+        // These pools serve only LoadBalancers that name them.
         (("", 5, &[]), ("", 5, &["*/x/*"]), None),
         (("", 0, &[]), ("", 0, &[]), None),
         (("", 0, &["*/x/*"]), ("", 0, &["*/x/*"]), Some("ScopeConflict")),
@@ -131,7 +131,7 @@ fn priorities_and_scopes_compete_within_one_network_by_its_name() {
         (("", 0, &["p/x/*"]), ("", 0, &["q/x/*"]), None),
         (("", 0, &["*/x/*"]), ("", 0, &["*/*/c"]), Some("ScopeConflict")),
         (("", 0, &["/x/"]), ("", 0, &["*/x/*"]), Some("ScopeConflict")),
-        // The more exact one is preferred.
+        // The more exact pool is preferred.
         (("", 0, &["/x/"]), ("", 0, &["p/x/c"]), None),
         (("", 0, &["*//*"]), ("", 0, &["*//*"]), None),
     ];
@@ -152,10 +152,11 @@ fn the_older_stays_in_use_then_the_first_by_name() {
     let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
     assert_eq!(of(&[at("a", 2, (10, 20)), at("b", 1, (10, 20))]), [pair("a", "b")]);
     assert_eq!(of(&[at("b", 1, (10, 20)), at("a", 1, (10, 20))]), [pair("b", "a")]);
-    // c stands back behind b, though b itself stands back behind a.
+    // c is out of use because of b, though b itself is out of use because of a.
     let chain = [at("a", 1, (10, 20)), at("b", 2, (20, 30)), at("c", 3, (30, 40))];
     assert_eq!(of(&chain), [pair("b", "a"), pair("c", "b")]);
-    // Who is leaving, or makes no sense, is in nobody's way, and does not stand back.
+    // A pool that is being deleted, or whose ranges are invalid, causes no conflict and is not out
+    // of use.
     for serves in [
         PoolFacts { deleting: true, ..chain[1].clone() },
         PoolFacts { ranges: None, ..chain[1].clone() },
@@ -202,9 +203,9 @@ fn any_pool(place: usize) -> impl Strategy<Value = PoolFacts> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
 
-    /// Pools that are in use want nothing that another one in use wants; who stands back has an
-    /// older one to blame; the order in which they are looked at does not matter; and admission
-    /// lets in exactly those that the ledger's owner would not have to judge.
+    /// No two pools in use are in conflict; a pool out of use has an older one as the cause; the
+    /// order in which they are judged does not matter; and admission admits exactly the pools that
+    /// the ledger's owner would not put out of use.
     #[test]
     fn verdicts_agree(pools in (any_pool(0), any_pool(1), any_pool(2), any_pool(3), any_pool(4))) {
         let pools = [pools.0, pools.1, pools.2, pools.3, pools.4];

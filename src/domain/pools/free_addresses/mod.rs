@@ -13,10 +13,10 @@ use super::ranges::{Ranges, from_u128, to_u128};
 /// An address as (is IPv6, value): orders IPv4 first.
 type Key = (bool, u128);
 
-/// Which addresses are free.
+/// The free addresses of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FreeSet {
-    /// Start of an interval to its last value.
+    /// Last value of each interval, by the interval's first address.
     intervals: BTreeMap<Key, u128>,
     free: u128,
 }
@@ -33,12 +33,12 @@ impl FreeSet {
         set
     }
 
-    /// How many are free.
+    /// Number of free addresses.
     pub fn len(&self) -> u128 {
         self.free
     }
 
-    /// Whether none is free. O(1).
+    /// Whether no address is free. O(1).
     pub fn is_empty(&self) -> bool {
         self.free == 0
     }
@@ -64,8 +64,8 @@ impl FreeSet {
         true
     }
 
-    /// Takes the first free address after `cursor`, or the first of all when none is left
-    /// there.
+    /// Takes the first free address after `cursor`, or the first of all when there is none after
+    /// it.
     pub fn take_after(&mut self, cursor: Option<IpAddr>) -> Option<IpAddr> {
         let next = match cursor {
             None => self.first_from((false, 0)),
@@ -79,8 +79,8 @@ impl FreeSet {
         Some(next)
     }
 
-    /// Puts an address back, joining its neighbours. The caller knows that it belongs to the
-    /// pool. `false` if it was free already.
+    /// Puts an address back and joins it with its neighbours. The address must belong to the pool;
+    /// the caller checks that. `false` if it was free already.
     pub fn put(&mut self, ip: IpAddr) -> bool {
         let at = key(ip);
         if self.interval_of(at).is_some() {

@@ -29,7 +29,8 @@ fn mixed() -> (Ranges, Vec<IpAddr>) {
     (ranges, all)
 }
 
-/// Non-empty, apart, counted, and joined wherever no stretch begins between them.
+/// Checks that intervals are non-empty, disjoint, counted, and joined wherever no stretch begins
+/// between them.
 fn check_invariants(set: &FreeSet, ranges: &Ranges) {
     let intervals: Vec<_> = set.intervals.iter().collect();
     assert!(intervals.iter().all(|((_, first), last)| first <= last));
@@ -48,7 +49,7 @@ fn check_invariants(set: &FreeSet, ranges: &Ranges) {
 enum Step {
     Take(usize),
     Put(usize),
-    /// After the address of that index; beyond the last one: without a cursor.
+    /// Index of the address to start after; beyond the last one: without a cursor.
     TakeAfter(usize),
 }
 
@@ -116,7 +117,7 @@ fn the_search_wraps_from_the_end_of_ipv6_to_the_start_of_ipv4() {
     assert_eq!(after("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"), ip("10.0.0.2"));
 }
 
-/// The first and the last value there is: no arithmetic leaves the type.
+/// The first and the last value of the type: no arithmetic overflows.
 #[test]
 fn the_ends_of_the_number_space_can_be_taken_and_put_back() {
     for ends in [["0.0.0.0", "255.255.255.255"], ["::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"]]

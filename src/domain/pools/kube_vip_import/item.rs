@@ -1,4 +1,4 @@
-//! One item of a value: a network, a range, or a single address.
+//! A single item of a value: a network, a range, or one address.
 
 use std::net::IpAddr;
 
@@ -7,26 +7,28 @@ use ipnet::IpNet;
 use super::super::ranges::{Ranges, from_u128, to_u128};
 use api::Range;
 
-/// How many times a subnet is doubled to make a range's ends hosts of it.
+/// Number of times that a subnet is doubled so that both ends of a range are hosts of it.
 const WIDER: u8 = 16;
 
-/// Whether keys of this form name addresses.
+/// Whether keys with this prefix contain addresses.
 pub(super) fn is_format(format: &str) -> bool {
     matches!(format, "cidr" | "range")
 }
 
-/// What an item means, and what was taken otherwise than it is written; or what is wrong with it
-/// and what to do.
+/// The range that an item means, with notes on each deviation from its text. The error gives the
+/// fault and the remedy.
 pub(super) fn read(format: &str, text: &str) -> Result<(Range, Vec<String>), String> {
     let (range, notes) = if format == "cidr" { cidr(text)? } else { stretch(text)? };
-    // What the rules of pools say of it, too.
+    // The rules of pools apply to the range too.
     Ranges::parse(std::slice::from_ref(&range)).map_err(|error| error.message)?;
     Ok((range, notes))
 }
 
 fn cidr(text: &str) -> Result<(Range, Vec<String>), String> {
     let net: IpNet = text.parse().map_err(|_| {
-        format!("{text:?} is no network: write 192.168.1.0/24, or 192.168.1.5/32 for one address")
+        format!(
+            "{text:?} is not a network: write 192.168.1.0/24, or 192.168.1.5/32 for one address"
+        )
     })?;
     Ok((Range { subnet: net.trunc().to_string(), ..Range::default() }, Vec::new()))
 }
@@ -40,7 +42,7 @@ fn stretch(text: &str) -> Result<(Range, Vec<String>), String> {
     let mut notes = Vec::new();
     if first > last {
         (first, last) = (last, first);
-        notes.push(format!("reversed, taken as {first}-{last}"));
+        notes.push(format!("reversed, imported as {first}-{last}"));
     }
     let (range, missing) = derive(first, last);
     notes.extend(missing);
@@ -48,14 +50,13 @@ fn stretch(text: &str) -> Result<(Range, Vec<String>), String> {
 }
 
 fn address(text: &str) -> Result<IpAddr, String> {
-    let ip: IpAddr = text
-        .trim()
-        .parse()
-        .map_err(|_| format!("{:?} is no address: write 192.168.1.10-192.168.1.20", text.trim()))?;
+    let ip: IpAddr = text.trim().parse().map_err(|_| {
+        format!("{:?} is not an address: write 192.168.1.10-192.168.1.20", text.trim())
+    })?;
     Ok(ip.to_canonical())
 }
 
-/// The range with a subnet, and what of it will not be given out.
+/// The range with a subnet, and a note on the addresses of it that are not given out.
 fn derive(first: IpAddr, last: IpAddr) -> (Range, Option<String>) {
     let bits: u8 = if first.is_ipv4() { 32 } else { 128 };
     if first == last {
@@ -85,7 +86,7 @@ fn derive(first: IpAddr, last: IpAddr) -> (Range, Option<String>) {
     (range, lost(net, first, last))
 }
 
-/// What of a range is no host of this subnet, or its gateway.
+/// The addresses of a range that are no hosts of this subnet, or its gateway, as a note.
 fn lost(net: IpNet, first: IpAddr, last: IpAddr) -> Option<String> {
     let (low, high) = (to_u128(net.network()), to_u128(net.broadcast()));
     let within = |value: u128| to_u128(first) <= value && value <= to_u128(last);

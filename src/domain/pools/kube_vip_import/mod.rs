@@ -1,15 +1,16 @@
-//! Pools from the ConfigMap by which kube-vip's cloud provider was told its addresses.
+//! Pools from the ConfigMap in which kube-vip's cloud provider has its addresses.
 //!
-//! Keys are `cidr-<namespace>` and `range-<namespace>`, with `global` for all namespaces that
-//! have none; values are lists with commas. A namespace's two keys make one pool. Every item
-//! stands alone: what cannot be taken is reported, and the rest is taken.
+//! Keys are `cidr-<namespace>` and `range-<namespace>`, with `global` for all namespaces that have
+//! none; values are lists with commas. A namespace's two keys make one pool. Every item is imported
+//! by itself: an invalid item is reported, and the others are imported.
 //!
-//! A range is given without its subnet. It gets the smallest one in which its ends are hosts
-//! and none of it is the gateway; the Go controller took the smallest that holds both, in which
-//! the first address was often the network's own or the gateway, and then never given out.
+//! A range has no subnet in the ConfigMap. It gets the smallest subnet in which its ends are hosts
+//! and none of it is the gateway. The Go controller took the smallest that contains both ends, in
+//! which the first address was often the network's own or the gateway, and was then never given
+//! out.
 //!
-//! What is in use: the address of a LoadBalancer is noted as its former one, so that it gets that
-//! one again; an address of any other Service is excluded.
+//! Addresses in use: the address of a LoadBalancer is recorded as its former one, so that it gets
+//! the same address again; an address of any other Service is excluded.
 
 mod item;
 
@@ -24,36 +25,38 @@ use super::ranges::Ranges;
 use crate::network::Segment;
 use api::{DHCP_ADDRESS, IPPool, IPPoolSpec, Range, Scope, Selector};
 
-/// The name that stands for all namespaces, and that pool's.
+/// Key suffix for all namespaces, and the name of that pool.
 const GLOBAL: &str = "global";
-/// Where kube-vip notes the addresses it announces.
+/// Key under which kube-vip records the addresses that it announces.
 const SERVICES: &str = "kubevip-services";
-/// Ranges of one pool, as its schema has it.
+/// Most ranges of one pool, by the CRD's schema.
 const MOST_RANGES: usize = 64;
-/// What a report may be: it is an annotation, and all of them together have 256 KiB.
+/// Longest report, in bytes: the report is an annotation, and all annotations together have 256
+/// KiB.
 const LONGEST_REPORT: usize = 16 * 1024;
 
-/// What is known besides the ConfigMap.
+/// State of the cluster that the plan depends on, besides the ConfigMap.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// The pools there are.
+    /// IPPools that exist.
     pub pools: Vec<IPPool>,
-    /// LoadBalancers, `namespace/name`, and the address that each says it is reached at.
+    /// Addresses of LoadBalancers, by `namespace/name`, as their status publishes them.
     pub load_balancers: BTreeMap<String, Option<IpAddr>>,
-    /// The ConfigMap's own namespace, which is that of the Services it notes.
+    /// Namespace of the ConfigMap, and of the Services that it lists.
     pub namespace: String,
 }
 
 /// A pool of the ConfigMap.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewPool {
-    /// Its name: the namespace's, or `global`.
+    /// Name of the pool: the namespace's, or `global`.
     pub name: String,
-    /// Its spec.
+    /// Spec of the pool.
     pub spec: IPPoolSpec,
-    /// Address to `namespace/name` of the LoadBalancer that has it now.
+    /// `namespace/name` of the present LoadBalancer, by address.
     pub history: BTreeMap<String, String>,
-    /// Whether an earlier run made it, and may have ended before it noted the history.
+    /// Whether the pool exists already: an earlier run created it, and may have ended before it
+    /// wrote the history.
     pub there: bool,
 }
 
@@ -64,14 +67,14 @@ impl NewPool {
     }
 }
 
-/// Something that was not taken.
+/// An item that was not imported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// The key in the ConfigMap.
+    /// Key in the ConfigMap.
     pub key: String,
-    /// The item of its value. Empty: all of it.
+    /// Item of the key's value. Empty: the whole value.
     pub value: String,
-    /// What is wrong, and what to do.
+    /// Fault and remedy.
     pub why: String,
 }
 
@@ -82,23 +85,23 @@ impl fmt::Display for Refused {
     }
 }
 
-/// What becomes of a ConfigMap.
+/// Plan for the import of a ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Import {
     /// Pools to create.
     pub pools: Vec<NewPool>,
-    /// Pools that are there already and stay as they are.
+    /// Names of pools that exist already and are not changed.
     pub left: Vec<String>,
-    /// What was not taken.
+    /// Items that are not imported.
     pub refused: Vec<Refused>,
-    /// What was taken otherwise than it was written.
+    /// Notes on items that are imported with a deviation from their text.
     pub notes: Vec<String>,
-    /// Keys that are no pools.
+    /// Keys that do not name pools.
     pub ignored: Vec<String>,
 }
 
-/// Decides. Namespaces come in alphabetical order and the global pool last, so that of two that
-/// overlap the narrower one is taken.
+/// Makes the plan. Namespaces come in alphabetical order and the global pool last, so that of two
+/// overlapping pools the narrower one is imported.
 pub fn plan(data: &BTreeMap<String, String>, known: &Known) -> Import {
     let mut import = Import::default();
     let mut ranges: BTreeMap<(bool, &str), Vec<(Range, Refused)>> = BTreeMap::new();
@@ -110,14 +113,15 @@ pub fn plan(data: &BTreeMap<String, String>, known: &Known) -> Import {
         let refused =
             |value: &str, why: String| Refused { key: key.clone(), value: value.to_owned(), why };
         if !is_namespace(name) {
-            let why =
-                format!("{name:?} is no namespace: write {format}-NAMESPACE or {format}-{GLOBAL}");
+            let why = format!(
+                "{name:?} is not a namespace: write {format}-NAMESPACE or {format}-{GLOBAL}"
+            );
             import.refused.push(refused("", why));
             continue;
         }
         let mut items = value.split(',').map(str::trim).filter(|item| !item.is_empty()).peekable();
         if items.peek().is_none() {
-            import.refused.push(refused(value, "names no addresses: nothing to do".to_owned()));
+            import.refused.push(refused(value, "contains no addresses: nothing to do".to_owned()));
         }
         for text in items {
             match item::read(format, text) {
@@ -140,7 +144,7 @@ pub fn plan(data: &BTreeMap<String, String>, known: &Known) -> Import {
 }
 
 impl Import {
-    /// Makes one pool of its items.
+    /// Plans one pool from its items.
     fn pool(&mut self, name: &str, items: Vec<(Range, Refused)>, known: &Known) {
         let there = known.pools.iter().find(|pool| pool.metadata.name.as_deref() == Some(name));
         if let Some(there) = there {
@@ -175,7 +179,7 @@ impl Import {
         }
     }
 
-    /// What stands between a new pool and the others: those that are there, and those planned.
+    /// Conflict of a new pool with the existing and the planned ones. `None`: none.
     fn conflict(&self, name: &str, spec: &IPPoolSpec, known: &Known) -> Option<String> {
         let there = known.pools.iter().map(|pool| {
             let name = pool.metadata.name.as_deref().unwrap_or_default();
@@ -196,7 +200,7 @@ impl Import {
         conflicts.first().map(conflict::Conflict::message)
     }
 
-    /// Notes who has which address of the new pools.
+    /// Records the users of the new pools' addresses.
     fn in_use(&mut self, services: Option<&String>, known: &Known) {
         let mut users: BTreeMap<IpAddr, String> = BTreeMap::new();
         match services.map(|text| serde_json::from_str::<Services>(text)) {
@@ -209,7 +213,7 @@ impl Import {
                         Err(_) => self.refused.push(Refused {
                             key: SERVICES.to_owned(),
                             value: vip,
-                            why: format!("is no address: see what Service {name} announces"),
+                            why: format!("is not an address: see what Service {name} announces"),
                         }),
                     }
                 }
@@ -250,7 +254,7 @@ impl Import {
             if fits && Ranges::parse(&spec.ranges).is_ok() {
                 pool.spec = spec;
                 self.notes.push(format!(
-                    "{SERVICES}: {ip} is in use by Service {user}, which is no LoadBalancer: IPPool {} excludes it",
+                    "{SERVICES}: {ip} is in use by Service {user}, which is not a LoadBalancer: IPPool {} excludes it",
                     pool.name
                 ));
             } else {
@@ -267,24 +271,24 @@ impl Import {
         }
     }
 
-    /// What became of it, one thing a line: `created` are the pools that were made.
+    /// The report on the import, one item a line. `created`: names of the pools that were created.
     pub fn report(&self, created: &BTreeSet<String>) -> String {
         let mut lines: Vec<String> = Vec::new();
         for pool in self.pools.iter().filter(|pool| created.contains(&pool.name)) {
             lines.push(format!("created: IPPool {}, {} ranges", pool.name, pool.spec.ranges.len()));
         }
         for pool in self.pools.iter().filter(|pool| pool.there) {
-            lines.push(format!("there already: IPPool {}", pool.name));
+            lines.push(format!("exists already: IPPool {}", pool.name));
         }
-        lines.extend(self.refused.iter().map(|item| format!("not taken: {item}")));
+        lines.extend(self.refused.iter().map(|item| format!("not imported: {item}")));
         lines.extend(
             self.left
                 .iter()
-                .map(|name| format!("left as it is: IPPool {name} was there; compare its ranges")),
+                .map(|name| format!("not changed: IPPool {name} existed; compare its ranges")),
         );
         lines.extend(self.notes.iter().map(|note| format!("note: {note}")));
         lines.extend(
-            (!self.ignored.is_empty()).then(|| format!("no pools: {}", self.ignored.join(", "))),
+            (!self.ignored.is_empty()).then(|| format!("not pools: {}", self.ignored.join(", "))),
         );
         bounded(&lines)
     }
@@ -304,14 +308,15 @@ fn bounded(lines: &[String]) -> String {
     text
 }
 
-/// Whether a pool has been made of these ranges, all or, where some were in the way, a part.
+/// Whether a pool was created from these ranges, or from a part of them where others were in
+/// conflict.
 fn is_made_of(pool: &IPPool, ranges: &[Range]) -> bool {
     let bounds = |r: &Range| (r.subnet.clone(), r.range_start.clone(), r.range_end.clone());
     let planned: BTreeSet<_> = ranges.iter().map(bounds).collect();
     pool.spec.ranges.iter().all(|range| planned.contains(&bounds(range)))
 }
 
-/// The spec of a namespace's pool, as the Go controller makes it.
+/// The spec of a namespace's pool, as the Go controller writes it.
 fn spec(name: &str, ranges: Vec<Range>) -> IPPoolSpec {
     let any = || Some("*".to_owned());
     let namespace = if name == GLOBAL { "*" } else { name };
@@ -325,7 +330,7 @@ fn spec(name: &str, ranges: Vec<Range>) -> IPPoolSpec {
     }
 }
 
-/// RFC 1123, which is what names of namespaces and pools are made of.
+/// Whether the name is a label by RFC 1123, as names of namespaces and pools are.
 fn is_namespace(name: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     !name.is_empty()

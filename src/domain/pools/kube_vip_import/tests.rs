@@ -1,4 +1,4 @@
-//! Keys and values as people have written them, and pools that are in the way.
+//! Keys and values as admins have written them, and pools that are in conflict.
 
 use serde_json::json;
 
@@ -20,7 +20,7 @@ fn existing(name: &str, spec: serde_json::Value) -> IPPool {
     IPPool::new(name, serde_json::from_value(spec).unwrap())
 }
 
-/// Name, and each range as subnet, start and end.
+/// Name of the pool, and each range as subnet, start and end.
 fn shape(pool: &NewPool) -> (&str, Vec<String>) {
     let range = |r: &Range| {
         let ends = [&r.range_start, &r.range_end].map(|end| end.clone().unwrap_or_default());
@@ -110,11 +110,11 @@ fn reversed_ends_are_exchanged_and_told() {
     assert_eq!(only(&import).1, ["10.0.0.0/27 10.0.0.10-10.0.0.20"]);
     assert_eq!(
         import.notes,
-        ["range-a \"10.0.0.20-10.0.0.10\": reversed, taken as 10.0.0.10-10.0.0.20"]
+        ["range-a \"10.0.0.20-10.0.0.10\": reversed, imported as 10.0.0.10-10.0.0.20"]
     );
 }
 
-/// No wider subnet makes a host of the first address: it is its network's own in all of them.
+/// The first address is the network's own in every wider subnet, so none makes it a host.
 #[test]
 fn what_no_subnet_can_give_out_is_told() {
     let import = plan_of(&[("range-a", "10.0.0.0-10.0.0.15")]);
@@ -128,14 +128,14 @@ fn what_no_subnet_can_give_out_is_told() {
 #[test]
 fn what_cannot_be_taken_is_named_with_a_remedy_and_the_rest_is_taken() {
     for (key, value, why) in [
-        ("cidr-a", "10.0.0.0", "10.0.0.0\" is no network: write"),
-        ("cidr-a", "10.0.0.0/33", "is no network"),
-        ("cidr-a", "10.0.0.10-10.0.0.20", "is no network"),
-        ("range-a", "10.0.0.0/24", "is no address: write 192.168.1.10-192.168.1.20"),
-        ("range-a", "10.0.0.10-x", "\"x\" is no address"),
-        ("range-a", "-10.0.0.10", "\"\" is no address"),
+        ("cidr-a", "10.0.0.0", "10.0.0.0\" is not a network: write"),
+        ("cidr-a", "10.0.0.0/33", "is not a network"),
+        ("cidr-a", "10.0.0.10-10.0.0.20", "is not a network"),
+        ("range-a", "10.0.0.0/24", "is not an address: write 192.168.1.10-192.168.1.20"),
+        ("range-a", "10.0.0.10-x", "\"x\" is not an address"),
+        ("range-a", "-10.0.0.10", "\"\" is not an address"),
         ("range-a", "10.0.0.10-fd00::1", "one family"),
-        ("range-a", "10.0.0.1-10.0.0.2-10.0.0.3", "is no address"),
+        ("range-a", "10.0.0.1-10.0.0.2-10.0.0.3", "is not an address"),
     ] {
         let import =
             plan_of(&[(key, &format!("{value},172.16.0.0/24")), ("cidr-b", "10.9.0.0/24")]);
@@ -145,14 +145,14 @@ fn what_cannot_be_taken_is_named_with_a_remedy_and_the_rest_is_taken() {
         assert_eq!(shape(import.pools.last().unwrap()).0, "b");
     }
     for (key, why) in [
-        ("cidr-", "\"\" is no namespace: write cidr-NAMESPACE"),
-        ("range-UPPER", "is no namespace"),
-        ("range-a_b", "is no namespace"),
+        ("cidr-", "\"\" is not a namespace: write cidr-NAMESPACE"),
+        ("range-UPPER", "is not a namespace"),
+        ("range-a_b", "is not a namespace"),
     ] {
         let import = plan_of(&[(key, "10.0.0.0/24")]);
         assert!(import.pools.is_empty() && import.refused[0].why.contains(why), "{import:?}");
     }
-    assert!(plan_of(&[("cidr-a", " , ")]).refused[0].why.contains("names no addresses"));
+    assert!(plan_of(&[("cidr-a", " , ")]).refused[0].why.contains("contains no addresses"));
 }
 
 #[test]
@@ -222,10 +222,10 @@ fn pools_that_are_there_stay_and_are_in_the_way() {
     assert!(why[0].contains("IPPool old") && why[1].contains("all"), "{why:?}");
     let report = import.report(&BTreeSet::from(["b".to_owned()]));
     assert_eq!(report.lines().count(), 4, "{report}");
-    assert!(report.contains("left as it is: IPPool default"), "{report}");
+    assert!(report.contains("not changed: IPPool default"), "{report}");
 }
 
-/// After the first run the pools are there: nothing is created twice.
+/// After the first run the pools exist: nothing is created twice.
 #[test]
 fn a_second_run_creates_nothing() {
     let data = data(&[("cidr-default", "10.1.0.0/24"), ("cidr-global", "10.2.0.0/24")]);
@@ -236,8 +236,8 @@ fn a_second_run_creates_nothing() {
     let second = plan(&data, &known);
     assert!(second.pools.len() == 2 && second.pools.iter().all(|pool| pool.there), "{second:?}");
     assert_eq!((second.left.len(), second.refused.len()), (0, 0));
-    assert!(second.report(&BTreeSet::new()).contains("there already: IPPool global"));
-    // Somebody's own by that name.
+    assert!(second.report(&BTreeSet::new()).contains("exists already: IPPool global"));
+    // A pool of that name that an admin created.
     known.pools[0].spec.ranges[0].subnet = "10.9.0.0/24".to_owned();
     assert_eq!(plan(&data, &known).left, ["default"]);
 }
@@ -286,7 +286,7 @@ mod model {
     use super::*;
 
     proptest! {
-        /// Whatever is written there: pools that are taken make sense and do not overlap.
+        /// For all values, imported pools are valid and do not overlap.
         #[test]
         fn what_is_taken_makes_sense(
             entries in prop::collection::btree_map(

@@ -1,17 +1,17 @@
-//! The ledger of one pool: who holds which address, and who had it last.
+//! The ledger of one pool: the owner of each claimed address, and the former owners.
 //!
 //! Invariants, checked by `self_check` in tests:
 //! * an address has at most one owner;
 //! * free, claimed and excluded addresses do not meet;
 //! * an address that another pool gave out on the same network is held back: not free, and not
-//!   given to anybody here until it is let go;
-//! * nor is one of a network that is closed, whatever happens to it;
-//! * a claim outside the ranges (a pool that shrank under it) is kept until it is released,
-//!   and does not count as free afterwards;
+//!   given out here until the other pool releases it;
+//! * an address of a closed network is not given out either, whatever happens to it;
+//! * a claim outside the ranges (of a pool that shrank) is retained until it is released, and does
+//!   not count as free afterwards;
 //! * history is a hint: it never refuses an address and never makes one unavailable.
 //!
-//! Called by [`super::allocator`] alone. Every operation is O(log n) in the number of claims, but where
-//! [`Ledger::claim_where`] says otherwise.
+//! Called by [`super::allocator`] alone. Every operation is O(log n) in the number of claims,
+//! unless its comment says otherwise.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -22,19 +22,19 @@ use super::free_addresses::FreeSet;
 use super::ranges::Ranges;
 use crate::Owner;
 
-/// Bytes that the ledger may take in its object. The API server's store refuses objects
-/// above 1.5 MiB; the rest is left to spec and metadata.
+/// Most bytes that the ledger may use in its object. The API server's store refuses objects above
+/// 1.5 MiB; the rest is for spec and metadata.
 pub const LEDGER_BYTES: usize = 1_400_000;
 
-/// Former owners that are remembered, at most.
+/// Most former owners in the history.
 pub const HISTORY_LENGTH: usize = 500;
 
 /// Why a pool gave no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoAddress {
-    /// Every address is taken.
+    /// Every address is in use.
     Full,
-    /// The ledger would outgrow its object.
+    /// The ledger would become too large for its object.
     LedgerFull,
 }
 
@@ -43,25 +43,27 @@ pub enum NoAddress {
 pub enum Fitness {
     /// Yes.
     Good,
-    /// Only when no other is left: it was another LoadBalancer's, which waits to have it back.
+    /// Only when no other is left: it is the former address of another LoadBalancer, which waits
+    /// for it.
     Expected,
-    /// No: on the network where it would be announced, it is another LoadBalancer's.
+    /// No: another LoadBalancer has the address on the network where it would be announced.
     Taken,
 }
 
-/// Who holds which address of a pool.
+/// Owners of the addresses of a pool.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     ranges: Ranges,
-    /// The ranges without what is closed.
+    /// The ranges without the closed networks.
     open: Ranges,
     free: FreeSet,
     claims: BTreeMap<IpAddr, Owner>,
     /// Claims outside the ranges.
     outside: BTreeSet<IpAddr>,
-    /// Addresses of the ranges that are another pool's claims.
+    /// Addresses in the ranges that are not given out here, because another pool or a reservation
+    /// has them.
     held_back: BTreeSet<IpAddr>,
-    /// [`key`] of an owner to its address.
+    /// Address of each owner, by [`key`].
     held: HashMap<String, IpAddr>,
     history: History,
     cursor: Option<IpAddr>,
@@ -75,19 +77,19 @@ impl Ledger {
         Self { ranges, open, free, cursor, ..Self::default() }
     }
 
-    /// The ranges it was made for.
+    /// Ranges of the pool.
     pub fn ranges(&self) -> &Ranges {
         &self.ranges
     }
 
-    /// Gives the owner an address: the one it holds, else the one its name had, else the next
-    /// free one.
+    /// Claims an address for the owner: its present one, else the former one of its name, else the
+    /// next free one.
     pub fn claim(&mut self, owner: &Owner) -> Result<IpAddr, NoAddress> {
         self.claim_where(owner, None, |_| Fitness::Good)
     }
 
-    /// The same, but the `former` address comes before the one that the name had, and `fitness`
-    /// says of a free address whether it may be given.
+    /// Claims as [`Self::claim`] does, but prefers the `former` address to the former one of the
+    /// name, and gives a free address only as `fitness` allows.
     pub fn claim_where(
         &mut self,
         owner: &Owner,
@@ -115,7 +117,7 @@ impl Ledger {
     }
 
     /// The next free address after the cursor that is good, else the next that is only expected by
-    /// another LoadBalancer. Moves the cursor to it. O(k log n) where k addresses are not good.
+    /// another LoadBalancer. Moves the cursor to it. O(k log n), where k addresses are not good.
     fn next_free(&mut self, fitness: impl Fn(IpAddr) -> Fitness) -> Result<IpAddr, NoAddress> {
         let (mut aside, mut expected, mut found) = (Vec::new(), None, None);
         let mut cursor = self.cursor;
@@ -164,7 +166,7 @@ impl Ledger {
         true
     }
 
-    /// Takes an address back and remembers whose it was.
+    /// Releases an address, and records its owner in the history.
     pub fn release(&mut self, ip: IpAddr) -> Option<Owner> {
         let owner = self.claims.remove(&ip)?;
         self.bytes -= claim_bytes(ip, &owner);
@@ -181,7 +183,7 @@ impl Ledger {
         Some(owner)
     }
 
-    /// Keeps an address from being given out. `false` if it is none of the ranges', or is held
+    /// Holds an address back from being given out. `false` if it is not in the ranges, or is held
     /// back already.
     pub fn hold_back(&mut self, ip: IpAddr) -> bool {
         if self.ranges.find(ip).is_none() || !self.held_back.insert(ip) {
@@ -191,7 +193,7 @@ impl Ledger {
         true
     }
 
-    /// Lets an address that was held back be given out. `false` if it was not.
+    /// Ends the holding back of an address. `false` if it was not held back.
     pub fn let_go(&mut self, ip: IpAddr) -> bool {
         if !self.held_back.remove(&ip) {
             return false;
@@ -202,7 +204,7 @@ impl Ledger {
         true
     }
 
-    /// Holds back exactly these. `false` if that changed nothing.
+    /// Holds back exactly these addresses. `false` if that changed nothing.
     pub fn set_held_back(&mut self, ips: &BTreeSet<IpAddr>) -> bool {
         let over: Vec<IpAddr> = self.held_back.difference(ips).copied().collect();
         let let_go = over.iter().filter(|ip| self.let_go(**ip)).count();
@@ -210,8 +212,8 @@ impl Ledger {
         let_go + held_back > 0
     }
 
-    /// Gives out no address of exactly these networks; who has one keeps it. `false` if that changed
-    /// nothing.
+    /// Closes exactly these networks: none of their addresses is given out, and present claims
+    /// stay. `false` if that changed nothing.
     pub fn close(&mut self, networks: &[IpNet]) -> bool {
         let open = self.ranges.without(networks);
         if open == self.open {
@@ -225,17 +227,17 @@ impl Ledger {
         true
     }
 
-    /// What is held back.
+    /// Addresses that are held back.
     pub fn held_back(&self) -> &BTreeSet<IpAddr> {
         &self.held_back
     }
 
-    /// Claims outside the ranges, of a pool that shrank under them or cannot be read.
+    /// Claims outside the ranges, of a pool that shrank or whose ranges are invalid.
     pub fn outside(&self) -> &BTreeSet<IpAddr> {
         &self.outside
     }
 
-    /// Remembers a former owner.
+    /// Records a former owner of an address that is not claimed.
     pub fn remember(&mut self, ip: IpAddr, name: String) {
         if self.claims.contains_key(&ip) {
             return;
@@ -248,12 +250,12 @@ impl Ledger {
         }
     }
 
-    /// Who holds an address.
+    /// Owner of an address. `None`: it is not claimed.
     pub fn owner_of(&self, ip: IpAddr) -> Option<&Owner> {
         self.claims.get(&ip)
     }
 
-    /// The address an owner holds.
+    /// Address of an owner. `None`: it holds none here.
     pub fn held_by(&self, owner: &Owner) -> Option<IpAddr> {
         self.held.get(key(owner)).copied()
     }
@@ -274,22 +276,22 @@ impl Ledger {
         by_age.values().filter_map(|ip| Some((*ip, by_ip.get(ip)?.0.as_str())))
     }
 
-    /// Where the search for a free address goes on.
+    /// Address after which the search for a free one starts. `None`: at the first.
     pub fn cursor(&self) -> Option<IpAddr> {
         self.cursor
     }
 
-    /// Bytes that it takes in its object, at most.
+    /// Upper bound of the bytes that the ledger uses in its object.
     pub fn bytes(&self) -> usize {
         self.bytes + self.history.bytes
     }
 
-    /// Addresses in the ranges.
+    /// Number of addresses in the ranges, closed ones included.
     pub fn total(&self) -> i64 {
         self.ranges.total()
     }
 
-    /// Addresses that can be given out.
+    /// Number of addresses that can be given out now.
     pub fn available(&self) -> i64 {
         self.free.len().try_into().unwrap_or(i64::MAX)
     }
@@ -307,7 +309,7 @@ impl Ledger {
         }
     }
 
-    /// Stands for the address not chosen yet when its room is counted.
+    /// Longest address that may be chosen, to count the room of a claim before it is made.
     fn widest(&self) -> IpAddr {
         self.ranges.stretches().last().map_or(IpAddr::from([0; 16]), |s| s.last)
     }
@@ -336,18 +338,18 @@ impl Ledger {
     }
 }
 
-/// What tells owners apart. A UID never contains a slash, a name always does.
+/// Identity of an owner: the UID, else the name. A UID never contains a slash, a name always does.
 fn key(owner: &Owner) -> &str {
     if owner.uid.is_empty() { &owner.name } else { &owner.uid }
 }
 
-/// Room of a claim: in `allocated`, in `allocatedOwners`, and in the managed fields of a
-/// server whose schema does not make the maps atomic.
+/// Bytes of a claim: in `allocated`, in `allocatedOwners`, and in the managed fields of a server
+/// whose schema does not make the maps atomic.
 fn claim_bytes(ip: IpAddr, owner: &Owner) -> usize {
     3 * ip_bytes(ip) + owner.name.len() + owner.uid.len() + 24
 }
 
-/// Room of a history entry, counted the same way.
+/// Bytes of a history entry, counted the same way.
 fn history_bytes(ip: IpAddr, name: &str) -> usize {
     2 * ip_bytes(ip) + name.len() + 16
 }
@@ -356,8 +358,8 @@ fn ip_bytes(ip: IpAddr) -> usize {
     if ip.is_ipv4() { 15 } else { 39 }
 }
 
-/// Former owners, oldest first. Age is known from the process's own releases; entries read
-/// from a stored ledger count as older than those, in order of address.
+/// Former owners, oldest first. The age comes from this process's own releases; entries from a
+/// stored ledger count as older, in order of address.
 #[derive(Clone, Debug, Default)]
 struct History {
     by_ip: BTreeMap<IpAddr, (String, u64)>,

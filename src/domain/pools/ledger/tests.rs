@@ -31,9 +31,9 @@ struct Model {
     pool: Vec<IpAddr>,
     closed: Vec<IpNet>,
     claims: BTreeMap<IpAddr, Owner>,
-    /// Oldest first.
+    /// Former owners, oldest first.
     history: Vec<(IpAddr, String)>,
-    /// Where each name was remembered last, for as long as that entry stands.
+    /// Last recorded address of each name, while that entry exists.
     former: BTreeMap<String, IpAddr>,
     cursor: Option<IpAddr>,
 }
@@ -144,7 +144,7 @@ proptest! {
             match step {
                 Step::Claim(o) => prop_assert_eq!(ledger.claim(&owners[o]), model.claim(&owners[o])),
                 Step::Release(n) => prop_assert_eq!(ledger.release(v4(n)), model.release(v4(n))),
-                // The book restores an owner only where it has no other address.
+                // The book restores a claim only for an owner without another address.
                 Step::Restore(n, o) if model.held_by(&owners[o]).is_none_or(|ip| ip == v4(n)) =>
                     prop_assert_eq!(ledger.restore(v4(n), &owners[o]), model.restore(v4(n), &owners[o])),
                 Step::Restore(..) => {}
@@ -172,7 +172,7 @@ proptest! {
     }
 }
 
-/// Neither a release nor the end of another pool's claim opens what is closed.
+/// A closed address stays closed after a release, and after the end of another pool's claim.
 #[test]
 fn an_address_of_a_closed_network_comes_free_when_the_network_goes() {
     let mut ledger = ledger("10.0.0.0/28");
@@ -202,8 +202,8 @@ fn a_name_gets_its_former_address_back_while_that_is_free() {
     assert_eq!(ledger.claim(&reborn), Ok(first));
 }
 
-/// A hint that cannot be met is no refusal: the former address is now the gateway, lies
-/// outside the ranges, or is taken.
+/// A hint that cannot be met does not refuse the claim: the former address is now the gateway, lies
+/// outside the ranges, or is in use.
 #[test]
 fn a_former_address_that_cannot_be_had_falls_through_to_the_next_free_one() {
     for hint in ["10.0.0.1", "10.0.0.0", "192.168.7.7", "fd00::1", "10.0.0.2"] {
@@ -226,7 +226,7 @@ fn an_address_is_restored_to_its_owner_and_refused_to_another() {
     assert_eq!(ledger.claim(&owner(1)), Ok(ip("10.0.0.5")));
 }
 
-/// A pool that shrank under a claim keeps it, and does not win the address back.
+/// A pool that shrank retains the claim, and does not regain the address.
 #[test]
 fn a_claim_outside_the_ranges_is_never_free_afterwards() {
     let mut ledger = ledger("10.0.0.0/30");
@@ -255,7 +255,7 @@ fn history_is_bounded_and_drops_the_oldest_release_first() {
     assert!(remembered.iter().eq(addresses[..HISTORY_LENGTH].iter().rev()));
 }
 
-/// Names and UIDs as long as Kubernetes allows: the object's size is what ends the pool.
+/// Names and UIDs as long as Kubernetes allows: the size of the object limits the pool.
 #[test]
 fn a_ledger_that_fills_its_object_refuses_before_the_server_does() {
     let long = |n: usize| Owner {
@@ -272,7 +272,7 @@ fn a_ledger_that_fills_its_object_refuses_before_the_server_does() {
     assert_eq!(ledger.claim(&long(held)), Err(NoAddress::LedgerFull));
     assert!((LEDGER_BYTES - 600..=LEDGER_BYTES).contains(&ledger.bytes), "{}", ledger.bytes);
     assert!(ledger.history().count() < 2, "history gives way to claims");
-    // Holders are served, and room that is freed is used: history does not fill it.
+    // Present owners are served, and room that is freed is used: history does not take it.
     assert_eq!(ledger.claim(&long(0)), Ok(v4(2)));
     ledger.release(v4(2));
     assert!(ledger.claim(&long(held)).is_ok());

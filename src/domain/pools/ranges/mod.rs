@@ -1,4 +1,4 @@
-//! What the ranges of an IPPool mean: from text to disjoint stretches of addresses.
+//! The meaning of an IPPool's ranges: from text to disjoint stretches of addresses.
 //!
 //! Invariants: stretches are sorted, disjoint and never enumerated, so an IPv6 /64 costs what
 //! a /32 does. Addresses are `u128`: an IPv4 address by its value, so families never mix
@@ -27,12 +27,12 @@ pub struct Stretch {
     pub range: usize,
 }
 
-/// What an address comes with.
+/// Network parameters of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subnet {
-    /// The network.
+    /// Network, without host bits.
     pub net: IpNet,
-    /// Its router, if it has one.
+    /// Router of the network. `None`: it has none.
     pub gateway: Option<IpAddr>,
 }
 
@@ -43,7 +43,7 @@ pub struct Ranges {
     stretches: Vec<Stretch>,
 }
 
-/// What is wrong with a range, and what would be right.
+/// Fault of a range, with the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct RangeError {
@@ -53,16 +53,16 @@ pub struct RangeError {
     pub message: String,
 }
 
-/// Ranges of one pool. The schema has room for 64; Harvester's has no bound.
+/// Most ranges of one pool. This operator's schema allows 64; Harvester's has no limit.
 pub const MOST_RANGES: usize = 1_024;
 
 impl Ranges {
-    /// No addresses at all.
+    /// Ranges without any address.
     pub const fn none() -> Self {
         Self { subnets: Vec::new(), stretches: Vec::new() }
     }
 
-    /// Checks `spec.ranges`. The first fault found is the answer.
+    /// Checks `spec.ranges`. The error is the first fault.
     pub fn parse(ranges: &[api::Range]) -> Result<Self, RangeError> {
         if ranges.is_empty() {
             return Err(error("spec.ranges", "is empty: name at least one range".to_owned()));
@@ -95,7 +95,7 @@ impl Ranges {
         }
         for ((index, low, high), mut holes) in bounds.into_iter().zip(holes) {
             let net = &subnets[index].net;
-            // The router of one range is no address for another.
+            // The router of one range is not an address to give out from another.
             let routers = subnets.iter().filter(|other| same_family(&other.net, net));
             holes.extend(
                 routers.filter_map(|other| other.gateway).map(|ip| (to_u128(ip), to_u128(ip))),
@@ -116,19 +116,19 @@ impl Ranges {
         &self.stretches
     }
 
-    /// The stretch an address belongs to, if it can be given out.
+    /// Stretch that contains an address. `None`: the address cannot be given out.
     pub fn find(&self, ip: IpAddr) -> Option<&Stretch> {
         let after = self.stretches.partition_point(|s| s.first <= ip);
         let stretch = self.stretches[..after].last()?;
         (ip <= stretch.last).then_some(stretch)
     }
 
-    /// The routers of its networks.
+    /// Routers of the ranges' networks.
     pub fn gateways(&self) -> impl Iterator<Item = IpAddr> {
         self.subnets.iter().filter_map(|subnet| subnet.gateway)
     }
 
-    /// The subnet of an address that can be given out.
+    /// Subnet of an address. `None`: the address cannot be given out.
     pub fn subnet_of(&self, ip: IpAddr) -> Option<&Subnet> {
         self.find(ip).map(|s| &self.subnets[s.range])
     }
@@ -153,7 +153,7 @@ impl Ranges {
         Self { subnets: self.subnets.clone(), stretches }
     }
 
-    /// How many addresses can be given out. Saturates at `i64::MAX`, the field's type.
+    /// Number of addresses that can be given out. Saturates at `i64::MAX`, the field's type.
     pub fn total(&self) -> i64 {
         self.stretches
             .iter()
@@ -165,25 +165,25 @@ impl Ranges {
 }
 
 impl Stretch {
-    /// How many addresses it is.
+    /// Number of addresses in the stretch.
     pub fn len(&self) -> u128 {
         (to_u128(self.last) - to_u128(self.first)).saturating_add(1)
     }
 
-    /// Never: it has at least one address.
+    /// Always `false`: a stretch has at least one address.
     pub fn is_empty(&self) -> bool {
         false
     }
 }
 
 impl Subnet {
-    /// The mask as Harvester writes it: an address, such as `255.255.255.0`.
+    /// Network mask as Harvester writes it: in the form of an address, such as `255.255.255.0`.
     pub fn mask(&self) -> String {
         self.net.netmask().to_string()
     }
 }
 
-/// An address by its value.
+/// Numeric value of an address.
 pub fn to_u128(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(v4) => u128::from(v4.to_bits()),
@@ -191,7 +191,7 @@ pub fn to_u128(ip: IpAddr) -> u128 {
     }
 }
 
-/// The address of a value. An IPv4 value is at most 32 bits wide.
+/// Address of a numeric value. An IPv4 value is at most 32 bits wide.
 pub fn from_u128(value: u128, v4: bool) -> IpAddr {
     if v4 {
         IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(value).unwrap_or(u32::MAX)))

@@ -1,4 +1,4 @@
-//! What ranges mean: cases by table, and small subnets against counting one by one.
+//! The meaning of ranges: cases by table, and small subnets against counting one by one.
 
 use std::collections::BTreeSet;
 
@@ -39,7 +39,7 @@ fn defaults_are_the_hosts_without_the_gateway() {
         // Host bits in the subnet's text mean nothing.
         ("10.0.0.77/24", &["10.0.0.2-10.0.0.254"], 253),
         ("10.0.0.0/30", &["10.0.0.2-10.0.0.2"], 1),
-        // An empty text is an unset one: Go clients write it.
+        // An empty text counts as unset: Go clients write it.
         ("10.0.0.0/24 start= end= gateway=", &["10.0.0.2-10.0.0.254"], 253),
         // Two hosts, and the default gateway is the second.
         ("10.0.0.4/31", &["10.0.0.4-10.0.0.4"], 1),
@@ -67,7 +67,7 @@ fn bounds_gateway_and_exclusions_cut_the_range() {
         ("10.0.0.0/24 start=10.0.0.1 end=10.0.0.3", &["10.0.0.2-10.0.0.3"]),
         ("10.0.0.0/24 end=10.0.0.4 gateway=10.0.0.3", &["10.0.0.1-10.0.0.2", "10.0.0.4-10.0.0.4"]),
         ("10.0.0.0/24 end=10.0.0.2 gateway=10.0.0.254", &["10.0.0.1-10.0.0.2"]),
-        // A gateway that is no address of the subnet is somebody's choice.
+        // A gateway outside the subnet is an admin's choice.
         ("10.0.0.0/30 gateway=192.168.9.1", &["10.0.0.1-10.0.0.2"]),
         ("fd00::/64 start=fd00:: end=fd00::3", &["fd00::-fd00::", "fd00::2-fd00::3"]),
         ("10.0.0.0/29 exclude=10.0.0.4", &["10.0.0.2-10.0.0.3", "10.0.0.5-10.0.0.6"]),
@@ -79,7 +79,7 @@ fn bounds_gateway_and_exclusions_cut_the_range() {
         ("fdff::/16 exclude=fdff::/16", &[]),
         // Reversed bounds are read the other way round.
         ("10.0.0.0/24 start=10.0.0.9 end=10.0.0.5", &["10.0.0.5-10.0.0.9"]),
-        // A subnet of everything, and bounds within what hosts can have.
+        // A subnet of all addresses, with bounds that hosts can have.
         ("0.0.0.0/0 start=10.0.0.5 end=10.0.0.9", &["10.0.0.5-10.0.0.9"]),
     ] {
         assert_eq!(stretches(&[text]), expected, "{text}");
@@ -97,7 +97,7 @@ fn reversed_bounds_are_found_for_admission() {
     }
 }
 
-/// The message names the field, what is wrong with it, and what would be right.
+/// The message names the field, its fault, and the remedy.
 #[test]
 fn faults_name_the_field_and_the_remedy() {
     let hosts = "hosts are 10.0.0.1 to 10.0.0.254";

@@ -1,9 +1,9 @@
-//! Which pools may serve a LoadBalancer, and in which order.
+//! Pools that may serve a LoadBalancer, and their order.
 //!
-//! One total order: pools whose network is exactly the required one and whose scope matches
-//! strictly; then those that match because a blank project or guest cluster of a scope stands
-//! for any; then the global pool. Within each group the higher priority wins, then the name.
-//! A `*` counts in a pool's scope only: a LoadBalancer cannot widen its own reach.
+//! One total order: first the pools whose network is exactly the required one and whose scope
+//! matches strictly; then the pools that match because a blank project or guest cluster in a scope
+//! admits any; then the global pool. Within each group the higher priority wins, then the name. A
+//! `*` has a meaning in a pool's scope only: a LoadBalancer cannot widen its own scope.
 //!
 //! Harvester's own UI writes scopes that name a namespace alone, and Harvester's webhook leaves the
 //! project of a vm LoadBalancer blank, so that both match there. Here the project is known for both
@@ -14,16 +14,16 @@ use std::fmt;
 
 use api;
 
-/// What a LoadBalancer's address must fit. An empty field means "not given".
+/// Conditions that a pool must meet for a LoadBalancer. An empty field means "not given".
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requirement {
-    /// The network, `namespace/name`.
+    /// Network, `namespace/name`.
     pub network: String,
-    /// The Rancher project, `cluster/project`.
+    /// Rancher project, `cluster/project`.
     pub project: String,
-    /// The LoadBalancer's namespace.
+    /// Namespace of the LoadBalancer.
     pub namespace: String,
-    /// The guest cluster.
+    /// Name of the guest cluster.
     pub cluster: String,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Requirement {
     }
 }
 
-/// Who a pool is for.
+/// LoadBalancers that a pool serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
     network: String,
@@ -56,19 +56,19 @@ struct Scope {
 /// How well a pool fits. Lower is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fit {
-    /// Network and scope match.
+    /// Network and scope match strictly.
     Strict,
-    /// They match when blank project and guest cluster stand for any.
+    /// Network and scope match if a blank project or guest cluster admits any.
     Loose,
-    /// The pool serves whatever no other does.
+    /// The global pool, which serves LoadBalancers that no other pool fits.
     Global,
 }
 
 const ANY: &str = "*";
 
 impl Selector {
-    /// Reads a pool's selector. The pool is global if its scope is one entry of three `*`, as
-    /// Harvester's webhook decides it; the label of global pools says so and does not make it so.
+    /// Reads a pool's selector. The pool is global if its scope is one entry of three `*`, as in
+    /// Harvester's webhook; the label of global pools has no effect.
     pub fn new(selector: Option<&api::Selector>) -> Self {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         let scope: Vec<Scope> = selector
@@ -91,7 +91,7 @@ impl Selector {
         }
     }
 
-    /// How well the pool fits a LoadBalancer that names none. `None`: not at all.
+    /// How well the pool fits a LoadBalancer that names no pool. `None`: not at all.
     pub fn fit(&self, requirement: &Requirement) -> Option<Fit> {
         if self.network == requirement.network && !self.global {
             if self.scope.iter().any(|s| s.admits(requirement, false)) {
@@ -104,27 +104,28 @@ impl Selector {
         self.global.then_some(Fit::Global)
     }
 
-    /// The network, `namespace/name`, or nothing.
+    /// Network of the pool, `namespace/name`. Empty for the nodes' own.
     pub fn network(&self) -> &str {
         &self.network
     }
 
-    /// Higher is chosen first.
+    /// Priority of the pool. The higher one is chosen first.
     pub fn priority(&self) -> i64 {
         self.priority
     }
 
-    /// Whether the pool serves whatever no other does.
+    /// Whether the pool is the global one, which serves LoadBalancers that no other pool fits.
     pub fn is_global(&self) -> bool {
         self.global
     }
 
-    /// Whether it serves anybody who does not name it.
+    /// Whether the pool serves LoadBalancers that do not name it.
     pub fn has_scope(&self) -> bool {
         !self.scope.is_empty()
     }
 
-    /// Entries of the two scopes that one LoadBalancer may match, by their places.
+    /// Indices of the first entries of the two scopes that one LoadBalancer may match. `None`:
+    /// none.
     pub fn shared_scope(&self, other: &Self) -> Option<(usize, usize)> {
         self.scope.iter().enumerate().find_map(|(mine, scope)| {
             let theirs = other.scope.iter().position(|theirs| scope.overlaps(theirs))?;
@@ -132,22 +133,22 @@ impl Selector {
         })
     }
 
-    /// Whether a LoadBalancer may name the pool. Anyone may if the pool has no scope.
+    /// Whether a LoadBalancer may name the pool. Every LoadBalancer may if the pool has no scope.
     pub fn may_be_named_by(&self, requirement: &Requirement) -> bool {
         self.global
             || self.scope.is_empty()
             || self.scope.iter().any(|s| s.admits(requirement, true))
     }
 
-    /// Sorts pools that fit: the best first. `name` breaks ties.
+    /// Sort key of a pool that fits: the best comes first. `name` breaks ties.
     pub fn rank<'a>(&self, fit: Fit, name: &'a str) -> (Fit, Reverse<i64>, &'a str) {
         (fit, Reverse(self.priority), name)
     }
 }
 
 impl Scope {
-    /// Whether something matches both, strictly: blank equals blank. Where blank stands for any,
-    /// the more exact match is preferred anyway.
+    /// Whether one LoadBalancer may match both entries strictly: blank equals blank. If blank
+    /// admits any, the more exact match is preferred anyway.
     fn overlaps(&self, other: &Self) -> bool {
         let both = |a: &str, b: &str| a == b || a == ANY || b == ANY;
         // Every LoadBalancer has a namespace: a blank one matches none.

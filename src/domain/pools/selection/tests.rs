@@ -53,7 +53,7 @@ fn chosen(pools: &[TestPool], requirement: &Requirement) -> Vec<String> {
     ranked.into_iter().map(|(_, _, name)| name.to_owned()).collect()
 }
 
-/// What is shown, the pools, and their order for a LoadBalancer.
+/// Description of a case, the pools, and their order for a LoadBalancer.
 type Case = (&'static str, Vec<TestPool>, &'static [&'static str]);
 
 /// The LoadBalancer is in project `c/p`, namespace `ns`, guest cluster `g`, on network `n`.
@@ -94,7 +94,7 @@ fn documented_cases() {
     assert_eq!(chosen(&unset, &asks("", "- ns -")), ["a"]);
 }
 
-/// Whoever writes a LoadBalancer cannot widen its reach.
+/// The author of a LoadBalancer cannot widen its scope.
 #[test]
 fn a_star_in_a_load_balancer_is_only_a_star() {
     for text in ["* * *", "* ns g", "c/p * g", "c/p ns *"] {

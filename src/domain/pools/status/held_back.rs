@@ -1,9 +1,9 @@
-//! What a pool holds back because it is the cluster's own, in words.
+//! Text about the addresses that a pool holds back because the cluster itself uses them.
 
 use super::super::allocator::Pool;
 
-/// Addresses and networks in the pool's ranges that are the cluster's own; empty for none. Those of
-/// which a LoadBalancer holds an address come first.
+/// Describes addresses and networks in the pool's ranges that the cluster itself uses; empty for
+/// none. Those in which a LoadBalancer holds an address come first.
 pub(super) fn held_back(pool: &Pool) -> String {
     const SHOWN: usize = 5;
     let mut all: Vec<_> = pool
@@ -20,10 +20,16 @@ pub(super) fn held_back(pool: &Pool) -> String {
         let is = if is_one { network.addr().to_string() } else { network.to_string() };
         match holder {
             Some((_, owner)) if is_one => {
-                format!("{is} is {what}, and LoadBalancer {} holds it: move that", owner.name)
+                format!(
+                    "{is} is {what}, and LoadBalancer {} holds it: move that LoadBalancer",
+                    owner.name
+                )
             }
             Some((ip, owner)) => {
-                format!("{is} is {what}, and LoadBalancer {} holds {ip}: move that", owner.name)
+                format!(
+                    "{is} is {what}, and LoadBalancer {} holds {ip}: move that LoadBalancer",
+                    owner.name
+                )
             }
             None => format!("{is} is {what}"),
         }

@@ -10,7 +10,7 @@ use held_back::held_back;
 
 const MANUAL_RELEASE: &str = "ManualRelease";
 
-/// The condition that says why a manual release was not carried out.
+/// The condition that says why a manual release was refused.
 pub fn manual_release_refused(reason: &str, message: String) -> Condition {
     Condition {
         type_: MANUAL_RELEASE.to_owned(),
@@ -40,8 +40,8 @@ pub fn pool_ready(pool: &super::allocator::Pool) -> Condition {
     condition(status, reason, message)
 }
 
-/// The status that a pool should have, given the stored conditions, what there is to say of a
-/// manual release, and the spec's generation. `now` is an RFC 3339 time.
+/// The status that a pool should have. `notice`: the condition about a manual release, if there is
+/// one. `generation`: the spec's. `now`: an RFC 3339 time.
 pub fn pool_status(
     pool: &super::allocator::Pool,
     conditions: &[Condition],
@@ -77,7 +77,7 @@ pub fn pool_status(
     }
 }
 
-/// `part` of `whole` in percent, rounded up; 100 of nothing, and never more.
+/// Share of `part` in `whole` in percent, rounded up; at most 100, and 100 if `whole` is 0.
 fn percent(part: i64, whole: i64) -> i64 {
     if whole == 0 {
         return 100;

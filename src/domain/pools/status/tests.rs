@@ -1,4 +1,4 @@
-//! Statuses of pools, for ledgers of all kinds.
+//! Pool statuses for ledgers of all kinds.
 
 use serde_json::json;
 
@@ -71,7 +71,7 @@ fn counts_follow_from_the_ledger() {
     }
 }
 
-/// The pool shrank under its claims: no share is above the whole.
+/// A pool that shrank under its claims: no share is above 100 %.
 #[test]
 fn claims_outside_the_ranges_make_no_more_than_a_full_pool() {
     let mut book = book(&seen(5), 5);
@@ -132,7 +132,7 @@ fn a_notice_comes_and_goes_and_conditions_of_others_stay() {
     assert_eq!(without.conditions[1].last_update_time.as_deref(), Some(THEN));
 }
 
-/// The bound that the ledger counts with is above what is written, and below the server's.
+/// The ledger's size limit is above the size of the written object, and below the server's limit.
 #[test]
 fn the_largest_ledger_fits_the_object() {
     let mut book = Book::default();

@@ -1,9 +1,9 @@
-//! Whether a VM may have an address that it reports.
+//! Check of the addresses that a VM reports.
 //!
-//! On a network of its own a VM's addresses are known from its guest agent alone, and root in the
-//! guest decides what that says. An endpoint at such an address is traffic, and probes, from the
-//! cluster's nodes. So: on the pod network only the addresses of the VM's own pods count. On other
-//! networks no address of the cluster does, nor one that the network does not have.
+//! On a VM network only the guest agent reports a VM's addresses, and root in the guest controls
+//! the guest agent. An endpoint at such an address draws traffic, and probes, from the cluster's
+//! nodes. So: on the pod network only the addresses of the VM's own pods are accepted. On other
+//! networks no address of the cluster is accepted, nor one outside the network.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,38 +13,38 @@ use ipnet::IpNet;
 use super::vm::Pod;
 use crate::network::infrastructure::Reserved;
 
-/// The addresses of a network, as Harvester's annotation of its NetworkAttachmentDefinition says.
+/// Addresses of a network, from Harvester's annotation on its NetworkAttachmentDefinition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkRange {
-    /// All of them.
+    /// CIDR of the network.
     pub cidr: IpNet,
-    /// The router's.
+    /// Address of the network's router.
     pub gateway: Option<IpAddr>,
 }
 
-/// What addresses are compared with.
+/// Facts that addresses are compared with.
 #[derive(Clone, Copy)]
 pub struct Rules<'a> {
-    /// The address that leads to the load balancer itself; `None` if it is not known.
+    /// Address of the load balancer itself; `None` if it is not known.
     pub own: Option<IpAddr>,
-    /// The object of the cluster that has an address.
+    /// Object of the cluster that has an address.
     pub reserved: &'a dyn Fn(IpAddr) -> Option<Reserved>,
-    /// The addresses of a network, by `namespace/name`. `None`: not known.
+    /// Addresses of a network, by `namespace/name`. `None`: not known.
     pub range: &'a dyn Fn(&str) -> Option<NetworkRange>,
 }
 
-/// Why a VM may not have an address.
+/// Reason why a VM may not have an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressFault {
-    /// It leads to the load balancer itself.
+    /// The address is the load balancer's own.
     Own,
     /// The VM is on the pod network, and none of its pods has it.
     NotOfPod,
-    /// The cluster's.
+    /// An object of the cluster has the address.
     Reserved(Reserved),
-    /// The network does not have it.
+    /// The address is outside the network: `namespace/name` and its CIDR.
     Outside(Box<str>, IpNet),
-    /// The network's router has it.
+    /// The network's router has the address; `namespace/name` of the network.
     Gateway(Box<str>),
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for AddressFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Own => f.write_str("the load balancer's own"),
-            Self::NotOfPod => f.write_str("none of its pod's"),
+            Self::NotOfPod => f.write_str("no address of its pod"),
             Self::Reserved(object) => object.fmt(f),
             Self::Outside(network, cidr) => write!(f, "outside {cidr} of network {network}"),
             Self::Gateway(network) => write!(f, "the gateway of network {network}"),
@@ -61,9 +61,9 @@ impl fmt::Display for AddressFault {
     }
 }
 
-/// Why a VM may not have an address on a network, `namespace/name` or empty for the pod network.
-/// `None`: it may. `pods` are the VM's. `had` is whether the VM was at that address before: an
-/// address that a load balancer gets later takes none away.
+/// Reason why a VM may not have an address on a network, which is `namespace/name` or empty for the
+/// pod network. `None`: it may. `pods`: those of the VM. `had`: whether the VM was at that address
+/// before. A load balancer that gets the address later does not take it away.
 pub fn fault(
     address: IpAddr,
     network: &str,
@@ -75,7 +75,7 @@ pub fn fault(
         return Some(AddressFault::Own);
     }
     if network.is_empty() {
-        // The address of a pod that has ended may be another's by now.
+        // The address of a pod that has ended may belong to another pod by now.
         let of_pod = pods.iter().any(|pod| !pod.ended && pod.addresses.contains(&address));
         return (!of_pod).then_some(AddressFault::NotOfPod);
     }

@@ -1,7 +1,7 @@
 //! EndpointSlices as they are sent: whole, or as merge patches.
 //!
-//! Endpoints are written from where they are. A slice of a hundred as a tree of JSON values was
-//! a third of what a change of one VM cost.
+//! Endpoints are serialized directly. A tree of JSON values for a slice of a hundred took a third
+//! of the cost of a change of one VM.
 
 use std::net::IpAddr;
 
@@ -13,11 +13,11 @@ use super::super::service::{Identity, owner_reference};
 use super::Port;
 use api::{LABEL_SERVICE_LB, LABEL_SERVICE_NAME, LABEL_SLICE_MANAGER, SLICE_MANAGER};
 
-/// When a slice's endpoints were last changed by something that happened in the cluster, for
+/// Annotation with the time of the event in the cluster that last changed a slice's endpoints, for
 /// kube-proxy's metric of programming latency.
 const TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// What is sent.
+/// Body of a request.
 #[derive(Debug, Serialize)]
 pub struct Body<'a> {
     #[serde(flatten)]
@@ -30,7 +30,7 @@ pub struct Body<'a> {
 struct EndpointBody<'a> {
     addresses: [IpAddr; 1],
     conditions: Conditions,
-    /// The Go controller takes every endpoint to have one.
+    /// Reference to the VM. The Go controller expects one in every endpoint.
     target_ref: TargetRef<'a>,
     #[serde(skip_serializing_if = "str::is_empty")]
     node_name: &'a str,
@@ -52,7 +52,7 @@ struct TargetRef<'a> {
     uid: &'a str,
 }
 
-/// A new EndpointSlice. `triggered` is an RFC 3339 time.
+/// Body of a new EndpointSlice. `triggered` is an RFC 3339 time.
 pub fn create<'a>(
     lb: Identity<'a>,
     name: &str,
@@ -77,7 +77,7 @@ pub fn create<'a>(
     body(lb, head, endpoints)
 }
 
-/// The merge patch that makes a stored slice say this.
+/// Merge patch that gives a stored slice this content.
 pub fn patch<'a>(
     lb: Identity<'a>,
     version: &str,

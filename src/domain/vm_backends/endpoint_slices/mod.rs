@@ -1,9 +1,9 @@
-//! How endpoints are spread over EndpointSlices, and which writes make the stored slices so.
+//! Distribution of endpoints over EndpointSlices, and the writes that lead to it.
 //!
 //! Invariants: an endpoint stays in the slice that has it, so that a change of one VM writes one
-//! slice; a slice holds at most [`MOST`] endpoints; there is always an endpoint that takes
-//! traffic, the [`sink`] if no VM can; while writes are under way too. A slice with the sink leads
-//! to [`SINK_PORT`] and to no listener's port: the two change in one write.
+//! slice; a slice has at most [`MOST`] endpoints; at every moment, also between writes, an endpoint
+//! takes traffic: the [`sink`] if no VM can. A slice with the sink leads to [`SINK_PORT`] and to no
+//! listener's port: the two change in one write.
 
 mod body;
 
@@ -15,53 +15,54 @@ use std::sync::Arc;
 use super::endpoints::{Endpoint, Family};
 pub use body::{Body, create, patch};
 
-/// Endpoints in a slice, as many as Kubernetes' own controller puts into one.
+/// Endpoints in a slice at most, as in Kubernetes' own controller.
 pub const MOST: usize = 100;
 
-/// The sink's UID: the one by which the Go controller knows its own, so that it takes the sink
-/// away again if it is put back in charge.
+/// UID of the sink. The Go controller identifies its own sink by it, so it removes the sink if it
+/// is put back in charge.
 pub const SINK_UID: &str = "dummy347-546a-4642-9da6-5608endpoint";
 
-/// Port of the sink: discard (RFC 863). Nothing listens there on a node, and what did would not
-/// answer.
+/// Port of the sink: discard (RFC 863). On a node no program listens there, and a program that did
+/// would not answer.
 pub const SINK_PORT: u16 = 9;
 
-/// The node that announces a Service.
+/// Node that announces a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnnouncingNode {
-    /// Its name.
+    /// Name of the node.
     pub name: Arc<str>,
-    /// Its own addresses.
+    /// Addresses of the node itself.
     pub addresses: Vec<IpAddr>,
 }
 
-/// A port of every endpoint in a slice.
+/// Port of every endpoint in a slice.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Port {
-    /// The listener's name.
+    /// Name of the listener.
     pub name: String,
-    /// TCP or UDP.
+    /// Protocol: TCP or UDP.
     pub protocol: String,
-    /// The VMs' port.
+    /// Port of the VMs.
     pub port: u16,
 }
 
-/// An EndpointSlice of a LoadBalancer, as stored.
+/// Stored EndpointSlice of a LoadBalancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Slice {
-    /// Its name.
+    /// Name of the slice.
     pub name: String,
     /// `metadata.resourceVersion`.
     pub version: String,
-    /// `addressType`; `None` for one that this operator does not write.
+    /// `addressType`; `None` for a type that this operator does not write.
     pub family: Option<Family>,
-    /// Its ports, sorted.
+    /// Ports of the slice, sorted.
     pub ports: Vec<Port>,
-    /// Its endpoints.
+    /// Endpoints of the slice.
     pub endpoints: Vec<Endpoint>,
-    /// Labels, owner and fields are as this operator writes them, and nothing else is in it.
+    /// Whether labels, owner and fields are as this operator writes them, with no other fields.
     pub sound: bool,
-    /// Whether it carries the settings of a Service that is to be made again, and so stays until then.
+    /// Whether it carries the settings of a Service that will be created again, and so must stay
+    /// until then.
     pub holds_settings: bool,
 }
 
@@ -73,36 +74,36 @@ impl Slice {
     }
 }
 
-/// A write of one slice.
+/// Write of one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// There is none of the name.
+    /// Create the slice: there is none of the name.
     Create {
-        /// Its name.
+        /// Name of the slice.
         name: String,
-        /// Its endpoints.
+        /// Endpoints of the slice.
         endpoints: Vec<Endpoint>,
     },
-    /// Replaces endpoints and ports, and whatever is not sound.
+    /// Replace endpoints and ports, and all fields that are not sound.
     Update {
-        /// Its name.
+        /// Name of the slice.
         name: String,
-        /// The version that this rests on.
+        /// `resourceVersion` that the write requires.
         version: String,
-        /// Its endpoints.
+        /// Endpoints of the slice.
         endpoints: Vec<Endpoint>,
     },
-    /// It is empty or not of this Service's family.
+    /// Delete the slice: it is empty or not of this Service's family.
     Delete {
-        /// Its name.
+        /// Name of the slice.
         name: String,
-        /// The version that this rests on.
+        /// `resourceVersion` that the write requires.
         version: String,
     },
 }
 
 impl Write {
-    /// The slice's name.
+    /// Name of the slice.
     pub fn name(&self) -> &str {
         match self {
             Self::Create { name, .. } | Self::Update { name, .. } | Self::Delete { name, .. } => {
@@ -111,7 +112,7 @@ impl Write {
         }
     }
 
-    /// The endpoints that it leaves in the slice.
+    /// Endpoints in the slice after the write.
     pub fn endpoints(&self) -> &[Endpoint] {
         match self {
             Self::Create { endpoints, .. } | Self::Update { endpoints, .. } => endpoints,
@@ -120,15 +121,15 @@ impl Write {
     }
 }
 
-/// An endpoint that takes traffic and never answers: a closed port of the node that announces, which
-/// refuses at once, or, where that is not known, an address that is reserved for nothing (RFC 5737,
+/// Endpoint that takes traffic and never answers: a closed port of the announcing node, which
+/// refuses at once, or, if that is not known, an address that is reserved and unused (RFC 5737,
 /// RFC 6666).
 ///
-/// A Service without one is not served by kube-proxy, and its address is a node's own: what
-/// listens on the node would answer instead. kube-proxy refuses such traffic in one of its filter
-/// chains, but kube-vip admits the Service's ports in an earlier one. Traffic for the sink is
-/// led away before either. It is said to terminate, since kube-proxy sends traffic there all the
-/// same, and nothing else takes it for a ready one.
+/// kube-proxy does not serve a Service without an endpoint, and its address is a node's own: a
+/// program that listens on the node would answer instead. kube-proxy refuses such traffic in one of
+/// its filter chains, but kube-vip admits the Service's ports in an earlier one. Traffic for the
+/// sink is redirected before both. The sink is marked as terminating: kube-proxy still sends
+/// traffic there, and no other component counts it as a ready endpoint.
 pub fn sink(name: &str, family: Family, at: Option<&AnnouncingNode>) -> Endpoint {
     let of_node = at.and_then(|node| {
         let address = node.addresses.iter().find(|address| Family::of(**address) == family)?;
@@ -148,7 +149,7 @@ pub fn sink(name: &str, family: Family, at: Option<&AnnouncingNode>) -> Endpoint
     }
 }
 
-/// The ports of a slice that holds these endpoints. `ports` are those of the VMs.
+/// Ports of a slice with these endpoints. `ports`: those of the VMs.
 pub fn ports_of(endpoints: &[impl Borrow<Endpoint>], ports: &[Port]) -> Vec<Port> {
     if endpoints.iter().any(|endpoint| endpoint.borrow().is_sink()) {
         ports.iter().map(|port| Port { port: SINK_PORT, ..port.clone() }).collect()
@@ -158,34 +159,35 @@ pub fn ports_of(endpoints: &[impl Borrow<Endpoint>], ports: &[Port]) -> Vec<Port
 }
 
 impl Endpoint {
-    /// Whether it is no VM.
+    /// Whether the endpoint is the sink, not a VM.
     pub fn is_sink(&self) -> bool {
         *self.uid == *SINK_UID
     }
 
-    /// Whether kube-proxy sends traffic there if it has no better: endpoints that are ready,
-    /// else those that still serve while they terminate (KEP-1669).
+    /// Whether kube-proxy may send traffic there: to endpoints that are ready or, if there are
+    /// none, to those that still serve while they terminate (KEP-1669).
     fn takes_traffic(&self) -> bool {
         self.serving
     }
 }
 
-/// What is known of each VM's endpoint from the slices.
+/// Endpoint of each VM in the slices, by UID.
 pub fn remembered<S: Borrow<Slice>>(slices: &[S]) -> HashMap<&str, &Endpoint> {
     let endpoints = slices.iter().flat_map(|slice| &slice.borrow().endpoints);
     endpoints.map(|endpoint| (&*endpoint.uid, endpoint)).collect()
 }
 
-/// What to do next.
+/// Writes that are due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// In the order in which they must be done.
+    /// Writes, in the order in which they must be done.
     pub writes: Vec<Write>,
-    /// Whether nothing is left when they are done. Otherwise what is stored then is planned anew.
+    /// Whether the slices are as desired after these writes. Otherwise plan again from the stored
+    /// slices.
     pub complete: bool,
 }
 
-/// The writes that are next. `service` is the Service's name; the first slice has the same.
+/// Plans the next writes. `service` is the Service's name, and that of the first slice.
 /// `announcing` is the node that announces it, if known.
 pub fn plan<S: Borrow<Slice>>(
     service: &str,
@@ -228,9 +230,9 @@ fn owned(endpoints: Vec<&Endpoint>) -> Vec<Endpoint> {
     endpoints.into_iter().cloned().collect()
 }
 
-/// Writes that add an endpoint that takes traffic come first, those that take the sink away last:
-/// at no moment is there none. In between the deletions come, and never last: kube-vip up to 1.2.3
-/// takes the last event about any slice for all of them.
+/// Orders the writes: those that add an endpoint that takes traffic come first, those that remove
+/// the sink last, so that there is always such an endpoint. Deletions come in between, and never
+/// last: kube-vip up to 1.2.3 takes the last event about any slice for all of them.
 fn in_order(
     stored: &[&Slice],
     deletes: Vec<Write>,
@@ -264,7 +266,7 @@ fn in_order(
             let took =
                 |write: &Write| before(write.name()).is_some_and(|s| takes(&s.endpoints) > 0);
             if writes.len() < 2 && !writes.last().is_some_and(took) {
-                // All traffic is for what is to be deleted. That is next.
+                // All traffic goes to the slice that is to be deleted. The next plan deletes it.
                 return Plan { writes, complete: false };
             }
             rest.extend(writes.pop());
@@ -277,8 +279,8 @@ fn delete(slice: &Slice) -> Write {
     Write::Delete { name: slice.name.clone(), version: slice.version.clone() }
 }
 
-/// Each endpoint where it is already, new ones where there is room, first slice first. `odd` slices
-/// are not used, and neither are their names.
+/// Assigns endpoints to slices: each stays where it is, new ones go where there is room, first
+/// slice first. `odd` slices are not used, and their names neither.
 fn pack<'a>(
     service: &str,
     family: Family,
@@ -305,7 +307,7 @@ fn pack<'a>(
         .map(|n| (n, slice_name(service, family, n)))
         .filter(|(_, name)| odd.iter().all(|slice| slice.name != *name));
     let mut rest: Vec<&Endpoint> = wanted.into_values().collect();
-    // By name, so that the same VMs end in the same slices whatever the order of events.
+    // By name, so that the same VMs are in the same slices whatever the order of events.
     rest.sort_by(|a, b| (&a.name, &a.uid).cmp(&(&b.name, &b.uid)));
     let mut rest = rest.into_iter().peekable();
     while rest.peek().is_some() {
@@ -328,8 +330,8 @@ fn pack<'a>(
     packed
 }
 
-/// The first IPv4 slice is named as the Service, as it always was. The others hold a dot, which
-/// no Service's name can, so they are never another's first slice.
+/// Name of a slice. The first IPv4 slice has the Service's name, as it always had. The others
+/// contain a dot, which no Service's name can, so they are never another Service's first slice.
 fn slice_name(service: &str, family: Family, number: usize) -> String {
     match (family, number) {
         (Family::V4, 1) => service.to_owned(),

@@ -1,6 +1,6 @@
-//! Which VMs are endpoints of a LoadBalancer, at which address, and in which state.
+//! Choice of the VMs that are endpoints of a LoadBalancer, with their address and state.
 //!
-//! Invariant: a VM has at most one endpoint, known by its UID, however many pods run it.
+//! Invariant: a VM has at most one endpoint, identified by its UID, however many pods run it.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,22 +8,22 @@ use std::sync::Arc;
 use super::backend_address::{self, AddressFault, Rules};
 use super::vm::{Nic, Phase, Pod, Readiness, Vm};
 
-/// An address family. A Service of one family takes endpoints of that family only.
+/// Address family. A Service of one family takes endpoints of that family only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// IPv4.
+    /// Internet Protocol version 4.
     V4,
-    /// IPv6.
+    /// Internet Protocol version 6.
     V6,
 }
 
 impl Family {
-    /// The family of an address.
+    /// Family of an address.
     pub fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// As Services and EndpointSlices spell it.
+    /// Name of the family in Services and EndpointSlices.
     pub fn name(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -32,69 +32,69 @@ impl Family {
     }
 }
 
-/// A VM behind an address.
+/// VM behind the address of a LoadBalancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Where it is reached.
+    /// Address of the VM.
     pub address: IpAddr,
-    /// The VM's name; its namespace is the LoadBalancer's.
+    /// Name of the VM; its namespace is the LoadBalancer's.
     pub name: Arc<str>,
-    /// The VM's UID.
+    /// UID of the VM.
     pub uid: Arc<str>,
-    /// The node it runs on; empty if not known.
+    /// Node that the VM runs on; empty if not known.
     pub node: Arc<str>,
-    /// It answers.
+    /// Whether the VM answers.
     pub serving: bool,
-    /// It is going away.
+    /// Whether the VM, or its pod, is being deleted.
     pub terminating: bool,
 }
 
 impl Endpoint {
-    /// Kubernetes' own meaning: it answers and is not going away.
+    /// Whether the endpoint is ready in the sense of Kubernetes: it serves and does not terminate.
     pub fn ready(&self) -> bool {
         self.serving && !self.terminating
     }
 }
 
-/// What a selected VM is to a LoadBalancer.
+/// State of a selected VM for a LoadBalancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// It does not run.
+    /// The VM does not run.
     NotRunning,
-    /// It runs, and no address of it is known that fits.
+    /// The VM runs, and no suitable address of it is known.
     NoAddress,
-    /// It runs, and reports only addresses that it may not have.
+    /// The VM runs, and reports only addresses that it may not have.
     Refused {
-        /// The VM's name.
+        /// Name of the VM.
         name: Arc<str>,
-        /// The first of them.
+        /// First of these addresses.
         address: IpAddr,
-        /// Why not.
+        /// Reason why it may not have the address.
         fault: AddressFault,
     },
-    /// An endpoint. Its health is not in it yet.
+    /// The VM is an endpoint. Its health is not yet considered.
     Endpoint {
-        /// The endpoint, if its health check passes or there is none.
+        /// Endpoint, if its health check passes or there is none.
         endpoint: Endpoint,
-        /// The address is the one last heard of: the guest agent is silent.
+        /// Whether the address is the last known one: the guest agent is silent.
         last_known: bool,
     },
 }
 
-/// No network's name: one of which nothing is known.
+/// Placeholder for an unknown network, which is no network's name.
 const ANY_NETWORK: &str = "?";
 
-/// What addresses a LoadBalancer takes.
+/// Addresses that a LoadBalancer takes.
 #[derive(Clone, Debug)]
 pub struct Wanted<'a> {
-    /// The network that the LoadBalancer names; empty for any.
+    /// Network that the LoadBalancer names; empty for any.
     pub network: &'a str,
-    /// The Service's family.
+    /// Address family of the Service.
     pub family: Family,
 }
 
-/// Decides on one VM. `pods` are those that it controls. `last` says the address of its endpoint so
-/// far. `rules` say which addresses it may not have.
+/// Decides on one VM. `pods`: those that it controls. `last`: the address of its endpoint so far.
+/// `rules`: addresses that it may not have.
 pub fn backend(
     name: impl Into<Arc<str>>,
     vm: &Vm,
@@ -125,17 +125,17 @@ pub fn backend(
                 known = Some(address);
                 break;
             }
-            // The pod's address is told a moment later than the VM's.
+            // The pod's address is reported a moment later than the VM's.
             Some(AddressFault::NotOfPod) if pods.iter().all(|pod| pod.addresses.is_empty()) => {}
             Some(fault) => drop(refused.get_or_insert((address, fault))),
         }
     }
-    // A guest whose agent fell silent has not moved, as long as its pod runs. What it reports on
-    // another network was remembered before the LoadBalancer named this one.
+    // A guest whose agent fell silent has not moved while its pod runs. An address that it reports
+    // on another network was stored before the LoadBalancer named this network.
     let elsewhere = |last: &IpAddr| vm.nics.iter().any(|nic| nic.addresses.contains(last));
     let may_have = |last: &IpAddr| {
         let mut networks = vm.nics.iter().filter(here).map(|nic| &*nic.network).peekable();
-        // Without an interface nothing says on which network it was.
+        // Without an interface the network of the address is unknown.
         let unsaid = networks.peek().is_none() && fault(*last, ANY_NETWORK).is_none();
         unsaid || networks.any(|network| fault(*last, network).is_none())
     };
@@ -160,9 +160,9 @@ pub fn backend(
             name: name.into(),
             uid: vm.uid.clone(),
             node: vm.node.clone(),
-            // Each of the two goes stale in another failure: the pod's condition turns false
-            // when a node dies while virt-controller is down as well; the VM's knows pausing and
-            // guest probes.
+            // Each of the two is outdated after another failure: the pod's condition turns false
+            // when a node dies while virt-controller is down as well; the VM's condition includes
+            // pausing and guest probes.
             serving: pod_ready && vm_ready && !vm.paused && vm.phase == Phase::Running,
             terminating: vm.deleting || pod.is_some_and(|pod| pod.deleting),
         },

@@ -1,9 +1,9 @@
-//! What a health check asks, and what its answers mean.
+//! Health checks: their probes, and the verdicts from the results.
 //!
 //! Invariants: a verdict changes only after as many results in a row as the check demands, so a
-//! backend that fails now and then does not come and go. What is asked of a backend is read
-//! from the spec in one place ([`check`]), which trusts no schema: Harvester's own CRD may be
-//! the one that is served, and it does not know our rules.
+//! backend that fails now and then is not removed and added all the time. The probe is read from
+//! the spec in one place ([`check`]), which does not rely on a schema: the API server may serve
+//! Harvester's own CRD, which does not have our rules.
 
 mod doubt;
 mod schedule;
@@ -20,46 +20,46 @@ pub use spec::{
     MOST_STATUSES, check, form,
 };
 
-/// How the backends of one LoadBalancer are probed.
+/// Settings for the probes of one LoadBalancer's backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// What is asked.
+    /// Probe to send.
     pub probe: Probe,
-    /// The port of the backend.
+    /// Port of the backend.
     pub port: u16,
     /// Successes in a row that make a backend healthy: 1 to [`MOST_IN_A_ROW`].
     pub success_threshold: u32,
     /// Failures in a row that make a backend unhealthy: 1 to [`MOST_IN_A_ROW`].
     pub failure_threshold: u32,
-    /// From one probe of a backend to its next: 1 s to [`LONGEST_PERIOD`].
+    /// Time from one probe of a backend to the next: 1 s to [`LONGEST_PERIOD`].
     pub period: Duration,
-    /// When a probe counts as failed, from its beginning: 1 s to [`LONGEST_TIMEOUT`]. It may be
+    /// Time after which a probe counts as failed: 1 s to [`LONGEST_TIMEOUT`]. It may be
     /// longer than the period; a probe that is due while the last one is under way is skipped.
     pub timeout: Duration,
 }
 
 impl Check {
-    /// Whether an answer to the other check answers this one: thresholds, period and timeout
-    /// say how answers are gathered, not what they are about.
+    /// Whether an answer to the other check answers this one too: thresholds, period and timeout
+    /// do not change the question.
     pub fn asks_the_same(&self, other: &Self) -> bool {
         self.port == other.port && self.probe == other.probe
     }
 }
 
-/// What is asked of a backend.
+/// Probe of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// That it accepts a connection.
+    /// TCP: the backend must accept a connection.
     Tcp,
-    /// That it answers a GET.
+    /// HTTP: the backend must answer a GET.
     Http(Request),
-    /// That it answers a GET within TLS. With certificates in PEM: one of them must have signed
-    /// the backend's. Without: the backend's certificate is not looked at.
+    /// HTTPS: the backend must answer a GET within TLS. With certificates in PEM: one of them must
+    /// have signed the backend's certificate. Without: the backend's certificate is not verified.
     Https(Request, Option<String>),
 }
 
 impl Probe {
-    /// A word for metrics and logs: `tcp`, `http` or `https`.
+    /// Name of the protocol for metrics and logs: `tcp`, `http` or `https`.
     pub fn protocol(&self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -69,14 +69,14 @@ impl Probe {
     }
 }
 
-/// A GET, and which answers count as success.
+/// GET request, and the answers that count as success.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Path and query: begins with `/`, printable ASCII without spaces.
     pub path: String,
     /// Statuses that count as success, each 100 to 599. Empty: 200 to 399.
     pub expected: Vec<u16>,
-    /// The name asked for, in the Host header and in TLS. `None`: the backend's address.
+    /// Server name, for the Host header and TLS. `None`: the backend's address.
     pub server_name: Option<String>,
 }
 
@@ -91,21 +91,21 @@ impl Request {
     }
 }
 
-/// A backend to probe.
+/// Backend to probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Who it is: the VirtualMachineInstance's UID. Unique among the targets of a LoadBalancer.
+    /// UID of the VirtualMachineInstance. Unique among the targets of a LoadBalancer.
     pub id: String,
-    /// Where it is.
+    /// Address of the backend.
     pub address: IpAddr,
-    /// What to believe of this address until probes say otherwise, if it was not known before.
+    /// Verdict to assume until probes give one, if the address was not known before.
     pub assume_healthy: bool,
 }
 
-/// Whether a backend can be at the address. This process's own host, all hosts and "any" are not
-/// backends: a guest that reports such an address for itself must not make us probe there.
+/// Whether a backend can have the address. This process's own host, groups of hosts and "any" are
+/// no backends: a guest that reports such an address for itself must not make us probe there.
 pub fn may_be_backend(address: IpAddr) -> bool {
-    // An IPv4 address in IPv6 clothes leads to the same place.
+    // An IPv4-mapped IPv6 address leads to the same host.
     match address.to_canonical() {
         IpAddr::V4(ip) => {
             // 0.0.0.0/8 is "this network"; Linux connects 0.0.0.0 to loopback.
@@ -125,42 +125,42 @@ pub fn may_be_backend(address: IpAddr) -> bool {
     }
 }
 
-/// The verdict on a backend, and what speaks against it. Times are offsets on one monotonic clock.
+/// Verdict on a backend, and the results against it. Times are offsets on one monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Result of the probes, believed or not.
+    /// Verdict of the probes, believed or not.
     passes: bool,
-    /// Results in a row that contradict that.
+    /// Number of results in a row that contradict the verdict.
     against: u32,
-    /// Time of the last probe that passed, of one that is healthy; zero if none of this process did.
+    /// Time of the last probe that passed, of a healthy backend; zero if none of this process did.
     passed: Duration,
-    /// Time of the first that failed since. `None`, too, for a backend that was never healthy.
+    /// Time of the first failure since. `None`, too, for a backend that was never healthy.
     failing: Option<Duration>,
-    /// Whether its failures are doubted.
+    /// Whether the backend's failures are doubted.
     held: bool,
-    /// Whether its failures were doubted, and are believed now.
+    /// Whether the backend's failures were doubted, and are believed now.
     settled: bool,
 }
 
 impl Health {
-    /// A verdict that no probe of this process has confirmed: what an earlier leader published,
-    /// or `false` for a backend that nobody has seen.
+    /// Verdict that no probe of this process has confirmed: the one that an earlier leader
+    /// published, or `false` for an unknown backend.
     pub const fn assumed(healthy: bool) -> Self {
         let passed = Duration::ZERO;
         Self { passes: healthy, against: 0, passed, failing: None, held: false, settled: false }
     }
 
-    /// The verdict.
+    /// Whether the backend counts as healthy: its probes pass, or its failures are doubted.
     pub const fn is_healthy(self) -> bool {
         self.passes || self.held
     }
 
-    /// Whether it is healthy only because its failures are doubted.
+    /// Whether the backend is healthy only because its failures are doubted.
     pub const fn is_held(self) -> bool {
         self.held
     }
 
-    /// Takes in a result. True when what the probes say turned.
+    /// Adds a result. Returns whether the verdict of the probes changed.
     pub fn observe(&mut self, passed: bool, check: &Check, now: Duration) -> bool {
         if self.passes && passed {
             self.passed = now;
@@ -185,20 +185,21 @@ impl Health {
         true
     }
 
-    /// State of the way to the target, if it passes, or did before it failed and no replica has
-    /// settled why.
+    /// Probe results of the target at this address, if it passes, or did before it failed and no
+    /// replica has settled why.
     pub fn sight(self, lb: &str, address: IpAddr) -> Option<Sight<'_>> {
         let Self { passed, failing, .. } = self;
         let counts = self.passes || (failing.is_some() && !self.settled);
         counts.then_some(Sight { lb, address, passed, failing })
     }
 
-    /// Times of the last pass and of the first failure since, if it fails and no replica has settled why.
+    /// Times of the last pass and of the first failure since, if the backend fails and no replica
+    /// has settled why.
     pub fn silence(self) -> Option<(Duration, Duration)> {
         self.failing.filter(|_| !self.settled).map(|since| (self.passed, since))
     }
 
-    /// Whether it fails, did not before the moment, and has not passed since.
+    /// Whether the backend fails, did not fail before the moment, and has not passed since.
     fn fell_silent_at(self, moment: Duration) -> bool {
         self.silence().is_some_and(|(passed, since)| (passed..=since).contains(&moment))
     }

@@ -1,4 +1,5 @@
-//! What statuses, verdicts and addresses mean; verdicts against a reading of the whole history.
+//! Meaning of statuses, verdicts and addresses; verdicts against an evaluation of the whole
+//! history.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -21,8 +22,8 @@ fn check(success_threshold: u32, failure_threshold: u32) -> Check {
     }
 }
 
-/// The verdict as a person would find it: the whole history is looked at, and the verdict is
-/// what the last results in a row say, if they are enough, else what it was before.
+/// Verdict from the whole history: the last results in a row decide if they are enough, else the
+/// verdict before them.
 fn by_history(assumed: bool, history: &[bool], check: &Check) -> bool {
     let ends_with = |result: bool, count: u32| {
         let count = usize::try_from(count).unwrap();

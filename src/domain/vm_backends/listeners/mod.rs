@@ -1,5 +1,5 @@
-//! A LoadBalancer of type vm: what its spec asks for, and what its status says of the VMs behind
-//! it.
+//! A LoadBalancer of type vm: the listeners and VMs that its spec requests, and the status with the
+//! VMs behind it.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -15,12 +15,12 @@ use crate::load_balancer::bounds::{self, MOST_LISTENERS};
 use crate::reason;
 use api::{ConditionStatus, LABEL_VM_NAME, LoadBalancer, LoadBalancerSpec, WorkloadType};
 
-/// A port of the address, and the VMs' port behind it.
+/// Port of the address, and the VMs' port behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// Name; empty for the only one.
+    /// Name of the listener; may be empty if it is the only one.
     pub name: String,
-    /// TCP or UDP.
+    /// Protocol: TCP or UDP.
     pub protocol: String,
     /// Port of the address.
     pub port: u16,
@@ -28,18 +28,18 @@ pub struct Listener {
     pub backend_port: u16,
 }
 
-/// Whether VMs are behind it.
+/// Whether the LoadBalancer is of type vm.
 pub fn is_vm(lb: &LoadBalancer) -> bool {
     lb.spec.workload_type.unwrap_or_default() == WorkloadType::Vm
 }
 
-/// The VMs it selects. `None`: it is not of that type, or selects none.
+/// Selector of the LoadBalancer's VMs. `None`: it is not of type vm, or selects none.
 pub fn selector(lb: &LoadBalancer) -> Option<&Selector> {
     let selector = lb.spec.backend_server_selector.as_ref().filter(|_| is_vm(lb))?;
     Some(selector).filter(|all| !all.is_empty() && bounds::selector_fault(&lb.spec).is_none())
 }
 
-/// Why its selector selects fewer VMs than it says, in words.
+/// Text with the reason why the selector selects fewer VMs than it seems to, if so.
 pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
     let address = || {
         let address = address_for_name(spec)?;
@@ -48,15 +48,15 @@ pub fn selector_hint(spec: &LoadBalancerSpec) -> Option<String> {
     bounds::selector_fault(spec).or_else(address)
 }
 
-/// An address that stands where a VM's name belongs, and so selects nothing: `backendServers` of
-/// v1alpha1 once held addresses.
+/// Address in the place of a VM's name, where it selects no VM: `backendServers` of v1alpha1 once
+/// contained addresses.
 pub fn address_for_name(spec: &LoadBalancerSpec) -> Option<&str> {
     let names = spec.backend_server_selector.as_ref()?.get(LABEL_VM_NAME)?;
     names.iter().map(String::as_str).find(|name| name.parse::<IpAddr>().is_ok())
 }
 
-/// Its listeners, or the field that is wrong, what is wrong with it and what would be right. The
-/// CRD refuses the same; Harvester's own does not.
+/// Listeners of the spec. The error names the field, the fault and a valid value. Our CRD refuses
+/// the same; Harvester's own CRD does not.
 pub fn listeners(spec: &LoadBalancerSpec) -> Result<Vec<Listener>, String> {
     if spec.listeners.is_empty() {
         return Err("spec.listeners: a load balancer of type vm needs at least one".to_owned());
@@ -116,7 +116,7 @@ fn is_port_name(name: &str, listeners: usize) -> bool {
     fits || (name.is_empty() && listeners == 1)
 }
 
-/// What is wrong with its name, if a Service cannot have it (RFC 1035 label).
+/// Fault of the LoadBalancer's name, if a Service cannot have it (RFC 1035 label).
 pub fn name_fault(name: &str) -> Option<String> {
     let fits = is_port_name(name, 0) && name.starts_with(|c: char| c.is_ascii_lowercase());
     (!fits).then(|| {
@@ -140,24 +140,24 @@ pub fn ports(listeners: &[Listener]) -> Vec<Port> {
     ports
 }
 
-/// The VMs behind a LoadBalancer, decided.
+/// State of the VMs behind a LoadBalancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Backends {
     /// Endpoints, health included.
     pub endpoints: Vec<Endpoint>,
-    /// Running VMs without an address that fits, those included that are refused.
+    /// Number of running VMs without a suitable address, refused ones included.
     pub without_address: usize,
     /// Running VMs that report only addresses that they may not have, each with the first of
-    /// those, by name.
+    /// those, sorted by name.
     pub refused: Vec<(Arc<str>, IpAddr, AddressFault)>,
-    /// VMs that would answer but for their health check.
+    /// Number of VMs that would be ready except for their health check.
     pub unhealthy: usize,
     /// Names of VMs at their last known address.
     pub last_known: Vec<Arc<str>>,
 }
 
 impl Backends {
-    /// From the VMs as they are and `healthy`, which says of an endpoint whether its health check
+    /// Collects the VMs. `healthy` returns for an endpoint whether its health check
     /// passes.
     pub fn new(
         backends: impl IntoIterator<Item = Backend>,
@@ -190,18 +190,18 @@ impl Backends {
         found
     }
 
-    /// How many can answer.
+    /// Number of VMs that are ready.
     pub fn ready(&self) -> usize {
         self.endpoints.iter().filter(|endpoint| endpoint.ready()).count()
     }
 
-    /// How many run.
+    /// Number of VMs that run and do not terminate.
     pub fn total(&self) -> usize {
         self.endpoints.iter().filter(|endpoint| !endpoint.terminating).count()
             + self.without_address
     }
 
-    /// The first VMs that are refused, each with its address and why.
+    /// Text with the first VMs that are refused, each with its address and the reason.
     fn refusal(&self) -> Option<String> {
         let say = |(name, address, fault): &(Arc<str>, IpAddr, AddressFault)| -> Arc<str> {
             format!("{name} reports {address}, which is {fault}").into()
@@ -210,67 +210,70 @@ impl Backends {
         (!said.is_empty()).then(|| some_of(&said))
     }
 
-    /// Addresses of the VMs that run and stay, ready or not.
+    /// Addresses of the VMs that run and do not terminate, ready or not.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let staying = self.endpoints.iter().filter(|endpoint| !endpoint.terminating);
         staying.map(|endpoint| endpoint.address)
     }
 }
 
-/// What became of a LoadBalancer's Service.
+/// State of a LoadBalancer's Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Service {
-    /// It says what it must.
+    /// The Service is as it must be.
     Ours,
-    /// It cannot be made: the spec or the name is wrong, as the text says.
+    /// The Service cannot be created: the spec or the name has the fault in the text.
     Faulty(String),
-    /// The name is another's, as the text says.
+    /// A Service of the name belongs to another owner, as the text describes.
     Foreign(String),
-    /// The API server refused it, as the text says.
+    /// The API server refused the Service, for the reason in the text.
     Refused(String),
-    /// An earlier one must go first.
+    /// An earlier Service must be deleted first.
     Waiting,
-    /// It is held back from the announcer, for so long.
+    /// The Service is held back from the announcer, for this time.
     Held(Duration),
 }
 
-/// Everything that the status of a vm load balancer says.
+/// Facts for the status of a LoadBalancer of type vm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The Service.
+    /// State of the Service.
     pub service: Service,
-    /// Where the Service of this LoadBalancer is announced, if there is one, whatever became of
-    /// it now: `status.loadBalancer.ingress`.
+    /// Addresses at which the Service of this LoadBalancer is announced, if there is one, whatever
+    /// its state is now: `status.loadBalancer.ingress`.
     pub ingress: Vec<String>,
-    /// The VMs behind it. `None`: VMs cannot be seen now, so nothing is said or changed.
+    /// VMs behind the LoadBalancer. `None`: VMs cannot be listed now, so nothing is reported or
+    /// changed.
     pub backends: Option<Backends>,
-    /// Why its selector selects fewer VMs than it says, if so.
+    /// Reason why the selector selects fewer VMs than it seems to, if so.
     pub selector_hint: Option<String>,
-    /// What is wrong with the health check, if so: it is not done.
+    /// Fault of the health check, if there is one: then health is not checked.
     pub health_fault: Option<String>,
-    /// Doubt about VMs that fail their health check and stay in, because most VMs fail at once.
+    /// Doubt about VMs that fail their health check and stay endpoints, because most VMs fail at
+    /// once.
     pub doubted: Option<String>,
-    /// Why the address is announced on the announcer's default interface, not on its network.
+    /// Reason why the address is announced on the announcer's default interface, not on its
+    /// network.
     pub default_interface: Option<String>,
-    /// A setting of the Service that does not do what it says.
+    /// Setting of the Service that does not have its documented effect.
     pub misfit: Option<Misfit>,
-    /// The address that it was announced at last, while its Service asks for another that nothing
-    /// announces yet.
+    /// Address at which it was last announced, while its Service asks for another that is not
+    /// announced yet.
     pub moving_from: Option<IpAddr>,
 }
 
 impl Report {
-    /// The address at which it is announced.
+    /// Address at which the Service is announced.
     pub fn announced(&self) -> Option<&str> {
         self.ingress.first().map(String::as_str)
     }
 }
 
-/// Why failures are doubted, in words.
+/// Text with the reason why failures are doubted.
 pub const DOUBTED: &str =
-    "most VMs of many load balancers fell silent at once, so the prober may be what fails";
+    "most VMs of many load balancers fell silent at once, so the fault may be the prober's";
 
-/// Status, reason and message of the `Ready` condition of one that holds an address.
+/// Status, reason and message of the `Ready` condition of a LoadBalancer that has an address.
 pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, String) {
     let not = |reason, message: &str| (ConditionStatus::False, reason, message.to_owned());
     match &report.service {
@@ -286,7 +289,7 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
         );
     };
     if backends.ready() == 0 {
-        // The beginnings of the first three are matched by UIs.
+        // UIs match the beginnings of the first three.
         return if backends.total() == 0 {
             let hint = report.selector_hint.as_ref().map(|hint| format!(": {hint}"));
             let hint = hint.unwrap_or_default();
@@ -330,11 +333,12 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
         return (ConditionStatus::True, reason::INVALID_HEALTH_CHECK, message);
     }
     if let Some(why) = &report.doubted {
-        let message = format!("VMs that fail their health check stay in: {DOUBTED}: {why}");
+        let message = format!("VMs that fail their health check stay endpoints: {DOUBTED}: {why}");
         return (ConditionStatus::True, reason::PROBER_DOUBTED, message);
     }
     if let Some(refused) = backends.refusal() {
-        let message = format!("not served, for an address that they may not have: {refused}");
+        let message =
+            format!("VMs with an address that they may not have are not served: {refused}");
         return (ConditionStatus::True, reason::BACKEND_ADDRESS_REFUSED, message);
     }
     if !backends.last_known.is_empty() {
@@ -354,7 +358,7 @@ pub fn ready(report: &Report, asked: &str) -> (ConditionStatus, &'static str, St
     (ConditionStatus::True, reason::ANNOUNCED, message)
 }
 
-/// The first names, and how many more there are.
+/// Text with the first five names, and the number of others.
 fn some_of(names: &[Arc<str>]) -> String {
     const SHOWN: usize = 5;
     let shown = names.iter().take(SHOWN).map(|name| &**name).collect::<Vec<_>>().join(", ");

@@ -1,4 +1,4 @@
-//! What a spec asks for, and what is said of the VMs behind it.
+//! Listeners of a spec, and the status with the VMs behind it.
 
 use super::super::endpoint_slices;
 use super::*;
@@ -24,7 +24,7 @@ fn listeners_are_read_with_the_backend_port_that_is_meant() {
         };
         assert_eq!(read, [expected], "{given:?}");
     }
-    // One may be without name; ports may repeat among protocols and among backends.
+    // A single listener needs no name; ports may repeat among protocols and among backends.
     for good in [
         vec![listener("", "UDP", 1, None)],
         vec![listener("a", "TCP", 53, None), listener("b", "UDP", 53, None)],
@@ -37,7 +37,7 @@ fn listeners_are_read_with_the_backend_port_that_is_meant() {
     }
 }
 
-/// Harvester's own CRD lets all of this through.
+/// Harvester's own CRD accepts all of these.
 #[test]
 fn a_fault_names_the_field_and_what_is_wrong_with_it() {
     let good = || listener("http", "TCP", 80, None);
@@ -148,7 +148,7 @@ fn backends_are_counted_by_what_can_answer() {
         Backend::NotRunning,
         Backend::NoAddress,
         vm("sick", true, false),
-        // Unhealthy would be no news: it does not serve anyway, or goes.
+        // Not counted as unhealthy: it does not serve anyway, or terminates.
         vm("sick-unready", false, false),
         vm("sick-leaving", true, true),
         vm("draining", true, true),
@@ -167,7 +167,7 @@ fn backends_are_counted_by_what_can_answer() {
     assert_eq!(backends(&[]), Backends::default());
 }
 
-/// A Service, and where it is announced.
+/// A Service, and the addresses at which it is announced.
 type Told = (Service, Vec<String>);
 
 fn report((service, ingress): Told, list: &[Backend]) -> Report {
@@ -192,7 +192,7 @@ fn silent(service: Service) -> Told {
     (service, Vec::new())
 }
 
-/// The texts are what UIs and scripts match: the first three as the Go controller wrote them.
+/// UIs and scripts match the texts: the first three are the Go controller's.
 #[test]
 fn why_nobody_answers_is_told_in_the_known_words() {
     let not_running = [Backend::NotRunning, Backend::NotRunning];
@@ -218,7 +218,7 @@ fn why_nobody_answers_is_told_in_the_known_words() {
     }
 }
 
-/// What v1alpha1's `backendServers` once held, or who took it for a list of addresses.
+/// v1alpha1's `backendServers` once contained addresses, and some users still write them.
 #[test]
 fn an_address_for_a_name_is_told_where_nobody_runs() {
     let spec = |names: &[&str]| LoadBalancerSpec {
@@ -256,7 +256,7 @@ fn a_setting_of_the_service_that_does_not_fit_is_told() {
     let local = || Misfit::NoLocalBackend("local".into());
     let ranges = || Misfit::SourceRanges("ranges".into());
     let (yes, no) = (ConditionStatus::True, ConditionStatus::False);
-    // Whether or not the status still says that it is announced.
+    // Whether or not the status still contains the address.
     for service in [ours(), silent(Service::Ours)] {
         assert_eq!(told(service, &one, local(), None), (no, "NoLocalBackend", "local".into()));
     }
@@ -267,7 +267,7 @@ fn a_setting_of_the_service_that_does_not_fit_is_told() {
     assert_eq!(told(ours(), &[last_known("a")], ranges(), None).1, "LastKnownAddress");
 }
 
-/// Of several reasons the one that must be put right first.
+/// Of several reasons the one that must be corrected first.
 #[test]
 fn the_first_obstacle_is_the_one_that_is_told() {
     let nobody: &[Backend] = &[];
@@ -342,7 +342,7 @@ fn a_long_list_of_silent_guests_is_cut_short() {
     }
 }
 
-/// Whatever stands in the way of a change, the address leads where it led.
+/// While a change is blocked, the address leads where it led.
 #[test]
 fn the_address_told_is_the_first_that_is_announced() {
     let ingress = || vec!["10.0.0.100".to_owned(), "fd00::100".to_owned()];

@@ -1,11 +1,12 @@
-//! From a VM's labels to the LoadBalancers that select it, and back, without scanning either.
+//! Index from a VM's labels to the LoadBalancers that select it, and back, without scanning either.
 //!
-//! Owns what is known of VMs and their pods. Invariants: a VM is a member of exactly the
+//! Owns the facts about VMs and their pods. Invariants: a VM is a member of exactly the
 //! LoadBalancers of its namespace whose selector it matches; a change reports exactly the
 //! LoadBalancers for which it can make a difference.
 //!
 //! Each pair of label and value is interned. A LoadBalancer is filed under the pairs of one of
-//! its clauses; a VM looks there and nowhere else. Fed by informers, asked by reconciles.
+//! its clauses; a VM is compared with the LoadBalancers under its pairs only. Informers write,
+//! reconciles read.
 
 mod slots;
 
@@ -24,9 +25,9 @@ use slots::{Id, Slots};
 pub type LbKey = Box<str>;
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
-/// See [`pair_key`].
+/// Key of a label with its value in a namespace: see [`pair_key`].
 type PairKey = [u8; 16];
-/// For each key, one of its values. Empty selects nothing.
+/// Selector: for each key, the VM must have one of its values. An empty one selects nothing.
 pub type Selector = BTreeMap<String, Vec<String>>;
 
 /// VMs, pods and selectors, joined.
@@ -36,9 +37,9 @@ pub struct LabelIndex {
     pairs: Slots<Pair>,
     vm_ids: HashMap<Box<str>, Id>,
     vms: Slots<Member>,
-    /// By the VM's UID. Pods may be known before their VM, and after.
+    /// Pods by the VM's UID. Pods may be known before their VM, and after.
     pods: HashMap<Arc<str>, Vec<Pod>>,
-    /// Which VM a pod belongs to, by the pod's `namespace/name`.
+    /// UIDs of a pod's VM and of the pod, by the pod's `namespace/name`.
     pod_owner: HashMap<Box<str>, (Arc<str>, Arc<str>)>,
     uids: HashMap<Arc<str>, Id>,
     /// VMs by the addresses that they report.
@@ -54,7 +55,7 @@ struct Pair {
     vms: Vec<Id>,
     /// LoadBalancers filed here.
     lbs: Vec<Id>,
-    /// Clauses that name the pair, filed here or not.
+    /// Number of clauses that name the pair, filed here or not.
     uses: u32,
 }
 
@@ -62,7 +63,7 @@ struct Pair {
 struct Member {
     name: Arc<str>,
     vm: Vm,
-    /// Sorted.
+    /// Pairs of the VM, sorted.
     labels: Box<[Id]>,
     lbs: Vec<Id>,
 }
@@ -70,17 +71,17 @@ struct Member {
 #[derive(Debug, Default)]
 struct Filed {
     key: LbKey,
-    /// Of the selector: a change is told by it.
+    /// Digest of the selector, which shows a change.
     selector: [u8; 32],
-    /// Each sorted; a VM must have a pair of every one.
+    /// Clauses, each sorted; a VM must have a pair of every one.
     clauses: Vec<Vec<Id>>,
-    /// The clause under whose pairs it is filed.
+    /// Index of the clause under whose pairs it is filed.
     anchor: usize,
     vms: BTreeSet<Id>,
 }
 
 impl LabelIndex {
-    /// A VM is there, or has changed. Returns the LoadBalancers that must look at it.
+    /// Stores a new or changed VM. Returns the LoadBalancers to reconcile.
     pub fn set_vm(&mut self, namespace: &str, name: &str, labels: &Labels, vm: Vm) -> Vec<LbKey> {
         let key = qualified(namespace, name);
         let id = if let Some(id) = self.vm_ids.get(&key) {
@@ -115,7 +116,7 @@ impl LabelIndex {
         self.relabel(id, ids.into(), changed)
     }
 
-    /// A VM is gone.
+    /// Removes a VM. Returns the LoadBalancers to reconcile.
     pub fn remove_vm(&mut self, namespace: &str, name: &str) -> Vec<LbKey> {
         let Some(id) = self.vm_ids.remove(&*qualified(namespace, name)) else { return Vec::new() };
         let affected = self.relabel(id, Box::default(), false);
@@ -127,7 +128,8 @@ impl LabelIndex {
         affected
     }
 
-    /// A pod is there, or has changed. `None`: it runs no VM any more.
+    /// Stores a new or changed pod; `None`: it runs no VM any more. Returns the LoadBalancers to
+    /// reconcile.
     pub fn set_pod(&mut self, namespace: &str, name: &str, pod: Option<Pod>) -> Vec<LbKey> {
         let key = qualified(namespace, name);
         let Some(pod) = pod else { return self.drop_pod(&key) };
@@ -150,12 +152,12 @@ impl LabelIndex {
         affected
     }
 
-    /// A pod is gone.
+    /// Removes a pod. Returns the LoadBalancers to reconcile.
     pub fn remove_pod(&mut self, namespace: &str, name: &str) -> Vec<LbKey> {
         self.drop_pod(&qualified(namespace, name))
     }
 
-    /// A LoadBalancer is there, or selects others. Returns whether that makes a difference.
+    /// Stores a LoadBalancer with its selector. Returns whether that is a change.
     pub fn set_lb(&mut self, namespace: &str, name: &str, selector: &Selector) -> bool {
         let key = qualified(namespace, name);
         if let Some(id) = self.lb_ids.get(&key) {
@@ -177,12 +179,13 @@ impl LabelIndex {
                 ids
             })
             .collect();
-        // Filed where the fewest others are, so that a VM looks at few that it does not match.
+        // Filed where the fewest others are, so that a VM is compared with few that do not match
+        // it.
         let crowd = |clause: &Vec<Id>| -> usize {
             clause.iter().map(|pair| self.pairs.get(*pair).lbs.len()).sum()
         };
         let anchor = (0..clauses.len()).min_by_key(|i| crowd(&clauses[*i])).unwrap_or_default();
-        // Its VMs are looked for where the fewest are.
+        // The candidates are the VMs of the clause that has the fewest.
         let candidates = clauses
             .iter()
             .min_by_key(|clause| {
@@ -208,7 +211,7 @@ impl LabelIndex {
         true
     }
 
-    /// A LoadBalancer is gone, or selects no VMs any more.
+    /// Removes a LoadBalancer that is gone, or selects no VMs any more.
     pub fn remove_lb(&mut self, namespace: &str, name: &str) {
         let Some(id) = self.lb_ids.remove(&*qualified(namespace, name)) else { return };
         let filed = self.lbs.take(id);
@@ -224,7 +227,7 @@ impl LabelIndex {
         }
     }
 
-    /// The VMs that a LoadBalancer selects, each with its name and pods, in no certain order.
+    /// VMs that a LoadBalancer selects, each with its name and pods, in no certain order.
     pub fn members<'a>(
         &'a self,
         namespace: &str,
@@ -238,7 +241,7 @@ impl LabelIndex {
         })
     }
 
-    /// VMs of a namespace that bear the label with that value, by name, in no certain order.
+    /// VMs of a namespace that have the label with that value, by name, in no certain order.
     pub fn labelled<'a>(
         &'a self,
         namespace: &str,
@@ -270,17 +273,17 @@ impl LabelIndex {
         self.lbs_of_all(self.vm_ids.values().filter(is_there).copied())
     }
 
-    /// Every VM by `namespace/name`.
+    /// All VMs, by `namespace/name`.
     pub fn vms(&self) -> impl Iterator<Item = (&str, &Vm)> {
         self.vm_ids.iter().map(|(key, id)| (&**key, &self.vms.get(*id).vm))
     }
 
-    /// One VM.
+    /// VM with this `namespace/name`.
     pub fn vm(&self, key: &str) -> Option<&Vm> {
         self.vm_ids.get(key).map(|id| &self.vms.get(*id).vm)
     }
 
-    /// Every pod by `namespace/name`.
+    /// All pods, by `namespace/name`.
     pub fn pod_names(&self) -> impl Iterator<Item = &str> {
         self.pod_owner.keys().map(|key| &**key)
     }
@@ -320,8 +323,8 @@ impl LabelIndex {
         self.lbs_of(&vm)
     }
 
-    /// Gives a VM these labels. Returns who selected it before or does now, and of those who do
-    /// both only if the VM itself has `changed`.
+    /// Sets the labels of a VM. Returns the LoadBalancers that either selected it before or do so
+    /// now, and those that do both only if the VM itself has `changed`.
     fn relabel(&mut self, id: Id, labels: Box<[Id]>, changed: bool) -> Vec<LbKey> {
         let old = mem::replace(&mut self.vms.get_mut(id).labels, labels);
         let labels = self.vms.get(id).labels.clone();
@@ -386,12 +389,12 @@ impl LabelIndex {
     }
 }
 
-/// Every address that a VM reports.
+/// Addresses that a VM reports.
 fn addresses(vm: &Vm) -> impl Iterator<Item = IpAddr> {
     vm.nics.iter().flat_map(|nic| nic.addresses.iter().copied())
 }
 
-/// Whether sorted labels hold a pair of every clause. No clause matches nothing.
+/// Whether sorted labels contain a pair of every clause. No clause matches nothing.
 fn matches(clauses: &[Vec<Id>], labels: &[Id]) -> bool {
     let has_one = |clause: &Vec<Id>| {
         if clause.len() < labels.len() {
@@ -407,10 +410,10 @@ fn qualified(namespace: &str, name: &str) -> Box<str> {
     format!("{namespace}/{name}").into()
 }
 
-/// Stands for a label and its value in a namespace. Tenants choose labels, so nobody may be able to
-/// find two pairs with one key: a digest that holds against that, and half the room of the text.
+/// Key of a label and its value in a namespace. Tenants choose labels, so it must be infeasible to
+/// find two pairs with one key: a cryptographic digest, which takes half the memory of the text.
 fn pair_key(namespace: &str, label: &str, value: &str) -> PairKey {
-    // A namespace holds no slash; a label's value no `=`.
+    // A namespace contains no slash, a label's value no `=`.
     let digest = Sha256::digest(format!("{namespace}/{label}={value}"));
     std::array::from_fn(|at| digest[at])
 }

@@ -1,11 +1,11 @@
-//! A list in which entries keep their place.
+//! List in which entries keep their index.
 
 use std::mem;
 
 /// Index of an entry in a list.
 pub(super) type Id = u32;
 
-/// A list whose places are used again, so that places can stand for what is in them.
+/// List whose free indexes are used again, so that an index can identify an entry.
 #[derive(Debug)]
 pub(super) struct Slots<T> {
     list: Vec<T>,
@@ -28,7 +28,7 @@ impl<T: Default> Slots<T> {
         Id::try_from(self.list.len() - 1).unwrap_or(Id::MAX)
     }
 
-    /// Places in use.
+    /// Number of indexes in use.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.list.len() - self.free.len()

@@ -1,8 +1,9 @@
-//! Interfaces on which kube-vip is asked to announce, and on which it does.
+//! Interfaces on which kube-vip is asked to announce, and those on which it does.
 //!
-//! kube-vip 1.2 reads the interface of a Service once (`NewInstance`, pkg/instance/instance.go), and
-//! cannot serve one whose interface a node lacks. So a VLAN is asked for only where each node that may
-//! announce has a working link for it, and a Service that nothing announces yet is made anew for it.
+//! kube-vip 1.2 reads the interface of a Service once (`NewInstance`, pkg/instance/instance.go),
+//! and cannot serve a Service whose interface a node lacks. So the operator asks for a VLAN only if
+//! each node that may announce has a working link for it, and recreates a Service that is not
+//! announced yet.
 
 use serde_json::{Map, Value, json};
 
@@ -12,7 +13,7 @@ use crate::network::host_links::Link;
 use api::ANNOTATION_NETWORK;
 
 impl Attachment {
-    /// The interface of a node by which it reaches the network.
+    /// Name of the interface by which a node reaches the network.
     fn interface(&self) -> String {
         match self.vlan {
             0 => self.bridge.clone(),
@@ -22,14 +23,15 @@ impl Attachment {
 }
 
 impl Wanted<'_> {
-    /// The interface to ask for. `None`: the announcer's default.
+    /// Interface to ask for. `None`: the announcer's default.
     fn interface(&self) -> Option<String> {
         let attachment = self.attachment.filter(|_| !self.network.is_empty())?;
         (self.link == Link::Ready).then(|| attachment.interface())
     }
 
-    /// Why the address is announced on the announcer's default interface and not on its network.
-    /// `None`: it is announced where it belongs, or where a user wants it.
+    /// Reason why the address is announced on the announcer's default interface and not on its
+    /// network.
+    /// `None`: it is announced on its network, or on the interface that a user set.
     pub fn on_default_interface(&self, stored: Option<&Stored>) -> Option<String> {
         let network = Some(self.network).filter(|network| !network.is_empty())?;
         let says = |key: &str| stored.is_some_and(|stored| stored.annotations.contains_key(key));
@@ -44,11 +46,11 @@ impl Wanted<'_> {
         match &self.link {
             Link::Ready if stored.is_none() || says(ASKED_INTERFACE) => None,
             Link::Ready => Some(format!(
-                "it was announced before nodes had the link {}: delete the Service to have it announced there",
+                "it was announced before nodes had the link {}: delete the Service to announce it there",
                 attachment.interface()
             )),
             Link::NotConfigured => {
-                Some(format!("nodes have no link for {of}: a HostNetworkConfig makes one"))
+                Some(format!("nodes have no link for {of}: a HostNetworkConfig creates one"))
             }
             Link::Missing(nodes) => Some(format!(
                 "nodes {} have no working link for {of}: see the HostNetworkConfig",
@@ -58,7 +60,7 @@ impl Wanted<'_> {
     }
 }
 
-/// Hints on which interface kube-vip should announce, and the network that they were made from.
+/// Hints for the interface on which kube-vip should announce, and the network that they come from.
 pub(super) fn hints(wanted: &Wanted<'_>) -> Map<String, Value> {
     let Some(interface) = wanted.interface() else { return Map::new() };
     Map::from_iter([
@@ -67,15 +69,15 @@ pub(super) fn hints(wanted: &Wanted<'_>) -> Map<String, Value> {
     ])
 }
 
-/// Whether it must be announced on another interface than it asks for, and may be: nothing announces
-/// it yet.
+/// Whether the Service must be announced on another interface than it asks for, and may be: it is
+/// not announced yet.
 pub(super) fn is_elsewhere(stored: &Stored, wanted: &Wanted<'_>) -> bool {
     changed_hints(stored, wanted).contains_key(ASKED_INTERFACE)
 }
 
-/// An address that is announced stays where it is. Hints that a user gave stay too: only those that
-/// were made from a network are taken back with it. A VLAN that an earlier version asked for is taken
-/// back at once, since the next start of kube-vip would fail on it.
+/// Changes of the hints. An announced address stays on its interface. Hints of a user stay too:
+/// only those that come from a network are removed with it. A VLAN that an earlier version asked
+/// for is removed at once, since kube-vip would fail on it at its next start.
 pub(super) fn changed_hints(stored: &Stored, wanted: &Wanted<'_>) -> Map<String, Value> {
     let made_from = stored.annotations.get(ANNOTATION_NETWORK).map_or("", String::as_str);
     let mut changes = Map::new();

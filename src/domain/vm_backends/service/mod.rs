@@ -1,9 +1,9 @@
-//! The Service that asks for an address: what it must say, and what to write so that it does.
+//! The Service that asks for an address: its required content, and the writes that lead to it.
 //!
 //! Invariants: only objects that name the LoadBalancer as their owner, by UID, are written or
-//! deleted; what others add to them stays. Of a Service the operator owns: type, ports, families,
+//! deleted; additions of other writers stay. Of a Service the operator owns: type, ports, families,
 //! requested address, no selector, its label and owner. Everything else (policies, more labels
-//! and annotations, node ports) belongs to whoever set it.
+//! and annotations, node ports) belongs to the user or program that set it.
 
 mod held;
 mod interface;
@@ -26,101 +26,103 @@ pub use held::{HELD_UNTIL, Held, IGNORED, NOT_ANNOUNCED, held, hold_back};
 use interface::{changed_hints, hints, is_elsewhere};
 pub use misfit::{Misfit, misfit};
 
-/// The address that kube-vip is asked for. Wins over `spec.loadBalancerIP`.
+/// Annotation with the address that kube-vip is asked for. It has precedence over
+/// `spec.loadBalancerIP`.
 pub const ASKED_ADDRESS: &str = "kube-vip.io/loadbalancerIPs";
-/// The interface that kube-vip is asked to use.
+/// Annotation with the interface that kube-vip is asked to use.
 pub const ASKED_INTERFACE: &str = "kube-vip.io/serviceInterface";
-/// `parent.tag`: the VLAN interface that kube-vip is asked to make and use. Never written: kube-vip
-/// 1.2.0 to 1.2.3 ends in a panic where that interface exists (`ValidateVLANInterface` with the nil
-/// parent of `addVLAN`, pkg/instance/instance.go), and Harvester's management address goes with it.
+/// Annotation with `parent.tag`: the VLAN interface that kube-vip is asked to create and use. Never
+/// written: kube-vip 1.2.0 to 1.2.3 panics if that interface exists (`ValidateVLANInterface` with
+/// the nil parent of `addVLAN`, pkg/instance/instance.go), and Harvester's management address is
+/// lost too.
 pub const ASKED_VLAN: &str = "kube-vip.io/serviceVLAN";
 
-/// The external traffic policy that a Service had when it was made, by which a change of it is seen.
+/// Annotation with the external traffic policy of the Service at its creation, to detect a change.
 pub const MADE_WITH_POLICY: &str = "loadbalancer.harvesterhci.io/made-with-traffic-policy";
-/// The ports that a Service had when it was made, by which it is seen that one of them is no more.
+/// Annotation with the ports of the Service at its creation, to detect that one was removed.
 pub const MADE_WITH_PORTS: &str = "loadbalancer.harvesterhci.io/made-with-ports";
-/// The node that announces a Service at last, as kube-vip writes it.
+/// Annotation with the node that last announced a Service, written by kube-vip.
 pub const ANNOUNCING_NODE: &str = "kube-vip.io/vipHost";
-/// Traffic policy of a Service that names none.
+/// External traffic policy of a Service that names none.
 const DEFAULT_POLICY: &str = "Cluster";
 
-/// A reference to an owner.
+/// Reference to an owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerRef {
-    /// Its kind.
+    /// Kind of the owner.
     pub kind: String,
-    /// Its name.
+    /// Name of the owner.
     pub name: String,
-    /// Its UID.
+    /// UID of the owner.
     pub uid: String,
 }
 
-/// A Service by a LoadBalancer's name, as stored.
+/// Stored Service of a LoadBalancer's name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
     /// `metadata.uid`.
     pub uid: String,
     /// `metadata.resourceVersion`.
     pub version: String,
-    /// Whose it is.
+    /// Owners of the Service.
     pub owners: Vec<OwnerRef>,
     /// Whether it is being deleted.
     pub deleting: bool,
-    /// Whether it carries the label that load balancers' Services carry.
+    /// Whether it has the label of load balancers' Services.
     pub labelled: bool,
-    /// The annotations that say something to kube-vip, and the network they were made from.
+    /// Annotations for or from kube-vip, and the network that hints come from.
     pub annotations: BTreeMap<String, String>,
     /// `spec.type`.
     pub type_: String,
-    /// Whether it selects pods by itself.
+    /// Whether the Service selects pods by itself.
     pub has_selector: bool,
     /// `spec.loadBalancerIP`.
     pub load_balancer_ip: String,
     /// `spec.externalTrafficPolicy`.
     pub policy: String,
-    /// The first of `spec.loadBalancerSourceRanges`.
+    /// First of `spec.loadBalancerSourceRanges`.
     pub source_range: Option<String>,
     /// `spec.ipFamilies`.
     pub families: Vec<String>,
     /// `spec.ports`.
     pub ports: Vec<StoredPort>,
-    /// `status.loadBalancer.ingress[].ip`: what is announced.
+    /// Announced addresses: `status.loadBalancer.ingress[].ip`.
     pub ingress: Vec<String>,
 }
 
-/// A port of a stored Service.
+/// Port of a stored Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredPort {
-    /// Name; empty for the only one.
+    /// Name of the port; may be empty if it is the only one.
     pub name: String,
-    /// TCP or UDP.
+    /// Protocol: TCP or UDP.
     pub protocol: String,
     /// Port of the address.
     pub port: i32,
     /// Port of the endpoints; 0 if it is a name.
     pub target: i32,
-    /// Port of every node, allocated by the API server; 0 for none.
+    /// Port of every node, chosen by the API server; 0 for none.
     pub node_port: i32,
 }
 
-/// What the Service must say.
+/// Required content of the Service.
 #[derive(Clone, Debug)]
 pub struct Wanted<'a> {
-    /// The LoadBalancer.
+    /// Identity of the LoadBalancer.
     pub lb: Identity<'a>,
-    /// The address to ask for; `None` has it leased by kube-vip.
+    /// Address to ask for; `None`: kube-vip leases it.
     pub address: Option<IpAddr>,
-    /// Ports, at least one.
+    /// Listeners, at least one.
     pub listeners: &'a [Listener],
-    /// The network of the address; empty for the nodes' own.
+    /// Network of the address; empty for the nodes' own.
     pub network: &'a str,
-    /// How that is reached, if known.
+    /// Bridge and VLAN of the network, if known.
     pub attachment: Option<&'a Attachment>,
-    /// Whether announcers reach it so.
+    /// Whether announcers reach the network by them.
     pub link: Link,
 }
 
-/// A LoadBalancer as its Service refers to it.
+/// Identity of a LoadBalancer in references from its Service.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity<'a> {
     /// `metadata.namespace`.
@@ -131,31 +133,33 @@ pub struct Identity<'a> {
     pub uid: &'a str,
 }
 
-/// What to do about the Service.
+/// Next action on the Service.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Plan {
-    /// It says what it must.
+    /// Change nothing: the Service is as required.
     Keep,
-    /// There is none: this one.
+    /// Create this Service: there is none.
     Create(Value),
-    /// This merge patch.
+    /// Apply this merge patch.
     Change(Value),
-    /// This merge patch of its status, while it is [`held`].
+    /// Apply this merge patch to its status, while it is [`held`].
     ChangeStatus(Value),
-    /// It is another's; this says whose.
+    /// Change nothing: another owner has the Service, as the text describes.
     Foreign(String),
-    /// An earlier one is on its way out.
+    /// Wait: an earlier Service is being deleted.
     Leaving,
-    /// Deletion comes first: it is of the other family, which cannot be changed, or asks for another
-    /// address or interface, or its policy has changed, or it has lost a port. kube-vip 1.2 takes the address of such a Service away and
-    /// announces no other (`serviceChanged` in pkg/services/processor.go: the instance is deleted, and
-    /// none is made). It reads ports once, and goes on admitting one that is no more to the node itself
-    /// (`SetServicePorts` in pkg/instance/instance.go, `insertIPTablesRulesForServicePorts`).
+    /// Delete the Service first: it is of the other family, which cannot be changed, or asks for
+    /// another address or interface, or its policy has changed, or it has lost a port. kube-vip 1.2
+    /// withdraws the address of such a Service and announces no other (`serviceChanged` in
+    /// pkg/services/processor.go: the instance is deleted, and none is created). It reads ports
+    /// once, and still admits a removed one to the node itself (`SetServicePorts` in
+    /// pkg/instance/instance.go,
+    /// `insertIPTablesRulesForServicePorts`).
     Replace,
 }
 
 impl Stored {
-    /// The addresses that kube-vip takes it to ask for (`FetchServiceAddresses`). Empty: for none.
+    /// Addresses that the Service asks kube-vip for (`FetchServiceAddresses`). Empty: none.
     fn asked(&self) -> &str {
         self.annotations.get(ASKED_ADDRESS).unwrap_or(&self.load_balancer_ip).trim()
     }
@@ -164,12 +168,12 @@ impl Stored {
         if self.policy.is_empty() { DEFAULT_POLICY } else { &self.policy }
     }
 
-    /// The node that announced it at last. `None`: none has said so.
+    /// Node that announced the Service last. `None`: none has reported it.
     pub fn announcing_node(&self) -> Option<&str> {
         self.annotations.get(ANNOUNCING_NODE).map(String::as_str).filter(|name| !name.is_empty())
     }
 
-    /// Ports of the endpoints behind it, sorted.
+    /// Ports of the endpoints behind the Service, sorted.
     pub fn backend_ports(&self) -> Vec<Port> {
         let of = |port: &StoredPort| {
             let target = u16::try_from(port.target).ok()?;
@@ -180,7 +184,7 @@ impl Stored {
         ports
     }
 
-    /// Whether the address may lead here: it is announced, or asked for.
+    /// Whether the address may lead here: the Service announces it, or asks for it.
     pub fn asks_for(&self, address: IpAddr) -> bool {
         let asked = self.annotations.get(ASKED_ADDRESS).into_iter().flat_map(|ips| ips.split(','));
         let all = asked.chain([self.load_balancer_ip.as_str()]);
@@ -190,18 +194,18 @@ impl Stored {
 }
 
 impl Wanted<'_> {
-    /// The address that the Service asks for, as text.
+    /// Address that the Service asks for, as text.
     pub fn asked(&self) -> String {
         self.address.map_or_else(|| DHCP_ADDRESS.to_owned(), |ip| ip.to_string())
     }
 
-    /// The Service's family.
+    /// Address family of the Service.
     pub fn family(&self) -> Family {
         self.address.map_or(Family::V4, Family::of)
     }
 }
 
-/// Decides on the Service.
+/// Plans the next action on the Service.
 pub fn plan(stored: Option<&Stored>, wanted: &Wanted<'_>) -> Plan {
     let Some(stored) = stored else { return Plan::Create(create(wanted)) };
     if let Some(whose) = foreign(&stored.owners, wanted.lb) {
@@ -224,46 +228,47 @@ pub fn plan(stored: Option<&Stored>, wanted: &Wanted<'_>) -> Plan {
     }
 }
 
-/// Whether kube-vip takes it to ask for another address. One that asks for none is announced as soon as it
-/// does.
+/// Whether the Service asks kube-vip for another address than the wanted one. A Service that asks
+/// for none is not meant: kube-vip announces its address as soon as it asks.
 fn asks_for_another(stored: &Stored, wanted: &Wanted<'_>) -> bool {
     let (asked, wanted) = (stored.asked(), wanted.asked());
     !asked.is_empty() && asked.parse::<IpAddr>().ok() != wanted.parse().ok()
 }
 
-/// Ports as text.
+/// Text of ports, as `port/protocol` with commas.
 fn ports_text(ports: impl Iterator<Item = (i32, String)>) -> String {
     ports.map(|(port, protocol)| format!("{port}/{protocol}")).collect::<Vec<_>>().join(",")
 }
 
-/// The ports that it was made with, as text. One that does not say so is believed to have been made
-/// as it is.
+/// Ports with which the Service was created, as text. Without the annotation they are assumed to be
+/// its present ports.
 fn made_with_ports(stored: &Stored) -> String {
     let now = || ports_text(stored.ports.iter().map(|port| (port.port, port.protocol.clone())));
     stored.annotations.get(MADE_WITH_PORTS).cloned().unwrap_or_else(now)
 }
 
-/// The ports that are wanted, as text.
+/// Ports that are wanted, as text.
 fn wanted_ports(wanted: &Wanted<'_>) -> String {
     ports_text(wanted.listeners.iter().map(|l| (i32::from(l.port), l.protocol.clone())))
 }
 
-/// Whether a port that it was made with is no more wanted.
+/// Whether a port with which the Service was created is no longer wanted.
 fn loses_a_port(stored: &Stored, wanted: &Wanted<'_>) -> bool {
     let (before, after) = (made_with_ports(stored), wanted_ports(wanted));
     let after: BTreeSet<&str> = after.split(',').collect();
     before.split(',').any(|port| !port.is_empty() && !after.contains(port))
 }
 
-/// Whose an object is, if it is not the LoadBalancer's.
+/// Text about the owner of an object, if that is not the LoadBalancer.
 pub fn foreign(owners: &[OwnerRef], lb: Identity<'_>) -> Option<String> {
     if owners.iter().any(|owner| owner.uid == lb.uid) {
         return None;
     }
     Some(match owners.first() {
-        None => "it names no owner, so somebody made it by hand or with another tool".to_owned(),
+        None => "it names no owner, so it was created by hand or with another tool".to_owned(),
         Some(owner) if owner.kind == "LoadBalancer" && owner.name == lb.name => {
-            "it belongs to an earlier LoadBalancer of the same name, and goes with that".to_owned()
+            "it belongs to an earlier LoadBalancer of the same name, and is deleted with it"
+                .to_owned()
         }
         Some(owner) => format!("it belongs to {} {}", owner.kind, owner.name),
     })
@@ -291,7 +296,8 @@ fn create(wanted: &Wanted<'_>) -> Value {
             "ipFamilies": [wanted.family().name()],
             "ipFamilyPolicy": "SingleStack",
             "loadBalancerIP": wanted.asked(),
-            // kube-vip needs none, and each is a port of every node, past source ranges.
+            // kube-vip needs no node ports, and each opens a port of every node, past source
+            // ranges.
             "allocateLoadBalancerNodePorts": false,
             "ports": wanted.listeners.iter().map(|l| port(l, None)).collect::<Vec<_>>(),
         },
@@ -373,7 +379,7 @@ fn port(listener: &Listener, node_port: Option<i32>) -> Value {
     port
 }
 
-/// How what serves a LoadBalancer names it as its owner.
+/// Owner reference to a LoadBalancer for the objects that serve it.
 pub(super) fn owner_reference(lb: Identity<'_>) -> Value {
     json!({
         "apiVersion": format!("{GROUP}/v1beta1"),

@@ -1,4 +1,4 @@
-//! Services and EndpointSlices as the API server has them, read as decisions take them.
+//! Conversion of stored Services and EndpointSlices to the facts that decisions use.
 
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort};
 use k8s_openapi::api::discovery::v1::{Endpoint as FullEndpoint, EndpointSlice};
@@ -19,7 +19,7 @@ use api::{
     SLICE_MANAGER,
 };
 
-/// Annotations of a Service that decisions take.
+/// Annotations of a Service that decisions use.
 const ANNOTATIONS: [&str; 12] = [
     HELD_UNTIL,
     ANNOUNCING_NODE,
@@ -34,14 +34,14 @@ const ANNOTATIONS: [&str; 12] = [
     KUBE_VIP_HWADDR,
     KUBE_VIP_REQUESTED_IP,
 ];
-/// Longest text of one of these: the ports of as many listeners as there may be.
+/// Longest text of one of these, in bytes: the ports of as many listeners as there may be.
 const LONGEST_ANNOTATION: usize = 4096;
-/// Addresses of a Service that are looked at.
+/// Addresses of a Service that are read at most.
 const MOST_INGRESS: usize = 16;
-/// Owners of an object that are looked at.
+/// Owners of an object that are read at most.
 const MOST_OWNERS: usize = 4;
 
-/// The LoadBalancer, by `namespace/name`, that owns an object, and the reference to it.
+/// LoadBalancer that owns an object, by `namespace/name`, and the reference to it.
 pub fn owner(meta: &ObjectMeta) -> Option<(String, &OwnerReference)> {
     let owned_by = meta.owner_references.as_deref().unwrap_or_default();
     let owner =
@@ -49,12 +49,12 @@ pub fn owner(meta: &ObjectMeta) -> Option<(String, &OwnerReference)> {
     Some((qualified(meta, &owner.name), owner))
 }
 
-/// `namespace/name` of another object beside this one.
+/// `namespace/name` of another object in the namespace of this one.
 pub fn qualified(meta: &ObjectMeta, name: &str) -> String {
     format!("{}/{name}", meta.namespace.as_deref().unwrap_or_default())
 }
 
-/// Whose an object is.
+/// Owners of an object.
 pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
     let list = meta.owner_references.as_deref().unwrap_or_default();
     let read = |o: &OwnerReference| OwnerRef {
@@ -62,7 +62,7 @@ pub fn owners(meta: &ObjectMeta) -> Vec<OwnerRef> {
         name: o.name.clone(),
         uid: o.uid.clone(),
     };
-    // Those that name a LoadBalancer decide; of others the first is kept.
+    // References to a LoadBalancer decide; of others only the first is stored.
     let lbs = list.iter().filter(|o| o.kind == "LoadBalancer").take(MOST_OWNERS);
     let others = list.iter().filter(|o| o.kind != "LoadBalancer").take(1);
     lbs.chain(others).map(read).collect()
@@ -73,7 +73,7 @@ pub fn read_service(service: &Service) -> Stored {
     let spec = service.spec.clone().unwrap_or_default();
     let owners = owners(&service.metadata);
     let ours = owner(&service.metadata).is_some();
-    // Of another's Service only the owner is kept.
+    // Of a Service with another owner only the owner is stored.
     let says = |key: &&String| ours && ANNOTATIONS.contains(&key.as_str());
     let port = |port: ServicePort| StoredPort {
         name: port.name.unwrap_or_default(),
@@ -115,14 +115,14 @@ pub fn read_service(service: &Service) -> Stored {
     }
 }
 
-/// Whether an announcer has said so, and not this operator.
+/// Whether an announcer wrote the address, and not this operator.
 fn is_announced(ingress: &LoadBalancerIngress) -> bool {
     let mut ports = ingress.ports.iter().flatten();
     !ports.any(|port| port.error.as_deref() == Some(NOT_ANNOUNCED))
 }
 
 /// Reads an EndpointSlice: the LoadBalancer that owns it by `namespace/name`, that owner's UID, and
-/// what the slice says. `None`: no LoadBalancer owns it.
+/// the slice's content. `None`: no LoadBalancer owns it.
 pub fn read_slice(slice: &EndpointSlice) -> Option<(String, String, Slice)> {
     let (lb, owner) = owner(&slice.metadata)?;
     let label = |key: &str, value: &str| label(&slice.metadata, key, value);
@@ -167,13 +167,13 @@ fn endpoint(endpoint: &FullEndpoint) -> Option<Endpoint> {
         name: target.name.as_deref()?.into(),
         uid: target.uid.as_deref()?.into(),
         node: endpoint.node_name.as_deref().unwrap_or_default().into(),
-        // The Go controller writes ready alone.
+        // The Go controller writes only `ready`.
         serving: conditions.and_then(|c| c.serving).unwrap_or(ready),
         terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
     })
 }
 
-/// Whether an endpoint says nothing that this operator would not.
+/// Whether an endpoint has only fields and values that this operator would write.
 fn is_plain(endpoint: &FullEndpoint) -> bool {
     let conditions = endpoint.conditions.as_ref();
     let ready = conditions.and_then(|c| c.ready);

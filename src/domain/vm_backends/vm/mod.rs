@@ -1,6 +1,6 @@
-//! A VM as decisions see it: one run of it, the pods that run it, and its addresses.
+//! Facts about a VM for decisions: one run of it, the pods that run it, and its addresses.
 //!
-//! Twenty thousand of these are held in memory, so they keep no more than decisions take.
+//! Twenty thousand of these are in memory, so they contain no more than decisions use.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,64 +12,64 @@ use api::kubevirt::{
     TOPOLOGY_REGION, TOPOLOGY_ZONE, VirtualMachineInstance, VmiCondition,
 };
 
-/// One run of a VM. Another run under the same name has another UID.
+/// Run of a VM. Another run under the same name has another UID.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vm {
     /// `metadata.uid` of the VirtualMachineInstance.
     pub uid: Arc<str>,
-    /// `metadata.resourceVersion`, for writes that rest on it.
+    /// `metadata.resourceVersion`, for writes that require it.
     pub version: Box<str>,
-    /// The node it runs on; empty before it has one. During a live migration the source, until
+    /// Node that it runs on; empty before it has one. During a live migration the source, until
     /// the guest has moved.
     pub node: Arc<str>,
-    /// Where it is in its life.
+    /// Phase of its life.
     pub phase: Phase,
-    /// Its `Ready` condition.
+    /// State of its `Ready` condition.
     pub ready: Readiness,
-    /// Whether its processors stand still.
+    /// Whether it is paused: its processors stand still.
     pub paused: bool,
     /// Whether it is being deleted.
     pub deleting: bool,
     /// Interfaces that the cluster gave it, with the addresses known now.
     pub nics: Box<[Nic]>,
-    /// The topology it was told.
+    /// Topology in its annotations.
     pub topology: Topology,
-    /// Whether the node driver made it, as a guest cluster's node: Harvester itself tells it its
-    /// topology.
+    /// Whether the node driver created it, as a guest cluster's node: Harvester itself then writes
+    /// its topology annotations.
     pub told_by_harvester: bool,
-    /// The first network that a guest cluster's node joins, `namespace/name` of its
+    /// First network that a guest cluster's node joins, `namespace/name` of its
     /// NetworkAttachmentDefinition. Empty for other VMs, and on the pod network.
     pub network: Box<str>,
 }
 
-/// Where a VM is in its life.
+/// Phase of a VM's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
-    /// Not running yet.
+    /// The VM does not run yet.
     #[default]
     Starting,
-    /// Running.
+    /// The VM runs.
     Running,
-    /// Its node does not say.
+    /// The phase is unknown: the VM's node does not report it.
     Unknown,
-    /// It ended.
+    /// The VM has ended.
     Ended,
 }
 
-/// A VM's `Ready` condition, which virt-controller copies from the current pod while the guest
-/// runs. Guest probes and pausing are in it.
+/// State of a VM's `Ready` condition, which virt-controller copies from the current pod while the
+/// guest runs. It includes guest probes and pausing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Readiness {
-    /// True.
+    /// The condition is true.
     Ready,
-    /// False, only because its pod is being deleted: the guest may still answer.
+    /// The condition is false, only because its pod is being deleted: the guest may still answer.
     PodTerminating,
-    /// False, unknown or not there.
+    /// The condition is false, unknown or absent.
     #[default]
     NotReady,
 }
 
-/// An interface that the cluster gave a VM.
+/// Interface that the cluster gave a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nic {
     /// `namespace/name` of the NetworkAttachmentDefinition; empty for the pod network.
@@ -78,7 +78,7 @@ pub struct Nic {
     pub addresses: Box<[IpAddr]>,
 }
 
-/// Failure domains, as labels of nodes and annotations of VMs name them.
+/// Failure domains, from labels of nodes or annotations of VMs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// `topology.kubernetes.io/region`.
@@ -87,35 +87,34 @@ pub struct Topology {
     pub zone: Option<Box<str>>,
 }
 
-/// A pod that runs a VM, or did.
+/// Pod that runs a VM, or did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
     /// `metadata.uid`.
     pub uid: Arc<str>,
     /// `metadata.uid` of the VirtualMachineInstance that controls it.
     pub vm: Arc<str>,
-    /// The node it was put on; empty before.
+    /// Node that it was scheduled to; empty before.
     pub node: Arc<str>,
-    /// Creation, in seconds since the epoch.
+    /// Creation time, in seconds since the epoch.
     pub created: i64,
-    /// Its `Ready` condition is true.
+    /// Whether its `Ready` condition is true.
     pub ready: bool,
     /// Whether it is being deleted.
     pub deleting: bool,
-    /// Whether it has ended: its addresses may be another's by now.
+    /// Whether it has ended: its addresses may belong to another pod by now.
     pub ended: bool,
-    /// Its addresses on the pod network, as the kubelet says.
+    /// Addresses on the pod network, as the kubelet reports them.
     pub addresses: Box<[IpAddr]>,
 }
 
-/// Addresses of one interface that are looked at. Whoever is root in the guest adds as many as they
-/// like.
+/// Addresses of one interface that are read at most. Root in the guest can add any number of them.
 const MOST_ADDRESSES: usize = 16;
-/// Interfaces of one VM that are looked at.
+/// Interfaces of one VM that are read at most.
 const MOST_NICS: usize = 32;
 
 impl Vm {
-    /// Whether decisions about endpoints see no difference.
+    /// Whether the two are equal for decisions about endpoints.
     pub fn serves_like(&self, other: &Self) -> bool {
         let without = |vm: &Self| {
             (vm.uid.clone(), vm.node.clone(), vm.phase, vm.ready, vm.paused, vm.deleting)
@@ -123,7 +122,7 @@ impl Vm {
         without(self) == without(other) && self.nics == other.nics
     }
 
-    /// The pod that its guest runs in: the newest on its node, as KubeVirt has it. A migration's
+    /// Pod that its guest runs in: the newest on its node, by KubeVirt's rule. A migration's
     /// target is on another node until the guest has moved.
     pub fn current_pod<'a>(&self, pods: &'a [Pod]) -> Option<&'a Pod> {
         pods.iter()
@@ -163,7 +162,7 @@ pub fn vm(vmi: &VirtualMachineInstance) -> Vm {
     }
 }
 
-/// The network of a guest cluster: the first one of the VMs that bear its name as a label, or, if
+/// Network of a guest cluster: the first one of the VMs that have its name as a label, or, if
 /// there are none, of the nodes whose names begin with it. Of several the first VM by name counts.
 pub fn cluster_network(vms: &LabelIndex, namespace: &str, cluster: &str) -> Option<String> {
     let first = |label: &str, value: &str, prefix: &str| {
@@ -207,7 +206,7 @@ fn phase(phase: &str) -> Phase {
         "Running" => Phase::Running,
         "Succeeded" | "Failed" => Phase::Ended,
         "Unknown" => Phase::Unknown,
-        // Pending, Scheduling, Scheduled, WaitingForSync, and what later versions may add: a
+        // Pending, Scheduling, Scheduled, WaitingForSync, and phases of later versions: a
         // guest that is not known to run gets no traffic.
         _ => Phase::Starting,
     }
@@ -225,7 +224,8 @@ fn is_true(conditions: &[VmiCondition], type_: &str) -> bool {
     conditions.iter().any(|c| c.type_ == type_ && c.status == "True")
 }
 
-/// Interfaces that the guest made for itself carry no network name, and are left out.
+/// Interfaces of the VM. Those that the guest created itself have no network name, and are left
+/// out.
 fn nics(namespace: &str, networks: &[Network], interfaces: &[Interface]) -> Box<[Nic]> {
     interfaces
         .iter()
@@ -265,7 +265,7 @@ fn addresses(interface: &Interface) -> Box<[IpAddr]> {
     found.into()
 }
 
-/// An IPv4 address in IPv6 clothes is of no use in either kind of EndpointSlice.
+/// Whether the address is IPv4-mapped IPv6, which neither kind of EndpointSlice can use.
 fn is_mapped(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some())
 }

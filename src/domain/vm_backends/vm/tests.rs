@@ -1,4 +1,4 @@
-//! What is read of VirtualMachineInstances and pods, as KubeVirt writes them.
+//! Reading of VirtualMachineInstances and pods, as KubeVirt writes them.
 
 use serde_json::{Value, json};
 
@@ -37,7 +37,7 @@ fn ips(texts: &[&str]) -> Box<[IpAddr]> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-/// From a Harvester cluster with a guest agent; most of it is nothing that decisions take.
+/// An instance from a Harvester cluster with a guest agent; decisions use few of its fields.
 #[test]
 fn an_instance_is_read_as_it_is_stored() {
     let vmi = json!({
@@ -211,7 +211,7 @@ fn an_interface_is_known_by_the_network_that_it_joins() {
 fn of_the_addresses_only_those_are_kept_that_lead_to_a_vm() {
     for (interface, expected) in [
         (json!({"ipAddress": "10.0.0.5", "ipAddresses": ["10.0.0.5"]}), &["10.0.0.5"][..]),
-        // The order of the guest agent, the first one in front and none twice.
+        // In the order of the guest agent, with the first one in front and no duplicates.
         (
             json!({"ipAddress": "10.0.0.5", "ipAddresses": ["10.0.0.5", "10.0.0.4", "fd00::5"]}),
             &["10.0.0.5", "10.0.0.4", "fd00::5"],
@@ -222,7 +222,7 @@ fn of_the_addresses_only_those_are_kept_that_lead_to_a_vm() {
         (json!({"ipAddresses": ["10.0.0.5"]}), &["10.0.0.5"]),
         (json!({"ipAddress": "", "ipAddresses": []}), &[]),
         (json!({"ipAddresses": null}), &[]),
-        // An agent that speaks before DHCP does.
+        // An agent that reports before DHCP has finished.
         (
             json!({"ipAddress": "fe80::1", "ipAddresses": ["fe80::1", "169.254.3.4", "fd00::1"]}),
             &["fd00::1"],
@@ -239,13 +239,13 @@ fn of_the_addresses_only_those_are_kept_that_lead_to_a_vm() {
         interface["name"] = json!("qualified");
         assert_eq!(nic(&interface).unwrap().addresses, ips(expected), "{interface}");
     }
-    // Root in the guest adds as many as it likes.
+    // Root in the guest can add any number.
     let many: Vec<String> = (1..99).map(|n| format!("10.0.0.{n}")).collect();
     let many = nic(&json!({"name": "qualified", "ipAddresses": many})).unwrap();
     assert_eq!(many.addresses.len(), MOST_ADDRESSES);
 }
 
-/// Twenty thousand VMs say something every few seconds; most of it makes no difference.
+/// Twenty thousand VMs report every few seconds; most reports make no difference.
 #[test]
 fn vms_serve_alike_if_all_that_endpoints_rest_on_is_equal() {
     let vm = Vm { uid: "v".into(), node: "n1".into(), ..Vm::default() };
@@ -331,7 +331,7 @@ fn a_pod_is_read_as_it_is_stored() {
     assert_eq!(read_pod(new), Some(unplaced), "spec and status may be missing");
 }
 
-/// A node that died with the pod on it leaves `Ready` as it was.
+/// A node that died with the pod on it leaves `Ready` unchanged.
 #[test]
 fn a_pod_is_ready_only_while_it_runs() {
     for (phase, status, expected) in [
@@ -378,7 +378,7 @@ fn a_pod_belongs_to_the_instance_that_controls_it() {
 }
 
 /// KubeVirt's own rule: of the pods on the instance's node the newest. Creation times are whole
-/// seconds; which of two of the same second is taken must not depend on the order of events.
+/// seconds; the choice between two of the same second must not depend on the order of events.
 #[test]
 fn the_guest_runs_in_the_newest_pod_on_its_node() {
     let pod = |uid: &str, node: &str, created| Pod {
@@ -400,7 +400,7 @@ fn the_guest_runs_in_the_newest_pod_on_its_node() {
         // The guest has moved.
         ("n2", &all, Some("target")),
         ("n3", &all, None),
-        // Not placed yet: whichever is the newest.
+        // Not scheduled yet: the newest.
         ("", &all, Some("pending")),
         ("", &all[..3], Some("target")),
         ("n1", &twins, Some("b")),
@@ -413,7 +413,7 @@ fn the_guest_runs_in_the_newest_pod_on_its_node() {
     }
 }
 
-/// The VMs that bear the cluster's name come before those that are merely called so.
+/// VMs with the cluster's name as a label come before those whose names only begin with it.
 #[test]
 fn the_network_of_a_guest_cluster_is_that_of_its_first_vm() {
     let mut vms = LabelIndex::default();

@@ -1,4 +1,4 @@
-//! Verdicts when many targets fail at once, in a world with a clock of its own.
+//! Verdicts when many targets fail at once, in a simulation with its own clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,14 +10,14 @@ use proptest::prelude::*;
 use super::{Roster, check, s, set};
 use crate::domain::vm_backends::health::{Check, Target};
 
-/// Load balancers, each with its check and the VMs behind it.
+/// LoadBalancers, each with its check and the VMs behind it.
 type Fleet = BTreeMap<String, (Check, Vec<u8>)>;
 
 fn vm(number: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, number).into()
 }
 
-/// So many load balancers with three VMs each, none in common.
+/// Creates this number of LoadBalancers with three VMs each, none in common.
 fn fleet(lbs: u8, check: &Check) -> Fleet {
     (0..lbs).map(|lb| (lb.to_string(), (check.clone(), (3 * lb..3 * lb + 3).collect()))).collect()
 }
@@ -26,14 +26,14 @@ struct World {
     fleet: Fleet,
     roster: Roster<()>,
     now: Duration,
-    /// VMs that are not reached.
+    /// VMs that do not answer.
     silent: BTreeSet<u8>,
     /// Times at which verdicts flipped to unhealthy.
     out: Vec<Duration>,
 }
 
 impl World {
-    /// All VMs are taken to be healthy, as a new leader does.
+    /// All VMs are assumed healthy, as by a new leader.
     fn new(fleet: Fleet) -> Self {
         let mut roster = Roster::default();
         for (lb, (check, vms)) in &fleet {
@@ -43,7 +43,7 @@ impl World {
         Self { fleet, roster, now: s(0), silent: BTreeSet::new(), out: Vec::new() }
     }
 
-    /// Does all probes of the next seconds; each takes no time.
+    /// Runs all probes of the next seconds; each takes no time.
     fn pass(&mut self, seconds: u64) {
         let until = self.now + s(seconds);
         while let Some(due) = self.roster.next_due().filter(|due| *due <= until) {
@@ -74,7 +74,7 @@ fn target(number: u8) -> Target {
     Target { id: number.to_string(), address: vm(number), assume_healthy: true }
 }
 
-/// The defaults of a health check.
+/// Health check with the default values.
 fn usual() -> Check {
     Check { failure_threshold: 3, ..check() }
 }
@@ -124,7 +124,7 @@ fn what_is_believed_goes_out_and_is_judged_anew_when_it_answers() {
     world.roster.believe();
     assert_eq!((world.held(), world.unhealthy().len()), (0, 15));
     assert_eq!(world.roster.take_concerned().len(), 5);
-    // It is not doubted again, nor is another because of it.
+    // The target is not doubted again, and no other one because of it.
     world.pass(60);
     assert_eq!((world.held(), world.unhealthy().len()), (0, 15));
     world.silent = (1..15).collect();
@@ -173,14 +173,14 @@ fn a_single_failure_counts_as_ever_before_a_doubt_and_within_one() {
     world.silent = [0].into();
     world.pass(15);
     assert_eq!(world.unhealthy(), [("0".to_owned(), 0)]);
-    // Fourteen answer; of these, nine fall silent.
+    // Fourteen answer; nine of these stop answering.
     world.silent = (0..9).collect();
     world.pass(15);
     assert_eq!((world.held(), world.unhealthy().len()), (8, 1));
     world.silent.insert(14);
     world.pass(15);
     assert_eq!((world.held(), world.unhealthy().len()), (8, 2));
-    // One comes back, and dies.
+    // One answers again, and then stops.
     world.silent.remove(&5);
     world.pass(5);
     world.silent.insert(5);
@@ -200,7 +200,7 @@ fn what_stays_silent_when_most_answer_again_goes_out_when_it_had_the_time_to() {
     assert_eq!((world.held(), world.unhealthy().len()), (2, 0), "others had the same time");
     world.pass(15);
     assert_eq!((world.held(), world.unhealthy().len()), (0, 2));
-    // Most had answered at some time, then period and timeout.
+    // Most had answered at some time; then came a period and a timeout.
     assert!(world.out.iter().all(|at| *at > mended + s(8)), "{:?} {mended:?}", world.out);
 }
 
@@ -214,7 +214,7 @@ fn a_doubt_goes_with_what_it_is_about() {
         world.roster.remove(&lb.to_string());
     }
     assert_eq!(world.held(), 3);
-    // Another question is another target, which is believed to be what it was.
+    // Another request makes another target, which starts with the former verdict.
     let other = Check { port: 81, ..usual() };
     set(&mut world.roster, "4", &other, &[target(12), target(13)], world.now);
     assert_eq!(world.held(), 0);
@@ -222,7 +222,7 @@ fn a_doubt_goes_with_what_it_is_about() {
     assert_eq!(world.roster.is_healthy("4", "12"), Some(true));
 }
 
-/// Any load balancers, VMs and checks.
+/// Any LoadBalancers, VMs and checks.
 fn fleets() -> impl Strategy<Value = Fleet> {
     let check = (1..12_u64, 1..4_u32, 1..4_u32).prop_map(|(period, failures, successes)| Check {
         period: s(period),
@@ -262,7 +262,7 @@ proptest! {
             .flat_map(|(lb, (_, vms))| vms.iter().map(move |number| (lb.clone(), *number)))
             .filter(|(_, number)| silent.contains(number))
             .collect();
-        // As many periods as it takes to fail and to come back at most.
+        // The most periods that it takes to fail and to recover.
         world.pass(48);
         if doubted {
             prop_assert_eq!(world.unhealthy(), vec![]);

@@ -1,4 +1,4 @@
-//! What becomes of targets that change; any order of changes against a plain list of what is wanted.
+//! Targets that change; any order of changes is compared with a plain list of wanted targets.
 
 mod doubts;
 
@@ -44,7 +44,7 @@ fn set(
     roster.set(lb, check, &Arc::new(()), targets, now)
 }
 
-/// Begins the next probe when it is due. Returns when that was, and whose.
+/// Starts the next probe when it is due. Returns its time and its key.
 fn run_next(roster: &mut Roster<()>) -> (Duration, Key) {
     let due = roster.next_due().unwrap();
     let start = roster.begin(due).unwrap();
@@ -78,7 +78,7 @@ fn another_question_starts_anew_from_the_verdict_and_another_address_from_nothin
     let (due, key) = run_next(&mut roster);
     roster.end(key, Some(true), due);
     assert_eq!(roster.is_healthy("lb", "a"), Some(true));
-    // One failure of the two that are needed.
+    // One failure; two are needed.
     let (due, key) = run_next(&mut roster);
     roster.end(key, Some(false), due);
 
@@ -118,7 +118,7 @@ fn who_cannot_be_a_backend_is_listed_unhealthy_and_never_due() {
     assert_eq!(change.refused, std::slice::from_ref(&here));
     assert_eq!((roster.next_due(), roster.is_healthy("lb", "a")), (None, Some(false)));
     let again = set(&mut roster, "lb", &Check { period: s(1), ..check() }, &[here], s(1));
-    assert!(again.refused.is_empty(), "told once");
+    assert!(again.refused.is_empty(), "reported once");
     assert_eq!(roster.next_due(), None);
 }
 
@@ -153,7 +153,7 @@ enum Step {
     /// LoadBalancer, port, period in seconds, targets as id and address.
     Set(u8, u16, u64, Vec<(u8, u8)>),
     Remove(u8),
-    /// Goes on by so many milliseconds, and begins what is due.
+    /// Advances the clock by this number of milliseconds, and starts due probes.
     Wait(u64),
     /// Ends one of the probes under way.
     End(prop::sample::Index, bool),
@@ -169,8 +169,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What is to be probed, told in the simplest way: per LoadBalancer its port, its period and
-/// its targets.
+/// Wanted targets in the simplest form: for each LoadBalancer its port, its period and its targets.
 type Wanted = BTreeMap<u8, (u16, u64, BTreeMap<u8, u8>)>;
 
 proptest! {
@@ -240,7 +239,7 @@ proptest! {
                     if !live.is_empty() {
                         let key = *index.get(&live.keys().copied().collect::<Vec<_>>());
                         live.remove(&key);
-                        // What is off the grid, as the first probe is, is not compared with.
+                        // A time off the grid, such as the first probe's, is not compared.
                         if let Some((lb, id)) = roster.entries.get(&key).map(|e| e.lb.clone()).zip(
                             roster.lbs.values().find_map(|g| g.members.iter().find(|(_, k)| **k == key))
                                 .map(|(id, _)| id.clone())) {

@@ -1,13 +1,13 @@
-//! Owns a stand-in for the host's announcer, which puts addresses of Services into the network and
-//! says so in their status.
+//! Owns a stand-in for the host's announcer (kube-vip), which puts addresses of Services into the
+//! network and writes them to the Services' status.
 //!
-//! It keeps kube-vip 1.2's rule, which is what others have to live with: nothing is published before
-//! the Service's EndpointSlices hold an endpoint, with the policy Local one that serves on its own
-//! node (`getAllEndpoints`, pkg/endpoints/endpoints_generic.go). When they no longer do, the network
-//! loses the address, and the status keeps it. Nor does it survive a Service that changes in place what
-//! `serviceChanged` looks at (kube-vip v1.2.3 pkg/services/processor.go: addresses, external traffic
-//! policy, families): the network loses the address for good, and the status keeps it. A new Service is
-//! announced, and so is the same one after a restart.
+//! It follows kube-vip 1.2's rule: it publishes nothing before the Service's EndpointSlices hold an
+//! endpoint; with the policy Local, an endpoint that serves on the announcer's node
+//! (`getAllEndpoints`, pkg/endpoints/endpoints_generic.go). When the last such endpoint goes, the
+//! network loses the address, and the status keeps it. A Service that changes in place a field that
+//! `serviceChanged` compares (kube-vip v1.2.3 pkg/services/processor.go: addresses, external
+//! traffic policy, families) loses the address in the network for good, and the status keeps it.
+//! The announcer announces a new Service, and after its own restart also the changed one.
 
 mod packet_filter;
 
@@ -38,24 +38,24 @@ const IGNORE: &str = "kube-vip.io/ignore";
 const HOST: &str = "kube-vip.io/vipHost";
 const WITHOUT_ENDPOINTS: &str = "kube-vip.io/allow-reconcile-without-endpoints";
 const SERVICE: &str = "kubernetes.io/service-name";
-/// After a write that failed.
+/// Delay after a failed write.
 const AGAIN: Duration = Duration::from_millis(100);
-/// In seconds; shorter than the silence that ends a call of a bed's client.
+/// Watch timeout in seconds; shorter than the silence that ends a call of a bed's client.
 const WATCH: u32 = 20;
 
-/// How an announcer works.
+/// Options of an announcer.
 #[derive(Clone, Debug, Default)]
 pub struct Announcing {
-    /// What a Service gets that asks for `0.0.0.0`; without it such a Service gets nothing.
+    /// Address for a Service that asks for `0.0.0.0`; without it such a Service gets no address.
     pub leased: Option<String>,
-    /// Count only endpoints that are serving, as later versions do; 1.2 counts all.
+    /// Whether to count only serving endpoints, as later versions do; 1.2 counts all.
     pub serving_only: bool,
-    /// The network to put addresses into; without it only statuses are written.
+    /// Network to put addresses into; without it only statuses are written.
     pub lan: Option<Arc<Lan>>,
-    /// The node that it runs on, of which it makes a note on Services. Without it each endpoint counts
-    /// as one of that node.
+    /// Node of the announcer, which it writes to Services. Without it each endpoint counts as one
+    /// of that node.
     pub node: Option<String>,
-    /// Start away: seeing everything, doing nothing.
+    /// Whether to start away: it observes everything and does nothing.
     pub away: bool,
 }
 
@@ -67,14 +67,14 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// Starts it for all Services of the cluster.
+    /// Starts an announcer for all Services of the cluster.
     pub fn start(client: Client, how: Announcing) -> Self {
         let (away, present) = watch::channel(how.away);
         let task = tokio::spawn(announce(client, how, present));
         Self { task, away }
     }
 
-    /// Lets it be away, or come back, as one that was started again.
+    /// Makes it stop acting, or act again as after a restart.
     pub fn away(&self, away: bool) {
         self.away.send_replace(away);
     }
@@ -102,7 +102,7 @@ async fn announce(client: Client, how: Announcing, mut away: watch::Receiver<boo
             () = sleep(AGAIN), if unfinished => {}
             else => return,
         }
-        // Half a list looks as if the rest were gone.
+        // An incomplete list looks as if the other objects were deleted.
         if *away.borrow_and_update() {
             view.instances.clear();
             continue;
@@ -119,7 +119,7 @@ async fn announce(client: Client, how: Announcing, mut away: watch::Receiver<boo
     }
 }
 
-/// Everything that happens to a kind, for ever.
+/// Stream of all events of a kind, without end.
 fn changes<K>(client: &Client) -> BoxStream<'static, Event<K>>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
@@ -131,31 +131,32 @@ where
         .boxed()
 }
 
-/// What the announcer has seen.
+/// State that the announcer has observed.
 #[derive(Debug, Default)]
 struct View {
     how: Announcing,
     services: BTreeMap<Key, Service>,
     services_listed: bool,
-    /// The Service of each EndpointSlice, and its endpoints.
+    /// Service of each EndpointSlice, and its endpoints.
     slices: BTreeMap<Key, (Key, Vec<Endpoint>)>,
     slices_listed: bool,
-    /// Services to look at.
+    /// Services to reconcile.
     changed: BTreeSet<Key>,
-    /// The addresses of each Service that are in the network, and what is admitted there.
+    /// Addresses of each Service that are in the network, and the traffic admitted to them.
     bound: BTreeMap<Key, Vec<(String, PacketFilter)>>,
     /// Instances of kube-vip, by the Service's UID.
     instances: BTreeMap<String, Instance>,
 }
 
-/// Memory of kube-vip of a Service.
+/// kube-vip's memory of a Service.
 #[derive(Debug)]
 struct Instance {
-    /// Addresses, policy and families, as they were when it was made.
+    /// Addresses, policy and families at the time when the instance was made.
     snapshot: Value,
-    /// The ports, as they were when it was made: they are never read again (`SetServicePorts`).
+    /// Ports at the time when the instance was made: kube-vip never reads them again
+    /// (`SetServicePorts`).
     ports: Vec<(String, i32)>,
-    /// The Service has changed in one of them.
+    /// Whether the Service has changed one of the snapshot's fields.
     is_lost: bool,
 }
 
@@ -211,7 +212,7 @@ impl View {
         if is_local { serving && here } else { serving || !self.how.serving_only }
     }
 
-    /// Does what is due for a Service.
+    /// Reconciles one Service.
     async fn settle(&mut self, client: &Client, key: &Key) -> Result<()> {
         let asked = self.asked(key).filter(|_| !self.is_lost(key));
         let ports = self.ports(key);
@@ -254,7 +255,7 @@ impl View {
             api.patch_status(&key.1, &params, &Patch::Merge(status)).await
         };
         match written.await {
-            // What the watch brings is later, so this is the best knowledge there is.
+            // The answer to the write is the latest known state: the watch delivers later ones.
             Ok(service) => drop(self.services.insert(key.clone(), service)),
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(e) => return Err(e.into()),
@@ -262,14 +263,14 @@ impl View {
         Ok(())
     }
 
-    /// The ports that kube-vip knows of a Service, which are those of its instance.
+    /// Ports that kube-vip has stored for a Service: those of its instance.
     fn ports(&self, key: &Key) -> Vec<(String, i32)> {
         let uid = self.services.get(key).and_then(ResourceExt::uid);
         let instance = uid.and_then(|uid| self.instances.get(&uid));
         instance.map(|instance| instance.ports.clone()).unwrap_or_default()
     }
 
-    /// Whether it changed in a way that kube-vip does not survive.
+    /// Whether the Service changed in a way that makes kube-vip lose its address.
     fn is_lost(&mut self, key: &Key) -> bool {
         let Some(service) = self.services.get(key) else { return false };
         let Some(spec) = &service.spec else { return false };
@@ -289,7 +290,7 @@ impl View {
         instance.is_lost
     }
 
-    /// The addresses that the Service should have now.
+    /// Addresses that the Service should have now.
     fn asked(&self, key: &Key) -> Option<Vec<String>> {
         let service = self.services.get(key)?;
         let spec = service.spec.as_ref()?;
@@ -318,8 +319,8 @@ impl View {
     }
 }
 
-/// What the status says: each address with the ports that are reached there, and what is wrong with
-/// them (`ingressEqual`, pkg/services/services.go).
+/// Content of the status: each address with the ports published for it, and their errors
+/// (`ingressEqual`, pkg/services/services.go).
 fn published(service: &Service) -> Value {
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = status.and_then(|balancer| balancer.ingress.as_ref());

@@ -1,23 +1,23 @@
-//! Owns what kube-vip 1.2.3 admits at an address, with `enable_service_security` as on Harvester
-//! (`AddIP`, `insertCommonIPTablesRules`, `insertIPTablesRulesForServicePorts` and `DeleteIP` in
-//! pkg/vip/address.go): after the address is bound, three kinds of rules at the head of INPUT, before
-//! all of kube-proxy's. It writes them by iptables, whatever kube-proxy uses.
+//! Owns the rules that kube-vip 1.2.3 sets for an address with `enable_service_security`, as on
+//! Harvester (`AddIP`, `insertCommonIPTablesRules`, `insertIPTablesRulesForServicePorts` and
+//! `DeleteIP` in pkg/vip/address.go): after it binds the address, three kinds of rules at the head
+//! of INPUT, before all rules of kube-proxy. It writes them by iptables, whatever kube-proxy uses.
 
 use anyhow::Result;
 
 use super::Key;
 use crate::net::Netns;
 
-/// The rules for one address of a Service.
+/// Rules for one address of a Service.
 #[derive(Clone, Debug)]
 pub(super) struct PacketFilter {
     program: &'static str,
-    /// In the order in which they are inserted: position and rule.
+    /// Position and rule, in the order of insertion.
     rules: Vec<(&'static str, Vec<String>)>,
 }
 
 impl PacketFilter {
-    /// The rules for these ports, each with its protocol.
+    /// Builds the rules for these ports, each with its protocol.
     pub(super) fn new((namespace, name): &Key, address: &str, ports: &[(String, i32)]) -> Self {
         let comment = format!("{namespace}/{name} kube-vip load balancer IP");
         let rule = |matches: &[&str], verdict: &str| {

@@ -1,4 +1,4 @@
-//! A copy of a control plane's etcd, and the way back to it, as an administrator takes it after a loss:
+//! A copy of a control plane's etcd, and its restore, as an administrator does it after a loss:
 //! resourceVersions go back with everything else.
 
 use std::fs;
@@ -13,7 +13,7 @@ use super::{Bed, answers_ok};
 use crate::daemons::{API_SERVER, CONTROLLER_MANAGER, ETCD};
 use crate::{eventually, proc_fs};
 
-/// Time that a daemon may take to begin or to end.
+/// Longest time that a daemon may take to start or to end.
 const PATIENCE: Duration = Duration::from_mins(2);
 const DATA: &str = "etcd.data";
 
@@ -22,7 +22,8 @@ const DATA: &str = "etcd.data";
 pub struct Backup(PathBuf);
 
 impl Bed {
-    /// Copies etcd's data while it stands still: what it would find after a loss of power.
+    /// Copies etcd's data while etcd is stopped by a signal: the data that it would find after a
+    /// power loss.
     pub fn back_up(&self) -> Result<Backup> {
         let copy = Backup(self.dir().join("etcd.backup"));
         self.signal(ETCD, "STOP")?;
@@ -32,7 +33,7 @@ impl Bed {
         Ok(copy)
     }
 
-    /// Stops the control plane, puts the copy in the place of etcd's data, and starts it again.
+    /// Stops the control plane, replaces etcd's data by the copy, and starts it again.
     pub async fn restore(&self, backup: Backup) -> Result<()> {
         for name in [CONTROLLER_MANAGER, API_SERVER, ETCD] {
             let pid = self.pid(name)?;

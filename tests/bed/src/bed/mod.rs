@@ -1,4 +1,4 @@
-//! Owns a running control plane, from its start to the last trace of it.
+//! Owns a running control plane, from its start to the removal of its last file.
 
 mod backup;
 
@@ -35,26 +35,26 @@ pub use backup::Backup;
 
 const START_ATTEMPTS: u32 = 4;
 const DAEMON_DEADLINE: Duration = Duration::from_mins(4);
-/// Starts at the same time. On two processors, otherwise idle, one takes 4.2 s, two together 4.3, three
-/// 5.7, and whatever else is under way hardly gets its turn.
+/// Limit of concurrent starts. On two otherwise idle processors, one start takes 4.2 s, two
+/// together 4.3 s, three 5.7 s, and other work hardly gets processor time.
 static STARTS: Semaphore = Semaphore::const_new(2);
 const POLL: Duration = Duration::from_millis(20);
 /// The namespace whose accounts are recorded.
 const OPERATORS: &str = "harvester-system";
 const TOKEN_SECONDS: i64 = 24 * 60 * 60;
 
-/// What a bed can be asked for.
+/// Options of a bed.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Let the API server work on far more calls at once than by default.
+    /// Raises the API server's limits of concurrent calls far above the defaults.
     pub load: bool,
-    /// Further flags for the API server; they come last, so they win.
+    /// Further flags for the API server; they come last, so they override the others.
     pub api_server_args: Vec<String>,
-    /// Keep a record of what accounts of the operator's namespace ask for: see [`Bed::asked`].
+    /// Keeps an audit log of requests of accounts in the operator's namespace: see [`Bed::asked`].
     pub record: bool,
 }
 
-/// A control plane of one's own. Dropping it stops it, which takes a moment and blocks.
+/// A control plane for one test. Dropping it stops it, which takes a moment and blocks.
 pub struct Bed {
     guardian: Guardian,
     programs: Programs,
@@ -75,8 +75,8 @@ impl fmt::Debug for Bed {
 }
 
 impl Bed {
-    /// Starts a control plane and waits until it is of use: the API server is ready and the
-    /// controller manager has done its first work in the namespace `default`.
+    /// Starts a control plane and waits until it is usable: the API server is ready and the
+    /// controller manager has set up the namespace `default`.
     pub async fn start(options: Options) -> Result<Self> {
         let programs = control_plane().await?;
         let begin = Instant::now();
@@ -134,7 +134,8 @@ impl Bed {
         bed.run(CONTROLLER_MANAGER, &daemons::controller_manager_args())?;
         bed.until(CONTROLLER_MANAGER, async |client| default_namespace_is_set_up(client).await)
             .await?;
-        // Had etcd lost its port to a neighbour, the API server would now serve that one's data.
+        // If another process had taken etcd's port, the API server would now serve that process's
+        // data.
         bed.guardian.check(ETCD)?;
         Ok(bed)
     }
@@ -168,34 +169,34 @@ impl Bed {
         &self.url
     }
 
-    /// The certificate of the authority that signed the API server's.
+    /// Certificate of the authority that signed the API server's certificate, in PEM.
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
     }
 
-    /// The bed's own directory, which goes when the bed goes. It holds the daemons' logs.
+    /// Directory of the bed, removed with the bed. It holds the daemons' logs.
     pub fn dir(&self) -> &Path {
         self.guardian.dir()
     }
 
-    /// What the operator's accounts have asked for so far, and what of it they may not have. Only if
-    /// [`Options::record`] says so.
+    /// Requests of the operator's accounts so far, and those of them that were forbidden. Fails
+    /// unless [`Options::record`] is set.
     pub fn asked(&self) -> Result<Asked> {
         self.audit.lock().unwrap_or_else(PoisonError::into_inner).read(self.dir())
     }
 
-    /// Content of its etcd.
+    /// Content of the bed's etcd.
     pub(crate) fn store(&self) -> Store {
         Store::new(self.etcd)
     }
 
-    /// Prepares a bed that other tests have used for the calling test: a client on its runtime, and an
-    /// audit log that begins now.
+    /// Prepares a bed that other tests have used for the calling test: a client on the test's
+    /// runtime, and an audit log that begins now.
     pub(crate) async fn begin(&self) -> Result<()> {
         let admin = client_from(&fs::read_to_string(&self.kubeconfig)?).await?;
         *self.admin.write().unwrap_or_else(PoisonError::into_inner) = admin;
         self.audit.lock().unwrap_or_else(PoisonError::into_inner).begin(self.dir());
-        // kubectl keeps the list of kinds there.
+        // kubectl caches the list of kinds there.
         match fs::remove_dir_all(self.dir().join(KUBECTL_CACHE)) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
             _ => Ok(()),
@@ -212,28 +213,28 @@ impl Bed {
         &self.kubeconfig
     }
 
-    /// The programs the bed runs.
+    /// Programs that the bed runs.
     pub fn programs(&self) -> &Programs {
         &self.programs
     }
 
-    /// The process ids of etcd, the API server and the controller manager.
+    /// Process ids of etcd, the API server and the controller manager.
     pub fn pids(&self) -> Vec<u32> {
         let names = [ETCD, API_SERVER, CONTROLLER_MANAGER];
         names.into_iter().filter_map(|name| self.guardian.pid(name)).collect()
     }
 
-    /// A client that may do everything. See [`client_from`] for how it treats time and retries.
+    /// Client with all rights. See [`client_from`] for its timeouts and retries.
     pub fn admin(&self) -> Client {
         self.admin.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A client that speaks for a token.
+    /// Client that authenticates by a token.
     pub async fn client_for(&self, token: &str) -> Result<Client> {
         client_from(&kubeconfig::render(&self.url, &self.ca_pem, token)?).await
     }
 
-    /// A token of a service account, good for a day.
+    /// Issues a token of a service account, valid for a day.
     pub async fn service_account_token(&self, namespace: &str, name: &str) -> Result<String> {
         let request = TokenRequest {
             spec: Some(TokenRequestSpec {
@@ -251,8 +252,8 @@ impl Bed {
             .context("the API server gave no token")
     }
 
-    /// A kubeconfig for a service account, for the bed itself or for another way to it, given as
-    /// URL and authority.
+    /// Writes a kubeconfig for a service account, for the bed itself or for another route to it,
+    /// given as URL and authority.
     pub async fn service_account_kubeconfig(
         &self,
         namespace: &str,

@@ -1,4 +1,4 @@
-//! `bed up` runs a control plane until it is told to stop; `bed build` only gets its programs.
+//! `bed up` runs a control plane until it gets a signal; `bed build` only gets its programs.
 #![allow(clippy::print_stdout, reason = "what it prints is what it is for")]
 
 use anyhow::Result;
@@ -42,9 +42,10 @@ async fn main() -> Result<()> {
 }
 
 async fn up(options: Options) -> Result<()> {
-    // A signal during the build has its usual effect; go would not heed ours.
+    // A signal during the build has its default effect: go would not react to a handler of this
+    // process.
     control_plane().await?;
-    // Listening from the start on means that a Ctrl-C during it is a clean stop, too.
+    // The handlers are set before the start, so that a Ctrl-C during it is a clean stop, too.
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let asked_to_stop = async {

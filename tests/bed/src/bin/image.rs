@@ -7,16 +7,16 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 use testbed::write_image;
 
-/// Registries and nodes keep many of them.
+/// Largest size in bytes. Registries and nodes keep many images.
 const LARGEST: u64 = 25 * 1024 * 1024;
 
 /// Writes an OCI archive, without a container engine.
 #[derive(Parser)]
 struct Cli {
-    /// A program that is in it; once for each
+    /// Path of a program to include; may be given several times
     #[arg(long = "program", required = true)]
     programs: Vec<PathBuf>,
-    /// Where to write
+    /// Path of the archive to write
     #[arg(long)]
     out: PathBuf,
 }

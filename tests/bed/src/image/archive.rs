@@ -1,5 +1,4 @@
-//! Archives that are the same whenever and wherever they are written: sorted, without times, owned
-//! by root.
+//! Reproducible archives: sorted, without times, owned by root.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -29,7 +28,7 @@ impl Entry {
     }
 }
 
-/// A tar archive of files and the folders that they are in.
+/// Builds a tar archive of files and their folders.
 pub(super) fn tar(files: &BTreeMap<String, Entry>) -> Result<Vec<u8>> {
     let folders: BTreeSet<String> = files
         .keys()
@@ -48,7 +47,7 @@ pub(super) fn tar(files: &BTreeMap<String, Entry>) -> Result<Vec<u8>> {
     Ok(archive)
 }
 
-/// A header in the form of POSIX 1988, `ustar`.
+/// Header in the format of POSIX 1988, `ustar`.
 fn header(path: &str, kind: u8, mode: u32, size: usize) -> Result<[u8; BLOCK]> {
     let mut header = [0; BLOCK];
     let mut put = |at: usize, text: &str| {
@@ -69,7 +68,7 @@ fn header(path: &str, kind: u8, mode: u32, size: usize) -> Result<[u8; BLOCK]> {
     Ok(header)
 }
 
-/// Compressed, without a name or a time.
+/// Compresses without a name or a time.
 pub(super) fn gzip(content: &[u8]) -> Result<Vec<u8>> {
     let mut gzip = Command::new("gzip")
         .args(["-9", "--no-name", "--stdout"])
@@ -80,7 +79,7 @@ pub(super) fn gzip(content: &[u8]) -> Result<Vec<u8>> {
     let mut input = gzip.stdin.take().context("gzip has no standard input")?;
     let output = std::thread::scope(|scope| {
         scope.spawn(move || {
-            // If it ends early, its status tells.
+            // If gzip ends early, its exit status reports it.
             let _ = input.write_all(content);
         });
         gzip.wait_with_output()
@@ -113,7 +112,7 @@ impl Blobs {
         self.add(kind, content.to_string().into_bytes())
     }
 
-    /// Writes the archive. Returns its size.
+    /// Writes the archive. Returns its size in bytes.
     pub(super) fn write(mut self, index: &Value, out: &Path) -> Result<u64> {
         let layout = json!({"imageLayoutVersion": "1.0.0"}).to_string();
         self.files.insert("oci-layout".to_owned(), Entry::file(layout));

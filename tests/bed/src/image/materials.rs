@@ -1,4 +1,4 @@
-//! What a binary is made of: crates, and the system's libraries that it is linked to.
+//! Materials of a binary: crates, and the system's libraries that it is linked to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 use super::{PROGRAM, run};
 use crate::repository;
 
-/// Where programs look for authorities, and the package and folder that they are taken from. What this
-/// machine trusts besides is not in there.
+/// Path where programs look for authorities, and the package and folder that these are copied from.
+/// Authorities that only this machine trusts are not included.
 pub(super) const AUTHORITIES: &str = "etc/ssl/certs/ca-certificates.crt";
 const PACKAGE: &str = "ca-certificates";
 const PUBLIC: &str = "/usr/share/ca-certificates/mozilla";
 
-/// How deep in a crate licences of what it brings along lie: `aws-lc-sys/aws-lc/LICENSE`.
+/// Depth in a crate at which licences of bundled code lie: `aws-lc-sys/aws-lc/LICENSE`.
 const DEPTH: usize = 2;
 
 pub(super) struct Materials {
@@ -33,7 +33,7 @@ struct Crate {
     dir: PathBuf,
 }
 
-/// A shared library, at the path where it is looked for, or what else is a package's.
+/// A shared library at the path where the loader looks for it, or another file of a package.
 pub(super) struct Library {
     pub(super) path: PathBuf,
     package: String,
@@ -48,12 +48,12 @@ impl Materials {
         Ok(Self { crates: crates()?, libraries })
     }
 
-    /// What is looked for by the loader: all but the authorities.
+    /// Libraries that the loader looks for: all but the authorities' package.
     pub(super) fn linked(&self) -> impl Iterator<Item = &Library> {
         self.libraries.iter().filter(|library| library.package != PACKAGE)
     }
 
-    /// The public authorities, one PEM after the other.
+    /// All public authorities in one PEM text.
     pub(super) fn authorities() -> Result<Vec<u8>> {
         let entries = fs::read_dir(PUBLIC).with_context(|| PUBLIC.to_owned())?;
         let mut paths: Vec<PathBuf> =
@@ -66,7 +66,7 @@ impl Materials {
         Ok(all)
     }
 
-    /// The bill of materials, as CycloneDX writes it.
+    /// Bill of materials in the CycloneDX format.
     pub(super) fn bill(&self, version: &str) -> Result<String> {
         let mut components = Vec::new();
         for Crate { name, version, licence, .. } in &self.crates {
@@ -95,7 +95,7 @@ impl Materials {
         Ok(serde_json::to_string_pretty(&bill)?)
     }
 
-    /// Every licence's text once, with whom it is of.
+    /// Text of every licence once, with the crates and packages that it applies to.
     pub(super) fn licences(&self) -> Result<String> {
         let mut texts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         let mut list = String::new();
@@ -120,7 +120,7 @@ impl Materials {
     }
 }
 
-/// What the operator is linked with: neither build tools nor other platforms' crates.
+/// Crates that the operator is linked with, without build tools and other platforms' crates.
 fn crates() -> Result<Vec<Crate>> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let args = ["metadata", "--locked", "--offline", "--format-version", "1"];
@@ -155,7 +155,7 @@ fn crates() -> Result<Vec<Crate>> {
         .collect()
 }
 
-/// What the loader would look for, and the loader.
+/// Shared libraries that the loader looks for, and the loader.
 fn libraries(programs: &[&Path]) -> Result<Vec<Library>> {
     let mut paths = BTreeSet::new();
     for program in programs {
@@ -167,7 +167,7 @@ fn libraries(programs: &[&Path]) -> Result<Vec<Library>> {
     }
     let mut libraries = Vec::new();
     for path in &paths {
-        // Packages know a file by its name with or without /usr, whatever has been merged since.
+        // A package lists a file by its path with or without /usr, whatever has been merged since.
         let real = fs::canonicalize(path)?;
         let names = [Path::new(path), &real, Path::new(path.trim_start_matches("/usr"))];
         let search = |name| run(Command::new("dpkg-query").arg("--search").arg(name)).ok();
@@ -180,7 +180,7 @@ fn libraries(programs: &[&Path]) -> Result<Vec<Library>> {
     Ok(libraries)
 }
 
-/// The version of a package of this machine.
+/// Version of an installed package of this machine.
 fn version(package: &str) -> Result<String> {
     let show = ["--show", "--showformat=${Version}\n", package];
     let version = run(Command::new("dpkg-query").args(show))?;
@@ -206,7 +206,7 @@ fn licence_files(dir: &Path, depth: usize) -> Vec<PathBuf> {
     found
 }
 
-/// The cargo that runs this, else the one on PATH.
+/// The cargo that runs this process, else the one on PATH.
 fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(repository());

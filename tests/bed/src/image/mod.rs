@@ -1,8 +1,8 @@
 //! Owns the image: an OCI archive, written without a container engine.
 //!
 //! Its root holds the programs, exactly the libraries that they are linked to, an account, public
-//! authorities, the licences of what is in it, and a bill of materials. Everything in it is a function of the sources and
-//! of the machine's libraries: two builds have one digest.
+//! authorities, the licences of its contents, and a bill of materials. Everything in it is a
+//! function of the sources and of the machine's libraries: two builds have one digest.
 
 mod archive;
 mod materials;
@@ -23,19 +23,19 @@ const PROGRAM: &str = "harvester-guest-operator";
 /// The account of `podSecurityContext` in the chart.
 const USER: u32 = 65532;
 
-/// What was written.
+/// Result of writing an image.
 #[derive(Debug)]
 pub struct Written {
-    /// The archive's size.
+    /// Size of the archive in bytes.
     pub bytes: u64,
-    /// The manifest's digest, by which a registry knows the image.
+    /// Digest of the manifest, by which a registry finds the image.
     pub digest: String,
-    /// What the root holds, with sizes.
+    /// Files of the root, with their sizes in bytes.
     pub root: BTreeMap<String, usize>,
 }
 
-/// Writes the image of programs of this machine's architecture. Each is in the root by its file's name;
-/// the operator's own is where the image begins.
+/// Writes the image of programs for this machine's architecture. Each lies in the root under its
+/// file's name; the operator's is the entrypoint.
 pub fn write_image(programs: &[&Path], version: &str, out: &Path) -> Result<Written> {
     let materials = Materials::read(programs)?;
     let revision = git(&["rev-parse", "HEAD"])?;
@@ -118,7 +118,8 @@ fn run(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
-/// Unpacks an archive's only layer, as a container engine would, and returns its configuration.
+/// Unpacks an archive's only layer, as a container engine would, and returns the image
+/// configuration.
 pub fn unpack_image(archive: &Path, root: &Path) -> Result<Value> {
     let image = root.with_extension("image");
     for dir in [root, &image] {

@@ -1,8 +1,8 @@
-//! Owns a VM's life: what virt-controller and the kubelet write when a VM starts, pauses, migrates,
-//! fails and ends.
+//! Owns a VM's life: the objects that virt-controller and the kubelet write when a VM starts,
+//! pauses, migrates, fails and ends.
 //!
-//! A [`Guest`] is the only writer of its VMI and pods. Pods are written before the VMI, as the one
-//! follows from the other. What others put among the VMI's finalizers stays.
+//! A [`Guest`] is the only writer of its VMI and pods. It writes the pods first, as the VMI's
+//! status follows from theirs. Finalizers that others add to the VMI stay.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,17 +23,17 @@ const PATIENCE: Duration = Duration::from_mins(2);
 const MIGRATION_TARGET: &str = "kubevirt.io/migrationTargetNodeName";
 const NODE: &str = "kubevirt.io/nodeName";
 
-/// Numbers of pods and migrations of this process.
+/// Next number for pods and migrations of this process.
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// How a migration ends.
+/// Result of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The VM runs on the target now.
     Succeeded,
     /// The VM stayed where it was.
     Failed,
-    /// Somebody called it off, and the VM stayed where it was.
+    /// The migration was cancelled, and the VM stayed where it was.
     Aborted,
 }
 
@@ -55,7 +55,7 @@ impl fmt::Debug for Guest {
 }
 
 impl Guest {
-    /// Creates the VMI as the VM says, without a pod.
+    /// Creates the VMI of the VM, without a pod.
     pub async fn create(client: &Client, vm: Vm) -> Result<Self> {
         let created = instances(client, &vm.namespace)
             .create(&PostParams::default(), &serde_json::from_value(vm.instance())?)
@@ -65,7 +65,7 @@ impl Guest {
         Ok(Self { client: client.clone(), vm, uid, launchers: Vec::new() })
     }
 
-    /// Creates a VM and lets it go through all that happens until it runs and its agent is there.
+    /// Creates a VM and takes it through all states until it runs with its agent connected.
     pub async fn run(client: &Client, vm: Vm, node: &str) -> Result<Self> {
         let mut guest = Self::create(client, vm).await?;
         guest.schedule(node).await?;
@@ -74,7 +74,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// The VM as it was written last.
+    /// The VM as last written.
     pub fn vm(&self) -> &Vm {
         &self.vm
     }
@@ -84,18 +84,17 @@ impl Guest {
         &self.uid
     }
 
-    /// The virt-launcher pods that were made and not removed, the oldest first.
+    /// Existing virt-launcher pods, the oldest first.
     pub fn launchers(&self) -> &[Launcher] {
         &self.launchers
     }
 
-    /// The VMI as the API server has it.
+    /// Reads the VMI from the API server.
     pub async fn instance(&self) -> Result<DynamicObject> {
         Ok(self.instances().get(&self.vm.name).await?)
     }
 
-    /// Changes the VM in whatever way, and writes the VMI; its pods before, if their addresses are
-    /// others.
+    /// Changes the VM and writes the VMI; writes its pods before that if their addresses changed.
     pub async fn change(&mut self, change: impl FnOnce(&mut Vm)) -> Result<()> {
         let before = self.vm.pod_addresses();
         change(&mut self.vm);
@@ -107,13 +106,13 @@ impl Guest {
         self.write().await
     }
 
-    /// What root in the guest may bring about: the VMI says something else than is.
+    /// Changes only the VMI, as root in the guest can: the VMI reports a state that is not true.
     pub async fn report(&mut self, change: impl FnOnce(&mut Vm)) -> Result<()> {
         change(&mut self.vm);
         self.write().await
     }
 
-    /// A node is found: the VMI gets its first pod, which does not run yet.
+    /// Schedules the VM: the VMI gets its first pod, which does not run yet.
     pub async fn schedule(&mut self, node: &str) -> Result<()> {
         self.launch(node, None).await?;
         let node = node.to_owned();
@@ -126,18 +125,19 @@ impl Guest {
         .await
     }
 
-    /// The VM starts to run, and is ready.
+    /// Makes the VM run and be ready.
     pub async fn boot(&mut self) -> Result<()> {
         self.vm.phase = Phase::Running;
         self.ready(Ready::yes()).await
     }
 
-    /// The guest agent connects, or goes: with it go the addresses that only it can tell.
+    /// Connects or disconnects the guest agent; without it, the addresses that only it reports
+    /// disappear.
     pub async fn agent(&mut self, connected: bool) -> Result<()> {
         self.change(|vm| vm.agent = connected).await
     }
 
-    /// What the readiness probe says, in the pod first and then in the VMI.
+    /// Writes the result of the readiness probe, to the pod first and then to the VMI.
     pub async fn ready(&mut self, ready: Ready) -> Result<()> {
         if let Some(at) = self.current() {
             self.launchers[at].phase = "Running";
@@ -147,7 +147,7 @@ impl Guest {
         self.change(|vm| vm.ready = Some(ready)).await
     }
 
-    /// Pauses the VM, which takes its pod out of service, or lets it go on.
+    /// Pauses the VM, which makes its pod not ready, or resumes it.
     pub async fn pause(&mut self, paused: bool) -> Result<()> {
         self.vm.paused = paused;
         if let Some(at) = self.current() {
@@ -157,7 +157,7 @@ impl Guest {
         self.ready(ready).await
     }
 
-    /// A migration begins: there is a second pod, and the VM still runs where it was.
+    /// Begins a migration: there is a second pod, and the VM still runs on its node.
     pub async fn begin_migration(&mut self, target: &str) -> Result<()> {
         let migration =
             format!("00000000-0000-0000-0000-{:012}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -184,7 +184,7 @@ impl Guest {
         .await
     }
 
-    /// The migration ends. The pod that is no longer needed has ended, but is still there.
+    /// Ends the migration. The pod that is no longer needed has ended, but still exists.
     pub async fn end_migration(&mut self, outcome: Outcome) -> Result<()> {
         let target = self.launchers.len().checked_sub(1).filter(|at| *at > 0);
         let target = target.context("no migration is under way")?;
@@ -219,17 +219,17 @@ impl Guest {
         self.write().await
     }
 
-    /// The guest shuts itself down: the VMI and its pod stay, at their end.
+    /// Shuts the guest down from inside: the VMI and its pod stay, in the phase `Succeeded`.
     pub async fn shut_down(&mut self) -> Result<()> {
         self.end(Phase::Succeeded, "Succeeded").await
     }
 
-    /// The guest is lost, with its VMI and pod left for inspection.
+    /// Makes the guest fail: its VMI and pod stay, in the phase `Failed`.
     pub async fn crash(&mut self) -> Result<()> {
         self.end(Phase::Failed, "Failed").await
     }
 
-    /// Somebody deletes the VMI: it and its pods are on their way out, but still there.
+    /// Deletes the VMI and its pods: they terminate, but still exist.
     pub async fn terminate(&mut self) -> Result<()> {
         self.instances().delete(&self.vm.name, &DeleteParams::default()).await?;
         for launcher in &self.launchers {
@@ -238,7 +238,7 @@ impl Guest {
         self.change(|vm| vm.ready = Some(Ready::no("PodTerminating"))).await
     }
 
-    /// What is on its way out goes: first the pods, then the VMI.
+    /// Removes the terminating objects: first the pods, then the VMI.
     pub async fn vanish(&mut self) -> Result<()> {
         for launcher in &self.launchers {
             let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
@@ -259,13 +259,13 @@ impl Guest {
         .await
     }
 
-    /// Stops the VM as a user does: at the end there is neither VMI nor pod.
+    /// Stops the VM as a user does: in the end neither VMI nor pod exists.
     pub async fn stop(&mut self) -> Result<()> {
         self.terminate().await?;
         self.vanish().await
     }
 
-    /// Stops the VM and runs it anew: a VMI of the same name with another UID.
+    /// Stops the VM and runs it again: a VMI of the same name with another UID.
     pub async fn restart(&mut self, node: &str) -> Result<()> {
         self.stop().await?;
         let mut vm = Vm {
@@ -290,7 +290,8 @@ impl Guest {
         Api::namespaced(self.client.clone(), &self.vm.namespace)
     }
 
-    /// KubeVirt's own rule: the newest pod on the VMI's node, or the newest.
+    /// Index of the VM's current pod by KubeVirt's rule: the newest pod on the VMI's node, else the
+    /// newest.
     fn current(&self) -> Option<usize> {
         let here = |launcher: &Launcher| Some(&launcher.node) == self.vm.node.as_ref();
         self.launchers.iter().rposition(here).or_else(|| self.launchers.len().checked_sub(1))
@@ -310,7 +311,7 @@ impl Guest {
         };
         let pod: Pod = serde_json::from_value(launcher.pod(&self.vm, &self.uid))?;
         let pods = self.pods();
-        // Pods are refused in a new namespace until its service account is there.
+        // A new namespace refuses pods until its service account exists.
         let created = eventually(PATIENCE, &format!("pod {}", launcher.name), async || {
             pods.create(&PostParams::default(), &pod).await.map(Some)
         })
@@ -369,7 +370,7 @@ impl Guest {
     }
 }
 
-/// That something is gone already is as good as its end.
+/// Success also if the object does not exist any more.
 fn absent<T>(result: kube::Result<T>) -> Result<()> {
     match result {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),

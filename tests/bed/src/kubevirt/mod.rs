@@ -1,7 +1,7 @@
 //! Owns the parts of KubeVirt that a test plays: its kinds, and virt-controller and the kubelet as
-//! far as others see them, which is the VMIs and virt-launcher pods that they write.
+//! others see them: by the VMIs and virt-launcher pods that they write.
 //!
-//! Nothing happens by itself: a VM does what the test's [`Guest`] is told.
+//! Nothing happens by itself: a VM changes only by calls of the test's [`Guest`].
 
 mod guest;
 mod vm;
@@ -56,7 +56,7 @@ fn api(
     Api::namespaced_with(client.clone(), namespace, &resource)
 }
 
-/// A VLAN network as Harvester writes it.
+/// Definition of a VLAN network as Harvester writes it.
 pub fn vlan(namespace: &str, name: &str, id: u16) -> Value {
     let config = json!({
         "cniVersion": "0.3.1", "name": name, "type": "bridge", "bridge": "mgmt-br",
@@ -75,8 +75,8 @@ pub fn vlan(namespace: &str, name: &str, id: u16) -> Value {
     })
 }
 
-/// Writes a HostNetworkConfig for VLAN `id` of `mgmt`, and as Harvester's network controller does of each
-/// node whether the link works.
+/// Writes a HostNetworkConfig for VLAN `id` of `mgmt` with the state of each node's link, as
+/// Harvester's network controller does.
 pub async fn host_links(client: &Client, id: u16, nodes: &[(&str, bool)]) -> Result<()> {
     let gvk = GroupVersionKind::gvk("network.harvesterhci.io", "v1beta1", "HostNetworkConfig");
     let resource = ApiResource::from_gvk_with_plural(&gvk, "hostnetworkconfigs");
@@ -104,8 +104,8 @@ pub async fn host_links(client: &Client, id: u16, nodes: &[(&str, bool)]) -> Res
     Ok(())
 }
 
-/// Creates a Node that is ready and has an address. Nobody renews its heartbeat; the controllers
-/// that would mind are off in a bed.
+/// Creates a Node that is ready and has an address. Its heartbeat is never renewed; the controllers
+/// that would react are off in a bed.
 pub async fn create_node(
     client: &Client,
     name: &str,

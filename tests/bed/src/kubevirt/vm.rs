@@ -1,16 +1,16 @@
-//! Owns what a VM looks like in the API: plain values, rendered to a VirtualMachine, a
+//! Owns a VM's objects in the API: plain values, rendered to a VirtualMachine, a
 //! VirtualMachineInstance and virt-launcher pods as KubeVirt writes them.
 //!
-//! A [`Vm`] says what is; it does not insist on sense, so that a test can write any state that
-//! KubeVirt could, and some that it should not.
+//! A [`Vm`] does not check its values, so that a test can write any state that KubeVirt could, and
+//! some that it should not.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-/// How long a pod may take to end, as KubeVirt asks for.
+/// Grace period of a virt-launcher pod, as KubeVirt sets it.
 pub(crate) const GRACE_SECONDS: u32 = 30;
-/// virt-controller's, on every VMI: it goes when the last virt-launcher is gone.
+/// virt-controller's finalizer on every VMI, removed when the last virt-launcher is gone.
 pub(crate) const FINALIZER: &str = "foregroundDeleteVirtualMachine";
 
 /// `status.phase` of a VMI.
@@ -31,19 +31,19 @@ pub enum Phase {
 /// The `Ready` condition of a VMI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// Its status.
+    /// Status of the condition.
     pub status: bool,
-    /// Its reason; a condition that is true has none.
+    /// Reason of the condition; empty if the status is true.
     pub reason: String,
 }
 
 impl Ready {
-    /// Ready.
+    /// A true condition without a reason.
     pub fn yes() -> Self {
         Self { status: true, reason: String::new() }
     }
 
-    /// Not ready, for a reason such as `PodNotExists`.
+    /// A false condition with a reason such as `PodNotExists`.
     pub fn no(reason: &str) -> Self {
         Self { status: false, reason: reason.to_owned() }
     }
@@ -56,48 +56,48 @@ pub struct Nic {
     pub name: String,
     /// `namespace/name` of its NetworkAttachmentDefinition; none means the pod network.
     pub network: Option<String>,
-    /// What the guest has there, the first one first. On an attached network only the guest agent
-    /// can tell, so without it they do not show.
+    /// Addresses in the guest, the main one first. On an attached network only the guest agent
+    /// reports them, so without it the VMI does not show them.
     pub addresses: Vec<String>,
 }
 
 impl Nic {
-    /// On the pod network.
+    /// An interface on the pod network.
     pub fn pod(name: &str, addresses: &[&str]) -> Self {
         Self { name: name.to_owned(), network: None, addresses: strings(addresses) }
     }
 
-    /// On the network of a NetworkAttachmentDefinition, named `namespace/name`.
+    /// An interface on the network of a NetworkAttachmentDefinition, named `namespace/name`.
     pub fn attached(name: &str, network: &str, addresses: &[&str]) -> Self {
         Self { network: Some(network.to_owned()), ..Self::pod(name, addresses) }
     }
 }
 
-/// A VM: what it wants and how it is.
+/// A VM: spec and state.
 #[derive(Clone, Debug, Default)]
 pub struct Vm {
-    /// Its namespace.
+    /// Namespace of VM and VMI.
     pub namespace: String,
-    /// Its name, the VMI's too.
+    /// Name of VM and VMI.
     pub name: String,
-    /// The VMI's labels; a pod gets those of the moment it is made.
+    /// Labels of the VMI; a pod gets the labels at its creation.
     pub labels: BTreeMap<String, String>,
     /// The VMI's annotations.
     pub annotations: BTreeMap<String, String>,
-    /// Where it runs: `status.nodeName`.
+    /// Node of the VM: `status.nodeName`.
     pub node: Option<String>,
-    /// Its interfaces.
+    /// Network interfaces of the VM.
     pub nics: Vec<Nic>,
     /// Interfaces that exist inside the guest only, such as those of a CNI, and their addresses.
     /// The guest agent reports them, without a network's name.
     pub inner: Vec<(String, Vec<String>)>,
     /// `status.phase`.
     pub phase: Phase,
-    /// The condition `Ready`, if there is one.
+    /// The condition `Ready`; `None` leaves it out.
     pub ready: Option<Ready>,
-    /// The condition `Paused`, there only if true.
+    /// Whether the condition `Paused` is there, which is never false.
     pub paused: bool,
-    /// The condition `AgentConnected`, there only if true.
+    /// Whether the condition `AgentConnected` is there, which is never false.
     pub agent: bool,
     /// `status.migrationState`.
     pub migration: Option<Value>,
@@ -106,7 +106,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// A VM that was asked for and for which nothing has happened yet.
+    /// A VM that was created and not processed yet.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self {
             namespace: namespace.to_owned(),
@@ -117,29 +117,29 @@ impl Vm {
         }
     }
 
-    /// With a label.
+    /// Adds a label.
     #[must_use]
     pub fn label(mut self, key: &str, value: &str) -> Self {
         self.labels.insert(key.to_owned(), value.to_owned());
         self
     }
 
-    /// With an annotation.
+    /// Adds an annotation.
     #[must_use]
     pub fn annotation(mut self, key: &str, value: &str) -> Self {
         self.annotations.insert(key.to_owned(), value.to_owned());
         self
     }
 
-    /// With a further interface.
+    /// Adds an interface.
     #[must_use]
     pub fn nic(mut self, nic: Nic) -> Self {
         self.nics.push(nic);
         self
     }
 
-    /// What its pods have: the first address of each family that the pod network gave it. Link-local
-    /// ones are the guest's own.
+    /// Addresses of its pods: the first address of each family that the pod network gave it.
+    /// Link-local addresses are the guest's own.
     pub fn pod_addresses(&self) -> Vec<String> {
         let given = self.nics.iter().filter(|nic| nic.network.is_none());
         let given = given.flat_map(|nic| &nic.addresses).filter(|text| !text.starts_with("fe80:"));
@@ -147,7 +147,7 @@ impl Vm {
         [first(false), first(true)].into_iter().flatten().cloned().collect()
     }
 
-    /// The VirtualMachine that a user made.
+    /// The VirtualMachine as a user creates it.
     pub fn machine(&self) -> Value {
         json!({
             "apiVersion": "kubevirt.io/v1",
@@ -195,7 +195,7 @@ impl Vm {
         })
     }
 
-    /// The VMI's status. What is not there is left out, as Go's `omitempty` does.
+    /// Status of the VMI. Missing values are left out, as Go's `omitempty` does.
     pub(crate) fn status(&self) -> Value {
         let mut status = json!({
             "phase": format!("{:?}", self.phase),
@@ -262,16 +262,16 @@ impl Vm {
     }
 }
 
-/// A virt-launcher pod: the body of a running VM. While it migrates it has two.
+/// A virt-launcher pod, in which a VM runs. A migrating VM has two.
 #[derive(Clone, Debug)]
 pub struct Launcher {
     /// The pod's name.
     pub name: String,
-    /// The pod's UID, which the API server gave.
+    /// The pod's UID from the API server.
     pub uid: String,
-    /// Where it runs.
+    /// Node of the pod.
     pub node: String,
-    /// Its addresses on the pod network, one of each family at most.
+    /// Addresses on the pod network, one of each family at most.
     pub addresses: Vec<String>,
     /// UID of the migration that it is the target of.
     pub migration: Option<String>,
@@ -279,7 +279,7 @@ pub struct Launcher {
     pub phase: &'static str,
     /// The condition `Ready`.
     pub ready: Ready,
-    /// The readiness gate by which KubeVirt takes a paused VM's pod out of service.
+    /// The readiness gate by which KubeVirt makes a paused VM's pod not ready.
     pub unpaused: bool,
 }
 
@@ -321,7 +321,7 @@ impl Launcher {
         })
     }
 
-    /// What the kubelet writes about the pod.
+    /// Status of the pod as the kubelet writes it.
     pub fn status(&self) -> Value {
         let alive = self.phase == "Running";
         json!({
@@ -359,7 +359,7 @@ fn strings(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|&text| text.to_owned()).collect()
 }
 
-/// Something of a name that fits into a MAC.
+/// Checksum of a name, one octet of its MAC address.
 fn sum(text: &str) -> u8 {
     text.bytes().fold(0, u8::wrapping_add)
 }

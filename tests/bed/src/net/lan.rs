@@ -1,4 +1,4 @@
-//! Owns a small network: a bridge in the host's namespace, and machines that hang on it.
+//! Owns a small network: a bridge in the host's namespace, and machines attached to it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,15 +17,15 @@ pub struct Lan {
 }
 
 impl Lan {
-    /// Makes a bridge on the host, where it has an address such as `10.200.0.1/24`, and lets the
-    /// host route. The name of a bridge has at most 8 letters.
+    /// Makes a bridge on the host with an address such as `10.200.0.1/24`, and makes the host
+    /// route. The name of a bridge has at most 8 letters.
     pub async fn new(host: &Netns, bridge: &str, address: &str) -> Result<Self> {
         let (gateway, prefix) = address.split_once('/').context("an address without prefix")?;
         host.ip(&format!("link add name {bridge} type bridge")).await?;
         host.ip(&format!("address add {address} dev {bridge}")).await?;
         host.ip(&format!("link set {bridge} up")).await?;
         host.sysctl("net/ipv4/ip_forward", "1").await?;
-        // Else the kernel tells only some of those whom it refuses, about one a second.
+        // Without this limit off, the kernel sends only about one ICMP error a second.
         host.sysctl("net/ipv4/icmp_ratelimit", "0").await?;
         Ok(Self {
             host: host.clone(),
@@ -36,7 +36,7 @@ impl Lan {
         })
     }
 
-    /// Where the bridge is.
+    /// Namespace of the bridge.
     pub fn host(&self) -> &Netns {
         &self.host
     }
@@ -46,7 +46,8 @@ impl Lan {
         &self.bridge
     }
 
-    /// A new machine: a namespace whose `eth0` has the address, and the host as its gateway.
+    /// Attaches a new machine: a namespace whose `eth0` has the address, with the host as its
+    /// gateway.
     pub async fn attach(&self, label: &str, address: &str) -> Result<Netns> {
         let machine = Netns::new(label).await?;
         let port = format!("{}-{}", self.bridge, self.ports.fetch_add(1, Ordering::Relaxed));
@@ -67,7 +68,7 @@ impl Lan {
         Ok(())
     }
 
-    /// Takes such an address away.
+    /// Removes such an address.
     pub async fn unbind(&self, address: &str) -> Result<()> {
         self.host.ip(&format!("address delete {address}/32 dev {}", self.bridge)).await?;
         Ok(())

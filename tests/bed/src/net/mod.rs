@@ -1,9 +1,9 @@
-//! Owns networks that tests make for themselves: namespaces, what links them, and who talks there.
+//! Owns networks of tests: namespaces, their links, and clients and servers in them.
 //!
-//! A namespace has no name in the file system, only an open file in this process. So it goes when
-//! its last [`Netns`] is dropped and nothing runs in it any more, and with it all its interfaces,
-//! addresses and rules; that holds however this process ends. Nothing here touches a namespace that
-//! it has not made: work in one is done by threads that entered it and end afterwards.
+//! A namespace has no name in the file system, only an open file in this process. So it goes, with
+//! all its interfaces, addresses and rules, when its last [`Netns`] is dropped and no process runs
+//! in it any more, however this process ends. This module changes only namespaces that it has made:
+//! work in one is done by threads that entered it and end afterwards.
 
 pub mod dhcp;
 mod lan;
@@ -41,7 +41,7 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Makes a new one. The label tells it from others in messages.
+    /// Makes a new namespace. The label identifies it in messages.
     pub async fn new(label: &str) -> Result<Self> {
         let label = label.to_owned();
         tokio::task::spawn_blocking(move || Self::make(&label)).await?
@@ -50,7 +50,8 @@ impl Netns {
     fn make(label: &str) -> Result<Self> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("hgo-{}-{number}-{label}", std::process::id());
-        // Whoever makes a namespace is in it. This shell does so, and holds it until it is opened.
+        // A process that makes a namespace is in it. This shell makes it, and holds it until it is
+        // opened.
         let mut maker = program("unshare")
             .args(["--net", "/bin/sh", "-c", "ip link set lo up && echo made && read -r _", &name])
             .stdin(Stdio::piped())
@@ -63,7 +64,7 @@ impl Netns {
         BufReader::new(stdout).read_line(&mut line)?;
         let made = line == "made\n";
         let file = made.then(|| File::open(format!("/proc/{}/ns/net", maker.id())));
-        // Closes its standard input, which ends it.
+        // Closes the shell's standard input, which ends it.
         let output = maker.wait_with_output()?;
         let Some(file) = file else {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
@@ -72,18 +73,18 @@ impl Netns {
         Ok(Self { name, file: Arc::new(file.context("open a namespace")?) })
     }
 
-    /// What it is called in messages.
+    /// Name of the namespace in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A path that leads there for other programs, such as `nsenter --net=PATH` or
-    /// `ip link set DEVICE netns PATH`, as long as this process holds it.
+    /// Path of the namespace for other programs, such as `nsenter --net=PATH` or `ip link set
+    /// DEVICE netns PATH`, valid while this process holds it.
     pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()).into()
     }
 
-    /// Does something inside, on a thread that ends with it. Sockets and processes that it makes
+    /// Runs a function inside, on a thread that ends with it. Sockets and processes that it makes
     /// belong to the namespace and may be used from everywhere afterwards.
     pub async fn run<T: Send + 'static>(
         &self,
@@ -92,13 +93,13 @@ impl Netns {
         let inside = self.clone();
         let (done, result) = oneshot::channel();
         thread::Builder::new().name(self.name.clone()).spawn(move || {
-            // Nobody waits any more when the receiver is gone.
+            // The send fails if the receiver was dropped.
             drop(done.send(inside.enter().and_then(|()| work())));
         })?;
         result.await.with_context(|| format!("work in {} panicked", self.name))?
     }
 
-    /// Runs a program inside and returns what it printed; its failure is an error.
+    /// Runs a program inside and returns its output; its failure is an error.
     pub async fn command(&self, name: &str, args: &[&str]) -> Result<String> {
         let mut command = program(name);
         command.args(args);
@@ -123,31 +124,32 @@ impl Netns {
         self.run(move || fs::write(&path, value).with_context(|| format!("set {path}"))).await
     }
 
-    /// Moves the calling thread there for good; the threads and processes it starts begin there.
+    /// Moves the calling thread into the namespace for good; threads and processes that it starts
+    /// begin there.
     fn enter(&self) -> Result<()> {
         move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))
             .with_context(|| format!("enter {}", self.name))
     }
 }
 
-/// Runs a test's body in a new namespace, the host of its network: the thread, the runtime and every
-/// process it starts, a bed for instance, are inside, so loopback is one of its own. There is no way
-/// from there to anywhere else.
+/// Runs a test's body in a new namespace, the host of its network: the thread, the runtime and
+/// every process it starts, a bed for instance, are inside and have a loopback of their own. No
+/// route leads from there to another network.
 pub fn isolated<T, F>(body: impl FnOnce(Netns) -> F + Send + 'static) -> Result<T>
 where
     T: Send + 'static,
     F: Future<Output = Result<T>>,
 {
-    // Building them needs a network.
+    // Building the programs needs a network.
     control_plane_blocking()?;
     let host = Netns::make("host")?;
     let inside = move || {
         host.enter()?;
-        // The runtime's threads are started by this one or by each other.
+        // The runtime's threads are started by this thread or by each other.
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(body(host))
     };
-    // The test's name, by which its times are noted.
+    // The thread gets the test's name, for the report of the test's times.
     let name = thread::current().name().unwrap_or("isolated").to_owned();
     match thread::Builder::new().name(name).spawn(inside)?.join() {
         Ok(result) => result,
@@ -155,13 +157,13 @@ where
     }
 }
 
-/// Whether this thread is in another network than the process.
+/// Whether this thread is in another network namespace than the process.
 pub(crate) fn is_elsewhere() -> Result<bool> {
     let of = |task: &str| fs::read_link(format!("/proc/{task}/ns/net"));
     Ok(of("thread-self")? != of("self")?)
 }
 
-/// A runtime whose threads are in the network of the process, wherever the caller is.
+/// Runtime whose threads are in the network namespace of the process, wherever the caller is.
 pub(crate) fn of_the_process(threads: usize) -> Result<Runtime> {
     // The first thread of the process never leaves it.
     let home = is_elsewhere()?.then(|| File::open("/proc/self/ns/net")).transpose()?;
@@ -175,7 +177,7 @@ pub(crate) fn of_the_process(threads: usize) -> Result<Runtime> {
     thread::spawn(enter).join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// A program of the system. Those of an administrator are not on everybody's PATH.
+/// Command for a program of the system, found also in the folders of administrators' programs.
 pub(crate) fn program(name: &str) -> Command {
     let mut command = Command::new(name);
     command.env("PATH", search_path());

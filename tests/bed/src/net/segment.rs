@@ -1,4 +1,5 @@
-//! Owns a piece of Ethernet: a switch in a namespace of its own, without an address, and who hangs on it.
+//! Owns an Ethernet segment: a switch in a namespace of its own, without an address, and the
+//! machines attached to it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,22 +15,22 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Makes a switch that learns and forwards at once.
+    /// Makes a switch that forwards without delay.
     pub async fn new(label: &str) -> Result<Self> {
         let switch = Netns::new(label).await?;
-        // Nobody here speaks IPv6, and what it says by itself is nobody's business.
+        // No test here uses IPv6, and its automatic messages would be noise.
         switch.sysctl("net/ipv6/conf/default/disable_ipv6", "1").await?;
         switch.ip("link add name br0 type bridge forward_delay 0").await?;
         switch.ip("link set br0 up").await?;
         Ok(Self { switch, ports: AtomicU32::new(0) })
     }
 
-    /// Where the switch is, to look at or to listen on its ports.
+    /// Namespace of the switch, to observe or capture on its ports.
     pub fn switch(&self) -> &Netns {
         &self.switch
     }
 
-    /// Puts an interface into a namespace, its cable in the switch. Returns the switch's port.
+    /// Puts an interface into a namespace, connected to the switch. Returns the switch's port.
     pub async fn plug(&self, into: &Netns, interface: &str) -> Result<String> {
         let port = format!("port{}", self.ports.fetch_add(1, Ordering::Relaxed));
         let there = into.path();
@@ -44,7 +45,7 @@ impl Segment {
         Ok(port)
     }
 
-    /// A new machine: a namespace whose `eth0` has the address, such as `10.77.0.1/24`.
+    /// Attaches a new machine: a namespace whose `eth0` has the address, such as `10.77.0.1/24`.
     pub async fn attach(&self, label: &str, address: &str) -> Result<Netns> {
         let machine = Netns::new(label).await?;
         self.plug(&machine, "eth0").await?;
@@ -52,7 +53,7 @@ impl Segment {
         Ok(machine)
     }
 
-    /// Pulls the cable out of a port, or puts it in again.
+    /// Disconnects a port, or connects it again.
     pub async fn cable(&self, port: &str, plugged: bool) -> Result<()> {
         let state = if plugged { "up" } else { "down" };
         self.switch.ip(&format!("link set {port} {state}")).await?;

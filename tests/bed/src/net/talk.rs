@@ -1,5 +1,5 @@
-//! Owns who answers in a network and who asks: responders that say their name, over TCP, HTTP and
-//! UDP, and a client that counts who answered.
+//! Owns servers and clients in a network: responders that answer with their name, over TCP, HTTP
+//! and UDP, and a client that counts answers by responder.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -15,11 +15,11 @@ use tokio::task::JoinSet;
 
 use super::Netns;
 
-/// How long a client waits for an answer: longer than a machine stands still.
+/// Longest wait of a client for an answer: longer than a machine stalls.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Something that listens on a port and answers with its name, over TCP and UDP. One that is asked
-/// over HTTP says it in an HTTP answer. Dropping it closes the port.
+/// A responder that listens on a port and answers with its name, over TCP and UDP. To an HTTP
+/// request it sends the name in an HTTP answer. Dropping it closes the port.
 #[derive(Debug)]
 pub struct Responder {
     state: Arc<State>,
@@ -59,12 +59,12 @@ impl Responder {
         Ok(Self { state, _tasks: tasks })
     }
 
-    /// Whether HTTP requests are answered with 200, as at first, or with 503.
+    /// Sets the answer to HTTP requests: 200, as at first, or 503.
     pub fn healthy(&self, healthy: bool) {
         self.state.healthy.store(healthy, Ordering::Relaxed);
     }
 
-    /// Who has asked so far, in order, as seen from here.
+    /// Addresses of all clients so far, in order, as the responder sees them.
     pub fn peers(&self) -> Vec<IpAddr> {
         self.state.peers.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -79,7 +79,7 @@ impl State {
 async fn serve_tcp(listener: tokio::net::TcpListener, state: Arc<State>) {
     let mut open = JoinSet::new();
     loop {
-        // A client that gave up between asking and being served is no reason to stop.
+        // A client that closed its connection before it was accepted is no reason to stop.
         let Ok((stream, peer)) = listener.accept().await else { continue };
         state.asked_by(peer);
         open.spawn(answer(stream, state.clone()));
@@ -106,14 +106,14 @@ async fn answer(mut stream: tokio::net::TcpStream, state: Arc<State>) {
 async fn serve_udp(socket: tokio::net::UdpSocket, state: Arc<State>) {
     let mut question = [0; 1024];
     loop {
-        // Errors tell of answers that did not reach an earlier client.
+        // Errors report answers that did not reach an earlier client.
         let Ok((_, peer)) = socket.recv_from(&mut question).await else { continue };
         state.asked_by(peer);
         drop(socket.send_to(state.name.as_bytes(), peer).await);
     }
 }
 
-/// How to ask.
+/// Protocol of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the protocols' names")]
 pub enum Protocol {
@@ -122,23 +122,23 @@ pub enum Protocol {
     Udp,
 }
 
-/// What came of asking once.
+/// Result of one request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Answer {
     /// The responder of this name answered.
     From(String),
-    /// The port is closed, and the client was told so.
+    /// The port is closed, and the client was notified.
     Refused,
     /// No answer came.
     Silence,
-    /// Something else, in words; an HTTP answer other than 200 is its first line.
+    /// Any other result, in words; for an HTTP answer other than 200, its first line.
     Other(String),
 }
 
-/// Answers, and how often each came.
+/// Number of requests by result.
 pub type Answers = BTreeMap<Answer, usize>;
 
-/// Asks several times at once from a namespace, each time over a connection of its own.
+/// Sends several requests at once from a namespace, each over a connection of its own.
 pub async fn ask(
     from: &Netns,
     protocol: Protocol,
@@ -148,7 +148,7 @@ pub async fn ask(
     ask_for(from, protocol, address, times, PATIENCE).await
 }
 
-/// The same, and waits no longer than `patience` for an answer.
+/// Sends requests as [`ask`] does, and waits no longer than `patience` for an answer.
 pub async fn ask_for(
     from: &Netns,
     protocol: Protocol,
@@ -157,7 +157,7 @@ pub async fn ask_for(
     patience: Duration,
 ) -> Result<Answers> {
     from.run(move || {
-        // Each thread begins where the one that starts it is.
+        // Each thread begins in the namespace of the thread that starts it.
         thread::scope(|scope| {
             let asked: Vec<_> =
                 (0..times).map(|_| scope.spawn(|| ask_once(protocol, address, patience))).collect();
@@ -207,7 +207,7 @@ fn exchange(address: SocketAddr, question: &str, patience: Duration) -> io::Resu
 
 fn datagram(address: SocketAddr, patience: Duration) -> io::Result<String> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    // Only a socket with a peer is told when that refuses.
+    // Only a connected socket gets an error when the port is closed.
     socket.connect(address)?;
     socket.set_read_timeout(Some(patience))?;
     socket.send(b"who")?;

@@ -1,22 +1,22 @@
-//! Owns what is known of one call, as the API server itself would read it from the path.
+//! Owns the description of one call, read from its path as the API server reads it.
 
 use hyper::header::USER_AGENT;
 use hyper::{Method, Request};
 
-/// One call to the API server.
+/// A call to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// The HTTP method, such as `PATCH`.
     pub method: String,
     /// The path, such as `/api/v1/namespaces/default/services/web/status`.
     pub path: String,
-    /// The query without its question mark; empty if there is none.
+    /// The query without its question mark; empty without a query.
     pub query: String,
-    /// What the client calls itself; empty if it does not say.
+    /// Value of `User-Agent`; empty if it is missing.
     pub user_agent: String,
 }
 
-/// The places in a path that names a resource.
+/// The parts of a path that names a resource.
 #[derive(Default)]
 struct Parts<'a> {
     group: &'a str,
@@ -37,14 +37,14 @@ impl Call {
         }
     }
 
-    /// Whether the method is one that writes. Reviews, such as of tokens, are posted and so count.
+    /// Whether the method is a write. Reviews, such as of tokens, are posted and so count.
     pub fn is_write(&self) -> bool {
         [Method::POST, Method::PUT, Method::PATCH, Method::DELETE]
             .iter()
             .any(|m| *m == *self.method)
     }
 
-    /// Whether the answer is a stream of changes.
+    /// Whether the call is a watch.
     pub fn is_watch(&self) -> bool {
         self.method == "GET" && self.query.split('&').any(|p| p == "watch=true" || p == "watch=1")
     }
@@ -54,22 +54,22 @@ impl Call {
         self.parts().group
     }
 
-    /// The resource in the plural, such as `services` or `leases`.
+    /// The resource in plural, such as `services` or `leases`.
     pub fn resource(&self) -> Option<&str> {
         self.parts().resource
     }
 
-    /// The part of the object that is addressed, such as `status`.
+    /// The addressed part of the object, such as `status`.
     pub fn subresource(&self) -> Option<&str> {
         self.parts().subresource
     }
 
-    /// The namespace, or the object's own name if it is a namespace.
+    /// The namespace; for a Namespace object, its name.
     pub fn namespace(&self) -> Option<&str> {
         self.parts().namespace
     }
 
-    /// The object's name; nothing for lists and for creations.
+    /// The object's name; `None` for lists and creations.
     pub fn name(&self) -> Option<&str> {
         self.parts().name
     }

@@ -27,9 +27,9 @@ use super::{Call, Verdict};
 type Rule = Arc<dyn Fn(&Call) -> Verdict + Send + Sync>;
 type Body = Either<Incoming, Full<Bytes>>;
 
-/// What all connections share.
+/// State shared by all connections.
 pub(super) struct Shared {
-    /// Where the server is, as `host:port`.
+    /// Address of the server, as `host:port`.
     upstream: String,
     connector: TlsConnector,
     pub(super) rule: watch::Sender<Option<Rule>>,
@@ -69,10 +69,10 @@ pub(super) async fn client(stream: TcpStream, acceptor: TlsAcceptor, shared: Arc
     let _ = stream.set_nodelay(true);
     let serve = async {
         let Ok(stream) = acceptor.accept(stream).await else { return };
-        // HTTP/1.1 allows one call at a time, so the lock is never waited for.
+        // HTTP/1.1 allows one call at a time, so the lock is always free.
         let upstream = Mutex::new(None);
         let service = service_fn(|request| handle(request, &shared, &upstream));
-        // An error is either the client's or a cut that was asked for.
+        // An error comes from the client or from a requested cut.
         let _ = server::Builder::new()
             .timer(TokioTimer::new())
             .serve_connection(TokioIo::new(stream), service)
@@ -82,7 +82,7 @@ pub(super) async fn client(stream: TcpStream, acceptor: TlsAcceptor, shared: Arc
     tokio::select! {
         () = &mut serve => {}
         _ = cut.changed() => {}
-        // Nobody looks after the connection any more, and it stays.
+        // No task serves the connection any more, and it stays open.
         _ = freeze.changed() => drop(cut.changed().await),
     }
 }
@@ -144,7 +144,7 @@ async fn forward(
 ) -> Result<Response<Incoming>> {
     let mut held = upstream.lock().await;
     let mut request = request;
-    // What a client says of its connection is not about ours.
+    // The header `Connection` of the client does not apply to the connection to the server.
     request.headers_mut().remove(CONNECTION);
     shared.journal.forwarded(entry);
     let mut response = loop {
@@ -158,7 +158,7 @@ async fn forward(
                 *held = Some(sender);
                 break response;
             }
-            // The server closed the idle connection just now: nothing was sent, so try anew.
+            // The server closed the idle connection just now: nothing was sent, so try again.
             Err(mut failed) => match failed.take_message() {
                 Some(unsent) => request = unsent,
                 None => return Err(failed.into_error().into()),
@@ -177,7 +177,7 @@ async fn connect(shared: &Shared) -> Result<SendRequest<Incoming>> {
     stream.set_nodelay(true)?;
     let stream = shared.connector.connect(name, stream).await.context("TLS with the server")?;
     let (sender, connection) = client::handshake(TokioIo::new(stream)).await?;
-    // It ends by itself when its sender and the last answer's body are gone.
+    // The task ends when its sender and the last answer's body are gone.
     tokio::spawn(connection);
     Ok(sender)
 }

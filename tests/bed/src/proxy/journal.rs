@@ -1,25 +1,25 @@
-//! Owns the record of the calls.
+//! Owns the record of all calls.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::Call;
 
-/// One call and what became of it.
+/// A call and its outcome.
 #[derive(Clone, Debug)]
 pub struct Record {
     /// The call.
     pub call: Call,
     /// When it arrived.
     pub at: Instant,
-    /// Whether it was sent on to the server.
+    /// Whether it was forwarded to the server.
     pub forwarded: bool,
-    /// The HTTP status of the answer, from the server or from the rule; nothing while there is
-    /// none. After `CutAfter` it is what the server answered, though the client never saw it.
+    /// HTTP status of the answer, from the server or from the rule; `None` while there is none.
+    /// After `CutAfter` it is the server's answer, although the client never got it.
     pub status: Option<u16>,
 }
 
-/// Names a record; stale once the journal was cleared.
+/// Reference to a record; stale once the journal was cleared.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     era: u64,
@@ -76,7 +76,7 @@ impl Journal {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A test's closure may panic under the lock; the records are whole all the same.
+        // A test's closure may panic under the lock; the records are complete all the same.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

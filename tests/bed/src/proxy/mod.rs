@@ -1,10 +1,10 @@
 //! A TLS proxy in front of the API server that fails on demand.
 //!
-//! It stands where a network or an overloaded server would fail: a rule looks at each call and
-//! decides what becomes of it. Invariants: a call is recorded before its rule is asked, in the
-//! order of arrival; what a rule keeps from the server has never reached it; bodies are streamed
-//! both ways, so a watch works; every client's connection has a connection of its own to the
-//! server, and ends with it. Protocol upgrades (exec, port-forward) are not supported.
+//! It fails as a network or an overloaded server would: a rule decides the outcome of each call.
+//! Invariants: a call is recorded before its rule is applied, in the order of arrival; a call that
+//! a rule stops has never reached the server; bodies are streamed both ways, so a watch works;
+//! every client's connection has a connection of its own to the server, and ends with it. Protocol
+//! upgrades (exec, port-forward) are not supported.
 
 mod call;
 mod connection;
@@ -28,10 +28,10 @@ use crate::listen;
 use crate::pki::Authority;
 use connection::Shared;
 
-/// What becomes of a call.
+/// Outcome of a call.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// The server gets it and the client gets the server's answer.
+    /// The server gets the call and the client gets the server's answer.
     Pass,
     /// The client gets a `Status` with this code and reason; the server never sees the call.
     Refuse {
@@ -39,14 +39,14 @@ pub enum Verdict {
         code: u16,
         /// The machine-readable reason, such as `Conflict`.
         reason: &'static str,
-        /// The text for people.
+        /// The message.
         message: String,
     },
-    /// The client gets a page in HTML with this code, as an ingress writes it whose backend is gone; the
+    /// The client gets an HTML page with this code, as an ingress without a backend writes it; the
     /// server never sees the call.
     Page(u16),
-    /// The client gets this JSON, in which `$AUTHORIZATION` stands for what it sent as that header, as from a
-    /// server that repeats what it was sent; the server never sees the call.
+    /// The client gets this JSON, in which `$AUTHORIZATION` is replaced by the value of its header,
+    /// as from a server that repeats its input; the server never sees the call.
     Answer {
         /// The HTTP status.
         code: u16,
@@ -58,10 +58,10 @@ pub enum Verdict {
     /// The server answers in full, but the client's connection is closed instead of the answer.
     /// A watch is closed once the server has accepted it.
     CutAfter,
-    /// Nothing happens until the rule is replaced or the proxy is dropped; then the client's
+    /// The call hangs until the rule is replaced or the proxy is dropped; then the client's
     /// connection is closed. The server never sees the call.
     Hang,
-    /// The server gets it after this time.
+    /// The server gets the call after this time.
     Delay(Duration),
 }
 
@@ -95,12 +95,12 @@ impl Proxy {
         &self.url
     }
 
-    /// The certificate of the authority that signed the proxy's own.
+    /// Certificate of the authority that signed the proxy's certificate, in PEM.
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
     }
 
-    /// A kubeconfig with which a service account goes through the proxy.
+    /// Writes a kubeconfig for a service account, with the proxy as its server.
     pub async fn kubeconfig_for_service_account(
         &self,
         bed: &Bed,
@@ -111,45 +111,45 @@ impl Proxy {
         bed.service_account_kubeconfig(namespace, name, through).await
     }
 
-    /// Sets the rule for every call from now on. It is asked once for each call, from many
+    /// Sets the rule for every call from now on. It is called once for each call, from many
     /// threads, and must not block. Calls that hang under the old rule are cut.
     pub fn set_rule(&self, rule: impl Fn(&Call) -> Verdict + Send + Sync + 'static) {
         self.shared.rule.send_replace(Some(Arc::new(rule)));
     }
 
-    /// Lets every call pass again.
+    /// Removes the rule, so that every call passes.
     pub fn clear_rule(&self) {
         self.shared.rule.send_replace(None);
     }
 
-    /// Closes every open connection, watches included. New connections are welcome.
+    /// Closes every open connection, watches included. New connections are accepted.
     pub fn cut_all(&self) {
         self.shared.cut.send_replace(());
     }
 
-    /// Lets every open connection fall silent, watches included: nothing more comes out of it, in
-    /// either direction, and it does not end. As when a server loses its power, but for the kernel,
-    /// which goes on saying that it has received what is sent. New connections are welcome.
+    /// Freezes every open connection, watches included: no byte passes in either direction, and the
+    /// connection does not end. This is like a server that loses its power, except that the kernel
+    /// still acknowledges received data. New connections are accepted.
     pub fn freeze_all(&self) {
         self.shared.freeze.send_replace(());
     }
 
-    /// Every call other than a watch, in the order received.
+    /// Records of all calls other than watches, in the order received.
     pub fn calls(&self) -> Vec<Record> {
         self.shared.journal.select(|call| !call.is_watch())
     }
 
-    /// Every watch, in the order received.
+    /// Records of all watches, in the order received.
     pub fn watches(&self) -> Vec<Record> {
         self.shared.journal.select(Call::is_watch)
     }
 
-    /// How many writing calls there were of which `of_interest` is true, whatever became of them.
+    /// Number of writing calls that `of_interest` selects, whatever their outcome.
     pub fn writes(&self, of_interest: impl Fn(&Call) -> bool) -> usize {
         self.shared.journal.count(|call| call.is_write() && of_interest(call))
     }
 
-    /// Forgets the calls recorded so far. The rule stays.
+    /// Removes the records so far. The rule stays.
     pub fn reset(&self) {
         self.shared.journal.clear();
     }
@@ -157,12 +157,12 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // The connections' tasks belong to this one and end with it.
+        // The connections' tasks belong to this task and end with it.
         self.accept.abort();
     }
 }
 
-/// An ingress's own page: of nginx, as ingress-nginx ships it.
+/// Error page of an ingress, as ingress-nginx ships it.
 pub(crate) fn html(code: u16) -> String {
     let title = match code {
         404 => "404 Not Found",

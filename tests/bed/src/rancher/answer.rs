@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// One request, read whole.
+/// A request, read completely.
 pub(super) struct Request {
     pub(super) method: String,
     /// The parts of the path, without empty ones.
@@ -14,7 +14,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// The body as JSON; an empty one is an empty object.
+    /// Body as JSON; an empty body is an empty object.
     pub(super) fn json(&self) -> Result<Value, Answer> {
         if self.body.is_empty() {
             return Ok(json!({}));
@@ -33,7 +33,7 @@ pub(super) enum Body {
 pub(super) struct Answer {
     pub(super) status: u16,
     pub(super) body: Body,
-    /// Whether the header is there by which /v3 says that it knows nobody.
+    /// Whether the answer has the header by which /v3 marks an unauthenticated request.
     pub(super) unauthenticated: bool,
 }
 
@@ -45,7 +45,7 @@ pub(super) fn text(status: u16, body: &str) -> Answer {
     Answer { status, body: Body::Text(body.to_owned()), unauthenticated: false }
 }
 
-/// An ingress's own page.
+/// Error page of an ingress.
 pub(super) fn page(status: u16) -> Answer {
     text(status, &crate::proxy::html(status))
 }
@@ -62,7 +62,7 @@ pub(super) fn norman(status: u16, code: &str, message: &str) -> Answer {
     json_answer(status, body)
 }
 
-/// What /v3 tells whoever it does not know. The status is a string there.
+/// Answer of /v3 to an unauthenticated request. The status is a string there.
 pub(super) fn must_authenticate() -> Answer {
     let body = json!({
         "type": "error", "status": "401", "message": "Unauthorized 401: must authenticate",
@@ -79,12 +79,12 @@ pub(super) fn kubernetes(code: u16, reason: &str, message: &str) -> Answer {
     json_answer(code, body)
 }
 
-/// What the Kubernetes API tells whoever it does not know.
+/// Answer of the Kubernetes API to an unauthenticated request.
 pub(super) fn unauthorized() -> Answer {
     kubernetes(401, "Unauthorized", "Unauthorized")
 }
 
-/// An error of the way to another cluster.
+/// Error of the tunnel to another cluster.
 pub(super) fn tunnel(status: u16, code: &str, message: &str) -> Answer {
     let body = json!({
         "Code": {"Code": code, "Status": status}, "Message": message, "Cause": null, "FieldName": "",

@@ -1,4 +1,4 @@
-//! Owns the way to the clusters, and which path leads to what: `/v3/clusters`, `/k8s/clusters/<id>`
+//! Owns the routes to the clusters, and the dispatch by path: `/v3/clusters`, `/k8s/clusters/<id>`
 //! and the server's own Kubernetes API.
 
 use k8s_openapi::ByteString;
@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::Version;
 use super::answer::{
-    Answer, Body, Request, json_answer, kubernetes, must_authenticate, norman, tunnel, unauthorized,
+    Answer, Body, Request, json_answer, kubernetes, must_authenticate, norman, text, tunnel,
+    unauthorized,
 };
 use super::rights::ACCESS_REVIEW;
 use super::world::{Kind, Token, Who, World, rfc3339};
@@ -21,6 +22,7 @@ impl World {
         let who = self.who(request.authorization.as_deref());
         let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
         match path[..] {
+            ["cacerts"] => text(200, &self.ca_pem),
             ["v3", "tokens", ref rest @ ..] => self.v3_tokens(&who, request, rest),
             ["v3", "settings", ref rest @ ..] => self.v3_settings(&who, request, rest),
             ["v3", "clusters", id] => self.v3_cluster(&who, request, id),
@@ -41,7 +43,7 @@ impl World {
         }
     }
 
-    /// The server's own Kubernetes API.
+    /// Answers for the server's own Kubernetes API.
     fn local(
         &mut self,
         who: &Who,
@@ -71,7 +73,7 @@ impl World {
         }
     }
 
-    /// Another cluster, through its agent.
+    /// Answers for another cluster, through its agent.
     fn downstream(&mut self, who: &Who, request: &Request, id: &str, path: &[&str]) -> Answer {
         let user = match who {
             Who::Token(name) => self.tokens.get(name).cloned(),
@@ -85,7 +87,7 @@ impl World {
             );
             tunnel(403, "Forbidden", &message)
         };
-        // Whether there is such a cluster, a stranger does not learn.
+        // An unauthenticated client does not learn whether the cluster exists.
         let Some(Token { user, .. }) = user else { return forbidden("system:unauthenticated") };
         let Some(cluster) = self.clusters.get(id) else {
             let message = format!("clusters.management.cattle.io \"{id}\" not found");
@@ -103,14 +105,14 @@ impl World {
         }
         match path {
             ["version"] => version(),
-            _ if *path == REVIEW => self.review(who, request),
+            _ if *path == REVIEW && cluster.reviews => self.review(who, request),
             _ if *path == ACCESS_REVIEW => self.access_review(&user, Some(cluster), request),
             ["v1", "namespaces"] => self.namespaces(&user, cluster),
             _ => kubernetes(404, "NotFound", "the server could not find the requested resource"),
         }
     }
 
-    /// Says who asks.
+    /// Answers a SelfSubjectReview with the user of the request.
     fn review(&self, who: &Who, request: &Request) -> Answer {
         if request.method != "POST" {
             return kubernetes(405, "MethodNotAllowed", "the server does not allow this method");
@@ -161,7 +163,7 @@ impl World {
         }
     }
 
-    /// A kubeconfig with a token of its own.
+    /// Makes a kubeconfig with a token of its own.
     pub(super) fn generate_kubeconfig(&mut self, user: &str, id: &str) -> String {
         let blank = self.blank(Kind::V3, user, self.kubeconfig_ttl(), "Kubeconfig token");
         let name = self.name(&format!("kubeconfig-{user}"));
@@ -169,7 +171,7 @@ impl World {
         self.kubeconfig_text(id, &bearer)
     }
 
-    /// A kubeconfig as Rancher lays it out.
+    /// Renders a kubeconfig in Rancher's layout.
     pub(super) fn kubeconfig_text(&self, id: &str, bearer: &str) -> String {
         let name = self.clusters.get(id).map_or(id, |cluster| cluster.name.as_str());
         let authority = serde_json::to_value(ByteString(self.ca_pem.clone().into_bytes()));
@@ -190,7 +192,7 @@ impl World {
         )
     }
 
-    /// The kubeconfig that this version's UI puts into a cloud credential.
+    /// Makes the kubeconfig that this version's UI puts into a cloud credential.
     pub(super) fn ui_kubeconfig(&mut self, user: &str, id: &str) -> String {
         if self.version < Version::V2_15 {
             return self.generate_kubeconfig(user, id);

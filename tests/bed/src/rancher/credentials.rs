@@ -1,8 +1,8 @@
-//! Owns cloud credentials: the API of Rancher for them, the Secrets that they are, and the
-//! controller that looks at each change of one.
+//! Owns cloud credentials: Rancher's API for them, the Secrets that store them, and the controller
+//! that reconciles each changed one.
 //!
-//! The API strips white space around a content, a patch of the Secret does not. What the API
-//! checks, a patch gets past.
+//! The API strips white space around a content, a patch of the Secret does not. A patch also passes
+//! the API's checks.
 
 use std::collections::BTreeSet;
 
@@ -22,12 +22,12 @@ const CHECKSUM: &str = "management.cattle.io/harvester-token-checksum";
 const EXPIRATION: &str = "rancher.io/expiration-timestamp";
 const FINALIZER: &str = "management.cattle.io/harvester-token-cleanup";
 
-/// Why the controller left a credential alone.
+/// Reason why the controller did not finish a credential.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Stuck {
-    /// It tries again.
+    /// The controller tries again.
     Again,
-    /// Its process ended.
+    /// The controller's process ended.
     Crashed,
 }
 
@@ -86,7 +86,7 @@ impl World {
         }
     }
 
-    /// Makes a credential as the API does, and says its name.
+    /// Creates a credential as the API does, and returns its name.
     pub(super) fn create_credential(
         &mut self,
         user: &str,
@@ -116,7 +116,7 @@ impl World {
         Ok(())
     }
 
-    /// The content of a config, white space around it stripped, if the API lets it in.
+    /// Content of a config without surrounding white space, if the API accepts it.
     fn checked(&self, config: &Value) -> Result<Option<String>, Answer> {
         if !config.is_object() {
             return Err(norman(422, "MissingRequired", "a Config field must be set"));
@@ -168,7 +168,7 @@ impl World {
         self.touch(cc);
     }
 
-    /// When the first token of a content ends, as the annotation of 2.9.3 to 2.11 says it.
+    /// End of the first token of a content, as the annotation of 2.9.3 to 2.11 holds it.
     fn expiry(&self, content: &str) -> Option<String> {
         let bearer = bearers(content).ok()?.into_iter().next()?;
         let token = self.tokens.get(bearer.split_once(':')?.0)?;
@@ -183,7 +183,7 @@ impl World {
     fn credential_view(&self, cc: &str) -> Option<Value> {
         let secret = self.secrets.get(cc)?;
         let key = secret["data"].as_object()?.keys().next()?;
-        // Each driver's is told by a field of its own.
+        // The field's name identifies the driver.
         let driver = key.split('-').next().unwrap_or_default();
         let metadata = &secret["metadata"];
         let annotations = &metadata["annotations"];
@@ -261,7 +261,7 @@ impl World {
         json_answer(201, self.secrets[&name].clone())
     }
 
-    /// A merge patch. If it says which version it is about, that must be the present one.
+    /// Applies a merge patch. If it names a resourceVersion, that must be the current one.
     fn patch_secret(&mut self, name: &str, found: &Value, request: &Request) -> Answer {
         if request.content_type != "application/merge-patch+json" {
             let message = "the stand-in takes application/merge-patch+json only";
@@ -299,7 +299,7 @@ impl World {
         }
     }
 
-    /// The Secret has changed: it has a new version, and the controller will look at it.
+    /// Gives a changed Secret a new version, and enqueues it for the controller.
     pub(super) fn touch(&mut self, name: &str) {
         self.version_up(name);
         self.changed.insert(name.to_owned());
@@ -312,14 +312,14 @@ impl World {
         }
     }
 
-    /// What a Secret holds as kubeconfig.
+    /// Kubeconfig in a Secret.
     pub(super) fn content(&self, name: &str) -> String {
         self.secrets.get(name).map(|secret| decoded(&secret["data"][CONTENT])).unwrap_or_default()
     }
 
     // ---- the controller ------------------------------------------------------------------
 
-    /// One look of the controller at one credential.
+    /// Reconciles one credential, as the controller does.
     pub(super) fn look(&mut self, cc: &str) -> Result<(), Stuck> {
         if self.version < Version::V2_12 {
             return Ok(());
@@ -367,7 +367,7 @@ impl World {
         Ok(())
     }
 
-    /// A write of the controller's own: it looks at its echo as well, and finds all done.
+    /// Writes for the controller. Its watch event needs no further work.
     fn write(&mut self, cc: &str, change: impl FnOnce(&mut Value)) {
         if let Some(secret) = self.secrets.get_mut(cc) {
             change(secret);
@@ -376,7 +376,7 @@ impl World {
     }
 }
 
-/// The names of those tokens in a kubeconfig that the controller counts to a credential.
+/// Names of the tokens in a kubeconfig that the controller assigns to a credential.
 fn extended(content: &str) -> Result<BTreeSet<String>, String> {
     let ours = |bearer: &String| {
         bearer.starts_with("kubeconfig-u-") || bearer.starts_with("kubeconfig-user-")
@@ -388,7 +388,7 @@ fn extended(content: &str) -> Result<BTreeSet<String>, String> {
     bearers(content)?.into_iter().filter(ours).map(name).collect()
 }
 
-/// The tokens of a kubeconfig.
+/// All tokens of a kubeconfig.
 fn bearers(content: &str) -> Result<Vec<String>, String> {
     if content.trim().is_empty() {
         return Ok(Vec::new());

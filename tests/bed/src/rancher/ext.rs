@@ -1,6 +1,7 @@
 //! Owns ext.cattle.io/v1: the tokens and kubeconfigs of Rancher's newer API.
 //!
-//! They are stored hashed, always; the secret is in the answer to the creation and nowhere else.
+//! Tokens are always stored as hashes; the secret is in the answer to the creation and nowhere
+//! else.
 
 use serde_json::{Value, json};
 
@@ -21,8 +22,8 @@ impl World {
             ["kubeconfigs", rest @ ..] if self.version >= Version::V2_14 => {
                 self.ext_kubeconfigs(user, request, rest)
             }
-            // Authorization comes before the question whether there is such a thing, and the roles of a
-            // plain user name it since it exists.
+            // Authorization comes before the check whether the kind exists. A plain user's roles
+            // name a kind only in versions that have it.
             [kind, ..] if !self.is_admin(user) => {
                 let verb = if request.method == "GET" { "list" } else { "create" };
                 let message = format!(
@@ -96,7 +97,7 @@ impl World {
         json_answer(201, view)
     }
 
-    /// Makes a token; its name, and what it is presented as.
+    /// Makes a token; returns its name and its bearer text.
     pub(super) fn mint_ext(&mut self, user: &str, ttl: i64, what: &str) -> (String, String) {
         let blank = self.blank(Kind::Ext, user, ttl, what);
         let name = self.name("token-");
@@ -104,7 +105,7 @@ impl World {
         (name, bearer)
     }
 
-    /// A life may be cut short by anybody who may write it, and made longer by nobody.
+    /// Changes a token: its lifetime may be shortened, never extended.
     fn ext_change(&mut self, name: &str, was: &Token, request: &Request) -> Answer {
         let body = match request.json() {
             Ok(body) => body,

@@ -1,14 +1,14 @@
-//! A stand-in for a Rancher server, over real HTTPS on loopback: what Rancher's API does with tokens
-//! and with cloud credentials for Harvester.
+//! A stand-in for a Rancher server, over real HTTPS on loopback: the behaviour of Rancher's API for
+//! tokens and for cloud credentials for Harvester.
 //!
-//! **It is no Rancher.** It keeps what was seen of one, or read of one, and nothing else; where Rancher
-//! does something that nobody has written down here, this does not. State is in memory. The clock runs
-//! with the machine's until a test moves it, so a year takes as long as its requests.
+//! **It is no Rancher.** It does what was seen of a Rancher, or read of one, and nothing else;
+//! behaviour of Rancher that is not written down here is missing. State is in memory. The clock
+//! runs with the machine's until a test moves it, so a year takes as long as its requests.
 //!
-//! # What it does, for which versions, and where that is known from
+//! # Behaviour, by version and source
 //!
-//! *seen*: on a running server of Rancher's main branch, request by request. *read*: in Rancher's source or
-//! documents. *assumed*: neither, and so nothing may rest on it alone.
+//! *seen*: on a running server of Rancher's main branch, request by request. *read*: in Rancher's
+//! source or documents. *assumed*: neither, so no conclusion may depend on it alone.
 //!
 //! | behaviour | versions | source |
 //! |---|---|---|
@@ -23,7 +23,8 @@
 //! | a dead, wrong, disabled or unknown token: 401 on /v3 (own form) and on `local`, 403 naming `system:unauthenticated` on every other cluster, be there one or not | all | seen on main |
 //! | no header: 200 for /version, 401 with text for the rest of the Kubernetes API | all | seen on main |
 //! | a token for one cluster: 200 there and on /v3/clusters/<it>; 401 on /v3/tokens, on ext.cattle.io and, if it is for another, on `local` | all | seen on main |
-//! | a cluster without agent 503, unknown 404, of others 403 | all | seen on main; an unknown one for whoever is no administrator: assumed |
+//! | a cluster without agent 503, unknown 404, of others 403 | all | seen on main; an unknown one for a plain user: assumed |
+//! | a cluster before Kubernetes 1.28 has no SelfSubjectReview: 404 | all | read: Kubernetes serves no beta kind by default; Harvester 1.3.0 is 1.27.10 |
 //! | SelfSubjectReview names the user | all | seen on `local`; on another cluster: assumed |
 //! | SelfSubjectAccessReview: 201 with `allowed`, true with a reason, for an administrator on `local`, false for a plain user | all | seen on main; for another cluster's members: RBAC as Kubernetes has it |
 //! | the namespaces of a cluster that its user may see, below `/v1` there | all | read: the UI chooses the machines' namespace from them (harvester.vue) |
@@ -32,7 +33,7 @@
 //! | the same, clamped by kubeconfig-max; 0 and 0 give a dead token | main | seen |
 //! | `lastUsedAt` by the second | all | seen on main |
 //! | token-hashing: the secret of a new token is stored as `$3:1:…` | all | seen on main |
-//! | ext tokens: `ext/name:secret`, `value` once, `bearerToken` from 2.13 on; nobody may extend one; deletion ends it at once; not on /v3 | from 2.12 | seen on main; since when: read and, for the first, assumed |
+//! | ext tokens: `ext/name:secret`, `value` once, `bearerToken` from 2.13 on; none can be extended; deletion ends it at once; not on /v3 | from 2.12 | seen on main; since when: read and, for the first, assumed |
 //! | below ext.cattle.io before it has the kind: 403 for a plain user, whose role does not name it, 404 for an administrator | to 2.11 (tokens), to 2.13 (kubeconfigs) | read: steve's proxy of `/apis`, role_data.go of v2.8.5 to v2.12.3 |
 //! | the aggregated API without an endpoint: 503 `service unavailable` as plain text; /v3 answers on | all | seen on main, for 15 to 30 s after each start |
 //! | an ingress whose backend is gone: 404 or 502 as a page in HTML ([`crate::proxy::Verdict::Page`]) | all | seen of ingress-nginx |
@@ -51,6 +52,7 @@
 //! | annotations without a creator: the controller does the same (finalizer, `ttl` 0, checksum) | from 2.12 | seen on main |
 //! | a deleted credential's tokens end with it | from 2.12 | seen on main |
 //! | the Secret through /k8s/clusters/local: its creator may get, patch and delete it, and not list; a patch with another resourceVersion is refused | all | seen on main; before 2.12: read |
+//! | /cacerts: the authority as text, with a line break at its end, to a caller without token too | all | read: cacerts.go |
 //! | Date header: the server's time | all | assumed: HTTP asks for it, and Go writes it |
 
 mod answer;
@@ -81,53 +83,54 @@ use serve::Shared;
 pub use world::Role;
 use world::{Cluster, Kind, Token, User, World};
 
-/// Which Rancher it stands in for.
+/// Version of Rancher that the stand-in plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
-    /// Lifetimes were bounded; nothing else was done.
+    /// Lifetimes are bounded; no controller acts on credentials.
     V2_8,
-    /// A credential's end was noted (2.9.3 to 2.11).
+    /// The end of a credential's token is noted (2.9.3 to 2.11).
     V2_11,
-    /// A controller makes v3 tokens of kubeconfigs in credentials last for ever, and prunes.
+    /// A controller makes the v3 tokens of kubeconfigs in credentials last for ever, and deletes
+    /// replaced ones.
     V2_12,
     /// The UI makes kubeconfigs by the ext API, with v3 tokens in them.
     V2_14,
-    /// There are ext tokens in them, which the controller does not know.
+    /// Kubeconfigs hold ext tokens, which the controller does not know.
     V2_15,
-    /// The one that was watched.
+    /// The main branch, whose behaviour was observed.
     Main,
 }
 
 impl Version {
-    /// All of them.
+    /// All versions, the oldest first.
     pub const ALL: [Self; 6] =
         [Self::V2_8, Self::V2_11, Self::V2_12, Self::V2_14, Self::V2_15, Self::Main];
 }
 
-/// A token, as the test may see it.
+/// A token, for tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenView {
-    /// Its name.
+    /// Name of the token.
     pub name: String,
-    /// Whose it is.
+    /// User of the token.
     pub user: String,
-    /// What it is said to be for.
+    /// Description of the token.
     pub description: String,
-    /// When it was made, in seconds since the epoch.
+    /// Time of creation, in seconds since the epoch.
     pub created: i64,
-    /// Milliseconds. 0: for ever.
+    /// Lifetime in milliseconds. 0: for ever.
     pub ttl: i64,
-    /// The only cluster that it is good for; empty for all.
+    /// The only cluster that accepts it; empty for all.
     pub cluster: String,
     /// Whether it is accepted.
     pub alive: bool,
-    /// Whether it is one of the ext API.
+    /// Whether it is a token of the ext API.
     pub ext: bool,
-    /// What is stored of the secret.
+    /// Stored form of the secret: itself, or its hash.
     pub stored: String,
-    /// The cloud credential that Rancher's controller counts it to.
+    /// Cloud credential to which Rancher's controller assigned it.
     pub owner: Option<String>,
-    /// When it was last used, in seconds since the epoch.
+    /// Time of its last use, in seconds since the epoch.
     pub last_used: Option<i64>,
 }
 
@@ -152,7 +155,7 @@ impl Drop for Rancher {
 }
 
 impl Rancher {
-    /// Starts one, with nobody in it.
+    /// Starts a server without users.
     pub async fn start(version: Version) -> Result<Self> {
         let authority = Authority::new("testbed-rancher")?;
         let acceptor = listen::acceptor(&authority.issue(&[])?)?;
@@ -171,12 +174,12 @@ impl Rancher {
         Ok(Self { shared, tasks, url, ca_pem })
     }
 
-    /// Its URL.
+    /// URL of the server.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The certificate of the authority that signed its own.
+    /// Certificate of the authority that signed the server's certificate, in PEM.
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
     }
@@ -188,27 +191,27 @@ impl Rancher {
         self.shared.rule.send_replace(Some(Arc::new(rule)));
     }
 
-    /// Lets every call pass again.
+    /// Removes the rule, so that every call passes.
     pub fn clear_rule(&self) {
         self.shared.rule.send_replace(None);
     }
 
-    /// Every call, in the order received.
+    /// Records of all calls, in the order received.
     pub fn calls(&self) -> Vec<Record> {
         self.shared.journal.select(|_| true)
     }
 
-    /// Forgets the calls recorded so far.
+    /// Removes the records so far.
     pub fn reset(&self) {
         self.shared.journal.clear();
     }
 
-    /// Ends the server: connections are closed as they come. What is there stays.
+    /// Stops the server: it closes all connections, new ones too. Its state stays.
     pub fn stop(&self) {
         self.shared.down.send_replace(true);
     }
 
-    /// Starts it again: expired tokens are purged, and the controller looks at every credential.
+    /// Starts it again: expired tokens are purged, and the controller reconciles every credential.
     pub fn restart(&self) {
         self.shared.with(|world| {
             self.shared.down.send_replace(false);
@@ -218,14 +221,14 @@ impl Rancher {
         });
     }
 
-    /// Whether it is down.
+    /// Whether the server is down.
     pub fn is_down(&self) -> bool {
         *self.shared.down.borrow()
     }
 
     // ---- time ----------------------------------------------------------------------------
 
-    /// Its time, in milliseconds since the epoch.
+    /// Time of the server's clock, in milliseconds since the epoch.
     pub fn now(&self) -> i64 {
         self.shared.with(|world| world.now())
     }
@@ -236,19 +239,19 @@ impl Rancher {
         self.shared.with(|world| world.advance(by));
     }
 
-    /// Puts its clock this far ahead of, or behind, where it is.
+    /// Moves its clock by this many milliseconds, forward or back.
     pub fn shift(&self, milliseconds: i64) {
         self.shared.with(|world| world.advance(milliseconds));
     }
 
-    /// Has its clock stand at this millisecond, until it is moved.
+    /// Stops its clock at this millisecond, until it is moved.
     pub fn stand(&self, at: i64) {
         self.shared.with(|world| world.stand(at));
     }
 
     // ---- who and what is there -----------------------------------------------------------
 
-    /// Adds a user: the first administrator's name is of another form than the others'.
+    /// Adds a user: an administrator's name begins with `user-`, another's with `u-`.
     pub fn user(&self, admin: bool) -> String {
         self.shared.with(|world| {
             let name = world.name(if admin { "user-" } else { "u-" });
@@ -257,15 +260,15 @@ impl Rancher {
         })
     }
 
-    /// Adds a cluster that has an agent, and whose members these users are.
+    /// Adds a cluster with a connected agent and these members.
     pub fn cluster(&self, id: &str, name: &str, members: &[&str]) {
         let members = members.iter().map(|&member| member.to_owned()).collect();
-        let cluster =
-            Cluster { name: name.to_owned(), members, roles: BTreeMap::new(), agent: true };
+        let (name, roles) = (name.to_owned(), BTreeMap::new());
+        let cluster = Cluster { name, members, roles, agent: true, reviews: true };
         self.shared.with(|world| world.clusters.insert(id.to_owned(), cluster));
     }
 
-    /// Lets a member of a cluster do that alone.
+    /// Limits a member of a cluster to this role.
     pub fn role(&self, id: &str, user: &str, role: Role) {
         self.shared.with(|world| {
             if let Some(cluster) = world.clusters.get_mut(id) {
@@ -283,27 +286,37 @@ impl Rancher {
         });
     }
 
-    /// Changes a setting; false if there is none of the name.
+    /// Makes a cluster one of Kubernetes before 1.28, without SelfSubjectReview.
+    pub fn without_reviews(&self, id: &str) {
+        self.shared.with(|world| {
+            if let Some(cluster) = world.clusters.get_mut(id) {
+                cluster.reviews = false;
+            }
+        });
+    }
+
+    /// Changes a setting; false if the setting does not exist.
     pub fn set(&self, name: &str, value: &str) -> bool {
         self.shared.with(|world| world.set(name, value))
     }
 
-    /// Has secrets of new tokens stored as hashes, or not.
+    /// Sets whether secrets of new tokens are stored as hashes.
     pub fn hash_tokens(&self, on: bool) {
         self.shared.with(|world| world.hashing = on);
     }
 
-    /// Takes /v3/tokens away; tokens that are there stay good.
+    /// Removes /v3/tokens; existing tokens stay valid.
     pub fn retire_v3_tokens(&self) {
         self.shared.with(|world| world.retired = true);
     }
 
-    /// Takes the endpoint of the aggregated API away, or brings it back.
+    /// Removes the endpoint of the aggregated API, or restores it.
     pub fn ext_is_down(&self, down: bool) {
         self.shared.with(|world| world.ext_is_down = down);
     }
 
-    /// A v3 token of a user, as it is presented. `ttl` in milliseconds is clamped as usual.
+    /// Makes a v3 token of a user; returns its bearer text. `ttl` in milliseconds is clamped as
+    /// usual.
     pub fn api_key(&self, user: &str, ttl: i64, description: &str) -> String {
         self.shared.with(|world| {
             let blank = world.blank(Kind::V3, user, world.token_ttl(ttl), description);
@@ -312,7 +325,7 @@ impl Rancher {
         })
     }
 
-    /// The same, for one cluster only.
+    /// Makes such a token for one cluster only.
     pub fn scoped_key(&self, user: &str, ttl: i64, cluster: &str) -> String {
         self.shared.with(|world| {
             let blank = world.blank(Kind::V3, user, world.token_ttl(ttl), "");
@@ -321,22 +334,22 @@ impl Rancher {
         })
     }
 
-    /// A token of the ext API, as it is presented.
+    /// Makes a token of the ext API; returns its bearer text.
     pub fn ext_key(&self, user: &str, ttl: i64, description: &str) -> String {
         self.shared.with(|world| world.mint_ext(user, world.token_ttl(ttl), description).1)
     }
 
-    /// The kubeconfig that this version's UI makes for a cloud credential.
+    /// Makes the kubeconfig that this version's UI makes for a cloud credential.
     pub fn kubeconfig(&self, user: &str, cluster: &str) -> String {
         self.shared.with(|world| world.ui_kubeconfig(user, cluster))
     }
 
-    /// A kubeconfig in Rancher's layout, around a token.
+    /// Renders a kubeconfig with this token in Rancher's layout.
     pub fn kubeconfig_with(&self, cluster: &str, bearer: &str) -> String {
         self.shared.with(|world| world.kubeconfig_text(cluster, bearer))
     }
 
-    /// Makes a cloud credential as the API does; its Secret's name.
+    /// Creates a cloud credential as the API does; returns its Secret's name.
     pub fn credential(
         &self,
         user: &str,
@@ -361,12 +374,12 @@ impl Rancher {
         self.shared.with(|world| world.secrets.get(cc).cloned())
     }
 
-    /// What a credential's Secret holds as kubeconfig.
+    /// Kubeconfig in a credential's Secret.
     pub fn content(&self, cc: &str) -> String {
         self.shared.with(|world| world.content(cc))
     }
 
-    /// Edits a Secret past Rancher's API, and past every check; makes it if it is not there.
+    /// Edits a Secret without Rancher's API and its checks; creates it if it does not exist.
     pub fn edit_secret(&self, cc: &str, edit: impl FnOnce(&mut Value)) {
         self.shared.with(|world| {
             let empty = json!({"kind": "Secret", "apiVersion": "v1", "metadata": {"name": cc}});
@@ -380,7 +393,7 @@ impl Rancher {
         self.shared.with(|world| world.secrets.remove(cc));
     }
 
-    /// How many cloud credentials it lists at once.
+    /// Limits the number of cloud credentials in a list.
     pub fn list_at_most(&self, number: usize) {
         self.shared.with(|world| world.longest_list = number);
     }
@@ -392,7 +405,7 @@ impl Rancher {
         self.edit_secret(cc, |secret| secret["data"][credentials::CONTENT] = encoded);
     }
 
-    /// Every token that is stored.
+    /// All stored tokens.
     pub fn tokens(&self) -> Vec<TokenView> {
         self.shared.with(|world| {
             let now = world.now();
@@ -413,17 +426,17 @@ impl Rancher {
         })
     }
 
-    /// The token of this name.
+    /// Token of this name.
     pub fn token(&self, name: &str) -> Option<TokenView> {
         self.tokens().into_iter().find(|token| token.name == name)
     }
 
-    /// Whether this is accepted as a token.
+    /// Whether this text is accepted as a token.
     pub fn accepts(&self, bearer: &str) -> bool {
         self.shared.with(|world| world.holder(bearer).is_some())
     }
 
-    /// Gives a token another lifetime, in milliseconds, as an administrator does who patches its object.
+    /// Sets a token's lifetime in milliseconds, as an administrator does by a patch of its object.
     pub fn set_ttl(&self, name: &str, ttl: i64) {
         self.shared.with(|world| {
             if let Some(token) = world.tokens.get_mut(name) {

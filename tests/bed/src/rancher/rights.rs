@@ -1,4 +1,4 @@
-//! Owns what a user may do in a cluster, and the answers about that.
+//! Owns the rights of users in a cluster, and the answers about them.
 
 use serde_json::{Value, json};
 
@@ -7,11 +7,11 @@ use super::world::{Cluster, Role, World, rfc3339};
 
 pub(super) const ACCESS_REVIEW: [&str; 4] =
     ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"];
-/// The namespaces of a cluster.
+/// Namespaces of every cluster.
 const NAMESPACES: [&str; 4] = ["default", "harvester-system", "kube-system", "team"];
 
 impl World {
-    /// Says whether the user may do what it asks for. `cluster`: none for the server's own.
+    /// Answers a SelfSubjectAccessReview. `cluster`: `None` for the server's own.
     pub(super) fn access_review(
         &self,
         user: &str,
@@ -53,7 +53,7 @@ impl World {
         )
     }
 
-    /// The namespaces that the user may see, in the form of Rancher's own API.
+    /// Lists the namespaces that the user may see, in the form of Rancher's own API.
     pub(super) fn namespaces(&self, user: &str, cluster: &Cluster) -> Answer {
         let role = cluster.roles.get(user).filter(|_| !self.is_admin(user));
         let sees = |name: &&str| role.is_none_or(|role| role.is_about(name));

@@ -1,4 +1,4 @@
-//! Owns the connections of the stand-in, the faults that a test asks for, and the task of its
+//! Owns the connections of the stand-in, the faults that a test sets, and the task of its
 //! controller.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,23 +24,23 @@ use super::world::{World, http_date};
 use crate::proxy::{Call, Journal, Verdict};
 
 const LONGEST_BODY: usize = 4 << 20;
-/// How long after a change the controller looks, in turn: 30 to 90 ms, as it was seen.
+/// Delays of the controller after a change, in turn: 30 to 90 ms, as observed.
 const LOOKS: [Duration; 3] =
     [Duration::from_millis(30), Duration::from_millis(60), Duration::from_millis(90)];
-/// How long it waits after a failure; twice as long after each further one.
+/// Delay of the controller after a failure; doubled after each further one.
 const AGAIN: Duration = Duration::from_millis(100);
 const LONGEST_AGAIN: Duration = Duration::from_secs(5);
 
 pub(super) type Rule = Arc<dyn Fn(&Call) -> Verdict + Send + Sync>;
 
-/// What all connections share.
+/// State shared by all connections.
 pub(super) struct Shared {
     world: Mutex<World>,
     pub(super) rule: watch::Sender<Option<Rule>>,
     pub(super) journal: Journal,
-    /// Whether the server is down, by itself or because a test says so. Connections are closed.
+    /// Whether the server is down, after a crash or by a test. Connections are closed then.
     pub(super) down: watch::Sender<bool>,
-    /// The controller has something to look at.
+    /// Wakes the controller.
     work: Notify,
 }
 
@@ -55,7 +55,7 @@ impl Shared {
         }
     }
 
-    /// Does something to the state; what has changed by it, the controller hears of.
+    /// Applies a function to the state, and wakes the controller if a credential changed.
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut World) -> T) -> T {
         let mut world = self.lock();
         let done = act(&mut world);
@@ -69,7 +69,7 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, World> {
-        // A test's closure may panic under the lock; the state is whole all the same.
+        // A test's closure may panic under the lock; the state is complete all the same.
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -81,7 +81,7 @@ pub(super) async fn client(stream: TcpStream, acceptor: TlsAcceptor, shared: Arc
     let serve = async {
         let Ok(stream) = acceptor.accept(stream).await else { return };
         let service = service_fn(|request| handle(request, &shared));
-        // An error is either the client's or a cut that was asked for.
+        // An error comes from the client or from a requested cut.
         let _ = http1::Builder::new()
             .timer(TokioTimer::new())
             .serve_connection(TokioIo::new(stream), service)
@@ -172,7 +172,7 @@ fn response(answer: Answer, now: i64) -> Result<Response<Full<Bytes>>> {
     Ok(response.header(CONTENT_TYPE, kind).body(Full::new(Bytes::from(body)))?)
 }
 
-/// The controller of cloud credentials. It ends when it is aborted.
+/// Runs the controller of cloud credentials. It ends when it is aborted.
 pub(super) async fn controller(shared: Arc<Shared>) {
     let mut again = AGAIN;
     for look in LOOKS.into_iter().cycle() {
@@ -186,7 +186,7 @@ pub(super) async fn controller(shared: Arc<Shared>) {
                 match world.look(&cc) {
                     Ok(()) => {}
                     Err(Stuck::Again) => stuck.push(cc),
-                    // The process ended; at its next start it looks at all.
+                    // The process ended; at its next start it reconciles all credentials.
                     Err(Stuck::Crashed) => return,
                 }
             }

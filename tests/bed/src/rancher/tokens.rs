@@ -1,7 +1,7 @@
-//! Owns /v3/tokens and /v3/settings: what Rancher's older API says of tokens.
+//! Owns /v3/tokens and /v3/settings: Rancher's older API for tokens.
 //!
-//! A secret is in the answer to its creation and nowhere else. Everybody sees the tokens of their
-//! own user only, administrators too.
+//! A secret is in the answer to its creation and nowhere else. Every user sees only their own
+//! tokens, administrators too.
 
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ impl World {
                         self.tokens.remove(*name);
                         empty(204)
                     }
-                    // It is offered in the links, and is not there.
+                    // The links offer it, but it does not exist.
                     "PUT" => norman(404, "NotFound", "no store found"),
                     _ => norman(405, "MethodNotAllowed", "Method not allowed"),
                 }
@@ -77,7 +77,7 @@ impl World {
         json_answer(200, collection("token", &data))
     }
 
-    /// A token as /v3 shows it, without its secret.
+    /// Token in the form of /v3, without its secret.
     fn v3_view(&self, name: &str) -> Value {
         let Some(token) = self.tokens.get(name) else { return Value::Null };
         let expires = if token.told && token.ttl != 0 {
@@ -90,7 +90,7 @@ impl World {
             "type": "token", "baseType": "token", "id": name, "name": name,
             "authProvider": "local", "userId": token.user, "isDerived": true,
             "clusterId": if token.cluster.is_empty() { Value::Null } else { json!(token.cluster) },
-            // False even for the asking token, when that is an API key.
+            // False even for the token of the request, when that is an API key.
             "current": false,
             "description": token.description, "enabled": token.enabled, "ttl": token.ttl,
             "created": rfc3339(token.created), "createdTS": token.created,
@@ -109,7 +109,8 @@ impl World {
         })
     }
 
-    /// Has the next look at the token find its expiresAt: a controller writes it, a moment later.
+    /// Makes the next read of the token show its expiresAt, which a controller writes a moment
+    /// later.
     fn tell(&mut self, name: &str) {
         if let Some(token) = self.tokens.get_mut(name) {
             token.told = true;
@@ -153,7 +154,7 @@ impl World {
     }
 }
 
-/// A list as /v3 gives it.
+/// List in the form of /v3.
 pub(super) fn collection(kind: &str, data: &[Value]) -> Value {
     json!({
         "type": "collection", "resourceType": kind, "data": data,

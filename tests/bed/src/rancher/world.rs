@@ -1,7 +1,7 @@
-//! Owns what the stand-in remembers: its clock, users, clusters, tokens and Secrets, and who a
-//! request is from.
+//! Owns the state of the stand-in: its clock, users, clusters, tokens and Secrets, and the user of
+//! a request.
 //!
-//! Times are milliseconds since the epoch; a token is as old as the whole second that it was made in.
+//! Times are milliseconds since the epoch; a token's creation is rounded down to the whole second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::Version;
 
-/// Letters of generated names, as Kubernetes takes them.
+/// Letters of generated names, as Kubernetes uses them.
 const NAME_LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 const SECRET_LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 const MINUTE: i64 = 60_000;
@@ -22,29 +22,29 @@ pub(super) const HOUR: i64 = 60 * MINUTE;
 #[allow(clippy::struct_excessive_bools, reason = "each is a fault of its own")]
 pub(super) struct World {
     pub(super) version: Version,
-    /// What is added to the machine's time.
+    /// Offset to the machine's time, in milliseconds.
     ahead: i64,
-    /// If the clock stands still: where.
+    /// Time of a stopped clock.
     stands: Option<i64>,
     settings: BTreeMap<String, String>,
     pub(super) hashing: bool,
     pub(super) retired: bool,
-    /// The aggregated API has no endpoint.
+    /// Whether the aggregated API has no endpoint.
     pub(super) ext_is_down: bool,
     pub(super) users: BTreeMap<String, User>,
     pub(super) clusters: BTreeMap<String, Cluster>,
     pub(super) tokens: BTreeMap<String, Token>,
     pub(super) kubeconfigs: BTreeMap<String, Value>,
     pub(super) secrets: BTreeMap<String, Value>,
-    /// How many cloud credentials are listed at once.
+    /// Longest list of cloud credentials.
     pub(super) longest_list: usize,
-    /// Cloud credentials that the controller has to look at.
+    /// Cloud credentials that the controller has to reconcile.
     pub(super) changed: BTreeSet<String>,
     pub(super) crashed: bool,
     pub(super) url: String,
     pub(super) ca_pem: String,
     serial: u64,
-    /// What names and secrets are made from.
+    /// Seed of names and secrets.
     seed: [u8; 32],
 }
 
@@ -56,17 +56,19 @@ pub(super) struct User {
 pub(super) struct Cluster {
     pub(super) name: String,
     pub(super) members: BTreeSet<String>,
-    /// Roles of members who may not do all.
+    /// Roles of members with limited rights.
     pub(super) roles: BTreeMap<String, Role>,
     pub(super) agent: bool,
+    /// Whether it serves SelfSubjectReview.
+    pub(super) reviews: bool,
 }
 
 /// Role of a member of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Role {
-    /// The role may write.
+    /// Whether the role may write.
     pub writes: bool,
-    /// The only namespaces that it is about, which are all that its user sees. Empty: all.
+    /// Namespaces of the role, the only ones that its user sees. Empty: all.
     pub namespaces: Vec<String>,
 }
 
@@ -89,9 +91,9 @@ pub(super) struct Token {
     pub(super) cluster: String,
     pub(super) enabled: bool,
     pub(super) last_used: Option<i64>,
-    /// The cloud credential that its controller counts it to.
+    /// Cloud credential to which its controller assigned it.
     pub(super) owner: Option<String>,
-    /// Whether the controller that writes expiresAt has been there.
+    /// Whether the controller has written expiresAt.
     pub(super) told: bool,
 }
 
@@ -105,14 +107,15 @@ impl Token {
     }
 }
 
-/// Who a request is from.
+/// Sender of a request.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Who {
-    /// It says nothing of that.
+    /// The request has no credentials.
     Anonymous,
-    /// Expired, deleted, disabled, unknown, wrong or no token at all: nobody can tell which.
+    /// The token is expired, deleted, disabled, unknown, wrong or missing: the answer does not say
+    /// which.
     Unknown,
-    /// This token's user.
+    /// The user of this token.
     Token(String),
 }
 
@@ -134,6 +137,7 @@ impl World {
             members: BTreeSet::new(),
             roles: BTreeMap::new(),
             agent: true,
+            reviews: true,
         };
         Ok(Self {
             version,
@@ -164,12 +168,12 @@ impl World {
         self.stands.unwrap_or_else(|| machine() + self.ahead)
     }
 
-    /// Has the clock stand where it is; [`Self::advance`] alone moves it then.
+    /// Stops the clock at this time; then only [`Self::advance`] moves it.
     pub(super) fn stand(&mut self, at: i64) {
         self.stands = Some(at);
     }
 
-    /// Moves the clock. What is done hourly is done for the hours that pass.
+    /// Moves the clock. Passing an hour runs the hourly purge.
     pub(super) fn advance(&mut self, by: i64) {
         let before = self.now();
         match &mut self.stands {
@@ -181,7 +185,7 @@ impl World {
         }
     }
 
-    /// What the purge deletes: it runs at the start of the server, then hourly.
+    /// Deletes expired tokens: at the start of the server, then hourly.
     pub(super) fn purge(&mut self) {
         let now = self.now();
         self.tokens.retain(|_, token| !token.expired(now));
@@ -193,7 +197,7 @@ impl World {
         self.settings.get(name).map(String::as_str)
     }
 
-    /// Whether there is such a setting.
+    /// Changes a setting; false if the setting does not exist.
     pub(super) fn set(&mut self, name: &str, value: &str) -> bool {
         let slot = self.settings.get_mut(name);
         slot.map(|slot| value.clone_into(slot)).is_some()
@@ -204,7 +208,7 @@ impl World {
         self.setting(name).and_then(|text| text.parse::<i64>().ok()).unwrap_or(0) * MINUTE
     }
 
-    /// What becomes of the lifetime that was asked for.
+    /// Lifetime of a token for a requested lifetime.
     pub(super) fn token_ttl(&self, asked: i64) -> i64 {
         let max = self.minutes("auth-token-max-ttl-minutes");
         if self.version < Version::Main {
@@ -218,7 +222,7 @@ impl World {
         clamped(asked, max, asked < 0)
     }
 
-    /// The lifetime of a token in a kubeconfig.
+    /// Lifetime of a token in a kubeconfig.
     pub(super) fn kubeconfig_ttl(&self) -> i64 {
         let usual = self.minutes("kubeconfig-default-token-ttl-minutes");
         if self.version < Version::Main {
@@ -230,13 +234,13 @@ impl World {
 
     // ---- names and secrets ---------------------------------------------------------------
 
-    /// A number that is higher each time.
+    /// Next serial number, higher each time.
     pub(super) fn serial(&mut self) -> u64 {
         self.serial += 1;
         self.serial
     }
 
-    /// At most 64 letters that were not drawn before.
+    /// Draws at most 64 letters, different each time.
     fn letters(&mut self, from: &[u8], count: usize) -> String {
         let mut text = self.seed.to_vec();
         text.extend(self.serial().to_be_bytes());
@@ -245,7 +249,7 @@ impl World {
         drawn.as_ref().iter().take(count).map(letter).collect()
     }
 
-    /// A name that nothing has.
+    /// Draws a name that no object has.
     pub(super) fn name(&mut self, prefix: &str) -> String {
         loop {
             let name = format!("{prefix}{}", self.letters(NAME_LETTERS, 5));
@@ -259,7 +263,7 @@ impl World {
         }
     }
 
-    /// Stores a token and says what it is presented as.
+    /// Stores a token and returns its bearer text.
     pub(super) fn mint(&mut self, name: &str, token: Token) -> String {
         let secret = self.letters(SECRET_LETTERS, 54);
         let hashed = self.hashing || token.kind == Kind::Ext;
@@ -272,7 +276,7 @@ impl World {
         bearer
     }
 
-    /// A token without a secret yet, made now.
+    /// A token without a secret yet, created now.
     pub(super) fn blank(&self, kind: Kind, user: &str, ttl: i64, description: &str) -> Token {
         Token {
             kind,
@@ -292,7 +296,7 @@ impl World {
 
     // ---- who asks ------------------------------------------------------------------------
 
-    /// Whose token this is, if it is worth anything.
+    /// Name of the token of a bearer text, if it is accepted.
     pub(super) fn holder(&self, bearer: &str) -> Option<String> {
         let (kind, rest) = match bearer.strip_prefix("ext/") {
             Some(rest) => (Kind::Ext, rest),
@@ -305,14 +309,14 @@ impl World {
         (right && !token.expired(self.now())).then(|| name.to_owned())
     }
 
-    /// Who sent this header. A token that is used notes the second.
+    /// Sender of a request by its header. The use of a token is noted with the second.
     pub(super) fn who(&mut self, authorization: Option<&str>) -> Who {
         let words = authorization.map(str::trim).filter(|text| !text.is_empty());
         let Some(words) = words else { return Who::Anonymous };
         let bearer =
             words.split_once(' ').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         let name = match bearer.map(|(_, token)| token.trim()) {
-            // A scheme without a token is as good as no header.
+            // A scheme without a token counts as no header.
             None if words.eq_ignore_ascii_case("bearer") => return Who::Anonymous,
             None => None,
             Some(token) => self.holder(token),
@@ -329,14 +333,14 @@ impl World {
         }
     }
 
-    /// The user of a token that is good for all of Rancher, not for one cluster.
+    /// User of a token that is valid for all of Rancher, not for one cluster.
     pub(super) fn user_of(&self, who: &Who) -> Option<String> {
         let Who::Token(name) = who else { return None };
         let token = self.tokens.get(name)?;
         token.cluster.is_empty().then(|| token.user.clone())
     }
 
-    /// The user of a token that is good for this cluster.
+    /// User of a token that is valid for this cluster.
     pub(super) fn user_in(&self, who: &Who, cluster: &str) -> Option<String> {
         let Who::Token(name) = who else { return None };
         let token = self.tokens.get(name)?;
@@ -365,19 +369,19 @@ pub(super) fn whole_second(at: i64) -> i64 {
     at.div_euclid(1000) * 1000
 }
 
-/// As Kubernetes writes times.
+/// Time in the format of Kubernetes.
 pub(super) fn rfc3339(at: i64) -> String {
     Timestamp::from_millisecond(whole_second(at)).map(|at| at.to_string()).unwrap_or_default()
 }
 
-/// As HTTP writes times.
+/// Time in the format of HTTP.
 pub(super) fn http_date(at: i64) -> String {
     Timestamp::from_millisecond(at)
         .map(|at| at.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string())
         .unwrap_or_default()
 }
 
-/// In the form that Rancher stores; the salt is always the same.
+/// Hash of a secret in Rancher's format; the salt is always the same.
 fn hash(secret: &str) -> String {
     let hex = hex(digest::digest(&digest::SHA512, secret.as_bytes()).as_ref());
     format!("$3:1:AAAAAAAAAAA:{}", &hex[..86])

@@ -1,4 +1,4 @@
-//! The announcer keeps kube-vip's rule, and has its fault.
+//! The announcer follows kube-vip's rule, its fault included.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ impl World {
         self.services().create(&PostParams::default(), &service).await.unwrap();
     }
 
-    /// Gives the Service a slice with one endpoint that is ready or not, or with none.
+    /// Gives the Service a slice with one endpoint, ready or not, or with none.
     async fn slice(&self, service: &str, ready: Option<bool>) {
         let endpoint =
             |ready| json!({"addresses": ["192.168.1.9"], "conditions": {"ready": ready}});
@@ -82,7 +82,7 @@ async fn an_address_is_published_once_there_is_an_endpoint() {
     world.slice("early", None).await;
     world.slice("plain", Some(true)).await;
     world.slice("silent", Some(true)).await;
-    // The announcer takes what it sees in order, so this one tells that it has seen the others.
+    // The announcer processes events in order, so this one shows that it has processed the others.
     world.service("leased", "LoadBalancer", asks("0.0.0.0")).await;
     world.slice("leased", Some(false)).await;
     world.publishes("leased", "192.168.1.77").await;
@@ -92,7 +92,8 @@ async fn an_address_is_published_once_there_is_an_endpoint() {
 
     world.slice("early", Some(true)).await;
     world.publishes("early", "192.168.1.50").await;
-    // A change in place is not survived, and the status does not show it. Another Service is seen later.
+    // kube-vip does not survive a change in place, and the status does not show it. A later Service
+    // is processed later.
     world.ask("early", "192.168.1.60").await;
     world.service("marker", "LoadBalancer", asks("192.168.1.59")).await;
     world.slice("marker", Some(true)).await;
@@ -104,7 +105,7 @@ async fn an_address_is_published_once_there_is_an_endpoint() {
 
     announcer.away(true);
     world.ask("early", "192.168.1.61").await;
-    // The old way to ask, for one that does not ask in the new way.
+    // The old field for the address, for a Service without the annotation.
     let old = Patch::Merge(json!({"spec": {"loadBalancerIP": "192.168.1.62"}}));
     world.services().patch("silent", &PatchParams::default(), &old).await.unwrap();
     assert_eq!(world.published("early").await.unwrap(), "192.168.1.60");

@@ -1,4 +1,4 @@
-//! Packets take the way that Services say, through namespaces of the test's own.
+//! Packets follow Services, through namespaces of the test's own.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,7 +19,7 @@ use testbed::net::{Answer, Answers, Lan, Netns, Protocol, Responder, ask, isolat
 use testbed::{Announcer, Announcing, Bed, KubeProxy, Options, ProxyMode, eventually};
 
 const SOON: Duration = Duration::from_mins(2);
-/// kube-proxy's first rules can take half a minute.
+/// Longer deadline: kube-proxy's first rules can take half a minute.
 const LATER: Duration = Duration::from_mins(4);
 const VIP: &str = "10.200.0.100";
 const PORT: u16 = 8080;
@@ -33,7 +33,7 @@ fn own_namespace() -> String {
     link("/proc/thread-self/ns/net").unwrap()
 }
 
-/// Whether any process is in the namespace, or this one could still enter it.
+/// Whether any process is in the namespace, or this process could still enter it.
 fn is_held(namespace: &str) -> bool {
     let all = |dir: &str| fs::read_dir(dir).unwrap().filter_map(Result::ok).map(|e| e.path());
     let processes = all("/proc").map(|process| process.join("ns/net"));
@@ -42,7 +42,7 @@ fn is_held(namespace: &str) -> bool {
     held.any(|path| link(path).as_deref() == Some(namespace))
 }
 
-/// Threads that worked inside may take a moment to end.
+/// Waits for the end of a namespace. Threads that worked inside may take a moment to end.
 fn goes(namespace: &str) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let gone = eventually(SOON, "end of a namespace", async || !is_held(namespace));
@@ -132,7 +132,7 @@ fn machines_on_a_lan_answer_each_other() {
     .unwrap();
 }
 
-/// The endpoints, each with whether it is ready.
+/// Writes a slice with these endpoints, each with whether it is ready.
 async fn slice(client: &Client, endpoints: &[(&str, bool)]) -> Result<()> {
     let endpoints: Vec<_> = endpoints
         .iter()
@@ -201,8 +201,9 @@ fn a_client_reaches_ready_backends_through_the_address_and_nothing_else() {
         // The host listens on that port on all its addresses, and the address is one of them.
         slice(&admin, &[("10.200.0.11", false), ("10.200.0.12", false)]).await?;
         reaches("refusal", SOON, BTreeSet::from([Answer::Refused])).await?;
-        // The same by iptables: kube-proxy refuses after kube-vip's filter has admitted. As on a node, the
-        // address is bound when kube-proxy has its rules already: kube-vip puts its own before them.
+        // The same with iptables: kube-proxy refuses after kube-vip's filter has admitted. As on a
+        // node, the address is bound when kube-proxy has its rules already: kube-vip puts its own
+        // before them.
         let is_bound = async || anyhow::Ok(host.ip("address show dev br0").await?.contains(VIP));
         slice(&admin, &[]).await?;
         eventually(SOON, "end of the address", async || is_bound().await.map(|is| !is)).await?;

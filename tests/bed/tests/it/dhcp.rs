@@ -1,10 +1,10 @@
-//! The DHCP servers, each asked by a client of another project.
+//! The DHCP servers, each with a client of another project.
 
 use anyhow::{Context as _, Result, ensure};
 use testbed::net::dhcp::{DhcpServer, Kind, Scope};
 use testbed::net::{Netns, Segment};
 
-/// Leases, tells its name, and keeps what it got.
+/// Gets a lease with a host name, and returns the hardware address.
 async fn lease(client: &Netns, hostname: &str) -> Result<String> {
     let name = format!("hostname:{hostname}");
     let args =
@@ -26,7 +26,7 @@ async fn serves(kind: Kind) -> Result<()> {
     let granted = server.granted_to(&mac).await?;
     let granted = granted.with_context(|| format!("nothing for {mac}:\n{}", server.log()))?;
     ensure!(scope.holds(granted.address) && granted.hostname == "probe", "{granted:?}");
-    // It remembers, unless it is told to forget.
+    // It retains leases, until they are removed.
     server.restart(&scope).await?;
     let again = server.granted_to(&mac).await?.context("forgotten by a restart")?;
     ensure!(again.address == granted.address, "{again:?}");

@@ -1,4 +1,4 @@
-//! KubeVirt as it is played: VMIs and virt-launcher pods through a VM's life.
+//! KubeVirt as the bed plays it: VMIs and virt-launcher pods through a VM's life.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ async fn vmi(guest: &Guest) -> Value {
     serde_json::to_value(guest.instance().await.unwrap()).unwrap()
 }
 
-/// Node, phase and readiness of the pods that the VMI's UID leads to, the oldest first.
+/// Node, phase and readiness of the pods with the VMI's UID, the oldest first.
 async fn pods(client: &Client, guest: &Guest) -> Vec<(String, String, bool)> {
     let api = Api::<Pod>::namespaced(client.clone(), "shop");
     let selector = format!("kubevirt.io=virt-launcher,{CREATED_BY}={}", guest.uid());
@@ -107,7 +107,7 @@ async fn runs_and_fails(client: &Client, web: &mut Guest) {
     assert_eq!(ready(&vmi(web).await).1, "ContainersNotReady");
     web.ready(Ready::yes()).await.unwrap();
 
-    // What others have put there survives a write.
+    // Finalizers and labels that others add survive a write.
     let vmis = instances(client, "shop");
     let ours = web.instance().await.unwrap().finalizers().to_vec();
     let both = [&ours[..], &["example.com/mine".to_owned()]].concat();

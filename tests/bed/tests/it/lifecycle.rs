@@ -1,4 +1,4 @@
-//! A bed works, and nothing of it outlives its owner.
+//! A bed works, and no part of it outlives its owner.
 
 use std::fs;
 use std::path::Path;
@@ -71,8 +71,8 @@ async fn a_service_account_may_do_what_rbac_says_and_no_more() {
     let secrets = Api::<Secret>::namespaced(client, "default");
     let refused = secrets.list(&all).await.unwrap_err();
     assert!(matches!(&refused, kube::Error::Api(status) if status.code == 403), "{refused}");
-    let unknown = bed.service_account_kubeconfig("default", "nobody", None).await;
-    assert!(unknown.unwrap_err().to_string().contains("default/nobody"));
+    let unknown = bed.service_account_kubeconfig("default", "absent", None).await;
+    assert!(unknown.unwrap_err().to_string().contains("default/absent"));
     bed.stop().await.unwrap();
 }
 
@@ -102,7 +102,7 @@ async fn a_failed_start_says_why() {
     assert!(error.contains("unknown flag: --no-such-flag"), "{error}");
 }
 
-/// `bed up` with a folder for temporary files of its own, which shows all that is left behind.
+/// `bed up` with its own folder for temporary files, so that every file left behind is found.
 struct Up {
     process: Managed,
     temp: tempfile::TempDir,
@@ -123,7 +123,7 @@ impl Up {
         entries.map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// The daemons started so far.
+    /// Process ids of the daemons started so far.
     fn pids(&self) -> Vec<u32> {
         let pid = |name: &str| {
             let path = self.left_behind().first()?.join(name);
@@ -135,7 +135,7 @@ impl Up {
             .collect()
     }
 
-    /// Processes whose command line names the folder: the guardian.
+    /// Number of processes whose command line names the folder: guardians.
     fn guardians(&self) -> usize {
         let folder = self.temp.path().join("tmp/").to_string_lossy().into_owned();
         fs::read_dir("/proc")
@@ -173,7 +173,7 @@ async fn a_killed_owner_leaves_nothing() {
 async fn bed_up_says_where_it_is_and_stops_when_asked() {
     let mut up = Up::start();
     let said = async || up.process.log().contains("export KUBECONFIG=");
-    eventually(SOON, "word of the kubeconfig", said).await.unwrap();
+    eventually(SOON, "print of the kubeconfig", said).await.unwrap();
     let pids = up.pids();
     let status = up.process.terminate(SOON).await.unwrap();
     assert!(status.success(), "{status}: {}", up.process.log());

@@ -1,4 +1,4 @@
-//! Tests of the testbed itself: what stands in for something real does what the real one does.
+//! Tests of the testbed itself: each stand-in behaves like the real program.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, its helpers too")]
 
 mod announcer;

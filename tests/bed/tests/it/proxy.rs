@@ -1,6 +1,6 @@
-//! The proxy passes everything on, and each fault does what it says.
+//! The proxy forwards everything, and each fault has its documented effect.
 //!
-//! One bed serves all cases, which have a proxy each.
+//! One bed serves all cases; each case has its own proxy.
 
 use std::fs;
 use std::future::Future;
@@ -55,9 +55,9 @@ async fn the_proxy_passes_calls_and_fails_as_told() {
 
 struct Setup {
     proxy: Proxy,
-    /// Through the proxy.
+    /// API through the proxy.
     maps: Api<ConfigMap>,
-    /// Past it.
+    /// API without the proxy.
     truth: Api<ConfigMap>,
 }
 
@@ -80,7 +80,7 @@ impl Setup {
         self.truth.get_opt(name).await.unwrap().is_some()
     }
 
-    /// What became of the last call: whether it was forwarded, and its status.
+    /// Outcome of the last call: whether it was forwarded, and its status.
     fn last(&self) -> (bool, Option<u16>) {
         let calls = self.proxy.calls();
         let last = calls.last().unwrap();
@@ -137,7 +137,7 @@ async fn passes_watches_until_cut(setup: &Setup) {
     setup.proxy.cut_all();
     let end = async { while let Some(Ok(_)) = events.next().await {} };
     tokio::time::timeout(SOON, end).await.unwrap();
-    // A client may try a connection once more before it hears of its end.
+    // A client may use a connection once more before it notices its end.
     let created = async || setup.create("after-the-cut").await.map(|_| true);
     eventually(SOON, "a call on a new connection", created).await.unwrap();
 }
@@ -147,7 +147,7 @@ async fn freezes_what_is_open(setup: &Setup) {
     let mut events = pin!(setup.maps.watch(&only, "0").await.unwrap());
     setup.exists("nothing").await;
     setup.proxy.freeze_all();
-    // Past the proxy, so that the change is there.
+    // Without the proxy, so that the change happens.
     let metadata = ObjectMeta { name: Some("frozen".to_owned()), ..ObjectMeta::default() };
     let map = ConfigMap { metadata, ..ConfigMap::default() };
     setup.truth.create(&PostParams::default(), &map).await.unwrap();
@@ -174,12 +174,12 @@ async fn refuses(setup: &Setup) {
     setup.proxy.set_rule(if_write(|| Verdict::Refuse {
         code: 409,
         reason: "Conflict",
-        message: "somebody was faster".to_owned(),
+        message: "another writer was faster".to_owned(),
     }));
     let refused = setup.create("refused").await.unwrap_err();
     let kube::Error::Api(status) = &refused else { panic!("{refused}") };
     assert!(status.is_conflict());
-    assert_eq!(status.message, "somebody was faster");
+    assert_eq!(status.message, "another writer was faster");
     assert!(!setup.exists("refused").await);
     assert_eq!(setup.last(), (false, Some(409)));
     assert!(setup.maps.get_opt("refused").await.unwrap().is_none(), "reads pass");
@@ -213,7 +213,8 @@ async fn hangs_until_the_rule_goes(setup: &Setup) {
     assert_eq!(setup.last(), (false, None));
 }
 
-/// Drives the call until it is at the proxy and reads were answered since, but it was not.
+/// Polls the call until it is at the proxy and reads were answered since, and checks that it was
+/// not answered.
 async fn still_waits<T>(call: &mut (impl Future<Output = T> + Unpin), setup: &Setup) {
     let others = async {
         eventually(SOON, "write", async || setup.proxy.writes(|_| true) == 1).await.unwrap();

@@ -1,11 +1,11 @@
-//! What is wrong with a pool by itself, and the labels that one gets.
+//! Faults of a pool by itself, and the labels that admission sets.
 
 use super::Expect::{Accept, Label, Refuse, Schema};
 use super::Operation::{Create, Update};
 use super::{ALL, GLOBAL, OLD, PLAIN, Row, VID, row};
 
 pub(super) const ROWS: &[Row] = &[
-    // What is accepted, and the labels it gets.
+    // Accepted pools, and their labels.
     row("a pool", &[], Create, OLD, Accept),
     row("label of a pool that is not global", &[], Create, OLD, Label(GLOBAL, "false")),
     row("label of the VLAN", &[], Create, OLD, Label(VID, "100")),
@@ -25,7 +25,7 @@ pub(super) const ROWS: &[Row] = &[
         r#"{name: old, spec: {selector: {scope: [{project: "*", namespace: "*", guestCluster: "*"}]}}}"#,
         Label(GLOBAL, "true"),
     ),
-    // Copied, and not quite right.
+    // Copied with small errors.
     row(
         "scope as a map",
         &[],

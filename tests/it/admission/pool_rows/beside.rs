@@ -1,4 +1,4 @@
-//! A pool beside others, with addresses that somebody holds, and changes with surprising ends.
+//! A pool beside others, with claimed addresses, and changes with surprising results.
 
 use super::Expect::{Accept, Label, Refuse, Warn};
 use super::Operation::{Create, Delete, Update};
@@ -100,7 +100,7 @@ pub(super) const ROWS: &[Row] = &[
         r#"{name: p, spec: {ranges: [{subnet: 10.2.0.0/24, rangeStart: 10.2.0.9}], selector: {priority: 1, scope: [{project: local/p, namespace: "*", guestCluster: "*"}]}}}"#,
         Accept,
     ),
-    // Holders.
+    // Claimed addresses.
     row(
         "shrunk under an address",
         &[NAMED, HOLDER],
@@ -146,14 +146,14 @@ pub(super) const ROWS: &[Row] = &[
         &[NAMED, HOLDER],
         Update,
         "{name: named, annotations: {loadbalancer.harvesterhci.io/manuallyReleaseIP: '10.1.0.40: default/holder'}}",
-        Warn("LoadBalancer default/holder exists: 10.1.0.40 is kept"),
+        Warn("LoadBalancer default/holder exists: 10.1.0.40 stays allocated"),
     ),
     row(
         "released by hand for another",
         &[NAMED, HOLDER],
         Update,
         "{name: named, annotations: {loadbalancer.harvesterhci.io/manuallyReleaseIP: '10.1.0.40: default/other'}}",
-        Warn("10.1.0.40 is held by default/holder, not by default/other: it is kept"),
+        Warn("10.1.0.40 is held by default/holder, not by default/other: it stays allocated"),
     ),
     row(
         "released by hand, misspelt",
@@ -163,7 +163,7 @@ pub(super) const ROWS: &[Row] = &[
         Refuse(RELEASE, "is not of the form"),
     ),
     row(
-        "released by hand, nobody's",
+        "released by hand, unclaimed",
         &[NAMED],
         Update,
         "{name: named, annotations: {loadbalancer.harvesterhci.io/manuallyReleaseIP: '10.1.0.40: default/holder'}}",
@@ -217,10 +217,10 @@ pub(super) const ROWS: &[Row] = &[
         &[],
         Create,
         r#"{name: p, spec: {ranges: [{subnet: 10.2.0.9/32}], selector: {scope: [{project: "*"}]}}}"#,
-        Warn("admits nobody"),
+        Warn("admits no LoadBalancer"),
     ),
     row(
-        "for nobody unasked",
+        "for named use only",
         &[],
         Create,
         "{name: p, spec: {ranges: [{subnet: 10.2.0.9/32}]}}",

@@ -1,23 +1,23 @@
-//! Requests for IPPools, and what each is answered.
+//! Requests for IPPools, and the answer to each.
 //!
-//! Objects are short: `{name, labels, annotations, spec}`; [`object`] makes them whole. `before` is
-//! created first, in order, by somebody else than the operator; a `{lb, pool}` there is a
-//! LoadBalancer that names the pool and has its address before the request is made, so that row
-//! needs a leader. A message is a part of the answer. Of what does not fit its type the API server
-//! has dropped unknown fields before anybody is asked.
+//! Objects are short: `{name, labels, annotations, spec}`; [`object`] completes them. A user other
+//! than the operator creates `before` first, in order; a `{lb, pool}` there is a LoadBalancer that
+//! names the pool and has its address before the request is made, so that row needs a leader. A
+//! message is a part of the answer. If an object does not fit its type, the API server has dropped
+//! unknown fields before it calls admission.
 
 mod alone;
 mod beside;
 
 use serde_json::{Value, json};
 
-/// One request.
+/// A request and its expected result.
 pub(crate) struct Row {
-    /// What it shows.
+    /// Purpose of the row.
     pub(crate) name: &'static str,
-    /// What is there.
+    /// Existing objects.
     pub(crate) before: &'static [&'static str],
-    /// The object. Of a deletion, its name.
+    /// The object. For a deletion, its name.
     pub(crate) request: &'static str,
     pub(crate) operation: Operation,
     pub(crate) expect: Expect,
@@ -33,19 +33,19 @@ pub(crate) enum Operation {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expect {
-    /// Nothing is said.
+    /// Accepted without a warning.
     Accept,
-    /// It is done, and something is said about it.
+    /// Accepted with this warning.
     Warn(&'static str),
-    /// It is not: by the webhook, with field and part of the message.
+    /// The webhook refuses it: field and part of the message.
     Refuse(&'static str, &'static str),
-    /// It is not: by the schema, whoever is asked.
+    /// The schema refuses it, with and without admission.
     Schema(&'static str),
-    /// It is done, with this label.
+    /// Accepted, with this label.
     Label(&'static str, &'static str),
 }
 
-/// A whole object.
+/// Completes a short object.
 pub(crate) fn object(text: &str) -> anyhow::Result<Value> {
     let short: Value = serde_saphyr::from_str(text)?;
     if !short["lb"].is_null() {
@@ -80,11 +80,11 @@ const RELEASE: &str = "metadata.annotations[loadbalancer.harvesterhci.io/manuall
 /// `10.1.0.10` to `.19` for namespace `default` on network `default/x`, which is VLAN 100 by an
 /// object of that name; `default/y` is the same VLAN, `default/z` is VLAN 200.
 const OLD: &str = r#"{name: old, spec: {ranges: [{subnet: 10.1.0.0/24, rangeStart: 10.1.0.10, rangeEnd: 10.1.0.19}], selector: {network: default/x, priority: 5, scope: [{project: "*", namespace: default, guestCluster: "*"}]}}}"#;
-/// Without network or priority.
+/// A pool without network or priority.
 const PLAIN: &str = r#"{name: plain, spec: {ranges: [{subnet: 10.1.0.0/24, rangeStart: 10.1.0.20, rangeEnd: 10.1.0.29}], selector: {scope: [{project: "*", namespace: default, guestCluster: "*"}]}}}"#;
-/// The global one.
+/// The global pool.
 const ALL: &str = r#"{name: all, spec: {ranges: [{subnet: 10.1.0.0/24, rangeStart: 10.1.0.30, rangeEnd: 10.1.0.39}], selector: {scope: [{project: "*", namespace: "*", guestCluster: "*"}]}}}"#;
-/// For those who name it.
+/// A pool for LoadBalancers that name it.
 const NAMED: &str = "{name: named, spec: {ranges: [{subnet: 10.1.0.0/24, rangeStart: 10.1.0.40, rangeEnd: 10.1.0.49}]}}";
 const HOLDER: &str = "{lb: holder, pool: named}";
 
@@ -98,7 +98,7 @@ const fn row(
     Row { name, before, request, operation, expect }
 }
 
-/// All of them.
+/// Rows of both tables.
 pub(crate) fn rows() -> impl Iterator<Item = &'static Row> {
     alone::ROWS.iter().chain(beside::ROWS)
 }

@@ -192,7 +192,32 @@ async fn what_does_not_work_where_it_is_used_is_not_published() -> Result<()> {
     let message = site.cluster.reason("Ready", "VerifyFailed").await?;
     ensure!(message.contains("where it will be used"), "{message}");
     ensure!(site.there.content(&site.cc) == before, "it was published");
+    // What another moment does not mend is not tried again and again.
+    let calls = site.there.calls();
+    let count = |method: &str, end: &str| {
+        let is = |call: &testbed::Call| call.method == method && call.path.ends_with(end);
+        calls.iter().filter(|record| is(&record.call)).count()
+    };
+    let (mints, tries) = (count("POST", "/v3/tokens"), count("POST", "/selfsubjectreviews"));
+    ensure!((1..=2 * mints).contains(&tries), "{tries} tries of {mints} tokens");
     site.there.agent("c-m-prod", true);
     site.rotated("1").await?;
     site.one_is_left().await
+}
+
+/// Harvester 1.3 is Kubernetes 1.27, where SelfSubjectReview is in beta and not served.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_without_self_subject_reviews_is_served() -> Result<()> {
+    let site = Site::new(Version::V2_8).await?;
+    site.there.without_reviews("c-m-prod");
+    let operator = site.cluster.standby(start()).await?;
+    operator.leads().await?;
+    site.cluster.rotation(site.spec(&[])).await?;
+    site.cluster.annotate("rotate", "1").await?;
+    site.rotated("1").await?;
+    ensure!(site.there.accepts(&site.published()?), "it does not work");
+    // One that is not accepted is told from one that is.
+    site.there.agent("c-m-prod", false);
+    site.cluster.annotate("rotate", "2").await?;
+    site.cluster.reason("Ready", "VerifyFailed").await.map(drop)
 }

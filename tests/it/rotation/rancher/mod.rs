@@ -1,10 +1,12 @@
 //! Credentials of a Rancher: the stand-in's cloud credential, replaced by the operator's own process.
 
+mod all;
 mod authority;
 mod client;
 mod clock;
 mod leaving;
 mod life;
+mod secret;
 mod trouble;
 mod watch;
 mod year;

@@ -233,6 +233,7 @@ async fn specs_that_make_no_sense_are_refused_naming_the_field() -> Result<()> {
     account["source"] = json!({"serviceAccountToken": {"serviceAccountName": "guest"}});
     let mut all = site.spec(&[]);
     all["target"] = json!({"allCloudCredentials": {}});
+    all["source"] = account["source"].clone();
     let mut alone = all.clone();
     alone.as_object_mut().map(|spec| (spec.remove("rancher"), spec.remove("source")));
     alone.as_object_mut().map(|spec| spec.remove("overlapSeconds"));

@@ -183,7 +183,7 @@ impl Rotation {
                 let reach = sight.as_ref().and_then(|sight| sight.reach());
                 let tried = issuer.verify(value, reach, None).await;
                 hand.verified = tried.is_ok();
-                tried.map_err(|why| (Step::Verify, hand.name.clone(), why))
+                tried.map_err(|fault| (Step::Verify, hand.name.clone(), fault.why))
             }
             Act::Publish { keep } => {
                 let Some((hand, Some(value))) = &self.hand else { bail!("nothing in hand") };

@@ -1,4 +1,4 @@
-//! Each rule of the plan by itself; `model` has them all together, for years.
+//! Each rule of the plan by itself; `model` tests them all together, over years.
 
 mod model;
 
@@ -13,7 +13,7 @@ fn names(all: &[&str]) -> BTreeSet<String> {
     all.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// Made a moment ago.
+/// A Secret whose certificates were just made.
 fn fresh() -> Stored {
     Stored {
         ca: Authority { not_after: NOW + AUTHORITY_LIFE, signs: true },
@@ -79,7 +79,8 @@ fn names_of_others_are_kept_up_to_a_bound() {
     let mut stored = fresh();
     stored.serving.as_mut().unwrap().names = names(&["b"]);
     assert_eq!(planned(&stored, NOW, None), Step::Renew(names(&["a", "b"])));
-    // Who is called by another name is content with that, so the two do not turn in circles.
+    // A replica that is called by another name accepts this certificate, so the two do not
+    // alternate.
     stored.serving.as_mut().unwrap().names = names(&["a", "b"]);
     assert!(matches!(planned(&stored, NOW, None), Step::Wait(_)));
     let many = (0..MOST_NAMES).map(|n| format!("n{n}")).collect();
@@ -95,7 +96,7 @@ fn the_next_authority_signs_when_it_has_been_trusted_for_a_while() {
     assert_eq!(planned(&stored, NOW, None), Step::Wait(NOW + LONGEST_SETTLING));
     assert_eq!(planned(&stored, NOW, trusted(599)), Step::Wait(NOW + Duration::from_secs(1)));
     assert_eq!(planned(&stored, NOW, trusted(600)), Step::Switch);
-    // The less time is left, the less is waited for; never not at all.
+    // Less time left means less waiting, but never none.
     stored.ca.not_after = NOW + Duration::from_secs(100);
     assert_eq!(planned(&stored, NOW, trusted(10)), Step::Switch);
     assert!(matches!(planned(&stored, NOW, trusted(9)), Step::Wait(_)));
@@ -111,7 +112,7 @@ fn an_authority_that_cannot_sign_is_replaced() {
         let mut stored = fresh();
         spoil(&mut stored.ca);
         assert_eq!(planned(&stored, NOW, None), Step::Begin);
-        // So is one that waits for its turn.
+        // So is an authority that waits to sign.
         let mut stored = fresh();
         stored.next = Some(stored.ca);
         spoil(stored.next.as_mut().unwrap());

@@ -1,5 +1,5 @@
-//! Replicas that start, stop and hear late of everything, over years: whatever one of them serves
-//! is always trusted by every API server, and valid.
+//! Replicas that start, stop and learn late of every change, over years: every certificate that a
+//! replica serves is always valid, and trusted by every API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// How late an API server hears of a configuration.
+/// Delay until an API server learns of a configuration.
 const LAG: Duration = SECOND;
 const CONFIGURATIONS: usize = 2;
 
@@ -19,7 +19,7 @@ type Id = u32;
 struct Secret {
     ca: Id,
     next: Option<Id>,
-    /// Who signed, and the end.
+    /// Authority that signed, and end of validity.
     serving: (Id, Duration),
     previous: Vec<Id>,
 }
@@ -38,7 +38,7 @@ struct Replica {
     memory: Option<Secret>,
     trusted: BTreeMap<Id, Duration>,
     early: Duration,
-    /// Whether anybody is led here.
+    /// Whether calls come to this replica.
     ready: bool,
 }
 
@@ -48,7 +48,7 @@ struct World {
     ends: Vec<Duration>,
     version: u64,
     secret: Option<Secret>,
-    /// Versions with the time they were replaced.
+    /// Trusted authorities of each configuration, with its version.
     bundles: [(u64, Vec<Id>); CONFIGURATIONS],
     replaced: Vec<(usize, Vec<Id>, Duration)>,
     replicas: Vec<Replica>,
@@ -90,7 +90,7 @@ impl World {
                 return memory;
             }
             let ca = self.authority();
-            // Read anew, for this.
+            // Read again for this step.
             let mut previous: Vec<Id> =
                 replica.bundles.iter().flatten().flat_map(|(_, bundle)| bundle.clone()).collect();
             previous.retain(|id| self.end(*id) > now);
@@ -114,7 +114,7 @@ impl World {
         secret
     }
 
-    /// What `Keeper::round` does, with this replica's view of things.
+    /// Repeats the steps of `Keeper::round`, with this replica's view.
     fn round(&mut self, which: usize) {
         for _ in 0..8 {
             let mut replica = self.replicas[which].clone();
@@ -227,7 +227,8 @@ impl World {
         }
     }
 
-    /// Every API server may use what a configuration says, or said until a moment ago.
+    /// Checks the served certificates: every API server may use the present content of a
+    /// configuration, or the one until a moment ago.
     fn check(&self) -> Result<(), TestCaseError> {
         for (number, replica) in self.replicas.iter().enumerate() {
             let Some((ca, end)) = replica.in_use.filter(|_| replica.ready) else { continue };
@@ -239,7 +240,7 @@ impl World {
                 .map(|(_, bundle, _)| bundle);
             let current = self.bundles.iter().map(|(_, bundle)| bundle);
             for bundle in current.chain(recent) {
-                // Before the first registration nobody asks.
+                // Before the first registration no calls come.
                 prop_assert!(
                     bundle.is_empty() || bundle.contains(&ca),
                     "{number} serves {ca}, trusted is {bundle:?}"
@@ -263,7 +264,7 @@ enum Event {
     Stop(usize),
     Hear(usize, u8),
     Round(usize),
-    /// The Secret is deleted, or made unreadable.
+    /// The Secret is deleted, or becomes unreadable.
     Lose,
     Short(u64),
     Long(u64),
@@ -294,13 +295,14 @@ proptest! {
             let count = world.replicas.len();
             match event {
                 Event::Start(early) => world.start(early),
-                // Somebody is always there to look after it.
+                // One replica always runs, to act on the Secret.
                 Event::Stop(which) if count > 1 => drop(world.replicas.remove(which % count)),
                 Event::Stop(_) => {}
                 Event::Hear(which, what) => world.hear(which % count, what),
                 Event::Round(which) => world.round(which % count),
                 Event::Lose => {
-                    // Lost with everybody who remembers: a first start, which no one can hide.
+                    // Lost together with every replica that remembers it: that is a first start,
+                    // and failed calls are unavoidable.
                     if world.secret.is_some() && world.replicas.iter().any(|r| r.memory.is_some()) {
                         world.secret = None;
                         world.version += 1;
@@ -308,7 +310,8 @@ proptest! {
                 }
                 Event::Short(ms) => world.now += Duration::from_millis(ms),
                 Event::Long(days) => {
-                    // Days pass with every replica awake: each hears of all and looks around.
+                    // Days pass with every replica running: each learns of every change, and takes
+                    // its steps.
                     for _ in 0..days {
                         world.now += DAY;
                         for _ in 0..3 {
@@ -327,7 +330,7 @@ proptest! {
     }
 }
 
-/// The world turns: over years, authorities do change.
+/// The test is not vacuous: over years, authorities do change.
 #[test]
 fn authorities_change_over_the_years() {
     let mut world = World::new();

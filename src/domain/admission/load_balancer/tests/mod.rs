@@ -1,4 +1,4 @@
-//! Requests and what is answered, rule by rule.
+//! Requests and their answers, rule by rule.
 
 mod pools;
 mod properties;
@@ -18,7 +18,7 @@ const MANAGEMENT: &str = "cloudprovider.harvesterhci.io/managementNetwork";
 const LABEL: &str = "cloudprovider.harvesterhci.io/cluster";
 
 /// A LoadBalancer in namespace `ns`.
-#[allow(clippy::needless_pass_by_value)] // It is written where it is called.
+#[allow(clippy::needless_pass_by_value)] // The caller writes a literal.
 pub(super) fn lb(spec: Value) -> Value {
     json!({
         "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
@@ -34,7 +34,7 @@ pub(super) fn guest() -> Value {
     lb(json!({"workloadType": "cluster"}))
 }
 
-/// The object with fields in place of its own.
+/// The object with another value at a path.
 pub(super) fn with(mut object: Value, path: &str, value: Value) -> Value {
     let mut at = &mut object;
     for part in path.split('/') {
@@ -118,7 +118,7 @@ fn annotations_say_what_counts() {
             None,
             json!({NAMESPACE: "ns", NETWORK: "ns/mgmt", MANAGEMENT: "ns/mgmt"}),
         ),
-        // A vm load balancer has no management network, and no guest cluster.
+        // A vm LoadBalancer has no management network, and no guest cluster.
         (
             Project::Outside,
             "vm",
@@ -141,7 +141,7 @@ fn annotations_say_what_counts() {
         let says =
             answer.warnings.iter().any(|warning| warning.starts_with("annotation project: "));
         assert_eq!(says, claims, "{given}: {:?}", answer.warnings);
-        // What was given before is no news.
+        // A value that was set before gives no warning.
         let again = mutate(&request(Some(&object), &object), &known);
         assert_eq!(again.warnings, Vec::<String>::new(), "{given}");
     }
@@ -185,7 +185,7 @@ fn a_health_check_says_what_its_defaults_are() {
     ] {
         assert_eq!(filled(none.clone(), None).0, none);
     }
-    // A client that leaves them out each time.
+    // A client that omits the fields each time.
     let stored = with(vm(), "spec/healthCheck", full.clone());
     assert_eq!(filled(json!({"port": 8080}), Some(&stored)), (full, vec![]));
     let guest = with(guest(), "spec/healthCheck", json!({"port": 80}));
@@ -240,7 +240,7 @@ fn what_people_write_by_mistake_gets_a_hint() {
         (
             "listeners",
             json!([{"port": 80}, {"port": 81, "backendPort": "http"}]),
-            "spec.listeners[1].backendPort: \"http\" is text: use a number; names of ports are not looked up",
+            "spec.listeners[1].backendPort: \"http\" is text: use a number; port names are not resolved",
         ),
         (
             "healthCheck",
@@ -250,34 +250,34 @@ fn what_people_write_by_mistake_gets_a_hint() {
         (
             "healthCheck",
             json!({"periodSeconds": "5s"}),
-            "spec.healthCheck.periodSeconds: \"5s\" is text: use a number; names of ports are not looked up",
+            "spec.healthCheck.periodSeconds: \"5s\" is text: use a number; port names are not resolved",
         ),
         (
             "backendServerSelector",
             json!({"app": "web"}),
-            "spec.backendServerSelector[app]: \"web\" is no list: use [\"web\"]",
+            "spec.backendServerSelector[app]: \"web\" is not a list: use [\"web\"]",
         ),
         (
             "backendServerSelector",
             json!({"tier": 1}),
-            "spec.backendServerSelector[tier]: 1 is no list: use [\"1\"]",
+            "spec.backendServerSelector[tier]: 1 is not a list: use [\"1\"]",
         ),
         (
             "backendServerSelector",
             json!({"matchLabels": {"app": "web"}}),
-            "spec.backendServerSelector[matchLabels]: is not known here: write each label and its values, app: [web, api]",
+            "spec.backendServerSelector[matchLabels]: is not supported here: write each label and its values, app: [web, api]",
         ),
         (
             "backendServerSelector",
             json!(["app=web"]),
-            "spec.backendServerSelector: [\"app=web\"] is no map: use label: [value, ...]",
+            "spec.backendServerSelector: [\"app=web\"] is not a map: use label: [value, ...]",
         ),
     ] {
         let object = with(vm(), &format!("spec/{path}"), value.clone());
         let answer = mutate(&request(None, &object), &outside());
         assert_eq!(refusals(&answer), [refusal], "{path} {value}");
         assert_eq!(answer.object, None, "what is refused is not changed");
-        // One that is stored, somehow, can still be labelled.
+        // An object that is stored, in whatever way, can still be labelled.
         let labelled = with(object.clone(), "metadata/labels", json!({"a": "b"}));
         assert!(mutate(&request(Some(&object), &labelled), &outside()).refusals.is_empty());
     }
@@ -334,7 +334,7 @@ fn only_what_a_rule_takes_is_looked_up() {
     assert_eq!(asks(&request(None, &lb(json!({"listeners": "x"})))), None);
 }
 
-/// As which client an address is leased can be wrong in itself, and a right change may come too late.
+/// The DHCP client settings can be wrong by themselves, and a correct change may come too late.
 #[test]
 fn who_asks_the_dhcp_server_is_judged() {
     let ask = |mac: &str| {
@@ -347,16 +347,20 @@ fn who_asks_the_dhcp_server_is_judged() {
     let has = |lb| with(lb, "status", json!({"allocatedAddress": {"ip": "10.7.0.9"}}));
     let before = has(ask("02:00:00:00:00:01"));
     let answer = update(&before, &has(ask("02:00:00:00:00:02")), &outside());
-    assert!(answer.warnings[0].contains("until the LoadBalancer is made again"), "{answer:?}");
+    assert!(
+        answer.warnings[0].contains("changes only when the LoadBalancer is created again"),
+        "{answer:?}"
+    );
     let free = |mac| update(&ask("02:00:00:00:00:01"), &ask(mac), &outside());
     assert_eq!(free("02:00:00:00:00:02"), Answer::default());
     assert_eq!(free("nonsense").refusals.len(), 1);
-    // Addresses of pools have no such client.
+    // Addresses of pools have no DHCP client.
     let pool = with(ask("nonsense"), "spec/ipam", json!("pool"));
     assert!(create(&pool, &outside()).refusals.is_empty());
 }
 
-/// The ledger frees what a finalizer would have kept: nothing is lost, and it is told.
+/// The ledger releases the address that the finalizer would have retained: nothing is lost, and a
+/// warning is given.
 #[test]
 fn a_finalizer_may_be_taken_off() {
     let stored = with(vm(), "metadata/finalizers", json!([LB_FINALIZER]));

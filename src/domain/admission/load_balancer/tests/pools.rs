@@ -1,4 +1,4 @@
-//! What other objects say: pools, and guest clusters that are being removed.
+//! Rules that depend on other objects: pools, and guest clusters that are being removed.
 
 use serde_json::{Value, json};
 
@@ -15,10 +15,11 @@ fn a_pool_that_is_named_must_admit_it() {
     let naming = with(vm(), "spec/ipPool", json!("theirs"));
     let there = |pool: PoolSeen| Known { named: Named::There(pool), ..outside() };
     let theirs = pool(&json!([{"namespace": "theirs"}]));
-    let refusal = r#"spec.ipPool: it names "theirs", whose scope does not admit {network:"" project:"" namespace:"ns" cluster:""}: name another, or ask who keeps the pool"#;
+    let refusal = r#"spec.ipPool: it names "theirs", whose scope does not admit {network:"" project:"" namespace:"ns" cluster:""}: name another, or ask the admin of the pool"#;
     assert_eq!(refusals(&create(&naming, &there(theirs.clone()))), [refusal]);
     assert_eq!(refusals(&update(&vm(), &naming, &there(theirs.clone()))), [refusal]);
-    // Whoever has an address there keeps it; whoever does not ask is not told.
+    // A LoadBalancer with an address there retains it; one that does not name the pool gets no
+    // warning.
     let holding = with(
         naming.clone(),
         "status",
@@ -28,7 +29,7 @@ fn a_pool_that_is_named_must_admit_it() {
     assert!(update(&holding, &described, &there(theirs.clone())).refusals.is_empty());
     let unknown = Known { named: Named::There(theirs.clone()), ..Known::default() };
     assert!(create(&naming, &unknown).refusals.is_empty(), "its project is not known yet");
-    // A label that changes whom it belongs to.
+    // A label that changes the cluster the LoadBalancer belongs to.
     let of = |cluster: &str| {
         with(with(guest(), "spec/ipPool", json!("p")), "metadata/labels", json!({LABEL: cluster}))
     };

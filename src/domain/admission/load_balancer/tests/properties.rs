@@ -1,4 +1,4 @@
-//! What holds for every object, those that make no sense included.
+//! Properties of every object, malformed ones included.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -67,7 +67,7 @@ fn any_value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// An object, as far as its parts are ones.
+/// An object whose parts may be of any type.
 fn any_object() -> impl Strategy<Value = Value> {
     (any_value(), any_value(), any_value()).prop_map(
         |(metadata, spec, status)| json!({"metadata": metadata, "spec": spec, "status": status}),
@@ -119,7 +119,7 @@ fn any_status() -> impl Strategy<Value = Value> {
     )
 }
 
-/// One that could be stored.
+/// An object that could be stored.
 fn any_lb() -> impl Strategy<Value = Value> {
     let listener =
         (1_i64..4).prop_map(|n| json!({"name": format!("l{n}"), "port": n, "protocol": "TCP"}));
@@ -151,7 +151,7 @@ fn any_lb() -> impl Strategy<Value = Value> {
         })
 }
 
-/// What a Go client of today makes of an object: fields that it does not know are gone.
+/// The object after a round trip through a present Go client: unknown fields are gone.
 fn through_go(object: &Value) -> Value {
     let mut object = object.clone();
     let Some(status) = object["status"].as_object_mut() else { return object };
@@ -185,7 +185,7 @@ fn any_known() -> impl Strategy<Value = Known> {
     })
 }
 
-/// Whether nothing is left of the differences but blanks.
+/// Whether the two differ only in blank fields.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         _ if is_blank(a) && is_blank(b) => true,
@@ -215,7 +215,7 @@ proptest! {
         for refusal in first.refusals.iter().chain(&judged.refusals) {
             prop_assert!(!refusal.message.contains('\n') && refusal.to_string().len() < 1_200, "{refusal}");
         }
-        // What was changed once needs no change.
+        // Mutating the result again changes nothing.
         if let Some(object) = &first.object {
             let again = mutate(&super::request(old.as_ref(), object), &known);
             prop_assert_eq!(again.object, None);
@@ -224,7 +224,7 @@ proptest! {
 
     #[test]
     fn a_client_that_knows_less_changes_nothing(stored in any_lb(), known in any_known()) {
-        // As mutation left it when it was stored.
+        // The object as mutation changed it when it was stored.
         let first = mutate(&request(None, &with(stored.clone(), "status", json!(null))), &known);
         let status = stored["status"].clone();
         let stored = with(first.object.unwrap_or(stored), "status", status);
@@ -242,7 +242,7 @@ proptest! {
         old in prop::option::of(any_lb()), new in any_lb(), known in any_known(),
     ) {
         let new = match &old {
-            // The rest of its status is the operator's.
+            // The rest of the status belongs to the operator.
             Some(old) => {
                 let address = new["status"]["address"].clone();
                 let new = with(new, "status", old["status"].clone());

@@ -1,4 +1,4 @@
-//! What is wrong with a spec by itself, or against the one that is stored.
+//! Faults of a spec by itself, or against the stored one.
 
 use serde_json::{Value, json};
 
@@ -59,14 +59,14 @@ fn the_spec_is_judged_as_the_reconciler_judges_it() {
         assert_eq!(answer.refusals.len(), 1, "{object}: {answer:?}");
         assert_eq!(answer.refusals[0].field, field, "{answer:?}");
         assert!(!answer.refusals[0].message.is_empty());
-        // Stored before there was a rule: it may be labelled, edited elsewhere, and go.
+        // Stored before the rule existed: it may be labelled, edited elsewhere, and deleted.
         let labelled = with(object.clone(), "metadata/labels", json!({"a": "b"}));
         assert!(update(&object, &labelled, &outside()).refusals.is_empty(), "{object}");
         let described = with(object.clone(), "spec/description", json!("x"));
         assert!(update(&object, &described, &outside()).refusals.is_empty(), "{object}");
         let leaving = with(described, "metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
         assert!(update(&vm(), &leaving, &outside()).refusals.is_empty());
-        // A guest's Services are its own, and so are their ports.
+        // A guest's Services belong to the guest, and so do their ports.
         let guests = with(object.clone(), "spec/workloadType", json!("cluster"));
         let is_long = object["metadata"]["name"].as_str().is_some_and(|name| name.len() > 63);
         let its_own = (field.starts_with("metadata.") && !is_long)
@@ -88,7 +88,7 @@ fn the_spec_is_judged_as_the_reconciler_judges_it() {
     }
 }
 
-/// What `backendServers` of v1alpha1 once held is converted to names of VMs.
+/// The conversion turns former `backendServers` of v1alpha1 into names of VMs.
 #[test]
 fn an_address_in_place_of_a_vms_name_is_told() {
     let selecting = |vms: Value| {
@@ -99,7 +99,7 @@ fn an_address_in_place_of_a_vms_name_is_told() {
     assert!(answer.refusals.is_empty(), "{answer:?}");
     let warning = "backendServers (label harvesterhci.io/vmName): 10.0.0.5 is an address and selects nothing: name VMs";
     assert_eq!(answer.warnings, [warning]);
-    // Not again for what is stored.
+    // A stored object gets no second warning.
     let labelled = with(old.clone(), "metadata/labels", json!({"a": "b"}));
     assert_eq!(update(&old, &labelled, &outside()), Answer::default());
     assert_eq!(create(&selecting(json!(["web"])), &outside()), Answer::default());

@@ -1,4 +1,4 @@
-//! Whose the status is.
+//! Ownership of the status.
 
 use serde_json::{Value, json};
 
@@ -36,7 +36,7 @@ fn stored_vm() -> Value {
     )
 }
 
-/// What is stored after a request, without annotations, and what is told.
+/// The stored object after a request, without annotations, and the warnings.
 fn after(old: &Value, new: &Value, known: &Known) -> (Value, Vec<String>) {
     let answer = mutate(&request(Some(old), new), known);
     assert!(answer.refusals.is_empty(), "{answer:?}");
@@ -62,7 +62,7 @@ fn what_a_client_leaves_out_stays() {
             none,
             status(json!(null)),
             status(json!({})),
-            // As a Go client sends what it does not have.
+            // A Go client sends unset fields in this form.
             status(json!({"allocatedAddress": {}, "address": "", "backendServers": null})),
             with(stored.clone(), "status/allocatedAddress", json!({})),
             with(stored.clone(), "status/allocatedAddress/mask", json!("")),
@@ -96,10 +96,10 @@ fn conditions_of_others_are_theirs() {
         (json!([]), stored["status"]["conditions"].clone()),
         (json!([ready]), json!([ready])),
         (json!([other, ready]), json!([other, ready])),
-        // Without Ready, it comes back to its place.
+        // A missing Ready condition returns to its place.
         (json!([other]), json!([other, ready])),
         (json!([other, {"type": "Third"}]), json!([other, ready, {"type": "Third"}])),
-        // A field that a client dropped.
+        // A client dropped a field.
         (json!([{"type": "Ready", "status": "True", "reason": "Allocated"}]), json!([ready])),
     ] {
         assert_eq!(after(&stored, &set(sent.clone()), &outside()).0, set(kept), "{sent}");
@@ -150,7 +150,7 @@ fn what_the_operator_writes_nobody_else_changes() {
                 ("status/backendServers", json!(["10.52.0.8"]), "status.backendServers"),
             ],
         ),
-        // Nothing was given yet.
+        // No address was given yet.
         (
             vm(),
             vec![
@@ -191,8 +191,8 @@ fn what_the_operator_writes_nobody_else_changes() {
     );
 }
 
-/// Its cloud provider writes what the guest announces, which lags behind a change of pools: it must
-/// not be stopped for that, and must not say it either.
+/// The cloud provider writes the address that the guest announces, which lags behind a change of
+/// pools: the update must not be refused for that, and must not publish that address either.
 #[test]
 fn a_guest_is_reached_at_its_claim_or_nowhere() {
     let stored = stored_guest();
@@ -209,7 +209,7 @@ fn a_guest_is_reached_at_its_claim_or_nowhere() {
         let told =
             format!("status.address stays \"10.1.0.2\": \"{address}\" is not its claim, 10.1.0.2");
         assert_eq!(warnings, [told]);
-        // Where mutation was left out.
+        // If mutation was skipped.
         let answer = validate(&request(Some(&stored), &sent(json!(address))), &outside());
         assert_eq!(answer.refusals[0].field, "status.address");
     }
@@ -220,7 +220,7 @@ fn a_guest_is_reached_at_its_claim_or_nowhere() {
         warnings,
         ["status.address stays unset: \"10.1.0.9\" is not its claim: it has none yet"]
     );
-    // The claim, after a moment without.
+    // The claim, after a moment without it.
     let withdrawn = sent(json!(""));
     assert_eq!(after(&withdrawn, &stored, &outside()).0, stored);
 }
@@ -240,13 +240,13 @@ fn a_guest_that_leases_says_where_unless_it_is_anothers() {
     );
     assert_eq!(
         after(&leasing, &at("x"), &outside()).1,
-        ["status.address stays unset: \"x\" is no IP address"]
+        ["status.address stays unset: \"x\" is not an IP address"]
     );
-    // What it has is not judged again.
+    // A stored address is not judged again.
     assert_eq!(after(&at("10.1.0.2"), &at("10.1.0.2"), &taken), (at("10.1.0.2"), vec![]));
 }
 
-/// A backup holds what another object was given.
+/// A backup contains the address of another object.
 #[test]
 fn a_new_object_brings_no_status() {
     for backup in [stored_guest(), stored_vm()] {
@@ -254,7 +254,7 @@ fn a_new_object_brings_no_status() {
         assert_eq!(
             answer.warnings,
             [
-                "status: only the operator writes it: what was sent is dropped, an address is claimed anew"
+                "status: only the operator writes it: the sent status is dropped, an address is claimed again"
             ]
         );
         let new = answer.object.unwrap();
@@ -268,7 +268,7 @@ fn a_new_object_brings_no_status() {
         let claim = &backup["status"]["allocatedAddress"];
         let (pool, ip) = (claim["ipPool"].as_str().unwrap(), claim["ip"].as_str().unwrap());
         assert_eq!(*asks, json!(format!("{pool}/{ip}")), "it asks for the same address");
-        // Where mutation was left out.
+        // If mutation was skipped.
         assert!(!validate(&request(None, &backup), &outside()).refusals.is_empty());
     }
     let typed = with(guest(), "status", json!({"allocatedAddress": {}}));

@@ -1,8 +1,8 @@
-//! Changes to an IPPool before it is judged, and hints that can be given only then.
+//! Mutation of IPPools, and refusals that are possible only at that stage.
 //!
-//! The schema is checked between mutation and validation. What does not fit its type is refused
-//! there, in words that help nobody who copied an example: so it is refused here first, with the
-//! form that would be right. Fields that the schema does not know are dropped even before.
+//! The schema is checked between mutation and validation. It refuses what does not fit its type
+//! with texts that do not help a user who copied an example, so that is refused here first, with
+//! the right form. Unknown fields are dropped even earlier.
 
 use serde_json::{Map, Value, json};
 
@@ -23,8 +23,9 @@ const SELECTOR: [&str; 3] = ["priority", "network", "scope"];
 const SCOPE: [&str; 3] = ["project", "namespace", "guestCluster"];
 const RANGE: [&str; 5] = ["subnet", "rangeStart", "rangeEnd", "gateway", "exclude"];
 
-/// Sets the labels that Harvester's own webhook sets, puts back a status that was left out, and
-/// refuses what the schema would refuse without a hint. `vlan` is the network's, if it is known.
+/// Sets the labels that Harvester's own webhook sets, restores a status that was omitted, and
+/// refuses with a hint what the schema would refuse without one. `vlan`: that of the network, if
+/// known.
 pub fn mutate(request: &Request<'_>, vlan: Option<u16>) -> Answer {
     let mut answer = Answer::default();
     let plain = request.subresource.is_empty() && !request.by_operator;
@@ -51,12 +52,12 @@ pub fn mutate(request: &Request<'_>, vlan: Option<u16>) -> Answer {
     answer
 }
 
-/// The network that the pool is for, as far as that is a text.
+/// Network that the pool names. Empty if it is unset or not text.
 pub fn network(object: &Value) -> &str {
     object["spec"]["selector"]["network"].as_str().unwrap_or_default()
 }
 
-/// A PUT of the whole pool without its status would wipe the ledger, where IPPool is served
+/// Restores an omitted status: a PUT without it would wipe the ledger where IPPool is served
 /// without a status subresource.
 fn restore_status(new: &mut Value, old: &Value) {
     let nothing = |status: &Value| status.as_object().is_none_or(Map::is_empty);
@@ -96,8 +97,8 @@ fn serves_all(pool: &Value) -> bool {
     matches!(scope, Some([one]) if SCOPE.iter().all(|field| one[field] == "*"))
 }
 
-/// Warns of a label or an annotation by hand that is meant to make the pool global: only the scope
-/// does. An exported global pool whose scope was narrowed carries the label, too.
+/// Warns of a label or annotation that was set to make the pool global: only the scope does that.
+/// An exported global pool whose scope was narrowed still has the label.
 fn warn_of_flag(request: &Request<'_>, object: &Value, answer: &mut Answer) {
     for place in ["labels", "annotations"] {
         let flag = |of: &Value| text(of, &["metadata", place, LABEL_GLOBAL_POOL]);
@@ -231,7 +232,7 @@ fn check_selector(selector: &Value, answer: &mut Answer) {
             }
         }
         other => {
-            // The API server has dropped what the map held.
+            // The API server has dropped the map's content.
             let value =
                 |field: &str| other[field].as_str().map_or_else(|| "\"*\"".to_owned(), clip);
             answer.refuse(
@@ -260,7 +261,7 @@ fn check_text(value: &Value, path: &str, what: &str, answer: &mut Answer) {
     }
 }
 
-/// Fields that the API server drops silently, if it has not yet.
+/// Warns of unknown fields, which the API server drops silently if it has not yet.
 fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut Answer) {
     for field in fields.keys().filter(|field| !known.contains(&field.as_str())) {
         let at = format!("{path}.{}", clip(field));
@@ -277,7 +278,7 @@ fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut
     }
 }
 
-/// Whether one is the other but for case, dashes, a plural, or one letter.
+/// Whether the two differ only in case, dashes, a plural, or one letter.
 fn alike(a: &str, b: &str) -> bool {
     let plain = |text: &str| -> Vec<char> {
         let letters = text.chars().filter(|c| c.is_alphanumeric());
@@ -290,19 +291,19 @@ fn alike(a: &str, b: &str) -> bool {
     }
     let same = short.iter().zip(long).take_while(|(x, y)| x == y).count();
     let skip = usize::from(short.len() == long.len());
-    // What follows the first difference is the same, with or without the letter in question.
+    // After the first difference the rest is equal, with or without that letter.
     short[same..].iter().skip(skip).eq(long[same..].iter().skip(1))
         || (skip == 1 && is_swap(&short[same..], &long[same..]))
 }
 
-/// Whether one begins with the other's first two letters, exchanged, and goes on the same.
+/// Whether the two differ only in the order of their first two letters.
 fn is_swap(one: &[char], other: &[char]) -> bool {
     let pair = |letters: &[char]| Some((*letters.first()?, *letters.get(1)?));
     let (Some((first, second)), Some(turned)) = (pair(one), pair(other)) else { return false };
     turned == (second, first) && one[2..] == other[2..]
 }
 
-/// What somebody else wrote, short enough for a line.
+/// Text from a request, cut for a message: 50 characters at most, without control characters.
 fn clip(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(50).collect()
 }

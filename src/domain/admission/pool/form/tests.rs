@@ -85,7 +85,7 @@ fn what_does_not_fit_is_refused_with_the_form_that_does() {
         let refusals = told(&answer);
         assert!(refusals.iter().any(|r| r.starts_with(expected)), "{spec}: {refusals:?}");
         assert_eq!(answer.object, None, "a refused request changes nothing");
-        // An old object with such a spec can still be labelled.
+        // A stored object with such a spec can still be labelled.
         assert!(mutated(&pool(&spec), Some(&pool(&spec)), None).refusals.is_empty(), "{spec}");
     }
     for spec in [Value::Null, json!("text"), json!([]), json!({"ranges": sound})] {
@@ -124,13 +124,13 @@ fn labels_are_set_as_harvesters_own_webhook_does() {
     assert_eq!(labels(&all, None, None), pair("true", "0"));
     assert_eq!(labels(&few, None, Some(7)), pair("false", "7"));
     assert_eq!(labels(&few, None, None), pair("false", ""));
-    // A manifest that was exported from a global pool still has its label.
+    // An exported manifest of a global pool still has its label.
     let mut exported = few.clone();
     exported["metadata"]["labels"] = json!({LABEL_GLOBAL_POOL: "true", "mine": "x"});
     for old in [None, Some(&few), Some(&exported)] {
         assert_eq!(labels(&exported, old, Some(7)), pair("false", "7"));
     }
-    // Twice changes nothing more.
+    // A second mutation changes nothing more.
     let new = mutated(&few, None, Some(7)).object.unwrap();
     assert_eq!(mutated(&new, None, Some(7)).object, None);
 }

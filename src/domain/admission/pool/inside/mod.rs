@@ -1,4 +1,5 @@
-//! Ranges that lie as a whole in a network of pods or Services: nothing of them is ever given out.
+//! Ranges that lie completely in a network of pods or Services: none of their addresses is given
+//! out.
 
 use ipnet::IpNet;
 
@@ -26,7 +27,7 @@ pub(super) fn judge(question: &Question, known: &Known, answer: &mut Answer) {
             answer.refuse(
                 format!("spec.ranges[{index}]"),
                 format!(
-                    "{} is {what}, of which no address is given out: name addresses of the network on which load balancers are reached",
+                    "{} is {what}, whose addresses are never given out: use addresses of the network where load balancers are announced",
                     first.first
                 ),
             );

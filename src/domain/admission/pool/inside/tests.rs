@@ -25,12 +25,12 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
     assert_eq!(
         told(&answers(&new(2, 15), None)),
         [
-            "spec.ranges[0]: 10.0.0.2 is in the service network (ServiceCIDR kubernetes), of which no address is given out: \
-             name addresses of the network on which load balancers are reached"
+            "spec.ranges[0]: 10.0.0.2 is in the service network (ServiceCIDR kubernetes), whose addresses are never given out: \
+             use addresses of the network where load balancers are announced"
         ]
     );
     assert_eq!(told(&answers(&new(10, 31), None)).len(), 1, "in two of them, as a whole");
-    // Of these something is left, and what is not is said.
+    // A part of these ranges is usable; a warning names the rest.
     for (first, last, warnings) in [
         (
             10,
@@ -48,7 +48,7 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
         let said = answer.warnings.iter().filter(|warning| warning.contains("held back"));
         assert!(said.eq(warnings), "{first} to {last}: {:?}", answer.warnings);
     }
-    // What was there before can be changed otherwise.
+    // A stored range of this kind can still be changed in other ways.
     let mut another = new(2, 15);
     another["spec"]["ranges"]
         .as_array_mut()
@@ -57,13 +57,13 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
     assert_eq!(told(&answers(&another, Some(new(2, 15)))), [""; 0]);
     assert_eq!(told(&answers(&new(2, 14), Some(new(2, 15)))), [""; 0]);
     assert_eq!(told(&answers(&new(2, 15), Some(new(50, 60)))).len(), 1);
-    // Networks that are not known refuse nothing.
+    // Unknown networks refuse nothing.
     assert_eq!(told(&judged(&new(2, 15), None, &Known::default())), [""; 0]);
-    // A VLAN of its own may use the same addresses.
+    // Another VLAN may use the same addresses.
     let apart = Known { segment: Segment::Vlan("vlan-br".into(), 100), ..some };
     let answer = judged(&new(2, 15), None, &apart);
     assert_eq!(told(&answer), [""; 0]);
     let said = answer.warnings.iter().filter(|warning| warning.contains("10.0.0.0/28"));
-    let warning = "of use to guest clusters alone: 10.0.0.0/28 is in the service network (ServiceCIDR kubernetes)";
+    let warning = "usable by guest clusters only: 10.0.0.0/28 is in the service network (ServiceCIDR kubernetes)";
     assert!(said.eq([warning]), "{:?}", answer.warnings);
 }

@@ -1,7 +1,8 @@
-//! Addresses that the host leased by DHCP and that a pool's ranges take in.
+//! Addresses that the host leased by DHCP and that a pool's ranges include.
 //!
-//! No ledger has them, so the pool would give one to a second LoadBalancer, and the first would lose
-//! it. Only what a change takes in is refused: a pool that was let in before can still be changed.
+//! No ledger has them, so the pool would give the address to a second LoadBalancer, and the first
+//! would lose it. Only addresses that a change newly includes are refused: a pool that was admitted
+//! before can still be changed.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,18 +10,18 @@ use super::super::Answer;
 use super::{Known, NAMED, Question};
 use crate::network::Segment;
 
-/// An address that is leased.
+/// A leased address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leased {
     /// The address.
     pub ip: Ipv4Addr,
     /// `namespace/name` of the LoadBalancer that it was leased for.
     pub name: String,
-    /// Where it is seen.
+    /// Segment where the address is announced.
     pub segment: Segment,
 }
 
-/// Refuses ranges that take leased addresses in.
+/// Refuses ranges that newly include leased addresses.
 pub(super) fn judge(question: &Question, known: &Known, answer: &mut Answer) {
     let Some(ranges) = &question.pool.ranges else { return };
     let is_global = question.pool.selector.is_global();

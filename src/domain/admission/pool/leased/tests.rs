@@ -37,18 +37,18 @@ fn no_new_range_takes_a_leased_address_in() {
     );
     let many = known((10..=16).map(|last| leased(last, VLAN)).collect());
     assert!(told(&new(10, 20), None, &many)[0].contains("10.0.0.12 (ns/lb-12) and 4 more leased"));
-    // Beside them, on another network, or excluded.
+    // Next to them, on another network, or excluded.
     assert_eq!(told(&new(20, 29), None, &some), [""; 0]);
     assert_eq!(told(&new(10, 20), None, &known(vec![leased(15, "ns/other")])), [""; 0]);
     let mut excluded = new(10, 20);
     excluded["spec"]["ranges"][0]["exclude"] = json!(["10.0.0.12", "10.0.0.15"]);
     assert_eq!(told(&excluded, None, &some), [""; 0]);
-    // What was there before can be changed otherwise, and not grow over more.
+    // A stored pool can still be changed in other ways, but not grow over more leased addresses.
     assert_eq!(told(&new(10, 21), Some(new(10, 20)), &some), [""; 0]);
     assert!(
         told(&new(10, 30), Some(new(10, 20)), &some)[0].contains(": 10.0.0.30 (ns/lb-30) leased")
     );
-    // Another network is another place.
+    // On another network, the addresses are others.
     let elsewhere = pool(&json!({"ranges": range(10, 20), "selector": {"network": "ns/six"}}));
     assert!(told(&new(10, 20), Some(elsewhere), &some)[0].contains("10.0.0.12"));
 }

@@ -1,4 +1,4 @@
-//! Warnings about IPPools: what may be stored, and does something else than one may expect.
+//! Warnings about IPPools: specs that may be stored, but may not do what the user expects.
 
 use std::net::IpAddr;
 
@@ -10,12 +10,12 @@ use crate::network::infrastructure::within;
 use crate::pools::ranges::{Ranges, to_u128};
 use api::Range;
 
-/// What kubectl shows without cutting it.
+/// Longest warning that kubectl shows in full, in characters.
 const LONGEST: usize = 120;
-/// Warnings of one kind.
+/// Most warnings of one kind.
 const FEW: usize = 3;
 
-/// Adds warnings to an answer that refuses nothing.
+/// Adds warnings to an answer without refusals.
 pub(super) fn warn(question: &Question, known: &Known, answer: &mut Answer) {
     let mut warnings = Vec::new();
     if question.ranges_changed {
@@ -90,8 +90,9 @@ fn of_addresses(ranges: &Ranges, known: &Known, warnings: &mut Vec<String>) {
     for (network, what) in within(&known.infrastructure, ranges).iter().take(FEW) {
         let is_one = network.prefix_len() == network.max_prefix_len();
         warnings.push(if !what.is_held_back_on(&known.segment) {
-            // A VM's is announced by the nodes, which reach the cluster's own network.
-            format!("of use to guest clusters alone: {network} is {what}")
+            // A vm LoadBalancer's address is announced by the nodes, which use the cluster's own
+            // network.
+            format!("usable by guest clusters only: {network} is {what}")
         } else if is_one {
             format!("{} is held back: it is {what}", network.addr())
         } else {
@@ -100,7 +101,7 @@ fn of_addresses(ranges: &Ranges, known: &Known, warnings: &mut Vec<String>) {
     }
     if ranges.total() == 0 {
         warnings.push(
-            "spec.ranges: nothing is left to give out: gateway and exclude take it all".into(),
+            "spec.ranges: no address is left to give out: gateway and exclude cover all".into(),
         );
     }
 }
@@ -122,8 +123,9 @@ fn of_selector(question: &Question, known: &Known, warnings: &mut Vec<String>) {
     for (index, entry) in scope.iter().enumerate().take(64) {
         let path = format!("spec.selector.scope[{index}]");
         match entry.namespace.as_deref().unwrap_or_default() {
-            "" => warnings
-                .push(format!("{path}.namespace is empty and admits nobody: \"*\" stands for any")),
+            "" => warnings.push(format!(
+                "{path}.namespace is empty and admits no LoadBalancer: \"*\" admits any"
+            )),
             name if known.missing.iter().any(|missing| missing == name) => {
                 warnings.push(format!("{path}.namespace: {name:.60} does not exist"));
             }
@@ -149,7 +151,7 @@ fn of_selector(question: &Question, known: &Known, warnings: &mut Vec<String>) {
     }
     if !network.is_empty() && question.pool.selector.is_global() {
         warnings
-            .push("a global pool serves every network: spec.selector.network limits nobody".into());
+            .push("a global pool serves every network: spec.selector.network has no effect".into());
     }
 }
 

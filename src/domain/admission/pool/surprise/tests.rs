@@ -51,7 +51,7 @@ fn what_will_surprise_is_said_in_a_line() {
         (of(calm.clone(), json!({})), "spec.selector.scope is empty: only"),
         (
             of(calm.clone(), json!({"scope": [{"project": "*"}]})),
-            "scope[0].namespace is empty and admits nobody",
+            "scope[0].namespace is empty and admits no LoadBalancer",
         ),
         (
             of(calm.clone(), json!({"scope": [{"project": "*", "namespace": "gone"}]})),
@@ -79,7 +79,7 @@ fn what_will_surprise_is_said_in_a_line() {
         ),
         (
             of(json!({"subnet": "10.0.0.20/32", "exclude": ["10.0.0.20"]}), Value::Null),
-            "nothing is left",
+            "no address is left",
         ),
     ] {
         let warnings = judged(&object, None, &known).warnings;

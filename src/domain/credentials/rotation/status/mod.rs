@@ -28,6 +28,8 @@ const LIFETIME: Seconds = 2_592_000;
 /// unless it was set up otherwise, and takes more for that.
 const LONGEST: Seconds = 31_536_000;
 const OVERLAP: Seconds = 3_600;
+/// The same for a cloud credential: a job that makes machines keeps the one with which it began, and is tried again.
+const OVERLAP_THERE: Seconds = 86_400;
 const LEFT_PERCENT: Seconds = 33;
 const MINIMUM_LEFT: Seconds = 604_800;
 const JITTER_PERCENT: Seconds = 5;
@@ -55,6 +57,12 @@ pub enum Standing {
     Unfit(String),
     /// It is there and only watched, and of a part of it nothing is known, as the text says.
     WatchedInPart(String),
+    /// All cloud credentials of the API key's user are replaced, by TokenRotations that were made for that.
+    Renewed(String),
+    /// Some of them are not, as the text says.
+    RenewedInPart(String),
+    /// Another TokenRotation for the same credential goes first.
+    Second(String),
     /// There is nothing to watch, as the text says.
     Missing(String),
     /// A step has failed, and will be tried again.
@@ -86,6 +94,9 @@ impl Standing {
             Self::MinterRefused(why) => (False, "MinterRefused", why.clone()),
             Self::Unfit(why) => (False, "TargetUnfit", format!("spec.target: {why}")),
             Self::WatchedInPart(why) => (True, "WatchedInPart", why.clone()),
+            Self::Renewed(how) => (True, "Current", how.clone()),
+            Self::RenewedInPart(how) => (False, "RenewedInPart", how.clone()),
+            Self::Second(why) => (False, "SecondRotation", why.clone()),
             Self::Missing(why) => (False, "TargetMissing", why.clone()),
             Self::Failed(step, why) => {
                 return (False, format!("{}Failed", step.word()), why.clone());
@@ -111,7 +122,8 @@ impl Standing {
 pub fn plan(rotation: &TokenRotation) -> Plan {
     let spec = &rotation.spec;
     let wants = spec.schedule.clone().unwrap_or_default();
-    let source = spec.source.as_ref();
+    // All cloud credentials are replaced by others that are made for that.
+    let source = spec.source.as_ref().filter(|_| spec.target.all_cloud_credentials.is_none());
     let account = source.and_then(|source| {
         source.service_account_token.as_ref().or(source.service_account_token_secret.as_ref())
     });
@@ -135,7 +147,7 @@ pub fn plan(rotation: &TokenRotation) -> Plan {
             window: wants.maintenance_window.as_ref().and_then(window),
             paused: wants.paused.unwrap_or_default(),
         },
-        overlap: spec.overlap_seconds.unwrap_or(OVERLAP),
+        overlap: spec.overlap_seconds.unwrap_or(if prunes { OVERLAP_THERE } else { OVERLAP }),
         tells: spec.tell.is_some(),
         revokes: spec.on_delete == Some(OnDelete::Revoke),
         deleting: rotation.metadata.deletion_timestamp.as_ref().map(|time| time.0.as_second()),
@@ -242,6 +254,8 @@ pub struct Beside {
     pub watched: Option<Watched>,
     /// The API key with which a Rancher is asked.
     pub key: Option<ApiKey>,
+    /// The Rancher's URL, if the spec does not say it.
+    pub rancher_url: Option<String>,
     /// Whether the Rancher does not accept it.
     pub refused: bool,
 }
@@ -273,6 +287,8 @@ pub fn status(
         target: Some(target(&rotation.spec.target)),
         watched: watched.listed.clone(),
         watched_beyond: beyond,
+        // What was named first stays.
+        rancher_url: old.rancher_url.or_else(|| beside.rancher_url.clone()),
         api_key,
         expires_at: ends.map(time),
         next_rotation: due.filter(|_| !plan.schedule.paused).map(|due| time(due.at)),

@@ -90,6 +90,7 @@ fn what_is_left_out_has_a_default_and_each_rotation_names_of_its_own() {
     {
         let plan = super::plan(&rotation(rancher(&given)));
         assert_eq!((plan.lifetime, plan.presumed), (asked, presumed));
+        assert_eq!(plan.overlap, 86_400, "for as long as a job that makes machines may take");
     }
     first.metadata.uid = Some("another".into());
     assert_ne!(super::plan(&first).prefix, plan.prefix, "made again under its name");
@@ -125,7 +126,7 @@ fn a_window_is_read_as_minutes_and_days() {
 fn what_ends_soon_is_told_whoever_replaces_it() {
     let says = |rotation: &TokenRotation, record: &Record, watched: &[WatchedCredential], now| {
         let watched = Some(Watched::of(watched.to_vec()));
-        let beside = Beside { watched, ..Beside::default() };
+        let beside = Beside { rancher_url: None, watched, ..Beside::default() };
         let status = status(rotation, record, &beside, Some(&Standing::Current), now);
         let found = status.conditions.into_iter().find(|c| c.type_ == EXPIRING).unwrap();
         found.reason.unwrap()
@@ -178,14 +179,17 @@ fn what_is_watched_and_cannot_be_seen_now_stays_told() {
         watched: Some(Watched::of(all.collect())),
         key: Some(ApiKey { name: "token-a".into(), ..ApiKey::default() }),
         refused: false,
+        rancher_url: Some("https://a".into()),
     };
     let first = status(&rotation, &Record::default(), &beside, Some(&Standing::Watched), 50);
     assert_eq!(first.expires_at, Some(time(9_000_000)), "somebody replaces the other");
     assert_eq!((first.watched.len(), first.watched_beyond), (32, Some(9)));
+    assert_eq!(first.rancher_url.as_deref(), Some("https://a"));
     rotation.status = Some(first.clone());
     let blind = Standing::Unreadable("Rancher: no answer".into());
     let later = status(&rotation, &Record::default(), &Beside::default(), Some(&blind), 9_000_001);
     assert_eq!((&later.watched, later.watched_beyond), (&first.watched, Some(9)));
+    assert_eq!(later.rancher_url, first.rancher_url);
     assert_eq!((&later.api_key, &later.expires_at), (&first.api_key, &first.expires_at));
     let said: Vec<_> = later.conditions.iter().filter_map(|c| c.reason.as_deref()).collect();
     assert_eq!(said, ["TargetUnreadable", "Expired", "NoEnd"]);

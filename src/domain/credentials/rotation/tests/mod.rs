@@ -187,6 +187,7 @@ fn leaving(revokes: bool) -> (Plan, Record) {
         "metadata": {"name": "r", "namespace": "n", "uid": "u"},
         "spec": {
             "source": {"rancherToken": {}}, "target": {"cloudCredential": {"name": "cc"}},
+            "overlapSeconds": 3600,
             "rancher": {"url": "https://r", "minter": {"secretName": "s", "key": "k"}},
         },
     }))
@@ -342,4 +343,39 @@ fn a_deletion_ends_whatever_happens() {
         assert_eq!(done, acts, "{what}");
         assert_eq!(left, left_over, "{what}");
     }
+}
+
+/// A target that is only watched may be a password: what a status says of it gives nothing away.
+#[test]
+fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
+    let plan = status::plan(&TokenRotation::default());
+    assert_eq!(plan.source, None);
+    let see = |hash: &str, name: &str, expires: Option<Seconds>| {
+        let says = crate::credentials::token::Says { name: name.into(), issued: None, expires };
+        let held = Held { hash: hash.into(), says, ..Held::default() };
+        let target = Target::There {
+            version: "1".into(),
+            holds: Some(held),
+            beside: Vec::new(),
+            kept: None,
+        };
+        Seen { now: 100, target, ..Seen::default() }
+    };
+    let first = see("secret", "token-1", Some(900));
+    let Act::Write(Change::Adopted, record) = decide(&plan, &Record::default(), &first) else {
+        panic!("not adopted")
+    };
+    assert_eq!(record.current.as_ref().map(|current| current.hash.as_str()), Some(""));
+    for (seen, is_new) in [
+        (see("secret", "token-1", Some(900)), false),
+        (see("other", "token-1", Some(950)), true),
+        (see("other", "token-2", Some(900)), true),
+    ] {
+        let act = decide(&plan, &record, &seen);
+        assert_eq!(matches!(act, Act::Write(Change::Adopted, _)), is_new, "{act:?}");
+    }
+    let beside = status::Beside::default();
+    let said = status::status(&TokenRotation::default(), &record, &beside, None, 100);
+    let said = serde_json::to_value(&said).unwrap();
+    assert_eq!(said["current"].get("hash"), None, "{said}");
 }

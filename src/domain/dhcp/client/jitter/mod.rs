@@ -1,40 +1,41 @@
-//! How many clients keep out of each other's way.
+//! Spreading of many clients over time.
 //!
-//! Servers drop what comes in bursts: of 491 releases within 7 ms one processed 166, and 200
-//! renewals at once took five seconds of retries.
+//! Servers drop messages that come in bursts: of 491 releases within 7 ms one processed 166, and
+//! 200 renewals at once took five seconds of retries.
 
 use std::time::Duration;
 
-/// How long each client's exchange may take of a server's time.
+/// Server time that each client's exchange may take.
 const EACH: Duration = Duration::from_millis(8);
-/// Nobody waits longer than this for its turn.
+/// Longest time over which the first messages are spread.
 const LONGEST: Duration = Duration::from_secs(4);
-/// 2^32 by the golden ratio: any run of multiples of it is spread evenly over the circle.
+/// 2^32 divided by the golden ratio: any run of multiples of it is spread evenly over the circle.
 const GOLDEN: u32 = 0x9e37_79b9;
 
-/// The phase of the nth client: a fraction of 2^32. Of clients that are counted through, any
-/// number in a row is spread evenly.
+/// Phase of the nth client: a fraction of 2^32. Any run of consecutive numbers gives phases that
+/// are spread evenly.
 pub const fn phase(n: u32) -> u32 {
     n.wrapping_mul(GOLDEN)
 }
 
-/// Over what time so many clients begin to ask: [`super::super::Options::start_within`].
+/// Time over which a number of clients send their first message:
+/// [`super::super::Options::start_within`].
 pub fn start_within(clients: usize) -> Duration {
     EACH.saturating_mul(u32::try_from(clients).unwrap_or(u32::MAX)).min(LONGEST)
 }
 
-/// That fraction of a time.
+/// The fraction `phase` / 2^32 of a time.
 pub(super) fn part(phase: u32, whole: Duration) -> Duration {
     let nanos = (whole.as_nanos() * u128::from(phase)) >> 32;
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
-/// Lets so many through at once, then one each `every`.
+/// Token bucket: lets `most` through at once, then one per `every`.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     most: u32,
     every: Duration,
-    /// When the bucket would be full again.
+    /// Time at which the bucket is full again.
     full: Duration,
 }
 
@@ -44,13 +45,13 @@ impl Bucket {
         Self { most, every, full: Duration::ZERO }
     }
 
-    /// For RELEASEs, which nobody answers and nobody waits for: 10 at once, then one each 20 ms. So a
-    /// server may stand still for a second and has room for what comes.
+    /// Bucket for RELEASEs, which have no answer and are not urgent: 10 at once, then one each 20
+    /// ms. So a server that stops for a second has room for all that arrive.
     pub const fn for_releases() -> Self {
         Self::new(10, Duration::from_millis(20))
     }
 
-    /// Takes one. `Err`: none is left, and when there will be one.
+    /// Takes a token. `Err`: none is left; the time at which there is one.
     pub fn take(&mut self, now: Duration) -> Result<(), Duration> {
         let full = self.full.max(now) + self.every;
         let fits = now + self.every * self.most;
@@ -63,7 +64,7 @@ impl Bucket {
     }
 }
 
-/// Numbers that nobody expects, from a seed: SplitMix64.
+/// Unpredictable numbers from a seed: SplitMix64.
 #[derive(Clone, Debug)]
 pub(super) struct Dice(u64);
 
@@ -84,7 +85,7 @@ impl Dice {
         u32::try_from(self.roll() >> 32).unwrap_or(0)
     }
 
-    /// A time from zero up to, not including, that.
+    /// A random time from zero up to, not including, `whole`.
     pub fn below(&mut self, whole: Duration) -> Duration {
         part(self.word(), whole)
     }

@@ -1,4 +1,4 @@
-//! From nothing to an address.
+//! Acquiring an address.
 
 use super::server::{Answer, DISCOVER, NAK, REQUEST};
 use super::*;
@@ -24,7 +24,7 @@ pub fn clients_of_one_moment_do_not_begin_together() {
     let mut starts: Vec<Duration> = (0..500).map(start).collect();
     starts.sort();
     assert!(*starts.last().unwrap() < secs(4));
-    // Golden ratio: no two are much closer than the average.
+    // Golden ratio: no two times are much closer than the average.
     for pair in starts.windows(2) {
         assert!((ms(3)..ms(20)).contains(&pair[1].checked_sub(pair[0]).unwrap()), "{pair:?}");
     }
@@ -43,7 +43,8 @@ pub fn a_request_takes_up_the_offer_and_its_server() {
     assert!(request.is_broadcast());
 }
 
-/// The wish is asked for before any address was held, and preferred to what else is offered, until a server has refused it.
+/// The client asks for the wished address before it held any, and prefers it to other offers, until
+/// a server refuses it.
 #[test]
 fn an_address_is_asked_for_by_name() {
     let wished = Ipv4Addr::new(10, 0, 0, 77);
@@ -83,7 +84,7 @@ pub fn an_address_is_used_only_after_its_record_was_written() {
     assert_eq!((record.state, lease.address, lease.prefix), (State::Bound, ADDRESS, Some(24)));
     assert_eq!((lease.server, lease.server_mac), (SERVER, SERVER_MAC));
     assert_eq!(lease.gateway, Some(Ipv4Addr::new(10, 0, 0, 254)));
-    // Of those that can be one, the first three, and no odd end.
+    // Of the addresses that hosts can have, the first three, without the incomplete end.
     assert_eq!(lease.name_servers, [53, 54, 55].map(|host| Ipv4Addr::new(10, 0, 0, host)));
     assert_eq!((bed.client.state(), bed.address()), (State::Probing, None));
     bed.client.recorded(record.serial - 1, bed.now);
@@ -130,8 +131,8 @@ pub fn silence_is_met_by_ever_longer_waits_and_told() {
         (last, at) = (next, bed.now);
     }
     assert_eq!(bed.record().trouble, Some(Trouble::NoOffer));
-    assert_eq!(bed.records.len(), 1, "it is told once");
-    // Whoever comes at last is welcome.
+    assert_eq!(bed.records.len(), 1, "it is reported once");
+    // A later server is accepted.
     bed.acquire_by(&last, ADDRESS, 120);
     assert_eq!((bed.address(), bed.record().trouble), (Some(ADDRESS), None));
 }
@@ -199,12 +200,12 @@ pub fn only_the_chosen_server_grants_or_refuses() {
         assert_eq!(bed.client.state(), State::Requesting);
     }
     assert!(bed.saw(&Event::Ignored(Ignored::OtherServer)));
-    // Nor does it grant what was not asked for.
+    // A grant of an address that was not requested is ignored.
     bed.hears(&answer(&request, ACK, SECOND, SERVER, 120));
     assert_eq!(bed.client.state(), State::Requesting);
 }
 
-/// Servers that do not reserve what they offer refuse one of two that ask at once.
+/// Servers that do not reserve offered addresses refuse one of two clients that ask at once.
 #[test]
 pub fn a_refusal_is_met_by_a_short_pause_that_grows() {
     let mut bed = Bed::new();
@@ -223,7 +224,7 @@ pub fn a_refusal_is_met_by_a_short_pause_that_grows() {
 
 #[test]
 pub fn of_several_servers_the_former_one_and_its_address_are_preferred() {
-    // Nothing to prefer: the first is taken at once.
+    // No preference: the first offer is taken at once.
     let mut bed = Bed::new();
     let discover = bed.speaks();
     assert_eq!(bed.hears(&answer(&discover, OFFER, SECOND, OTHER, 120)).len(), 1);
@@ -236,12 +237,13 @@ pub fn of_several_servers_the_former_one_and_its_address_are_preferred() {
         assert_eq!(discover.wish(), Some(ADDRESS));
         (bed, discover)
     };
-    // The former one comes second, and is taken at once.
+    // The former address is offered second, and is taken at once.
     let (mut bed, discover) = lost();
     assert_eq!(bed.hears(&answer(&discover, OFFER, SECOND, OTHER, 120)), []);
     let request = bed.offer(&discover, ADDRESS, 120);
     assert_eq!((request.wish(), request.server()), (Some(ADDRESS), Some(SERVER)));
-    // The former address of another server, or another of the former server, after a wait.
+    // The former address from another server, or another address from the former server, after a
+    // wait.
     for (address, server) in [(ADDRESS, OTHER), (SECOND, SERVER)] {
         let (mut bed, discover) = lost();
         assert_eq!(
@@ -274,7 +276,7 @@ pub fn an_ack_that_is_not_what_was_offered_is_judged_again() {
     assert_eq!((bed.client.state(), bed.address()), (State::Selecting, None));
 }
 
-/// An exhausted pool is asked for ever, and no more than once a minute.
+/// A server with an exhausted pool is asked for ever, and no more than once a minute.
 #[test]
 pub fn a_server_without_addresses_is_asked_for_ever() {
     let mut bed = Bed::new();

@@ -1,4 +1,4 @@
-//! Announcers of an address, and those that go on after its loss.
+//! Announcers of an address, and announcers that continue after its loss.
 
 use super::server::{DECLINE, DISCOVER, RELEASE, arp};
 use super::*;
@@ -7,7 +7,7 @@ const GUEST: Mac = Mac([2, 0, 0, 0, 0, 0x55]);
 const NODE: Mac = Mac([2, 0, 0, 0, 0, 0x56]);
 const NONE: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
 
-/// An hour's lease whose address is published.
+/// A client with a lease of one hour whose address is published.
 fn published() -> Bed {
     let mut bed = Bed::new();
     bed.acquire(ADDRESS, 3600);
@@ -15,7 +15,7 @@ fn published() -> Bed {
     bed
 }
 
-/// The same, where the guest was seen to announce it.
+/// The same client, after the guest was observed to announce the address.
 fn announced() -> Bed {
     let mut bed = published();
     bed.asks();
@@ -25,7 +25,7 @@ fn announced() -> Bed {
 }
 
 impl Bed {
-    /// Goes on until the client asks by ARP once more.
+    /// Advances until the client sends the next ARP question.
     fn asks(&mut self) {
         let before = self.probes.len();
         for _ in 0..1000 {
@@ -46,14 +46,14 @@ pub fn who_announces_a_published_address_is_asked_and_recorded() {
     bed.asks();
     assert!(bed.now <= secs(32) && bed.client.listening() == Listening::DhcpAndArp);
     let before = bed.records.len();
-    // Our own frame, and an answer about another address, say nothing.
+    // Our own frame, and an answer about another address, are ignored.
     bed.hears(&arp(false, identity().mac, ADDRESS, NONE));
     bed.hears(&arp(false, GUEST, SECOND, NONE));
     assert_eq!(bed.records.len(), before);
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));
     assert_eq!(bed.record().announced, Some(Announced { address: ADDRESS, by: vec![GUEST] }));
     assert_eq!((bed.client.state(), bed.client.listening()), (State::Bound, Listening::Nothing));
-    // At each renewal once more: it has moved to another node.
+    // The client asks again at each renewal: the announcer has moved to another node.
     let renewal = bed.speaks();
     bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 3600));
     let before = bed.now;
@@ -63,7 +63,7 @@ pub fn who_announces_a_published_address_is_asked_and_recorded() {
     assert_eq!(bed.record().announced.as_ref().unwrap().by, [NODE, GUEST]);
 }
 
-/// No answer is no news, and no more is asked until the next renewal.
+/// Without an answer nothing is recorded, and the client does not ask until the next renewal.
 #[test]
 pub fn silence_about_a_published_address_ends_the_question() {
     let mut bed = published();
@@ -76,7 +76,7 @@ pub fn silence_about_a_published_address_ends_the_question() {
 pub fn an_address_that_its_own_announcer_has_is_taken_again() {
     for (station, declined) in [(GUEST, false), (NODE, true)] {
         let mut bed = announced();
-        // The server is away until long after the end of the lease.
+        // The server is absent until long after the end of the lease.
         bed.until(secs(3600 + 1000));
         assert_eq!(bed.address(), None);
         let discover = bed.speaks();
@@ -97,13 +97,13 @@ pub fn a_lost_address_that_is_still_announced_is_reported() {
     assert_eq!(bed.record().trouble, Some(Trouble::Expired));
     let asked = bed.probes.len();
     bed.asks();
-    // Another host may have got it meanwhile.
+    // Another host may have acquired it meanwhile.
     bed.hears(&arp(false, NODE, ADDRESS, NONE));
     assert_eq!(bed.record().still_announced, None);
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));
     assert_eq!(bed.record().still_announced, Some((ADDRESS, GUEST)));
     assert!(bed.saw(&Event::StillAnnounced { address: ADDRESS, by: GUEST }));
-    // Said once, however often it is heard, and taken back after three silent questions.
+    // Reported once, however many answers come, and withdrawn after three silent questions.
     let records = bed.records.len();
     bed.asks();
     bed.hears(&arp(false, GUEST, ADDRESS, NONE));
@@ -140,7 +140,7 @@ pub fn a_client_that_was_stopped_after_a_loss_asks_for_the_same_address() {
     assert_eq!(bed.client.state(), State::Lost);
     let discover = bed.speaks();
     assert_eq!(discover.wish(), Some(ADDRESS));
-    // Which server granted it is not remembered: another offer may come.
+    // The granting server is not stored, so the client waits for another offer.
     assert_eq!(bed.hears(&answer(&discover, OFFER, ADDRESS, SERVER, 120)), []);
     let request = bed.speaks();
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 120));
@@ -151,7 +151,7 @@ pub fn a_client_that_was_stopped_after_a_loss_asks_for_the_same_address() {
 
 #[test]
 pub fn an_address_that_a_station_has_is_not_given_back() {
-    // Whether it was seen before or not.
+    // Whether the station was observed before or not.
     for station in [GUEST, NODE] {
         let mut bed = announced();
         assert_eq!(bed.release(), []);
@@ -162,13 +162,13 @@ pub fn an_address_that_a_station_has_is_not_given_back() {
         assert!(bed.messages.iter().all(|seen| seen.kind() != RELEASE));
         assert_eq!((bed.record().state, bed.client.deadline()), (State::Released, None));
     }
-    // No station has it: half a second later it goes back.
+    // No station has the address: half a second later it is given back.
     let mut bed = announced();
     let before = bed.now;
     assert_eq!(bed.release(), []);
     assert_eq!(bed.speaks().kind(), RELEASE);
     assert_eq!((bed.now.checked_sub(before).unwrap(), bed.probes.len()), (ms(430), 1 + 3));
-    // The cable goes meanwhile: it is over.
+    // The link goes down meanwhile: the client has finished.
     let mut bed = announced();
     bed.release();
     bed.link(false);

@@ -1,6 +1,6 @@
-//! What RFC 2131 and its neighbours ask of a client, point by point, with the tests that show it.
-//! `cargo test --lib the_checklist` runs those of this room and prints the table; those with real
-//! servers are named, and are in `tests/it/dhcp`.
+//! Requirements of RFC 2131 and its neighbours on a client, point by point, with the tests that
+//! show them. `cargo test --lib the_checklist` runs those of this folder and prints the table;
+//! those with real servers are named, and are in `tests/it/dhcp`.
 
 use std::fmt::Write;
 
@@ -16,7 +16,7 @@ macro_rules! proofs {
     ($($proof:path),+ $(,)?) => { &[$((stringify!($proof), $proof)),+] };
 }
 
-/// Number, what is asked, the tests of this room, and those that show it with real servers.
+/// Number, requirement, tests of this folder, and tests with real servers.
 type Point = (u8, &'static str, &'static [Proof], &'static [&'static str]);
 
 /// A lease with each of the four servers, from its first packet to its last.
@@ -26,7 +26,7 @@ const LIVES: &[&str] = &[
     "servers::a_lease_of_isc_dhcpd_from_its_first_packet_to_its_last",
     "servers::a_lease_of_udhcpd_from_its_first_packet_to_its_last",
 ];
-/// The server gone and another of its kind there, with each of the four.
+/// The server is replaced by another of its kind, for each of the four.
 const GONE: &[&str] = &[
     "faults::dnsmasq_is_gone_and_another_one_takes_over",
     "faults::kea_is_gone_and_another_one_takes_over",
@@ -168,7 +168,7 @@ const RECEIVING: &[Point] = &[
     ),
     (
         22,
-        "another address is a change, told and probed",
+        "another address is a change, reported and probed",
         proofs![renewing::another_address_is_a_loss_then_a_fresh_one],
         &[],
     ),
@@ -339,7 +339,7 @@ const STATES: &[Point] = &[
     ),
     (
         44,
-        "no RELEASE but when told",
+        "no RELEASE except on request",
         proofs![leaving::nothing_but_release_releases],
         &["two::of_two_agents_one_speaks_and_the_other_takes_over_in_silence"],
     ),
@@ -415,6 +415,6 @@ fn the_checklist() {
             let _ = writeln!(table, "      dhcp::{test}");
         }
     }
-    // Past what captures a test's output: this is to be read.
+    // To stdout directly, past the capture of test output: the table is to be read.
     let _ = std::io::Write::write_all(&mut std::io::stdout(), table.as_bytes());
 }

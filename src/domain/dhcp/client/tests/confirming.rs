@@ -1,4 +1,4 @@
-//! After a restart.
+//! Confirmation of an address after a restart.
 
 use super::server::{DISCOVER, NAK, REQUEST};
 use super::*;
@@ -46,7 +46,7 @@ pub fn silence_lets_the_lease_run_on_then_the_address_is_looked_for() {
     assert_eq!((bed.address(), bed.client.state()), (Some(ADDRESS), State::Rebinding));
     assert_eq!((bed.speaks().wish(), bed.address()), (Some(ADDRESS), None));
 
-    // With T1 far away, the client rests until then.
+    // With a distant T1, the client is idle until then.
     let mut held = held(80_000);
     held.seconds = Some(86_400);
     let options = Options { resume_within: ms(0), ..Options::default() };
@@ -71,13 +71,13 @@ pub fn the_server_may_take_it_back_and_another_one_may_not() {
     assert_eq!(bed.speaks().kind(), DISCOVER);
 }
 
-/// By the wall clock: it may have been set while nobody was looking.
+/// The recorded end is by the wall clock, which may have been set while no process ran.
 #[test]
 pub fn a_recorded_end_is_only_a_hint() {
-    // Set back by a year: no lease gets longer than it was granted for.
+    // Clock set back by a year: no lease becomes longer than it was granted for.
     let bed = Bed::resumed(365 * 86_400);
     assert_eq!(bed.lease().expires, Some(secs(120)));
-    // Set forward, or really over: it is not used, and the same address is asked for.
+    // Clock set forward, or lease really over: the address is not used, and the client asks for it.
     let mut bed = Bed::resumed(0);
     let discover = bed.speaks();
     assert_eq!((bed.address(), bed.record().lease.is_none()), (None, true));
@@ -94,7 +94,7 @@ pub fn a_record_without_the_server_s_station_reaches_it_all_the_same() {
     assert_eq!((confirm.destination, confirm.to, confirm.from), (Mac::BROADCAST, SERVER, ADDRESS));
 }
 
-/// The same in every message for the life of a binding: servers know the client by it.
+/// The identity is the same in every message of a binding: servers identify the client by it.
 #[test]
 pub fn who_the_client_is_stays_the_same_in_every_message() {
     let mut all = Vec::new();

@@ -1,11 +1,11 @@
-//! Frames that nobody who means well sends.
+//! Hostile and broken frames.
 
 use super::server::{Answer, DISCOVER, framed};
 use super::*;
 use crate::dhcp::ClientIdForm;
 use crate::dhcp::Unusable;
 
-/// A client in each state in which it hears, and the message whose answer it waits for.
+/// A client in each state in which it reads answers, and the message whose answer it waits for.
 fn listening() -> [(Bed, Seen, u8); 4] {
     let mut selecting = Bed::new();
     let discover = selecting.speaks();
@@ -24,13 +24,13 @@ fn listening() -> [(Bed, Seen, u8); 4] {
     ]
 }
 
-/// What a client is: nothing of it may change.
+/// State of a client that must not change.
 fn outline(bed: &Bed) -> (State, Option<Lease>, Option<Duration>, usize) {
     let client = &bed.client;
     (client.state(), client.lease().cloned(), client.deadline(), bed.records.len())
 }
 
-/// In every state the spoilt answer changes nothing, and the sound one does.
+/// Checks that in every state the spoilt answer changes nothing, and the sound one does.
 fn changes_nothing(what: &str, spoil: impl Fn(Answer) -> Vec<u8>) {
     for (mut bed, asked, kind) in listening() {
         let before = outline(&bed);
@@ -77,13 +77,14 @@ pub fn only_what_answers_us_is_heard() {
 pub fn an_answer_to_another_client_identifier_is_not_ours() {
     changes_nothing("another client", |answer| answer.with(61, &[1, 2, 3]).frame());
     changes_nothing("an empty one", |answer| answer.with(61, &[]).frame());
-    // Servers that do not echo it are believed, those that do as well.
+    // Answers are accepted from servers that do not echo it, and from servers that do.
     let mut bed = Bed::new();
     let discover = bed.speaks();
     let echo = identity();
     let offer = Answer::new(&discover, OFFER, ADDRESS, SERVER, 120);
     assert_eq!(bed.hears(&offer.with(61, echo.client_id.unwrap().octets()).frame()).len(), 1);
-    // One that says none is known by its hardware address, whatever the server calls it.
+    // A client that sends none is identified by its hardware address, whatever identifier the
+    // server sends.
     let identity = identity().with_form(ClientIdForm::None);
     let mut bed = Bed::of(Client::new(identity, Options::default(), 1, ms(0)));
     let discover = bed.speaks();
@@ -118,7 +119,7 @@ pub fn a_message_that_ends_too_early_is_none() {
         let answer = Answer::new(&asked, kind, ADDRESS, SERVER, 120);
         let whole = answer.frame();
         for length in 0..whole.len() {
-            // The frame alone ends, and the headers know.
+            // The frame is cut, and its headers still contain the full length.
             assert_eq!(bed.hears(&whole[..length]), []);
             assert_eq!(outline(&bed), before, "frame of {length}");
         }
@@ -127,7 +128,7 @@ pub fn a_message_that_ends_too_early_is_none() {
         for length in 0..message.len() - 1 {
             let part = &message[..length];
             let frame = framed(part, answer.from, SERVER, ADDRESS, answer.chaddr);
-            // At the end of an option a message may end: then what is missing must matter.
+            // A message may end after an option: then a missing option must matter.
             let mut at = 240;
             while at < length {
                 at += 2 + usize::from(message[at + 1]);
@@ -205,7 +206,7 @@ pub fn useless_offers_are_refused_by_name() {
         assert!(bed.saw(&Event::Unusable { server: SERVER, address, why }), "{:?}", bed.events);
         assert_eq!(bed.record().trouble, Some(Trouble::Unusable { address, server: SERVER, why }));
         assert_eq!((bed.client.state(), bed.address()), (State::Selecting, None));
-        // Others may have something better.
+        // Another server may have a better offer.
         let next = bed.speaks();
         assert_eq!(next.kind(), DISCOVER);
         bed.acquire_by(&next, ADDRESS, 120);
@@ -225,18 +226,18 @@ pub fn an_address_outside_the_allowed_subnets_is_refused() {
     }
     let said = bed.record().trouble.unwrap().to_string();
     assert!(
-        said.starts_with("DHCP server 10.0.0.1 offers 10.0.0.15, which is of no use"),
+        said.starts_with("DHCP server 10.0.0.1 offers 10.0.0.15, which cannot be used"),
         "{said}"
     );
     bed.acquire(ADDRESS, 120);
-    // A grant of another address, to one that holds this, changes nothing.
+    // A grant of another address, to a client that holds this one, changes nothing.
     let renewal = bed.speaks();
     let foreign = answer(&renewal, ACK, Ipv4Addr::new(8, 8, 8, 8), SERVER, 120);
     assert_eq!(bed.hears(&foreign), []);
     assert_eq!(bed.address(), Some(ADDRESS));
 }
 
-/// The same, where a lease is held: it stays.
+/// Unusable grants do not end a lease that is held.
 #[test]
 pub fn useless_grants_take_nothing_away() {
     for address in [[0, 0, 0, 0], [127, 0, 0, 1], [10, 0, 0, 1], [10, 0, 0, 255]] {
@@ -258,7 +259,7 @@ pub fn a_flood_makes_no_flood() {
         assert_eq!(bed.hears(&offer), []);
     }
     assert_eq!(bed.records.len(), 1);
-    // Offers without end are one request, refusals without end one pause.
+    // Endless offers cause one request, endless refusals one pause.
     let request = bed.offer(&discover, ADDRESS, 120);
     for kind in [OFFER, NAK, NAK, ACK] {
         for _ in 0..1000 {
@@ -290,7 +291,7 @@ pub fn somebody_else_with_our_hardware_address_is_noticed() {
     assert!(!bed.events.iter().any(|event| matches!(event, Event::Duplicate { .. })));
     bed.hears(&frame(&theirs));
     assert!(bed.saw(&Event::Duplicate { from: identity().mac }));
-    // A client of its own is none of our business.
+    // Another client with its own hardware address is no duplicate.
     let third = Identity::derive("cluster", "default/net", "default", "third");
     let third = Client::new(third, Options::default(), 1, ms(0)).due(ms(0));
     bed.events.clear();
@@ -298,7 +299,7 @@ pub fn somebody_else_with_our_hardware_address_is_noticed() {
     assert_eq!(bed.events, [Event::Ignored(Ignored::NotOurs)]);
 }
 
-/// On this same host a network card leaves the checksum of UDP to nobody.
+/// A server on this same host sends no valid UDP checksum: no network card computes it.
 #[test]
 pub fn a_wrong_checksum_of_udp_does_not_matter_and_one_of_ipv4_does() {
     let mut bed = Bed::new();

@@ -1,4 +1,4 @@
-//! An address that is kept after its lease has ended.
+//! Addresses that are kept after their lease has ended.
 
 use super::server::arp;
 use super::*;
@@ -6,14 +6,14 @@ use super::*;
 const GUEST: Mac = Mac([2, 0, 0, 0, 0, 0x55]);
 const OTHER_HOST: Mac = Mac([2, 0, 0, 0, 0, 0x57]);
 const NONE: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
-/// Length of the lease, and an hour after its end.
+/// Length of the lease in seconds, and of the hour after its end.
 const HOUR: u32 = 3600;
 
 fn keeping() -> Options {
     Options { keep: true, resume_within: ms(0), ..Options::default() }
 }
 
-/// An hour's lease that has ended without an answer, announced by the guest.
+/// A client whose one-hour lease has ended without an answer; the guest announces the address.
 fn ended() -> Bed {
     let mut bed = Bed::with(keeping());
     bed.acquire(ADDRESS, HOUR);
@@ -26,7 +26,7 @@ fn ended() -> Bed {
     bed
 }
 
-/// Goes on to the end of the next question by ARP, which these answer.
+/// Advances to the end of the next ARP question, which the stations answer.
 fn answered(bed: &mut Bed, by: &[Mac]) {
     let asked = bed.probes.len();
     while bed.probes.len() == asked {
@@ -72,7 +72,7 @@ pub fn an_address_that_was_renewed_after_its_end_ends_again() {
 
 #[test]
 pub fn a_server_that_says_no_ends_a_kept_address() {
-    // A refusal; then: its own server offers another address, another server does.
+    // A refusal; then another address from its own server, and from another server.
     let mut bed = ended();
     let question = bed.speaks_all().remove(0);
     bed.hears(&answer(&question, NAK, NONE, SERVER, 0));
@@ -99,7 +99,7 @@ pub fn another_host_at_a_kept_address_ends_it() {
     answered(&mut bed, &[OTHER_HOST, GUEST]);
     assert_eq!((bed.address(), bed.record().trouble), (None, Some(Trouble::Taken(OTHER_HOST))));
     assert!(bed.saw(&Event::Lost { address: ADDRESS, how: Lost::Taken }));
-    // The guest goes on all the same, and that is seen.
+    // The guest still announces the address, and that is reported.
     answered(&mut bed, &[GUEST]);
     assert!(bed.saw(&Event::StillAnnounced { address: ADDRESS, by: GUEST }));
 }
@@ -115,7 +115,8 @@ pub fn proxy_arp_ends_no_kept_address() {
     assert_eq!(bed.address(), Some(ADDRESS));
 }
 
-/// An agent that starts after the end finds the address kept; with the option taken away it is lost.
+/// An agent that starts after the end finds the address kept; without the option the address is
+/// lost.
 #[test]
 pub fn a_restart_after_the_end_goes_by_the_option() {
     for (keep, kept) in [(true, Some(ADDRESS)), (false, None)] {
@@ -126,7 +127,7 @@ pub fn a_restart_after_the_end_goes_by_the_option() {
     }
 }
 
-/// An address that no record has yet was not published, and is not kept.
+/// An address without a record was not published, and is not kept.
 #[test]
 pub fn an_address_that_was_never_recorded_is_not_kept() {
     let mut bed = Bed::with(keeping());
@@ -136,7 +137,7 @@ pub fn an_address_that_was_never_recorded_is_not_kept() {
     assert_eq!(bed.record().trouble, Some(Trouble::Expired));
 }
 
-/// No RELEASE: the address is the server's again.
+/// No RELEASE is sent: the server may already grant the address to others.
 #[test]
 pub fn a_kept_address_is_not_released() {
     let mut bed = ended();

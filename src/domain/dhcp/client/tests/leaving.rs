@@ -1,4 +1,4 @@
-//! The end of a lease, and links that come and go.
+//! The end of a lease, and links that go down and up.
 
 use super::server::{DISCOVER, RELEASE, REQUEST};
 use super::*;
@@ -51,7 +51,7 @@ impl Bed {
     }
 }
 
-/// A process that ends, or may speak no more, gives nothing back.
+/// A process that ends, or may no longer send, gives no address back.
 #[test]
 pub fn nothing_but_release_releases() {
     let mut bed = Bed::bound(120);
@@ -81,7 +81,8 @@ pub fn with_the_link_down_nothing_is_said_and_the_lease_runs_on() {
     bed.hears(&answer(&confirm, ACK, ADDRESS, SERVER, 120));
     assert_eq!(bed.lease().expires, Some(secs(190)));
 
-    // For longer than a lease: given up in time, and asked for when the link is back.
+    // Down for longer than a lease: the address is given up in time, and requested when the link is
+    // back.
     bed.link(false);
     assert_eq!(bed.until(secs(400)), []);
     assert_eq!((bed.address(), bed.record().trouble), (None, Some(Trouble::Expired)));
@@ -119,7 +120,7 @@ pub fn an_address_is_given_up_when_its_time_is_over() {
     assert_eq!((discover.kind(), discover.wish()), (DISCOVER, Some(ADDRESS)));
 }
 
-/// A host that slept: the first thing that is known is that the lease is over.
+/// After a host has slept, the client first finds that the lease is over.
 #[test]
 pub fn a_late_answer_does_not_revive_a_lease() {
     let mut bed = Bed::bound(120);

@@ -1,4 +1,4 @@
-//! The client under a clock that the test moves, against answers that the test writes.
+//! The client with a clock that the test advances, and answers that the test writes.
 
 mod acquiring;
 mod announcing;
@@ -36,7 +36,7 @@ fn identity() -> Identity {
     Identity::derive("cluster", "default/net", "default", "web")
 }
 
-/// A client, its clock, and all that it handed out. Records are written at once unless `slow`.
+/// A client, its clock, and its output. Records are written at once unless `slow`.
 struct Bed {
     client: Client,
     now: Duration,
@@ -62,7 +62,7 @@ impl Bed {
         Self::with(Options::default())
     }
 
-    /// A client with a lease of so many seconds, granted at zero.
+    /// A client with a lease of `seconds`, granted at zero.
     fn bound(seconds: u32) -> Self {
         let mut bed = Self::with(Options { probe: Probe::OFF, ..Options::default() });
         bed.acquire(ADDRESS, seconds);
@@ -70,13 +70,13 @@ impl Bed {
         bed
     }
 
-    /// A client that was restarted with so much of a lease of 120 s left.
+    /// A client that was restarted with `left` seconds of a lease of 120 s.
     fn resumed(left: u64) -> Self {
         let options = Options { resume_within: ms(0), ..Options::default() };
         Self::of(Client::resume(identity(), options, held(left), 7, ms(0)))
     }
 
-    /// The exchange that gets an address, probe included.
+    /// Runs the exchange that acquires an address, probe included.
     fn acquire(&mut self, address: Ipv4Addr, seconds: u32) {
         let discover = self.speaks();
         self.acquire_by(&discover, address, seconds);
@@ -122,14 +122,14 @@ impl Bed {
         sent
     }
 
-    /// Goes on to the deadline.
+    /// Advances to the deadline.
     fn passes(&mut self) -> Vec<Seen> {
         self.now = self.now.max(self.client.deadline().expect("a deadline"));
         let out = self.client.due(self.now);
         self.takes(out)
     }
 
-    /// Goes on until the client says something, and that is one thing.
+    /// Advances until the client sends, and checks that it sends one message.
     fn speaks(&mut self) -> Seen {
         let mut sent = self.speaks_all();
         assert_eq!(sent.len(), 1, "{sent:?}");
@@ -146,7 +146,7 @@ impl Bed {
         panic!("the client says nothing");
     }
 
-    /// Goes on to that time, deadlines on the way included; what was said on the way.
+    /// Advances to `time`, with the deadlines before it. Returns the messages that were sent.
     fn until(&mut self, time: Duration) -> Vec<Seen> {
         let mut sent = Vec::new();
         while self.client.deadline().is_some_and(|deadline| deadline <= time) {
@@ -188,7 +188,7 @@ impl Bed {
     }
 }
 
-/// What the record of a lease of 120 s says.
+/// Record of a lease of 120 s.
 fn held(left: u64) -> Held {
     Held {
         address: ADDRESS,

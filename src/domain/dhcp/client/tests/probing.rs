@@ -1,4 +1,4 @@
-//! Asking whether somebody has a fresh address.
+//! ARP probes of a fresh address.
 
 use super::server::{DECLINE, DISCOVER, arp};
 use super::*;
@@ -39,7 +39,7 @@ pub fn three_questions_are_asked_without_claiming_the_address() {
         let mut expected = arp(true, mac, NONE, ADDRESS);
         assert_eq!(bed.probes[0].1, expected);
         expected[28..32].copy_from_slice(&ADDRESS.octets());
-        // No announcement: whoever publishes the address announces it.
+        // No announcement: the program that publishes the address announces it.
         assert!(bed.probes.iter().all(|(_, frame)| *frame != expected));
     }
 }
@@ -111,7 +111,7 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
     assert_eq!(bed.hears(&arp(false, NEIGHBOUR, ADDRESS, NONE)), []);
     assert_eq!(bed.record().trouble, Some(Trouble::AnswersForAll(NEIGHBOUR)));
     assert_eq!(bed.address(), None, "it may be another's");
-    // It is asked again a minute later: another station may have it as well.
+    // The client asks again a minute later: another station may have the address as well.
     let before = bed.now;
     let discover = bed.speaks();
     assert_eq!((discover.kind(), bed.now.checked_sub(before).unwrap()), (DISCOVER, secs(60)));
@@ -119,7 +119,7 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
     bed.hears(&answer(&request, ACK, ADDRESS, SERVER, 3600));
     let other = Mac([2, 0, 0, 0, 0, 0x78]);
     assert_eq!(bed.hears(&arp(false, other, ADDRESS, NONE))[0].kind(), DECLINE);
-    // Once it is silent the address is used.
+    // Once no station answers for all, the address is used.
     bed.client.beware(None);
     bed.acquire(SECOND, 3600);
     assert_eq!(bed.address(), Some(SECOND));
@@ -128,7 +128,7 @@ pub fn nothing_is_declined_on_the_word_of_a_station_that_answers_for_all() {
 
 #[test]
 pub fn an_address_that_we_may_be_announcing_is_never_probed() {
-    // Lost by expiry, and got again: whoever answers may be the guest that had it.
+    // Lost by expiry, and acquired again: the station that answers may be the guest that had it.
     let mut bed = Bed::bound(120);
     bed.until(ms(119_999));
     bed.client.options.probe = Probe::QUICK;
@@ -140,7 +140,7 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     bed.acquire(ADDRESS, 120);
     assert_eq!((bed.address(), bed.probes.len()), (Some(ADDRESS), 0));
 
-    // Another address is fresh.
+    // Another address is fresh, so it is probed.
     let mut bed = Bed::resumed(0);
     let discover = bed.speaks();
     assert_eq!(bed.hears(&answer(&discover, OFFER, SECOND, SERVER, 120)), []);
@@ -148,7 +148,7 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     bed.hears(&answer(&request, ACK, SECOND, SERVER, 120));
     assert_eq!(bed.client.state(), State::Probing);
 
-    // And so is one that was lost so long ago that nobody announces it for us any more.
+    // An address lost so long ago that no announcer of ours has it is fresh too.
     let mut bed = Bed::resumed(0);
     bed.until(secs(301));
     let discover = bed.speaks();
@@ -158,7 +158,7 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     assert_eq!(bed.client.state(), State::Probing);
 }
 
-/// With a lease in hand ARP says nothing to us: the address is answered for by its user.
+/// While a lease is held, ARP answers are ignored: the user of the address answers.
 #[test]
 pub fn a_held_address_is_never_declined() {
     let mut bed = Bed::bound(120);

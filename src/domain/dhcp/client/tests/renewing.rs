@@ -1,9 +1,9 @@
-//! More time for an address that is held.
+//! Renewal and rebinding of a held address.
 
 use super::server::{Answer, DISCOVER, NAK, REQUEST};
 use super::*;
 
-/// Goes on until T2.
+/// A client that is at T2.
 fn rebinding(seconds: u32) -> Bed {
     let mut bed = Bed::bound(seconds);
     let rebind = bed.lease().rebind.unwrap();
@@ -29,7 +29,7 @@ pub fn t1_asks_its_server_alone_in_the_form_of_a_restart() {
     bed.hears(&answer(&renewal, ACK, ADDRESS, SERVER, 120));
     assert_eq!(bed.client.state(), State::Bound);
     let lease = bed.lease();
-    // From when it was asked for, not from when the answer came.
+    // The lease counts from the request, not from the answer.
     assert_eq!((lease.granted, lease.expires), (asked, Some(asked + secs(120))));
     assert_eq!(lease.obtained, ms(0));
     assert!(bed.saw(&Event::Renewed { server: SERVER, took: ms(700) }));
@@ -61,7 +61,7 @@ pub fn a_silent_server_is_asked_twice_alone_then_all_are() {
         at.push(bed.now);
     }
     assert_eq!((at[0], bed.client.state()), (renew, State::Renewing));
-    // Half of what is left until T2, a minute at least.
+    // Half of the time until T2, a minute at least.
     for pair in at.windows(2) {
         let half = rebind.checked_sub(pair[0]).unwrap() / 2;
         assert_eq!(pair[1].checked_sub(pair[0]).unwrap(), half.max(secs(60)), "{at:?}");
@@ -98,7 +98,7 @@ pub fn from_t2_on_any_server_may_answer() {
     assert_eq!(bed.record().trouble, None);
 }
 
-/// One that does not know the lease may not answer a client that asks for it, but offers it.
+/// A server without the lease may not answer a client that confirms it, but offers the address.
 #[test]
 pub fn from_t2_on_the_same_address_is_also_looked_for() {
     let mut bed = rebinding(3600);
@@ -109,7 +109,7 @@ pub fn from_t2_on_the_same_address_is_also_looked_for() {
     assert_eq!(bed.hears(&answer(discover, OFFER, SECOND, OTHER, 3600)), []);
     let request = bed.hears(&answer(discover, OFFER, ADDRESS, OTHER, 3600)).remove(0);
     assert_eq!((request.xid, request.server()), (discover.xid, Some(OTHER)));
-    // Only the chosen one grants it.
+    // Only a grant of the chosen server counts.
     bed.hears(&answer(&request, ACK, ADDRESS, Ipv4Addr::new(10, 0, 0, 3), 3600));
     assert_eq!(bed.client.state(), State::Rebinding);
     bed.hears(&answer(&request, ACK, ADDRESS, OTHER, 3600));
@@ -186,14 +186,14 @@ pub fn another_server_s_refusal_does_not_count_while_its_own_may_answer() {
         assert_eq!(bed.address(), Some(ADDRESS), "at {:?}", bed.now);
     }
     assert!(bed.saw(&Event::Nak { server: OTHER, heeded: false }));
-    // From T1 to T2 it was silent.
+    // The lease's server was silent from T1 to T2.
     let confirm = bed.speaks_all().remove(0);
     bed.hears(&answer(&confirm, NAK, ADDRESS, OTHER, 0));
     assert_eq!(bed.address(), None);
     assert!(bed.saw(&Event::Nak { server: OTHER, heeded: true }));
 }
 
-/// Before T2 another server's grant counts only where the lease's own had its chance.
+/// Before T2 another server's grant counts only where the lease's own server was asked and silent.
 #[test]
 pub fn another_server_s_grant_counts_after_its_own_was_silent() {
     let mut bed = Bed::bound(3600);
@@ -244,7 +244,7 @@ pub fn an_answer_that_cannot_be_used_changes_nothing() {
     assert_eq!(bed.events.iter().filter(unusable).count(), 4);
 }
 
-/// Of all that a client says, only this is harmless when another agent may be the same client.
+/// Of all messages of a client, only this is harmless when another agent may be the same client.
 #[test]
 fn a_client_renews_while_it_may_use_its_address_and_asks_for_time() {
     let mut bed = Bed::with(Options::default());

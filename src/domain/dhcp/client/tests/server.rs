@@ -1,6 +1,5 @@
-//! The other end of the wire, as tests play it: what a server sees of a client's frame, and what
-//! it answers. It reads and writes octets by the tables of RFC 2131 and shares nothing with the
-//! code that it tests.
+//! The server's side, for tests: reads a client's frame and writes answers. It reads and writes
+//! octets by the tables of RFC 2131 and shares no code with the code that it tests.
 
 use std::net::Ipv4Addr;
 
@@ -56,7 +55,7 @@ impl Seen {
         self.address(54)
     }
 
-    /// A request in the form of a client that has restarted.
+    /// Whether this is a request in the form of a client that has restarted.
     pub fn confirms(&self) -> bool {
         self.kind() == REQUEST && self.wish().is_some() && self.server().is_none()
     }
@@ -79,7 +78,7 @@ fn mac(bytes: &[u8], at: usize) -> Mac {
     Mac(bytes[at..at + 6].try_into().unwrap())
 }
 
-/// The sum of 16-bit words, folded: 0xffff where a checksum is right.
+/// Folded sum of 16-bit words: 0xffff where a checksum is right.
 fn sum(parts: &[&[u8]]) -> u16 {
     let mut bytes = parts.concat();
     if bytes.len() % 2 == 1 {
@@ -146,7 +145,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// A sound one, for a /24 with a gateway at .254 and, among others, a name server at .53.
+    /// A sound answer, for a /24 with a gateway at .254 and, among others, a name server at .53.
     pub fn new(to: &Seen, kind: u8, yiaddr: Ipv4Addr, server: Ipv4Addr, seconds: u32) -> Self {
         let mut answer = Self {
             kind,
@@ -227,7 +226,7 @@ pub fn answer(to: &Seen, kind: u8, yiaddr: Ipv4Addr, server: Ipv4Addr, seconds: 
     Answer::new(to, kind, yiaddr, server, seconds).frame()
 }
 
-/// ARP as another host says it: a question or an answer.
+/// ARP frame of another host: a question or an answer.
 pub fn arp(request: bool, sender: Mac, sender_ip: Ipv4Addr, target_ip: Ipv4Addr) -> Vec<u8> {
     let mut frame = [Mac::BROADCAST.0, sender.0].concat();
     frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, if request { 1 } else { 2 }]);

@@ -1,5 +1,5 @@
-//! The client against servers that keep books, over a wire that loses, doubles, delays and
-//! reorders; and against a server that means harm.
+//! The client against servers that store leases, over a wire that loses, doubles, delays and
+//! reorders frames; and against a hostile server.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use super::super::jitter::Dice;
 use super::server::{Answer, DECLINE, DISCOVER, RELEASE, REQUEST};
 use super::*;
 
-/// A server as RFC 2131 has it: it keeps a lease for as long as it granted it.
+/// A server that follows RFC 2131: it stores a lease for its lease time.
 struct Server {
     address: Ipv4Addr,
     seconds: u32,
     pool: Vec<Ipv4Addr>,
-    /// Of our client: the address, and until when.
+    /// Lease of our client: the address, and its end.
     lease: Option<(Ipv4Addr, Duration)>,
     granted: u64,
 }
@@ -43,7 +43,7 @@ impl Server {
                 if held.is_some_and(|held| held != wish) {
                     return Some(reply(NAK, wish));
                 }
-                // Who is asked for an address by somebody whom it does not know is silent.
+                // A server without the lease does not answer a client that confirms it.
                 if held.is_none() && seen.server().is_none() {
                     return None;
                 }
@@ -66,7 +66,7 @@ impl Server {
     }
 }
 
-/// How bad a wire is, in parts of a thousand, and its longest delay.
+/// Faults of a wire, in parts of a thousand, and its longest delay.
 #[derive(Clone, Copy, Debug)]
 struct Wire {
     lost: u32,
@@ -74,7 +74,7 @@ struct Wire {
     delay: Duration,
 }
 
-/// Frames on their way, by when they arrive.
+/// A client, its servers, and the frames in transit, by their time of arrival.
 struct World {
     bed: Bed,
     servers: Vec<Server>,
@@ -93,7 +93,7 @@ impl World {
         Self { bed, servers, wire, dice: Dice::new(!seed), to_server, to_client, count: 0 }
     }
 
-    /// When the copies of a frame arrive.
+    /// Times at which the copies of a frame arrive.
     fn arrivals(&mut self) -> Vec<(Duration, u64)> {
         let lost = self.dice.word() % 1000 < self.wire.lost;
         let doubled = self.dice.word() % 1000 < self.wire.doubled;
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    /// The next thing that happens.
+    /// Runs the next event.
     fn step(&mut self) {
         let deadline = self.bed.client.deadline();
         let server = self.to_server.keys().next().map(|(at, _)| *at);
@@ -145,7 +145,7 @@ impl World {
         self.bed.records.drain(..self.bed.records.len().saturating_sub(1));
     }
 
-    /// What must hold whatever the wire did.
+    /// Checks the invariants that hold whatever the wire did.
     fn is_sound(&self) {
         let now = self.bed.now;
         if let Some(address) = self.bed.address() {
@@ -176,7 +176,7 @@ fn never_without(seconds: u32, count: usize, seed: u64) {
     assert!(world.servers[0].granted >= u64::try_from(count).unwrap());
 }
 
-/// kube-vip lost its addresses weekly. Each renewal loses a frame of its two in ten, here.
+/// kube-vip lost its addresses weekly. Here about one renewal in ten loses one of its two frames.
 #[test]
 pub fn ten_thousand_renewals_over_a_bad_link_lose_no_address() {
     never_without(120, 5_000, 1);
@@ -207,7 +207,7 @@ pub fn an_outage_shorter_than_what_is_left_costs_nothing() {
     }
 }
 
-/// A server is replaced by one that knows nothing: the address moves to it without a break.
+/// A server is replaced by one without its leases: the address moves to it without a break.
 #[test]
 pub fn a_new_server_takes_over_without_a_break() {
     let wire = Wire { lost: 50, doubled: 50, delay: ms(50) };
@@ -225,7 +225,7 @@ pub fn a_new_server_takes_over_without_a_break() {
     }
 }
 
-/// Two servers that both know the client: it stays with its own.
+/// Two servers that both have the client's lease: the client stays with its own.
 #[test]
 pub fn two_servers_do_not_pull_at_a_client() {
     let wire = Wire { lost: 0, doubled: 0, delay: ms(20) };
@@ -238,10 +238,10 @@ pub fn two_servers_do_not_pull_at_a_client() {
     assert!(!world.bed.events.iter().any(changed));
 }
 
-/// What somebody may do to a client.
+/// Hostile input to a client.
 #[derive(Clone, Debug)]
 enum Blow {
-    /// An answer to what was last asked, spoilt at some octets.
+    /// An answer to the last question, spoilt at some octets.
     Spoilt {
         kind: u8,
         last: u8,
@@ -249,7 +249,7 @@ enum Blow {
         octets: Vec<(usize, u8)>,
         cut: usize,
     },
-    /// Any octets at all.
+    /// A frame of any octets.
     Noise(Vec<u8>),
     /// Time passes.
     Wait(u64),
@@ -281,7 +281,7 @@ fn blow() -> impl Strategy<Value = Blow> {
     ]
 }
 
-/// Whatever comes: no panic, no address that nobody may have, none beyond its time, no flood.
+/// Checks for any input: no panic, no forbidden address, no address beyond its lease, no flood.
 fn endures(blows: &[Blow]) {
     let mut bed = Bed::new();
     bed.slow = true;
@@ -355,7 +355,7 @@ proptest! {
     }
 }
 
-/// What the wire is made of, so that the model itself is not trusted blindly.
+/// The model of the wire loses and doubles frames at the rates that it is set to.
 #[test]
 fn the_model_loses_and_doubles_as_it_says() {
     let wire = Wire { lost: 50, doubled: 50, delay: ms(10) };

@@ -1,27 +1,27 @@
-//! What a packet socket lets through, as a program of the classic Berkeley packet filter.
+//! Filter of a packet socket, as a program of the classic Berkeley packet filter.
 //!
-//! Invariant: a filter lets through what the client may want to hear and as little else as can be
-//! told by the place in the frame; the client judges again.
+//! Invariant: a filter passes every frame that the client may need, and as few others as fixed
+//! positions in the frame allow; the client checks again.
 
 use super::super::Mac;
 
-/// An instruction: what `struct sock_filter` holds.
+/// Instruction, with the fields of `struct sock_filter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
-    /// Operation.
+    /// Operation code.
     pub code: u16,
-    /// How many instructions are skipped if a comparison holds.
+    /// Number of instructions to skip if a comparison holds.
     pub jt: u8,
-    /// And if it does not.
+    /// Number of instructions to skip if it does not.
     pub jf: u8,
-    /// Operand.
+    /// Operand of the operation.
     pub k: u32,
 }
 
-/// `A = so many bits of the frame at k`.
+/// `A = 16 bits of the frame at k`; [`LD_BYTE`]: 8 bits.
 const LD_HALF: u16 = 0x28;
 const LD_BYTE: u16 = 0x30;
-/// The same at X + k.
+/// `A = 16 bits of the frame at X + k`; [`LD_BYTE_X`]: 8 bits.
 const LD_HALF_X: u16 = 0x48;
 const LD_BYTE_X: u16 = 0x50;
 /// `X = 4 * (low half of the byte at k)`: the length of an IPv4 header.
@@ -29,7 +29,7 @@ const LDX_HEADER: u16 = 0xb1;
 const JUMP_EQUAL: u16 = 0x15;
 const JUMP_ANY_BIT: u16 = 0x45;
 const RETURN: u16 = 0x06;
-/// Where Linux keeps the VLAN tag that a network card took off a frame.
+/// Offset of the VLAN tag that a network card removed from a frame, in Linux.
 const VLAN_TAG: u32 = 0xffff_f000 + 44;
 const VLAN_ID: u32 = 0x0fff;
 const WHOLE_FRAME: u32 = 0x0004_0000;
@@ -81,14 +81,14 @@ impl Program {
     }
 }
 
-/// The program that lets nothing through.
+/// Program that passes no frame.
 pub fn nothing() -> Vec<Op> {
     vec![Op { code: RETURN, jt: 0, jf: 0, k: 0 }]
 }
 
-/// The program for a client: whole datagrams to the port of a client, or of a server if a client
-/// sent them, that are about its hardware address; with `arp` also ARP. Frames of a VLAN are
-/// somebody else's. Without a hardware address: of all clients.
+/// Program for a client: passes unfragmented datagrams to the port of a client, or of a server if a
+/// client sent them, that are about its hardware address; with `arp` also ARP. Frames of a VLAN are
+/// dropped. Without a hardware address it passes those of all clients.
 pub fn filter(mac: Option<Mac>, arp: bool) -> Vec<Op> {
     let mut program = Program(Vec::new());
     let no_ip = if arp { To::Arp } else { To::Drop };
@@ -109,7 +109,7 @@ pub fn filter(mac: Option<Mac>, arp: bool) -> Vec<Op> {
     program.load(LD_BYTE_X, 22).jump(JUMP_EQUAL, 1, To::Pass, To::Drop);
     let at = program.0.len();
     if arp {
-        // A is the type of the frame.
+        // Register A contains the type of the frame.
         program.jump(JUMP_EQUAL, 0x0806, To::Pass, To::Drop);
     }
     program.end(arp.then_some(at))

@@ -1,4 +1,4 @@
-//! The filter, run by a machine that knows as much of it as is used.
+//! The filter, run by an interpreter of the operations that it uses.
 
 use super::super::ethernet::{self, Way};
 use super::super::message::{Query, Say};
@@ -6,7 +6,8 @@ use super::*;
 use crate::dhcp::identity::Identity;
 use std::net::Ipv4Addr;
 
-/// What the kernel does: a read beyond the end drops the frame. `vlan` is the tag that was taken off.
+/// Runs a program as the kernel does: a read beyond the end drops the frame. `vlan` is the tag that
+/// was removed.
 fn passes(program: &[Op], frame: &[u8], vlan: u32) -> bool {
     let octets = |at: usize, count: usize| -> Option<u32> {
         let octets = frame.get(at..at + count)?;
@@ -45,7 +46,7 @@ fn mac(name: &str) -> Identity {
     Identity::derive("cluster", "default/net", "default", name)
 }
 
-/// A message of the client of that name, to a server's port, and a server's to it.
+/// A message of the client of that name to a server's port, and a server's message to that client.
 fn frames(name: &str) -> (Vec<u8>, Vec<u8>) {
     let identity = mac(name);
     let query =
@@ -72,7 +73,7 @@ fn what_is_about_this_client_passes_and_nothing_else() {
         near[14 + 20 + 8 + 28 + at] ^= 1;
         assert!(!passes(&ours, &near, 0), "octet {at} of the hardware address");
     }
-    // A server's message to a server's port is of no use, nor are other ports and protocols.
+    // A server's message to a server's port is dropped, and so are other ports and protocols.
     for (at, octets) in [(34, [0, 67, 0, 67]), (34, [0, 67, 0, 69]), (34, [0, 67, 1, 68])] {
         let mut other = answer.clone();
         other[at..at + 4].copy_from_slice(&octets);
@@ -83,7 +84,7 @@ fn what_is_about_this_client_passes_and_nothing_else() {
         other[at] = value;
         assert!(!passes(&ours, &other, 0), "octet {at} is {value}");
     }
-    // Not fragmented, and says that it may not be.
+    // Not fragmented, with the flag "don't fragment".
     let mut whole = answer.clone();
     whole[20] = 0x40;
     assert!(passes(&ours, &whole, 0));
@@ -109,7 +110,7 @@ fn frames_of_a_vlan_are_somebody_else_s() {
     let (_, answer) = frames("web");
     for program in [filter(Some(mac("web").mac), true), filter(None, false)] {
         assert!(!passes(&program, &answer, 100) && !passes(&program, &answer, 4095));
-        // With a priority alone it is of no VLAN.
+        // A tag with a priority alone is no VLAN.
         assert!(passes(&program, &answer, 0xe000));
     }
 }
@@ -125,7 +126,7 @@ fn arp_passes_where_it_is_asked_for() {
     assert!(!passes(&nothing(), &question, 0) && !passes(&nothing(), &answer, 0));
 }
 
-/// The kernel takes no more than that.
+/// The kernel accepts no longer program.
 #[test]
 fn programs_are_short_and_jump_forward() {
     for program in [filter(Some(Mac::BROADCAST), true), filter(None, false), nothing()] {

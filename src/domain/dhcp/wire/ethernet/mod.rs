@@ -1,8 +1,8 @@
 //! Ethernet, IPv4 and UDP around a DHCP message.
 //!
 //! The checksum of UDP is written and not verified: a server on this same host leaves it to a
-//! network card that there is not, so its frames arrive without one. Cookie, xid and hardware address
-//! stand in for it. The one of the IPv4 header is verified.
+//! network card that does not exist, so its frames arrive without one. Cookie, xid and hardware
+//! address are checked instead. The checksum of the IPv4 header is verified.
 
 use std::net::Ipv4Addr;
 
@@ -10,9 +10,9 @@ use super::super::Mac;
 use super::arp::Arp;
 use super::message;
 
-/// Where a server listens.
+/// UDP port of a server.
 pub const SERVER_PORT: u16 = 67;
-/// Where a client listens.
+/// UDP port of a client.
 pub const CLIENT_PORT: u16 = 68;
 pub const ETHERTYPE_ARP: u16 = 0x0806;
 const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -21,10 +21,10 @@ const IPV4: usize = 20;
 const UDP: usize = 8;
 const PROTOCOL_UDP: u8 = 17;
 const TTL: u8 = 64;
-/// "More fragments" and the offset: a frame that has either is part of something.
+/// Mask of "more fragments" and the offset: a packet that has either is a fragment.
 const FRAGMENT: u16 = 0x3fff;
 
-/// So many octets from there on.
+/// `N` octets from `at` on. `None`: there are fewer.
 pub fn octets<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
@@ -33,27 +33,27 @@ fn word(bytes: &[u8], at: usize) -> Option<u16> {
     octets(bytes, at).map(u16::from_be_bytes)
 }
 
-/// What a frame carries, as far as it matters here.
+/// Content of a frame, as far as DHCP needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
     /// A datagram to the port of a server or of a client.
     Udp(Datagram<'a>),
-    /// ARP.
+    /// An ARP packet for IPv4.
     Arp(Arp),
 }
 
 /// A datagram of UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<'a> {
-    /// The station that it came from.
+    /// Hardware address of the sending station.
     pub source: Mac,
-    /// The port that it went to.
+    /// Destination port.
     pub port: u16,
-    /// What it says.
+    /// Payload of the datagram.
     pub payload: &'a [u8],
 }
 
-/// Reads a whole frame. `None`: it is neither ARP nor a whole, sound datagram for DHCP.
+/// Reads a whole frame. `None`: it is neither ARP nor a whole, valid datagram for DHCP.
 pub fn read(frame: &[u8]) -> Option<Frame<'_>> {
     let source = Mac(octets(frame, 6)?);
     let payload = frame.get(ETHERNET..)?;
@@ -67,7 +67,7 @@ pub fn read(frame: &[u8]) -> Option<Frame<'_>> {
 fn datagram(source: Mac, packet: &[u8]) -> Option<Datagram<'_>> {
     let first = *packet.first()?;
     let header = usize::from(first & 0x0f) * 4;
-    // A short frame is padded; what the header does not count is not part of the packet.
+    // A short frame is padded; octets beyond the header's length are not part of the packet.
     let packet = packet.get(..usize::from(word(packet, 2)?))?;
     if first >> 4 != 4 || header < IPV4 || checksum(&[packet.get(..header)?]) != 0 {
         return None;
@@ -81,9 +81,9 @@ fn datagram(source: Mac, packet: &[u8]) -> Option<Datagram<'_>> {
     (port == CLIENT_PORT || port == SERVER_PORT).then_some(Datagram { source, port, payload })
 }
 
-/// The hardware address that a DHCP message is about, of whichever direction: whose client is to
-/// hear a frame, where one socket serves many. `None`: it is no such frame; ARP is for everybody
-/// who probes.
+/// Hardware address that a DHCP message is about, in either direction. It names the client to
+/// forward a frame to, where one socket serves many. `None`: the frame is no DHCP message; ARP is
+/// for every client that probes.
 pub fn owner_of(frame: &[u8]) -> Option<Mac> {
     match read(frame)? {
         Frame::Udp(datagram) => message::holder(datagram.payload),
@@ -91,21 +91,21 @@ pub fn owner_of(frame: &[u8]) -> Option<Mac> {
     }
 }
 
-/// From where to where a message goes.
+/// Addresses of a message's sender and receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// The sending station.
+    /// Hardware address of the sending station.
     pub source: Mac,
-    /// The station that it is for.
+    /// Hardware address of the receiving station.
     pub destination: Mac,
-    /// The sender's address, unspecified while it has none.
+    /// IP address of the sender, unspecified while it has none.
     pub from: Ipv4Addr,
-    /// The receiver's.
+    /// IP address of the receiver.
     pub to: Ipv4Addr,
 }
 
 impl Way {
-    /// From a client without an address to all servers.
+    /// Addresses from a client without an address to all servers.
     pub const fn to_all(source: Mac) -> Self {
         Self {
             source,
@@ -116,7 +116,7 @@ impl Way {
     }
 }
 
-/// The header of a frame.
+/// Ethernet header of a frame.
 pub fn ethernet(source: Mac, destination: Mac, ethertype: u16) -> Vec<u8> {
     let mut frame = Vec::with_capacity(ETHERNET + IPV4 + UDP + message::SHORTEST);
     frame.extend(destination.0);
@@ -125,7 +125,7 @@ pub fn ethernet(source: Mac, destination: Mac, ethertype: u16) -> Vec<u8> {
     frame
 }
 
-/// The frame that carries a client's message to a server.
+/// Frame with a client's message to a server.
 pub fn to_server(way: Way, payload: &[u8]) -> Vec<u8> {
     let length = |parts: usize| u16::try_from(parts + payload.len()).unwrap_or(u16::MAX);
     let mut ip = [0; IPV4];
@@ -144,7 +144,7 @@ pub fn to_server(way: Way, payload: &[u8]) -> Vec<u8> {
     udp[4..6].copy_from_slice(&length(UDP).to_be_bytes());
     let pseudo = [0, PROTOCOL_UDP];
     let sum = checksum(&[&ip[12..20], &pseudo, &udp[4..6], &udp, payload]);
-    // Zero says that there is none.
+    // Zero means that there is no checksum.
     let sum = if sum == 0 { u16::MAX } else { sum };
     udp[6..8].copy_from_slice(&sum.to_be_bytes());
 
@@ -155,7 +155,7 @@ pub fn to_server(way: Way, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The Internet checksum. Every part but the last has an even number of octets.
+/// Internet checksum. Every part but the last must have an even number of octets.
 fn checksum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0_u32;
     for pair in parts.iter().flat_map(|part| part.chunks(2)) {

@@ -1,4 +1,4 @@
-//! Frames that are not quite what they say.
+//! Frames whose headers are wrong.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn payload(frame: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// Puts the checksum of the header right again.
+/// Corrects the checksum of the IPv4 header.
 fn sealed(mut frame: Vec<u8>) -> Vec<u8> {
     let header = usize::from(frame[14] & 0x0f) * 4;
     frame[24..26].fill(0);
@@ -64,7 +64,7 @@ fn options_of_ipv4_are_stepped_over() {
     assert_eq!(payload(&sealed(frame)), Some(b"something".to_vec()));
 }
 
-/// RFC 768: a sum of zero is sent as its other form, because zero says that there is none.
+/// RFC 768: a sum of zero is sent in its other form, because zero means that there is no checksum.
 #[test]
 fn a_checksum_is_never_zero() {
     let frames = (0..=u16::MAX).map(|word| to_server(Way::to_all(MAC), &word.to_be_bytes()));

@@ -1,4 +1,4 @@
-//! What is written to a LoadBalancer, and that it is written once.
+//! Writes to a LoadBalancer, and that each is made once.
 
 mod vms;
 
@@ -32,7 +32,7 @@ fn status(lb: &mut LoadBalancer) -> &mut LoadBalancerStatus {
     lb.status.get_or_insert_default()
 }
 
-/// `10.0.0.<last>`, or `10.1.0.<last>` of another pool.
+/// A claim of `10.0.0.<last>`, or of `10.1.0.<last>` in another pool.
 fn holds(pool: &str, last: u8, instead: Option<Wait>) -> Finding {
     let net = if pool == "a" { "10.0.0.0/24" } else { "10.1.0.0/24" };
     let mut octets = if pool == "a" { [10, 0, 0, 1] } else { [10, 1, 0, 1] };
@@ -98,7 +98,7 @@ fn a_vm_load_balancer_holds_an_address_that_nothing_announces() {
 #[test]
 fn an_announcer_that_leases_needs_no_finalizer_and_the_address_says_that_it_exists() {
     let lb = patched(&lb(WorkloadType::Cluster), &Finding::Guest(None));
-    // To a guest cloud provider, an empty one means that there is no LoadBalancer to delete.
+    // A guest cloud provider treats an empty address as a LoadBalancer that need not be deleted.
     assert_eq!(address(&lb), Some("0.0.0.0"));
     let vm = patched(&self::lb(WorkloadType::Vm), &Finding::Guest(None));
     assert_eq!(address(&vm), None, "it is announced by the Service");
@@ -112,7 +112,7 @@ fn an_announcer_that_leases_needs_no_finalizer_and_the_address_says_that_it_exis
 fn the_address_is_the_guests_once_it_wrote_its_own() {
     let first = patched(&lb(WorkloadType::Cluster), &holds("a", 5, None));
     for (wrote, moved, lost) in [
-        // As this operator left it: it follows the claim.
+        // Last written by this operator: the address follows the claim.
         (Some("10.0.0.5"), Some("10.1.0.6"), None),
         (Some(""), Some("10.1.0.6"), Some("")),
         (None, Some("10.1.0.6"), None),
@@ -127,7 +127,7 @@ fn the_address_is_the_guests_once_it_wrote_its_own() {
     }
 }
 
-/// What UIs and scripts match on.
+/// UIs and scripts match on these texts.
 #[test]
 fn why_there_is_no_address_is_told_in_the_known_words() {
     let requirement = "{network:\"n\"}".to_owned();
@@ -164,7 +164,7 @@ fn why_there_is_no_address_is_told_in_the_known_words() {
     }
 }
 
-/// The condition names the leader where it says nothing else.
+/// The condition names the leader if it has no other content.
 #[test]
 fn an_object_without_an_answer_is_told_which_controller_leads() {
     const NOW: &str = "2026-01-01T00:00:00Z";
@@ -187,7 +187,7 @@ fn an_object_without_an_answer_is_told_which_controller_leads() {
     }
 }
 
-/// Times tell when something changed, not when it was looked at.
+/// Condition times change with the content, not with each reconcile.
 #[test]
 fn condition_times_change_with_their_content_alone() {
     let mut lb = lb(WorkloadType::Cluster);
@@ -208,7 +208,7 @@ fn condition_times_change_with_their_content_alone() {
     };
     for (old, expected) in [
         (condition(ConditionStatus::True, "Allocated", None), [THEN, THEN]),
-        // As Go writes it.
+        // The form that Go writes.
         (condition(ConditionStatus::True, "Allocated", Some("")), [THEN, THEN]),
         (condition(ConditionStatus::True, "NoAvailableIP", None), [NOW, THEN]),
         (condition(ConditionStatus::True, "Allocated", Some("and more")), [NOW, THEN]),
@@ -220,7 +220,7 @@ fn condition_times_change_with_their_content_alone() {
     }
 }
 
-/// The claim is published whether or not the pool still knows its subnet.
+/// The claim is published whether or not the pool still has its subnet.
 #[test]
 fn mask_and_gateway_outlive_the_ranges_they_came_from() {
     let lb = patched(&lb(WorkloadType::Cluster), &holds("a", 5, None));
@@ -307,7 +307,7 @@ fn any_lb() -> impl Strategy<Value = LoadBalancer> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
-    /// Whatever an object says, one patch makes it say what was found, and is the last one.
+    /// For every object, one patch brings it to the finding, and no second one follows.
     #[test]
     fn what_was_written_needs_no_further_write(lb in any_lb(), finding in any_finding()) {
         let done = patched(&lb, &finding);
@@ -315,6 +315,9 @@ proptest! {
         let status = done.status.as_ref().unwrap();
         let ip = status.allocated_address.as_ref().and_then(|a| a.ip.clone());
         let has_address = ip.is_some();
+        prop_assert_eq!(finding.is_allocated(), has_address);
+        let asked = finding.address().map(|ip| ip.to_string());
+        prop_assert_eq!(asked, ip.clone().filter(|ip| ip != DHCP_ADDRESS));
         match &finding {
             Finding::Guest(_) => prop_assert_eq!(ip.as_deref(), Some(DHCP_ADDRESS)),
             Finding::Host(Ok(lease)) => {

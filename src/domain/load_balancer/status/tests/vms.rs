@@ -1,4 +1,4 @@
-//! What the status of a vm load balancer says, once there is a Service.
+//! Status of a vm LoadBalancer whose Service exists.
 
 use super::*;
 use crate::vm_backends::endpoint_slices;
@@ -47,7 +47,7 @@ fn told_of(lb: &LoadBalancer, finding: &Finding, report: &Report) -> LoadBalance
     lb
 }
 
-/// What a vm load balancer holds before there is a Service.
+/// A vm LoadBalancer with a claim, before its Service exists.
 fn holding() -> LoadBalancer {
     patched(&lb(WorkloadType::Vm), &holds("a", 5, None))
 }
@@ -74,7 +74,7 @@ fn address_backends_counts_and_condition_are_one_patch() {
     told_of(&lb, &holds("a", 5, None), &report);
 }
 
-/// It is where the Service is announced, and nowhere while it is not.
+/// The address is where the Service is announced, and empty while it is not.
 #[test]
 fn the_address_follows_the_announcement() {
     let finding = holds("a", 5, None);
@@ -96,7 +96,7 @@ fn the_address_follows_the_announcement() {
         let allocated = lb.status.as_ref().unwrap().allocated_address.clone().unwrap();
         assert_eq!(allocated.ip.as_deref(), Some("10.0.0.5"), "the claim is another matter");
     }
-    // As Go clients write it.
+    // The form that Go clients write.
     status(&mut lb).address = Some(String::new());
     let report = report(ours(&[]), &one);
     let patch = patch(&lb, &finding, Some(&report), NOW).unwrap();
@@ -131,7 +131,7 @@ fn a_service_waits_for_claim_and_finalizer() {
     assert!(!may_serve(&unclaimed));
 }
 
-/// VMs come and go; what did not change is not written again.
+/// VMs come and go; unchanged values are not written again.
 #[test]
 fn a_patch_holds_only_what_changed() {
     let finding = holds("a", 5, None);
@@ -168,7 +168,7 @@ fn what_cannot_be_seen_is_not_told_otherwise() {
     assert_eq!(status.endpoints, Some(EndpointCounts { total: 1, ready: 1 }));
 }
 
-/// A user who reads why the pool was not changed must not be told so while nobody answers.
+/// A user who reads the reason for the old pool must not be misled while no VM answers.
 #[test]
 fn an_address_that_was_kept_is_told_once_the_vms_answer() {
     let wait = Wait::Full { pools: vec!["b".into()] };
@@ -185,7 +185,7 @@ fn an_address_that_was_kept_is_told_once_the_vms_answer() {
     }
 }
 
-/// The Service has not moved: the old claim is published for as long.
+/// The Service has not moved: the old claim stays published meanwhile.
 #[test]
 fn a_change_of_pools_is_published_when_the_service_has_moved() {
     let old = Claim { pool: "a".into(), ip: [10, 0, 0, 5].into() };
@@ -198,7 +198,7 @@ fn a_change_of_pools_is_published_when_the_service_has_moved() {
     let stays = staying_at(old);
     let staying = told_of(&lb, &stays, &report(ours(&["10.0.0.5"]), &[]));
     assert_eq!(staying.status, lb.status, "mask and gateway too");
-    // The new Service is there, and nothing announces it: a new leader must know what was announced.
+    // The new Service exists and is not announced: a new leader must know the announced address.
     let moving = Report {
         moving_from: Some([10, 0, 0, 5].into()),
         ..report(ours(&[]), &[backend(7, true, false)])
@@ -215,7 +215,7 @@ fn a_change_of_pools_is_published_when_the_service_has_moved() {
     assert_eq!(moves_from(&moved, &new), None);
 }
 
-/// Counts alone may wait; an address, another reason or a first word may not.
+/// Counts alone may be delayed; an address, another reason or a first condition may not.
 #[test]
 fn counts_are_not_urgent() {
     let holds = holds("a", 5, None);

@@ -1,13 +1,13 @@
-//! How pools stand to each other: who stands back, and which addresses one must not give out
-//! because another holds them on the same network.
+//! Relations between pools: which pool is out of use because of another one, and which addresses a
+//! pool must not give out because another pool holds them on the same network.
 //!
 //! Invariants:
-//! * nothing is given out between a change of pools and the judgement of all of them;
+//! * no address is given out between a change of pools and the judgement of all of them;
 //! * an address of a pool's ranges that another pool of the network holds, or that is reserved
-//!   there ([`super::reserved`]), is held back in that pool, whichever is the older, in use or not,
-//!   and comes free when it is released;
-//! * so is an address of the cluster itself, or of its networks;
-//! * nobody's address is changed by this: what two held before is told, and stays.
+//!   there ([`super::reserved`]), is held back in that pool, whichever pool is the older, in use or
+//!   not, and comes free when it is released;
+//! * an address of the cluster itself, or of its networks, is held back too;
+//! * none of this changes an address: two claims of one address that exist are reported, and stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,17 +20,17 @@ use crate::network::Segment;
 use crate::network::infrastructure::{HeldBack, Reserved, within};
 use crate::{Claim, Owner};
 
-/// What is known of how pools stand to each other.
+/// State of the relations between pools.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Standing {
-    /// Pools changed since they were last judged.
+    /// Whether pools changed since they were last judged.
     unsettled: bool,
-    /// Pools came, went or moved: where addresses are announced may have changed.
+    /// Whether pools were added, removed or moved, so that addresses may be announced elsewhere.
     moved: bool,
-    /// Pools that share addresses of their ranges on one network, both ways.
+    /// Pools that share addresses of their ranges on one network; each pair is in it both ways.
     beside: BTreeMap<String, Vec<String>>,
     shared: BTreeSet<Shared>,
-    /// Addresses of the cluster itself that a LoadBalancer holds, by pool.
+    /// Addresses of the cluster itself that a LoadBalancer holds, with the pool's name.
     reserved_in_use: BTreeSet<(String, IpAddr)>,
     news: Vec<News>,
 }
@@ -40,24 +40,24 @@ pub(super) struct Standing {
 pub struct Shared {
     /// The address.
     pub ip: IpAddr,
-    /// The two pools, and for whom each holds it.
+    /// The two pools, each with the name of the LoadBalancer that it holds the address for.
     pub holders: [(String, String); 2],
 }
 
-/// Something that people should be told once.
+/// A finding that is reported once, as an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
-    /// A pool stands back from now on, or for another reason.
+    /// A pool is out of use from now on, or for a new reason.
     StandsBack(String, Conflict),
-    /// Two LoadBalancers have one address.
+    /// Two LoadBalancers hold one address.
     Shared(Shared),
     /// A LoadBalancer holds an address of the cluster itself.
     ReservedInUse {
-        /// The pool.
+        /// Name of the pool.
         pool: String,
         /// The address.
         ip: IpAddr,
-        /// What it is.
+        /// Use of the address in the cluster.
         what: Reserved,
         /// `namespace/name` of the LoadBalancer.
         holder: String,
@@ -65,17 +65,18 @@ pub enum News {
 }
 
 impl Standing {
-    /// Addresses or pools changed otherwise than by claims: judged anew before the next claim.
+    /// Marks that addresses or pools changed otherwise than by claims: all pools are judged before
+    /// the next claim.
     pub(super) fn changed(&mut self) {
         self.unsettled = true;
     }
 
-    /// Whether two LoadBalancers have the address.
+    /// Whether two LoadBalancers hold the address.
     pub(super) fn is_shared(&self, ip: IpAddr) -> bool {
         self.shared.iter().any(|shared| shared.ip == ip)
     }
 
-    /// A pool came, went or changed its selector.
+    /// Marks that a pool was added, removed or given another selector.
     pub(super) fn moved(&mut self) {
         self.unsettled = true;
         self.moved = true;
@@ -83,9 +84,9 @@ impl Standing {
 }
 
 impl Book {
-    /// Takes over where networks are. `None`: as it was.
+    /// Sets the segment of each pool by the name of its network.
     pub fn relocate(&mut self, mut segment: impl FnMut(&str) -> Segment) {
-        // A network that a LoadBalancer names may have moved, though no pool's did.
+        // The network that a LoadBalancer names may have moved, even if no pool's did.
         self.standing.moved = true;
         self.stirred.everything();
         for pool in self.pools.values_mut() {
@@ -97,7 +98,7 @@ impl Book {
         }
     }
 
-    /// Takes over which networks are the cluster's own, and what each is.
+    /// Sets the networks that belong to the cluster, and the use of each.
     pub fn set_infrastructure(&mut self, held_back: HeldBack) {
         if self.infrastructure != held_back {
             self.infrastructure = held_back;
@@ -105,23 +106,23 @@ impl Book {
         }
     }
 
-    /// Whether pools came, went or moved to another network since this was last asked: then every
-    /// LoadBalancer is to be observed anew ([`Book::observe`]).
+    /// Whether pools were added, removed or moved to another network since the last call: then
+    /// every LoadBalancer is to be observed again ([`Book::observe`]).
     pub fn take_moved(&mut self) -> bool {
         std::mem::take(&mut self.standing.moved)
     }
 
-    /// What there is to tell since this was last asked.
+    /// Findings since the last call.
     pub fn take_news(&mut self) -> Vec<News> {
         std::mem::take(&mut self.standing.news)
     }
 
-    /// How many addresses two LoadBalancers have on one network.
+    /// Number of addresses that two LoadBalancers hold on one network.
     pub fn shared(&self) -> usize {
         self.standing.shared.len()
     }
 
-    /// Judges all pools anew, if one of them has changed.
+    /// Judges all pools again, if anything has changed.
     pub(super) fn judge(&mut self) {
         if !std::mem::take(&mut self.standing.unsettled) {
             return;
@@ -171,7 +172,7 @@ impl Book {
             let conflict = conflicts.remove(name);
             let mut infrastructure = within(&self.infrastructure, pool.ledger.ranges());
             infrastructure.retain(|_, what| what.is_held_back_on(&pool.segment));
-            // The smallest network says best what an address is.
+            // The smallest network describes an address best.
             for (network, what) in infrastructure.iter().rev() {
                 for (ip, owner) in pool.ledger.claims_in(*network) {
                     let place = (name.clone(), *ip);
@@ -207,26 +208,27 @@ impl Book {
         self.standing.shared = shared;
     }
 
-    /// A pool has given out an address: no other of the network may.
+    /// Holds back an address that a pool has given out, in all other pools of the network.
     pub(super) fn given(&mut self, claim: &Claim) {
         let Some(beside) = self.standing.beside.get(&claim.pool) else { return };
         for name in beside {
             let Some(pool) = self.pools.get_mut(name) else { continue };
-            // What a pool that gives out nothing has to give is not worth a write.
+            // A pool that gives out nothing need not be written for this.
             if pool.ledger.hold_back(claim.ip) && pool.idle().is_none() {
                 self.touched.insert(name.clone());
             }
         }
     }
 
-    /// A pool has taken an address back: others may have it.
+    /// Ends the holding back of an address that a pool has released.
     pub(super) fn freed(&mut self, claim: &Claim) {
         let both = |s: &Shared| s.ip != claim.ip || s.holders.iter().all(|(p, _)| *p != claim.pool);
         self.standing.shared.retain(both);
         self.let_go(claim.ip);
     }
 
-    /// Lets pools give out an address that they hold back, unless another still has it.
+    /// Lets pools give out an address that they hold back, unless another pool or a reservation
+    /// still has it.
     pub(super) fn let_go(&mut self, ip: IpAddr) {
         self.stir_at(ip);
         let is_free = |name: &str, pool: &Pool| {
@@ -249,7 +251,7 @@ impl Book {
         }
     }
 
-    /// Adds the reserved addresses that a ledger, or another reservation, has for another
+    /// Adds the reserved addresses that a ledger, or another reservation, assigns to another
     /// LoadBalancer on one segment.
     fn share_reserved(&self, shared: &mut BTreeSet<Shared>) {
         for mine in self.reserved.all() {
@@ -277,7 +279,7 @@ impl Book {
 }
 
 impl Pool {
-    /// The pool as others are compared with it.
+    /// The pool, in the form in which it is compared with others.
     pub fn contender<'a>(&'a self, name: &'a str) -> Contender<'a> {
         Contender {
             name,
@@ -297,7 +299,7 @@ impl Pool {
     }
 }
 
-/// Addresses that both pools hold, for different owners, seen from the first one.
+/// Addresses that both pools hold for different owners. Searches the claims of the first pool.
 fn shared_by(a: &str, x: &Pool, b: &str, y: &Pool) -> Vec<Shared> {
     let within = x.claims_within(y).chain(x.ledger.outside().iter().copied());
     within

@@ -1,11 +1,12 @@
-//! Pools on one network, case by case. The model of the book tries what nobody thought of.
+//! Pools on one network, case by case. The model of the book covers the cases that are not listed
+//! here.
 
 use super::super::tests::{at, everybody, lb, named, owner, seen};
 use super::super::{PoolSeen, Verdict, Wait, World, WorldEntry};
 use super::*;
 use crate::network::Attachment;
 
-/// A pool of `10.0.0.<first>` to `.<last>` that nobody gets without naming it.
+/// A pool of `10.0.0.<first>` to `.<last>` that serves only LoadBalancers that name it.
 fn pool(name: &str, created: i64, first: u8, last: u8) -> PoolSeen {
     let mut pool = seen(name, "10.0.0", 1);
     pool.spec.ranges[0].range_start = Some(format!("10.0.0.{first}"));
@@ -54,7 +55,7 @@ fn the_younger_gives_out_nothing_new_and_keeps_what_it_gave() {
     assert_eq!(stands_back(&book), [("b", "a")]);
     assert!(matches!(book.take_news().as_slice(), [News::StandsBack(name, _)] if name == "b"));
 
-    // The older one goes: whoever waited is served.
+    // When the older pool goes, the waiter is served.
     book.take_touched();
     book.remove_pool("a");
     assert_eq!(book.serve_waiters(), [owner(2)]);
@@ -73,13 +74,13 @@ fn an_older_one_that_is_widened_over_a_younger_ones_claims_leaves_them_out() {
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "a 10.0.0.11");
     assert_eq!(ip_of(&book.claim(&named(5, "a"))), "NoAvailableIP");
     assert_eq!((book.pools()["a"].ledger.available(), book.shared()), (0, 0));
-    // Released there, it comes free here, and is written.
+    // Released in the other pool, the address comes free in this one, and the pool is written.
     book.take_touched();
     book.release("u2");
     assert_eq!(book.serve_waiters(), [owner(5)]);
     assert_eq!(book.claims_of("u5"), [at("a", "10.0.0.13")]);
     assert_eq!(book.take_touched(), BTreeSet::from(["a".to_owned(), "b".to_owned()]));
-    // And what is given here is held back there.
+    // An address that this pool gives out is held back in the other one.
     assert!(book.pools()["b"].ledger.held_back().contains(&"10.0.0.13".parse().unwrap()));
 }
 
@@ -101,16 +102,16 @@ fn an_address_of_the_cluster_is_held_back_and_its_holder_keeps_it() {
     assert_eq!(
         ready.message.as_deref(),
         Some(
-            "held back: 10.0.0.10 is an address of Node n1, and LoadBalancer ns/lb1 holds it: move that; 10.0.0.11 is an address of Node n2"
+            "held back: 10.0.0.10 is an address of Node n1, and LoadBalancer ns/lb1 holds it: move that LoadBalancer; 10.0.0.11 is an address of Node n2"
         )
     );
-    let [News::ReservedInUse { ip, holder, .. }] = &*book.take_news() else { panic!("not told") };
+    let [News::ReservedInUse { ip, holder, .. }] = &*book.take_news() else { panic!("no news") };
     assert_eq!((*ip, holder.as_str()), (address(10), "ns/lb1"));
     book.release("u1");
     assert_eq!(book.pools()["a"].ledger.available(), 1, "not free for the next one");
     assert_eq!(ip_of(&book.claim(&named(3, "a"))), "a 10.0.0.13");
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
-    // The node goes, and its address is free.
+    // When the node goes, its address is free.
     book.set_infrastructure(BTreeMap::from([(address(10).into(), node("n1"))]));
     book.judge();
     assert_eq!(book.serve_waiters(), [owner(4)]);
@@ -136,8 +137,8 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
     assert_eq!(
         ready.message.as_deref(),
         Some(
-            "held back: 10.0.0.8/29 is in the service network (ServiceCIDR kubernetes), and LoadBalancer ns/lb1 holds 10.0.0.10: move that; \
-             10.0.0.11 is an address of Node n1, and LoadBalancer ns/lb2 holds it: move that; \
+            "held back: 10.0.0.8/29 is in the service network (ServiceCIDR kubernetes), and LoadBalancer ns/lb1 holds 10.0.0.10: move that LoadBalancer; \
+             10.0.0.11 is an address of Node n1, and LoadBalancer ns/lb2 holds it: move that LoadBalancer; \
              10.0.0.17 is in the pod network of Node n1"
         )
     );
@@ -156,18 +157,18 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
             "10.0.0.10 ns/lb1 in the service network (ServiceCIDR kubernetes)",
         ]
     );
-    // Released, it is not given to another; nor when another pool lets go of it.
+    // After its release the address is not given out again, not even when another pool releases it.
     book.release("u1");
     book.merge(&pool("b", 2, 10, 17), &everybody());
     book.judge();
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "NoAvailableIP");
-    // The network is another's from now on.
+    // The network belongs to another owner from now on.
     book.set_infrastructure(HeldBack::from([services]));
     assert_eq!(book.serve_waiters(), [owner(4)]);
     assert_eq!(book.claims_of("u4"), [at("a", "10.0.0.17")]);
 }
 
-/// A VLAN may use the addresses of the cluster's pods and Services, and its pools gave them out before.
+/// A VLAN may use the addresses of the cluster's pods and Services. Its pools gave them out before.
 #[test]
 fn a_tagged_vlan_holds_back_no_network_of_the_cluster() {
     let services = ("10.0.0.8/29".parse().unwrap(), Reserved::ServiceNetwork("kubernetes".into()));
@@ -194,7 +195,7 @@ fn a_claim_that_its_pool_shrank_away_from_is_nobody_elses() {
         book.claim(&named(n, "a"));
     }
     book.merge(&pool("a", 1, 10, 11), &everybody());
-    // No conflict: the ranges are apart. The claims are not.
+    // The ranges are apart, so there is no conflict. The claims overlap.
     book.merge(&pool("b", 2, 12, 14), &everybody());
     assert_eq!(ip_of(&book.claim(&named(5, "b"))), "b 10.0.0.14");
     assert_eq!(ip_of(&book.claim(&named(6, "b"))), "NoAvailableIP");
@@ -235,14 +236,15 @@ fn networks_that_turn_out_to_be_one_part_their_pools() {
     assert_eq!(ip_of(&book.claim(&named(3, "b"))), "b 10.0.0.11");
     let one = Attachment { bridge: "br".into(), vlan: 1 };
     book.relocate(|network| Segment::of(network, Some(&one), true));
-    // Both had it before: told, and nobody is moved.
+    // Both held the address before: this is reported, and no address changes.
     assert_eq!(ip_of(&book.claim(&named(1, "a"))), "a 10.0.0.10");
     assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.10");
     assert_eq!((stands_back(&book), book.shared()), (vec![("b", "a")], 1));
     let news = book.take_news();
     let told = |n: &News| matches!(n, News::Shared(s) if s.ip.to_string() == "10.0.0.10");
     assert!(news.len() == 2 && news.iter().any(told), "{news:?}");
-    // Nobody else gets what b holds, nor what two hold when only one lets go.
+    // An address that b holds, or that two hold and only one releases, is given to no other
+    // LoadBalancer.
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "a 10.0.0.12");
     book.release("u1");
     assert_eq!(book.shared(), 0);
@@ -250,7 +252,7 @@ fn networks_that_turn_out_to_be_one_part_their_pools() {
     book.release("u2");
     book.serve_waiters();
     assert_eq!(book.claims_of("u5"), [at("a", "10.0.0.10")]);
-    // The same news is not told again.
+    // The same finding is not reported again.
     book.merge(&x, &everybody());
     book.serve_waiters();
     assert_eq!(book.take_news(), []);
@@ -270,7 +272,7 @@ fn what_three_pools_hold_comes_free_with_the_last() {
     }
 }
 
-/// A status is the tenant's to write: it is no way to get an address that another pool gave.
+/// A tenant may write the status: that must not get it an address that another pool gave out.
 #[test]
 fn a_published_address_that_another_pool_holds_is_not_taken_back() {
     let mut book = book(&[&pool("a", 1, 10, 19), &pool("b", 2, 10, 19)]);
@@ -281,7 +283,8 @@ fn a_published_address_that_another_pool_holds_is_not_taken_back() {
     assert_eq!(book.shared(), 0);
 }
 
-/// What LoadBalancers publish counts as in use when a pool is read: told, not taken.
+/// Published addresses count as in use when a pool is read: duplicates are reported, not taken
+/// away.
 #[test]
 fn two_that_publish_one_address_from_two_pools_both_keep_it() {
     let published = |n: usize, name: &str| WorldEntry {

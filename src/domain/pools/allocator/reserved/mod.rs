@@ -1,4 +1,4 @@
-//! Addresses that LoadBalancers publish, or will ask for, where no pool's ledger says so.
+//! Addresses that LoadBalancers publish, or will ask for, and that no pool's ledger records.
 //!
 //! A pool's claims are held back on the pool's own segment ([`super::overlap`]). That is not
 //! enough where
@@ -7,9 +7,9 @@
 //!   announcer's default interface, because nodes have no link for the pool's VLAN; a guest's on
 //!   the network of its VMs.
 //!
-//! Both are a [`Reservation`]: the address is held back in each pool on those segments. And a
-//! LoadBalancer that was restored from a backup asks for the address that it had: that one is
-//! expected, and is given to another only when no other is left.
+//! In both cases a [`Reservation`] holds the address back in each pool on those segments. Besides,
+//! a LoadBalancer that was restored from a backup asks for its former address: that address is
+//! expected, and is given to another LoadBalancer only when no other address is left.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -22,21 +22,22 @@ use crate::{Claim, LbFacts, Owner};
 /// An address that is announced on segments that no ledger covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// For this LoadBalancer.
+    /// LoadBalancer that the address is reserved for.
     pub owner: Owner,
-    /// The address, and the pool that gave it.
+    /// Address, and the pool that gave it.
     pub claim: Claim,
-    /// Where it is, or may be, announced.
+    /// Segments where the address is, or may be, announced.
     pub segments: Vec<Segment>,
 }
 
 /// Reservations by LoadBalancer and by address, and expected addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reservations {
-    /// By UID: one for each address that the LoadBalancer holds or publishes.
+    /// Reservations by UID: one for each address that the LoadBalancer holds or publishes.
     by_uid: HashMap<String, Vec<Reservation>>,
     by_ip: BTreeMap<IpAddr, BTreeSet<String>>,
-    /// The former claim of each LoadBalancer without address, and those who expect each claim.
+    /// The former claim of each LoadBalancer without address, by UID; `expected` has the UIDs by
+    /// claim.
     former: HashMap<String, Claim>,
     expected: BTreeMap<Claim, BTreeSet<String>>,
 }
@@ -51,7 +52,7 @@ impl Reservations {
         self.within(ip, ip)
     }
 
-    /// Every reservation of an address between two, themselves included.
+    /// Every reservation of an address from `first` to `last`, both included.
     pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = &Reservation> {
         self.by_ip.range(first..=last).flat_map(|(ip, uids)| {
             let all = uids.iter().flat_map(|uid| self.of(uid));
@@ -64,7 +65,7 @@ impl Reservations {
         self.by_uid.values().flatten()
     }
 
-    /// Whether a LoadBalancer other than `uid` waits to have the address of the pool back.
+    /// Whether a LoadBalancer other than `uid` waits for this address of the pool, its former one.
     fn is_expected(&self, pool: &str, ip: IpAddr, uid: &str) -> bool {
         if self.expected.is_empty() {
             return false;
@@ -120,7 +121,8 @@ impl Reservations {
 }
 
 impl Reservation {
-    /// Whether the address is announced where a pool's addresses are.
+    /// Whether the address is announced on the segment of the pool. A global pool is on all
+    /// segments.
     pub(super) fn meets(&self, pool: &Pool) -> bool {
         pool.selector.is_global() || self.is_at(&pool.segment)
     }
@@ -137,10 +139,10 @@ impl Reservation {
 }
 
 impl Book {
-    /// Learns what a LoadBalancer publishes at the start of a term, before the first address is given
-    /// out. An address whose pool is gone counts as in use, whatever other pools' scopes say: its
-    /// claim may have been lost with the pool. Not if a ledger has it for another, since where it is
-    /// announced is not known any more.
+    /// Records the address that a LoadBalancer publishes at the start of a term, before the first
+    /// address is given out. An address whose pool is gone counts as in use, whatever the scopes of
+    /// other pools: its claim may have been lost with the pool. It does not if a ledger records
+    /// another owner, since it is no longer known where the address is announced.
     pub fn adopt(&mut self, facts: &LbFacts) {
         let is_homeless = |claim: &&Claim| {
             let uid = &facts.owner.uid;
@@ -153,8 +155,9 @@ impl Book {
         }
     }
 
-    /// Learns what a LoadBalancer publishes, and which address it will ask for, as far as the
-    /// ledgers and the start of the term bear it out. Called for each when pools or networks move.
+    /// Records the address that a LoadBalancer publishes, and the one that it will ask for, as far
+    /// as the ledgers and the start of the term confirm it. Called for each LoadBalancer when pools
+    /// or networks move.
     pub fn observe(&mut self, facts: &LbFacts) {
         let uid = &facts.owner.uid;
         self.update_waiter(facts);
@@ -163,14 +166,14 @@ impl Book {
             self.reserve(facts, claim);
         }
         match &facts.published {
-            // Else what it publishes is another's, or not in the ledger yet.
+            // Otherwise the published address is another's, or not in the ledger yet.
             Some(claim) if self.homeless(facts).is_some() => self.reserve(facts, claim),
             None if claims.is_empty() => self.reserved.expect(uid, facts.former.as_ref()),
             _ => {}
         }
     }
 
-    /// Reserves a claim wherever it is announced and no ledger covers it.
+    /// Reserves a claim on each segment where it is announced and no ledger covers it.
     pub(super) fn reserve(&mut self, facts: &LbFacts, claim: &Claim) {
         let owner = &facts.owner;
         self.reserved.expect(&owner.uid, None);
@@ -189,7 +192,8 @@ impl Book {
         self.reserved.of(uid).iter().any(|reservation| reservation.claim == *claim)
     }
 
-    /// Whether what is reserved for the LoadBalancer is what the claim needs, and nothing else.
+    /// Whether exactly the segments that the claim needs are reserved for the LoadBalancer, and no
+    /// other claim.
     pub(super) fn is_reserved(&self, facts: &LbFacts, claim: &Claim) -> bool {
         let uid = &facts.owner.uid;
         !self.reserved.former.contains_key(uid)
@@ -204,12 +208,12 @@ impl Book {
         segments == self.uncovered(facts, claim)
     }
 
-    /// Whether an address is reserved for the LoadBalancer that is not among its claims.
+    /// Whether an address that is not among `claims` is reserved for the LoadBalancer.
     pub(super) fn reserves_more_than(&self, uid: &str, claims: &[Claim]) -> bool {
         self.reserved.of(uid).iter().any(|reservation| !claims.contains(&reservation.claim))
     }
 
-    /// Whether anything is known of a LoadBalancer here.
+    /// Whether the LoadBalancer has a reservation or an expected address.
     pub(super) fn is_remembered(&self, uid: &str) -> bool {
         self.reserved.by_uid.contains_key(uid) || self.reserved.former.contains_key(uid)
     }
@@ -224,13 +228,13 @@ impl Book {
         }
     }
 
-    /// Forgets a LoadBalancer that is gone.
+    /// Removes everything about a LoadBalancer that is gone.
     pub(super) fn forget(&mut self, uid: &str) {
         self.unreserve_all_but(uid, None);
         self.reserved.expect(uid, None);
     }
 
-    /// Keeps the reservation of the claim alone.
+    /// Removes all reservations of a LoadBalancer except that of one claim.
     pub(super) fn unreserve_all_but(&mut self, uid: &str, keep: Option<&Claim>) {
         let all = self.reserved.of(uid).iter().map(|reservation| &reservation.claim);
         let surplus: Vec<Claim> = all.filter(|claim| Some(*claim) != keep).cloned().collect();
@@ -241,7 +245,7 @@ impl Book {
 
     fn unreserve(&mut self, uid: &str, claim: &Claim) {
         if self.reserved.remove(uid, claim) {
-            // The LoadBalancer may hold the claim all the same.
+            // The LoadBalancer may still hold the claim.
             if self.standing.is_shared(claim.ip) {
                 self.standing.changed();
             }
@@ -257,7 +261,7 @@ impl Book {
             }
             let holder = pool.ledger.owner_of(ip);
             if holder.is_some_and(|holder| holder.uid != reservation.owner.uid) {
-                // Two have it: judged anew, to be reported.
+                // Two LoadBalancers hold it: judge again, so that this is reported.
                 self.standing.changed();
             }
             if pool.ledger.hold_back(ip) && pool.idle().is_none() {
@@ -270,8 +274,8 @@ impl Book {
         self.reserved.insert(reservation);
     }
 
-    /// Where a claim is announced for the LoadBalancer, as far as its pool's ledger does not cover
-    /// it. A pool that is gone covers nothing, and where its addresses were is not known.
+    /// Segments where the LoadBalancer's claim is announced and its pool's ledger does not cover
+    /// it. A pool that is gone covers nothing, and the segment of its addresses is unknown.
     fn uncovered(&self, facts: &LbFacts, claim: &Claim) -> Vec<Segment> {
         match self.pools.get(&claim.pool) {
             None => vec![Segment::Unlisted],
@@ -279,7 +283,7 @@ impl Book {
         }
     }
 
-    /// Whether the address of a pool's claim is another LoadBalancer's on the pool's segment.
+    /// Whether another LoadBalancer has the claim's address on the segment of the claim's pool.
     pub(super) fn is_anothers(&self, claim: &Claim, uid: &str) -> bool {
         let Some(pool) = self.pools.get(&claim.pool) else { return false };
         let holds = |other: &Pool| other.ledger.owner_of(claim.ip).is_some_and(|o| o.uid != uid);
@@ -289,8 +293,8 @@ impl Book {
             || self.reserved.at(claim.ip).any(|r| r.owner.uid != uid && r.meets(pool))
     }
 
-    /// Whether free addresses of a pool, which is not in the book meanwhile, may be given to the
-    /// LoadBalancer. What is taken on the pool's own segment is not free.
+    /// Whether free addresses of a pool may be given to the LoadBalancer. The pool is not in the
+    /// book meanwhile. Addresses in use on the pool's own segment are not free.
     pub(super) fn fitness<'a>(
         &'a self,
         facts: &'a LbFacts,
@@ -320,8 +324,8 @@ impl Book {
     }
 }
 
-/// Where addresses of a pool are announced for the LoadBalancer, but for the pool's own segment. A
-/// global pool's own is every segment.
+/// Segments where addresses of the pool are announced for the LoadBalancer, without the pool's own
+/// segment. A global pool's own segment is every segment.
 fn beyond(facts: &LbFacts, pool: &Pool) -> Vec<Segment> {
     if pool.selector.is_global() {
         return Vec::new();

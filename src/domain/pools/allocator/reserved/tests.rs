@@ -20,12 +20,12 @@ fn book(pools: &[PoolSeen]) -> Book {
     book
 }
 
-/// Of type vm: announced by the nodes, which have no link for the pool's VLAN.
+/// A LoadBalancer of type vm: announced by the nodes, which have no link for the pool's VLAN.
 fn vm(n: usize, pool: &str) -> LbFacts {
     LbFacts { guest: false, ..named(n, pool) }
 }
 
-/// The address that it has now, or why it has none.
+/// The present address of the LoadBalancer, or the reason why it has none.
 fn given(book: &mut Book, facts: &LbFacts) -> String {
     match book.claim(facts) {
         Verdict::Held { claim, .. } => claim.ip.to_string(),
@@ -40,16 +40,17 @@ fn ip(last: usize) -> String {
 #[test]
 fn an_address_is_one_load_balancers_where_it_is_announced() {
     let mut book = book(&[on_vlan("v", 1, 3), seen("m", "10.0.0", 3)]);
-    // Given by the VLAN's pool, announced on the default interface: none of the other pool's.
+    // Given by the VLAN's pool and announced on the default interface: the other pool does not give
+    // it out.
     assert_eq!(given(&mut book, &vm(1, "v")), ip(10));
     assert_eq!(given(&mut book, &named(2, "m")), ip(11));
-    // And the other way round.
+    // The same the other way round.
     assert_eq!(given(&mut book, &vm(3, "v")), ip(12));
     assert_eq!(given(&mut book, &named(4, "m")), "NoAvailableIP");
-    // A guest's is announced on the VLAN alone.
+    // An address of a guest is announced on the VLAN only.
     assert_eq!(given(&mut book, &named(5, "v")), ip(11));
     assert_eq!(book.shared(), 0);
-    // What comes free there is free here.
+    // An address that is released there is free here.
     book.release("u1");
     assert_eq!(book.serve_waiters(), [owner(4)]);
     assert_eq!(book.claims_of("u4"), [at("m", "10.0.0.10")]);
@@ -70,7 +71,7 @@ fn a_network_that_contradicts_the_pool_is_refused_to_the_new_and_told_to_holders
     assert!(matches!(instead, Some(Wait::NetworkMismatch { .. })), "{instead:?}");
 }
 
-/// The claim is on its way to the LoadBalancer's status.
+/// The claim is not yet in the LoadBalancer's status.
 #[test]
 fn a_claim_that_is_not_published_yet_outlives_its_pool() {
     let mut book = book(&[seen("a", "10.0.0", 3)]);
@@ -116,7 +117,7 @@ fn who_asks_for_a_former_address_has_it_and_others_avoid_it_while_they_can() {
     for (n, last) in [(4, 12), (5, 14)] {
         assert_eq!(given(&mut book, &lb(n)), ip(last));
     }
-    // Nothing else is left: a wish takes none's place.
+    // No other address is left: an expected address is given out.
     assert_eq!(given(&mut book, &lb(6)), ip(10));
     assert_eq!(given(&mut book, &restored(1, 10)), "NoAvailableIP");
 }

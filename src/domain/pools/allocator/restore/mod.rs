@@ -1,20 +1,20 @@
-//! Reading a stored pool into the book: at start, and whenever somebody else wrote it.
+//! Reading of a stored pool into the book: at start, and whenever another client wrote it.
 //!
-//! Whose an address is:
+//! The owner of an address is:
 //! 1. the owner that the stored ledger and this process's memory agree on;
-//! 2. else, where memory knows nothing, whom the stored ledger names, if that one exists and
-//!    publishes no address of the pool: it is about to, and nobody may forestall it;
-//! 3. else whoever publishes it: it is in use. Among several the one the stored ledger names,
-//!    then the one memory names, then the oldest. One that is being deleted counts only if a
-//!    ledger names it: otherwise its claim was given back already;
-//! 4. else whom the stored ledger names (another leader may have written it);
-//! 5. else whom memory names, if it still exists (the status was edited or wiped).
+//! 2. else, if memory has no owner, the owner in the stored ledger, if that LoadBalancer exists and
+//!    publishes no address of the pool: it is about to, and no other may take the address first;
+//! 3. else the LoadBalancer that publishes the address: it is in use. Among several: the owner in
+//!    the stored ledger, then the owner in memory, then the oldest. A LoadBalancer that is being
+//!    deleted counts only if a ledger names it: otherwise its claim was released already;
+//! 4. else the owner in the stored ledger (another leader may have written it);
+//! 5. else the owner in memory, if it still exists (the status was edited or wiped).
 //!
-//! An owner has one address of a pool; where several would be its own, the first of this
-//! order counts.
+//! An owner has one address of a pool; if several would be its own, the first in this order counts.
 //!
-//! What LoadBalancers publish is known from a view that may be old. [`Book::disputes`] names
-//! those whose word would decide against a ledger: they are asked again before the merge.
+//! The published addresses come from a view that may be stale. [`Book::disputes`] lists the
+//! LoadBalancers whose publication would overrule a ledger: they are read from the API server
+//! before the merge.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -28,20 +28,20 @@ use crate::network::infrastructure::HeldBack;
 use crate::{Claim, Owner};
 use api::{IPPool, IPPoolSpec, IPPoolStatus};
 
-/// A pool as the API server has it.
+/// A pool as the API server returned it.
 #[derive(Clone, Debug)]
 pub struct PoolSeen {
     /// `metadata.name`.
     pub name: String,
     /// Creation, in seconds since the epoch.
     pub created: i64,
-    /// Where the network of its selector is.
+    /// Segment of the network in the pool's selector.
     pub segment: Segment,
-    /// Whether it has a deletion timestamp.
+    /// Whether the pool has a deletion timestamp.
     pub deleting: bool,
-    /// What the admin wants.
+    /// Spec of the pool.
     pub spec: IPPoolSpec,
-    /// The stored ledger.
+    /// Status of the pool, with the stored ledger.
     pub status: IPPoolStatus,
 }
 
@@ -63,13 +63,13 @@ impl PoolSeen {
 /// A LoadBalancer that exists and takes its address from pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorldEntry {
-    /// Which object.
+    /// Name and UID of the LoadBalancer.
     pub owner: Owner,
     /// Creation, in seconds since the epoch.
     pub created: i64,
-    /// The claim its status publishes.
+    /// Claim in the LoadBalancer's status.
     pub published: Option<Claim>,
-    /// Whether it is being deleted.
+    /// Whether the LoadBalancer is being deleted.
     pub deleting: bool,
 }
 
@@ -80,16 +80,16 @@ pub struct World {
     uids: HashMap<String, String>,
 }
 
-/// Something that was put right in a ledger, for an Event.
+/// A correction of a ledger, for an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Repair {
     /// A published address was missing from the ledger.
     Restored(Claim, Owner),
-    /// The ledger named somebody else for a published address.
+    /// The ledger named another owner for a published address.
     Corrected(Claim, Owner),
     /// Two LoadBalancers publish one address; this one loses it.
     Double(Claim, Owner),
-    /// An entry that is no address.
+    /// An entry whose key is not an IP address.
     Unreadable(String),
 }
 
@@ -104,7 +104,7 @@ impl World {
         world
     }
 
-    /// Takes over what the API server says of one of them now.
+    /// Replaces one entry by the API server's present one. `None`: the LoadBalancer is gone.
     pub fn update(&mut self, owner: &Owner, current: Option<WorldEntry>) {
         self.entries.remove(&owner.uid);
         if self.uid_of(&owner.name) == Some(&owner.uid) {
@@ -116,7 +116,7 @@ impl World {
         }
     }
 
-    /// Who publishes which address of a pool.
+    /// LoadBalancers that publish an address of the pool, by address.
     fn publishers(&self, pool: &str) -> BTreeMap<IpAddr, Vec<&WorldEntry>> {
         let mut by_ip: BTreeMap<IpAddr, Vec<&WorldEntry>> = BTreeMap::new();
         for entry in self.entries.values() {
@@ -127,13 +127,13 @@ impl World {
         by_ip
     }
 
-    /// The LoadBalancer that an entry `ip: name` without UID speaks of.
+    /// UID of the LoadBalancer with this name, for an entry `ip: name` without UID.
     fn uid_of(&self, name: &str) -> Option<&str> {
         self.uids.get(name).map(String::as_str)
     }
 
-    /// Whether the owner exists, stays, and publishes no address of the pool: it was given the
-    /// one that the ledger names a moment ago.
+    /// Whether the owner exists, is not being deleted, and publishes no address of the pool: its
+    /// claim in the ledger is only a moment old.
     fn is_yet_to_publish(&self, owner: &Owner, pool: &str) -> bool {
         self.entries.get(&owner.uid).is_some_and(|entry| {
             !entry.deleting && entry.published.as_ref().is_none_or(|claim| claim.pool != pool)
@@ -151,7 +151,7 @@ impl World {
 }
 
 impl Book {
-    /// Reads a pool in. What is in memory and contradicts nothing stays.
+    /// Reads a pool in. Entries in memory that nothing contradicts stay.
     pub fn merge(&mut self, seen: &PoolSeen, world: &World) -> Vec<Repair> {
         let mut repairs = Vec::new();
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
@@ -209,7 +209,7 @@ impl Book {
                 Some(_) => {}
             }
         }
-        // Judged again before anything is given out; until then what was said last still holds.
+        // The new pool is judged before it gives out an address; until then the last verdict holds.
         let before = self.take_out(&seen.name);
         let conflict = before.as_ref().and_then(|pool| pool.conflict.clone());
         for (ip, owner) in ledger.claims() {
@@ -239,8 +239,8 @@ impl Book {
         repairs
     }
 
-    /// The LoadBalancers whose word would decide against a ledger, and those that have the name of
-    /// an owner that is not known.
+    /// LoadBalancers whose publication would overrule a ledger, and those that have the name of an
+    /// owner that is not known.
     pub fn disputes(&self, seen: &PoolSeen, world: &World) -> Vec<Owner> {
         let memory = self.pools.get(&seen.name).map(|p| &p.ledger);
         let stored = read_claims(&seen.status, memory, world, &mut Vec::new());
@@ -265,8 +265,8 @@ impl Book {
         disputes
     }
 
-    /// Claims whose owner the world does not know. Whoever calls this asks the API server
-    /// about each before it is freed: the world may be older than the claim.
+    /// Claims whose owner is not in the world. The caller asks the API server about each before it
+    /// releases the claim: the world may be older than the claim.
     pub fn orphans(&self, world: &World) -> Vec<(Claim, Owner)> {
         self.pools
             .iter()
@@ -282,15 +282,15 @@ impl Book {
             .collect()
     }
 
-    /// Whether an entry without UID names a LoadBalancer, the one with the UID given, that holds
-    /// another address of the pool.
+    /// Whether an entry without UID names a LoadBalancer (with the given UID) that holds another
+    /// address of the pool.
     pub fn is_second(&self, claim: &Claim, owner: &Owner, uid: Option<&str>) -> bool {
         let other = |c: &Claim| c.pool == claim.pool && c.ip != claim.ip;
         owner.uid.is_empty() && uid.is_some_and(|uid| self.claims_of(uid).iter().any(other))
     }
 }
 
-/// The stored claims, each with the best-known UID of its owner.
+/// Stored claims, each with the best-known UID of its owner.
 fn read_claims(
     status: &IPPoolStatus,
     memory: Option<&Ledger>,
@@ -306,20 +306,20 @@ fn read_claims(
         let remembered = memory
             .and_then(|m| m.owner_of(ip))
             .filter(|owner| owner.name == *name && !owner.uid.is_empty());
-        // One that got another address in the meantime is not moved to this one.
+        // A LoadBalancer that got another address in the meantime is not moved to this one.
         let named = world.uid_of(name).filter(|uid| {
             let owner = Owner { name: name.clone(), uid: (*uid).to_owned() };
             memory.and_then(|m| m.held_by(&owner)).is_none_or(|held| held == ip)
         });
         let remembered = remembered.map(|owner| owner.uid.as_str());
         let recorded = status.allocated_owners.get(text).map(String::as_str);
-        // One name is one object: if that has another UID now, it was made again, and restored with
-        // its pool or before it.
+        // One name is one object. If the name has another UID now, the object was created again,
+        // and restored with its pool or before it.
         let recorded = recorded.filter(|uid| {
             named.is_none() || remembered == Some(*uid) || world.entries.contains_key(*uid)
         });
         let uid = recorded.or(remembered).or(named).unwrap_or_default();
-        // A UID has one name for ever: an entry that says another one was edited.
+        // A UID never changes its name: an entry with another name was edited.
         let known = world.entries.get(uid).map(|e| &e.owner);
         let known = known.or_else(|| memory.and_then(|m| m.owner_of(ip)));
         let known = known.filter(|owner| !uid.is_empty() && owner.uid == uid).cloned();
@@ -328,7 +328,7 @@ fn read_claims(
     claims
 }
 
-/// Why an address is somebody's: the order that the module describes.
+/// Why an address belongs to an owner, in the order that the module describes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     Agreed,

@@ -1,4 +1,4 @@
-//! What a stored pool, the world and memory make together.
+//! Results of merging a stored pool with the world and with memory.
 
 use proptest::prelude::*;
 
@@ -51,7 +51,7 @@ fn a_wiped_ledger_is_rebuilt_from_what_is_published_before_any_new_claim() {
     assert_eq!(repairs, [restored(1, "10.0.0.10"), restored(2, "10.0.0.14")]);
     let Verdict::Held { claim, .. } = book.claim(&lb(3)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.11"));
-    // And from memory, for those who have not published yet.
+    // And from memory, for LoadBalancers that have not published yet.
     book.merge(&seen("a", "10.0.0", 10), &world(&[(1, Some(10)), (2, Some(14)), (3, None)]));
     let rows = [row(10, "ns/lb1", "u1"), row(11, "ns/lb3", "u3"), row(14, "ns/lb2", "u2")];
     assert_eq!(ledger(&book), rows);
@@ -75,7 +75,7 @@ fn what_is_published_goes_before_what_is_stored_and_that_before_memory() {
         assert!(book.claims_of(loser).is_empty(), "{loser}");
     }
     let Verdict::Held { claim, .. } = book.claim(&lb(2)) else { panic!("no address") };
-    assert_eq!(claim, at("a", "10.0.0.13"), "whoever lost one gets another");
+    assert_eq!(claim, at("a", "10.0.0.13"), "the loser gets another");
 }
 
 /// Of two entries for one owner the published one stays, else the stored one.
@@ -98,12 +98,12 @@ fn an_entry_without_uid_adopts_that_of_the_load_balancer_of_its_name() {
     assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1"), row(13, "ns/gone", "")]);
     let Verdict::Held { claim, .. } = book.claim(&lb(1)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.12"));
-    // Memory knows the UID even when the world does not.
+    // The UID comes from memory, even if the world does not contain the LoadBalancer.
     book.merge(&old_style, &World::default());
     assert_eq!(ledger(&book)[0], row(12, "ns/lb1", "u1"));
 }
 
-/// Nor does it matter that the entry was read before the LoadBalancer was seen.
+/// The entry may also be read before the LoadBalancer is observed.
 #[test]
 fn an_entry_without_uid_adopts_it_later_too() {
     let old_style = storing(&[("10.0.0.12", "ns/lb1", "")]);
@@ -112,12 +112,13 @@ fn an_entry_without_uid_adopts_it_later_too() {
     book.merge(&old_style, &world(&[(1, None)]));
     assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1")]);
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
-    // Or is not seen, and asks.
+    // Or the LoadBalancer is never observed, and asks for an address.
     let mut book = Book::default();
     book.merge(&old_style, &World::default());
     book.claim(&lb(1));
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
-    // Unless it got another one before: that may be in use by now.
+    // A LoadBalancer that got another address before is not moved: that address may be in use by
+    // now.
     let mut book = Book::default();
     book.merge(&storing(&[]), &World::default());
     book.claim(&lb(1));
@@ -139,7 +140,7 @@ fn the_entry_of_an_old_object_is_its_namesakes_and_an_orphan_without_one() {
     assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.12")]);
     let Verdict::Held { claim, .. } = book.claim(&lb(1)) else { panic!("no address") };
     assert_eq!(claim, at("a", "10.0.0.12"));
-    // Whether it is the same object is asked of the API server first.
+    // Whether it is the same object is read from the API server first.
     assert_eq!(Book::default().disputes(&pool, &all), [owner(1)]);
     let gone = Owner { name: "ns/gone".into(), uid: String::new() };
     let orphans = [(at("a", "10.0.0.13"), gone)];
@@ -151,7 +152,8 @@ fn the_entry_of_an_old_object_is_its_namesakes_and_an_orphan_without_one() {
     assert_eq!(book.pools()["a"].ledger.available(), 7);
 }
 
-/// The stored ledger decides, else memory, else age. The loser is told, and gets another.
+/// The stored ledger decides, else memory, else age. The loser is reported, and gets another
+/// address.
 #[test]
 fn of_two_that_publish_one_address_one_keeps_it() {
     let both = world(&[(1, Some(12)), (2, Some(12))]);
@@ -178,8 +180,8 @@ fn of_two_that_publish_one_address_one_keeps_it() {
     }
 }
 
-/// The view of LoadBalancers may be older than the ledger: what both ledgers say is not
-/// undone by it, and where they do not agree the publisher is asked again.
+/// The view of LoadBalancers may be older than the ledger: it does not overrule an entry that both
+/// ledgers agree on, and where they disagree the publisher is read again.
 #[test]
 fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     let late = world(&[(1, Some(12)), (3, Some(13)), (4, Some(14)), (5, Some(15))]);
@@ -197,7 +199,7 @@ fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     assert_eq!(repairs, [double, Repair::Restored(at("a", "10.0.0.15"), owner(5))]);
     assert_eq!(book.claims_of("u2"), [at("a", "10.0.0.12")]);
     assert_eq!(book.claims_of("other"), [at("a", "10.0.0.13")]);
-    // Reborn under its name, it is found by it.
+    // Created again under its name, the LoadBalancer is found by the name.
     current.update(
         &owner(4),
         Some(WorldEntry { owner: Owner { uid: "new".into(), ..owner(4) }, ..entry(4, None) }),
@@ -205,11 +207,11 @@ fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     assert!(!current.knows(&owner(4)) && current.uid_of("ns/lb4") == Some("new"));
 }
 
-/// Otherwise its claim was given back already.
+/// Otherwise its claim was released already.
 #[test]
 fn a_publisher_that_is_being_deleted_counts_only_if_a_ledger_names_it() {
     let deleting = |n, last| WorldEntry { deleting: true, ..entry(n, last) };
-    // The third is outside the ranges that are left: in use all the same.
+    // The address of the third is outside the ranges that are left: it is in use all the same.
     let all = World::new([deleting(1, Some(11)), deleting(2, Some(12)), entry(3, Some(99))]);
     let mut book = Book::default();
     book.merge(&storing(&[("10.0.0.11", "ns/lb1", "u1")]), &all);
@@ -246,7 +248,7 @@ fn a_faulty_or_shrunk_pool_keeps_its_claims_and_heals() {
     assert_eq!(book.pools()["a"].ledger.available(), 9);
 }
 
-/// A pool that admits nobody any more serves nobody new, and takes nothing away.
+/// A pool that admits no LoadBalancer any more serves no new one, and takes no address away.
 #[test]
 fn a_selector_that_changes_ends_no_claim() {
     let mut book = Book::default();
@@ -256,7 +258,7 @@ fn a_selector_that_changes_ends_no_claim() {
     assert!(matches!(book.claim(&lb(2)), Verdict::Waiting(Wait::NoMatch { .. })));
 }
 
-/// Neither when somebody else writes the pool.
+/// The order also stays when another client writes the pool.
 #[test]
 fn history_forgets_the_oldest_release_first_after_a_merge_too() {
     let mut pool = seen("a", "10.0.0", 1);
@@ -284,7 +286,8 @@ fn history_forgets_the_oldest_release_first_after_a_merge_too() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
-    /// What this process wrote tells it nothing new, and tells the next one everything.
+    /// A status that this process wrote brings it nothing new, and gives the next process
+    /// everything.
     #[test]
     fn reading_ones_own_status_back_changes_nothing(
         steps in prop::collection::vec((0_usize..8, any::<bool>()), 0..30),
@@ -306,7 +309,7 @@ proptest! {
                 exist.remove(&n);
             }
         }
-        // Every other one has published.
+        // Every other LoadBalancer has published.
         let world = World::new(exist.into_iter().map(|(n, claim)| WorldEntry {
             published: Some(claim).filter(|_| n % 2 == 0),
             ..entry(n, None)
@@ -322,8 +325,8 @@ proptest! {
     }
 }
 
-/// A view that still shows the former owner's publication must not take an address from the
-/// one who was given it since: both would announce it.
+/// A view that still shows the former owner's publication must not take an address from its new
+/// owner: both would announce it.
 #[test]
 fn what_ledger_and_memory_agree_on_outweighs_an_old_publication() {
     let mut book = Book::default();
@@ -341,7 +344,7 @@ fn one_that_is_being_deleted_takes_nothing_back_from_another() {
     let mut book = Book::default();
     book.merge(&storing(&[("10.0.0.12", "ns/lb2", "u2")]), &world());
     assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2")]);
-    // Named by the ledger, it keeps its claim until it is released.
+    // Named by the ledger, it retains its claim until the claim is released.
     let mut book = Book::default();
     book.merge(&storing(&[("10.0.0.12", "ns/lb1", "u1")]), &world());
     assert_eq!(ledger(&book), [row(12, "ns/lb1", "u1")]);
@@ -353,18 +356,18 @@ fn whoever_speaks_against_a_ledger_is_asked_again() {
     let mut book = Book::default();
     let mut old_view = world(&[(1, Some(12)), (2, None)]);
     assert_eq!(book.disputes(&seen, &old_view), [owner(1)]);
-    // It has moved on; the ledger is right.
+    // The LoadBalancer has another address now; the ledger is right.
     old_view.update(&owner(1), Some(entry(1, Some(13))));
     assert_eq!(book.disputes(&seen, &old_view), []);
     book.merge(&seen, &old_view);
     assert_eq!(ledger(&book), [row(12, "ns/lb2", "u2"), row(13, "ns/lb1", "u1")]);
-    // It is gone: nothing of it is left.
+    // The LoadBalancer is gone: no entry of it is left.
     old_view.update(&owner(1), None);
     assert!(!old_view.knows(&owner(1)));
     assert!(!old_view.knows(&Owner { uid: String::new(), ..owner(1) }));
 }
 
-/// Another leader freed it: nobody is there to give it back once more.
+/// The claim was released by another leader, and no deletion will release it once more.
 #[test]
 fn memory_does_not_bring_back_the_claim_of_one_that_is_gone() {
     let mut book = Book::default();

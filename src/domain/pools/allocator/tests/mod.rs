@@ -10,7 +10,7 @@ pub(super) fn owner(n: usize) -> Owner {
     Owner { name: format!("ns/lb{n}"), uid: format!("u{n}") }
 }
 
-/// A LoadBalancer in namespace `ns`; the lower its number, the older.
+/// A LoadBalancer in namespace `ns`; a lower number is an older one.
 pub(super) fn lb(n: usize) -> LbFacts {
     LbFacts {
         owner: owner(n),
@@ -22,7 +22,7 @@ pub(super) fn lb(n: usize) -> LbFacts {
     }
 }
 
-/// All those LoadBalancers exist, and publish nothing.
+/// A world in which all these LoadBalancers exist, and publish nothing.
 pub(super) fn everybody() -> World {
     World::new((0..10).map(|n| WorldEntry {
         owner: owner(n),
@@ -40,8 +40,8 @@ pub(super) fn at(pool: &str, ip: &str) -> Claim {
     Claim { pool: pool.into(), ip: ip.parse().unwrap() }
 }
 
-/// A pool for namespace `ns`, with a priority of its own by its name, that gives out `<net>.10` and the `size - 1` addresses after it;
-/// a size of 0 makes a faulty pool.
+/// A pool for namespace `ns`, with a priority that its name determines. It gives out `<net>.10` and
+/// the `size - 1` addresses after it; a size of 0 makes a faulty pool.
 pub(super) fn seen(name: &str, net: &str, size: usize) -> PoolSeen {
     let range = api::Range {
         subnet: format!("{net}.0/24"),
@@ -63,7 +63,7 @@ pub(super) fn seen(name: &str, net: &str, size: usize) -> PoolSeen {
 
 pub(super) fn for_namespace(mut seen: PoolSeen, namespace: &str) -> PoolSeen {
     let scope = api::Scope { namespace: Some(namespace.into()), ..api::Scope::default() };
-    // Earlier in the alphabet, earlier in choice.
+    // Earlier in the alphabet means earlier in choice.
     let letters = seen.name.bytes().chain([0; 2]).take(2);
     let priority = Some(letters.fold(0, |sum, letter| sum * 256 + 255 - i64::from(letter)));
     seen.spec.selector =
@@ -85,7 +85,7 @@ pub(super) fn two(a: usize, b: usize) -> Book {
     book(&[seen("a", "10.0.0", a), seen("b", "10.0.1", b)])
 }
 
-/// What a verdict publishes, and the reason why it is not what was asked for.
+/// The address of a verdict, and the reason why it is not the requested one.
 fn told(verdict: &Verdict) -> (Option<String>, Option<&'static str>) {
     match verdict {
         Verdict::Held { claim, instead, .. } => {
@@ -99,7 +99,7 @@ fn held(text: &str) -> (Option<String>, Option<&'static str>) {
     (Some(text.into()), None)
 }
 
-/// Claims, and publishes what was answered.
+/// Claims an address, and publishes it.
 fn publish(book: &mut Book, facts: &mut LbFacts) -> (Option<String>, Option<&'static str>) {
     let verdict = book.claim(facts);
     facts.published = match &verdict {
@@ -153,7 +153,7 @@ fn each_refusal_has_its_reason() {
     }
     let stranger = LbFacts { requirement: Requirement::default(), ..lb(3) };
     assert_eq!(told(&book.claim(&stranger)), (None, Some("NoMatchedIPPool")));
-    // Among several that fit, one that is out of order is the reason to tell.
+    // Among several pools that fit, the reason names one that is out of use.
     assert_eq!(told(&book.claim(&lb(4))), (None, Some("IPPoolNotReady")));
 }
 
@@ -181,7 +181,7 @@ fn the_oldest_waiter_is_served_whatever_made_the_room() {
         let closed = for_namespace(seen("b", "10.0.1", 1), "other");
         let mut book = book(&[seen("a", "10.0.0", 1), closed]);
         book.claim(&lb(0));
-        // Of the same age as the third: the name decides.
+        // As old as the third: the name decides.
         let second = LbFacts { created: 3, ..lb(2) };
         for facts in [&lb(3), &lb(4), &second] {
             book.claim(facts);
@@ -249,7 +249,7 @@ fn a_switch_that_cannot_be_made_keeps_the_address_and_says_why() {
         facts.named_pool = Some(pool.into());
         assert_eq!(told(&book.claim(&facts)), (Some("a 10.0.0.10".into()), Some(reason)));
         assert_eq!(book.waiting().count(), 1, "and waits for {pool}");
-        // It moves as soon as it may.
+        // The LoadBalancer moves as soon as it may.
         book.release("u9");
         book.merge(&seen("foreign", "10.0.2", 1), &everybody());
         book.merge(&seen("absent", "10.0.3", 1), &everybody());
@@ -271,7 +271,8 @@ fn a_namesake_inherits_and_the_release_of_the_earlier_one_frees_nothing() {
     assert!(!book.release_claim(&at("a", "10.0.0.10"), &owner(1)));
     assert_eq!(book.claims_of("new"), [at("a", "10.0.0.10")]);
     assert!(!book.needs_fresh(&LbFacts { fresh: false, ..reborn.clone() }));
-    // Gone, and made anew under the same name: its old address, though others come first.
+    // Deleted, and created again under the same name: it gets its old address, though others come
+    // first.
     book.release("new");
     book.claim(&lb(2));
     book.release("u2");
@@ -305,7 +306,7 @@ fn an_address_outlives_its_pool_and_is_adopted_when_the_pool_returns() {
     book.merge(&seen("a", "10.0.0", 1), &everybody());
     assert_eq!(book.serve_waiters(), [facts.owner.clone()]);
     assert_eq!(told(&book.claim(&facts)), held("a 10.0.0.10"));
-    // Its owner may ask for another pool all the same, and moves when that has room.
+    // Its owner may still ask for another pool, and moves when that has room.
     book.remove_pool("a");
     book.claim(&lb(2));
     facts.named_pool = Some("b".into());
@@ -315,7 +316,7 @@ fn an_address_outlives_its_pool_and_is_adopted_when_the_pool_returns() {
     assert_eq!(told(&book.claim(&facts)), held("b 10.0.1.10"));
 }
 
-/// Whatever was asked for in the meantime and taken back, or cannot be had.
+/// The same holds after a request for another pool that was taken back, or that cannot be met.
 #[test]
 fn an_address_whose_pool_is_gone_is_given_up_for_no_claim_but_that_of_the_named_pool() {
     let kept = (Some("a 10.0.0.10".to_owned()), Some("IPPoolNotFound"));
@@ -332,7 +333,7 @@ fn an_address_whose_pool_is_gone_is_given_up_for_no_claim_but_that_of_the_named_
     }
 }
 
-/// A view may show what was true a moment ago. An address is freed only on a fresh reading.
+/// A view may be a moment old. An address is released only on a fresh reading.
 #[test]
 fn an_old_view_frees_nothing() {
     let mut book = Book::default();
@@ -351,7 +352,7 @@ fn an_old_view_frees_nothing() {
     book.claim(&publishing(&second));
     assert_eq!(book.claims_of("u1"), std::slice::from_ref(&second));
 
-    // Nor does an old view bring back what was freed.
+    // A stale view does not restore a claim that was released, either.
     assert!(book.needs_fresh(&old(publishing(&first))));
     book.claim(&old(publishing(&first)));
     assert_eq!(book.claims_of("u1"), std::slice::from_ref(&second));

@@ -1,4 +1,5 @@
-//! What a tenant gains who writes the status of its LoadBalancer while nothing guards it.
+//! Attacks of a tenant that writes the status of its LoadBalancer while admission does not protect
+//! it.
 //!
 //! Pool `a` has `10.0.0.10` to `.12` and is the victim's, pool `own` `10.0.1.10` and `.11` and is
 //! the attacker's. The victim is lb1, the attacker lb9.
@@ -23,7 +24,7 @@ fn victim() -> LbFacts {
     of(VICTIM, "victim")
 }
 
-/// Who writes that it has the address of the pool.
+/// The attacker's facts, with the address in its status.
 fn attacker(pool: &str, ip: &str) -> LbFacts {
     LbFacts { published: Some(at(pool, ip)), ..of(ATTACKER, "attacker") }
 }
@@ -37,7 +38,7 @@ fn entry(facts: &LbFacts) -> WorldEntry {
     }
 }
 
-/// A book in which the victim holds its address, and publishes it if it says so.
+/// A book in which the victim holds its address, and publishes it if `publishes` is set.
 fn with_victim(publishes: bool) -> (Book, LbFacts) {
     let mut book = book(&pools());
     let mut facts = victim();
@@ -49,7 +50,7 @@ fn with_victim(publishes: bool) -> (Book, LbFacts) {
     (book, facts)
 }
 
-/// The pool as the book would have it stored.
+/// The pool as the book would store it.
 fn stored(book: &Book, of: &PoolSeen) -> PoolSeen {
     let pool = &book.pools()[&of.name];
     let status =
@@ -71,7 +72,7 @@ fn while_the_ledger_is_in_memory_a_lie_gains_nothing() {
             ("ghost", "10.0.0.12"),
             ("ghost", "10.0.0.1"),
         ] {
-            // As a newcomer, and as one that has an address.
+            // As a new LoadBalancer, and as one with an address.
             for has_one in [false, true] {
                 let (mut book, victim) = with_victim(publishes);
                 if has_one {
@@ -86,7 +87,7 @@ fn while_the_ledger_is_in_memory_a_lie_gains_nothing() {
     }
 }
 
-/// A pool serves both, so that its scope keeps nobody off.
+/// The same pool serves both, so that its scope refuses neither.
 #[test]
 fn a_neighbour_of_the_same_pool_gains_nothing_either() {
     for pool in ["a", "ghost"] {
@@ -98,14 +99,14 @@ fn a_neighbour_of_the_same_pool_gains_nothing_either() {
     }
 }
 
-/// It could have had that one anyway.
+/// The LoadBalancer could have had that address anyway.
 #[test]
 fn in_a_pool_of_its_own_it_may_choose() {
     let (mut book, _) = with_victim(true);
     assert_eq!(told(&book.claim(&attacker("own", "10.0.1.11"))), held("own 10.0.1.11"));
 }
 
-/// At the start of a term, and when the pool was written by somebody else.
+/// At the start of a term, and after another client wrote the pool.
 #[test]
 fn while_a_ledger_is_read_nobody_loses_an_address_that_it_names() {
     for publishes in [false, true] {
@@ -123,7 +124,7 @@ fn while_a_ledger_is_read_nobody_loses_an_address_that_it_names() {
     }
 }
 
-/// The ledger was wiped, so that what is published is all there is: whoever is older counts.
+/// The ledger was wiped, so that only published addresses are left: the older LoadBalancer wins.
 #[test]
 fn where_the_ledger_is_lost_too_the_older_of_two_keeps_what_both_publish() {
     let (_, victim) = with_victim(true);
@@ -136,8 +137,8 @@ fn where_the_ledger_is_lost_too_the_older_of_two_keeps_what_both_publish() {
     assert_eq!(told(&book.claim(&victim)), held("a 10.0.0.10"));
 }
 
-/// What does not hold: an address that is free counts as in use while a ledger is read, for it
-/// may be one that was lost from it.
+/// A known gap: a free address counts as in use while a ledger is read, because it may be missing
+/// from that ledger.
 #[test]
 fn while_a_ledger_is_read_an_address_that_is_free_can_be_had_out_of_scope() {
     let (before, victim) = with_victim(true);
@@ -147,5 +148,5 @@ fn while_a_ledger_is_read_an_address_that_is_free_can_be_had_out_of_scope() {
         book.merge(&stored(&before, pool), &World::new([entry(&victim), entry(&lie)]));
     }
     assert_eq!(told(&book.claim(&lie)), held("a 10.0.0.12"));
-    assert_eq!(told(&book.claim(&victim)), held("a 10.0.0.10"), "and costs nobody else one");
+    assert_eq!(told(&book.claim(&victim)), held("a 10.0.0.10"), "and the victim keeps its own");
 }

@@ -1,8 +1,8 @@
-//! LoadBalancers without the address that they ask for, and when each is asked again.
+//! LoadBalancers without the address that they ask for, and when each is tried again.
 //!
-//! Invariants: waiters are served oldest first; one is asked again only when a pool changed that may
-//! serve it or that its reason names, so that what one tenant changes costs no look at all pools for
-//! each waiter.
+//! Invariants: waiters are served oldest first; a waiter is tried again only when a pool changed
+//! that may serve it or that its reason names, so that a change by one tenant does not search all
+//! pools for each waiter.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,24 +11,24 @@ use super::{Age, Book, Pool};
 use crate::reason::Wait;
 use crate::{LbFacts, Owner};
 
-/// Changes that waiters may have waited for.
+/// Changes that waiters may depend on.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stirred {
-    /// Pools came, went or moved.
+    /// Whether pools were added, removed or moved.
     everything: bool,
-    /// Pools in which something changed.
+    /// Names of the pools that changed.
     pools: BTreeSet<String>,
-    /// Waiters, by UID, that ask for something else.
+    /// UIDs of the waiters whose request changed.
     waiters: BTreeSet<String>,
 }
 
 impl Stirred {
-    /// Has every waiter asked again.
+    /// Marks every waiter for another try.
     pub(super) fn everything(&mut self) {
         self.everything = true;
     }
 
-    /// Has waiters asked again that the pool may serve.
+    /// Marks the waiters that the pool may serve for another try.
     pub(super) fn pool(&mut self, name: &str) {
         if !self.pools.contains(name) {
             self.pools.insert(name.to_owned());
@@ -41,7 +41,7 @@ impl Stirred {
 }
 
 impl Book {
-    /// Tries waiters again that a change may serve, oldest first. Returns those whose answer
+    /// Tries the waiters again that a change may serve, oldest first. Returns those whose answer
     /// changed.
     pub fn serve_waiters(&mut self) -> Vec<Owner> {
         self.judge();
@@ -57,7 +57,7 @@ impl Book {
         let mut changed = Vec::new();
         for age in concerned.collect::<Vec<Age>>() {
             let Some((facts, before)) = self.waiters.get(&age) else { continue };
-            // An earlier one may have taken what there was.
+            // An earlier waiter may have taken the free address.
             if !self.may_change(facts, before, &stirred) {
                 continue;
             }
@@ -73,7 +73,7 @@ impl Book {
 
     /// Whether another answer is possible now.
     fn may_change(&self, facts: &LbFacts, wait: &Wait, stirred: &Stirred) -> bool {
-        // What it publishes is compared with all pools.
+        // A published address is compared with all pools.
         stirred.everything
             || facts.published.is_some()
             || stirred.waiters.contains(&facts.owner.uid)
@@ -83,7 +83,7 @@ impl Book {
             })
     }
 
-    /// Pools with the address in their ranges may have it to give from now on.
+    /// Marks the pools with the address in their ranges: it may be free there from now on.
     pub(super) fn stir_at(&mut self, ip: IpAddr) {
         for (name, pool) in &self.pools {
             if pool.ledger.ranges().find(ip).is_some() {
@@ -101,11 +101,11 @@ impl Book {
         self.stop_waiting(&facts.owner.uid);
         let age = (facts.created, facts.owner.clone());
         self.ages.insert(facts.owner.uid.clone(), age.clone());
-        // By the time a waiter is served its facts are old.
+        // The facts are stale by the time that the waiter is served.
         self.waiters.insert(age, (LbFacts { fresh: false, ..facts.clone() }, wait));
     }
 
-    /// Notes what a waiter asks for now, and where its networks lead.
+    /// Updates a waiter's request and the segments of its networks.
     pub(super) fn update_waiter(&mut self, facts: &LbFacts) {
         let age = self.ages.get(&facts.owner.uid);
         let Some((known, _)) = age.and_then(|age| self.waiters.get_mut(age)) else { return };
@@ -124,7 +124,7 @@ impl Book {
 }
 
 impl Pool {
-    /// Whether a waiter may have another answer after the pool has changed.
+    /// Whether a waiter may get another answer after the pool has changed.
     fn may_change(&self, name: &str, facts: &LbFacts, wait: &Wait) -> bool {
         let is_named = wait.names(name);
         let is_asked = match &facts.named_pool {

@@ -1,9 +1,9 @@
-//! Who is asked again when something has changed.
+//! The waiters that are tried again after a change.
 
 use super::super::tests::{everybody, for_namespace, lb, named, seen};
 use super::*;
 
-/// What one tenant does costs those nothing who wait for other pools.
+/// A tenant's change costs nothing for the waiters of other pools.
 #[test]
 fn only_those_are_asked_again_whom_a_change_may_serve() {
     let mut book = Book::default();

@@ -1,4 +1,4 @@
-//! How endpoints are packed, case by case; `model` does it at random and watches every write.
+//! Packing of endpoints, case by case; `model` does it at random and checks every write.
 
 mod model;
 
@@ -27,7 +27,7 @@ pub(super) fn ports() -> Vec<Port> {
     vec![Port { name: "http".into(), protocol: "TCP".into(), port: 8080 }]
 }
 
-/// EndpointSlices as an API server keeps them.
+/// EndpointSlices as an API server stores them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Store {
     pub(super) slices: Vec<Slice>,
@@ -39,7 +39,7 @@ impl Store {
         Self { slices, writes: 0 }
     }
 
-    /// Carries out one write, which is refused if it rests on what is no longer so.
+    /// Executes one write, which fails if its version is outdated.
     pub(super) fn execute(&mut self, write: &Write, family: Family, ports: &[Port]) {
         self.writes += 1;
         let at = self.slices.iter().position(|slice| slice.name == write.name());
@@ -64,7 +64,7 @@ impl Store {
         self.slices.sort_by(|a, b| a.name.cmp(&b.name));
     }
 
-    /// Plans and writes until nothing is left, and returns the writes.
+    /// Plans and writes until the plan is complete, and returns the writes.
     pub(super) fn settle(&mut self, family: Family, desired: &[Endpoint]) -> Vec<Write> {
         let mut all = Vec::new();
         for _ in 0..3 {
@@ -113,7 +113,7 @@ fn a_thousand_and_one_endpoints_make_eleven_slices() {
     assert_eq!(store.names(), expected);
 }
 
-/// Slices are counted as numbers: the tenth is not the second.
+/// Slices are sorted by number: the tenth is not the second.
 #[test]
 fn new_endpoints_go_where_there_is_room_first_slice_first() {
     let mut store = filled(1_001);
@@ -159,13 +159,13 @@ fn the_sink_is_there_while_no_vm_serves_and_only_then() {
         assert_eq!(sinks(&store), expected, "{desired:?}");
         assert_eq!(writes.len(), 1, "in the same write: {writes:?}");
         assert_eq!(store.slices[0].endpoints.len(), desired.len() + expected);
-        // With the sink no port of a listener leads anywhere: its address may be a node's.
+        // With the sink no listener's port leads anywhere: its address may be a node's.
         let port = if expected == 0 { 8080 } else { SINK_PORT };
         assert_eq!(store.slices[0].ports, [Port { port, ..ports()[0].clone() }]);
     }
 }
 
-/// Traffic that nobody answers is the lesser evil, to the end.
+/// Unanswered traffic is better than traffic to the node itself, until the last write.
 #[test]
 fn of_several_writes_the_one_that_takes_the_sink_away_is_the_last() {
     let mut store = filled(201);
@@ -190,8 +190,8 @@ fn endpoints_are_sorted_by_name_with_the_sink_at_the_end() {
     );
 }
 
-/// Addresses that no host has, for while no node is known: RFC 5737 and RFC 6666. The UID is the Go
-/// controller's word.
+/// Addresses that no host has, while no node is known: RFC 5737 and RFC 6666. The UID is the Go
+/// controller's.
 #[test]
 fn the_sink_is_the_announcing_nodes_address_or_nobodys() {
     let (v4, v6) = (sink(WEB, Family::V4, None), sink(WEB, Family::V6, None));
@@ -218,7 +218,7 @@ fn the_sink_is_the_announcing_nodes_address_or_nobodys() {
     assert_eq!(sink(WEB, Family::V4, Some(&v6_only)), sink(WEB, Family::V4, None));
 }
 
-/// The Go controller's slice: no word of who manages it, a dummy at an address that may be a pod's,
+/// The Go controller's slice: no label for its manager, a dummy at an address that may be a pod's,
 /// all VMs in one slice, not sorted.
 #[test]
 fn a_slice_of_the_go_controller_is_adopted_in_place() {
@@ -240,7 +240,7 @@ fn a_slice_of_the_go_controller_is_adopted_in_place() {
     assert_eq!(store.slices[0].endpoints, [ready(1), ready(2)]);
     assert!(store.slices[0].sound);
 
-    // More than fit into one slice here: those that are new make room, the rest stays.
+    // More VMs than fit into one slice here: the new ones are moved, the rest stays.
     let many: Vec<Endpoint> = (0..130).map(ready).collect();
     let mut store = Store::new(vec![stored(many.clone())]);
     let writes = store.settle(Family::V4, &many);
@@ -267,7 +267,7 @@ fn ports_and_whatever_is_not_sound_are_put_right() {
     }
 }
 
-/// What this operator does not write, and what is left from before a change of family.
+/// Slices of a type that this operator does not write, or left from before a change of family.
 #[test]
 fn slices_of_another_family_go_after_those_of_this_one_came() {
     let old = filled(101);
@@ -288,7 +288,7 @@ fn slices_of_another_family_go_after_those_of_this_one_came() {
     let writes = store.settle(Family::V4, &[ready(100)]);
     assert_eq!(written(&writes), [("delete", "web"), ("update", "web.ipv4-2")]);
 
-    // Its name is not free before it is gone.
+    // The name of a deleted slice is not free before it is gone.
     let mut store = Store::new(old.slices[..1].to_vec());
     store.slices[0].family = Some(Family::V6);
     let expected = [("create", "web.ipv4-2"), ("delete", "web"), ("update", "web.ipv4-2")];
@@ -309,7 +309,7 @@ fn a_deletion_is_never_the_last_word() {
         [0, 1].map(ready).into_iter().chain((2..100).map(unready)).collect();
     let deleted_first = [("delete", "web.ipv4-2"), ("update", WEB)];
     assert_eq!(written(&mixed(ready).settle(Family::V4, &desired)), deleted_first);
-    // All traffic was for the second slice: it may not go before the first one is written.
+    // All traffic was for the second slice: it may not be deleted before the first one is written.
     let deleted_after = [("update", WEB), ("delete", "web.ipv4-2"), ("update", WEB)];
     assert_eq!(written(&mixed(unready).settle(Family::V4, &desired)), deleted_after);
 }
@@ -325,7 +325,7 @@ fn what_is_stored_is_remembered_by_uid() {
     assert_eq!(remembered(&without.slices).keys().copied().collect::<Vec<_>>(), [SINK_UID]);
 }
 
-/// What somebody else has written meanwhile is refused to be written over.
+/// The API server refuses to overwrite a change that another writer made meanwhile.
 #[test]
 fn a_patch_says_which_version_it_rests_on() {
     let lb = Identity { namespace: "default", name: WEB, uid: "lb-uid" };

@@ -1,4 +1,4 @@
-//! Whatever is stored and whatever is desired: what every single write leaves behind.
+//! State after every single write, for any stored and any desired endpoints.
 
 use proptest::prelude::*;
 
@@ -7,10 +7,10 @@ use super::{Store, WEB, ports, ready};
 
 /// Counts at which slices begin and end, and some in between.
 const COUNTS: [usize; 9] = [0, 1, 2, 5, 99, 100, 101, 200, 250];
-/// VMs that there can be.
+/// Number of possible VMs.
 const ALL: usize = 260;
 
-/// State of a VM: none, or an endpoint that may serve and may go.
+/// State of a VM: none, or an endpoint that may serve and may terminate.
 fn state() -> impl Strategy<Value = Option<(bool, bool)>> {
     prop::sample::select(vec![
         None,
@@ -30,7 +30,7 @@ fn endpoint(n: usize, (serving, terminating): (bool, bool), family: Family) -> E
     endpoint
 }
 
-/// VMs of which few or all serve, or none.
+/// VMs, of which a few, all or none serve.
 fn vms() -> impl Strategy<Value = Vec<Option<(bool, bool)>>> {
     let quiet = prop::sample::select(vec![None, Some((false, false)), Some((false, true))]);
     let some = prop_oneof![
@@ -90,14 +90,14 @@ fn takes(slices: &[Slice], family: Option<Family>) -> bool {
     of.flat_map(|slice| &slice.endpoints).any(|endpoint| endpoint.serving)
 }
 
-/// Where each UID is.
+/// Slice of each UID.
 fn places(slices: &[Slice]) -> BTreeMap<&str, &str> {
     // The first slice that has it wins.
     let all = slices.iter().rev();
     all.flat_map(|slice| slice.endpoints.iter().map(|e| (&*e.uid, slice.name.as_str()))).collect()
 }
 
-/// Plans and writes until nothing is left, and holds every moment to the rules.
+/// Plans and writes until the plan is complete, and checks the rules after every write.
 fn settle(store: &mut Store, family: Family, desired: &[Endpoint]) -> Vec<Write> {
     let before = store.clone();
     let mut all = Vec::new();
@@ -134,7 +134,7 @@ fn settle(store: &mut Store, family: Family, desired: &[Endpoint]) -> Vec<Write>
     all
 }
 
-/// What is stored in the end.
+/// Checks the slices that are stored in the end.
 fn check(before: &[Slice], after: &[Slice], family: Family, desired: &[Endpoint]) {
     for slice in after {
         assert!(
@@ -153,7 +153,7 @@ fn check(before: &[Slice], after: &[Slice], family: Family, desired: &[Endpoint]
     found.sort_by(|a, b| a.uid.cmp(&b.uid));
     expected.sort_by(|a, b| a.uid.cmp(&b.uid));
     assert_eq!(found, expected);
-    // Whoever was in a slice stays there, unless that held too many.
+    // An endpoint stays in its slice, unless that had too many.
     let usable: Vec<Slice> =
         before.iter().filter(|slice| slice.family == Some(family)).cloned().collect();
     let (then, now) = (places(&usable), places(after));

@@ -1,5 +1,5 @@
-//! Which VMs are endpoints, and in which state: the rules, against every combination of what
-//! KubeVirt, the health check and a user may have done.
+//! The rules for endpoints and their state, against every combination of actions of KubeVirt, the
+//! health check and a user.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::super::*;
 use crate::vm_backends::listeners::Backends;
 use crate::vm_backends::vm::{pod, vm};
 
-/// What can be the case, column by column.
+/// Possible values of each column.
 const COLUMNS: [(&str, &[&str]); 6] = [
     // `status.phase`.
     (
@@ -25,13 +25,13 @@ const COLUMNS: [(&str, &[&str]); 6] = [
             "Unknown",
         ],
     ),
-    // What was done to the VM.
+    // Actions on the VM.
     ("VM", &["stays", "deleted", "paused", "paused+deleted"]),
-    // Its `Ready` condition. `False` and `Unknown` are for other reasons than `PodTerminating`.
+    // The VM's `Ready` condition. `False` and `Unknown` have reasons other than `PodTerminating`.
     ("Ready", &["True", "False", "Unknown", "PodTerminating", "absent"]),
-    // Its pods on its node n1, but for one that is `elsewhere`, on n3. `leaving` is ready and
-    // being deleted, `stopping` no longer ready. `finished` still says that it is ready. `newer`:
-    // there are two, and the newer one is the one that is or is not ready.
+    // The VM's pods on its node n1, except `elsewhere`, which is on n3. `leaving` is ready and
+    // being deleted, `stopping` no longer ready. `finished` still reports ready. `newer`:
+    // there are two pods, and the newer one is ready or not.
     (
         "pods",
         &[
@@ -53,13 +53,13 @@ const COLUMNS: [(&str, &[&str]); 6] = [
     ("health", &["unchecked", "healthy", "unhealthy"]),
 ];
 
-/// The rules. A cell lists values; `*` is any, `!` any but these. The endpoint is
+/// The rules. A cell lists values; `*` is any value, `!` any but these. The endpoint is
 ///
 /// * `absent`: not in the slices,
-/// * `ready`: it serves and stays,
-/// * `unready`: it stays, and does not serve,
-/// * `draining`: it serves and goes away: traffic comes only if nobody is ready,
-/// * `gone`: it goes away, and does not serve.
+/// * `ready`: it serves and does not terminate,
+/// * `unready`: it neither serves nor terminates,
+/// * `draining`: it serves and terminates: traffic comes only if no endpoint is ready,
+/// * `gone`: it terminates and does not serve.
 const RULES: &str = "
 phase            | VM             | Ready                | pods                                | migration | health     | endpoint
 
@@ -109,7 +109,7 @@ Running          | deleted        | !True PodTerminating | *                    
 
 struct Rule {
     line: &'static str,
-    /// For each column, the values that it admits.
+    /// Values that each column admits.
     cells: Vec<Vec<&'static str>>,
     endpoint: &'static str,
 }
@@ -145,7 +145,7 @@ fn rules() -> Vec<Rule> {
     lines.map(Rule::read).collect()
 }
 
-/// Every combination.
+/// Every combination of values.
 fn cases() -> Vec<Vec<&'static str>> {
     COLUMNS.iter().fold(vec![vec![]], |cases, (_, values)| {
         let with = |case: &Vec<&'static str>| {
@@ -184,7 +184,7 @@ fn instance(phase: &str, fate: &str, ready: &str, node: &str) -> Vm {
     vm(&serde_json::from_value(vmi).unwrap())
 }
 
-/// A pod of it, with a suffix of minutes since it was made.
+/// A pod of the VM, named after the minute in which it was created.
 fn launcher(minute: u32, node: &str, phase: &str, ready: bool, deleting: bool) -> Pod {
     let mut meta = json!({
         "name": format!("virt-launcher-{minute}"), "namespace": "apps",
@@ -234,7 +234,7 @@ fn pods(state: &str, migration: &str) -> Vec<Pod> {
     pods
 }
 
-/// The word for what the VM is, and the node that its endpoint names.
+/// The word for the VM's state, and the node in its endpoint.
 fn decided(vm: &Vm, pods: &[Pod], health: &str) -> (&'static str, Option<Box<str>>) {
     let wanted = Wanted { network: "apps/vlan1", family: Family::V4 };
     let rules = Rules { own: None, reserved: &|_| None, range: &|_| None };

@@ -1,4 +1,4 @@
-//! Which address an endpoint has, and when it has none.
+//! The address of an endpoint, and the cases without one.
 
 mod matrix;
 
@@ -38,12 +38,12 @@ fn pod() -> Pod {
     Pod { uid, vm, node, ready: true, addresses, ..Pod::default() }
 }
 
-/// Whatever is not listed may be a VM's.
+/// Any address that is not listed may be a VM's.
 fn reserved(foreign: &[&str], address: IpAddr) -> Option<Reserved> {
     foreign.iter().any(|text| ip(text) == address).then(|| Reserved::Node("n1".into()))
 }
 
-/// The address, and whether it is one last heard of.
+/// The address, and whether it is the last known one.
 fn found(
     vm: &Vm,
     pods: &[Pod],
@@ -106,7 +106,7 @@ fn the_address_is_on_the_network_that_is_named() {
 }
 
 /// A guest cluster's VM announces addresses itself, and some guests report every address that
-/// they ever saw: traffic must not go round in a circle, nor to a node.
+/// they ever observed: traffic must not loop, nor reach a node.
 #[test]
 fn addresses_of_nodes_and_of_the_load_balancer_are_no_vms() {
     let two = vm(&[("a/b", &["10.0.0.1", "10.0.0.99", "10.0.0.5"])]);
@@ -130,7 +130,7 @@ fn a_vm_that_may_have_none_of_its_addresses_is_refused_with_the_first() {
     let liar = vm(&[("", &["10.53.0.1", "10.52.0.8"])]);
     let first = Some(("10.53.0.1".to_owned(), AddressFault::NotOfPod));
     assert_eq!(refused(&liar, &[pod()]), first);
-    // Before anything is known of its pods there is nothing to say.
+    // While no address of its pods is known, it is not refused.
     for pods in [vec![], vec![Pod { addresses: Box::default(), ..pod() }]] {
         assert_eq!(refused(&liar, &pods), None);
     }
@@ -155,7 +155,7 @@ fn a_silent_agents_vm_keeps_its_address_while_its_pod_is_ready() {
         vec![pod(), Pod { uid: "p2".into(), created: 1, ready: false, ..pod() }],
     ] {
         assert_eq!(found(&silent, &pods, &ANY, last, &[]), None, "{pods:?}");
-        // What the VM says itself needs no pod.
+        // An address that the VM reports needs no pod.
         let speaks = vm(&[("a/b", &["10.0.0.6"])]);
         let says = Some(("10.0.0.6".to_owned(), false));
         assert_eq!(found(&speaks, &pods, &ANY, last, &[]), says);
@@ -178,7 +178,7 @@ fn a_last_known_address_is_of_the_family_and_not_of_another_network() {
     assert_eq!(found(&speaks, &[pod()], &named, Some("10.0.2.5"), &[]), kept);
 }
 
-/// A restart under the same name is another VM: what is remembered is filed by UID.
+/// A restart under the same name is another VM: the last address is stored by UID.
 #[test]
 fn nothing_is_remembered_across_uids() {
     let before = Endpoint {

@@ -1,12 +1,12 @@
-//! Whether failures speak against the backends, or against who probes them.
+//! Decision whether failures are the backends' or the prober's.
 //!
-//! A prober that loses its own way to the VMs sees most of them fail at once. So failures are doubted
-//! when one moment explains most of them: each of those targets passed before it, and has only failed
-//! since. What is doubted stays in: if the VMs are well, that saves their users, and if they are not,
-//! it costs what their users have lost anyway.
+//! A prober that loses its own path to the VMs observes that most of them fail at once. So failures
+//! are doubted when one moment explains most of them: each of those targets passed before it, and
+//! has only failed since. Doubted targets stay endpoints: if the VMs are well, that protects their
+//! users, and if they are not, it costs only what their users have lost anyway.
 //!
-//! Invariants: what passes after the moment is judged by itself, so a single failure counts as ever;
-//! a doubt ends with the last target that it holds.
+//! Invariants: a target that passes after the moment is judged by itself, so a single failure
+//! counts as usual; a doubt ends with the last target that it holds.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -14,19 +14,19 @@ use std::time::Duration;
 
 use super::{Check, Health};
 
-/// VMs, and load balancers, of which fewer are not many: what they share may well have failed. The
-/// smallest number of which a majority is more than a pair.
+/// Smallest number of VMs, and of load balancers, for a doubt: fewer may well share a real fault.
+/// It is the smallest number that is more than a pair.
 pub const MANY: usize = 3;
 
-/// Moments that a doubt remembers. A fault that spreads has a few.
+/// Moments that a doubt stores at most. A fault that spreads has a few.
 const MOST_MOMENTS: usize = 16;
 
-/// A target that passes its probes, or did before it failed.
+/// Probe results of a target that passes, or did before it failed.
 #[derive(Clone, Copy, Debug)]
 pub struct Sight<'a> {
-    /// LoadBalancer.
+    /// LoadBalancer of the target, `namespace/name`.
     pub lb: &'a str,
-    /// VM.
+    /// Address of the VM.
     pub address: IpAddr,
     /// Time of the last pass. Zero: before the first probe.
     pub passed: Duration,
@@ -34,12 +34,12 @@ pub struct Sight<'a> {
     pub failing: Option<Duration>,
 }
 
-/// The moment at which most VMs fell silent, if there was one between `from` and `until`: what has
-/// been learned is that a target passed at the one and failed at the other.
+/// Finds the moment at which most VMs fell silent, if there was one between `from` and `until`:
+/// those targets passed before it and failed after it.
 ///
 /// More than half of the VMs that answered until then, [`MANY`] at least, behind [`MANY`] load
 /// balancers at least. VMs are counted, not targets: one VM may be behind each load balancer. A VM
-/// is silent if all that is known of it since the moment are failures.
+/// is silent if all of its results since the moment are failures.
 pub fn moment<'a>(
     sights: impl Iterator<Item = Sight<'a>>,
     (from, until): (Duration, Duration),
@@ -59,7 +59,7 @@ pub fn moment<'a>(
     let (mut begins, mut ends): (Vec<_>, Vec<_>) = silent.iter().copied().unzip();
     begins.sort_unstable();
     ends.sort_unstable();
-    // What fell silent together was heard last before the first of its failures.
+    // VMs that fell silent together last passed before the first of their failures.
     let explained = ends.iter().copied().filter(|at| (from..=until).contains(at)).map(|at| {
         let earlier = ends.partition_point(|end| *end < at);
         (begins.partition_point(|begin| *begin <= at) - earlier, vms.len() - earlier, at)
@@ -73,21 +73,21 @@ pub fn moment<'a>(
     (count >= MANY && lbs.len() >= MANY && 2 * count > answered).then_some(at)
 }
 
-/// Failures that are not believed for now, and what became of the targets.
+/// Failures that are not believed for now, and the state of their targets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Doubt {
-    /// Moments that explain them, as [`moment`] found them.
+    /// Moments that explain the failures, as [`moment`] found them.
     moments: Vec<Duration>,
-    /// Targets that fail and are held to be healthy.
+    /// Number of targets that fail and are held to be healthy.
     held: usize,
-    /// Targets that were, and answer again.
+    /// Number of targets that were held, and answer again.
     answered: usize,
-    /// Since when most answer again.
+    /// Time since which most targets answer again.
     mending: Option<Duration>,
 }
 
 impl Doubt {
-    /// Takes in a moment at which most of those fell silent that still answered.
+    /// Adds a moment at which most of the VMs that still answered fell silent.
     pub fn grow(&mut self, moment: Duration) {
         if self.moments.len() == MOST_MOMENTS {
             self.moments.remove(0);
@@ -96,7 +96,7 @@ impl Doubt {
         (self.answered, self.mending) = (0, None);
     }
 
-    /// Whether a moment of it explains why the target fails.
+    /// Whether a moment of the doubt explains why the target fails.
     pub fn explains(&self, health: Health) -> bool {
         self.moments.iter().any(|moment| health.fell_silent_at(*moment))
     }
@@ -107,7 +107,7 @@ impl Doubt {
         self.held += 1;
     }
 
-    /// A held target answers again.
+    /// Counts a held target that answers again.
     pub fn answers(&mut self, now: Duration) {
         self.gone();
         self.answered += 1;
@@ -116,7 +116,7 @@ impl Doubt {
         }
     }
 
-    /// A held target is no more.
+    /// Removes a held target that no longer exists.
     pub fn gone(&mut self) {
         self.held = self.held.saturating_sub(1);
     }
@@ -128,14 +128,14 @@ impl Doubt {
         self.gone();
     }
 
-    /// Whether a held target that fails now is to be believed: most of the others answer again, and
-    /// it has had the time to do so as well.
+    /// Whether the failure of a held target is now to be believed: most of the others answer again,
+    /// and it has had the time to do so as well.
     pub fn is_over_for(&self, check: &Check, now: Duration) -> bool {
         let time = check.period * check.success_threshold + check.timeout;
         self.mending.is_some_and(|since| now >= since + time)
     }
 
-    /// Number of targets that it holds.
+    /// Number of targets that the doubt holds to be healthy.
     pub fn held(&self) -> usize {
         self.held
     }

@@ -1,4 +1,4 @@
-//! Failures that one moment explains: a matrix, and any mixture of VMs that fail and do not.
+//! Failures that one moment explains: a matrix, and any mixture of VMs that fail and pass.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -16,7 +16,8 @@ fn vm(number: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, number).into()
 }
 
-/// A target of VM `number` behind LoadBalancer `lb`, which passed at 98 s and failed first at 101 s.
+/// A target of VM `number` behind LoadBalancer `lb`, which passed at 98 s and failed first at 101
+/// s.
 fn silent(lb: &str, number: u8) -> Sight<'_> {
     Sight { lb, address: vm(number), passed: s(98), failing: Some(s(101)) }
 }
@@ -28,7 +29,7 @@ fn well(lb: &str, number: u8) -> Sight<'_> {
 
 const LBS: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// VMs of these numbers, spread over so many LoadBalancers.
+/// Targets of VMs with these numbers, spread over a number of LoadBalancers.
 fn fleet(
     make: fn(&'static str, u8) -> Sight<'static>,
     numbers: std::ops::Range<u8>,
@@ -37,7 +38,7 @@ fn fleet(
     numbers.map(|number| make(LBS[usize::from(number) % lbs], number)).collect()
 }
 
-/// Targets as seen, and whether most are silent.
+/// Targets, and whether most are silent.
 type Case = (&'static str, Vec<Sight<'static>>, bool);
 
 fn cases() -> Vec<Case> {
@@ -50,7 +51,7 @@ fn cases() -> Vec<Case> {
     let long_dead = |number: u8| Sight { passed: s(1), failing: Some(s(5)), ..silent("a", number) };
     let unseen =
         |number: u8| Sight { passed: s(0), ..silent(LBS[usize::from(number) % 3], number) };
-    // Its port fails, and another of the VM passes.
+    // One port of the VM fails, and another one passes.
     let port = |number: u8| [silent("a", number), well("b", number)];
     vec![
         ("all VMs of three load balancers", fleet(silent, 0..3, 3), true),
@@ -79,7 +80,7 @@ fn most_vms_of_many_load_balancers_at_one_moment_are_doubted_and_nothing_less() 
     for (what, sights, doubted) in cases() {
         for news in sights.iter().filter(|sight| sight.failing.is_some()) {
             let news = (news.passed, news.failing.unwrap());
-            // What died long ago is no news.
+            // A VM that died long ago is not new.
             if news.1 > s(5) {
                 let found = moment(sights.iter().copied(), news);
                 assert_eq!(found.is_some(), doubted, "{what}");
@@ -124,7 +125,7 @@ fn a_doubt_ends_for_who_had_the_time_to_answer_once_most_did() {
     assert!(!doubt.is_over_for(&check, s(1_000)), "half");
     doubt.answers(s(22));
     assert_eq!([34, 35].map(|now| doubt.is_over_for(&check, s(now))), [false, true]);
-    // It spreads.
+    // The fault spreads.
     doubt.grow(s(30));
     assert!(!doubt.is_over_for(&check, s(1_000)));
     doubt.believe(&mut held[0]);
@@ -133,8 +134,8 @@ fn a_doubt_ends_for_who_had_the_time_to_answer_once_most_did() {
 }
 
 proptest! {
-    /// VMs that fail, each with some seconds between its last success and the moment, and from there
-    /// to its first failure.
+    /// VMs that fail, each with some seconds between its last success and the moment, and from
+    /// there to its first failure.
     #[test]
     fn a_majority_is_found_whatever_the_periods_and_a_minority_never(
         failing in vec((1_u64..60, 0_u64..60), 1..20),
@@ -159,7 +160,7 @@ proptest! {
             let news = (s(1_000 - before), s(1_000 + after));
             let found = moment(sights.iter().copied(), news);
             prop_assert_eq!(found.is_some(), expected);
-            // One of the moments at which all of them were silent.
+            // The moment is one at which all of them were silent.
             let fits = |at: Duration| sights.iter().all(|sight| {
                 sight.failing.is_none_or(|since| (sight.passed..=since).contains(&at))
             });

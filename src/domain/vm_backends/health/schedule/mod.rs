@@ -1,20 +1,20 @@
-//! When a target is probed. Times are offsets on one monotonic clock.
+//! Times at which a target is probed, as offsets on one monotonic clock.
 //!
-//! Invariants: probes of a target fall on a fixed grid, `phase + k * period`, so they never
-//! drift however late one of them was. The phase comes from the target's identity alone:
-//! targets spread evenly over the period, and coming and going of others moves none.
+//! Invariants: probes of a target are due on a fixed grid, `phase + k * period`, so they never
+//! drift however late one of them was. The phase depends on the target's identity alone: targets
+//! spread evenly over the period, and are not moved when others are added or removed.
 
 use std::time::Duration;
 
-/// A target that nobody knows is probed within this time, not all such targets at once.
+/// Time within which targets without a verdict are first probed, so not all at once.
 const FIRST_WITHIN: Duration = Duration::from_millis(200);
 
-/// A target's place within the period, whatever the period is.
+/// A target's position within the period, whatever the period is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Phase(u64);
 
 impl Phase {
-    /// The phase that belongs to an identity. The parts are told apart: `ab`, `c` is not
+    /// Phase of an identity. The boundaries of the parts count: `ab`, `c` is not
     /// `a`, `bc`.
     pub fn of(identity: &[&str]) -> Self {
         // FNV-1a, which is the same in every process and every version.
@@ -25,8 +25,8 @@ impl Phase {
                 hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
             }
         }
-        // The last bytes hardly reach FNV's upper bits, which `within` uses: names that are
-        // counted up would share a phase. This is the finalizer of MurmurHash3.
+        // The last bytes hardly change FNV's upper bits, which `within` uses: names with
+        // consecutive numbers would share a phase. This is the finalizer of MurmurHash3.
         hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
         hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
         Self(hash ^ (hash >> 33))
@@ -39,7 +39,7 @@ impl Phase {
     }
 }
 
-/// The first time on the target's grid after `now`, at most one period later. `now` itself if
+/// First time on the target's grid after `now`, at most one period later. `now` itself if
 /// the period is zero.
 pub fn next(now: Duration, phase: Phase, period: Duration) -> Duration {
     let offset = phase.within(period);
@@ -52,7 +52,7 @@ pub fn next(now: Duration, phase: Phase, period: Duration) -> Duration {
     now + period.saturating_sub(Duration::from_nanos(into))
 }
 
-/// When a target without a verdict is probed for the first time: at once, off its grid, spread
+/// Time of the first probe of a target without a verdict: at once, off its grid, spread
 /// over 200 ms or the period, whichever is shorter.
 pub fn first(now: Duration, phase: Phase, period: Duration) -> Duration {
     now + phase.within(period.min(FIRST_WITHIN))

@@ -1,4 +1,4 @@
-//! Spread over the period, and the grid that never drifts.
+//! Distribution over the period, and the grid that never drifts.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{FIRST_WITHIN, Phase, first, next};
 
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// How many of the identities fall into each tenth of a second of five.
+/// Number of identities in each tenth of a second of five.
 fn histogram(identities: impl Iterator<Item = String>) -> Vec<u32> {
     let mut slots = vec![0; 50];
     for id in identities {
@@ -23,14 +23,15 @@ fn histogram(identities: impl Iterator<Item = String>) -> Vec<u32> {
 fn targets_spread_evenly_even_if_their_names_are_counted_up() {
     for prefix in ["", "vm-", "3f0c52de-8a11-4b7e-9d7b-00000000"] {
         let slots = histogram((0..10_000).map(|n| format!("{prefix}{n}")));
-        // 200 each; the bounds are five standard deviations of chance.
+        // 200 are expected in each; the bounds are five standard deviations.
         assert!(slots.iter().all(|n| (130..=270).contains(n)), "{prefix}: {slots:?}");
     }
 }
 
 #[test]
 fn the_phase_of_an_identity_is_the_same_for_ever() {
-    // A change here moves every target's probes at the next upgrade: harmless, but to be known.
+    // A change here moves every target's probes at the next upgrade: harmless, but it must be
+    // known.
     assert_eq!(Phase::of(&["a", "b"]), Phase(15_117_536_209_396_698_268));
     assert_ne!(Phase::of(&["ab", "c"]), Phase::of(&["a", "bc"]));
     assert_ne!(Phase::of(&["a"]), Phase::of(&["a", ""]));
@@ -64,7 +65,7 @@ proptest! {
             prop_assert!(due > now && due <= now + period);
             let into = due.checked_sub(phase.within(period)).map(|t| t.as_nanos() % period.as_nanos());
             prop_assert_eq!(into, Some(0));
-            // However long the probe takes.
+            // However long the probe took.
             now = due + Duration::from_millis(delay);
         }
     }

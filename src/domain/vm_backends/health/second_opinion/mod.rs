@@ -1,8 +1,9 @@
-//! Question of one replica to another about targets that it does not reach, and the meaning of the answer.
+//! Question of one replica to another about targets that it does not reach, and the meaning of the
+//! answer.
 //!
-//! Question and answer are annotations of the Lease that all replicas read anyway: an account that may write
-//! them may lead as well. A question only names targets. What is asked of each, and whether it is one,
-//! says the cluster, not the question.
+//! Question and answer are annotations of the Lease that all replicas read anyway: an account that
+//! may write them may lead as well. A question only names targets. Which probe each gets, and
+//! whether it is a target, comes from the cluster, not from the question.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -11,24 +12,24 @@ use serde::{Deserialize, Serialize};
 
 use super::Phase;
 
-/// Targets in a question: enough to tell most from few, and a moment's work.
+/// Targets in a question at most: enough to distinguish most from few, and quickly probed.
 pub const MOST_ASKED: usize = 32;
-/// Words about a doubt before there is an answer.
+/// Text about a doubt before there is an answer.
 pub const ASKED: &str = "another replica is asked whether it reaches them";
-/// Bytes of a question or an answer that are read: as many targets with the longest names are fewer.
+/// Bytes of a question or an answer that are read at most: more than the largest valid one.
 const LONGEST: usize = 16 * 1024;
 
-/// Place of a replica.
+/// Replica, and the node that it runs on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// Name in the Lease.
+    /// Name of the replica in the Lease.
     pub replica: String,
-    /// Node; empty if it was not given.
+    /// Node of the replica; empty if unknown.
     pub node: String,
 }
 
 impl Place {
-    /// The replica and its node, in words.
+    /// Text with the replica and its node.
     fn words(&self) -> String {
         match self.node.as_str() {
             "" => self.replica.clone(),
@@ -41,47 +42,47 @@ impl Place {
     }
 }
 
-/// A target that the one who asks does not reach.
+/// Target that the asking replica does not reach.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
-    /// LoadBalancer, `namespace/name`.
+    /// LoadBalancer of the target, `namespace/name`.
     pub lb: String,
-    /// Node.
+    /// Address of the VM.
     pub address: IpAddr,
 }
 
-/// Whether others reach what the leader does not.
+/// Question whether other replicas reach targets that the leader does not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
-    /// Replica that asks.
+    /// Asking replica.
     pub by: Place,
-    /// Time: no two questions of a replica are of the same time.
+    /// Time of the question: no two questions of a replica have the same.
     pub at: String,
-    /// About which targets.
+    /// Targets that the question is about.
     pub targets: Vec<Asked>,
 }
 
-/// Finding of another replica.
+/// Answer of another replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     /// Replica that asked.
     pub to: Place,
     /// Time of the question.
     pub at: String,
-    /// Replica that answers.
+    /// Answering replica.
     pub by: Place,
-    /// Targets that passed.
+    /// Number of targets that passed.
     pub passed: usize,
-    /// Targets that failed.
+    /// Number of targets that failed.
     pub failed: usize,
 }
 
 /// Meaning of an answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opinion {
-    /// Nothing: it is to another question, or there is none.
+    /// No opinion: the answer is to another question, or there is none.
     None,
-    /// Most targets fail there, too, but it is the same node, which may be what is at fault.
+    /// Most targets fail there, too, but from the same node, which may be at fault.
     SameNode,
     /// Most targets pass there.
     Well,
@@ -90,7 +91,7 @@ pub enum Opinion {
 }
 
 impl Question {
-    /// Reads one from an annotation.
+    /// Parses the text of an annotation.
     pub fn read(text: &str) -> Option<Self> {
         let question: Self = read(text)?;
         (question.targets.len() <= MOST_ASKED).then_some(question)
@@ -106,7 +107,7 @@ impl Question {
         }
     }
 
-    /// Whether a replica at the place is to answer, given the answer that there is.
+    /// Whether the replica is to answer, given the present answer.
     pub fn wants_answer_of(&self, place: &Place, given: Option<&Answer>) -> bool {
         self.by.replica != place.replica
             && match self.opinion(given) {
@@ -116,8 +117,8 @@ impl Question {
             }
     }
 
-    /// The answer of a replica at the place that found so many targets to pass and to fail. `None`:
-    /// it could ask fewer than half of them, and knows too little.
+    /// Answer of a replica for which so many targets passed and failed. `None`: it could probe
+    /// fewer than half of them, which is too little.
     pub fn answer(&self, by: &Place, passed: usize, failed: usize) -> Option<Answer> {
         let enough = passed + failed > 0 && 2 * (passed + failed) >= self.targets.len();
         let (to, at, by) = (self.by.clone(), self.at.clone(), by.clone());
@@ -126,14 +127,14 @@ impl Question {
 }
 
 impl Answer {
-    /// Reads one from an annotation.
+    /// Parses the text of an annotation.
     pub fn read(text: &str) -> Option<Self> {
         read(text)
     }
 }
 
 impl Opinion {
-    /// Whether the prober or the outage is to be believed, in words, for conditions and Events.
+    /// Text of the opinion on the prober or the outage, for conditions and Events.
     pub fn words(&self, question: &Question, answer: Option<&Answer>) -> String {
         let leader = question.by.words();
         let other = answer.map(|answer| answer.by.words()).unwrap_or_default();
@@ -152,8 +153,8 @@ impl Opinion {
     }
 }
 
-/// The targets to ask about: of different load balancers and VMs as far as there are such, and else
-/// whichever chance picks that the text `at` stands for.
+/// Picks the targets to ask about: of different load balancers and VMs if there are such, and
+/// otherwise at random, with the text `at` as the seed.
 pub fn sample(held: impl IntoIterator<Item = Asked>, at: &str) -> Vec<Asked> {
     let chance = |asked: &Asked| Phase::of(&[at, &asked.lb, &asked.address.to_string()]);
     let mut of_lbs = BTreeMap::<String, Vec<Asked>>::new();

@@ -1,4 +1,4 @@
-//! Answers and their meaning, the replicas that give them, and the questions.
+//! Answers and their meaning, the replicas that answer, and the questions.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -27,9 +27,9 @@ fn an_answer_is_to_one_question_and_the_leaders_own_node_decides_nothing() {
         ("two", 2, 2, Opinion::Dead),
         ("two", 0, 4, Opinion::Dead),
         ("one", 0, 4, Opinion::SameNode),
-        // It is the leader's pod alone that does not reach them.
+        // Only the leader's pod does not reach them.
         ("one", 4, 0, Opinion::Well),
-        // Nodes are not known: outside of the chart.
+        // The nodes are unknown: the operator runs without the chart.
         ("", 0, 4, Opinion::Dead),
     ] {
         let answer = question.answer(&place("b", node), passed, failed).unwrap();
@@ -106,7 +106,7 @@ fn a_sample_is_of_different_load_balancers_and_vms_and_of_no_order() {
     let lbs: BTreeSet<&str> = many.iter().map(|asked| asked.lb.as_str()).collect();
     assert_eq!(lbs.len(), MOST_ASKED);
     assert_eq!(many, sample(held(80), "1"));
-    // Who makes names that come first is not asked about alone.
+    // A tenant whose names sort first is not the only one in a question.
     let other = sample(held(80), "2");
     assert!(other.iter().any(|asked| !lbs.contains(asked.lb.as_str())));
     let one_vm = (0..9).map(|lb| asked(&format!("ns/{lb}"), 1));

@@ -1,32 +1,32 @@
-//! Reads a LoadBalancer's health check: defaults, bounds, and what is wrong with it.
+//! Reading of a LoadBalancer's health check: defaults, bounds, and faults.
 
 use std::time::Duration;
 
 use super::{Check, Probe, Request};
 use api::{HealthCheck, LoadBalancerSpec, WorkloadType};
 
-/// More results in a row are not waited for; a larger threshold counts as this one.
+/// Largest threshold, in results in a row; a larger one counts as this one.
 pub const MOST_IN_A_ROW: u32 = 1_000;
-/// A longer period counts as this one: a check that rare tells nobody anything.
+/// Longest period; a longer one counts as this one, because so rare a check is of no use.
 pub const LONGEST_PERIOD: Duration = Duration::from_hours(1);
-/// A longer timeout counts as this one: each probe under way holds a socket.
+/// Longest timeout; a longer one counts as this one, because each open probe holds a socket.
 pub const LONGEST_TIMEOUT: Duration = Duration::from_mins(1);
-/// More expected statuses are refused, as by the schema.
+/// Expected statuses at most; more are refused, as by the schema.
 pub const MOST_STATUSES: usize = 32;
-/// A longer path is refused, as by the schema. Bytes.
+/// Longest path, in bytes; a longer one is refused, as by the schema.
 pub const LONGEST_PATH: usize = 1024;
-/// A longer CA bundle is refused, as by the schema. Bytes: some certificates.
+/// Longest CA bundle, in bytes: some certificates. A longer one is refused, as by the schema.
 pub const LONGEST_BUNDLE: usize = 8 * 1024;
 
-/// Why backends cannot be probed as the spec says.
+/// Fault in the spec, by which backends cannot be probed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("spec.healthCheck.{field}: {wrong}: {right}")]
 pub struct Fault {
-    /// The field below `spec.healthCheck`.
+    /// Field below `spec.healthCheck`.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// Text that describes the fault.
     pub wrong: String,
-    /// What would be right.
+    /// Text that describes a valid value.
     pub right: &'static str,
 }
 
@@ -37,8 +37,8 @@ impl Fault {
     }
 }
 
-/// How the LoadBalancer's backends are to be probed. `None`: not at all, because there is no
-/// health check, it has no port, or a guest cluster looks after its own.
+/// Settings for probing the LoadBalancer's backends. `None`: they are not probed, because there is
+/// no health check, it has no port, or a guest cluster checks its own.
 ///
 /// Zero and unset mean 1 success, 3 failures, 5 s between probes, 3 s timeout, TCP, path `/`.
 pub fn check(spec: &LoadBalancerSpec) -> Result<Option<Check>, Fault> {
@@ -63,8 +63,8 @@ pub fn check(spec: &LoadBalancerSpec) -> Result<Option<Check>, Fault> {
     read(asked, port).map(Some)
 }
 
-/// What is wrong with a health check by itself, whether or not it is done: the rules that the CRD
-/// has for v1beta1 alone, and that reach it from v1alpha1 unjudged.
+/// Checks a health check by itself, whether or not it is used: the rules that the CRD has for
+/// v1beta1 alone, and that a health check from v1alpha1 has not passed.
 pub fn form(asked: &HealthCheck) -> Result<(), Fault> {
     let number = asked.port.unwrap_or(0);
     let port = u16::try_from(number)
@@ -128,7 +128,7 @@ fn probe(asked: &HealthCheck) -> Result<Probe, Fault> {
     }
 }
 
-/// What belongs to HTTP alone must not be believed to work without it.
+/// Refuses fields that are for HTTP alone: without HTTP they would have no effect.
 fn no_request(asked: &HealthCheck) -> Result<(), Fault> {
     let statuses = asked.expected_statuses.as_ref().is_some_and(|list| !list.is_empty());
     let present = [
@@ -173,8 +173,8 @@ fn request(asked: &HealthCheck) -> Result<Request, Fault> {
     Ok(Request { path: path.to_owned(), expected, server_name })
 }
 
-/// A DNS name as certificates bear it: labels of letters, digits and inner dashes. An address in
-/// digits and dots is one, too.
+/// Whether the text is a DNS name as in certificates: labels of letters, digits and inner dashes.
+/// An address in digits and dots is one, too.
 fn is_name(name: &str) -> bool {
     let is_label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -185,7 +185,7 @@ fn is_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
-/// Whether there is a certificate by its outer form. What is in it shows when it is used.
+/// Whether there is a certificate by its outer form. Its content is checked when it is used.
 fn has_certificate(pem: &str) -> bool {
     pem.split("-----BEGIN CERTIFICATE-----").skip(1).any(|rest| {
         rest.split_once("-----END CERTIFICATE-----").is_some_and(|(body, _)| {
@@ -196,7 +196,7 @@ fn has_certificate(pem: &str) -> bool {
     })
 }
 
-/// The text in quotes, escaped and cut so that a message stays a line.
+/// Quotes a text, escaped and cut so that a message stays on one line.
 fn shown(text: &str) -> String {
     let cut: String = text.chars().take(64).collect();
     let more = if cut.len() < text.len() { "..." } else { "" };

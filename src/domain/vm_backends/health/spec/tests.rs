@@ -40,7 +40,7 @@ fn without_a_port_nothing_is_probed() {
     assert_eq!(check(&guest), Ok(None));
 }
 
-/// What the CRD's rules say of it, whoever it belongs to and whether or not it is done.
+/// The CRD's rules apply to every health check, of any type of workload, used or not.
 #[test]
 fn the_form_is_judged_without_listeners() {
     let told = |check: Value| form(&serde_json::from_value(check).unwrap());

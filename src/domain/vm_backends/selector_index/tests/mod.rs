@@ -1,4 +1,4 @@
-//! Who selects whom, case by case; the model in `model` does it at random.
+//! Selection of VMs, case by case; the model in `model` does it at random.
 
 mod model;
 
@@ -40,8 +40,8 @@ fn keys(keys: &[LbKey]) -> Vec<&str> {
 }
 
 impl LabelIndex {
-    /// How many entries there are of each kind: pairs, VMs, VMs by UID, VMs with pods, pods and
-    /// LoadBalancers. Places that wait to be used again are none.
+    /// Number of entries of each kind: pairs, VMs, VMs by UID, VMs with pods, pods and
+    /// LoadBalancers. Free indexes do not count.
     pub(super) fn sizes(&self) -> [usize; 6] {
         assert_eq!(self.pairs.len(), self.pair_ids.len());
         assert_eq!(self.vms.len(), self.vm_ids.len());
@@ -81,14 +81,14 @@ fn a_selector_needs_one_value_of_each_key() {
         (&[("app", &[""])], &[]),
         (&[("app", &[])], &[]),
         (&[("app", &["web"]), ("tier", &[])], &[]),
-        // Defect of old: an empty selector matched every VM of the namespace.
+        // A former defect: an empty selector matched every VM of the namespace.
         (&[], &[]),
     ] {
         let selector = selector(clauses);
         assert!(index.set_lb("ns", "lb", &selector), "{clauses:?}");
         assert_eq!(names(&index, "lb"), expected, "{clauses:?}");
         assert!(!index.set_lb("ns", "lb", &selector), "it selects the same as before");
-        // VMs that come after their LoadBalancer.
+        // VMs that are stored after their LoadBalancer.
         let mut later = LabelIndex::default();
         later.set_lb("ns", "lb", &selector);
         for (name, labels) in &vms {
@@ -100,7 +100,7 @@ fn a_selector_needs_one_value_of_each_key() {
     assert_eq!(names(&index, "unknown"), Vec::<String>::new());
 }
 
-/// Values of different keys, keys of different namespaces: pairs are told apart by all of it.
+/// Pairs differ by value, key and namespace.
 #[test]
 fn pairs_are_not_mixed_up() {
     let mut index = LabelIndex::default();
@@ -118,7 +118,7 @@ fn pairs_are_not_mixed_up() {
     assert_eq!(keys(&index.set_vm("ns", "vm", &fits, vm("v"))), ["ns/lb"]);
 }
 
-/// Guests heartbeat; only what an endpoint rests on is worth a look.
+/// Guests report often; only changes that an endpoint depends on trigger a reconcile.
 #[test]
 fn news_that_makes_no_difference_reaches_nobody() {
     let mut index = LabelIndex::default();
@@ -161,7 +161,8 @@ fn pods_may_be_known_before_their_vm_and_after() {
     assert_eq!(members(&index, "lb"), [("a".to_owned(), vec![])]);
 }
 
-/// The informer may show the new run before the end of the old run's pods, or the other way round.
+/// The informer may report the new run before the end of the old run's pods, or the other way
+/// round.
 #[test]
 fn a_restart_under_the_same_name_has_its_own_pods() {
     let mut index = LabelIndex::default();
@@ -173,12 +174,12 @@ fn a_restart_under_the_same_name_has_its_own_pods() {
     assert_eq!(members(&index, "lb"), [("a".to_owned(), vec!["p-old".to_owned()])]);
     assert_eq!(keys(&index.set_vm("ns", "a", &web, vm("new"))), ["ns/lb"]);
     assert_eq!(members(&index, "lb"), [("a".to_owned(), vec!["p-new".to_owned()])]);
-    assert_eq!(keys(&index.remove_pod("ns", "p-old")), [] as [&str; 0], "nobody's any more");
+    assert_eq!(keys(&index.remove_pod("ns", "p-old")), [] as [&str; 0], "of no VM any more");
     assert_eq!(keys(&index.remove_pod("ns", "p-new")), ["ns/lb"]);
     assert_eq!(index.sizes(), [1, 1, 1, 0, 0, 1]);
 }
 
-/// A pod by the same name that is another: a deletion was missed.
+/// A different pod has the same name: a deletion was missed.
 #[test]
 fn a_pod_that_changes_hands_leaves_the_former_vm() {
     let mut index = LabelIndex::default();
@@ -194,7 +195,7 @@ fn a_pod_that_changes_hands_leaves_the_former_vm() {
     assert_eq!(members(&index, "two"), [("b".to_owned(), vec!["p2".to_owned()])]);
 }
 
-/// As a user interface writes them that lists VMs by name.
+/// A selector as a user interface writes it that lists VMs by name.
 #[test]
 fn a_thousand_values_select_a_thousand_vms() {
     const MANY: usize = 1_000;
@@ -220,8 +221,8 @@ fn a_thousand_values_select_a_thousand_vms() {
     assert_eq!(index.sizes(), [0; 6]);
 }
 
-/// Thousands of LoadBalancers that share a label are filed under what tells them apart, whichever
-/// of their labels comes first.
+/// Thousands of LoadBalancers that share a label are filed under the label in which they differ,
+/// whichever of their labels comes first.
 #[test]
 fn a_vm_looks_at_few_load_balancers_that_do_not_select_it() {
     for own in ["aaa", "zzz"] {
@@ -237,7 +238,7 @@ fn a_vm_looks_at_few_load_balancers_that_do_not_select_it() {
     }
 }
 
-/// Nothing is filed under no clause, so nobody asks; if somebody did, this is the answer.
+/// No LoadBalancer is filed without a clause, so this is never called; the answer is still safe.
 #[test]
 fn no_clause_matches_nothing() {
     assert!(!matches(&[], &[1, 2]) && !matches(&[vec![]], &[1]) && !matches(&[vec![1]], &[]));
@@ -245,7 +246,7 @@ fn no_clause_matches_nothing() {
     assert!(!matches(&[vec![1], vec![0, 4]], &[1, 2]));
 }
 
-/// A network or an address turns out to be the cluster's.
+/// LoadBalancers are found when a network or an address becomes the cluster's.
 #[test]
 fn load_balancers_are_found_by_what_their_vms_report() {
     let mut index = LabelIndex::default();

@@ -13,10 +13,10 @@ type Key = (usize, usize);
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Namespace, VM, labels, run and a fact that is worth a look or not.
+    /// Namespace, VM, labels, run and a fact that an endpoint depends on or not.
     SetVm(Key, Labels, usize, Fact),
     RemoveVm(Key),
-    /// Namespace, pod, run of the pod, the VM it is of with its run, and whether it is ready.
+    /// Namespace, pod, run of the pod, its VM with the VM's run, and whether it is ready.
     SetPod(Key, usize, Key, usize, bool),
     RunsNoVm(Key),
     RemovePod(Key),
@@ -51,7 +51,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a LoadBalancer sees of a VM, with its pods by UID.
+/// VMs of a LoadBalancer, with their pods by UID.
 type Seen = BTreeMap<String, (Vm, Vec<Pod>)>;
 
 #[derive(Clone, Default)]
@@ -82,7 +82,7 @@ impl Model {
             .collect()
     }
 
-    /// Who sees something else that an endpoint rests on.
+    /// LoadBalancers for which a fact changed that an endpoint depends on.
     fn differs(&self, before: &Self) -> BTreeSet<LbKey> {
         let alike = |now: &Seen, before: &Seen| {
             now.len() == before.len()
@@ -151,7 +151,7 @@ fn carry_out(step: Step, index: &mut LabelIndex, model: &mut Model) -> Vec<LbKey
             let news = model.lbs.get(&at) != Some(&selector);
             assert_eq!(index.set_lb(name(at).0, &name(at).1, &selector), news);
             model.lbs.insert(at, selector);
-            // Whoever sets it looks at it.
+            // The caller reconciles it anyway.
             Vec::new()
         }
         Step::RemoveLb(at) => {

@@ -1,12 +1,13 @@
 //! A new Service, held back from kube-vip until kube-proxy has its rules.
 //!
-//! kube-proxy redirects an address from when the Service's status names it; kube-vip binds the address
-//! first and writes the status then. In between the address is the node's own, and so is what listens
-//! there. So a new Service asks kube-vip to ignore it, its status names the address without further
-//! ado, and kube-vip is let to it once every kube-proxy has had the time to follow.
+//! kube-proxy redirects an address as soon as the Service's status contains it; kube-vip first
+//! binds the address and then writes the status. In between the address is the node's own, and
+//! programs on the node answer there. So a new Service asks kube-vip to ignore it, the operator
+//! writes the address into its status, and kube-vip may announce it once every kube-proxy has had
+//! the time to follow.
 //!
-//! Invariant: an address in a status that was written from here carries [`NOT_ANNOUNCED`], and counts
-//! as no announcement; kube-vip replaces it by its own.
+//! Invariant: an address in a status that was written from here carries [`NOT_ANNOUNCED`], and does
+//! not count as announced; kube-vip replaces it by its own.
 
 use chrono::{DateTime, FixedOffset, SecondsFormat, TimeDelta};
 use serde_json::{Value, json};
@@ -14,48 +15,49 @@ use serde_json::{Value, json};
 use super::{ASKED_ADDRESS, Stored, StoredPort};
 use api::DHCP_ADDRESS;
 
-/// Annotation: kube-vip does nothing about the Service.
+/// Annotation that makes kube-vip ignore the Service.
 pub const IGNORED: &str = "kube-vip.io/ignore";
-/// Annotation: until when the Service is held back. Empty: its status does not name the address yet.
+/// Annotation with the time until which the Service is held back. Empty: its status does not yet
+/// contain the address.
 pub const HELD_UNTIL: &str = "loadbalancer.harvesterhci.io/held-until";
-/// Error of the ports of an address that nothing announces yet.
+/// Error on the ports of an address that is not announced yet.
 pub const NOT_ANNOUNCED: &str = "loadbalancer.harvesterhci.io/NotAnnounced";
 
-/// How long kube-proxy may need: it writes rules once a second (`minSyncPeriod`), and the writing takes
-/// a part of one.
+/// Time that kube-proxy may need: it writes rules once a second (`minSyncPeriod`), and the write
+/// takes a part of a second.
 const HOLD: TimeDelta = TimeDelta::seconds(2);
 
 /// Next step for a Service that is held back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// Its status is to name the address: this patch does that.
+    /// Write the address into the Service's status: this patch does that.
     Unnamed(Value),
-    /// Nothing, for so long.
+    /// Wait for this time.
     For(TimeDelta),
-    /// Kube-vip is to be let to it: this patch does that.
+    /// Release the Service to kube-vip: this patch does that.
     Over(Value),
 }
 
-/// Looks whether a Service is held back. `address` is the one that it asks for.
+/// Checks whether a Service is held back. `address` is the one that it asks for.
 pub fn held(stored: &Stored, address: &str, now: DateTime<FixedOffset>) -> Option<Held> {
     let until = stored.annotations.get(HELD_UNTIL)?;
     if !stored.ingress.is_empty() {
-        // Something announces it already.
+        // An announcer announces it already.
         return Some(Held::Over(released(stored)));
     }
     if until.is_empty() {
         return Some(Held::Unnamed(named(stored, address, now + HOLD)));
     }
-    // Text that cannot be read holds nothing.
+    // Invalid text does not hold it back.
     let left =
         until.parse::<DateTime<FixedOffset>>().map_or(TimeDelta::zero(), |until| until - now);
-    // Neither does a clock that went back.
+    // A clock that was set back does not either.
     let is_held = left > TimeDelta::zero() && left <= HOLD;
     Some(if is_held { Held::For(left) } else { Held::Over(released(stored)) })
 }
 
-/// Holds a new Service back, unless its user wants it ignored, or kube-vip leases the address: that one
-/// is not known before it is announced.
+/// Holds a new Service back, unless its user wants kube-vip to ignore it, or kube-vip leases the
+/// address: a leased address is not known before it is announced.
 pub fn hold_back(mut service: Value) -> Value {
     let annotations = &mut service["metadata"]["annotations"];
     if annotations[ASKED_ADDRESS] != DHCP_ADDRESS && annotations[IGNORED].is_null() {
@@ -72,7 +74,7 @@ fn released(stored: &Stored) -> Value {
     }})
 }
 
-/// The patch of the subresource status, which takes annotations in the same write.
+/// Patch of the subresource status, which accepts annotations in the same write.
 fn named(stored: &Stored, address: &str, until: DateTime<FixedOffset>) -> Value {
     let port = |port: &StoredPort| json!({"port": port.port, "protocol": port.protocol, "error": NOT_ANNOUNCED});
     let ports: Vec<Value> = stored.ports.iter().map(port).collect();

@@ -1,4 +1,4 @@
-//! When a new Service is held back from kube-vip, and until when.
+//! Start and end of holding back a new Service from kube-vip.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn a_service_is_held_from_when_its_status_names_the_address() {
     assert_eq!(later, Some(Held::For(TimeDelta::milliseconds(500))));
 }
 
-/// Neither a clock that went back nor another's text keeps an address from being announced.
+/// Neither a clock that was set back nor invalid text prevents the announcement of an address.
 #[test]
 fn nothing_holds_a_service_for_ever() {
     let now = at("2026-11-25T12:00:00Z");
@@ -45,7 +45,7 @@ fn nothing_holds_a_service_for_ever() {
         let expected = json!({"metadata": {"resourceVersion": "7", "annotations": both}});
         assert_eq!(patch, expected, "{until}");
     }
-    // What another announcer has written stays.
+    // The status that another announcer has written stays.
     for until in ["", "2026-11-25T12:00:01Z"] {
         let announced = Stored { ingress: vec!["10.0.0.9".into()], ..stored(Some(until)) };
         assert!(matches!(held(&announced, "10.0.0.5", now), Some(Held::Over(_))), "{until}");

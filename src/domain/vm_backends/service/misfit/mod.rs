@@ -1,21 +1,22 @@
-//! Settings of users on a Service that do not do what they say where kube-vip announces it.
+//! Settings of users on a Service that do not have their documented effect where kube-vip announces
+//! it.
 
 use std::collections::BTreeSet;
 
 use super::super::endpoints::Endpoint;
 use super::Stored;
 
-/// A setting that does not fit, and the remedy.
+/// Setting that does not have its documented effect, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Misfit {
     /// `externalTrafficPolicy` is Local, and the node that announces has no VM: the address is not
     /// announced.
     NoLocalBackend(String),
-    /// `loadBalancerSourceRanges`: clients outside them reach the announcing node itself.
+    /// `loadBalancerSourceRanges` is set: clients outside them reach the announcing node itself.
     SourceRanges(String),
 }
 
-/// Looks for one. `endpoints` are the VMs behind the Service.
+/// Finds such a setting. `endpoints`: the VMs behind the Service.
 pub fn misfit(stored: &Stored, endpoints: &[Endpoint]) -> Option<Misfit> {
     let bypassed = stored.source_range.is_some();
     no_local_backend(stored, endpoints)
@@ -23,12 +24,12 @@ pub fn misfit(stored: &Stored, endpoints: &[Endpoint]) -> Option<Misfit> {
         .or_else(|| bypassed.then(|| Misfit::SourceRanges(source_ranges(stored))))
 }
 
-/// kube-vip 1.2 takes such an address away where no VM of the leader's own node serves
-/// (`getAllEndpoints`, pkg/endpoints/endpoints_generic.go), and leaves status and annotation of the
-/// Service as they were.
+/// Text for an address that is not announced. kube-vip 1.2 withdraws such an address if no VM on
+/// the leader's own node serves (`getAllEndpoints`, pkg/endpoints/endpoints_generic.go), and leaves
+/// status and annotation of the Service unchanged.
 fn no_local_backend(stored: &Stored, endpoints: &[Endpoint]) -> Option<String> {
     let node = stored.announcing_node();
-    // Something else than kube-vip may announce it.
+    // An announcer other than kube-vip may announce it.
     let is_known = node.is_some() || stored.ingress.is_empty();
     let is_local = |endpoint: &Endpoint| Some(&*endpoint.node) == node && endpoint.serving;
     if stored.policy != "Local" || !is_known || endpoints.iter().any(is_local) {
@@ -50,7 +51,7 @@ fn source_ranges(stored: &Stored) -> String {
     let ports: Vec<String> =
         stored.ports.iter().map(|port| format!("{} {}", port.protocol, port.port)).collect();
     format!(
-        "clients outside spec.loadBalancerSourceRanges of the Service are not refused where kube-proxy uses iptables, but reach what the announcing node itself has on {}: use ports on which nodes have nothing, or filter before the address",
+        "clients outside spec.loadBalancerSourceRanges of the Service are not refused where kube-proxy uses iptables, but reach what the announcing node itself serves on {}: use ports on which nodes serve nothing, or filter before the address",
         ports.join(", ")
     )
 }

@@ -1,4 +1,4 @@
-//! Settings that do not fit, and those that do.
+//! Settings that do not have their documented effect, and those that do.
 
 use std::collections::BTreeMap;
 
@@ -43,12 +43,12 @@ fn with_policy_local_the_announcing_node_must_run_a_vm_that_serves() {
     for policy in ["Cluster", ""] {
         assert_eq!(of(&service(policy, Some("n1"), true), &elsewhere), None, "{policy}");
     }
-    // kube-vip counts what serves, though it terminates.
+    // kube-vip counts an endpoint that serves, even if it terminates.
     for here in [vm("n1", true, false), vm("n1", true, true)] {
         assert_eq!(of(&service("Local", Some("n1"), true), &[here]), None);
     }
     assert!(of(&service("Local", Some("n1"), true), &[vm("n1", false, false)]).is_some());
-    // Something else than kube-vip announces it.
+    // An announcer other than kube-vip announces it.
     assert_eq!(of(&service("Local", None, true), &elsewhere), None);
 }
 
@@ -60,8 +60,8 @@ fn of_source_ranges_it_is_said_which_ports_they_do_not_close() {
     };
     let here = [vm("n1", true, false)];
     let Some(Misfit::SourceRanges(why)) = misfit(&with("Cluster"), &here) else { panic!() };
-    assert!(why.contains("what the announcing node itself has on TCP 443:"), "{why}");
-    // What keeps all clients out comes first.
+    assert!(why.contains("what the announcing node itself serves on TCP 443:"), "{why}");
+    // The misfit that blocks all clients comes first.
     assert!(matches!(misfit(&with("Local"), &[]), Some(Misfit::NoLocalBackend(_))));
     assert_eq!(misfit(&service("Cluster", Some("n1"), true), &here), None);
 }

@@ -1,7 +1,7 @@
-//! Settings of users on a Service, carried from one that goes to the one that takes its place.
+//! Settings of users on a Service, carried from a deleted Service to the one that replaces it.
 //!
-//! Invariants: what the operator owns of a Service is never carried; `spec.externalIPs` neither,
-//! since the text passes through an EndpointSlice, and traffic for any address would follow from it.
+//! Invariants: fields that the operator owns are never carried; `spec.externalIPs` neither,
+//! since the text is stored in an EndpointSlice, and its authors could redirect any address by it.
 
 use serde_json::{Map, Value, json};
 
@@ -11,13 +11,13 @@ use super::{
 };
 use api::ANNOTATION_NETWORK;
 
-/// Annotation of an EndpointSlice: the settings of the Service that was deleted, until the next one
+/// Annotation on an EndpointSlice with the settings of the deleted Service, until the next one
 /// has them.
 pub const SETTINGS: &str = "loadbalancer.harvesterhci.io/service-settings";
 
-/// Longest text in bytes. An API server takes 256 KiB of annotations.
+/// Longest text, in bytes. An API server accepts 256 KiB of annotations.
 const LONGEST: usize = 128 * 1024;
-/// Fields of the spec that are the users'.
+/// Fields of the spec that users own.
 const FIELDS: [&str; 9] = [
     "allocateLoadBalancerNodePorts",
     "externalTrafficPolicy",
@@ -29,18 +29,18 @@ const FIELDS: [&str; 9] = [
     "sessionAffinityConfig",
     "trafficDistribution",
 ];
-/// Fields of the spec that the API server allots, and gives again to the next Service while nothing
-/// else has them. `ipFamilies` is there to tell whether an address still fits.
+/// Fields of the spec that the API server assigns. The next Service gets the same values while no
+/// other has them. `ipFamilies` shows whether an address still fits.
 const ALLOTTED: [&str; 4] = ["clusterIP", "clusterIPs", "healthCheckNodePort", "ipFamilies"];
-/// Fields of a port that are the users'.
+/// Fields of a port that users own.
 const OF_A_PORT: [&str; 2] = ["appProtocol", "nodePort"];
 
-/// Settings on their way from one Service to the next.
+/// Settings that are carried from one Service to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carried {
-    /// The settings, as JSON of a Service.
+    /// JSON of a Service with the settings.
     pub text: String,
-    /// Whether annotations are among them: they are left out where they are too long.
+    /// Whether annotations are included: they are left out if they are too long.
     pub is_whole: bool,
 }
 
@@ -48,7 +48,7 @@ pub struct Carried {
 pub fn of(service: &Value) -> Carried {
     let metadata = &service["metadata"];
     let mut annotations = object(&metadata["annotations"]);
-    // Hints that were made from a network go with it.
+    // Hints that come from a network are removed with it.
     if annotations.contains_key(ANNOTATION_NETWORK) {
         for hint in [ANNOTATION_NETWORK, ASKED_INTERFACE, ASKED_VLAN] {
             annotations.remove(hint);
@@ -76,14 +76,14 @@ pub fn of(service: &Value) -> Carried {
     Carried { text: if is_whole { text } else { with(Map::new()) }, is_whole }
 }
 
-/// A new Service with the settings of an earlier one. Text that cannot be read changes nothing.
+/// Adds the settings of an earlier Service to a new one. Invalid text changes nothing.
 pub fn applied(mut service: Value, settings: &str) -> Value {
     let Ok(settings) = serde_json::from_str::<Value>(settings) else { return service };
     let mut annotations = object(&settings["metadata"]["annotations"]);
     let has_hints = [ASKED_INTERFACE, ASKED_VLAN].iter().any(|key| annotations.contains_key(*key));
     let mut made = object(&service["metadata"]["annotations"]);
     if has_hints {
-        // A user's: the operator gives none then.
+        // A user set hints: the operator then sets none.
         made.remove(ASKED_INTERFACE);
         made.remove(ANNOTATION_NETWORK);
     }
@@ -116,7 +116,7 @@ pub fn applied(mut service: Value, settings: &str) -> Value {
     service
 }
 
-/// The same Service, without what another may have by now: the API server allots anew.
+/// Removes fields whose values another Service may have by now: the API server assigns new ones.
 pub fn without_allotted(mut service: Value) -> Value {
     if let Some(spec) = service["spec"].as_object_mut() {
         for field in ["clusterIP", "clusterIPs", "healthCheckNodePort"] {

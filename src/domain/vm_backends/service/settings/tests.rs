@@ -46,7 +46,7 @@ fn set() -> Value {
     })
 }
 
-/// Fields that the API server allotted, and others wrote.
+/// Fields that the API server assigned, and that other programs wrote.
 fn allotted() -> Value {
     json!({
         "metadata": {
@@ -85,12 +85,12 @@ fn the_next_service_has_what_users_set_and_what_the_server_allotted_and_nothing_
         expected["spec"][field] = allotted()["spec"][field].clone();
     }
     assert_eq!(made, expected);
-    // It needs no further write.
+    // The new Service needs no further write.
     let read = |service: &Value| {
         read_service(&serde_json::from_value::<Service>(service.clone()).unwrap())
     };
     assert_eq!(plan(Some(&read(&made)), &next), Plan::Keep);
-    // What another has by now is not asked for again.
+    // Values that another Service has by now are not requested again.
     let anew = without_allotted(made);
     for field in ["clusterIP", "clusterIPs", "healthCheckNodePort"] {
         expected["spec"].as_object_mut().unwrap().remove(field);
@@ -112,7 +112,7 @@ fn ports_that_are_no_more_and_addresses_of_the_other_family_are_left_behind() {
     assert_eq!(made["spec"]["externalTrafficPolicy"], "Local");
 }
 
-/// Hints that the operator made from a network go with it; those of a user stay, and are the only ones.
+/// Hints that come from a network are removed with it; those of a user stay, and are the only ones.
 #[test]
 fn hints_are_carried_where_they_are_a_users() {
     let listeners = listeners();
@@ -151,7 +151,7 @@ fn settings_that_are_too_long_are_carried_without_annotations_and_nonsense_chang
     }
 }
 
-/// An author of EndpointSlices gets no more by them than what users may set on a Service.
+/// An author of EndpointSlices can set by them no more than users may set on a Service.
 #[test]
 fn forged_settings_do_not_touch_what_the_operator_owns() {
     let listeners = listeners();

@@ -1,4 +1,4 @@
-//! Changes that kube-vip 1.2 does not survive: the Service must be made anew.
+//! Changes that kube-vip 1.2 does not survive: the Service must be created again.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn a_service_that_asks_for_another_address_goes_first() {
             assert_eq!(plan, Plan::Replace, "{address:?}");
         }
     }
-    // Edited by hand: kube-vip has let go of the address by now.
+    // Edited by hand: kube-vip has withdrawn the address by now.
     for (annotation, field, expected) in [
         (json!("10.0.0.101"), "10.0.0.100", Plan::Replace),
         (json!("10.0.0.100,10.0.0.101"), "10.0.0.100", Plan::Replace),
@@ -27,7 +27,7 @@ fn a_service_that_asks_for_another_address_goes_first() {
         let plan = plan(Some(&read(&edited)), &wanted_100);
         assert_eq!(plan, expected, "{edited}");
     }
-    // As the Go controller leaves it, and in another spelling.
+    // As the Go controller writes it, and in another spelling.
     let mut adopted = service.clone();
     adopted["metadata"]["annotations"] = Value::Null;
     let change = plan(Some(&read(&adopted)), &wanted_100);
@@ -39,8 +39,8 @@ fn a_service_that_asks_for_another_address_goes_first() {
     assert!(matches!(change, Plan::Change(_)), "{change:?}");
 }
 
-/// kube-vip 1.2 takes the address away for good. A Service that does not say what it was made with is
-/// believed to have been made as it is.
+/// kube-vip 1.2 withdraws the address for good. Without the annotation, the policy at creation is
+/// assumed to be the present one.
 #[test]
 fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
     let listeners = listeners();
@@ -66,7 +66,7 @@ fn a_service_whose_traffic_policy_has_changed_is_made_anew() {
     assert!(!repaired(&noted, &wanted).1);
 }
 
-/// kube-vip goes on admitting the port to the node itself. What a user adds by hand, it never admitted.
+/// kube-vip still admits the removed port to the node itself. It never admitted one added by hand.
 #[test]
 fn a_service_that_loses_a_port_is_made_anew_and_one_that_gets_another_is_not() {
     let both = listeners();
@@ -87,7 +87,7 @@ fn a_service_that_loses_a_port_is_made_anew_and_one_that_gets_another_is_not() {
     by_hand["spec"]["ports"].as_array_mut().unwrap().push(ssh);
     let change = plan(Some(&read(&by_hand)), &wanted("10.0.0.100", &both));
     assert!(matches!(change, Plan::Change(_)), "{change:?}");
-    // One that does not say so is believed to have been made as it is.
+    // Without the annotation, the ports at creation are assumed to be the present ones.
     let mut silent = service;
     silent["metadata"]["annotations"].as_object_mut().unwrap().remove(MADE_WITH_PORTS);
     let (noted, _) = repaired(&silent, &wanted("10.0.0.100", &both));

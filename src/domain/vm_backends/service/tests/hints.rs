@@ -1,4 +1,4 @@
-//! Where kube-vip is told to announce: what the operator says, and what users do.
+//! Interfaces on which kube-vip is asked to announce, by the operator and by users.
 
 use super::*;
 use api::ANNOTATION_NETWORK;
@@ -31,14 +31,14 @@ fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
     assert_eq!(annotations(&made(&unknown)), texts(&[]), "not known how it is reached");
     assert_eq!(annotations(&made(&on("", &tagged, &plain))), texts(&[]), "no network is named");
     for (before, after, expected) in [
-        // As soon as it is known.
+        // Set as soon as the network is known.
         (&Wanted { network: "apps/mgmt", ..plain.clone() }, &mgmt, &by_interface),
         (&plain, &mgmt, &by_interface),
-        // Another network: nothing of the former stays.
+        // Another network: the former hints are removed.
         (&mgmt, &vlan7, &texts(&[])),
         (&vlan7, &mgmt, &by_interface),
         (&mgmt, &unknown, &texts(&[])),
-        // Taken back with the network.
+        // Removed with the network.
         (&mgmt, &plain, &texts(&[])),
     ] {
         let service = made(before);
@@ -48,7 +48,7 @@ fn hints_name_the_bridge_of_an_untagged_network_and_what_they_were_made_from() {
         let announced = announced(service.clone(), "10.0.0.100");
         assert_eq!(repaired(&announced, after), (announced, false), "what is announced stays");
     }
-    // Which way the network is reached has changed, or is not known for a while: it stays.
+    // The bridge or VLAN has changed, or is unknown for a while: the hints stay.
     let moved = on("apps/mgmt", &tagged, &plain);
     let unknown = Wanted { network: "apps/mgmt", ..plain.clone() };
     for wanted in [&moved, &unknown] {
@@ -92,7 +92,7 @@ fn a_vlan_is_asked_for_where_each_node_has_a_working_link() {
     assert_eq!(plan(Some(&read(&service)), &with), Plan::Replace);
     assert_eq!(annotations(&repaired(&service, &with).0), hinted);
     assert_eq!(plan(Some(&read(&announced(service, "10.0.0.100"))), &with), Plan::Keep);
-    // A link that is lost for a while moves nothing.
+    // A link that is lost for a while changes nothing.
     assert_eq!(plan(Some(&read(&made(&with))), &missing), Plan::Keep);
 }
 
@@ -115,7 +115,7 @@ fn the_default_interface_is_explained_where_nodes_have_no_link() {
         (
             &without,
             None,
-            "nodes have no link for VLAN 7 of prod-br, network apps/vlan7: a HostNetworkConfig makes one",
+            "nodes have no link for VLAN 7 of prod-br, network apps/vlan7: a HostNetworkConfig creates one",
         ),
         (
             &missing,
@@ -127,7 +127,7 @@ fn the_default_interface_is_explained_where_nodes_have_no_link() {
         (
             &with,
             Some(&made(&without)),
-            "it was announced before nodes had the link prod-br.7: delete the Service to have it announced there",
+            "it was announced before nodes had the link prod-br.7: delete the Service to announce it there",
         ),
         (
             &Wanted { network: "apps/x", ..plain.clone() },
@@ -137,7 +137,7 @@ fn the_default_interface_is_explained_where_nodes_have_no_link() {
     ] {
         assert_eq!(said(wanted, service), expected, "{wanted:?}");
     }
-    // Where a user wants it.
+    // On the interface that a user set.
     let mut by_hand = made(&plain);
     by_hand["metadata"]["annotations"][ASKED_INTERFACE] = json!("eth7");
     assert_eq!(said(&without, Some(&by_hand)), "");

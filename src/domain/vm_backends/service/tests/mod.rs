@@ -1,4 +1,4 @@
-//! The Service as an API server keeps it, edited by hand and by others, and read back by the view.
+//! The Service as an API server stores it, edited by users and programs, and read back by the view.
 
 mod anew;
 mod hints;
@@ -52,7 +52,7 @@ fn defaulted(mut service: Value) -> Value {
     service
 }
 
-/// The same, after a user has asked for node ports.
+/// The same Service, after a user has asked for node ports.
 fn accepted(service: Value) -> Value {
     let mut service = defaulted(service);
     service["spec"]["allocateLoadBalancerNodePorts"] = json!(true);
@@ -72,7 +72,7 @@ fn announced(mut service: Value, ip: &str) -> Value {
     service
 }
 
-/// The Service after one round, and whether that wrote.
+/// The Service after one plan, and whether that wrote.
 fn repaired(service: &Value, wanted: &Wanted<'_>) -> (Value, bool) {
     match plan(Some(&read(service)), wanted) {
         Plan::Keep => (service.clone(), false),
@@ -126,7 +126,7 @@ fn what_was_created_needs_no_further_write() {
     for (address, asked, family) in [
         ("10.0.0.100", "10.0.0.100", "IPv4"),
         ("fd00::100", "fd00::100", "IPv6"),
-        // Leased by kube-vip.
+        // kube-vip leases the address.
         ("", "0.0.0.0", "IPv4"),
     ] {
         let wanted = wanted(address, &listeners);
@@ -187,7 +187,7 @@ fn what_is_the_operators_is_put_right_with_node_ports_kept() {
         json_patch::merge(&mut edited, &edit);
         let (after, wrote) = repaired(&edited, &wanted);
         assert!(wrote, "{edit}");
-        // Node ports of listeners that were there throughout are part of it.
+        // Node ports of listeners that were always there are preserved.
         let all_there = edited["spec"]["ports"].as_array().unwrap().len() >= 2;
         let mut expected = service.clone();
         if !all_there {
@@ -197,7 +197,7 @@ fn what_is_the_operators_is_put_right_with_node_ports_kept() {
     }
 }
 
-/// A patch holds what differs and nothing else.
+/// A patch contains only what differs.
 #[test]
 fn a_repair_says_no_more_than_it_must() {
     let listeners = listeners();
@@ -222,7 +222,7 @@ fn a_repair_says_no_more_than_it_must() {
     }
 }
 
-/// What users, kube-vip and API servers put beside it.
+/// Additions of users, kube-vip and API servers.
 fn additions() -> Value {
     json!({
         "metadata": {
@@ -261,7 +261,7 @@ fn what_others_added_is_left_alone() {
     assert_eq!(repaired(&edited, &wanted), (service, true), "a repair touches nothing else");
 }
 
-/// Who edits the LoadBalancer does not move the node ports of other listeners.
+/// An edit of the LoadBalancer does not change the node ports of other listeners.
 #[test]
 fn a_change_of_listeners_keeps_node_ports_of_those_that_stay() {
     let before = listeners();
@@ -281,7 +281,7 @@ fn a_change_of_listeners_keeps_node_ports_of_those_that_stay() {
     assert_eq!(service["spec"]["ports"], expected);
 }
 
-/// Before an address is given to somebody else: nothing may lead it here any more.
+/// No Service may lead an address here before it is allocated to another LoadBalancer.
 #[test]
 fn an_address_leads_here_while_it_is_announced_or_asked_for_however_it_is_spelled() {
     let service = |annotation: &str, field: &str, ingress: &[&str]| Stored {
@@ -308,8 +308,8 @@ fn anothers_service_is_left_alone_and_it_is_said_whose_it_is() {
     let listeners = listeners();
     let wanted = wanted("10.0.0.100", &listeners);
     let owner = |kind: &str, name: &str, uid: &str| json!({"apiVersion": "v1", "kind": kind, "name": name, "uid": uid});
-    let by_hand = "it names no owner, so somebody made it by hand or with another tool";
-    let earlier = "it belongs to an earlier LoadBalancer of the same name, and goes with that";
+    let by_hand = "it names no owner, so it was created by hand or with another tool";
+    let earlier = "it belongs to an earlier LoadBalancer of the same name, and is deleted with it";
     for (owners, whose) in [
         (json!([]), by_hand),
         (Value::Null, by_hand),
@@ -319,7 +319,7 @@ fn anothers_service_is_left_alone_and_it_is_said_whose_it_is() {
     ] {
         let mut service = made(&wanted);
         service["metadata"]["ownerReferences"] = owners;
-        // Whatever else is wrong with it.
+        // Whatever other faults the Service has.
         service["spec"]["ipFamilies"] = json!(["IPv6"]);
         service["spec"]["selector"] = json!({"app": "web"});
         let foreign = Plan::Foreign(whose.to_owned());
@@ -346,7 +346,7 @@ fn one_on_its_way_out_is_waited_for_and_one_of_the_other_family_goes_first() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
-    /// However many hands were at it, one write puts it right, and is the last one.
+    /// After any number of edits, one write corrects the Service, and is the last one.
     #[test]
     fn one_write_puts_it_right(
         hands in prop::collection::vec(prop::sample::select(edits()), 0..6),

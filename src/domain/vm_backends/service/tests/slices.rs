@@ -81,7 +81,7 @@ fn a_slice_says_who_its_endpoints_are_and_how() {
                 "nodeName": "n1", "targetRef": vm("vm-2", "uid-2")},
             {"addresses": ["10.0.0.7"], "conditions": conditions(false, false, false),
                 "targetRef": vm("vm-3", "uid-3")},
-            // It is no VM, and on no node.
+            // The sink is no VM, and on no node.
             {"addresses": ["192.0.2.1"], "conditions": conditions(false, true, true),
                 "targetRef": {"namespace": "apps", "name": "web",
                     "uid": "dummy347-546a-4642-9da6-5608endpoint"}},
@@ -95,7 +95,7 @@ fn read_slice(slice: &Value) -> (String, String, endpoint_slices::Slice) {
     stored::read_slice(&slice).unwrap()
 }
 
-/// What is written is read back as what was planned, or it would be written again for ever.
+/// A written slice is read back as it was planned, or it would be written again for ever.
 #[test]
 fn a_slice_is_read_back_as_it_was_meant() {
     for family in [Family::V4, Family::V6] {
@@ -119,7 +119,7 @@ fn a_slice_is_read_back_as_it_was_meant() {
     }
 }
 
-/// As the Go controller leaves it, with a dummy and `ready` alone.
+/// The slice as the Go controller writes it, with a dummy and `ready` alone.
 #[test]
 fn a_patch_makes_a_go_controllers_slice_sound() {
     let mut stored = json!({

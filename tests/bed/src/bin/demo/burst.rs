@@ -15,10 +15,10 @@ use crate::world::World;
 const COUNT: usize = 200;
 const NAMESPACE: &str = "burst";
 const POOL: &str = "global";
-/// Calls at the same time, as many clients would make them.
+/// Concurrent calls, as many clients would make them.
 const CALLS: usize = 32;
 const PATIENCE: Duration = Duration::from_mins(1);
-/// The samples' pool is smaller than the burst. Adding a range is all it takes.
+/// Range for the samples' pool, which is smaller than the burst. Adding a range is enough.
 const MORE: &str = r#"[{"op":"add","path":"/spec/ranges/-","value":{"subnet":"10.20.3.0/24"}}]"#;
 
 pub(crate) async fn run(bed: &Bed, world: &mut World) -> Result<()> {
@@ -70,7 +70,7 @@ async fn make_room(bed: &Bed, world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// Creates all, and returns when each was asked for.
+/// Creates all LoadBalancers, and returns the time of each request.
 async fn ask(api: &Api<DynamicObject>) -> Result<BTreeMap<String, Instant>> {
     futures::stream::iter(0..COUNT)
         .map(async |number| {
@@ -84,7 +84,7 @@ async fn ask(api: &Api<DynamicObject>) -> Result<BTreeMap<String, Instant>> {
         .await
 }
 
-/// Prints how long it took, after checking what it says.
+/// Checks the results and prints the times.
 fn report(scene: &Scene, start: Instant, asked: &BTreeMap<String, Instant>) -> Result<()> {
     let (mut waits, mut shares) = (Vec::new(), Vec::new());
     let mut last = start;
@@ -120,7 +120,8 @@ fn spread(mut times: Vec<Duration>) -> String {
     format!("p50 {} ms, p99 {} ms", at(50), at(99))
 }
 
-/// Waits until the pool says that it has so many, and that the others are held by somebody.
+/// Waits until the pool reports `expected` available addresses, and each other address has a
+/// holder.
 async fn counts_as(world: &mut World, expected: i64) -> Result<()> {
     world
         .until(PATIENCE, &format!("count of {expected} available in {POOL}"), |scene| {

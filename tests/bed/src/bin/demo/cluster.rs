@@ -15,7 +15,7 @@ const NAMESPACE: &str = "harvester-system";
 const GO_CONTROLLER: &str = "harvester-load-balancer";
 const DEPLOYMENT: &str = "deployment/harvester-guest-operator";
 const CRD: &str = "ippools.loadbalancer.harvesterhci.io";
-/// What the manifest names until somebody names an image of their own.
+/// Image in the manifest until the user sets an image of their own.
 const PLACEHOLDER: &str = "image: harvester-guest-operator:";
 
 pub(crate) async fn run() -> Result<()> {
@@ -33,7 +33,7 @@ pub(crate) async fn run() -> Result<()> {
     apply(&Kubectl::find().await?)
 }
 
-/// The server that the user's kubectl would talk to.
+/// Server that the user's kubectl connects to.
 fn server() -> Result<String> {
     let config =
         Kubeconfig::from_env().context("read KUBECONFIG")?.context("KUBECONFIG is empty")?;
@@ -91,7 +91,7 @@ fn agreed(server: &str) -> Result<bool> {
     Ok(answer.trim() == "y")
 }
 
-/// Applies, unless the cluster is not ready for it, and shows the rollout.
+/// Applies the manifests, unless the cluster does not meet the requirements, and shows the rollout.
 fn apply(kubectl: &Kubectl) -> Result<()> {
     let namespace =
         kubectl.ask(&["get", "namespace", NAMESPACE, "--ignore-not-found", "-o", "name"])?;
@@ -137,7 +137,7 @@ impl Kubectl {
         Ok(Self { program })
     }
 
-    /// What it prints.
+    /// Runs kubectl and returns its output.
     fn ask(&self, args: &[&str]) -> Result<String> {
         let output = Command::new(&self.program).args(args).output().context("start kubectl")?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -145,7 +145,7 @@ impl Kubectl {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// Lets it print.
+    /// Runs kubectl with its output on the terminal.
     fn show(&self, args: &[&str]) -> Result<()> {
         println!("$ kubectl {}", args.join(" "));
         let status = Command::new(&self.program).args(args).status().context("start kubectl")?;

@@ -55,10 +55,12 @@ async fn run(cli: Cli) -> Result<()> {
     on_a_bed(&operator, once).await
 }
 
-/// Everything that was started is gone when this returns, whatever it returns.
+/// Runs the demo on a bed. Everything that was started is gone when this returns, also after an
+/// error.
 async fn on_a_bed(operator: &std::path::Path, once: bool) -> Result<()> {
     steps::announce(1, "a control plane of its own", "seconds");
-    // A signal during the build has its usual effect; go would not heed ours.
+    // A signal during the build has its default effect: go would not react to a handler of this
+    // process.
     control_plane().await?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -95,7 +97,7 @@ async fn on_a_bed(operator: &std::path::Path, once: bool) -> Result<()> {
     shown
 }
 
-/// A folder of the repository, as text for a command line.
+/// Path of a folder of the repository, as text for a command line.
 fn folder(name: &str) -> Result<String> {
     let path = repository().join(name).canonicalize().with_context(|| format!("find {name}"))?;
     path.into_os_string().into_string().ok().context("the repository's path is not UTF-8")

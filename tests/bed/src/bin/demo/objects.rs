@@ -1,4 +1,4 @@
-//! Reads and makes the operator's objects as plain JSON, as any client without its types would.
+//! Reads and creates the operator's objects as plain JSON, as any client without its types would.
 
 use anyhow::Result;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, PostParams};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 const GROUP: &str = "loadbalancer.harvesterhci.io";
 const VERSION: &str = "v1beta1";
 
-/// A pool, as far as the demo looks at it.
+/// A pool, with the fields that the demo shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pool {
     pub(crate) name: String,
@@ -19,13 +19,13 @@ pub(crate) struct Pool {
     pub(crate) reason: String,
 }
 
-/// A LoadBalancer, as far as the demo looks at it.
+/// A LoadBalancer, with the fields that the demo shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Balancer {
     /// Namespace and name.
     pub(crate) key: String,
     pub(crate) uid: String,
-    /// The pool of its address, else the pool it names.
+    /// Pool of its address, else the pool that it names.
     pub(crate) pool: String,
     pub(crate) address: Option<String>,
     pub(crate) ready: String,
@@ -44,14 +44,15 @@ pub(crate) fn balancers(client: &Client, namespace: &str) -> Api<DynamicObject> 
     Api::namespaced_with(client.clone(), namespace, &resource("LoadBalancer", "loadbalancers"))
 }
 
-/// Creates what a guest cluster's cloud provider creates; with a pool, it names that.
+/// Creates the LoadBalancer that a guest cluster's cloud provider creates; `pool` is the pool that
+/// it names.
 pub(crate) async fn create(api: &Api<DynamicObject>, name: &str, pool: Option<&str>) -> Result<()> {
     api.create(&PostParams::default(), &balancer(name, pool)?).await?;
     Ok(())
 }
 
-/// Returns when creating costs what it always costs: for 2 seconds after a kind was established,
-/// an API server holds every creation back for 2 seconds, a dry run too.
+/// Waits until creations take their usual time: for 2 seconds after a kind was established, an API
+/// server delays every creation by 2 seconds, a dry run too.
 pub(crate) async fn creations_flow(api: &Api<DynamicObject>) -> Result<()> {
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     api.create(&dry, &balancer("dry-run", None)?).await?;
@@ -107,7 +108,7 @@ fn resource(kind: &str, plural: &str) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, kind), plural)
 }
 
-/// Status and reason of the condition `Ready`, empty if there is none.
+/// Status and reason of the condition `Ready`, empty without the condition.
 fn condition(status: &Value) -> (String, String) {
     let conditions = status["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
     let ready = conditions.iter().find(|condition| condition["type"] == "Ready");

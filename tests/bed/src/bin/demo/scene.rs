@@ -1,4 +1,4 @@
-//! What there is right now, and since when.
+//! Current pools and LoadBalancers, and when they were first seen.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ pub(crate) struct Scene {
     pub(crate) balancers: BTreeMap<String, Seen>,
 }
 
-/// A LoadBalancer and when it was seen.
+/// A LoadBalancer and when it was first seen.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) now: Balancer,
@@ -22,7 +22,7 @@ pub(crate) struct Seen {
     pub(crate) addressed: Option<Instant>,
 }
 
-/// Something that was seen.
+/// A change of a pool or LoadBalancer.
 #[derive(Debug)]
 pub(crate) enum News {
     Pool(Pool),
@@ -67,13 +67,13 @@ impl Scene {
         self.balancers.insert(now.key.clone(), Seen { now, first, addressed });
     }
 
-    /// The LoadBalancers that have an address of the pool.
+    /// LoadBalancers with an address of the pool.
     pub(crate) fn holders(&self, pool: &str) -> Vec<&Balancer> {
         let all = self.balancers.values().map(|seen| &seen.now);
         all.filter(|balancer| balancer.pool == pool && balancer.address.is_some()).collect()
     }
 
-    /// All addresses, by the LoadBalancer that has them.
+    /// All addresses, by namespace and name of the LoadBalancer.
     pub(crate) fn addresses(&self) -> BTreeMap<&str, &str> {
         let all = self.balancers.iter();
         all.filter_map(|(key, seen)| Some((key.as_str(), seen.now.address.as_deref()?))).collect()
@@ -88,12 +88,12 @@ impl Scene {
 }
 
 impl Seen {
-    /// From the first sight of it to the first sight of its address.
+    /// Time from the first sight of the LoadBalancer to the first sight of its address.
     pub(crate) fn took(&self) -> Option<Duration> {
         Some(self.addressed?.saturating_duration_since(self.first))
     }
 
-    /// Whether the operator has said what becomes of it.
+    /// Whether the operator has reported a result: an address, or a refusal with its reason.
     pub(crate) fn settled(&self) -> bool {
         let said = !self.now.reason.is_empty();
         said && (self.now.address.is_some() || self.now.ready == "False")

@@ -1,4 +1,4 @@
-//! The steps of the demo. Whatever a step prints, it has checked.
+//! The steps of the demo. Each step checks its output before it prints it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,8 +19,8 @@ use crate::{burst, folder, vms};
 const STEPS: usize = 9;
 const PATIENCE: Duration = Duration::from_secs(30);
 const LEASE: &str = "kube-system/harvester-load-balancer";
-/// Each LoadBalancer of the samples, its pool and the reason it ends with; the three of the pool
-/// of two addresses have a check of their own.
+/// Each LoadBalancer of the samples, its pool and its final reason; the three of the pool of two
+/// addresses are checked separately.
 const EXPECTED: [(&str, &str, &str); 5] = [
     ("default/dev-default-web", "global", "Allocated"),
     ("demo/vm-web", "demo-vlan100", "NoRunningBackends"),
@@ -28,16 +28,16 @@ const EXPECTED: [(&str, &str, &str); 5] = [
     ("demo/six", "ipv6", "Allocated"),
     ("demo/missing-pool", "no-such-pool", "IPPoolNotFound"),
 ];
-/// Ranges that nobody can mean: one that ends before it begins, and one in another pool's.
+/// Invalid ranges: one that ends before it begins, and one that overlaps another pool's.
 const REVERSED: &str = "{subnet: 10.20.0.0/24, rangeStart: 10.20.0.9, rangeEnd: 10.20.0.8}";
 const OVERLAPPING: &str = "{subnet: 10.20.0.128/25}";
-/// With what a refusal of kubectl's begins.
+/// Start of kubectl's refusal message.
 const REFUSED: &str = "The IPPool \"mistake\" is invalid";
 const TINY: [&str; 3] = ["demo/tiny-1", "demo/tiny-2", "demo/tiny-3"];
 const LATE: &str = "tiny-0-late";
 const AFTER: &str = "after-failover";
 
-/// A control plane with a running operator, and the eye on it.
+/// A control plane with a running operator, and the watches on it.
 pub(crate) struct Stage {
     operator: Operator,
     world: World,
@@ -50,7 +50,7 @@ pub(crate) fn announce(number: usize, what: &str, how_long: &str) {
 }
 
 impl Stage {
-    /// Shows everything; the operator that is left goes on running.
+    /// Shows all steps; the remaining operator continues to run.
     pub(crate) async fn show(bed: &Bed, binary: &Path) -> Result<Self> {
         announce(2, "The operator, installed under its own account, twice", "2 to 5 seconds");
         let balancer = Balancer::start().await?;
@@ -81,7 +81,7 @@ impl Stage {
         Ok(Self { operator: standby, world, _announcer: announcer, _balancer: balancer })
     }
 
-    /// Prints what changes; ends only if the operator does.
+    /// Prints changes; ends only when the operator ends.
     pub(crate) async fn stay(&mut self) -> Result<()> {
         println!("\nRunning until Ctrl-C. What changes from here on is printed below.");
         let mut changes = Changes::from_here(&self.world.scene);
@@ -100,8 +100,8 @@ impl Stage {
     }
 }
 
-/// Starts two and returns the one that leads first. The API server asks both for admission, by way
-/// of a balancer that is to them what a Service is in a cluster.
+/// Starts two and returns the leader first. The API server calls both for admission through a
+/// balancer, which stands for the Service of a cluster.
 async fn start_operators(
     bed: &Bed,
     binary: &Path,
@@ -112,7 +112,7 @@ async fn start_operators(
     world::watchable(&bed.admin()).await?;
     println!("      applied: crds, config/rbac, and KubeVirt's kinds without KubeVirt");
     let start = |identity: &str| Start {
-        // Said here so that a variable of the user's does not say otherwise.
+        // Set here so that the user's environment variables do not override it.
         lease: Some(LEASE.to_owned()),
         log: Some("info".to_owned()),
         identity: Some(identity.to_owned()),
@@ -173,7 +173,7 @@ async fn show_samples(bed: &Bed, world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// What kubectl says of a pool of this range. Empty: it would be taken.
+/// kubectl's output for a pool of this range. Empty: the pool is accepted.
 async fn refusal(bed: &Bed, range: &str) -> String {
     let pool = format!(
         "apiVersion: loadbalancer.harvesterhci.io/v1beta1\nkind: IPPool\nmetadata: {{name: mistake}}\n\
@@ -194,7 +194,7 @@ async fn show_refusal(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Whether every sample has come to its end, else what is missing.
+/// Checks that every sample has its final state; the error is the first difference.
 fn as_expected(scene: &Scene) -> Result<(), String> {
     for (key, pool, reason) in EXPECTED {
         let seen = scene.balancers.get(key).ok_or(format!("{key} is not there"))?;
@@ -217,7 +217,7 @@ fn as_expected(scene: &Scene) -> Result<(), String> {
     }
 }
 
-/// Who waits for an address of the pool of two.
+/// LoadBalancers that wait for an address of the pool of two, by name.
 fn waiters(scene: &Scene) -> Vec<String> {
     let all = scene.balancers.values().map(|seen| &seen.now);
     let waiting = all.filter(|lb| {
@@ -230,8 +230,8 @@ fn waiters(scene: &Scene) -> Vec<String> {
 }
 
 async fn free_one(bed: &Bed, world: &mut World) -> Result<()> {
-    let oldest = waiters(&world.scene).pop().context("nobody waits")?;
-    let holder = world.scene.holders("tiny").first().copied().cloned().context("nobody holds")?;
+    let oldest = waiters(&world.scene).pop().context("no LoadBalancer waits")?;
+    let holder = world.scene.holders("tiny").first().copied().cloned().context("no holder")?;
     let freed = holder.address.context("no address to free")?;
     let api = balancers(&bed.admin(), "demo");
     create(&api, LATE, Some("tiny")).await?;
@@ -269,7 +269,7 @@ async fn fail_over(
     let before = owned(&world.scene);
     let start = Instant::now();
     leader.process.kill9()?;
-    // Until the balancer has noticed, some requests are still put to the dead one, and refused.
+    // Until the balancer notices, some requests still go to the dead operator and fail.
     let api = balancers(&bed.admin(), "default");
     eventually(PATIENCE, "creation", async || create(&api, AFTER, None).await.map(|()| true))
         .await?;

@@ -1,4 +1,4 @@
-//! Shows the scene: a table that is redrawn on a terminal, or a line per change elsewhere.
+//! Shows the scene: a table that is redrawn on a terminal, or one line per change elsewhere.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _, stdout};
@@ -6,7 +6,8 @@ use std::io::{IsTerminal as _, Write as _, stdout};
 use crate::objects::Pool;
 use crate::scene::{Scene, Seen};
 
-/// Columns are cut there, not wrapped, so that a redraw finds its first line again.
+/// Escape that cuts long lines instead of wrapping them, so that a redraw finds its first line
+/// again.
 const NO_WRAP: &str = "\x1b[?7l";
 const WRAP: &str = "\x1b[?7h";
 
@@ -18,7 +19,7 @@ pub(crate) struct Table {
     changes: Changes,
 }
 
-/// Knows which rows were shown already.
+/// The rows that were shown already.
 #[derive(Default)]
 pub(crate) struct Changes {
     shown: BTreeMap<String, String>,
@@ -42,13 +43,13 @@ impl Table {
         }
         let up = if self.drawn == 0 { String::new() } else { format!("\x1b[{}A\r", self.drawn) };
         print!("{up}\x1b[J{NO_WRAP}{text}{WRAP}");
-        // A terminal that is gone has nobody to show anything to.
+        // A closed terminal is no error.
         let _ = stdout().flush();
         self.drawn = text.lines().count();
         self.text = text;
     }
 
-    /// Leaves the whole table on the output.
+    /// Prints the whole table.
     pub(crate) fn finish(&mut self, scene: &Scene) {
         self.show(scene);
         if !self.terminal {
@@ -58,12 +59,12 @@ impl Table {
 }
 
 impl Changes {
-    /// Takes everything for shown.
+    /// Marks the whole scene as shown.
     pub(crate) fn from_here(scene: &Scene) -> Self {
         Self { shown: rows(scene) }
     }
 
-    /// Prints new and changed rows, and the names of those that are gone.
+    /// Prints new and changed rows, and the names of removed ones.
     pub(crate) fn show(&mut self, scene: &Scene) {
         let rows = rows(scene);
         for (key, row) in &rows {
@@ -123,7 +124,7 @@ fn or_dash(text: &str) -> &str {
     if text.is_empty() { "-" } else { text }
 }
 
-/// The largest number stands for all that do not fit.
+/// A count; the largest number means "more than fits".
 fn count(number: i64) -> String {
     if number == i64::MAX { "2^63-1".to_owned() } else { number.to_string() }
 }

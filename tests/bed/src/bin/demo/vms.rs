@@ -1,5 +1,5 @@
-//! VMs behind an address: they run, pause and stop, as KubeVirt would write it, and an announcer
-//! that keeps kube-vip's rules publishes the address.
+//! VMs behind an address: they run, pause and stop, with objects as KubeVirt writes them, and an
+//! announcer with kube-vip's rules publishes the address.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::objects::balancers;
 const PATIENCE: Duration = Duration::from_secs(30);
 const NAME: &str = "vm-web";
 
-/// Returns the announcer, which goes on as long as it is kept.
+/// Runs the step and returns the announcer, which ends when it is dropped.
 pub(crate) async fn run(bed: &Bed) -> Result<Announcer> {
     let client = bed.admin();
     let network = serde_json::from_value(vlan("demo", "vlan100", 100))?;
@@ -43,7 +43,7 @@ pub(crate) async fn run(bed: &Bed) -> Result<Announcer> {
     Ok(announcer)
 }
 
-/// Waits until the LoadBalancer counts so many VMs, and so many that are ready, for the reason.
+/// Waits until the LoadBalancer reports these counts of VMs and of ready VMs, with this reason.
 async fn shows(
     client: &Client,
     start: Instant,

@@ -1,4 +1,4 @@
-//! Watches pools and LoadBalancers, and waits for what is to be seen of them.
+//! Watches pools and LoadBalancers, and waits for conditions on them.
 
 use std::time::{Duration, Instant};
 
@@ -14,19 +14,19 @@ use tokio::time::{sleep, timeout};
 use crate::objects::{Balancer, Pool, all_balancers, pools};
 use crate::scene::{News, Scene};
 
-/// Less than the client's patience with a silent watch.
+/// Watch timeout; less than the silence that ends the client's calls.
 const WATCH_SECONDS: u32 = 25;
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The scene, kept up to date by two watches that end with it.
+/// The scene, kept up to date by two watches that end when it is dropped.
 pub(crate) struct World {
     pub(crate) scene: Scene,
     news: UnboundedReceiver<(Instant, News)>,
     _watches: JoinSet<()>,
 }
 
-/// What a watch makes of an object.
+/// Conversions of watched objects into news.
 struct Lens {
     all: fn(&[DynamicObject]) -> News,
     one: fn(&DynamicObject) -> News,
@@ -54,8 +54,8 @@ impl World {
         Self { scene: Scene::default(), news, _watches: watches }
     }
 
-    /// Looks at the scene, and again whenever it has changed, until there is a value. After the
-    /// deadline the error names `what` and tells what the last look found.
+    /// Checks the scene after every change until `look` returns a value. After the deadline the
+    /// error names `what` and the result of the last look.
     pub(crate) async fn until<P: Probe>(
         &mut self,
         deadline: Duration,
@@ -76,7 +76,7 @@ impl World {
         }
     }
 
-    /// Waits for news and takes in all there is.
+    /// Waits for news and applies all that are queued.
     pub(crate) async fn change(&mut self) -> Result<()> {
         let (at, first) = self.news.recv().await.context("the watches have ended")?;
         self.scene.note(at, first);
@@ -87,7 +87,7 @@ impl World {
     }
 }
 
-/// Waits until both kinds can be watched: for a moment after it has announced a new kind, the API
+/// Waits until both kinds can be watched: for a moment after it has established a new kind, the API
 /// server answers that its storage is being initialized.
 pub(crate) async fn watchable(client: &Client) -> Result<()> {
     for api in [pools(client), all_balancers(client)] {
@@ -99,10 +99,10 @@ pub(crate) async fn watchable(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Sends what there is and what changes, until nobody listens.
+/// Sends the list and all changes, until the receiver is dropped.
 async fn follow(api: Api<DynamicObject>, lens: Lens, sender: UnboundedSender<(Instant, News)>) {
     while !sender.is_closed() {
-        // Whatever ended it, a new list makes up for what was missed.
+        // A new list makes up for the events that were missed, whatever ended the watch.
         if follow_once(&api, &lens, &sender).await.is_err() {
             sleep(PAUSE).await;
         }

@@ -11,7 +11,7 @@ use super::{Kind, Reservation, Scope};
 /// Name of every server's lease file.
 pub(super) const LEASES: &str = "leases";
 
-/// Writes what the server reads, and returns its arguments.
+/// Writes the server's configuration files, and returns its arguments.
 pub(super) fn write(kind: Kind, interface: &str, scope: &Scope, dir: &Path) -> Result<Vec<String>> {
     let leases = dir.join(LEASES).display().to_string();
     let config = dir.join("config");
@@ -20,7 +20,7 @@ pub(super) fn write(kind: Kind, interface: &str, scope: &Scope, dir: &Path) -> R
         Kind::Kea => fs::write(&config, kea(interface, scope, &leases).to_string())?,
         Kind::Isc => {
             fs::write(&config, isc(scope))?;
-            // It does not begin without one.
+            // dhcpd does not start without a lease file.
             fs::OpenOptions::new().create(true).append(true).open(&leases)?;
         }
         Kind::Udhcpd => fs::write(&config, udhcpd(interface, scope, &leases))?,
@@ -48,7 +48,8 @@ fn dnsmasq(interface: &str, scope: &Scope, leases: &str) -> Vec<String> {
         "--group=root".to_owned(),
         "--pid-file".to_owned(),
         "--log-dhcp".to_owned(),
-        // It would wait three seconds for an echo before each offer, one after the other.
+        // Without this option it waits three seconds for an echo before each offer, one after the
+        // other.
         "--no-ping".to_owned(),
         "--bind-interfaces".to_owned(),
         "--except-interface=lo".to_owned(),
@@ -57,7 +58,7 @@ fn dnsmasq(interface: &str, scope: &Scope, leases: &str) -> Vec<String> {
         format!("--dhcp-range={first},{last},{},{}s", scope.netmask(), scope.seconds),
         format!("--dhcp-option=option:router,{}", scope.at(254)),
         format!("--dhcp-option=option:dns-server,{}", scope.at(253)),
-        // Else it refuses to serve more at a time.
+        // Without this option it refuses to serve so many clients.
         "--dhcp-lease-max=2000".to_owned(),
     ];
     args.extend(scope.reserved.iter().map(|(client, number)| match client {
@@ -104,7 +105,7 @@ fn kea(interface: &str, scope: &Scope, leases: &str) -> serde_json::Value {
         "interfaces-config": {"interfaces": [interface], "dhcp-socket-type": "raw"},
         "lease-database": {"type": "memfile", "persist": true, "name": leases, "lfc-interval": 0},
         "subnet4": [subnet],
-        // What it says is read by tests.
+        // Tests read its log.
         "loggers": [{
             "name": "kea-dhcp4", "severity": "DEBUG", "debuglevel": 50,
             "output_options": [{"output": "stdout", "flush": true}],

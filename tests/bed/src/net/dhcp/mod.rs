@@ -1,6 +1,6 @@
-//! Owns DHCP servers that tests run: the four of Debian, each in a namespace that the test made.
+//! Owns DHCP servers that tests run: the four of Debian, each in a namespace of the test.
 //!
-//! Invariant: a server hears and sends on one interface of its namespace and nowhere else.
+//! Invariant: a server receives and sends on one interface of its namespace and nowhere else.
 
 mod config;
 mod records;
@@ -19,10 +19,10 @@ pub use self::relay::Relay;
 use super::{Netns, program, search_path};
 use crate::{Managed, eventually};
 
-/// Until a server listens, and until it has ended.
+/// Longest time until a server listens, and until it has ended.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Which program.
+/// DHCP server program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the programs' names")]
 pub enum Kind {
@@ -33,7 +33,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All four.
+    /// All four programs.
     pub const ALL: [Self; 4] = [Self::Dnsmasq, Self::Kea, Self::Isc, Self::Udhcpd];
 
     fn program(self) -> &'static str {
@@ -45,7 +45,7 @@ impl Kind {
         }
     }
 
-    /// How it logs a message. udhcpd does not.
+    /// Text of a message in the program's log. udhcpd does not log it.
     fn says(self, message: Message) -> Option<&'static str> {
         match (self, message) {
             (Self::Udhcpd, _) => None,
@@ -56,7 +56,7 @@ impl Kind {
     }
 }
 
-/// What a test looks for in a server's log.
+/// Message of a server's log that a test looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the messages' names")]
 pub enum Message {
@@ -64,37 +64,38 @@ pub enum Message {
     Nak,
 }
 
-/// What a server gives out.
+/// Configuration of a server: subnet, range and times.
 #[derive(Clone, Debug)]
 pub struct Scope {
-    /// The server's own address. The subnet is around it, and its 254th address the router's.
+    /// The server's own address, in the subnet. The router has the subnet's 254th address.
     pub server: Ipv4Addr,
     /// Bits of the subnet's prefix.
     pub prefix: u8,
-    /// The first and the last address, by their number in the subnet.
+    /// First and last address, by their number in the subnet.
     pub range: (u16, u16),
-    /// For how long, in seconds. dnsmasq has no leases of less than 120.
+    /// Duration of leases in seconds; at least 120 for dnsmasq.
     pub seconds: u32,
-    /// When to renew and when to rebind, in seconds. udhcpd says nothing of it to its clients.
+    /// Times of renewal (T1) and rebinding (T2) in seconds, sent to clients.
     pub timers: Option<(u32, u32)>,
-    /// Whether it speaks for the whole subnet: refuses what it does not know.
+    /// Whether it is authoritative for the subnet: it refuses requests for leases that it does not
+    /// know.
     pub authoritative: bool,
-    /// Addresses that are kept for one client each, by their number in the subnet. udhcpd has none
-    /// here.
+    /// Reserved addresses for one client each, by their number in the subnet. Not supported for
+    /// udhcpd here.
     pub reserved: Vec<(Reservation, u16)>,
 }
 
-/// By what a server knows the client of a reservation.
+/// Client of a reservation.
 #[derive(Clone, Debug)]
 pub enum Reservation {
-    /// Its hardware address.
+    /// Hardware address.
     Mac(String),
-    /// Its client identifier, its octets with colons between them.
+    /// Client identifier, its octets in hexadecimal separated by colons.
     ClientId(String),
 }
 
 impl Scope {
-    /// Addresses .100 to .199 of a /24 for an hour.
+    /// Scope with addresses .100 to .199 of a /24 and leases of an hour.
     pub fn new(server: [u8; 4]) -> Self {
         Self {
             server: server.into(),
@@ -107,47 +108,47 @@ impl Scope {
         }
     }
 
-    /// The same, renewed after so many seconds and rebound after so many.
+    /// The same scope with other times of renewal and rebinding, in seconds.
     #[must_use]
     pub fn timers(mut self, renew: u32, rebind: u32) -> Self {
         self.timers = Some((renew, rebind));
         self
     }
 
-    /// The same with leases of so many seconds.
+    /// The same scope with leases of so many seconds.
     #[must_use]
     pub fn seconds(mut self, seconds: u32) -> Self {
         self.seconds = seconds;
         self
     }
 
-    /// The same with another range.
+    /// The same scope with another range.
     #[must_use]
     pub fn range(mut self, first: u16, last: u16) -> Self {
         self.range = (first, last);
         self
     }
 
-    /// The same in a subnet of another size.
+    /// The same scope in a subnet of another size.
     #[must_use]
     pub fn prefix(mut self, bits: u8) -> Self {
         self.prefix = bits;
         self
     }
 
-    /// The same with an address that is kept for one client.
+    /// The same scope with an address reserved for one client.
     #[must_use]
     pub fn reserve(mut self, client: Reservation, number: u16) -> Self {
         self.reserved.push((client, number));
         self
     }
 
-    /// An address of the subnet by its number there.
+    /// Address of the subnet by its number there.
     pub fn at(&self, number: u16) -> Ipv4Addr {
         Ipv4Addr::from_bits(self.server.to_bits() & self.netmask().to_bits() | u32::from(number))
     }
 
-    /// The subnet's mask.
+    /// Mask of the subnet.
     pub fn netmask(&self) -> Ipv4Addr {
         Ipv4Addr::from_bits(u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0))
     }
@@ -157,7 +158,7 @@ impl Scope {
         format!("{}/{}", self.server, self.prefix)
     }
 
-    /// Whether it would give out this address.
+    /// Whether the range contains this address.
     pub fn holds(&self, address: Ipv4Addr) -> bool {
         (self.at(self.range.0)..=self.at(self.range.1)).contains(&address)
     }
@@ -175,7 +176,8 @@ pub struct DhcpServer {
 }
 
 impl DhcpServer {
-    /// Starts one on an interface that has the scope's address already, and waits until it listens.
+    /// Starts a server on an interface that has the scope's address already, and waits until it
+    /// listens.
     pub async fn start(kind: Kind, inside: &Netns, interface: &str, scope: &Scope) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("hgo-dhcp-").tempdir()?;
         let process = launch(kind, inside, interface, scope, dir.path().into()).await?;
@@ -185,8 +187,8 @@ impl DhcpServer {
         Ok(server)
     }
 
-    /// Ends it, politely so that it writes what it knows, and starts it with this scope. It
-    /// remembers what it granted.
+    /// Ends the server by a signal, so that it writes its leases, and starts it with this scope. It
+    /// retains its leases.
     pub async fn restart(&mut self, scope: &Scope) -> Result<()> {
         self.stop().await?;
         let dir = self.dir.path().into();
@@ -194,7 +196,7 @@ impl DhcpServer {
         self.listening().await
     }
 
-    /// Ends it, politely so that it writes what it knows.
+    /// Ends the server by a signal, so that it writes its leases.
     pub async fn stop(&mut self) -> Result<()> {
         if self.process.is_running() {
             self.process.terminate(PATIENCE).await?;
@@ -202,9 +204,9 @@ impl DhcpServer {
         Ok(())
     }
 
-    /// Has it forget what it granted. It must not be running.
+    /// Removes the server's leases. It must not be running.
     pub fn forget(&mut self) -> Result<()> {
-        ensure!(!self.process.is_running(), "it would write its file again");
+        ensure!(!self.process.is_running(), "a running server would write its file again");
         let file = self.lease_file();
         if file.exists() {
             fs::remove_file(file)?;
@@ -212,8 +214,8 @@ impl DhcpServer {
         Ok(())
     }
 
-    /// Starts it again in another subnet: its interface has the scope's address, and no other. It
-    /// must not be running.
+    /// Starts the server again in another subnet: its interface gets the scope's address only. The
+    /// server must not be running.
     pub async fn readdress(&mut self, scope: &Scope) -> Result<()> {
         self.inside.ip(&format!("address flush dev {}", self.interface)).await?;
         let address = format!("address add {} dev {}", scope.interface(), self.interface);
@@ -221,22 +223,23 @@ impl DhcpServer {
         self.restart(scope).await
     }
 
-    /// Which program.
+    /// Program of the server.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Everything that it has said since it was first started.
+    /// Output of the server since its first start.
     pub fn log(&self) -> String {
         self.process.log()
     }
 
-    /// Whether it has logged such a message; nothing if it never does.
+    /// Whether it has logged such a message; `None` if it never logs it.
     pub fn logged(&self, message: Message) -> Option<bool> {
         Some(self.log().contains(self.kind.says(message)?))
     }
 
-    /// What its lease file says now. udhcpd writes it when it ends only, or on demand: it is asked.
+    /// Entries of its lease file now. udhcpd writes it when it ends or on a signal, which this
+    /// sends.
     pub async fn granted(&mut self) -> Result<Vec<Granted>> {
         let file = self.lease_file();
         if self.kind == Kind::Udhcpd && self.process.is_running() {
@@ -244,7 +247,7 @@ impl DhcpServer {
                 fs::remove_file(&file)?;
             }
             self.process.signal("USR1")?;
-            // It is complete when it is closed again.
+            // The file is complete when it is closed again.
             let fds = format!("/proc/{}/fd", self.process.pid());
             eventually(PATIENCE, "udhcpd's leases", async || {
                 let open = fs::read_dir(&fds)?.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
@@ -259,7 +262,7 @@ impl DhcpServer {
         records::read(self.kind, &bytes)
     }
 
-    /// What it has granted to a hardware address and not taken back.
+    /// Live lease of a hardware address.
     pub async fn granted_to(&mut self, mac: &str) -> Result<Option<Granted>> {
         Ok(self.granted().await?.into_iter().find(|granted| granted.mac == mac && granted.live))
     }

@@ -1,4 +1,4 @@
-//! Owns the reading of the servers' lease files, each of its own form.
+//! Owns the readers of the servers' lease files, each in its own format.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -12,13 +12,13 @@ use super::Kind;
 pub struct Granted {
     /// The address.
     pub address: Ipv4Addr,
-    /// Who has it, in lower case with colons.
+    /// Hardware address of the client, in lower case with colons.
     pub mac: String,
-    /// The client identifier in hexadecimal with its type. udhcpd does not keep it.
+    /// Client identifier in hexadecimal with its type. udhcpd does not store it.
     pub client_id: Option<String>,
-    /// The host name that the client told.
+    /// Host name that the client sent.
     pub hostname: String,
-    /// Whether it is granted, and not given back or refused.
+    /// Whether it is granted, and neither released nor declined.
     pub live: bool,
 }
 
@@ -31,7 +31,7 @@ pub(super) fn read(kind: Kind, bytes: &[u8]) -> Result<Vec<Granted>> {
         Kind::Udhcpd => return Ok(udhcpd(bytes)),
     };
     let entries = entries.with_context(|| format!("a lease file of another form: {bytes:?}"))?;
-    // Kea and dhcpd append; the last word counts.
+    // Kea and dhcpd append; the last entry of an address counts.
     let mut last: Vec<Granted> = Vec::new();
     for entry in entries {
         last.retain(|known| known.address != entry.address);
@@ -40,7 +40,7 @@ pub(super) fn read(kind: Kind, bytes: &[u8]) -> Result<Vec<Granted>> {
     Ok(last)
 }
 
-/// `expiry mac address name client-id`. What is given back is taken out.
+/// `expiry mac address name client-id`. dnsmasq removes released leases.
 fn dnsmasq(line: &str) -> Option<Granted> {
     let words: Vec<&str> = line.split(' ').collect();
     let &[_, mac, address, name, id] = words.as_slice() else { return None };
@@ -61,7 +61,7 @@ fn kea(line: &str) -> Option<Granted> {
         mac: (*words.get(1)?).to_owned(),
         client_id: Some(words.get(2)?.replace(':', "")).filter(|id| !id.is_empty()),
         hostname: (*words.get(8)?).to_owned(),
-        // Given back is a lifetime of 0, refused is state 1.
+        // A released lease has a lifetime of 0, a declined one state 1.
         live: *words.get(3)? != "0" && *words.get(9)? == "0",
     })
 }
@@ -83,7 +83,7 @@ fn isc(block: &str) -> Option<Granted> {
     })
 }
 
-/// Octal escapes and printable characters, as dhcpd writes octets; returned in hexadecimal.
+/// Decodes octal escapes and printable characters, as dhcpd writes octets, to hexadecimal.
 fn unescaped(text: &str) -> String {
     let mut octets = String::new();
     let mut rest = text.as_bytes();
@@ -103,7 +103,8 @@ fn unescaped(text: &str) -> String {
     octets
 }
 
-/// A time of 8 octets, then 36 octets an entry: seconds left, address, mac, padding to 16, name.
+/// A time of 8 octets, then 36 octets per entry: remaining seconds, address, mac, padding to 16,
+/// name.
 fn udhcpd(bytes: &[u8]) -> Vec<Granted> {
     let entries = bytes.get(8..).unwrap_or_default().chunks_exact(36);
     entries

@@ -1,4 +1,4 @@
-//! Owns a relay agent (RFC 1542): dnsmasq as one, on a router that the test made.
+//! Owns a relay agent (RFC 1542): dnsmasq, on a router of the test.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::{Netns, program, search_path};
 use crate::{Managed, eventually};
 
-/// Until it works.
+/// Longest time until it works.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A running relay. Dropping it kills it.
@@ -20,8 +20,8 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Starts one on a router: what clients on the segment of its address `here` ask is handed to the
-    /// server, and what that answers to them.
+    /// Starts one on a router: it forwards requests of clients on the segment of its address `here`
+    /// to the server, and the server's answers to them.
     pub async fn start(router: &Netns, here: Ipv4Addr, server: Ipv4Addr) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("hgo-relay-").tempdir()?;
         let log = dir.path().join("log");

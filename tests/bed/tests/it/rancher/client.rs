@@ -1,4 +1,4 @@
-//! A client that sends what it is told and shows the whole answer.
+//! A client that sends one request and returns the whole answer.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-/// What came back.
+/// Answer to a request.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -24,7 +24,7 @@ pub struct Answer {
     pub body: Value,
 }
 
-/// One request on a connection of its own. No token: no header.
+/// Sends one request on a connection of its own. Without a token it sends no header.
 pub async fn send(
     rancher: &Rancher,
     token: Option<&str>,
@@ -58,7 +58,7 @@ pub async fn send(
     Ok(Answer { status: head.status.as_u16(), headers: head.headers, text, body })
 }
 
-/// The same, for a server that is there.
+/// Sends one request to a server that must answer.
 pub async fn ask(rancher: &Rancher, token: &str, line: &str, body: &str) -> Answer {
     send(rancher, Some(token), line, body).await.unwrap()
 }

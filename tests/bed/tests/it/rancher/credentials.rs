@@ -1,4 +1,4 @@
-//! Cloud credentials: what the API lets in, and what the controller makes of a content.
+//! Cloud credentials: which ones the API accepts, and how the controller processes a content.
 
 use serde_json::{Value, json};
 use testbed::eventually;
@@ -15,7 +15,7 @@ fn bearer(content: &str) -> &str {
     content.split("token: \"").nth(1).unwrap().split('"').next().unwrap()
 }
 
-/// A v3 token as generateKubeconfig puts it in, and the kubeconfig.
+/// A v3 token as generateKubeconfig writes it, and its kubeconfig.
 async fn kubeconfig(site: &Site, user: &str) -> (String, String) {
     let key = site.key(user);
     let line = "POST /v3/clusters/c-m-prod?action=generateKubeconfig";
@@ -30,7 +30,7 @@ fn config(content: &str) -> String {
         .to_string()
 }
 
-/// Both of them in one content.
+/// Content with the tokens of both kubeconfigs.
 fn both(first: &str, second: &str) -> String {
     let mut config: Value = serde_saphyr::from_str(first).unwrap();
     let mut user = config["users"][0].clone();
@@ -45,7 +45,7 @@ fn annotation(site: &Site, cc: &str, name: &str) -> Option<String> {
     secret["metadata"]["annotations"][name].as_str().map(str::to_owned)
 }
 
-/// Waits until the controller has seen to the content that is there now.
+/// Waits until the controller has processed the current content; returns the new checksum.
 async fn settled(site: &Site, cc: &str, was: Option<String>) -> String {
     eventually(SOON, "checksum", async || {
         annotation(site, cc, CHECKSUM).filter(|_| annotation(site, cc, CHECKSUM) != was)
@@ -119,7 +119,7 @@ async fn the_controller_extends_what_it_knows_and_ends_what_it_knew() {
         let finalizer = "management.cattle.io/harvester-token-cleanup";
         assert_eq!(secret["metadata"]["finalizers"], json!([finalizer]));
 
-        // The same again, and another's, are refused by the API.
+        // The API refuses a content with the same tokens again, and one with another credential's.
         for content in [&a, &both(&a, &b)] {
             let line = format!("PUT /v3/cloudCredentials/cattle-global-data:{cc}");
             let answer = ask(&site.rancher, &key, &line, &config(content)).await;
@@ -127,7 +127,7 @@ async fn the_controller_extends_what_it_knows_and_ends_what_it_knew() {
             assert!(answer.text.contains("already in use by secret"), "{}", answer.text);
         }
 
-        // Two users by a patch: both are kept.
+        // Two users by a patch: both tokens stay.
         site.rancher.edit_content(&cc, &both(&a, &b));
         let sum = settled(&site, &cc, Some(sum)).await;
         for token in [&first, &second] {
@@ -139,7 +139,7 @@ async fn the_controller_extends_what_it_knows_and_ends_what_it_knew() {
         assert_eq!(site.rancher.token(name(&first)), None, "pruned");
         assert!(site.rancher.accepts(&second));
 
-        // Another kind of token: not extended, and the one before it ends.
+        // Another kind of token is not extended, and the previous token ends.
         let api_key = site.rancher.api_key(&site.user, 30 * DAY, "");
         site.rancher.edit_content(&cc, &site.rancher.kubeconfig_with("c-m-prod", &api_key));
         settled(&site, &cc, Some(sum)).await;
@@ -162,7 +162,7 @@ async fn before_2_12_nothing_is_extended_or_ended() {
         let end = (view.created * 1000 + 30 * DAY).to_string();
         assert_eq!(noted, (version == Version::V2_11).then_some(end));
         site.rancher.put_content(&cc, &b).unwrap();
-        // The controller's looks would have come by now, as that at the clock of another server does.
+        // The controller would have acted by now, as it has on another server at the same time.
         let later = Site::new(Version::Main).await;
         let (_, content) = kubeconfig(&later, &later.user).await;
         let other = later.rancher.credential(&later.user, "x", "c-m-prod", &content).unwrap();
@@ -211,7 +211,8 @@ async fn a_content_that_names_an_unknown_token_is_waited_for() {
     assert_eq!(refused.status, 500);
     assert!(refused.text.contains("failed to get token"), "{}", refused.text);
     site.rancher.edit_content(&cc, &b);
-    // A credential that is changed later is settled: the first one has been looked at by then.
+    // A credential that was changed later is settled: the controller has processed the first one by
+    // then.
     let (_, c) = kubeconfig(&site, &site.user).await;
     let other = site.rancher.credential(&site.user, "other", "c-m-prod", &c).unwrap();
     settled(&site, &other, None).await;
@@ -240,7 +241,7 @@ async fn a_secret_without_annotations_ends_the_server() {
     let list = ask(&site.rancher, &key, "GET /v3/cloudCredentials", "").await;
     assert_eq!(list.body["data"][0]["id"], "cattle-global-data:cc-bare");
 
-    // With annotations, but none that says who made it: it is looked after all the same.
+    // Annotations without a creator: the controller processes it all the same.
     site.rancher.edit_secret("cc-nobodys", |secret| {
         secret["metadata"]["annotations"] = json!({"a": "b"});
     });
@@ -296,7 +297,7 @@ async fn a_deleted_credentials_tokens_end_with_it() {
 async fn an_expired_token_that_is_saved_lives_again() {
     let site = Site::new(Version::Main).await;
     let (token, content) = kubeconfig(&site, &site.user).await;
-    // It stands still, so no hour passes by itself; moving it purges.
+    // The clock is stopped, so no hour passes by itself; moving it runs the purge.
     let now = site.rancher.now();
     site.rancher.stand(now / 3_600_000 * 3_600_000);
     assert!(site.rancher.set("kubeconfig-default-token-ttl-minutes", "1"));

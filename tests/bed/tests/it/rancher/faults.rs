@@ -1,4 +1,4 @@
-//! Faults that a test asks for, and the record of calls.
+//! Faults that a test sets, and the record of calls.
 
 use std::time::{Duration, Instant};
 

@@ -10,11 +10,11 @@ use std::time::Duration;
 use testbed::Rancher;
 use testbed::rancher::Version;
 
-/// For what comes by itself, on a machine that may stand still.
+/// Deadline for automatic reactions, on a machine that may stall.
 const SOON: Duration = Duration::from_mins(1);
 const DAY: i64 = 86_400_000;
 
-/// A server with an administrator, a user who may enter `c-m-prod`, and one who may not.
+/// A server with an administrator, a user with access to `c-m-prod`, and a user without.
 struct Site {
     rancher: Rancher,
     admin: String,
@@ -35,7 +35,7 @@ impl Site {
     }
 }
 
-/// The name in what a token is presented as.
+/// Name of a token in its bearer text.
 fn name(bearer: &str) -> &str {
     bearer.trim_start_matches("ext/").split(':').next().unwrap()
 }

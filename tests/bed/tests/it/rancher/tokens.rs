@@ -1,4 +1,4 @@
-//! Tokens: how long they live, who sees them, and how one that is not accepted is told.
+//! Tokens: their lifetimes, who sees them, and how a refused one is answered.
 
 use std::time::Duration;
 
@@ -129,7 +129,7 @@ async fn a_tokens_life_counts_from_the_whole_second_of_its_making() {
     assert_eq!(read.body["expiresAt"], "2027-01-15T08:00:05Z");
     assert_eq!(read.body["lastUsedAt"], "2027-01-15T08:00:00Z");
     assert_eq!((&read.body["expired"], &read.body["current"]), (&json!(false), &json!(false)));
-    assert!(read.body.get("token").is_none(), "a secret is told once");
+    assert!(read.body.get("token").is_none(), "a secret is returned once");
 
     site.rancher.advance(Duration::from_millis(4_599));
     assert_eq!(ask(&site.rancher, bearer, &itself, "").await.status, 200);
@@ -298,7 +298,7 @@ async fn hashed_tokens_are_accepted_and_not_readable() {
 async fn ext_tokens_are_an_api_of_their_own() {
     let path = "/apis/ext.cattle.io/v1/tokens";
     let site = Site::new(Version::V2_11).await;
-    // A plain user's roles do not name what is not there; an administrator may ask for anything.
+    // A plain user's roles do not name missing kinds; an administrator has a right to any kind.
     for (user, status) in [(site.user.clone(), 403), (site.rancher.user(true), 404)] {
         let key = site.key(&user);
         assert_eq!(ask(&site.rancher, &key, &format!("GET {path}"), "").await.status, status);

@@ -1,14 +1,15 @@
-//! What must hold in each world, after each step.
+//! Invariants of each world, checked after each step.
 
 use super::*;
 
-/// The same for a LoadBalancer and for one that was made again under its name.
+/// The common part of the UIDs of a LoadBalancer and of its successors under the same name.
 fn name(uid: &str) -> String {
     uid.split('-').next().unwrap_or(uid).to_owned()
 }
 
 impl Cluster {
-    /// No address is two LoadBalancers' on one network, unless both had it before that was known.
+    /// Checks that no two LoadBalancers hold one address on one network, unless both held it before
+    /// that was known.
     pub(super) fn check_networks(&mut self) {
         let mut shared = BTreeSet::new();
         let pools: Vec<_> = self.book.pools().iter().collect();
@@ -43,7 +44,7 @@ impl Cluster {
         for (uid, claim) in taken_new.difference(&self.before) {
             let stands_back =
                 self.book.pools().get(&claim.pool).is_some_and(|pool| pool.conflict.is_some());
-            // One that was made again has what its name had.
+            // A LoadBalancer that was created again has the claims of its name.
             let name = uid.split('-').next();
             let inherited =
                 |(before, had): &(String, Claim)| before.split('-').next() == name && had == claim;
@@ -54,7 +55,7 @@ impl Cluster {
         self.before = taken_new;
     }
 
-    /// The same for what is announced, on each segment, whatever the ledgers say.
+    /// The same check for announced addresses, on each segment, whatever the ledgers record.
     fn check_announced(&mut self, shared: &mut BTreeSet<(IpAddr, BTreeSet<String>)>) {
         self.announce();
         let uid = |n: &usize| name(&self.lbs[n].owner.uid);
@@ -76,7 +77,7 @@ impl Cluster {
         }
     }
 
-    /// Notes where published addresses are announced.
+    /// Records where published addresses are announced.
     pub(super) fn announce(&mut self) {
         for n in 0..LBS {
             let Some((facts, claim)) =
@@ -92,7 +93,7 @@ impl Cluster {
                     segments.push(pool.segment.clone());
                     Some(segments)
                 }
-                // It stays where it was.
+                // The address is still announced where it was.
                 None => match self.announced.get(&n) {
                     Some((ip, place)) if *ip == claim.ip => place.clone(),
                     _ => None,
@@ -156,7 +157,7 @@ impl Cluster {
             let n = usize::try_from(facts.created).unwrap();
             let facts = &self.facts(n).unwrap();
             assert!(self.lbs.values().any(|lb| lb.owner == facts.owner), "{facts:?} is gone");
-            // An address that is another's where it would be announced serves nothing.
+            // An address that another LoadBalancer has where it would be announced cannot be given.
             let serves = |name: &str| {
                 let pool = &self.book.pools()[name];
                 let fitness = self.book.fitness(facts, name, pool);

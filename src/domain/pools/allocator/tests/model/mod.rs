@@ -1,5 +1,5 @@
 //! The book within a simulated cluster: LoadBalancers that publish, pools that are stored,
-//! edited, wiped and deleted, and leaders that begin anew.
+//! edited, wiped and deleted, and new leaders.
 
 mod checks;
 
@@ -14,39 +14,39 @@ use crate::network::Segment;
 use crate::pools::status::pool_status;
 
 const POOLS: [(&str, &str); 3] = [("a", "10.0.0"), ("b", "10.0.1"), ("c", "10.0.2")];
-/// The last two are one and the same, until they are not.
+/// Names of networks. The last two are one network, until a step changes that.
 const NETWORKS: [&str; 3] = ["", "ns/x", "ns/y"];
-/// The last two are of type vm, announced by the nodes; the second names the network of its VMs.
+/// Number of LoadBalancers. Two are of type vm, announced by nodes; the second names a network.
 const LBS: usize = 6;
 const GUESTS: std::ops::Range<usize> = 0..4;
 const ON_ITS_OWN: usize = 1;
 
-/// An address, and on which segments it is announced. `None`: on all of them.
+/// An address, and the segments on which it is announced. `None`: all of them.
 type Place = (IpAddr, Option<Vec<Segment>>);
 
 #[derive(Clone, Debug)]
 enum Step {
     Create(usize, Option<usize>),
     Delete(usize),
-    /// Deletes it and makes it again under its name, with a new UID: at once, or after the ledger
-    /// has heard of the deletion. A backup has its annotation.
+    /// Deletes a LoadBalancer and creates it again under its name, with a new UID: at once, or
+    /// after the ledger was notified of the deletion. A backup contains the annotation.
     Restore(usize, bool),
     Switch(usize, Option<usize>),
-    /// Asks, without publishing the answer.
+    /// Claims an address, without publishing it.
     Ask(usize),
-    /// Asks, publishes, and asks once more, as the reconcile after its own write does.
+    /// Claims an address, publishes it, and claims once more, as a reconcile after a write does.
     Publish(usize),
-    /// Creates or edits a pool: its size, whether it admits, whether it is being deleted.
+    /// Creates or edits a pool: size, whether it admits, whether it is being deleted.
     Edit(usize, usize, bool, bool),
-    /// Moves or creates it: by whose name the addresses are, the first, how many; the network,
-    /// the priority, and whether it is the global pool.
+    /// Moves or creates a pool: the pool whose addresses it gets, the first, the number; the
+    /// network, the priority, and whether it is the global pool.
     Move(usize, (usize, usize, usize), usize, i64, bool),
-    /// Two names lead to one network from now on, or no longer, or nobody knows.
+    /// Two names become one network, or two, or become unknown.
     Networks(Option<bool>),
     RemovePool(usize),
-    /// Somebody's write cuts the stored status: all of it, or the owners.
+    /// Removes the stored status: all of it, or only the owners.
     Wipe(usize, bool),
-    /// Another leader begins from what is stored, perhaps by a schema without owners.
+    /// A new leader starts from the stored pools, perhaps with a schema without owners.
     Restart(bool),
 }
 
@@ -81,26 +81,26 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Cluster {
     book: Book,
-    /// As stored, status included.
+    /// Pools as stored, with their status.
     pools: BTreeMap<String, PoolSeen>,
     lbs: BTreeMap<usize, LbFacts>,
     born: usize,
     networks: Option<bool>,
-    /// Who held or published what before the last step.
+    /// Claims held or published before the last step, with the UIDs.
     before: BTreeSet<(String, Claim)>,
-    /// Addresses that two had before their pools were seen to be in conflict.
+    /// Addresses that two LoadBalancers held before their pools were found to be in conflict.
     excused: BTreeSet<(IpAddr, BTreeSet<String>)>,
-    /// Where each published address was announced when its pool was last there.
+    /// Segments where each published address was announced when its pool last existed.
     announced: BTreeMap<usize, Place>,
 }
 
-/// Whether two are announced on one segment.
+/// Whether the two have a segment in common.
 fn meet(a: Option<&Vec<Segment>>, b: Option<&Vec<Segment>>) -> bool {
     let (Some(a), Some(b)) = (a, b) else { return true };
     a.iter().any(|a| b.iter().any(|b| a.meets(b)))
 }
 
-/// Where a network is: two names may lead to one.
+/// Segment of a network; `same`: whether the last two names are one network. `None`: unknown.
 fn segment(network: &str, same: Option<bool>) -> Segment {
     let vlan = |vlan| Some(Attachment { bridge: "br".into(), vlan });
     let attachment = match (network, same) {
@@ -127,13 +127,13 @@ impl Cluster {
         }
     }
 
-    /// As networks are now.
+    /// Facts of a LoadBalancer, with the networks as they are now.
     fn facts(&self, n: usize) -> Option<LbFacts> {
         let segment = (n == ON_ITS_OWN).then(|| segment("ns/y", self.networks));
         Some(LbFacts { segment, ..self.lbs.get(&n)?.clone() })
     }
 
-    /// What the ledger task does after pools and networks, and when a term begins.
+    /// Observes as the ledger task does: after pools or networks change, and at a term's start.
     fn observe(&mut self) {
         if self.book.take_moved() {
             let all: Vec<_> = (0..LBS).filter_map(|n| self.facts(n)).collect();
@@ -143,8 +143,8 @@ impl Cluster {
         }
     }
 
-    /// Whether two have the address, or may: one of them loses it. A new leader does not know where
-    /// an address is announced whose pool is gone.
+    /// Whether two LoadBalancers hold the address, or may: one of them loses it. A new leader does
+    /// not know the segments of an address whose pool is gone.
     fn is_double(&self, n: usize, claim: &Claim) -> bool {
         let uid = &self.lbs[&n].owner.uid;
         let mut pools = self.book.pools().values();
@@ -159,7 +159,7 @@ impl Cluster {
         published.any(|other| other.ip == claim.ip)
     }
 
-    /// Asks on behalf of one LoadBalancer, and holds the answer to the rules.
+    /// Claims for one LoadBalancer, and checks the answer.
     fn ask(&mut self, n: usize) -> Option<Verdict> {
         self.observe();
         let facts = self.facts(n)?;
@@ -195,7 +195,7 @@ impl Cluster {
         self.ask(n);
     }
 
-    /// Removes one, whatever the ledger hears of it.
+    /// Removes a LoadBalancer and returns its successor, without notifying the ledger.
     fn made_again(&mut self, n: usize) -> Option<LbFacts> {
         let facts = self.lbs.get(&n)?;
         self.born += 1;
@@ -204,8 +204,8 @@ impl Cluster {
         Some(LbFacts { owner, published: None, ..facts.clone() })
     }
 
-    /// Makes one again under its name, and holds the answer to the rules. `told` is whether the ledger
-    /// hears of the deletion before.
+    /// Creates a LoadBalancer again under its name, and checks the answer. The flag says
+    /// whether the ledger is notified of the deletion before.
     fn restore(&mut self, n: usize, told: bool) {
         let Some(restored) = self.made_again(n) else { return };
         let before = self.lbs.insert(n, restored).unwrap();
@@ -224,7 +224,7 @@ impl Cluster {
         };
         let named =
             |claim: &Claim| before.named_pool.as_ref().is_none_or(|named| *named == claim.pool);
-        // What it held alone, of a pool that may give it, it has again.
+        // An address that it alone held, of a pool that may give it, is given again.
         let still = had.filter(|claim| {
             let pool = self.book.pools().get(&claim.pool);
             named(claim)
@@ -243,7 +243,7 @@ impl Cluster {
             let free = taken.is_none_or(|owner| owner.name == before.owner.name);
             assert!(*now == claim || !free || self.book.shared() > 0, "{now:?} for {claim:?}");
         }
-        // Until the sweep, an entry of the UID that is gone may stay.
+        // Until the sweep, an entry of the old UID may stay.
         self.book.release(&before.owner.uid);
     }
 
@@ -345,7 +345,7 @@ impl Cluster {
         }
     }
 
-    /// What the ledger task does after each batch.
+    /// Repeats the ledger task's actions after each batch.
     fn settle(&mut self) {
         self.observe();
         self.book.serve_waiters();
@@ -369,7 +369,7 @@ fn worlds() -> ProptestConfig {
     }
 }
 
-/// Plays the steps, and holds the book to its rules after each.
+/// Plays the steps, and checks the book's rules after each.
 fn hold(steps: &[Step]) {
     let mut cluster = Cluster::default();
     for step in steps {
@@ -390,7 +390,7 @@ proptest! {
         hold(&steps);
     }
 
-    /// Whoever waits is served by age, in whatever order the requests came.
+    /// Waiters are served by age, in whatever order the requests came.
     #[test]
     fn the_order_of_arrival_does_not_matter(
         order in Just((0..LBS).collect::<Vec<_>>()).prop_shuffle(),
@@ -401,7 +401,7 @@ proptest! {
             let mut book = Book::default();
             for n in order {
                 let named_pool = named_pools[*n].map(|p| POOLS[p].0.to_owned());
-                // Two of an age: the name decides.
+                // Two are of the same age: the name decides.
                 book.claim(&LbFacts { created: i64::try_from(n / 2).unwrap(), named_pool, ..lb(*n) });
             }
             for ((name, net), size) in POOLS.iter().zip(&sizes) {
@@ -414,7 +414,7 @@ proptest! {
     }
 }
 
-/// A claim that had not been published was still reserved where its
+/// Regression: a claim that had not been published stayed reserved on the segments where its
 /// LoadBalancer was announced before its network became known.
 #[test]
 fn a_claim_is_reserved_where_it_is_announced_now() {
@@ -431,7 +431,7 @@ fn a_claim_is_reserved_where_it_is_announced_now() {
     ]);
 }
 
-/// A claim that a restored LoadBalancer took over was no longer reported as another's as well.
+/// Regression: a claim that a restored LoadBalancer took over was no longer reported as shared.
 #[test]
 fn an_address_of_two_is_reported_after_a_restore() {
     use Step::{Create, Edit, Move, Networks, Restore, Switch};

@@ -1,0 +1,113 @@
+//! The `rancher-secret` command: the Secret of a Rancher's API key, tried out and printed.
+//!
+//! Invariants: the API key comes from standard input, goes to the Rancher at `--url` and to standard output, and nowhere
+//! else; it is sent only where a certificate has been checked; nothing is printed before the key was seen to work.
+
+use std::io::{IsTerminal as _, Read as _, Write as _};
+
+use anyhow::Context as _;
+
+use crate::domain::credentials::children::Listed;
+use crate::domain::credentials::guest_account::Refused;
+use crate::domain::credentials::rancher_secret::{
+    AUTHORITY, Order, authority, report, unknown_authority,
+};
+use crate::domain::credentials::token::Token;
+use crate::rancher::{Error, Issued, Issuer, Secret, shown};
+
+/// More than an API key has.
+const LONGEST_KEY: u16 = 4096;
+
+/// Options of `rancher-secret`.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct RancherSecretArgs {
+    /// Rancher's URL, as its setting server-url says.
+    #[arg(long)]
+    url: String,
+    /// The SHA-256 of Rancher's authority, in hexadecimal, as --ca-checksum in a registration command of its UI. Default:
+    /// its certificate must be signed by a public authority.
+    #[arg(long)]
+    ca_checksum: Option<String>,
+    /// The Secret's namespace.
+    #[arg(long, short, default_value = "rancher-credentials")]
+    namespace: String,
+    /// The Secret's name.
+    #[arg(long, default_value = "rancher")]
+    name: String,
+}
+
+/// Reads the key, tries it out, and prints the Secret.
+pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
+    let key = key()?;
+    let RancherSecretArgs { url, ca_checksum, namespace, name } = &args;
+    let checksum = ca_checksum.as_deref();
+    let order = Order { url, checksum, namespace, name, key: &key };
+    let faults = order.faults();
+    if !faults.is_empty() {
+        return Err(Refused(faults).into());
+    }
+    let authority = match checksum {
+        Some(checksum) => Some(authority(shown_authority(url).await?, checksum).map_err(refused)?),
+        None => None,
+    };
+    let issuer = Issuer::new(url, authority.as_deref(), Secret::from(&key));
+    let issuer = issuer.map_err(|why| refused(format!("--url {url:?}: {why}")))?;
+    let known = match issuer.issued().await {
+        Ok(known) => known,
+        Err(error) => return Err(refused(why(&args, &error).await).into()),
+    };
+    let said = tried(&issuer, &known, &key).await.map_err(|error| {
+        refused(format!("--url {url:?}: the API key works, and Rancher does not list: {error}"))
+    })?;
+    let text = order.text(authority.as_deref());
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.context("write to standard output")?;
+    writeln!(std::io::stderr(), "{said}").context("write to standard error")
+}
+
+/// The API key from standard input.
+fn key() -> anyhow::Result<Token> {
+    let input = std::io::stdin();
+    if input.is_terminal() {
+        writeln!(std::io::stderr(), "API key (Bearer Token), then Enter and Ctrl-D:")?;
+    }
+    let mut text = String::with_capacity(LONGEST_KEY.into());
+    let read = input.lock().take(LONGEST_KEY.into()).read_to_string(&mut text);
+    let key = Token::new(text);
+    read.context("standard input: must be the API key alone")?;
+    Ok(key)
+}
+
+/// What the key is good for.
+async fn tried(issuer: &Issuer, known: &Issued, key: &Token) -> Result<String, Error> {
+    let listed = issuer.credentials().await?;
+    let one = |one: crate::rancher::Listed| Listed { name: one.name, owner: one.creator };
+    let listed: Vec<Listed> = listed.into_iter().map(one).collect();
+    let life = issuer.life(key, known).await?;
+    Ok(report(&known.user, life.says.expires, &listed))
+}
+
+async fn shown_authority(url: &str) -> anyhow::Result<String> {
+    let read = shown(url, AUTHORITY).await;
+    Ok(read.map_err(|error| refused(format!("--url {url:?}: {AUTHORITY}: {error}")))?)
+}
+
+/// Why the key does not work.
+async fn why(args: &RancherSecretArgs, error: &Error) -> String {
+    let url = &args.url;
+    match error {
+        Error::Unauthorized => "standard input: the API key is not accepted: it must be one that has not ended, is enabled \
+                                and is not for one cluster only"
+            .to_owned(),
+        Error::Silent(_) if args.ca_checksum.is_none() => match shown(url, AUTHORITY).await {
+            Ok(shown) if shown.contains("BEGIN CERTIFICATE") => unknown_authority(&shown),
+            _ => format!("--url {url:?}: {error}"),
+        },
+        error => format!("--url {url:?}: {error}"),
+    }
+}
+
+fn refused(why: String) -> Refused {
+    Refused(vec![why])
+}

@@ -1,0 +1,82 @@
+//! Writes of a LoadBalancer. Each rests on the object it was decided from; when that has moved on,
+//! nothing is written.
+
+use chrono::{SecondsFormat, Utc};
+use kube::ResourceExt;
+use serde_json::Value;
+
+use super::{Context, Error, Observed, Served};
+use crate::api::LoadBalancer;
+use crate::domain::load_balancer::facts;
+use crate::domain::load_balancer::status::{self, Finding};
+use crate::domain::pools::allocator::Verdict;
+use crate::k8s::CallError;
+
+/// Publishes the address, and what became of the Service of a vm load balancer. Counts of VMs alone
+/// may follow later. Returns whether the object was written.
+pub(super) async fn publish(
+    observed: &Observed,
+    served: &Served,
+    ctx: &Context,
+) -> Result<bool, Error> {
+    let (Observed { lb, partial }, Served { finding, report, .. }) = (observed, served);
+    let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
+    let Some(patch) = status::patch(lb, finding, report.as_ref(), &now) else {
+        ctx.counts.settle(lb);
+        return Ok(false);
+    };
+    if *partial {
+        return Err(Error::Outdated);
+    }
+    // What was just decided on all that is known need not be decided again. Without a report,
+    // and when pools change, the next step waits for this one.
+    let is_all = report.is_some() && is_published(lb, finding);
+    if !status::is_urgent(lb, &patch) && ctx.counts.defer(lb, patch.clone(), is_all) {
+        return Ok(false);
+    }
+    let writing = ctx.shared.views.writing(facts::name(lb));
+    let version = write(lb, &patch, ctx).await.map_err(unless_outdated)?;
+    ctx.counts.settle(lb);
+    if is_all {
+        writing.is_all(version);
+    }
+    Ok(true)
+}
+
+/// Takes the finalizer off a deleted object, once the ledger has let go of it.
+pub(super) async fn finalize(observed: &Observed, ctx: &Context) -> Result<(), Error> {
+    let Some(patch) = status::finalize(&observed.lb) else { return Ok(()) };
+    if observed.partial {
+        return Err(Error::Outdated);
+    }
+    write(&observed.lb, &patch, ctx).await.map(drop).map_err(unless_outdated)
+}
+
+fn unless_outdated(error: CallError) -> Error {
+    match error {
+        CallError::Conflict | CallError::NotFound => Error::Outdated,
+        error => error.into(),
+    }
+}
+
+/// Whether the object said so before.
+fn is_published(lb: &LoadBalancer, finding: &Finding) -> bool {
+    match finding {
+        Finding::Pool(Verdict::Held { claim, .. }) => facts::published(lb).as_ref() == Some(claim),
+        Finding::Host(lease) => facts::leased(lb) == lease.as_ref().ok().map(|lease| lease.ip),
+        _ => facts::published(lb).is_none(),
+    }
+}
+
+/// Returns the version written.
+pub(super) async fn write(
+    lb: &LoadBalancer,
+    patch: &Value,
+    ctx: &Context,
+) -> Result<String, CallError> {
+    // The semaphore is never closed; a closed one would not be a reason to skip the write.
+    let _permit = ctx.writes.acquire().await;
+    // Boxed, so that those that wait for a permit are small.
+    Box::pin(ctx.shared.writer.patch_lb(&lb.namespace().unwrap_or_default(), &lb.name_any(), patch))
+        .await
+}

@@ -1,0 +1,193 @@
+//! TokenRotations for all cloud credentials of an API key's user, and two for the same credential.
+//!
+//! Invariants: nothing is made or ended before Rancher has listed what there is; a child goes only as the one that it was
+//! seen to be; of two for one credential one does nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::ResourceExt as _;
+use kube_runtime::reflector::ObjectRef;
+use serde_json::{Value, json};
+
+use super::Keeper;
+use super::run::{LOOK_THERE, Run};
+use crate::api::{ConditionStatus, READY, TokenRotation};
+use crate::domain::credentials::children::{
+    Children, Seen, Superfluous, children, second, standing,
+};
+use crate::domain::credentials::rivals::{before, made_by};
+use crate::domain::credentials::rotation::Plan;
+use crate::domain::credentials::rotation::status::{self, Standing};
+use crate::k8s::CallError;
+
+/// Children, and what kept some from being made, by their names.
+pub(super) struct Made {
+    children: Children,
+    in_the_way: BTreeMap<String, String>,
+}
+
+impl Made {
+    /// Whether something kept one from being made or changed.
+    pub(super) fn is_hindered(&self) -> bool {
+        !self.in_the_way.is_empty()
+    }
+}
+
+impl Run<'_> {
+    /// The plan. Of two the one that does nothing ends nothing that the other one may have adopted.
+    pub(super) fn planned(&self) -> Plan {
+        let plan = status::plan(&self.rotation);
+        Plan { revokes: plan.revokes && !self.is_second, ..plan }
+    }
+
+    /// The Rancher's URL, where the API key's Secret alone says it.
+    pub(super) fn named_url(&self) -> Option<String> {
+        let server = self.rotation.spec.rancher.as_ref()?;
+        let side = self.side.as_ref().filter(|_| server.url.is_none())?;
+        Some(side.url.clone())
+    }
+
+    /// TokenRotations that may do what they say.
+    fn others(&self) -> Vec<Arc<TokenRotation>> {
+        let keeper = self.keeper;
+        let may = |one: &TokenRotation| keeper.is_allowed(&one.namespace().unwrap_or_default());
+        keeper.store.state_filter(may)
+    }
+
+    /// Leaves a credential to another TokenRotation that goes first.
+    pub(super) async fn yields(&mut self) -> Result<Option<Duration>, CallError> {
+        if self.named_url().is_some() {
+            // By the URL it is known whose credential it is.
+            self.record(self.record.clone(), None).await?;
+        }
+        let others = self.others();
+        if self.plan.source.is_none() {
+            return Ok(None);
+        }
+        let Some(first) = before(&self.rotation, others.iter().map(AsRef::as_ref)) else {
+            return Ok(None);
+        };
+        self.is_second = true;
+        self.plan = self.planned();
+        if self.plan.deleting.is_some() {
+            return Ok(None);
+        }
+        self.record(self.record.clone(), Some(&Standing::Second(second(first)))).await?;
+        self.keeper.rests(&self.rotation, LOOK_THERE);
+        Ok(Some(LOOK_THERE))
+    }
+
+    /// Makes, changes and ends what one for all cloud credentials must have made.
+    pub(super) async fn make_children(&mut self) -> Result<(), CallError> {
+        let (spec, namespace) = (&self.rotation.spec, self.namespace());
+        let is_one = spec.target.all_cloud_credentials.is_some() && self.plan.deleting.is_none();
+        let Some(side) = self.side.as_ref().filter(|_| is_one && self.blind.is_none()) else {
+            return Ok(());
+        };
+        let others = self.others();
+        let others: Vec<&TokenRotation> = others.iter().map(AsRef::as_ref).collect();
+        let children = children(
+            &self.rotation,
+            &Seen {
+                url: &side.url,
+                user: &side.issued.user,
+                listed: &side.listed,
+                key_ends: side.key.as_ref().map(|key| key.expires_at.is_some()),
+                others: &others,
+            },
+        );
+        let mut in_the_way = BTreeMap::new();
+        for child in &children.missing {
+            if let Some(why) = self.make_child(&namespace, child).await? {
+                in_the_way.insert(child.name_any(), why);
+            }
+        }
+        let writer = &self.keeper.ctx.writer;
+        for child in &children.changed {
+            let old = others.iter().find(|one| one.name_any() == child.name_any());
+            let text = |one: &TokenRotation| serde_json::to_value(&one.spec).unwrap_or(Value::Null);
+            let old = old.map_or(Value::Null, |old| text(old));
+            let Some(change) = status::diff(&old, &text(child)) else { continue };
+            let patch = json!({"spec": change});
+            match writer.patch_rotation_meta(&namespace, &child.name_any(), &patch).await {
+                Ok(_) | Err(CallError::NotFound | CallError::Conflict) => {}
+                Err(error) => {
+                    let why = error.refusal().map(str::to_owned).ok_or(error)?;
+                    in_the_way.insert(child.name_any(), why);
+                }
+            }
+        }
+        for Superfluous { name, uid, unlisted } in &children.superfluous {
+            if let Some(credential) = unlisted
+                && !side.issuer.lacks(credential).await
+            {
+                continue;
+            }
+            match writer.delete_rotation(&namespace, name, uid).await {
+                Ok(()) | Err(CallError::NotFound | CallError::Conflict) => {}
+                Err(error) if error.refusal().is_some() => {
+                    tracing::warn!(namespace, rotation = name, %error, "not deleted");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.children = Some(Made { children, in_the_way });
+        Ok(())
+    }
+
+    /// Makes a child, or says why it cannot be made.
+    async fn make_child(
+        &self,
+        namespace: &str,
+        child: &TokenRotation,
+    ) -> Result<Option<String>, CallError> {
+        let name = child.name_any();
+        match self.keeper.ctx.writer.create_rotation(namespace, child).await {
+            Ok(()) => Ok(None),
+            Err(CallError::Conflict) => {
+                let there = self.keeper.ctx.credentials.rotation(namespace, &name).await?;
+                let owner = |one: &TokenRotation| made_by(one).map(|owner| owner.uid.clone());
+                // The view may not have shown it yet.
+                let is_ours = there.is_none_or(|there| owner(&there) == owner(child));
+                let why =
+                    || format!("TokenRotation {name} has the name of the one for it: delete that");
+                Ok((!is_ours).then(why))
+            }
+            Err(error) => error.refusal().map(|why| Some(why.to_owned())).ok_or(error),
+        }
+    }
+
+    /// How it stands with all cloud credentials, if they are replaced.
+    pub(super) fn children_stand(&self) -> Option<Standing> {
+        self.rotation.spec.source.as_ref()?;
+        let Made { children, in_the_way } = self.children.as_ref()?;
+        let others = self.others();
+        let others: Vec<&TokenRotation> = others.iter().map(AsRef::as_ref).collect();
+        let in_namespace: Vec<&TokenRotation> =
+            others.into_iter().filter(|one| one.namespace() == self.rotation.namespace()).collect();
+        Some(match standing(children, &in_namespace, in_the_way) {
+            (true, how) => Standing::Renewed(how),
+            (false, how) => Standing::RenewedInPart(how),
+        })
+    }
+}
+
+/// Whether Ready is the same in both.
+pub(super) fn stands_alike(before: Option<&TokenRotation>, after: &TokenRotation) -> bool {
+    let ready = |one: &TokenRotation| -> Option<(ConditionStatus, Option<String>)> {
+        let mut all = one.status.as_ref()?.conditions.iter();
+        let ready = all.find(|condition| condition.type_ == READY)?;
+        Some((ready.status, ready.reason.clone()))
+    };
+    before.and_then(ready) == ready(after)
+}
+
+/// The one that has made it.
+pub(super) fn parent(keeper: &Keeper, child: &TokenRotation) -> Option<Arc<TokenRotation>> {
+    let owner = made_by(child)?;
+    let namespace = child.namespace().unwrap_or_default();
+    let parent = keeper.store.get(&ObjectRef::new(&owner.name).within(&namespace))?;
+    (parent.uid().as_ref() == Some(&owner.uid)).then_some(parent)
+}

@@ -1,0 +1,82 @@
+//! A look at a target, and why it may tell nothing.
+
+use kube::ResourceExt as _;
+
+use super::Keeper;
+use super::rancher::{self, Side};
+use crate::api::TokenRotation;
+use crate::domain::credentials::rotation::status::{self, Standing};
+use crate::domain::credentials::rotation::target_secret::{self, Read};
+use crate::domain::credentials::rotation::watched::Watched;
+use crate::domain::credentials::rotation::{Target, Unknown};
+use crate::k8s::CallError;
+use crate::k8s::credentials::Clock;
+
+/// A target, when it was read, and why it may tell nothing.
+pub(super) struct Look {
+    pub(super) read: Read,
+    pub(super) clock: Clock,
+    pub(super) blind: Option<Blind>,
+    pub(super) side: Option<Side>,
+}
+
+impl Look {
+    /// A look in vain.
+    pub(super) fn blind(why: Blind) -> Self {
+        let read = Read::elsewhere(Target::Unknown, Watched::default());
+        Self { read, clock: Clock::local(), blind: Some(why), side: None }
+    }
+}
+
+/// Reason why a target cannot be read, or may not be written.
+#[derive(Clone)]
+pub(super) struct Blind {
+    pub(super) why: String,
+    pub(super) unknown: Unknown,
+    /// Standing that follows.
+    pub(super) standing: fn(String) -> Standing,
+    /// Whether a Rancher does not accept the API key.
+    pub(super) refused: bool,
+}
+
+impl Blind {
+    /// The target may not be read; all else may.
+    pub(super) fn target(why: String) -> Self {
+        Self { why, unknown: Unknown::TargetBarred, standing: Standing::Unreadable, refused: false }
+    }
+
+    /// Nothing may be read.
+    pub(super) fn barred(why: String) -> Self {
+        Self { why, unknown: Unknown::Barred, standing: Standing::Unreadable, refused: false }
+    }
+}
+
+/// The names of those that were made for it in Rancher.
+pub(super) fn named(rotation: &TokenRotation, side: Option<&Side>) -> Vec<String> {
+    let prefix = status::plan(rotation).prefix;
+    side.map(|side| side.issued.named(&prefix)).unwrap_or_default()
+}
+
+/// Reads the target, as the spec wants it.
+pub(super) async fn look(keeper: &Keeper, rotation: &TokenRotation) -> Result<Look, CallError> {
+    let namespace = rotation.namespace().unwrap_or_default();
+    if let Some(server) = &rotation.spec.rancher {
+        return rancher::look(keeper, rotation, server).await;
+    }
+    let Some(wants) = &rotation.spec.target.secret else { return Err(CallError::NotFound) };
+    let rotated = rotation.spec.source.is_some();
+    let (read, clock, blind) =
+        match keeper.ctx.credentials.secret(&namespace, &wants.name, &wants.key).await {
+            Ok((secret, clock)) => {
+                (target_secret::read(wants, rotated, secret.as_ref()), clock, None)
+            }
+            Err(error) => match error.refusal() {
+                Some(why) => {
+                    let read = target_secret::read(wants, rotated, None);
+                    (read, Clock::local(), Some(Blind::target(why.to_owned())))
+                }
+                None => return Err(error),
+            },
+        };
+    Ok(Look { read, clock, blind, side: None })
+}

@@ -1,0 +1,243 @@
+//! TokenRotations that one for all cloud credentials makes: one for each credential of the API key's user, and one
+//! for the key itself.
+//!
+//! Invariants: what another TokenRotation replaces gets none; what is only not listed is not taken for gone; a
+//! child is what its parent's spec says, but for its target.
+
+use std::collections::BTreeMap;
+
+use super::rivals::{API_VERSION, KIND, before, made_by};
+use crate::load_balancer::bounds::{LONGEST_TEXT, cut};
+use api::{
+    CloudCredentialTarget, ConditionStatus, LABEL_ROTATION, READY, SecretTarget, Target,
+    TokenRotation,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
+/// As much of a parent's name as the names of its children begin with.
+const LONGEST_STEM: usize = 180;
+/// As many credentials as a sentence names, and as much of a reason as it repeats.
+const MOST_NAMED: usize = 8;
+const LONGEST_REASON: usize = 240;
+
+/// A cloud credential, as Rancher lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The name of its Secret.
+    pub name: String,
+    /// The user who made it.
+    pub owner: String,
+}
+
+/// A Rancher and other TokenRotations, as far as they are known.
+#[derive(Clone, Debug)]
+pub struct Seen<'a> {
+    /// The Rancher's URL.
+    pub url: &'a str,
+    /// The API key's user.
+    pub user: &'a str,
+    /// Every cloud credential that this user may see.
+    pub listed: &'a [Listed],
+    /// Whether the API key ends, if that is known.
+    pub key_ends: Option<bool>,
+    /// Other TokenRotations that may do what they say.
+    pub others: &'a [&'a TokenRotation],
+}
+
+/// Children that must be there, and those that are too many.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Children {
+    /// All that must be there.
+    pub wanted: Vec<TokenRotation>,
+    /// Of these, all that are not there yet.
+    pub missing: Vec<TokenRotation>,
+    /// Of these, all whose spec must be another one.
+    pub changed: Vec<TokenRotation>,
+    /// All that must go.
+    pub superfluous: Vec<Superfluous>,
+    /// Credentials that are only watched, and why.
+    pub apart: Vec<(String, String)>,
+}
+
+/// A child that must go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superfluous {
+    /// Name of the child.
+    pub name: String,
+    /// UID of the child.
+    pub uid: String,
+    /// The cloud credential that is not listed any more. The child goes only if that is not found by its name either.
+    pub unlisted: Option<String>,
+}
+
+/// The children of a TokenRotation for all cloud credentials.
+pub fn children(parent: &TokenRotation, seen: &Seen<'_>) -> Children {
+    let (mine, others): (Vec<_>, Vec<_>) =
+        seen.others.iter().copied().partition(|other| is_child(other, parent));
+    let mut children = Children::default();
+    let mut wanted = BTreeMap::new();
+    let mut want = |child: TokenRotation| -> Option<String> {
+        let name = child.metadata.name.clone().unwrap_or_default();
+        // One that is there is as old as it is.
+        let there = mine.iter().find(|one| one.metadata.name == child.metadata.name);
+        let first = before(there.copied().unwrap_or(&child), others.iter().copied());
+        if let Some(first) = first {
+            return Some(format!("TokenRotation {} replaces it", full_name(first)));
+        }
+        let is_taken = wanted.contains_key(&name);
+        wanted.entry(name).or_insert(child);
+        is_taken.then(|| "its TokenRotation would have the name of the API key's".to_owned())
+    };
+    if parent.spec.source.is_some() {
+        let key = of_key(parent, seen.url);
+        let is_there = || mine.iter().any(|one| one.metadata.name == key.metadata.name);
+        if seen.key_ends.unwrap_or_else(is_there) {
+            want(key);
+        }
+        for one in seen.listed {
+            let why = if one.owner == seen.user {
+                want(of_credential(parent, &one.name, seen.url))
+            } else {
+                let (owner, user) = (&one.owner, seen.user);
+                Some(format!("it is the user {owner:?}'s, and the API key {user:?}'s"))
+            };
+            children.apart.extend(why.map(|why| (one.name.clone(), why)));
+        }
+    }
+    for child in &mine {
+        let name = child.metadata.name.clone().unwrap_or_default();
+        let goes = child.metadata.deletion_timestamp.is_some();
+        match wanted.get(&name) {
+            _ if goes => {}
+            Some(right) if right.spec != child.spec => children.changed.push(right.clone()),
+            Some(_) => {}
+            None => {
+                let credential = child.spec.target.cloud_credential.as_ref().map(|to| &to.name);
+                let is_listed = |name: &&String| seen.listed.iter().any(|one| one.name == **name);
+                let unlisted = credential.filter(|name| !is_listed(name)).cloned();
+                let uid = child.metadata.uid.clone().unwrap_or_default();
+                children.superfluous.push(Superfluous { name, uid, unlisted });
+            }
+        }
+    }
+    let is_there = |name: &String| mine.iter().any(|one| one.metadata.name.as_ref() == Some(name));
+    let missing = wanted.iter().filter(|(name, _)| !is_there(name));
+    children.missing = missing.map(|(_, child)| child.clone()).collect();
+    children.wanted = wanted.into_values().collect();
+    children
+}
+
+/// State of all cloud credentials in words, and whether everything is replaced that must be. `seen`: TokenRotations of the
+/// namespace. `in_the_way`: reasons why a child could not be made, by its name.
+pub fn standing(
+    children: &Children,
+    seen: &[&TokenRotation],
+    in_the_way: &BTreeMap<String, String>,
+) -> (bool, String) {
+    let (mut replaced, mut credentials, mut key, mut faults) = (0, 0, "", Vec::new());
+    for wanted in &children.wanted {
+        let name = wanted.metadata.name.clone().unwrap_or_default();
+        let credential = wanted.spec.target.cloud_credential.as_ref();
+        credentials += usize::from(credential.is_some());
+        let child = seen.iter().find(|one| one.metadata.name == wanted.metadata.name);
+        let fault = in_the_way.get(&name).cloned().or_else(|| fault(child.copied()));
+        match (fault, credential) {
+            (None, Some(_)) => replaced += 1,
+            (None, None) => key = " and the API key",
+            (Some(why), credential) => {
+                let what = credential.map_or("the API key", |to| to.name.as_str());
+                faults.push(format!("{what}: {}", cut(why, LONGEST_REASON)));
+            }
+        }
+    }
+    let mut parts =
+        vec![format!("{replaced} of {credentials} cloud credentials{key} are replaced")];
+    let is_whole = faults.is_empty();
+    parts.extend(enough("not replaced", faults));
+    let apart = children.apart.iter().map(|(name, why)| format!("{name} ({why})"));
+    parts.extend(enough("only watched", apart.collect()));
+    (is_whole, cut(parts.join("; "), LONGEST_TEXT))
+}
+
+fn enough(what: &str, all: Vec<String>) -> Option<String> {
+    let more = all.len().saturating_sub(MOST_NAMED);
+    let mut named: Vec<String> = all.into_iter().take(MOST_NAMED).collect();
+    if more > 0 {
+        named.push(format!("{more} others"));
+    }
+    (!named.is_empty()).then(|| format!("{what}: {}", named.join(", ")))
+}
+
+/// Reason why a child does not replace anything, if it does not.
+fn fault(child: Option<&TokenRotation>) -> Option<String> {
+    let status = child.and_then(|child| child.status.as_ref());
+    let ready = status.and_then(|status| status.conditions.iter().find(|one| one.type_ == READY));
+    let Some(ready) = ready else { return Some("not looked at yet".to_owned()) };
+    let words = [ready.reason.clone(), ready.message.clone()];
+    let words: Vec<String> = words.into_iter().flatten().collect();
+    (ready.status != ConditionStatus::True).then(|| words.join(": "))
+}
+
+/// Whether the one has made the other.
+pub fn is_child(one: &TokenRotation, parent: &TokenRotation) -> bool {
+    one.metadata.namespace == parent.metadata.namespace
+        && made_by(one).is_some_and(|owner| Some(&owner.uid) == parent.metadata.uid.as_ref())
+}
+
+fn of_credential(parent: &TokenRotation, credential: &str, url: &str) -> TokenRotation {
+    let name = credential.to_owned();
+    let target =
+        Target { cloud_credential: Some(CloudCredentialTarget { name }), ..Target::default() };
+    child(parent, credential, url, target)
+}
+
+/// The API key is Rancher's user's own: it outlives its TokenRotation.
+fn of_key(parent: &TokenRotation, url: &str) -> TokenRotation {
+    let minter = parent.spec.rancher.clone().unwrap_or_default().minter;
+    let secret = SecretTarget { name: minter.secret_name, key: minter.key, kubeconfig_user: None };
+    let target = Target { secret: Some(secret), ..Target::default() };
+    let mut child = child(parent, "api-key", url, target);
+    child.spec.on_delete = None;
+    child
+}
+
+fn child(parent: &TokenRotation, part: &str, url: &str, target: Target) -> TokenRotation {
+    let (name, uid) = (parent.metadata.name.clone(), parent.metadata.uid.clone());
+    let (name, uid) = (name.unwrap_or_default(), uid.unwrap_or_default());
+    let stem: String = name.chars().take(LONGEST_STEM).collect();
+    let mut spec = parent.spec.clone();
+    spec.target = target;
+    if let Some(rancher) = &mut spec.rancher {
+        rancher.url = Some(url.to_owned());
+    }
+    let mut child =
+        TokenRotation::new(&format!("{}-{part}", stem.trim_end_matches(['-', '.'])), spec);
+    child.metadata.namespace.clone_from(&parent.metadata.namespace);
+    child.metadata.labels = Some(BTreeMap::from([(LABEL_ROTATION.to_owned(), uid.clone())]));
+    child.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: API_VERSION.to_owned(),
+        kind: KIND.to_owned(),
+        name,
+        uid,
+        controller: Some(true),
+        block_owner_deletion: None,
+    }]);
+    child
+}
+
+fn full_name(rotation: &TokenRotation) -> String {
+    let namespace = rotation.metadata.namespace.as_deref().unwrap_or_default();
+    format!("{namespace}/{}", rotation.metadata.name.as_deref().unwrap_or_default())
+}
+
+/// Condition text of a TokenRotation that does nothing, because another one goes first.
+pub fn second(first: &TokenRotation) -> String {
+    format!(
+        "TokenRotation {} replaces this credential already, and goes first: of two the one that was made by hand, \
+         then the older one; this one does nothing: delete one of the two",
+        full_name(first)
+    )
+}
+
+#[cfg(test)]
+mod tests;

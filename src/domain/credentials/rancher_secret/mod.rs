@@ -1,0 +1,144 @@
+//! The Secret of a Rancher's API key, as `rancher-secret` prints it, and what is said beside it.
+//!
+//! Invariants: an authority is taken from Rancher itself only if its checksum is the one that was given; the Secret names
+//! the URL to which alone its key may be sent.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chrono::DateTime;
+use zeroize::Zeroizing;
+
+use super::children::Listed;
+use super::guest_account::{is_object_name, namespace_fault};
+use super::kubeconfig::Unfit;
+use super::minter::is_server;
+use super::rotation::Seconds;
+use super::token::{Token, hash};
+use api::ANNOTATION_RANCHER_URL;
+
+/// A path on a Rancher below which anybody is shown its authority.
+pub const AUTHORITY: &str = "/cacerts";
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Order<'a> {
+    /// The Rancher's URL.
+    pub url: &'a str,
+    /// The SHA-256 of its authority, in hexadecimal. `None`: a public authority signs its certificate.
+    pub checksum: Option<&'a str>,
+    /// The Secret's namespace.
+    pub namespace: &'a str,
+    /// The Secret's name.
+    pub name: &'a str,
+    /// The API key.
+    pub key: &'a Token,
+}
+
+impl Order<'_> {
+    /// All that does not fit, by the option's name.
+    pub fn faults(&self) -> Vec<Unfit> {
+        let mut faults = Vec::new();
+        let mut check = |fits: bool, what: &str, given: &str, right: &str| {
+            if !fits {
+                faults.push(format!("{what} {given:?}: must be {right}"));
+            }
+        };
+        let url = "https:// and a host, perhaps with a port, as Rancher's setting server-url says";
+        check(is_server(self.url), "--url", self.url, url);
+        let sum = self.checksum.unwrap_or_default();
+        let is_sum = sum.len() == 64 && sum.chars().all(|c| c.is_ascii_hexdigit());
+        let right = "64 hexadecimal digits, the SHA-256 of what Rancher shows as /cacerts";
+        check(is_sum || self.checksum.is_none(), "--ca-checksum", sum, right);
+        check(is_object_name(self.name), "--name", self.name, "the name of a Secret");
+        faults.extend(namespace_fault(self.namespace));
+        if self.key.says().name.is_empty() || self.key.reveal().contains(char::is_whitespace) {
+            let right =
+                "the Bearer Token that Rancher shows once: token-xxxxx, a colon and the secret key";
+            faults.push(format!("standard input: must be the API key alone: {right}"));
+        }
+        faults
+    }
+
+    /// The text of the Secret. It is wiped from memory when it is dropped.
+    pub fn text(&self, authority: Option<&str>) -> Zeroizing<String> {
+        let encoded = |text: &str| Zeroizing::new(STANDARD.encode(text));
+        let quoted = |text: &str| serde_json::Value::from(text).to_string();
+        let (name, namespace) = (quoted(self.name), quoted(self.namespace));
+        let url = quoted(self.url.trim_end_matches('/'));
+        // Room for all of it from the start: what grows leaves copies behind.
+        let mut out = Zeroizing::new(String::with_capacity(64 * 1024));
+        let head = format!(
+            "apiVersion: v1\nkind: Secret\nmetadata:\n  name: {name}\n  namespace: {namespace}\n  annotations:\n    \
+             {ANNOTATION_RANCHER_URL}: {url}"
+        );
+        out.push_str(&head);
+        out.push_str("\ntype: Opaque\ndata:\n  token: ");
+        out.push_str(&encoded(self.key.reveal()));
+        if let Some(authority) = authority {
+            out.push_str("\n  ca.crt: ");
+            out.push_str(&encoded(authority));
+        }
+        out.push('\n');
+        out
+    }
+}
+
+/// The checksum of an authority, as Rancher's own registration commands have it.
+pub fn checksum(authority: &str) -> String {
+    hash(authority.as_bytes())
+}
+
+/// The authority that a Rancher shows, if that is the one with the checksum.
+pub fn authority(shown: String, wanted: &str) -> Result<String, Unfit> {
+    let found = checksum(&shown);
+    if shown.trim().is_empty() {
+        return Err(
+            "--ca-checksum: this Rancher shows no authority at /cacerts: a public one signs its \
+                    certificate, or one of the chart's additionalTrustedCAs: leave the option out"
+                .to_owned(),
+        );
+    }
+    if found.eq_ignore_ascii_case(wanted) {
+        return Ok(shown);
+    }
+    Err(format!(
+        "--ca-checksum: must be the checksum of the authority that answers at /cacerts, which is {found}: if Rancher's \
+         administrator confirms it, give that one; if not, another server answers in its place"
+    ))
+}
+
+/// What is said where no known authority signs the certificate, and Rancher shows this one.
+pub fn unknown_authority(shown: &str) -> Unfit {
+    format!(
+        "--ca-checksum: must be given, because no public authority signs the certificate. The one that answers at /cacerts \
+         has the checksum {}: compare it with --ca-checksum in a registration command of Rancher's UI, or with what \
+         Rancher's administrator says",
+        checksum(shown)
+    )
+}
+
+/// What the key is good for, in words. `ends`: when it ends, if it does.
+pub fn report(user: &str, ends: Option<Seconds>, listed: &[Listed]) -> String {
+    let own = listed.iter().filter(|one| one.owner == user).count();
+    let others = listed.len() - own;
+    let until = ends.and_then(|at| DateTime::from_timestamp(at, 0));
+    let until = until.map_or_else(
+        || "does not end".to_owned(),
+        |at| format!("ends on {}, unless a TokenRotation renews it", at.format("%F %T UTC")),
+    );
+    let mut parts = vec![
+        format!("the API key works: it is the user {user:?}'s and {until}"),
+        format!("cloud credentials for Harvester that this user made: {own}"),
+    ];
+    if own == 0 {
+        let right = "none can be renewed with this key: it should be one of the user who made them";
+        parts.push(right.to_owned());
+    }
+    if others > 0 {
+        parts.push(format!("that others made, which are only watched: {others}"));
+    }
+    parts.join("; ")
+}
+
+#[cfg(test)]
+mod tests;

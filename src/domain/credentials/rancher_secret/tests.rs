@@ -1,0 +1,88 @@
+//! What is refused, what is printed, and what is said of the key.
+
+use super::*;
+
+const URL: &str = "https://rancher.example.com";
+const SUM: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+
+fn token(text: &str) -> Token {
+    Token::new(text.to_owned())
+}
+
+#[test]
+fn each_option_that_does_not_fit_is_named() {
+    let key = token("token-abcde:secret");
+    let right = Order {
+        url: URL,
+        checksum: Some(SUM),
+        namespace: "rancher-credentials",
+        name: "rancher",
+        key: &key,
+    };
+    assert_eq!(right.faults(), Vec::<String>::new());
+    assert!(Order { checksum: None, ..right.clone() }.faults().is_empty());
+    let (ext, empty) = (token("ext/token-abcde:secret"), token(" \n"));
+    assert!(Order { key: &ext, ..right.clone() }.faults().is_empty());
+    let (half, two) = (token("secret"), token("token-abcde:secret\ntoken-fghij:secret"));
+    for (order, option) in [
+        (Order { url: "http://rancher", ..right.clone() }, "--url \"http://rancher\""),
+        (Order { url: "https://rancher/v3", ..right.clone() }, "--url"),
+        (Order { checksum: Some("9f86"), ..right.clone() }, "--ca-checksum \"9f86\""),
+        (Order { checksum: Some(""), ..right.clone() }, "--ca-checksum \"\""),
+        (Order { namespace: "a.b", ..right.clone() }, "--namespace \"a.b\""),
+        (Order { name: "Rancher", ..right.clone() }, "--name \"Rancher\""),
+        (Order { key: &empty, ..right.clone() }, "standard input"),
+        (Order { key: &half, ..right.clone() }, "standard input"),
+        (Order { key: &two, ..right.clone() }, "standard input"),
+    ] {
+        let faults = order.faults();
+        assert!(faults.len() == 1 && faults[0].starts_with(option), "{option}: {faults:?}");
+        assert!(faults[0].contains(": must be ") && !faults[0].contains("secret\""), "{faults:?}");
+    }
+    let wrong = Order { url: "", checksum: Some("x"), namespace: "", name: "", key: &empty };
+    assert_eq!(wrong.faults().len(), 5);
+}
+
+#[test]
+fn the_secret_has_the_key_the_authority_and_the_url() {
+    let key = token("token-abcde:secret\n");
+    let order = Order {
+        url: "https://rancher.example.com/",
+        checksum: None,
+        namespace: "guests",
+        name: "rancher",
+        key: &key,
+    };
+    let text = order.text(Some("PEM\n"));
+    let secret = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: \"rancher\"\n  namespace: \"guests\"\n  annotations:\n    \
+                  credentials.harvesterhci.io/rancher-url: \"https://rancher.example.com\"\ntype: Opaque\ndata:\n  \
+                  token: dG9rZW4tYWJjZGU6c2VjcmV0\n";
+    assert_eq!(text.as_str(), format!("{secret}  ca.crt: UEVNCg==\n"));
+    assert_eq!(order.text(None).as_str(), secret);
+}
+
+#[test]
+fn an_authority_is_taken_by_its_checksum_alone() {
+    // Of "test", as sha256sum prints it.
+    assert_eq!(checksum("test"), SUM);
+    assert_eq!(authority("test".to_owned(), SUM), Ok("test".to_owned()));
+    assert_eq!(authority("test".to_owned(), &SUM.to_uppercase()), Ok("test".to_owned()));
+    let other = authority("another".to_owned(), SUM).unwrap_err();
+    assert!(other.contains(&checksum("another")) && other.contains("another server"), "{other}");
+    let none = authority("\n".to_owned(), SUM).unwrap_err();
+    assert!(none.contains("shows no authority"), "{none}");
+    assert!(unknown_authority("test").contains(SUM));
+}
+
+#[test]
+fn what_the_key_is_good_for_is_said() {
+    let one = |owner: &str| Listed { name: "cc-a".to_owned(), owner: owner.to_owned() };
+    let said = report("u-1", Some(1_800_000_000), &[one("u-1"), one("u-2"), one("u-1")]);
+    for part in ["\"u-1\"", "ends on 2027-01-15 08:00:00 UTC", "made: 2;", "only watched: 1"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let said = report("u-1", None, &[one("u-1")]);
+    assert!(said.contains("does not end") && said.ends_with("made: 1"), "{said}");
+    let said = report("u-1", None, &[]);
+    assert!(said.contains("made: 0; none can be renewed"), "{said}");
+}
