@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::LoadBalancer;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{ListParams, PostParams};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{Stalls, Start, client_from, eventually};
@@ -26,6 +27,7 @@ use crate::support::{Cluster, SOON, address, ready, shows};
 /// Limit of the time to an address, whichever controller leads.
 const MOST: Duration = Duration::from_secs(15);
 const LEASE: &str = "harvester-load-balancer";
+const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 const GO: &str = "harvester-load-balancer-7d9c5b6f4-x2x7k";
 
 const ACCOUNT: &str = r#"
@@ -239,9 +241,10 @@ async fn whoever_holds_the_lease_gives_addresses_and_is_named() -> Result<()> {
 }
 
 /// The operator's form of the CRD drops the Go controller's writes of a pool's status, so that it
-/// would allocate one address twice. The Event that names the holder says so.
+/// would allocate one address twice. The Event that names the holder says so, and the form is changed,
+/// also when it is put back.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_form_of_the_crd_that_drops_its_records_is_said() -> Result<()> {
+async fn a_form_of_the_crd_that_drops_its_records_is_said_and_changed() -> Result<()> {
     let cluster = Cluster::start().await?;
     let theirs: Lease = serde_json::from_value(json!({
         "metadata": {"name": LEASE},
@@ -251,6 +254,37 @@ async fn a_form_of_the_crd_that_drops_its_records_is_said() -> Result<()> {
     leases.create(&PostParams::default(), &theirs).await?;
     let _operator = cluster.standby(Start::default()).await?;
     let note = cluster.warned(LEASE, "OtherControllerLeads").await?;
-    ensure!(note.contains(GO) && note.contains("status subresource"), "{note}");
-    Ok(())
+    ensure!(note.contains(GO) && note.contains("removed it from the CRD"), "{note}");
+    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+    let is_safe = async || {
+        let versions = crds.get(IP_POOLS).await?.spec.versions;
+        let subresources = versions.into_iter().filter_map(|version| version.subresources);
+        anyhow::Ok(subresources.into_iter().all(|all| all.status.is_none()))
+    };
+    ensure!(is_safe().await?, "said before it was changed");
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24", "gateway": "10.1.0.1"})).await?;
+    eventually(SOON, "the changed form", async || match cluster.pools().get_status("pool").await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(true),
+        found => found.map(|_| false),
+    })
+    .await?;
+    let go = Go::new(&cluster).await?;
+    let leading = tokio::spawn({
+        let go = go.clone();
+        async move { go.lead().await }
+    });
+    for name in ["a", "b", "c"] {
+        cluster.lb(name).await?;
+        cluster.address(name).await?;
+    }
+    let given = cluster.addresses().await?;
+    let unique: std::collections::BTreeSet<&String> = given.values().collect();
+    ensure!(unique.len() == 3, "an address is given twice: {given:?}");
+    ensure!(cluster.allocated("pool").await?.len() == 3, "a record was dropped");
+    leading.abort();
+
+    let ours = harvester_guest_operator::api::crds().into_iter().find(|c| c.name_any() == IP_POOLS);
+    let ours = Patch::Merge(json!({"spec": {"versions": ours.map(|crd| crd.spec.versions)}}));
+    crds.patch(IP_POOLS, &PatchParams::default(), &ours).await?;
+    eventually(SOON, "the end of the subresource that was put back", is_safe).await
 }

@@ -38,6 +38,9 @@ pub(super) struct TakeoverArgs {
     /// Goes back to the Go controller.
     #[arg(long)]
     undo: bool,
+    /// Replaces Harvester's CRDs by the operator's, too. The way back puts Harvester's back.
+    #[arg(long, conflicts_with = "undo")]
+    adopt_crds: bool,
     /// Deployment of the Go controller, as namespace/name. Its webhook's name ends in -webhook.
     #[arg(
         long,
@@ -76,13 +79,14 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
         chart: args.managed_chart.clone(),
         lease: (namespace.to_owned(), name.to_owned()),
     };
-    let direction = if args.undo { Direction::Undo } else { Direction::TakeOver };
-    let mut state = takeover.state().await?;
-    if direction == Direction::TakeOver {
+    let direction =
+        if args.undo { Direction::Undo } else { Direction::TakeOver { crds: args.adopt_crds } };
+    let mut state = Box::pin(takeover.state()).await?;
+    if direction != Direction::Undo {
         state.finalizers = takeover.finalizers().await?;
     }
     say(&report::situation(&state))?;
-    if direction == Direction::TakeOver {
+    if direction != Direction::Undo {
         let stored = stored::read(&client, &args.controller.0, &metrics).await?;
         say(&format!("\n{}", report::forecast(&forecast(&stored))))?;
     }
@@ -92,7 +96,7 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     }
     // Refused as a whole before the first write.
     direction.plan(&state).map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
-    apply(&takeover, direction, &client, args.finalizers_per_second).await
+    Box::pin(apply(&takeover, direction, &client, args.finalizers_per_second)).await
 }
 
 async fn apply(
@@ -105,7 +109,7 @@ async fn apply(
     let began = Instant::now();
     let mut current: Option<(Step, Instant)> = None;
     say("\n")?;
-    while let Some((step, state)) = next(takeover, direction).await? {
+    while let Some((step, state)) = Box::pin(next(takeover, direction)).await? {
         let is_news = current.as_ref().is_none_or(|(last, _)| *last != step);
         if is_news {
             say(&format!(
@@ -138,11 +142,11 @@ async fn apply(
 
 /// The next step and what it was decided from. VMs are counted once nothing else is left.
 async fn next(takeover: &Takeover, direction: Direction) -> anyhow::Result<Option<(Step, State)>> {
-    let mut state = takeover.state().await?;
+    let mut state = Box::pin(takeover.state()).await?;
     let decide =
         |state: &State| direction.next(state).map_err(|refusal| anyhow::anyhow!("{refusal}"));
     let mut step = decide(&state)?;
-    if step.is_none() && direction == Direction::TakeOver {
+    if step.is_none() && direction != Direction::Undo {
         state.finalizers = takeover.finalizers().await?;
         step = decide(&state)?;
     }

@@ -20,7 +20,7 @@ use crate::k8s::{CallError, call};
 use crate::metrics::Metrics;
 
 /// Longest wait for lists of everything that addresses depend on.
-const LISTED: Duration = Duration::from_secs(60);
+const LISTED: Duration = Duration::from_mins(1);
 /// Pools in one answer of a list.
 const PAGE: u32 = 100;
 

@@ -5,6 +5,7 @@
 //! so that a command that was stopped anywhere goes on where it stopped; what a step changes it records
 //! on the object that it changes, in the same write.
 
+pub mod crds;
 pub mod forecast;
 pub mod report;
 pub mod steps;

@@ -38,6 +38,10 @@ pub fn sentence(step: &Step, state: &State) -> String {
         Step::AwaitReady(program) => format!("wait until {program} is ready"),
         Step::AwaitLease => "wait until the operator leads".to_owned(),
         Step::AwaitLeaseFree => "wait until the operator no longer holds the Lease".to_owned(),
+        Step::AdoptCrd(name) => {
+            format!("replace the form of CRD {name} by the operator's, and record it")
+        }
+        Step::RestoreCrd(name) => format!("put back the recorded form of CRD {name}"),
         Step::RemoveFinalizers(objects) => {
             format!(
                 "remove the Go controller's finalizers from {objects} VirtualMachines and VirtualMachineInstances"

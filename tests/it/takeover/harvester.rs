@@ -271,8 +271,13 @@ fn has_finalizer(vm: &DynamicObject) -> bool {
 async fn make(client: &Client, name: &str, replicas: i32) -> Result<()> {
     let component = if name == OPERATOR { "controller" } else { name };
     let labels = json!({"app.kubernetes.io/name": name, "app.kubernetes.io/component": component});
+    // Helm's marks, for each release its own.
+    let release = if name == OPERATOR { OPERATOR } else { "harvester" };
+    let marks = json!({
+        "meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": NAMESPACE,
+    });
     let deployment: Deployment = serde_json::from_value(json!({
-        "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels},
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels, "annotations": marks},
         "spec": {
             "replicas": replicas,
             "selector": {"matchLabels": labels},

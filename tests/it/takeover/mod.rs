@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use testbed::kubevirt::{self, Vm};
@@ -123,7 +123,7 @@ async fn a_vm_that_is_deleted_during_a_take_over_goes_away() -> Result<()> {
     let harvester = Harvester::start().await?;
     harvester.populated().await?;
     harvester.install().await?;
-    let deletes = async {
+    let deletions = async {
         let machines = kubevirt::machines(&harvester.cluster.client, "default");
         for index in 0..VMS {
             machines.delete(&format!("vm-{index}"), &DeleteParams::default()).await?;
@@ -132,7 +132,7 @@ async fn a_vm_that_is_deleted_during_a_take_over_goes_away() -> Result<()> {
         anyhow::Ok(())
     };
     let options = ["--apply", "--finalizers-per-second", "10"];
-    let (ran, deleted) = tokio::join!(harvester.takeover(&options), deletes);
+    let (ran, deleted) = tokio::join!(harvester.takeover(&options), deletions);
     deleted?;
     ensure!(ran?.0, "the command failed");
     let machines = kubevirt::machines(&harvester.cluster.client, "default");
@@ -163,6 +163,62 @@ async fn the_way_back_is_refused_while_a_status_is_a_subresource() -> Result<()>
     Ok(())
 }
 
+/// Harvester's chart may put its own CRDs back at any time. Helm patches a CRD by what differs between
+/// two manifests (helm, `pkg/kube/client.go`, `createPatch`), so that other annotations stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operators_crds_replace_harvesters_and_go_back() -> Result<()> {
+    const NAME: &str = "ippools.loadbalancer.harvesterhci.io";
+    let harvester = Harvester::start().await?;
+    let cluster = harvester.cluster.clone();
+    let before = harvester.populated().await?;
+    harvester.install().await?;
+    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+    let theirs = crds.get(NAME).await?;
+    let has_subresource = async || match cluster.pools().get_status("pool").await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => anyhow::Ok(false),
+        found => Ok(found.map(|_| true)?),
+    };
+    ensure!(!has_subresource().await?, "not Harvester's form");
+    let (ok, text) = harvester.takeover(&["--apply", "--adopt-crds"]).await?;
+    ensure!(ok && text.contains(&format!("replace the form of CRD {NAME} by the")), "{text}");
+    ensure!(text.contains("3 of 3 addresses are as before"), "{text}");
+    eventually(SOON, "the operator's form", has_subresource).await?;
+    let release = "meta.helm.sh/release-name";
+    assert_eq!(
+        crds.get(NAME).await?.annotations().get(release).map(String::as_str),
+        Some(OPERATOR)
+    );
+    cluster.lb("on-ours").await?;
+    cluster.address("on-ours").await?;
+    let (ok, text) = harvester.takeover(&[]).await?;
+    ensure!(ok && text.contains("nothing is left to do"), "{text}");
+
+    // An upgrade of Harvester with another form of the CRD: it serves on, and is replaced again.
+    let upgrade = Patch::Merge(json!({"spec": {"versions": theirs.spec.versions}}));
+    crds.patch(NAME, &PatchParams::default(), &upgrade).await?;
+    cluster.lb("on-theirs").await?;
+    cluster.address("on-theirs").await?;
+    let (ok, text) = harvester.takeover(&["--apply"]).await?;
+    ensure!(ok && text.contains("5 of 5 addresses are as before"), "{text}");
+    eventually(SOON, "the operator's form", has_subresource).await?;
+    cluster.lb("on-ours-again").await?;
+    cluster.address("on-ours-again").await?;
+    harvester.addresses_are(&before).await?;
+
+    let during = cluster.addresses().await?;
+    let (ok, text) = harvester.takeover(&["--undo", "--apply"]).await?;
+    ensure!(ok && text.contains("6 of 6 addresses are as before"), "{text}");
+    harvester.leads("go").await?;
+    let now = crds.get(NAME).await?;
+    assert_eq!(now.spec.versions, theirs.spec.versions);
+    assert_eq!(now.annotations().get(release), theirs.annotations().get(release));
+    cluster.lb("on-go").await?;
+    cluster.address("on-go").await?;
+    harvester.addresses_are(&during).await?;
+    harvester.end().await;
+    Ok(())
+}
+
 /// A command that is cut off after any of its writes goes on when it runs again, in both directions.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_is_cut_off_after_any_write_goes_on() -> Result<()> {
@@ -181,7 +237,9 @@ async fn a_command_that_is_cut_off_after_any_write_goes_on() -> Result<()> {
     let mut whole = false;
     for writes in 0.. {
         whole = true;
-        for (way, options) in [&["--apply"][..], &["--undo", "--apply"]].into_iter().enumerate() {
+        for (way, options) in
+            [&["--apply", "--adopt-crds"][..], &["--undo", "--apply"]].into_iter().enumerate()
+        {
             let cut = cut_after(&proxy, &WRITTEN, Last::Unanswered, writes);
             let (ok, _) = harvester.takeover_within(options, Some(&kubeconfig)).await?;
             let was_cut = cut.load(Ordering::SeqCst) > writes;

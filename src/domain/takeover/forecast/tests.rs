@@ -12,7 +12,7 @@ struct World {
 }
 
 impl World {
-    fn pool(mut self, name: &str, spec: serde_json::Value, allocated: &[(&str, &str)]) -> Self {
+    fn pool(mut self, name: &str, spec: &serde_json::Value, allocated: &[(&str, &str)]) -> Self {
         let claims: serde_json::Map<String, serde_json::Value> =
             allocated.iter().map(|(ip, owner)| ((*ip).to_owned(), json!(owner))).collect();
         let pool: IPPool = serde_json::from_value(json!({
@@ -32,14 +32,14 @@ impl World {
             "" => json!({}),
             ip => json!({"address": ip, "allocatedAddress": {"ipPool": pool, "ip": ip}}),
         };
-        self.object(json!({
+        self.object(&json!({
             "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}"), "finalizers": [LB_FINALIZER]},
             "spec": {"workloadType": "cluster", "ipam": "pool"},
             "status": status,
         }))
     }
 
-    fn object(mut self, object: serde_json::Value) -> Self {
+    fn object(mut self, object: &serde_json::Value) -> Self {
         let mut full =
             json!({"apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer"});
         full.as_object_mut().unwrap().extend(object.as_object().unwrap().clone());
@@ -76,7 +76,7 @@ fn a_healthy_harvester_keeps_each_address_and_has_no_finding() {
     let world = World::default()
         .pool(
             "global",
-            subnet("10.1.0.0/24"),
+            &subnet("10.1.0.0/24"),
             &[("10.1.0.5", "default/a"), ("10.1.0.6", "default/b")],
         )
         .lb("a", "global", "10.1.0.5")
@@ -91,16 +91,16 @@ fn what_the_operator_repairs_is_named() {
     let world = World::default()
         .pool(
             "global",
-            subnet("10.1.0.0/24"),
+            &subnet("10.1.0.0/24"),
             &[("10.1.0.5", "default/gone"), ("10.1.0.6", "default/stranger"), ("ten", "default/a")],
         )
         .lb("a", "global", "10.1.0.6")
         .lb("b", "global", "10.1.0.7")
-        .object(json!({
+        .object(&json!({
             "metadata": {"name": "bare", "namespace": "default", "uid": "uid-bare"},
             "spec": {"workloadType": "cluster", "ipam": "dhcp"},
         }))
-        .object(json!({
+        .object(&json!({
             "metadata": {"name": "half", "namespace": "default", "uid": "uid-half",
                 "deletionTimestamp": "2026-08-20T10:00:00Z", "finalizers": [LB_FINALIZER]},
             "spec": {"workloadType": "cluster", "ipam": "pool"},
@@ -135,7 +135,7 @@ fn what_the_operator_repairs_is_named() {
 #[test]
 fn a_double_is_named_with_the_address_that_the_loser_gets() {
     let world = World::default()
-        .pool("global", subnet("10.1.0.0/24"), &[("10.1.0.5", "default/a")])
+        .pool("global", &subnet("10.1.0.0/24"), &[("10.1.0.5", "default/a")])
         .lb("a", "global", "10.1.0.5")
         .lb("b", "global", "10.1.0.5");
     let forecast = world.forecast();
@@ -154,9 +154,9 @@ fn pools_that_break_a_stricter_rule_are_named_and_serve_on() {
         {"subnet": "10.2.0.0/24", "rangeStart": "10.2.0.20", "rangeEnd": "10.2.0.10"}
     ]});
     let world = World::default()
-        .pool("reversed", reversed, &[("10.2.0.15", "default/a")])
-        .pool("first", subnet("10.1.0.0/24"), &[])
-        .pool("second", subnet("10.1.0.0/25"), &[("10.1.0.5", "default/b")])
+        .pool("reversed", &reversed, &[("10.2.0.15", "default/a")])
+        .pool("first", &subnet("10.1.0.0/24"), &[])
+        .pool("second", &subnet("10.1.0.0/25"), &[("10.1.0.5", "default/b")])
         .lb("a", "reversed", "10.2.0.15")
         .lb("b", "second", "10.1.0.5");
     let forecast = world.forecast();

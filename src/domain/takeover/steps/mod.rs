@@ -2,10 +2,12 @@
 //!
 //! Taking over: the CRDs are protected from Helm before anything could delete them; Fleet is stopped from
 //! starting the Go controller again before it is stopped; admission is the operator's before the Go
-//! webhook ends; finalizers go last, because the Go controller adds them again for as long as it runs.
+//! webhook ends; the operator's form of the CRDs comes after the Go controller, whose status it would
+//! drop; finalizers go last, because the Go controller adds them again for as long as it runs.
 //!
-//! Going back: the operator ends first, because two webhooks would take the configurations from each
-//! other; then the Go webhook starts, and with it the Go controller.
+//! Going back: Harvester's form of the CRDs is put back while the operator, which works with both,
+//! still leads; the operator ends before the Go webhook starts, because two webhooks would take the
+//! configurations from each other; the Go controller starts last.
 
 use std::fmt;
 
@@ -110,6 +112,10 @@ pub struct Crd {
     pub is_kept: bool,
     /// Whether a version has the status subresource.
     pub has_status_subresource: bool,
+    /// Whether its versions are those of this operator.
+    pub is_current: bool,
+    /// Whether it has the record of another form: [`super::crds::ANNOTATION_FORM`].
+    pub is_recorded: bool,
 }
 
 /// Holder of the Lease.
@@ -174,6 +180,10 @@ pub enum Step {
     AwaitLease,
     /// Wait until the operator does not hold the Lease.
     AwaitLeaseFree,
+    /// Put the operator's form of the CRD in the place of Harvester's, and record that.
+    AdoptCrd(String),
+    /// Put the recorded form of the CRD back.
+    RestoreCrd(String),
     /// Remove the Go controller's finalizers from VMs.
     RemoveFinalizers(usize),
     /// Let calls pass that the operator's admission does not answer.
@@ -204,7 +214,10 @@ impl Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the Go controller to the operator.
-    TakeOver,
+    TakeOver {
+        /// Whether the operator's CRDs replace Harvester's. Where they did before, they do so again.
+        crds: bool,
+    },
     /// From the operator to the Go controller.
     Undo,
 }
@@ -213,7 +226,7 @@ impl Direction {
     /// The next step; `None` when nothing is left to do. The error says what stands in the way.
     pub fn next(self, state: &State) -> Result<Option<Step>, String> {
         match self {
-            Self::TakeOver => take_over(state),
+            Self::TakeOver { crds } => take_over(state, crds),
             Self::Undo => undo(state),
         }
     }
@@ -230,7 +243,7 @@ impl Direction {
     }
 }
 
-fn take_over(state: &State) -> Result<Option<Step>, String> {
+fn take_over(state: &State, crds: bool) -> Result<Option<Step>, String> {
     if state.operator.is_none() {
         return Err("the operator is not installed: helm install it first. It stands by while the Go controller leads".to_owned());
     }
@@ -254,6 +267,10 @@ fn take_over(state: &State) -> Result<Option<Step>, String> {
     if !matches!(state.leader, Leader::Operator(_)) {
         return Ok(Some(Step::AwaitLease));
     }
+    let replaced = |crd: &&Crd| (crds || crd.is_recorded) && !crd.is_current;
+    if let Some(crd) = state.crds.iter().find(replaced) {
+        return Ok(Some(Step::AdoptCrd(crd.name.clone())));
+    }
     Ok((state.finalizers > 0).then_some(Step::RemoveFinalizers(state.finalizers)))
 }
 
@@ -264,12 +281,16 @@ fn undo(state: &State) -> Result<Option<Step>, String> {
                 .to_owned(),
         );
     }
-    if let Some(crd) = state.crds.iter().find(|crd| crd.has_status_subresource) {
+    let drops = |crd: &&Crd| crd.has_status_subresource && !crd.is_recorded;
+    if let Some(crd) = state.crds.iter().find(drops) {
         return Err(format!(
             "CRD {} is the operator's, with the status subresource: the Go controller's writes of a status would be dropped, and one \
              address given twice. Apply Harvester's CRD first",
             crd.name
         ));
+    }
+    if let Some(crd) = state.crds.iter().find(|crd| crd.is_recorded) {
+        return Ok(Some(Step::RestoreCrd(crd.name.clone())));
     }
     if let Some(step) = state.end(Program::Operator) {
         return Ok(Some(step));
@@ -326,14 +347,21 @@ impl State {
         (deployment.ready == 0).then_some(Step::AwaitReady(program))
     }
 
+    fn change_crd(&mut self, name: &str, change: impl Fn(&mut Crd)) {
+        self.crds.iter_mut().filter(|crd| crd.name == name).for_each(change);
+    }
+
     /// What a step leads to, where it goes as it should.
     fn carry_out(&mut self, direction: Direction, step: &Step) {
         match step {
-            Step::KeepCrd(name) => {
-                for crd in self.crds.iter_mut().filter(|crd| crd.name == *name) {
-                    crd.is_kept = true;
-                }
-            }
+            Step::KeepCrd(name) => self.change_crd(name, |crd| crd.is_kept = true),
+            Step::AdoptCrd(name) => self.change_crd(name, |crd| {
+                (crd.is_current, crd.is_recorded) = (true, true);
+            }),
+            Step::RestoreCrd(name) => self.change_crd(name, |crd| {
+                (crd.is_current, crd.is_recorded) = (false, false);
+                crd.has_status_subresource = false;
+            }),
             Step::StopChart => {
                 if let Some(chart) = &mut self.chart {
                     chart.before.get_or_insert_with(|| chart.values.clone());

@@ -3,6 +3,9 @@ use serde_json::json;
 
 use super::*;
 
+const TAKE_OVER: Direction = Direction::TakeOver { crds: false };
+const WITH_CRDS: Direction = Direction::TakeOver { crds: true };
+
 fn deployment(name: &str, replicas: i32) -> Deployment {
     Deployment {
         name: format!("harvester-system/{name}"),
@@ -19,6 +22,8 @@ fn harvester() -> State {
         name: format!("{plural}.loadbalancer.harvesterhci.io"),
         is_kept: false,
         has_status_subresource: false,
+        is_current: false,
+        is_recorded: false,
     };
     State {
         controller: Some(deployment("harvester-load-balancer", 1)),
@@ -38,7 +43,7 @@ fn harvester() -> State {
 
 #[test]
 fn a_take_over_protects_what_is_there_before_it_stops_anything() {
-    let steps = Direction::TakeOver.plan(&harvester()).unwrap();
+    let steps = TAKE_OVER.plan(&harvester()).unwrap();
     assert_eq!(
         steps,
         [
@@ -58,18 +63,18 @@ fn a_take_over_protects_what_is_there_before_it_stops_anything() {
 #[test]
 fn the_go_webhook_runs_until_the_operator_answers_in_its_place() {
     let state = State { admission: Admission::Other, ..harvester() };
-    let steps = Direction::TakeOver.plan(&state).unwrap();
+    let steps = TAKE_OVER.plan(&state).unwrap();
     let at = |step: &Step| steps.iter().position(|s| s == step).unwrap();
     assert!(at(&Step::AwaitAdmission) < at(&Step::Stop(Program::GoWebhook)));
 }
 
 #[test]
 fn nothing_is_stopped_where_no_replica_could_go_on() {
-    let refusal = Direction::TakeOver.next(&State { operator: None, ..harvester() }).unwrap_err();
+    let refusal = TAKE_OVER.next(&State { operator: None, ..harvester() }).unwrap_err();
     assert!(refusal.contains("the operator is not installed"), "{refusal}");
     let next = |operator: Deployment| {
         let state = State { operator: Some(operator), ..harvester() };
-        Direction::TakeOver.next(&state).unwrap().unwrap()
+        TAKE_OVER.next(&state).unwrap().unwrap()
     };
     let operator = || deployment("harvester-guest-operator", 2);
     assert_eq!(next(Deployment { ready: 0, ..operator() }), Step::AwaitReady(Program::Operator));
@@ -81,7 +86,7 @@ fn nothing_is_stopped_where_no_replica_could_go_on() {
 #[test]
 fn a_harvester_without_fleet_has_its_deployments_stopped_alone() {
     let state = State { chart: None, ..harvester() };
-    let steps = Direction::TakeOver.plan(&state).unwrap();
+    let steps = TAKE_OVER.plan(&state).unwrap();
     assert!(!steps.contains(&Step::StopChart));
     assert!(steps.contains(&Step::Stop(Program::GoController)));
 }
@@ -89,8 +94,8 @@ fn a_harvester_without_fleet_has_its_deployments_stopped_alone() {
 #[test]
 fn the_way_back_ends_the_operator_before_the_go_webhook_starts() {
     let mut state = harvester();
-    for step in Direction::TakeOver.plan(&state).unwrap() {
-        state.carry_out(Direction::TakeOver, &step);
+    for step in TAKE_OVER.plan(&state).unwrap() {
+        state.carry_out(TAKE_OVER, &step);
     }
     let steps = Direction::Undo.plan(&state).unwrap();
     assert_eq!(
@@ -128,17 +133,48 @@ fn there_is_no_way_back_while_a_status_is_a_subresource() {
     assert!(refusal.contains("no Deployment of the Go controller"), "{refusal}");
 }
 
+/// With the operator's form, the Go controller's writes of a status would be dropped.
+#[test]
+fn the_operators_crds_are_there_only_while_the_go_controller_is_not() {
+    let mut state = harvester();
+    let steps = WITH_CRDS.plan(&state).unwrap();
+    let name = |plural: &str| format!("{plural}.loadbalancer.harvesterhci.io");
+    let at = |steps: &[Step], step: &Step| steps.iter().position(|s| s == step).unwrap();
+    for plural in ["ippools", "loadbalancers"] {
+        let adopted = at(&steps, &Step::AdoptCrd(name(plural)));
+        assert!(adopted > at(&steps, &Step::AwaitEnd(Program::GoController)));
+        assert!(adopted > at(&steps, &Step::AwaitLease));
+    }
+    for step in &steps {
+        state.carry_out(WITH_CRDS, step);
+    }
+    state.crds[0].has_status_subresource = true;
+    let steps = Direction::Undo.plan(&state).unwrap();
+    assert_eq!(
+        steps[..3],
+        [
+            Step::RestoreCrd(name("ippools")),
+            Step::RestoreCrd(name("loadbalancers")),
+            Step::Stop(Program::Operator),
+        ]
+    );
+    // Harvester's chart puts its own form back: the next run replaces it without being asked again.
+    state.crds[0].is_current = false;
+    assert_eq!(TAKE_OVER.plan(&state).unwrap(), [Step::AdoptCrd(name("ippools"))]);
+    assert_eq!(TAKE_OVER.plan(&harvester()).unwrap().len(), 9);
+}
+
 /// What Fleet puts back meanwhile is stopped again, and what was recorded first stays recorded.
 #[test]
 fn what_comes_back_is_stopped_again() {
     let mut state = harvester();
-    for step in Direction::TakeOver.plan(&state).unwrap() {
-        state.carry_out(Direction::TakeOver, &step);
+    for step in TAKE_OVER.plan(&state).unwrap() {
+        state.carry_out(TAKE_OVER, &step);
     }
-    assert_eq!(Direction::TakeOver.plan(&state).unwrap(), []);
+    assert_eq!(TAKE_OVER.plan(&state).unwrap(), []);
     let controller = state.controller.as_mut().unwrap();
     (controller.wanted, controller.running) = (1, 1);
-    let steps = Direction::TakeOver.plan(&state).unwrap();
+    let steps = TAKE_OVER.plan(&state).unwrap();
     assert_eq!(steps, [Step::Stop(Program::GoController), Step::AwaitEnd(Program::GoController)]);
 }
 
@@ -182,11 +218,13 @@ fn any_state() -> impl Strategy<Value = State> {
     ];
     let chart = (values.clone(), prop::option::of(values))
         .prop_map(|(values, before)| ManagedChart { name: "a/b".to_owned(), values, before });
-    let crds = prop::collection::vec(any::<(bool, bool)>(), 0..3).prop_map(|crds| {
-        let crd = |(index, (is_kept, has_status_subresource))| Crd {
+    let crds = prop::collection::vec(any::<(bool, bool, bool, bool)>(), 0..3).prop_map(|crds| {
+        let crd = |(index, (is_kept, has_status_subresource, is_current, is_recorded))| Crd {
             name: format!("crd-{index}"),
             is_kept,
             has_status_subresource,
+            is_current,
+            is_recorded,
         };
         crds.into_iter().enumerate().map(crd).collect::<Vec<_>>()
     });
@@ -224,7 +262,7 @@ proptest! {
     /// From any state, both ways end, and leave one of the two that works.
     #[test]
     fn every_plan_ends(state in any_state()) {
-        for direction in [Direction::TakeOver, Direction::Undo] {
+        for direction in [TAKE_OVER, WITH_CRDS, Direction::Undo] {
             let mut now = state.clone();
             for _ in 0..30 {
                 let Ok(Some(step)) = direction.next(&now) else { break };

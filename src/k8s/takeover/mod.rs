@@ -4,46 +4,35 @@
 //! Invariants: each change is one write that carries the resourceVersion of what it was decided from, and
 //! the record of what was there before; a conflict is no fault, because the caller decides anew.
 
+mod crds;
+mod finalizers;
+
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use chrono::Utc;
-use futures::{StreamExt as _, stream};
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
-use kube::core::{ObjectMeta, PartialObjectMeta};
-use kube::{Api, Client, Resource, ResourceExt as _};
-use serde::de::DeserializeOwned;
+use kube::core::ObjectMeta;
+use kube::{Api, Client, Resource as _, ResourceExt as _};
 use serde_json::json;
-use tokio::time::{Instant, sleep_until};
 
 use super::{CallError, call_within};
 use crate::api::ANNOTATION_LEASE_OPERATOR;
-use crate::api::kubevirt::{VirtualMachine, VirtualMachineInstance};
 use crate::domain::admission::webhook_configuration::{CONFIGURATION, MANAGER, REGISTERED_BY};
 use crate::domain::takeover::steps::{
-    ANNOTATION_REPLICAS, ANNOTATION_VALUES, Admission, Crd, Deployment as Replicas, Leader,
-    ManagedChart, Program, SUB_CHART, State, Step, VM_FINALIZERS,
+    ANNOTATION_REPLICAS, ANNOTATION_VALUES, Admission, Deployment as Replicas, Leader,
+    ManagedChart, Program, SUB_CHART, State, Step,
 };
 
-/// Annotation by which Helm keeps an object that its chart no longer has.
-const KEEP: &str = "helm.sh/resource-policy";
-/// CRDs that Harvester's chart installs.
-const CRDS: [&str; 2] =
-    ["ippools.loadbalancer.harvesterhci.io", "loadbalancers.loadbalancer.harvesterhci.io"];
 /// Selects the operator's Deployment, as the chart and config/manager label it.
 const OPERATOR: &str =
     "app.kubernetes.io/name=harvester-guest-operator,app.kubernetes.io/component=controller";
 /// Deadline of one call.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Objects in one answer of a list.
-const PAGE: u32 = 500;
-/// Finalizers that are removed at a time.
-const AT_A_TIME: usize = 16;
 /// Seconds after its end for which a Lease still counts as held: clocks differ.
 const LEEWAY: i64 = 5;
 
@@ -137,23 +126,6 @@ impl Takeover {
         chart.with_context(|| format!("read ManagedChart {namespace}/{name}"))
     }
 
-    async fn crds(&self) -> anyhow::Result<Vec<Crd>> {
-        let api = Api::<CustomResourceDefinition>::all(self.client.clone());
-        let mut crds = Vec::new();
-        for name in CRDS {
-            let crd = call(api.get(name)).await.with_context(|| format!("read CRD {name}"))?;
-            let has_status = crd.spec.versions.iter().any(|version| {
-                version.subresources.as_ref().is_some_and(|all| all.status.is_some())
-            });
-            crds.push(Crd {
-                name: name.to_owned(),
-                is_kept: crd.annotations().get(KEEP).is_some_and(|policy| policy == "keep"),
-                has_status_subresource: has_status,
-            });
-        }
-        Ok(crds)
-    }
-
     async fn leader(&self) -> anyhow::Result<Leader> {
         let (namespace, name) = &self.lease;
         let api = Api::<Lease>::namespaced(self.client.clone(), namespace);
@@ -170,40 +142,13 @@ impl Takeover {
         Ok(found.map_or(Admission::Other, |found| registered(&found)))
     }
 
-    /// VirtualMachines and VirtualMachineInstances that have one of [`VM_FINALIZERS`].
-    pub async fn finalizers(&self) -> anyhow::Result<usize> {
-        let vms = self.held::<VirtualMachine>().await?.len();
-        Ok(vms + self.held::<VirtualMachineInstance>().await?.len())
-    }
-
-    /// Metadata of the objects of a kind that have one of [`VM_FINALIZERS`]. None where the kind is not
-    /// served.
-    async fn held<K>(&self) -> anyhow::Result<Vec<ObjectMeta>>
-    where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
-    {
-        let api = Api::<PartialObjectMeta<K>>::all(self.client.clone());
-        let mut params = ListParams::default().limit(PAGE);
-        let mut held = Vec::new();
-        loop {
-            let page = match call(api.list(&params)).await {
-                Err(CallError::NotFound) => return Ok(held),
-                page => page.with_context(|| format!("list {}", K::plural(&())))?,
-            };
-            let metadata = page.items.into_iter().map(|object| object.metadata);
-            held.extend(metadata.filter(|meta| without_finalizers(meta).is_some()));
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => return Ok(held),
-            }
-        }
-    }
-
     /// Carries out a step that writes. An object that was changed meanwhile is left as it is, for the
     /// next decision.
     pub async fn carry_out(&self, step: &Step) -> anyhow::Result<()> {
         let result = match step {
             Step::KeepCrd(name) => self.keep(name).await,
+            Step::AdoptCrd(name) => self.adopt(name).await,
+            Step::RestoreCrd(name) => self.restore(name).await,
             Step::StopChart => self.set_chart(true).await,
             Step::RestoreChart => self.set_chart(false).await,
             Step::OpenAdmission => self.open_admission().await,
@@ -215,14 +160,6 @@ impl Takeover {
             Err(error) if matches!(error.downcast_ref(), Some(CallError::Conflict)) => Ok(()),
             result => result,
         }
-    }
-
-    async fn keep(&self, name: &str) -> anyhow::Result<()> {
-        let api = Api::<CustomResourceDefinition>::all(self.client.clone());
-        let patch = json!({"metadata": {"annotations": {KEEP: "keep"}}});
-        let written =
-            call(api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch))).await;
-        written.map(drop).with_context(|| format!("annotate CRD {name}"))
     }
 
     async fn set_chart(&self, stop: bool) -> anyhow::Result<()> {
@@ -291,63 +228,6 @@ impl Takeover {
         let written = call(api.patch(&stored.name_any(), &PatchParams::default(), &patch)).await;
         written.map(drop).with_context(|| format!("scale Deployment {}", seen.name))
     }
-
-    /// Removes [`VM_FINALIZERS`] from every VM, at most so many objects a second, and reports how many
-    /// are done. An object that was changed or is gone is not counted, and not tried again.
-    pub async fn remove_finalizers(
-        &self,
-        per_second: u16,
-        mut done: impl FnMut(usize),
-    ) -> anyhow::Result<()> {
-        let vms = self.held::<VirtualMachine>().await?;
-        let instances = self.held::<VirtualMachineInstance>().await?;
-        let began = Instant::now();
-        let interval = Duration::from_secs(1) / u32::from(per_second.max(1));
-        let vms = vms.into_iter().map(|meta| (false, meta));
-        let all = vms.chain(instances.into_iter().map(|meta| (true, meta)));
-        let turns = std::iter::successors(Some(began), |turn| Some(*turn + interval));
-        let writes = stream::iter(all.zip(turns)).map(async |((is_instance, meta), turn)| {
-            sleep_until(turn).await;
-            if is_instance {
-                self.release::<VirtualMachineInstance>(&meta).await
-            } else {
-                self.release::<VirtualMachine>(&meta).await
-            }
-        });
-        let mut written = Box::pin(writes.buffer_unordered(AT_A_TIME));
-        let mut count = 0;
-        while let Some(result) = written.next().await {
-            count += usize::from(result?);
-            done(count);
-        }
-        Ok(())
-    }
-
-    /// Whether the finalizers were removed.
-    async fn release<K>(&self, meta: &ObjectMeta) -> anyhow::Result<bool>
-    where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
-            + Clone
-            + DeserializeOwned
-            + std::fmt::Debug,
-    {
-        let (Some(namespace), Some(name)) = (&meta.namespace, &meta.name) else { return Ok(false) };
-        let Some(rest) = without_finalizers(meta) else { return Ok(false) };
-        let patch = json!({
-            "metadata": {"resourceVersion": meta.resource_version, "finalizers": rest},
-        });
-        let api = Api::<K>::namespaced(self.client.clone(), namespace);
-        let patch = Patch::Merge(patch);
-        match call(api.patch_metadata(name, &PatchParams::default(), &patch)).await {
-            Ok(_) => Ok(true),
-            Err(CallError::Conflict | CallError::NotFound) => Ok(false),
-            Err(error) => {
-                let kind = K::kind(&());
-                Err(error)
-                    .with_context(|| format!("remove the finalizers of {kind} {namespace}/{name}"))
-            }
-        }
-    }
 }
 
 async fn call<T>(future: impl Future<Output = Result<T, kube::Error>>) -> Result<T, CallError> {
@@ -414,12 +294,4 @@ fn registered(configuration: &ValidatingWebhookConfiguration) -> Admission {
     } else {
         Admission::OperatorOpen
     }
-}
-
-/// Finalizers that are left once those of [`VM_FINALIZERS`] are removed. `None`: there are none of them.
-fn without_finalizers(meta: &ObjectMeta) -> Option<Vec<&String>> {
-    let all = meta.finalizers.as_deref().unwrap_or_default();
-    let rest: Vec<&String> =
-        all.iter().filter(|finalizer| !VM_FINALIZERS.contains(&finalizer.as_str())).collect();
-    (rest.len() < all.len()).then_some(rest)
 }
