@@ -59,7 +59,7 @@ impl Lookout {
             if let Some(holder) = &holder {
                 self.metrics.leadership.other_controller.with_label_values(&[holder]).set(1);
                 let records = self.keep_records().await;
-                self.tell(holder, records).await;
+                self.tell(holder, records);
             }
             tokio::select! {
                 changed = other.changed() => if changed.is_err() { return },
@@ -69,7 +69,7 @@ impl Lookout {
         }
     }
 
-    async fn tell(&self, holder: &str, records: &str) {
+    fn tell(&self, holder: &str, records: &str) {
         let (namespace, name) = &self.lease;
         let note = format!("{}{records}", reason::other_controller(holder));
         tracing::warn!(lease = format!("{namespace}/{name}"), holder, "{note}");
@@ -91,7 +91,7 @@ impl Lookout {
             tokio::time::sleep(LOOK_AT_FORM).await;
             let records = self.keep_records().await;
             if !records.is_empty() {
-                self.tell(holder, records).await;
+                self.tell(holder, records);
             }
         }
     }

@@ -156,7 +156,8 @@ impl Go {
         let pools = Api::<kube::core::DynamicObject>::all_with(self.client.clone(), &kind);
         let mut pool = pools.get("pool").await?;
         let used = pool.data["status"]["allocated"].as_object().map_or(0, serde_json::Map::len);
-        let ip = format!("10.1.0.{}", 100 + used);
+        let first = u32::from(std::net::Ipv4Addr::new(10, 1, 0, 100));
+        let ip = std::net::Ipv4Addr::from(first + u32::try_from(used)?).to_string();
         if !pool.data["status"].is_object() {
             pool.data["status"] = json!({"available": 200, "total": 253, "lastAllocated": ""});
         }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{Takeover, call};
 use crate::api;
 use crate::domain::takeover::crds::{ANNOTATION_FORM, adopted, restored};
-use crate::domain::takeover::steps::Crd;
+use crate::domain::takeover::steps::{Crd, WayBack};
 
 /// Annotation by which Helm keeps an object that its chart no longer has.
 const KEEP: &str = "helm.sh/resource-policy";
@@ -38,9 +38,12 @@ impl Takeover {
             crds.push(Crd {
                 name: name.to_owned(),
                 is_kept: crd.annotations().get(KEEP).is_some_and(|policy| policy == "keep"),
-                has_status_subresource: has_status,
                 is_current: ours.is_some_and(|ours| ours.spec.versions == crd.spec.versions),
-                is_recorded: crd.annotations().contains_key(ANNOTATION_FORM),
+                way_back: match crd.annotations().contains_key(ANNOTATION_FORM) {
+                    true => WayBack::Recorded,
+                    false if has_status => WayBack::Closed,
+                    false => WayBack::Open,
+                },
             });
         }
         Ok(crds)

@@ -149,7 +149,7 @@ impl Harvester {
                         drop(carry_out(&cluster, &running, &go).await);
                         tokio::time::sleep(TICK).await;
                     }
-                })
+                });
             }
         });
         let fleet = tokio::spawn(fleet(cluster.client.clone()));

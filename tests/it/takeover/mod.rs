@@ -1,6 +1,7 @@
 //! From the Go controller to the operator and back, by the `takeover` command.
 
 mod harvester;
+mod world;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;

@@ -110,12 +110,22 @@ pub struct Crd {
     pub name: String,
     /// Whether Helm keeps it when its chart no longer has it: `helm.sh/resource-policy: keep`.
     pub is_kept: bool,
-    /// Whether a version has the status subresource.
-    pub has_status_subresource: bool,
     /// Whether its versions are those of this operator.
     pub is_current: bool,
-    /// Whether it has the record of another form: [`super::crds::ANNOTATION_FORM`].
-    pub is_recorded: bool,
+    /// Whether the Go controller can have it.
+    pub way_back: WayBack,
+}
+
+/// Whether the Go controller can work with a CRD.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WayBack {
+    /// It can: no version has the status subresource.
+    #[default]
+    Open,
+    /// It can with another form, which is recorded: [`super::crds::ANNOTATION_FORM`].
+    Recorded,
+    /// It cannot, and no other form is recorded.
+    Closed,
 }
 
 /// Holder of the Lease.
@@ -267,7 +277,7 @@ fn take_over(state: &State, crds: bool) -> Result<Option<Step>, String> {
     if !matches!(state.leader, Leader::Operator(_)) {
         return Ok(Some(Step::AwaitLease));
     }
-    let replaced = |crd: &&Crd| (crds || crd.is_recorded) && !crd.is_current;
+    let replaced = |crd: &&Crd| (crds || crd.way_back == WayBack::Recorded) && !crd.is_current;
     if let Some(crd) = state.crds.iter().find(replaced) {
         return Ok(Some(Step::AdoptCrd(crd.name.clone())));
     }
@@ -281,15 +291,15 @@ fn undo(state: &State) -> Result<Option<Step>, String> {
                 .to_owned(),
         );
     }
-    let drops = |crd: &&Crd| crd.has_status_subresource && !crd.is_recorded;
-    if let Some(crd) = state.crds.iter().find(drops) {
+    let has = |way: WayBack| state.crds.iter().find(|crd| crd.way_back == way);
+    if let Some(crd) = has(WayBack::Closed) {
         return Err(format!(
             "CRD {} is the operator's, with the status subresource: the Go controller's writes of a status would be dropped, and one \
              address given twice. Apply Harvester's CRD first",
             crd.name
         ));
     }
-    if let Some(crd) = state.crds.iter().find(|crd| crd.is_recorded) {
+    if let Some(crd) = has(WayBack::Recorded) {
         return Ok(Some(Step::RestoreCrd(crd.name.clone())));
     }
     if let Some(step) = state.end(Program::Operator) {
@@ -356,11 +366,10 @@ impl State {
         match step {
             Step::KeepCrd(name) => self.change_crd(name, |crd| crd.is_kept = true),
             Step::AdoptCrd(name) => self.change_crd(name, |crd| {
-                (crd.is_current, crd.is_recorded) = (true, true);
+                (crd.is_current, crd.way_back) = (true, WayBack::Recorded);
             }),
             Step::RestoreCrd(name) => self.change_crd(name, |crd| {
-                (crd.is_current, crd.is_recorded) = (false, false);
-                crd.has_status_subresource = false;
+                (crd.is_current, crd.way_back) = (false, WayBack::Open);
             }),
             Step::StopChart => {
                 if let Some(chart) = &mut self.chart {

@@ -21,9 +21,8 @@ fn harvester() -> State {
     let crd = |plural: &str| Crd {
         name: format!("{plural}.loadbalancer.harvesterhci.io"),
         is_kept: false,
-        has_status_subresource: false,
         is_current: false,
-        is_recorded: false,
+        way_back: WayBack::Open,
     };
     State {
         controller: Some(deployment("harvester-load-balancer", 1)),
@@ -123,7 +122,7 @@ fn the_way_back_ends_the_operator_before_the_go_webhook_starts() {
 #[test]
 fn there_is_no_way_back_while_a_status_is_a_subresource() {
     let mut state = harvester();
-    state.crds[0].has_status_subresource = true;
+    state.crds[0].way_back = WayBack::Closed;
     let refusal = Direction::Undo.next(&state).unwrap_err();
     assert!(
         refusal.contains("CRD ippools.loadbalancer.harvesterhci.io is the operator's"),
@@ -148,7 +147,6 @@ fn the_operators_crds_are_there_only_while_the_go_controller_is_not() {
     for step in &steps {
         state.carry_out(WITH_CRDS, step);
     }
-    state.crds[0].has_status_subresource = true;
     let steps = Direction::Undo.plan(&state).unwrap();
     assert_eq!(
         steps[..3],
@@ -218,13 +216,13 @@ fn any_state() -> impl Strategy<Value = State> {
     ];
     let chart = (values.clone(), prop::option::of(values))
         .prop_map(|(values, before)| ManagedChart { name: "a/b".to_owned(), values, before });
-    let crds = prop::collection::vec(any::<(bool, bool, bool, bool)>(), 0..3).prop_map(|crds| {
-        let crd = |(index, (is_kept, has_status_subresource, is_current, is_recorded))| Crd {
+    let ways = prop_oneof![Just(WayBack::Open), Just(WayBack::Recorded), Just(WayBack::Closed)];
+    let crds = prop::collection::vec((any::<bool>(), any::<bool>(), ways), 0..3).prop_map(|crds| {
+        let crd = |(index, (is_kept, is_current, way_back))| Crd {
             name: format!("crd-{index}"),
             is_kept,
-            has_status_subresource,
             is_current,
-            is_recorded,
+            way_back,
         };
         crds.into_iter().enumerate().map(crd).collect::<Vec<_>>()
     });
