@@ -37,6 +37,9 @@ use crate::prober::Prober;
 /// LoadBalancers written at the same time. Each takes a connection of its own; more of them
 /// do not make an API server faster.
 const WRITES_AT_ONCE: usize = 24;
+/// LoadBalancers without an address that are written besides: they do not wait for thousands that a
+/// new term brings up to date.
+const FIRST_WRITES_AT_ONCE: usize = 8;
 /// Passes of one reconcile over an object that keeps changing under it.
 const REPETITIONS: usize = 5;
 /// First and longest delay after a failure, per object.
@@ -53,6 +56,7 @@ pub struct Context {
     pub ledger: Handle,
     prober: Prober,
     writes: Semaphore,
+    first_writes: Semaphore,
     began: Instant,
     failures: report::Failures,
     counts: counts::Counts,
@@ -70,6 +74,7 @@ impl Context {
             prober,
             began: Instant::now(),
             writes: Semaphore::new(WRITES_AT_ONCE),
+            first_writes: Semaphore::new(FIRST_WRITES_AT_ONCE),
             failures: report::Failures::default(),
             counts,
             made: tokio::sync::Mutex::default(),
