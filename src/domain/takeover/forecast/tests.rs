@@ -1,3 +1,5 @@
+//! Forecasts of pools and LoadBalancers as the Go controller stores them.
+
 use serde_json::json;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Order of the steps, from one state and from any.
+
 use proptest::prelude::*;
 use serde_json::json;
 
