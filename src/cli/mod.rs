@@ -9,6 +9,7 @@ mod lease_agent;
 mod logs;
 mod rancher_secret;
 mod support;
+mod takeover;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -39,6 +40,9 @@ enum Command {
     /// Makes, prints, renews and revokes a guest cluster's access to Harvester: the cloud config of
     /// its cloud provider and CSI driver.
     CloudConfig(Box<cloud_config::CloudConfigArgs>),
+    /// Takes over from Harvester's Go controller, or goes back to it. Prints the plan; --apply carries
+    /// it out.
+    Takeover(Box<takeover::TakeoverArgs>),
     /// Tests an API key of a Rancher, read from standard input, and prints the Secret with which the
     /// operator renews that user's cloud credentials.
     RancherSecret(rancher_secret::RancherSecretArgs),
@@ -121,6 +125,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         }
         Command::CloudConfig(args) => Box::pin(cloud_config::run(*args)).await,
         Command::RancherSecret(args) => Box::pin(rancher_secret::run(args)).await,
+        Command::Takeover(args) => Box::pin(takeover::run(*args)).await,
         Command::Support(reach) => support::run(&reach).await,
         Command::Crds { out } => crds(out.as_deref()),
     }

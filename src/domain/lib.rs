@@ -17,6 +17,7 @@ pub mod network;
 pub mod pools;
 pub mod reason;
 pub mod support_report;
+pub mod takeover;
 pub mod vm_backends;
 
 use std::net::IpAddr;

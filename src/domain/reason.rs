@@ -318,6 +318,9 @@ pub const DELETING: &str = "Deleting";
 /// End of the text about a controller that writes the status of an IPPool by plain updates.
 pub const STATUS_DROPPED: &str = ". IPPool is served with a status subresource here, which silently drops that controller's records, so that it may allocate one address twice: restore Harvester's CRD, or stop that controller";
 
+/// The same where the operator has removed that subresource.
+pub const STATUS_KEPT: &str = ". IPPool was served with a status subresource here, which silently drops that controller's records: the operator has removed it from the CRD, so that no address is allocated twice";
+
 /// Text of the condition and the Event about another controller that leads.
 pub fn other_controller(holder: &str) -> String {
     format!(

@@ -1,10 +1,10 @@
 //! The only module that talks to the API server: informers, guarded writes, Events, the Lease.
 //!
 //! Invariants: every call has a deadline; every write is refused here when this process does not
-//! lead, except those of the Lease, of admission, of the `cloud-config` command, and the condition
-//! that names another controller as the leader; [`write::Writer::check_leadership`] refuses writes
-//! in a Rancher likewise; every write here rests on a resourceVersion, so that the server refuses a
-//! decision made from a stale view.
+//! lead, except those of the Lease, of admission, of the `cloud-config` and `takeover` commands, and
+//! the condition that names another controller as the leader; [`write::Writer::check_leadership`]
+//! refuses writes in a Rancher likewise; every write here rests on a resourceVersion, so that the
+//! server refuses a decision made from a stale view.
 
 /// Implements a wrapper's kind by that of the wrapped type.
 macro_rules! kind_of {
@@ -43,6 +43,7 @@ pub mod lease;
 pub mod other_controller;
 pub mod read;
 pub mod records;
+pub mod takeover;
 pub mod trimmed;
 mod unread;
 pub mod views;

@@ -1,32 +1,39 @@
 //! Reports another controller that holds the Lease: by log, Event, metric, and a condition on each
-//! LoadBalancer that it does not answer.
+//! LoadBalancer that it does not answer. Removes the status subresource of IPPool, which would drop
+//! the records of that controller.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::jiff::Timestamp;
-use kube::{Client, ResourceExt as _};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, ResourceExt as _};
 
 use super::call;
 use super::events::Events;
 use super::lease::Leadership;
 use super::views::Views;
 use super::write::Writer;
-use crate::api::GROUP;
 use crate::domain::load_balancer::status;
 use crate::domain::reason;
+use crate::domain::takeover::crds::without_status;
 use crate::metrics::Metrics;
 
 /// Interval between two searches for LoadBalancers without an answer.
 const LOOK: Duration = Duration::from_secs(2);
+/// Interval between two looks at the form of IPPool's CRD.
+const LOOK_AT_FORM: Duration = Duration::from_secs(10);
+/// IPPool's CRD.
+const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 /// Age in seconds at which a LoadBalancer without any answer gets the condition that names the
 /// leader. A controller that works answers within two seconds.
 const UNANSWERED: i64 = 10;
 
 /// Watches the holder of the Lease, on every replica.
 pub struct Lookout {
-    /// Client for API discovery.
+    /// Client for IPPool's CRD.
     pub client: Client,
     /// Namespace and name of the Lease.
     pub lease: (String, String),
@@ -51,19 +58,20 @@ impl Lookout {
             self.metrics.leadership.other_controller.reset();
             if let Some(holder) = &holder {
                 self.metrics.leadership.other_controller.with_label_values(&[holder]).set(1);
-                self.tell(holder).await;
+                let records = self.keep_records().await;
+                self.tell(holder, records);
             }
             tokio::select! {
                 changed = other.changed() => if changed.is_err() { return },
                 () = self.answer_for(holder.as_deref()) => {}
+                () = self.watch_records(holder.as_deref()) => {}
             }
         }
     }
 
-    async fn tell(&self, holder: &str) {
+    fn tell(&self, holder: &str, records: &str) {
         let (namespace, name) = &self.lease;
-        let drops = if self.has_status_subresource().await { reason::STATUS_DROPPED } else { "" };
-        let note = format!("{}{drops}", reason::other_controller(holder));
+        let note = format!("{}{records}", reason::other_controller(holder));
         tracing::warn!(lease = format!("{namespace}/{name}"), holder, "{note}");
         let lease = ObjectReference {
             api_version: Some("coordination.k8s.io/v1".to_owned()),
@@ -75,12 +83,41 @@ impl Lookout {
         self.events.warning(lease, reason::OTHER_CONTROLLER, note);
     }
 
-    /// Whether IPPool is served with the status subresource, which drops the status in a plain
-    /// update. The Go controller's updates are plain (`pkg/ipam/store/store.go`, `Reserve`).
-    async fn has_status_subresource(&self) -> bool {
-        let version = format!("{GROUP}/v1beta1");
-        let served = call(self.client.list_api_group_resources(&version)).await;
-        served.is_ok_and(|list| list.resources.iter().any(|r| r.name == "ippools/status"))
+    /// Keeps the records of the other controller, as long as it holds the Lease: a chart or a person
+    /// may put the subresource back.
+    async fn watch_records(&self, holder: Option<&str>) {
+        let Some(holder) = holder else { return std::future::pending().await };
+        loop {
+            tokio::time::sleep(LOOK_AT_FORM).await;
+            let records = self.keep_records().await;
+            if !records.is_empty() {
+                self.tell(holder, records);
+            }
+        }
+    }
+
+    /// Removes the status subresource from IPPool's CRD, and says what is to be said about it. The
+    /// subresource drops the status in a plain update, and the Go controller's updates are plain
+    /// (`pkg/ipam/store/store.go`, `Reserve`).
+    async fn keep_records(&self) -> &'static str {
+        match self.remove_subresource().await {
+            Ok(false) => "",
+            Ok(true) => reason::STATUS_KEPT,
+            Err(error) => {
+                tracing::warn!(%error, "the status subresource of IPPool was not removed");
+                reason::STATUS_DROPPED
+            }
+        }
+    }
+
+    /// Whether the CRD had the subresource.
+    async fn remove_subresource(&self) -> anyhow::Result<bool> {
+        let api = Api::<CustomResourceDefinition>::all(self.client.clone());
+        let stored = serde_json::to_value(call(api.get(IP_POOLS)).await?)?;
+        let Some(patch) = without_status(&stored) else { return Ok(false) };
+        let patch = Patch::Merge(patch);
+        call(api.patch(IP_POOLS, &PatchParams::default(), &patch)).await?;
+        Ok(true)
     }
 
     /// Writes the holder's name to each LoadBalancer that it does not answer, as long as it holds

@@ -20,6 +20,10 @@ pub(crate) async fn serve_as_harvester_does(cluster: &Cluster) -> Result<()> {
     serve(cluster, Form::Harvesters).await
 }
 
+pub(crate) async fn serve_as_ours(cluster: &Cluster) -> Result<()> {
+    serve(cluster, Form::Ours).await
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Ours,

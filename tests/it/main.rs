@@ -30,5 +30,6 @@ mod restore;
 mod rotation;
 mod silence;
 mod support;
+mod takeover;
 mod versions;
 mod vms;

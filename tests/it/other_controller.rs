@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::LoadBalancer;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{ListParams, PostParams};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{Stalls, Start, client_from, eventually};
@@ -26,6 +27,7 @@ use crate::support::{Cluster, SOON, address, ready, shows};
 /// Limit of the time to an address, whichever controller leads.
 const MOST: Duration = Duration::from_secs(15);
 const LEASE: &str = "harvester-load-balancer";
+const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 const GO: &str = "harvester-load-balancer-7d9c5b6f4-x2x7k";
 
 const ACCOUNT: &str = r#"
@@ -49,14 +51,14 @@ subjects: [{kind: ServiceAccount, name: harvester-load-balancer, namespace: harv
 
 /// The Go controller, reduced to addresses of guests.
 #[derive(Clone)]
-struct Go {
+pub(crate) struct Go {
     client: Client,
     /// Whether it allocates addresses while it leads.
     works: Arc<AtomicBool>,
 }
 
 impl Go {
-    async fn new(cluster: &Cluster) -> Result<Self> {
+    pub(crate) async fn new(cluster: &Cluster) -> Result<Self> {
         cluster.bed.apply_yaml(ACCOUNT).await?;
         let account = ("harvester-system", "harvester-load-balancer");
         let file = cluster.bed.service_account_kubeconfig(account.0, account.1, None).await?;
@@ -67,6 +69,23 @@ impl Go {
         })
         .await?;
         Ok(Self { client, works: Arc::new(AtomicBool::new(true)) })
+    }
+
+    /// The same where there may be no Lease yet.
+    pub(crate) async fn acquire_or_create(&self) -> Result<()> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
+        if leases.get_opt(LEASE).await?.is_none() {
+            let lease = serde_json::from_value(json!({"metadata": {"name": LEASE}, "spec": {}}))?;
+            drop(leases.create(&PostParams::default(), &lease).await);
+        }
+        self.acquire().await
+    }
+
+    /// Whether it holds the Lease.
+    pub(crate) async fn holds(&self) -> Result<bool> {
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
+        let holder = leases.get_opt(LEASE).await?.and_then(|lease| lease.spec?.holder_identity);
+        Ok(holder.as_deref() == Some(GO))
     }
 
     /// Competes for the Lease until it holds it: once it has not changed for its own duration.
@@ -98,7 +117,7 @@ impl Go {
     }
 
     /// Renews the Lease and allocates addresses, until it fails or is dropped.
-    async fn lead(&self) -> Result<()> {
+    pub(crate) async fn lead(&self) -> Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
         loop {
             let mut lease = leases.get(LEASE).await?;
@@ -119,7 +138,7 @@ impl Go {
     }
 
     /// Releases the Lease, as at its end (`ReleaseOnCancel`).
-    async fn release(&self) -> Result<()> {
+    pub(crate) async fn release(&self) -> Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
         let mut lease = leases.get(LEASE).await?;
         lease.spec = serde_json::from_value(json!({"leaseDurationSeconds": 1}))?;
@@ -137,7 +156,8 @@ impl Go {
         let pools = Api::<kube::core::DynamicObject>::all_with(self.client.clone(), &kind);
         let mut pool = pools.get("pool").await?;
         let used = pool.data["status"]["allocated"].as_object().map_or(0, serde_json::Map::len);
-        let ip = format!("10.1.0.{}", 100 + used);
+        let first = u32::from(std::net::Ipv4Addr::new(10, 1, 0, 100));
+        let ip = std::net::Ipv4Addr::from(first + u32::try_from(used)?).to_string();
         if !pool.data["status"].is_object() {
             pool.data["status"] = json!({"available": 200, "total": 253, "lastAllocated": ""});
         }
@@ -222,9 +242,10 @@ async fn whoever_holds_the_lease_gives_addresses_and_is_named() -> Result<()> {
 }
 
 /// The operator's form of the CRD drops the Go controller's writes of a pool's status, so that it
-/// would allocate one address twice. The Event that names the holder says so.
+/// would allocate one address twice. The Event that names the holder says so, and the form is changed,
+/// also when it is put back.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_form_of_the_crd_that_drops_its_records_is_said() -> Result<()> {
+async fn a_form_of_the_crd_that_drops_its_records_is_said_and_changed() -> Result<()> {
     let cluster = Cluster::start().await?;
     let theirs: Lease = serde_json::from_value(json!({
         "metadata": {"name": LEASE},
@@ -234,6 +255,37 @@ async fn a_form_of_the_crd_that_drops_its_records_is_said() -> Result<()> {
     leases.create(&PostParams::default(), &theirs).await?;
     let _operator = cluster.standby(Start::default()).await?;
     let note = cluster.warned(LEASE, "OtherControllerLeads").await?;
-    ensure!(note.contains(GO) && note.contains("status subresource"), "{note}");
-    Ok(())
+    ensure!(note.contains(GO) && note.contains("removed it from the CRD"), "{note}");
+    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+    let is_safe = async || {
+        let versions = crds.get(IP_POOLS).await?.spec.versions;
+        let subresources = versions.into_iter().filter_map(|version| version.subresources);
+        anyhow::Ok(subresources.into_iter().all(|all| all.status.is_none()))
+    };
+    ensure!(is_safe().await?, "said before it was changed");
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24", "gateway": "10.1.0.1"})).await?;
+    eventually(SOON, "the changed form", async || match cluster.pools().get_status("pool").await {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(true),
+        found => found.map(|_| false),
+    })
+    .await?;
+    let go = Go::new(&cluster).await?;
+    let leading = tokio::spawn({
+        let go = go.clone();
+        async move { go.lead().await }
+    });
+    for name in ["a", "b", "c"] {
+        cluster.lb(name).await?;
+        cluster.address(name).await?;
+    }
+    let given = cluster.addresses().await?;
+    let unique: std::collections::BTreeSet<&String> = given.values().collect();
+    ensure!(unique.len() == 3, "an address is given twice: {given:?}");
+    ensure!(cluster.allocated("pool").await?.len() == 3, "a record was dropped");
+    leading.abort();
+
+    let ours = harvester_guest_operator::api::crds().into_iter().find(|c| c.name_any() == IP_POOLS);
+    let ours = Patch::Merge(json!({"spec": {"versions": ours.map(|crd| crd.spec.versions)}}));
+    crds.patch(IP_POOLS, &PatchParams::default(), &ours).await?;
+    eventually(SOON, "the end of the subresource that was put back", is_safe).await
 }

@@ -274,15 +274,7 @@ impl LedgerTask {
 
 fn seen(pool: &IPPool, views: &Views) -> PoolSeen {
     let network = pool.spec.selector.as_ref().and_then(|selector| selector.network.as_deref());
-    let created = pool.metadata.creation_timestamp.as_ref();
-    PoolSeen {
-        name: pool.name_any(),
-        created: created.map_or(0, |time| time.0.as_second()),
-        segment: views.segment(network.unwrap_or_default()),
-        deleting: pool.metadata.deletion_timestamp.is_some(),
-        spec: pool.spec.clone(),
-        status: pool.status.clone().unwrap_or_default(),
-    }
+    PoolSeen::new(pool, views.segment(network.unwrap_or_default()))
 }
 
 /// Reads a consistent list, page by page. Objects that do not fit their type are omitted; the

@@ -38,6 +38,9 @@ use crate::prober::Prober;
 /// Maximum of concurrent writes of LoadBalancers. Each write uses a connection of its own, and an
 /// API server is not faster with more of them.
 const WRITES_AT_ONCE: usize = 24;
+/// LoadBalancers without an address that are written besides: they do not wait for thousands that a
+/// new term brings up to date.
+const FIRST_WRITES_AT_ONCE: usize = 8;
 /// Passes of one reconcile if the object changes during each of them.
 const REPETITIONS: usize = 5;
 /// First and longest delay after a failure, per object.
@@ -55,6 +58,7 @@ pub struct Context {
     pub ledger: Handle,
     prober: Prober,
     writes: Semaphore,
+    first_writes: Semaphore,
     began: Instant,
     failures: report::Failures,
     counts: counts::Counts,
@@ -72,6 +76,7 @@ impl Context {
             prober,
             began: Instant::now(),
             writes: Semaphore::new(WRITES_AT_ONCE),
+            first_writes: Semaphore::new(FIRST_WRITES_AT_ONCE),
             failures: report::Failures::default(),
             counts,
             made: tokio::sync::Mutex::default(),

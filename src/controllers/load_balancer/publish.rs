@@ -75,7 +75,9 @@ pub(super) async fn write(
     ctx: &Context,
 ) -> Result<String, CallError> {
     // The semaphore is never closed; a closed one would not be a reason to skip the write.
-    let _permit = ctx.writes.acquire().await;
+    let has_address = facts::published(lb).is_some() || facts::leased(lb).is_some();
+    let writes = if has_address { &ctx.writes } else { &ctx.first_writes };
+    let _permit = writes.acquire().await;
     // Boxed, so that futures that wait for a permit are small.
     Box::pin(ctx.shared.writer.patch_lb(&lb.namespace().unwrap_or_default(), &lb.name_any(), patch))
         .await

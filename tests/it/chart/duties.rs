@@ -11,7 +11,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, ClusterResourceScope, GroupVersionKind, NamespaceResourceScope};
 use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
@@ -24,6 +24,7 @@ use crate::support::{Cluster, LATER, SOON};
 
 const NETWORK: &str = "default/vlan7";
 const CRD: &str = "loadbalancers.loadbalancer.harvesterhci.io";
+const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 const SECRET: &str = "harvester-guest-operator-admission";
 const REGISTERED_BY: &str = "loadbalancer.harvesterhci.io/registered-by";
 const WEBHOOK: &str = "harvester-load-balancer-webhook";
@@ -60,6 +61,10 @@ pub(super) async fn begin(cluster: &Cluster) -> Result<()> {
     let stored = json!({"status": {"storedVersions": ["v1alpha1", "v1beta1"]}});
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
     crds.patch_status(CRD, &PatchParams::default(), &Patch::Merge(stored)).await?;
+    // The operator removes a subresource while another controller leads.
+    let ours = harvester_guest_operator::api::crds().into_iter().find(|c| c.name_any() == IP_POOLS);
+    let ours = Patch::Merge(json!({"spec": {"versions": ours.map(|crd| crd.spec.versions)}}));
+    crds.patch(IP_POOLS, &PatchParams::default(), &ours).await?;
     let told = json!({"apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"name": "kubevip", "namespace": "kube-system"},
         "data": {"cidr-other": "10.7.0.0/24"}});
@@ -195,7 +200,7 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     cluster.free_lease().await?;
     // Off: the operator empties the configurations. The test then makes two requests that admission
     // would refuse.
-    let operator = cluster.standby(Start::default()).await?;
+    let mut operator = cluster.standby(Start::default()).await?;
     operator.leads().await?;
     let validating: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
     eventually(LATER, "end of the webhooks", async || {
@@ -215,6 +220,27 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
         let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
         let stored = crds.get(CRD).await?.status.and_then(|status| status.stored_versions);
         anyhow::Ok(!stored.unwrap_or_default().iter().any(|version| version == "v1alpha1"))
+    })
+    .await?;
+    operator.process.kill9()?;
+    cluster.free_lease().await?;
+    another_leads(cluster).await
+}
+
+/// Another controller leads, whose records the status subresource of IPPool would drop.
+async fn another_leads(cluster: &Cluster) -> Result<()> {
+    let theirs: Lease = serde_json::from_value(json!({
+        "metadata": {"name": "harvester-load-balancer"},
+        "spec": {"holderIdentity": "harvester-load-balancer-5d4-x", "leaseDurationSeconds": 45},
+    }))?;
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
+    leases.create(&PostParams::default(), &theirs).await?;
+    let _operator = cluster.standby(Start::default()).await?;
+    let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+    eventually(LATER, "the end of the status subresource", async || {
+        let versions = crds.get(IP_POOLS).await?.spec.versions;
+        let subresources = versions.into_iter().filter_map(|version| version.subresources);
+        anyhow::Ok(subresources.into_iter().all(|all| all.status.is_none()))
     })
     .await
 }

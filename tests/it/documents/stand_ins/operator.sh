@@ -3,6 +3,13 @@
 # the API server that there is, and the Rancher is the bed's, with a key of its.
 case "$*" in
 controller*) exit 0 ;;
+# The plan alone: what it would do is another test's.
+takeover*--apply*)
+    for word in "$@"; do
+        shift
+        [ "$word" = --apply ] || set -- "$@" "$word"
+    done
+    ;;
 rancher-secret*)
     exec "$REAL_OPERATOR" rancher-secret --url "$RANCHER" --ca-checksum "$RANCHER_CHECKSUM" <"$RANCHER_API_KEY"
     ;;

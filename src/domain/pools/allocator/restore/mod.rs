@@ -26,7 +26,7 @@ use super::{Book, Pool};
 use crate::network::Segment;
 use crate::network::infrastructure::HeldBack;
 use crate::{Claim, Owner};
-use api::{IPPoolSpec, IPPoolStatus};
+use api::{IPPool, IPPoolSpec, IPPoolStatus};
 
 /// A pool as the API server returned it.
 #[derive(Clone, Debug)]
@@ -43,6 +43,21 @@ pub struct PoolSeen {
     pub spec: IPPoolSpec,
     /// Status of the pool, with the stored ledger.
     pub status: IPPoolStatus,
+}
+
+impl PoolSeen {
+    /// The pool as stored, with the segment of its selector's network.
+    pub fn new(pool: &IPPool, segment: Segment) -> Self {
+        let created = pool.metadata.creation_timestamp.as_ref();
+        Self {
+            name: pool.metadata.name.clone().unwrap_or_default(),
+            created: created.map_or(0, |time| time.0.as_second()),
+            segment,
+            deleting: pool.metadata.deletion_timestamp.is_some(),
+            spec: pool.spec.clone(),
+            status: pool.status.clone().unwrap_or_default(),
+        }
+    }
 }
 
 /// A LoadBalancer that exists and takes its address from pools.

@@ -1,0 +1,196 @@
+//! The `takeover` command: from Harvester's Go controller to this operator, and back. It works with the
+//! rights of the person who runs it, and changes nothing without `--apply`.
+
+mod stored;
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use kube::Client;
+
+use super::Reach;
+use crate::domain::takeover::forecast::forecast;
+use crate::domain::takeover::report;
+use crate::domain::takeover::steps::{Direction, State, Step};
+use crate::k8s::client;
+use crate::k8s::takeover::{Place, Takeover};
+use crate::metrics::Metrics;
+
+/// Deadline of one connection.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Interval between two looks at what is waited for.
+const LOOK: Duration = Duration::from_millis(500);
+/// Longest wait of one step. A Go controller that was killed leaves a Lease of 45 s.
+const LONGEST: Duration = Duration::from_mins(3);
+/// Interval between two lines of progress.
+const PROGRESS: Duration = Duration::from_secs(2);
+
+/// Options of `takeover`.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct TakeoverArgs {
+    #[command(flatten)]
+    reach: Reach,
+    /// Carries the plan out. Without it the plan is printed and nothing is changed.
+    #[arg(long)]
+    apply: bool,
+    /// Goes back to the Go controller.
+    #[arg(long)]
+    undo: bool,
+    /// Replaces Harvester's CRDs by the operator's, too. The way back puts Harvester's back.
+    #[arg(long, conflicts_with = "undo")]
+    adopt_crds: bool,
+    /// Deployment of the Go controller, as namespace/name. Its webhook's name ends in -webhook.
+    #[arg(
+        long,
+        value_name = "NAMESPACE/NAME",
+        value_parser = place,
+        default_value = "harvester-system/harvester-load-balancer"
+    )]
+    controller: Place,
+    /// ManagedChart from which Fleet installs Harvester, as namespace/name.
+    #[arg(
+        long,
+        value_name = "NAMESPACE/NAME",
+        value_parser = place,
+        default_value = "fleet-local/harvester"
+    )]
+    managed_chart: Place,
+    /// VMs a second, 1 to 1000, from which finalizers are removed.
+    #[arg(
+        long,
+        value_name = "VMS",
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u16).range(1..=1000)
+    )]
+    finalizers_per_second: u16,
+}
+
+/// Prints the plan, and carries it out where that is asked for.
+pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
+    let (namespace, name) = args.reach.lease()?;
+    let metrics = Metrics::new()?;
+    let kubeconfig = args.reach.kubeconfig.as_deref();
+    let client = client::connect_within(PATIENCE, kubeconfig, &metrics).await?;
+    let takeover = Takeover {
+        client: client.clone(),
+        controller: args.controller.clone(),
+        chart: args.managed_chart.clone(),
+        lease: (namespace.to_owned(), name.to_owned()),
+    };
+    let direction =
+        if args.undo { Direction::Undo } else { Direction::TakeOver { crds: args.adopt_crds } };
+    let mut state = Box::pin(takeover.state()).await?;
+    if direction != Direction::Undo {
+        state.finalizers = takeover.finalizers().await?;
+    }
+    say(&report::situation(&state))?;
+    if direction != Direction::Undo {
+        let stored = stored::read(&client, &args.controller.0, &metrics).await?;
+        say(&format!("\n{}", report::forecast(&forecast(&stored))))?;
+    }
+    say(&format!("\n{}", report::plan(direction, &state)))?;
+    if !args.apply {
+        return say("\nnothing was changed: --apply carries the plan out\n");
+    }
+    // Refused as a whole before the first write.
+    direction.plan(&state).map_err(|refusal| anyhow::anyhow!("{refusal}"))?;
+    Box::pin(apply(&takeover, direction, &client, args.finalizers_per_second)).await
+}
+
+async fn apply(
+    takeover: &Takeover,
+    direction: Direction,
+    client: &Client,
+    per_second: u16,
+) -> anyhow::Result<()> {
+    let before = stored::addresses(client).await?;
+    let began = Instant::now();
+    let mut current: Option<(Step, Instant)> = None;
+    say("\n")?;
+    while let Some((step, state)) = Box::pin(next(takeover, direction)).await? {
+        let is_news = current.as_ref().is_none_or(|(last, _)| *last != step);
+        if is_news {
+            say(&format!(
+                "{:>4}s  {}\n",
+                began.elapsed().as_secs(),
+                report::sentence(&step, &state)
+            ))?;
+            current = Some((step.clone(), Instant::now()));
+        }
+        let since = current.as_ref().map_or(began, |(_, since)| *since);
+        if since.elapsed() > LONGEST {
+            bail!(
+                "{}: not after {} s. What was done stays as it is; the same command goes on from here",
+                report::sentence(&step, &state),
+                LONGEST.as_secs()
+            );
+        }
+        match &step {
+            Step::RemoveFinalizers(all) => remove_finalizers(takeover, *all, per_second).await?,
+            step if step.waits() => {}
+            step => takeover.carry_out(step).await?,
+        }
+        if step.waits() || !is_news {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+    let after = stored::addresses(client).await?;
+    say(&format!("{:>4}s  done\n\n{}", began.elapsed().as_secs(), compared(&before, &after)))
+}
+
+/// The next step and what it was decided from. VMs are counted once nothing else is left.
+async fn next(takeover: &Takeover, direction: Direction) -> anyhow::Result<Option<(Step, State)>> {
+    let mut state = Box::pin(takeover.state()).await?;
+    let decide =
+        |state: &State| direction.next(state).map_err(|refusal| anyhow::anyhow!("{refusal}"));
+    let mut step = decide(&state)?;
+    if step.is_none() && direction != Direction::Undo {
+        state.finalizers = takeover.finalizers().await?;
+        step = decide(&state)?;
+    }
+    Ok(step.map(|step| (step, state)))
+}
+
+async fn remove_finalizers(takeover: &Takeover, all: usize, per_second: u16) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let mut last = began;
+    takeover
+        .remove_finalizers(per_second, |done| {
+            if last.elapsed() >= PROGRESS {
+                last = Instant::now();
+                let line =
+                    format!("       {done} of {all} after {} s\n", began.elapsed().as_secs());
+                // A terminal that is gone ends nothing.
+                drop(say(&line));
+            }
+        })
+        .await
+}
+
+/// Which addresses moved.
+fn compared(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> String {
+    let lost = before.iter().filter(|(name, address)| after.get(*name) != Some(*address));
+    let lines: Vec<String> = lost
+        .map(|(name, address)| {
+            let now = after.get(name).map_or("none", String::as_str);
+            format!("  LoadBalancer {name}: {address} before, {now} now\n")
+        })
+        .collect();
+    let same = before.len() - lines.len();
+    let mut text = format!("{same} of {} addresses are as before\n", before.len());
+    text.extend(lines);
+    text
+}
+
+fn place(text: &str) -> Result<Place, String> {
+    let found =
+        text.split_once('/').filter(|(a, b)| !a.is_empty() && !b.is_empty() && !b.contains('/'));
+    let (namespace, name) = found.ok_or("must be namespace/name")?;
+    Ok((namespace.to_owned(), name.to_owned()))
+}
+
+fn say(text: &str) -> anyhow::Result<()> {
+    write!(std::io::stdout(), "{text}").context("write to standard output")
+}

@@ -1,0 +1,208 @@
+//! What the operator does with stored pools and LoadBalancers when it starts, as its allocator says.
+//!
+//! Invariant: nothing is forecast by a rule of its own. The pools are read into the [`Book`] as at the
+//! start of a term, and each LoadBalancer asks for its address as it would then.
+
+use std::net::IpAddr;
+
+use crate::load_balancer::facts;
+use crate::network::infrastructure::HeldBack;
+use crate::pools::allocator::{Book, PoolSeen, Repair, Verdict, World};
+use crate::pools::ranges;
+use crate::{Claim, LbFacts};
+use api::{LB_FINALIZER, LoadBalancer};
+
+/// What is stored.
+#[derive(Clone, Debug, Default)]
+pub struct Stored {
+    /// Every IPPool.
+    pub pools: Vec<PoolSeen>,
+    /// Every LoadBalancer.
+    pub load_balancers: Vec<LoadBalancer>,
+    /// Facts of each LoadBalancer that takes its address from pools and asks for one.
+    pub facts: Vec<LbFacts>,
+    /// Networks of which no pool gives out an address.
+    pub held_back: HeldBack,
+    /// Objects that do not fit their type, and why.
+    pub unreadable: Vec<(String, String)>,
+}
+
+/// Effect of a fault or of a stricter rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Effect {
+    /// The address of a LoadBalancer, or its condition, becomes another one.
+    Changes,
+    /// The operator leaves it as it is; a person decides.
+    Stays,
+    /// The operator repairs it.
+    Repairs,
+}
+
+/// One thing that is wrong, or that the operator treats otherwise than the Go controller.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Finding {
+    /// What becomes of it.
+    pub effect: Effect,
+    /// Kind and name of the object.
+    pub object: String,
+    /// What is wrong, and what happens.
+    pub text: String,
+}
+
+/// What is to be expected.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Forecast {
+    /// LoadBalancers that keep the address that they publish.
+    pub keep: usize,
+    /// LoadBalancers without an address that get one.
+    pub gain: usize,
+    /// LoadBalancers that lease, or whose guest does, and that no pool serves.
+    pub leased: usize,
+    /// The rest, in order of effect and name.
+    pub findings: Vec<Finding>,
+}
+
+/// Reads what is stored into an allocator and asks it.
+pub fn forecast(stored: &Stored) -> Forecast {
+    let mut forecast = Forecast::default();
+    let mut book = Book::default();
+    book.set_infrastructure(stored.held_back.clone());
+    let world = World::new(stored.load_balancers.iter().filter_map(facts::world_entry));
+    for pool in &stored.pools {
+        let repairs = book.merge(pool, &world);
+        forecast.findings.extend(repairs.iter().filter_map(|repair| repaired(&pool.name, repair)));
+        forecast.findings.extend(reversed(pool));
+    }
+    for facts in &stored.facts {
+        book.adopt(facts);
+    }
+    book.take_moved();
+    let mut asking: Vec<&LbFacts> = stored.facts.iter().collect();
+    asking.sort_by_key(|facts| (facts.created, facts.owner.clone()));
+    for facts in asking {
+        let verdict = book.claim(facts);
+        forecast.address(facts, verdict);
+    }
+    forecast.pools(&book);
+    for (claim, owner) in book.orphans(&world) {
+        let Claim { pool, ip } = claim;
+        forecast.findings.push(Finding {
+            effect: Effect::Repairs,
+            object: format!("IPPool {pool}"),
+            text: format!(
+                "{ip} is recorded for LoadBalancer {}, which does not have it: released",
+                owner.name
+            ),
+        });
+    }
+    forecast.load_balancers(&stored.load_balancers);
+    for (object, why) in &stored.unreadable {
+        forecast.findings.push(Finding {
+            effect: Effect::Stays,
+            object: object.clone(),
+            text: format!("cannot be read, and is left as it is: {why}"),
+        });
+    }
+    forecast.findings.sort();
+    forecast.findings.dedup();
+    forecast
+}
+
+/// What the allocator repairs in a ledger. Doubles are seen at the LoadBalancer that loses.
+fn repaired(pool: &str, repair: &Repair) -> Option<Finding> {
+    let text = match repair {
+        Repair::Restored(Claim { ip, .. }, owner) => {
+            format!("LoadBalancer {} publishes {ip}, which the ledger lacks: recorded", owner.name)
+        }
+        Repair::Corrected(Claim { ip, .. }, owner) => format!(
+            "LoadBalancer {} publishes {ip}, which the ledger has for another: corrected",
+            owner.name
+        ),
+        Repair::Double(..) => return None,
+        Repair::Unreadable(key) => {
+            format!("status.allocated has the key {key:?}, which is no address: removed")
+        }
+    };
+    Some(Finding { effect: Effect::Repairs, object: format!("IPPool {pool}"), text })
+}
+
+/// Ranges whose bounds are the wrong way round. The Go controller swaps them (`pkg/ipam/allocator.go`,
+/// `MakeRange`), and so does the operator where they are stored so.
+fn reversed(pool: &PoolSeen) -> impl Iterator<Item = Finding> + '_ {
+    let faults =
+        pool.spec.ranges.iter().enumerate().filter_map(|(i, range)| ranges::reversed(i, range));
+    faults.map(|fault| Finding {
+        effect: Effect::Stays,
+        object: format!("IPPool {}", pool.name),
+        text: format!(
+            "{fault}. It is read the other way round; a change of the pool must put it right"
+        ),
+    })
+}
+
+impl Forecast {
+    fn address(&mut self, facts: &LbFacts, verdict: Verdict) {
+        let has = facts.published.as_ref().map(|claim| claim.ip);
+        let (gets, why): (Option<IpAddr>, _) = match verdict {
+            Verdict::Held { claim, instead, .. } => (Some(claim.ip), instead),
+            Verdict::Waiting(wait) => (None, Some(wait)),
+        };
+        let why = why.map(|wait| format!(": {}", wait.message())).unwrap_or_default();
+        let (effect, text) = match (has, gets) {
+            (Some(has), Some(gets)) if has == gets && why.is_empty() => return self.keep += 1,
+            (None, Some(_)) if why.is_empty() => return self.gain += 1,
+            (Some(has), Some(gets)) if has == gets => {
+                self.keep += 1;
+                (Effect::Stays, format!("keeps {has}{why}"))
+            }
+            (Some(has), Some(gets)) => {
+                (Effect::Changes, format!("has {has}, which is another's, and gets {gets}{why}"))
+            }
+            (Some(has), None) => (Effect::Changes, format!("loses {has}{why}")),
+            (None, Some(gets)) => (Effect::Stays, format!("gets {gets}{why}")),
+            (None, None) => (Effect::Stays, format!("has no address and gets none{why}")),
+        };
+        self.findings.push(Finding {
+            effect,
+            object: format!("LoadBalancer {}", facts.owner.name),
+            text,
+        });
+    }
+
+    fn pools(&mut self, book: &Book) {
+        for (name, pool) in book.pools() {
+            if let Some(why) = pool.idle() {
+                let holds = pool.ledger.claims().len();
+                self.findings.push(Finding {
+                    effect: Effect::Stays,
+                    object: format!("IPPool {name}"),
+                    text: format!("gives out no address: {why}. The {holds} that it gave stay"),
+                });
+            }
+        }
+    }
+
+    fn load_balancers(&mut self, all: &[LoadBalancer]) {
+        for lb in all {
+            let object = || format!("LoadBalancer {}", facts::name(lb));
+            self.leased += usize::from(!facts::wants_pool(lb));
+            let finalizers = lb.metadata.finalizers.as_deref().unwrap_or_default();
+            if facts::is_leaving(lb) {
+                self.findings.push(Finding {
+                    effect: Effect::Repairs,
+                    object: object(),
+                    text: "is being deleted: its address is released, and it is gone".to_owned(),
+                });
+            } else if !finalizers.iter().any(|finalizer| finalizer == LB_FINALIZER) {
+                self.findings.push(Finding {
+                    effect: Effect::Repairs,
+                    object: object(),
+                    text: format!("lacks the finalizer {LB_FINALIZER}: added"),
+                });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! A plan as text, for a terminal.
+
+use std::fmt::Write as _;
+
+use super::forecast::{Effect, Finding, Forecast};
+use super::steps::{Direction, Leader, Program, SUB_CHART, State, Step};
+
+/// Findings of one effect that are printed; the rest is counted.
+const MOST: usize = 200;
+
+/// What one step does, as a sentence.
+pub fn sentence(step: &Step, state: &State) -> String {
+    let chart = || state.chart.as_ref().map_or("", |chart| &chart.name);
+    match step {
+        Step::KeepCrd(name) => {
+            format!("annotate CRD {name}: Helm keeps it when its chart no longer has it")
+        }
+        Step::StopChart => {
+            format!(
+                "set the replicas of {SUB_CHART} in the values of ManagedChart {} to 0",
+                chart()
+            )
+        }
+        Step::RestoreChart => {
+            format!("set the values of {SUB_CHART} in ManagedChart {} to what they were", chart())
+        }
+        Step::AwaitAdmission => "wait until the operator has registered its admission".to_owned(),
+        Step::OpenAdmission => {
+            "let writes pass that no webhook judges, until the Go webhook has registered".to_owned()
+        }
+        Step::Stop(program) => {
+            format!("stop {program}: Deployment {} to 0 replicas", state.name(*program))
+        }
+        Step::AwaitEnd(program) => format!("wait until {program} has ended"),
+        Step::Start(program, replicas) => {
+            format!("start {program}: Deployment {} to {replicas} replicas", state.name(*program))
+        }
+        Step::AwaitReady(program) => format!("wait until {program} is ready"),
+        Step::AwaitLease => "wait until the operator leads".to_owned(),
+        Step::AwaitLeaseFree => "wait until the operator no longer holds the Lease".to_owned(),
+        Step::AdoptCrd(name) => {
+            format!("replace the form of CRD {name} by the operator's, and record it")
+        }
+        Step::RestoreCrd(name) => format!("put back the recorded form of CRD {name}"),
+        Step::RemoveFinalizers(objects) => {
+            format!(
+                "remove the Go controller's finalizers from {objects} VirtualMachines and VirtualMachineInstances"
+            )
+        }
+    }
+}
+
+/// What is there, in a few lines.
+pub fn situation(state: &State) -> String {
+    let mut text = String::new();
+    for program in [Program::GoController, Program::GoWebhook, Program::Operator] {
+        let there = match state.name(program) {
+            "" => "not installed".to_owned(),
+            name => format!("Deployment {name}"),
+        };
+        let _ = writeln!(text, "{:<18} {there}{}", format!("{program}:"), replicas(state, program));
+    }
+    let leader = match &state.leader {
+        Leader::None => "none".to_owned(),
+        Leader::Operator(holder) => format!("the operator ({holder})"),
+        Leader::Other(holder) => format!("another controller ({holder})"),
+    };
+    let _ = writeln!(text, "{:<18} {leader}", "leader:");
+    let chart = state.chart.as_ref().map_or_else(
+        || {
+            "none: what installs the Go controller must be kept from starting it again by hand"
+                .to_owned()
+        },
+        |chart| chart.name.clone(),
+    );
+    let _ = writeln!(text, "{:<18} {chart}", "ManagedChart:");
+    text
+}
+
+fn replicas(state: &State, program: Program) -> String {
+    let deployment = match program {
+        Program::GoController => &state.controller,
+        Program::GoWebhook => &state.webhook,
+        Program::Operator => &state.operator,
+    };
+    deployment
+        .as_ref()
+        .map_or_else(String::new, |d| format!(", {} of {} replicas ready", d.ready, d.wanted))
+}
+
+/// The steps that are left, numbered, or what stands in the way.
+pub fn plan(direction: Direction, state: &State) -> String {
+    match direction.plan(state) {
+        Ok(steps) if steps.is_empty() => "nothing is left to do\n".to_owned(),
+        Ok(steps) => {
+            let mut text = String::new();
+            for (index, step) in steps.iter().enumerate() {
+                let _ = writeln!(text, "{:>2}. {}", index + 1, sentence(step, state));
+            }
+            text
+        }
+        Err(refusal) => format!("not possible now: {refusal}\n"),
+    }
+}
+
+/// Addresses, and what is found.
+pub fn forecast(forecast: &Forecast) -> String {
+    let mut text = format!(
+        "{} LoadBalancers keep their address, {} get their first one, {} lease theirs\n",
+        forecast.keep, forecast.gain, forecast.leased
+    );
+    for (effect, title) in [
+        (Effect::Changes, "Addresses that change"),
+        (Effect::Stays, "Left as it is: decide"),
+        (Effect::Repairs, "Repaired by the operator"),
+    ] {
+        let of: Vec<&Finding> = forecast.findings.iter().filter(|f| f.effect == effect).collect();
+        if of.is_empty() {
+            continue;
+        }
+        let _ = writeln!(text, "\n{title} ({}):", of.len());
+        for finding in of.iter().take(MOST) {
+            let _ = writeln!(text, "  {}: {}", finding.object, finding.text);
+        }
+        if of.len() > MOST {
+            let _ = writeln!(text, "  and {} more", of.len() - MOST);
+        }
+    }
+    text
+}

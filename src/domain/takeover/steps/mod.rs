@@ -1,0 +1,420 @@
+//! Order of the steps, in both directions.
+//!
+//! Taking over: the CRDs are protected from Helm before anything could delete them; Fleet is stopped from
+//! starting the Go controller again before it is stopped; admission is the operator's before the Go
+//! webhook ends; the operator's form of the CRDs comes after the Go controller, whose status it would
+//! drop; finalizers go last, because the Go controller adds them again for as long as it runs.
+//!
+//! Going back: Harvester's form of the CRDs is put back while the operator, which works with both,
+//! still leads; the operator ends before the Go webhook starts, because two webhooks would take the
+//! configurations from each other; the Go controller starts last.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+/// Annotation of a Deployment: its replicas before a take-over, or the way back, set them to 0.
+pub const ANNOTATION_REPLICAS: &str = "loadbalancer.harvesterhci.io/replicas-before-takeover";
+/// Annotation of the ManagedChart: the values of its sub-chart before a take-over, as JSON.
+pub const ANNOTATION_VALUES: &str = "loadbalancer.harvesterhci.io/values-before-takeover";
+/// Sub-chart of Harvester's chart that installs the Go controller
+/// (harvester: `deploy/charts/harvester/Chart.yaml`).
+pub const SUB_CHART: &str = "harvester-load-balancer";
+/// Finalizers of the Go controller on objects that are not the operator's: wrangler adds one for each
+/// handler to each object that it sees (`pkg/generic/remove.go`, `OnRemove`).
+pub const VM_FINALIZERS: [&str; 2] = [
+    "wrangler.cattle.io/harvester-lb-vm-controller",
+    "wrangler.cattle.io/harvester-lb-vmi-controller",
+];
+
+/// A program that a Deployment runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// The Go controller.
+    GoController,
+    /// The Go webhook.
+    GoWebhook,
+    /// This operator.
+    Operator,
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::GoController => "the Go controller",
+            Self::GoWebhook => "the Go webhook",
+            Self::Operator => "the operator",
+        })
+    }
+}
+
+/// A Deployment, as stored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Deployment {
+    /// `namespace/name`.
+    pub name: String,
+    /// `spec.replicas`.
+    pub wanted: i32,
+    /// Pods that exist. `status.replicas` does not count those that are being deleted, and one of them may
+    /// still lead, or change what admission calls.
+    pub running: i32,
+    /// `status.readyReplicas`.
+    pub ready: i32,
+    /// Replicas before they were set to 0, by [`ANNOTATION_REPLICAS`].
+    pub before: Option<i32>,
+}
+
+/// Harvester's ManagedChart, from which Fleet installs and upgrades it. Its values outlive upgrades
+/// (harvester: `package/upgrade/upgrade_manifests.sh`, `upgrade_managedchart_harvester`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ManagedChart {
+    /// `namespace/name`.
+    pub name: String,
+    /// `spec.values` of the sub-chart [`SUB_CHART`]; null if there are none.
+    pub values: Value,
+    /// The same before a take-over, by [`ANNOTATION_VALUES`].
+    pub before: Option<Value>,
+}
+
+impl ManagedChart {
+    /// Values of the sub-chart that start neither program
+    /// (charts: `charts/harvester-load-balancer/templates/deployment.yaml`).
+    pub fn stopped() -> Value {
+        json!({"replicaCount": 0, "webhook": {"replicasCount": 0}})
+    }
+
+    /// Merge patch of the sub-chart's values that puts back what was recorded. What the record does not
+    /// have is null, so that it goes.
+    pub fn restored(&self) -> Value {
+        let Some(Value::Object(before)) = &self.before else { return Value::Null };
+        let mut patch = json!({"replicaCount": null, "webhook": null});
+        for (key, value) in before {
+            patch[key] = value.clone();
+        }
+        if let Some(webhook) = patch["webhook"].as_object_mut() {
+            webhook.entry("replicasCount").or_insert(Value::Null);
+        }
+        patch
+    }
+
+    /// Whether an installation by these values starts neither program.
+    fn starts_nothing(&self) -> bool {
+        self.values["replicaCount"] == 0 && self.values["webhook"]["replicasCount"] == 0
+    }
+}
+
+/// A CRD of the group, as stored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Crd {
+    /// `metadata.name`.
+    pub name: String,
+    /// Whether Helm keeps it when its chart no longer has it: `helm.sh/resource-policy: keep`.
+    pub is_kept: bool,
+    /// Whether its versions are those of this operator.
+    pub is_current: bool,
+    /// Whether the Go controller can have it.
+    pub way_back: WayBack,
+}
+
+/// Whether the Go controller can work with a CRD.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WayBack {
+    /// It can: no version has the status subresource.
+    #[default]
+    Open,
+    /// It can with another form, which is recorded: [`super::crds::ANNOTATION_FORM`].
+    Recorded,
+    /// It cannot, and no other form is recorded.
+    Closed,
+}
+
+/// Holder of the Lease.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Leader {
+    /// No process.
+    #[default]
+    None,
+    /// A replica of the operator.
+    Operator(String),
+    /// Another controller.
+    Other(String),
+}
+
+/// What the validating webhook configuration says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Admission {
+    /// It is not there, or leads to the Go webhook.
+    #[default]
+    Other,
+    /// It leads to the operator, and a call without an answer is refused.
+    Operator,
+    /// It leads to the operator, and a call without an answer passes.
+    OperatorOpen,
+}
+
+/// What a step is decided from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// The Go controller's Deployment.
+    pub controller: Option<Deployment>,
+    /// The Go webhook's.
+    pub webhook: Option<Deployment>,
+    /// The operator's.
+    pub operator: Option<Deployment>,
+    /// Harvester's ManagedChart.
+    pub chart: Option<ManagedChart>,
+    /// The CRDs of LoadBalancer and IPPool.
+    pub crds: Vec<Crd>,
+    /// Holder of the Lease.
+    pub leader: Leader,
+    /// Where the API server has objects judged.
+    pub admission: Admission,
+    /// VirtualMachines and VirtualMachineInstances with one of [`VM_FINALIZERS`].
+    pub finalizers: usize,
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Annotate the CRD, so that Helm keeps it.
+    KeepCrd(String),
+    /// Set the replicas in the values of the ManagedChart to 0, and record what they were.
+    StopChart,
+    /// Wait until the operator has registered its admission.
+    AwaitAdmission,
+    /// Set the replicas to 0, and record how many they were.
+    Stop(Program),
+    /// Wait until no pod is left.
+    AwaitEnd(Program),
+    /// Wait until the operator holds the Lease.
+    AwaitLease,
+    /// Wait until the operator does not hold the Lease.
+    AwaitLeaseFree,
+    /// Put the operator's form of the CRD in the place of Harvester's, and record that.
+    AdoptCrd(String),
+    /// Put the recorded form of the CRD back.
+    RestoreCrd(String),
+    /// Remove the Go controller's finalizers from VMs.
+    RemoveFinalizers(usize),
+    /// Let calls pass that the operator's admission does not answer.
+    OpenAdmission,
+    /// Set the values of the ManagedChart to what they were.
+    RestoreChart,
+    /// Set the replicas to what they were.
+    Start(Program, i32),
+    /// Wait until a replica is ready.
+    AwaitReady(Program),
+}
+
+impl Step {
+    /// Whether the step only waits.
+    pub const fn waits(&self) -> bool {
+        matches!(
+            self,
+            Self::AwaitAdmission
+                | Self::AwaitEnd(_)
+                | Self::AwaitLease
+                | Self::AwaitLeaseFree
+                | Self::AwaitReady(_)
+        )
+    }
+}
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the Go controller to the operator.
+    TakeOver {
+        /// Whether the operator's CRDs replace Harvester's. Where they did before, they do so again.
+        crds: bool,
+    },
+    /// From the operator to the Go controller.
+    Undo,
+}
+
+impl Direction {
+    /// The next step; `None` when nothing is left to do. The error says what stands in the way.
+    pub fn next(self, state: &State) -> Result<Option<Step>, String> {
+        match self {
+            Self::TakeOver { crds } => take_over(state, crds),
+            Self::Undo => undo(state),
+        }
+    }
+
+    /// Every step that is left, as far as each goes as it should.
+    pub fn plan(self, state: &State) -> Result<Vec<Step>, String> {
+        let mut state = state.clone();
+        let mut steps = Vec::new();
+        while let Some(step) = self.next(&state)? {
+            state.carry_out(self, &step);
+            steps.push(step);
+        }
+        Ok(steps)
+    }
+}
+
+fn take_over(state: &State, crds: bool) -> Result<Option<Step>, String> {
+    if state.operator.is_none() {
+        return Err("the operator is not installed: helm install it first. It stands by while the Go controller leads".to_owned());
+    }
+    // The Go controller is stopped only where one can go on. After a way back none runs.
+    if let Some(step) = state.beginning(Program::Operator) {
+        return Ok(Some(step));
+    }
+    if let Some(crd) = state.crds.iter().find(|crd| !crd.is_kept) {
+        return Ok(Some(Step::KeepCrd(crd.name.clone())));
+    }
+    if state.chart.as_ref().is_some_and(|chart| !chart.starts_nothing()) {
+        return Ok(Some(Step::StopChart));
+    }
+    if state.admission != Admission::Operator {
+        return Ok(Some(Step::AwaitAdmission));
+    }
+    let programs = [Program::GoWebhook, Program::GoController];
+    if let Some(step) = programs.into_iter().find_map(|program| state.end(program)) {
+        return Ok(Some(step));
+    }
+    if !matches!(state.leader, Leader::Operator(_)) {
+        return Ok(Some(Step::AwaitLease));
+    }
+    let replaced = |crd: &&Crd| (crds || crd.way_back == WayBack::Recorded) && !crd.is_current;
+    if let Some(crd) = state.crds.iter().find(replaced) {
+        return Ok(Some(Step::AdoptCrd(crd.name.clone())));
+    }
+    Ok((state.finalizers > 0).then_some(Step::RemoveFinalizers(state.finalizers)))
+}
+
+fn undo(state: &State) -> Result<Option<Step>, String> {
+    if state.controller.is_none() {
+        return Err(
+            "there is no Deployment of the Go controller to go back to: install Harvester's chart harvester-load-balancer first"
+                .to_owned(),
+        );
+    }
+    let has = |way: WayBack| state.crds.iter().find(|crd| crd.way_back == way);
+    if let Some(crd) = has(WayBack::Closed) {
+        return Err(format!(
+            "CRD {} is the operator's, with the status subresource: the Go controller's writes of a status would be dropped, and one \
+             address given twice. Apply Harvester's CRD first",
+            crd.name
+        ));
+    }
+    if let Some(crd) = has(WayBack::Recorded) {
+        return Ok(Some(Step::RestoreCrd(crd.name.clone())));
+    }
+    if let Some(step) = state.end(Program::Operator) {
+        return Ok(Some(step));
+    }
+    if matches!(state.leader, Leader::Operator(_)) {
+        return Ok(Some(Step::AwaitLeaseFree));
+    }
+    if state.admission == Admission::Operator {
+        return Ok(Some(Step::OpenAdmission));
+    }
+    if state.chart.as_ref().is_some_and(|chart| chart.before.is_some()) {
+        return Ok(Some(Step::RestoreChart));
+    }
+    let programs = [Program::GoWebhook, Program::GoController];
+    Ok(programs.into_iter().find_map(|program| state.beginning(program)))
+}
+
+impl State {
+    fn deployment(&self, program: Program) -> Option<&Deployment> {
+        match program {
+            Program::GoController => self.controller.as_ref(),
+            Program::GoWebhook => self.webhook.as_ref(),
+            Program::Operator => self.operator.as_ref(),
+        }
+    }
+
+    fn deployment_mut(&mut self, program: Program) -> Option<&mut Deployment> {
+        match program {
+            Program::GoController => self.controller.as_mut(),
+            Program::GoWebhook => self.webhook.as_mut(),
+            Program::Operator => self.operator.as_mut(),
+        }
+    }
+
+    /// Name of the program's Deployment, `namespace/name`.
+    pub fn name(&self, program: Program) -> &str {
+        self.deployment(program).map_or("", |deployment| &deployment.name)
+    }
+
+    fn end(&self, program: Program) -> Option<Step> {
+        let deployment = self.deployment(program)?;
+        if deployment.wanted > 0 {
+            return Some(Step::Stop(program));
+        }
+        (deployment.running > 0).then_some(Step::AwaitEnd(program))
+    }
+
+    fn beginning(&self, program: Program) -> Option<Step> {
+        let deployment = self.deployment(program)?;
+        if deployment.wanted == 0 {
+            // A chart installs one of each.
+            return Some(Step::Start(program, deployment.before.unwrap_or(1).max(1)));
+        }
+        (deployment.ready == 0).then_some(Step::AwaitReady(program))
+    }
+
+    fn change_crd(&mut self, name: &str, change: impl Fn(&mut Crd)) {
+        self.crds.iter_mut().filter(|crd| crd.name == name).for_each(change);
+    }
+
+    /// What a step leads to, where it goes as it should.
+    fn carry_out(&mut self, direction: Direction, step: &Step) {
+        match step {
+            Step::KeepCrd(name) => self.change_crd(name, |crd| crd.is_kept = true),
+            Step::AdoptCrd(name) => self.change_crd(name, |crd| {
+                (crd.is_current, crd.way_back) = (true, WayBack::Recorded);
+            }),
+            Step::RestoreCrd(name) => self.change_crd(name, |crd| {
+                (crd.is_current, crd.way_back) = (false, WayBack::Open);
+            }),
+            Step::StopChart => {
+                if let Some(chart) = &mut self.chart {
+                    chart.before.get_or_insert_with(|| chart.values.clone());
+                    chart.values = ManagedChart::stopped();
+                }
+            }
+            Step::RestoreChart => {
+                if let Some(chart) = &mut self.chart {
+                    chart.values = chart.before.take().unwrap_or_default();
+                }
+            }
+            Step::AwaitAdmission => self.admission = Admission::Operator,
+            Step::OpenAdmission => self.admission = Admission::OperatorOpen,
+            Step::Stop(program) => {
+                if let Some(deployment) = self.deployment_mut(*program) {
+                    deployment.before.get_or_insert(deployment.wanted);
+                    deployment.wanted = 0;
+                }
+            }
+            Step::AwaitEnd(program) => {
+                if let Some(deployment) = self.deployment_mut(*program) {
+                    (deployment.running, deployment.ready) = (0, 0);
+                }
+            }
+            Step::Start(program, replicas) => {
+                if let Some(deployment) = self.deployment_mut(*program) {
+                    (deployment.wanted, deployment.before) = (*replicas, None);
+                }
+            }
+            Step::AwaitReady(program) => {
+                if let Some(deployment) = self.deployment_mut(*program) {
+                    (deployment.running, deployment.ready) = (deployment.wanted, deployment.wanted);
+                }
+            }
+            Step::AwaitLease => self.leader = Leader::Operator(String::new()),
+            Step::AwaitLeaseFree => self.leader = Leader::None,
+            Step::RemoveFinalizers(_) => self.finalizers = 0,
+        }
+        // A webhook that starts registers itself.
+        if direction == Direction::Undo && *step == Step::AwaitReady(Program::GoWebhook) {
+            self.admission = Admission::Other;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,278 @@
+//! Order of the steps, from one state and from any.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+const TAKE_OVER: Direction = Direction::TakeOver { crds: false };
+const WITH_CRDS: Direction = Direction::TakeOver { crds: true };
+
+fn deployment(name: &str, replicas: i32) -> Deployment {
+    Deployment {
+        name: format!("harvester-system/{name}"),
+        wanted: replicas,
+        running: replicas,
+        ready: replicas,
+        before: None,
+    }
+}
+
+/// A Harvester with the operator installed beside the Go controller.
+fn harvester() -> State {
+    let crd = |plural: &str| Crd {
+        name: format!("{plural}.loadbalancer.harvesterhci.io"),
+        is_kept: false,
+        is_current: false,
+        way_back: WayBack::Open,
+    };
+    State {
+        controller: Some(deployment("harvester-load-balancer", 1)),
+        webhook: Some(deployment("harvester-load-balancer-webhook", 1)),
+        operator: Some(deployment("harvester-guest-operator", 2)),
+        chart: Some(ManagedChart {
+            name: "fleet-local/harvester".to_owned(),
+            values: json!({"enabled": true}),
+            before: None,
+        }),
+        crds: vec![crd("ippools"), crd("loadbalancers")],
+        leader: Leader::Other("go".to_owned()),
+        admission: Admission::Operator,
+        finalizers: 5,
+    }
+}
+
+#[test]
+fn a_take_over_protects_what_is_there_before_it_stops_anything() {
+    let steps = TAKE_OVER.plan(&harvester()).unwrap();
+    assert_eq!(
+        steps,
+        [
+            Step::KeepCrd("ippools.loadbalancer.harvesterhci.io".to_owned()),
+            Step::KeepCrd("loadbalancers.loadbalancer.harvesterhci.io".to_owned()),
+            Step::StopChart,
+            Step::Stop(Program::GoWebhook),
+            Step::AwaitEnd(Program::GoWebhook),
+            Step::Stop(Program::GoController),
+            Step::AwaitEnd(Program::GoController),
+            Step::AwaitLease,
+            Step::RemoveFinalizers(5),
+        ]
+    );
+}
+
+#[test]
+fn the_go_webhook_runs_until_the_operator_answers_in_its_place() {
+    let state = State { admission: Admission::Other, ..harvester() };
+    let steps = TAKE_OVER.plan(&state).unwrap();
+    let at = |step: &Step| steps.iter().position(|s| s == step).unwrap();
+    assert!(at(&Step::AwaitAdmission) < at(&Step::Stop(Program::GoWebhook)));
+}
+
+#[test]
+fn nothing_is_stopped_where_no_replica_could_go_on() {
+    let refusal = TAKE_OVER.next(&State { operator: None, ..harvester() }).unwrap_err();
+    assert!(refusal.contains("the operator is not installed"), "{refusal}");
+    let next = |operator: Deployment| {
+        let state = State { operator: Some(operator), ..harvester() };
+        TAKE_OVER.next(&state).unwrap().unwrap()
+    };
+    let operator = || deployment("harvester-guest-operator", 2);
+    assert_eq!(next(Deployment { ready: 0, ..operator() }), Step::AwaitReady(Program::Operator));
+    // As a way back leaves it.
+    let stopped = Deployment { before: Some(2), ..deployment("harvester-guest-operator", 0) };
+    assert_eq!(next(stopped), Step::Start(Program::Operator, 2));
+}
+
+#[test]
+fn a_harvester_without_fleet_has_its_deployments_stopped_alone() {
+    let state = State { chart: None, ..harvester() };
+    let steps = TAKE_OVER.plan(&state).unwrap();
+    assert!(!steps.contains(&Step::StopChart));
+    assert!(steps.contains(&Step::Stop(Program::GoController)));
+}
+
+#[test]
+fn the_way_back_ends_the_operator_before_the_go_webhook_starts() {
+    let mut state = harvester();
+    for step in TAKE_OVER.plan(&state).unwrap() {
+        state.carry_out(TAKE_OVER, &step);
+    }
+    let steps = Direction::Undo.plan(&state).unwrap();
+    assert_eq!(
+        steps,
+        [
+            Step::Stop(Program::Operator),
+            Step::AwaitEnd(Program::Operator),
+            Step::AwaitLeaseFree,
+            Step::OpenAdmission,
+            Step::RestoreChart,
+            Step::Start(Program::GoWebhook, 1),
+            Step::AwaitReady(Program::GoWebhook),
+            Step::Start(Program::GoController, 1),
+            Step::AwaitReady(Program::GoController),
+        ]
+    );
+    for step in &steps {
+        state.carry_out(Direction::Undo, step);
+    }
+    let chart = state.chart.unwrap();
+    assert_eq!((chart.values, chart.before), (json!({"enabled": true}), None));
+}
+
+/// The Go controller would read what it wrote back as never written (`pkg/ipam/store/store.go`, `Reserve`).
+#[test]
+fn there_is_no_way_back_while_a_status_is_a_subresource() {
+    let mut state = harvester();
+    state.crds[0].way_back = WayBack::Closed;
+    let refusal = Direction::Undo.next(&state).unwrap_err();
+    assert!(
+        refusal.contains("CRD ippools.loadbalancer.harvesterhci.io is the operator's"),
+        "{refusal}"
+    );
+    let refusal = Direction::Undo.next(&State { controller: None, ..harvester() }).unwrap_err();
+    assert!(refusal.contains("no Deployment of the Go controller"), "{refusal}");
+}
+
+/// With the operator's form, the Go controller's writes of a status would be dropped.
+#[test]
+fn the_operators_crds_are_there_only_while_the_go_controller_is_not() {
+    let mut state = harvester();
+    let steps = WITH_CRDS.plan(&state).unwrap();
+    let name = |plural: &str| format!("{plural}.loadbalancer.harvesterhci.io");
+    let at = |steps: &[Step], step: &Step| steps.iter().position(|s| s == step).unwrap();
+    for plural in ["ippools", "loadbalancers"] {
+        let adopted = at(&steps, &Step::AdoptCrd(name(plural)));
+        assert!(adopted > at(&steps, &Step::AwaitEnd(Program::GoController)));
+        assert!(adopted > at(&steps, &Step::AwaitLease));
+    }
+    for step in &steps {
+        state.carry_out(WITH_CRDS, step);
+    }
+    let steps = Direction::Undo.plan(&state).unwrap();
+    assert_eq!(
+        steps[..3],
+        [
+            Step::RestoreCrd(name("ippools")),
+            Step::RestoreCrd(name("loadbalancers")),
+            Step::Stop(Program::Operator),
+        ]
+    );
+    // Harvester's chart puts its own form back: the next run replaces it without being asked again.
+    state.crds[0].is_current = false;
+    assert_eq!(TAKE_OVER.plan(&state).unwrap(), [Step::AdoptCrd(name("ippools"))]);
+    assert_eq!(TAKE_OVER.plan(&harvester()).unwrap().len(), 9);
+}
+
+/// What Fleet puts back meanwhile is stopped again, and what was recorded first stays recorded.
+#[test]
+fn what_comes_back_is_stopped_again() {
+    let mut state = harvester();
+    for step in TAKE_OVER.plan(&state).unwrap() {
+        state.carry_out(TAKE_OVER, &step);
+    }
+    assert_eq!(TAKE_OVER.plan(&state).unwrap(), []);
+    let controller = state.controller.as_mut().unwrap();
+    (controller.wanted, controller.running) = (1, 1);
+    let steps = TAKE_OVER.plan(&state).unwrap();
+    assert_eq!(steps, [Step::Stop(Program::GoController), Step::AwaitEnd(Program::GoController)]);
+}
+
+#[test]
+fn what_was_recorded_is_put_back_and_no_more() {
+    for (before, patch) in [
+        (None, Value::Null),
+        (Some(Value::Null), Value::Null),
+        (
+            Some(json!({"enabled": true})),
+            json!({"enabled": true, "replicaCount": null, "webhook": null}),
+        ),
+        (
+            Some(json!({"replicaCount": 1, "webhook": {"image": {"tag": "a"}}})),
+            json!({"replicaCount": 1, "webhook": {"image": {"tag": "a"}, "replicasCount": null}}),
+        ),
+    ] {
+        let chart =
+            ManagedChart { before, values: ManagedChart::stopped(), ..ManagedChart::default() };
+        assert_eq!(chart.restored(), patch);
+    }
+}
+
+fn any_deployment() -> impl Strategy<Value = Option<Deployment>> {
+    let numbers = (0..3i32, 0..3i32, 0..3i32, prop::option::of(0..3i32));
+    prop::option::of(numbers.prop_map(|(wanted, running, ready, before)| Deployment {
+        name: "a/b".to_owned(),
+        wanted,
+        running,
+        ready,
+        before,
+    }))
+}
+
+fn any_state() -> impl Strategy<Value = State> {
+    let values = prop_oneof![
+        Just(Value::Null),
+        Just(json!({"enabled": true})),
+        Just(json!({"replicaCount": 0, "webhook": {"replicasCount": 2}})),
+        Just(ManagedChart::stopped()),
+    ];
+    let chart = (values.clone(), prop::option::of(values))
+        .prop_map(|(values, before)| ManagedChart { name: "a/b".to_owned(), values, before });
+    let ways = prop_oneof![Just(WayBack::Open), Just(WayBack::Recorded), Just(WayBack::Closed)];
+    let crds = prop::collection::vec((any::<bool>(), any::<bool>(), ways), 0..3).prop_map(|crds| {
+        let crd = |(index, (is_kept, is_current, way_back))| Crd {
+            name: format!("crd-{index}"),
+            is_kept,
+            is_current,
+            way_back,
+        };
+        crds.into_iter().enumerate().map(crd).collect::<Vec<_>>()
+    });
+    let leader = prop_oneof![
+        Just(Leader::None),
+        Just(Leader::Operator("a".to_owned())),
+        Just(Leader::Other("b".to_owned())),
+    ];
+    let admission = prop_oneof![
+        Just(Admission::Other),
+        Just(Admission::Operator),
+        Just(Admission::OperatorOpen)
+    ];
+    (
+        (any_deployment(), any_deployment(), any_deployment()),
+        prop::option::of(chart),
+        crds,
+        leader,
+        admission,
+        0..3usize,
+    )
+        .prop_map(|(programs, chart, crds, leader, admission, finalizers)| State {
+            controller: programs.0,
+            webhook: programs.1,
+            operator: programs.2,
+            chart,
+            crds,
+            leader,
+            admission,
+            finalizers,
+        })
+}
+
+proptest! {
+    /// From any state, both ways end, and leave one of the two that works.
+    #[test]
+    fn every_plan_ends(state in any_state()) {
+        for direction in [TAKE_OVER, WITH_CRDS, Direction::Undo] {
+            let mut now = state.clone();
+            for _ in 0..30 {
+                let Ok(Some(step)) = direction.next(&now) else { break };
+                now.carry_out(direction, &step);
+            }
+            let left = direction.next(&now);
+            match left {
+                Err(_) => prop_assert_eq!(direction.plan(&state).is_err(), true),
+                Ok(left) => prop_assert_eq!(left, None),
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The CRDs of a take-over: what they are, and which form they have.
+
+use anyhow::Context as _;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+
+use super::{Takeover, call};
+use crate::api;
+use crate::domain::takeover::crds::{ANNOTATION_FORM, adopted, restored};
+use crate::domain::takeover::steps::{Crd, WayBack};
+
+/// Annotation by which Helm keeps an object that its chart no longer has.
+const KEEP: &str = "helm.sh/resource-policy";
+/// CRDs that Harvester's chart installs.
+const CRDS: [&str; 2] =
+    ["ippools.loadbalancer.harvesterhci.io", "loadbalancers.loadbalancer.harvesterhci.io"];
+
+impl Takeover {
+    fn definitions(&self) -> Api<CustomResourceDefinition> {
+        Api::all(self.client.clone())
+    }
+
+    async fn definition(&self, name: &str) -> anyhow::Result<CustomResourceDefinition> {
+        call(self.definitions().get(name)).await.with_context(|| format!("read CRD {name}"))
+    }
+
+    pub(super) async fn crds(&self) -> anyhow::Result<Vec<Crd>> {
+        let all = api::crds();
+        let mut crds = Vec::new();
+        for name in CRDS {
+            let crd = self.definition(name).await?;
+            let has_status = crd.spec.versions.iter().any(|version| {
+                version.subresources.as_ref().is_some_and(|all| all.status.is_some())
+            });
+            let ours = all.iter().find(|ours| ours.name_any() == name);
+            crds.push(Crd {
+                name: name.to_owned(),
+                is_kept: crd.annotations().get(KEEP).is_some_and(|policy| policy == "keep"),
+                is_current: ours.is_some_and(|ours| ours.spec.versions == crd.spec.versions),
+                way_back: match crd.annotations().contains_key(ANNOTATION_FORM) {
+                    true => WayBack::Recorded,
+                    false if has_status => WayBack::Closed,
+                    false => WayBack::Open,
+                },
+            });
+        }
+        Ok(crds)
+    }
+
+    pub(super) async fn keep(&self, name: &str) -> anyhow::Result<()> {
+        self.change(name, json!({"metadata": {"annotations": {KEEP: "keep"}}})).await
+    }
+
+    /// Puts this operator's versions in the place of the stored ones.
+    pub(super) async fn adopt(&self, name: &str) -> anyhow::Result<()> {
+        let stored = serde_json::to_value(self.definition(name).await?)?;
+        let operator = serde_json::to_value(self.operator().await?)?;
+        let ours = api::crds().into_iter().find(|ours| ours.name_any() == name);
+        let Some(ours) = ours else { return Ok(()) };
+        let ours = serde_json::to_value(ours.spec.versions)?;
+        self.change(name, adopted(&stored, &ours, &operator)).await
+    }
+
+    /// Puts the recorded versions back.
+    pub(super) async fn restore(&self, name: &str) -> anyhow::Result<()> {
+        let stored = serde_json::to_value(self.definition(name).await?)?;
+        let patch = restored(&stored).with_context(|| {
+            format!("the annotation {ANNOTATION_FORM} of CRD {name} is unreadable: apply Harvester's CRD, and remove the annotation")
+        })?;
+        self.change(name, patch).await
+    }
+
+    async fn change(&self, name: &str, patch: Value) -> anyhow::Result<()> {
+        let patch = Patch::Merge(patch);
+        let written = call(self.definitions().patch(name, &PatchParams::default(), &patch)).await;
+        written.map(drop).with_context(|| format!("write CRD {name}"))
+    }
+}

@@ -1,0 +1,118 @@
+//! Removal of the Go controller's finalizers from VMs, at a bounded rate.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures::{StreamExt as _, stream};
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::core::{ObjectMeta, PartialObjectMeta};
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tokio::time::{Instant, sleep_until};
+
+use super::{Takeover, call};
+use crate::api::kubevirt::{VirtualMachine, VirtualMachineInstance};
+use crate::domain::takeover::steps::VM_FINALIZERS;
+use crate::k8s::CallError;
+
+/// Objects in one answer of a list.
+const PAGE: u32 = 500;
+/// Finalizers that are removed at a time.
+const AT_A_TIME: usize = 16;
+
+impl Takeover {
+    /// VirtualMachines and VirtualMachineInstances that have one of [`VM_FINALIZERS`].
+    pub async fn finalizers(&self) -> anyhow::Result<usize> {
+        let vms = self.held::<VirtualMachine>().await?.len();
+        Ok(vms + self.held::<VirtualMachineInstance>().await?.len())
+    }
+
+    /// Metadata of the objects of a kind that have one of [`VM_FINALIZERS`]. None where the kind is not
+    /// served.
+    async fn held<K>(&self) -> anyhow::Result<Vec<ObjectMeta>>
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        let api = Api::<PartialObjectMeta<K>>::all(self.client.clone());
+        let mut params = ListParams::default().limit(PAGE);
+        let mut held = Vec::new();
+        loop {
+            let page = match call(api.list(&params)).await {
+                Err(CallError::NotFound) => return Ok(held),
+                page => page.with_context(|| format!("list {}", K::plural(&())))?,
+            };
+            let metadata = page.items.into_iter().map(|object| object.metadata);
+            held.extend(metadata.filter(|meta| without_finalizers(meta).is_some()));
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params = params.continue_token(&token),
+                None => return Ok(held),
+            }
+        }
+    }
+
+    /// Removes [`VM_FINALIZERS`] from every VM, at most so many objects a second, and reports how many
+    /// are done. An object that was changed or is gone is not counted, and not tried again.
+    pub async fn remove_finalizers(
+        &self,
+        per_second: u16,
+        mut done: impl FnMut(usize),
+    ) -> anyhow::Result<()> {
+        let vms = self.held::<VirtualMachine>().await?;
+        let instances = self.held::<VirtualMachineInstance>().await?;
+        let began = Instant::now();
+        let interval = Duration::from_secs(1) / u32::from(per_second.max(1));
+        let vms = vms.into_iter().map(|meta| (false, meta));
+        let all = vms.chain(instances.into_iter().map(|meta| (true, meta)));
+        let turns = std::iter::successors(Some(began), |turn| Some(*turn + interval));
+        let writes = stream::iter(all.zip(turns)).map(async |((is_instance, meta), turn)| {
+            sleep_until(turn).await;
+            if is_instance {
+                self.release::<VirtualMachineInstance>(&meta).await
+            } else {
+                self.release::<VirtualMachine>(&meta).await
+            }
+        });
+        let mut written = Box::pin(writes.buffer_unordered(AT_A_TIME));
+        let mut count = 0;
+        while let Some(result) = written.next().await {
+            count += usize::from(result?);
+            done(count);
+        }
+        Ok(())
+    }
+
+    /// Whether the finalizers were removed.
+    async fn release<K>(&self, meta: &ObjectMeta) -> anyhow::Result<bool>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + DeserializeOwned
+            + std::fmt::Debug,
+    {
+        let (Some(namespace), Some(name)) = (&meta.namespace, &meta.name) else { return Ok(false) };
+        let Some(rest) = without_finalizers(meta) else { return Ok(false) };
+        let patch = json!({
+            "metadata": {"resourceVersion": meta.resource_version, "finalizers": rest},
+        });
+        let api = Api::<K>::namespaced(self.client.clone(), namespace);
+        let patch = Patch::Merge(patch);
+        match call(api.patch_metadata(name, &PatchParams::default(), &patch)).await {
+            Ok(_) => Ok(true),
+            Err(CallError::Conflict | CallError::NotFound) => Ok(false),
+            Err(error) => {
+                let kind = K::kind(&());
+                Err(error)
+                    .with_context(|| format!("remove the finalizers of {kind} {namespace}/{name}"))
+            }
+        }
+    }
+}
+
+/// Finalizers that are left once those of [`VM_FINALIZERS`] are removed. `None`: there are none of them.
+fn without_finalizers(meta: &ObjectMeta) -> Option<Vec<&String>> {
+    let all = meta.finalizers.as_deref().unwrap_or_default();
+    let rest: Vec<&String> =
+        all.iter().filter(|finalizer| !VM_FINALIZERS.contains(&finalizer.as_str())).collect();
+    (rest.len() < all.len()).then_some(rest)
+}

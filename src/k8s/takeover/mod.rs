@@ -1,0 +1,297 @@
+//! What the `takeover` command reads and writes: Deployments, the ManagedChart, CRDs, the Lease, the
+//! webhook configuration, and finalizers of VMs.
+//!
+//! Invariants: each change is one write that carries the resourceVersion of what it was decided from, and
+//! the record of what was there before; a conflict is no fault, because the caller decides anew.
+
+mod crds;
+mod finalizers;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use chrono::Utc;
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
+use kube::core::ObjectMeta;
+use kube::{Api, Client, Resource as _, ResourceExt as _};
+use serde_json::json;
+
+use super::{CallError, call_within};
+use crate::api::ANNOTATION_LEASE_OPERATOR;
+use crate::domain::admission::webhook_configuration::{CONFIGURATION, MANAGER, REGISTERED_BY};
+use crate::domain::takeover::steps::{
+    ANNOTATION_REPLICAS, ANNOTATION_VALUES, Admission, Deployment as Replicas, Leader,
+    ManagedChart, Program, SUB_CHART, State, Step,
+};
+
+/// Selects the operator's Deployment, as the chart and config/manager label it.
+const OPERATOR: &str =
+    "app.kubernetes.io/name=harvester-guest-operator,app.kubernetes.io/component=controller";
+/// Deadline of one call.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Seconds after its end for which a Lease still counts as held: clocks differ.
+const LEEWAY: i64 = 5;
+
+/// Namespace and name.
+pub type Place = (String, String);
+
+/// Reads and writes them.
+pub struct Takeover {
+    /// Connection with the rights of the person who runs the command.
+    pub client: Client,
+    /// The Go controller's Deployment. Its webhook's name ends in `-webhook`.
+    pub controller: Place,
+    /// Harvester's ManagedChart.
+    pub chart: Place,
+    /// The Lease.
+    pub lease: Place,
+}
+
+impl Takeover {
+    /// Everything that a step is decided from, but for the finalizers: those are counted by
+    /// [`Self::finalizers`].
+    pub async fn state(&self) -> anyhow::Result<State> {
+        let (namespace, name) = &self.controller;
+        Ok(State {
+            controller: self.replicas(self.deployment(namespace, name).await?).await?,
+            webhook: self.replicas(self.deployment(namespace, &webhook(name)).await?).await?,
+            operator: self.replicas(self.operator().await?).await?,
+            chart: self.managed_chart().await?.map(|chart| managed(&chart)),
+            crds: self.crds().await?,
+            leader: self.leader().await?,
+            admission: self.admission().await?,
+            finalizers: 0,
+        })
+    }
+
+    async fn deployment(&self, namespace: &str, name: &str) -> anyhow::Result<Option<Deployment>> {
+        let api = Api::<Deployment>::namespaced(self.client.clone(), namespace);
+        call(api.get_opt(name)).await.with_context(|| format!("read Deployment {namespace}/{name}"))
+    }
+
+    async fn operator(&self) -> anyhow::Result<Option<Deployment>> {
+        let api = Api::<Deployment>::all(self.client.clone());
+        let params = ListParams::default().labels(OPERATOR);
+        let mut found = call(api.list(&params)).await.context("list Deployments")?.items;
+        if found.len() > 1 {
+            let names: Vec<String> = found.iter().map(|d| name(d.meta())).collect();
+            bail!(
+                "the operator is installed more than once, as Deployments {}: remove one",
+                names.join(", ")
+            );
+        }
+        Ok(found.pop())
+    }
+
+    /// Replicas of a Deployment, and its pods: those that are being deleted, too.
+    async fn replicas(&self, deployment: Option<Deployment>) -> anyhow::Result<Option<Replicas>> {
+        let Some(deployment) = deployment else { return Ok(None) };
+        let selector =
+            deployment.spec.as_ref().map(|spec| spec.selector.clone()).unwrap_or_default();
+        let labels = selector.match_labels.unwrap_or_default();
+        let labels: Vec<String> =
+            labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let namespace = deployment.namespace().unwrap_or_default();
+        let api = Api::<Pod>::namespaced(self.client.clone(), &namespace);
+        let pods = call(api.list(&ListParams::default().labels(&labels.join(",")))).await;
+        let pods = pods.with_context(|| format!("list pods in {namespace}"))?;
+        let runs = |pod: &&Pod| {
+            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+            !matches!(phase, Some("Succeeded" | "Failed"))
+        };
+        let running = pods.iter().filter(runs).count();
+        let replicas = replicas(&deployment);
+        Ok(Some(Replicas { running: i32::try_from(running).unwrap_or(i32::MAX), ..replicas }))
+    }
+
+    fn charts(&self) -> Api<DynamicObject> {
+        let kind = ApiResource {
+            group: "management.cattle.io".to_owned(),
+            version: "v3".to_owned(),
+            api_version: "management.cattle.io/v3".to_owned(),
+            kind: "ManagedChart".to_owned(),
+            plural: "managedcharts".to_owned(),
+        };
+        Api::namespaced_with(self.client.clone(), &self.chart.0, &kind)
+    }
+
+    /// `None` also where the kind is not served: a Harvester that no Rancher manages.
+    async fn managed_chart(&self) -> anyhow::Result<Option<DynamicObject>> {
+        let (namespace, name) = &self.chart;
+        let chart = call(self.charts().get_opt(name)).await;
+        chart.with_context(|| format!("read ManagedChart {namespace}/{name}"))
+    }
+
+    async fn leader(&self) -> anyhow::Result<Leader> {
+        let (namespace, name) = &self.lease;
+        let api = Api::<Lease>::namespaced(self.client.clone(), namespace);
+        let lease = call(api.get_opt(name)).await;
+        let lease = lease.with_context(|| format!("read Lease {namespace}/{name}"))?;
+        Ok(lease.map_or(Leader::None, |lease| holder(&lease, Utc::now().timestamp())))
+    }
+
+    async fn admission(&self) -> anyhow::Result<Admission> {
+        let api = Api::<ValidatingWebhookConfiguration>::all(self.client.clone());
+        let found = call(api.get_opt(CONFIGURATION)).await;
+        let found = found
+            .with_context(|| format!("read ValidatingWebhookConfiguration {CONFIGURATION}"))?;
+        Ok(found.map_or(Admission::Other, |found| registered(&found)))
+    }
+
+    /// Carries out a step that writes. An object that was changed meanwhile is left as it is, for the
+    /// next decision.
+    pub async fn carry_out(&self, step: &Step) -> anyhow::Result<()> {
+        let result = match step {
+            Step::KeepCrd(name) => self.keep(name).await,
+            Step::AdoptCrd(name) => self.adopt(name).await,
+            Step::RestoreCrd(name) => self.restore(name).await,
+            Step::StopChart => self.set_chart(true).await,
+            Step::RestoreChart => self.set_chart(false).await,
+            Step::OpenAdmission => self.open_admission().await,
+            Step::Stop(program) => self.scale(*program, None).await,
+            Step::Start(program, replicas) => self.scale(*program, Some(*replicas)).await,
+            _ => Ok(()),
+        };
+        match result {
+            Err(error) if matches!(error.downcast_ref(), Some(CallError::Conflict)) => Ok(()),
+            result => result,
+        }
+    }
+
+    async fn set_chart(&self, stop: bool) -> anyhow::Result<()> {
+        let Some(stored) = self.managed_chart().await? else { return Ok(()) };
+        let (values, record) = if stop {
+            let before = managed(&stored).before.unwrap_or_else(|| managed(&stored).values);
+            (ManagedChart::stopped(), Some(before.to_string()))
+        } else {
+            // In a merge patch, what goes must be named.
+            (managed(&stored).restored(), None)
+        };
+        let patch = json!({
+            "metadata": {
+                "resourceVersion": stored.resource_version(),
+                "annotations": {ANNOTATION_VALUES: record},
+            },
+            "spec": {"values": {SUB_CHART: values}},
+        });
+        let name = &self.chart.1;
+        let written =
+            call(self.charts().patch(name, &PatchParams::default(), &Patch::Merge(patch))).await;
+        written.map(drop).with_context(|| format!("write ManagedChart {}/{name}", self.chart.0))
+    }
+
+    async fn open_admission(&self) -> anyhow::Result<()> {
+        let api = Api::<ValidatingWebhookConfiguration>::all(self.client.clone());
+        let Some(mut stored) = call(api.get_opt(CONFIGURATION)).await? else { return Ok(()) };
+        for webhook in stored.webhooks.iter_mut().flatten() {
+            webhook.failure_policy = Some("Ignore".to_owned());
+        }
+        let patch = json!({
+            "metadata": {"resourceVersion": stored.resource_version()},
+            "webhooks": stored.webhooks,
+        });
+        let written =
+            call(api.patch(CONFIGURATION, &PatchParams::default(), &Patch::Merge(patch))).await;
+        written
+            .map(drop)
+            .with_context(|| format!("write ValidatingWebhookConfiguration {CONFIGURATION}"))
+    }
+
+    /// Sets the replicas: to 0, with a record of what they were, or to `start`, without one.
+    async fn scale(&self, program: Program, start: Option<i32>) -> anyhow::Result<()> {
+        let (namespace, name) = &self.controller;
+        let stored = match program {
+            Program::GoController => self.deployment(namespace, name).await?,
+            Program::GoWebhook => self.deployment(namespace, &webhook(name)).await?,
+            Program::Operator => self.operator().await?,
+        };
+        let Some(stored) = stored else { return Ok(()) };
+        let seen = replicas(&stored);
+        let record = match start {
+            Some(_) => None,
+            None => Some(seen.before.unwrap_or(seen.wanted).to_string()),
+        };
+        let patch = json!({
+            "metadata": {
+                "resourceVersion": stored.resource_version(),
+                "annotations": {ANNOTATION_REPLICAS: record},
+            },
+            "spec": {"replicas": start.unwrap_or(0)},
+        });
+        let namespace = stored.namespace().unwrap_or_default();
+        let api = Api::<Deployment>::namespaced(self.client.clone(), &namespace);
+        let patch = Patch::Merge(patch);
+        let written = call(api.patch(&stored.name_any(), &PatchParams::default(), &patch)).await;
+        written.map(drop).with_context(|| format!("scale Deployment {}", seen.name))
+    }
+}
+
+async fn call<T>(future: impl Future<Output = Result<T, kube::Error>>) -> Result<T, CallError> {
+    call_within(PATIENCE, future).await
+}
+
+fn webhook(controller: &str) -> String {
+    format!("{controller}-webhook")
+}
+
+fn name(meta: &ObjectMeta) -> String {
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    format!("{}/{}", part(&meta.namespace), part(&meta.name))
+}
+
+/// What the Deployment itself says.
+fn replicas(deployment: &Deployment) -> Replicas {
+    let status = deployment.status.clone().unwrap_or_default();
+    let before = deployment.annotations().get(ANNOTATION_REPLICAS);
+    Replicas {
+        name: name(&deployment.metadata),
+        wanted: deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1),
+        running: 0,
+        ready: status.ready_replicas.unwrap_or(0),
+        before: before.and_then(|text| text.parse().ok()),
+    }
+}
+
+fn managed(chart: &DynamicObject) -> ManagedChart {
+    let before = chart.annotations().get(ANNOTATION_VALUES);
+    ManagedChart {
+        name: name(&chart.metadata),
+        values: chart.data["spec"]["values"][SUB_CHART].clone(),
+        before: before.and_then(|text| serde_json::from_str(text).ok()),
+    }
+}
+
+/// Holder of a Lease at `now`, in seconds since the epoch. One that has run out counts as free.
+fn holder(lease: &Lease, now: i64) -> Leader {
+    let spec = lease.spec.clone().unwrap_or_default();
+    let holder = spec.holder_identity.unwrap_or_default();
+    let renewed = spec.renew_time.map_or(0, |time| time.0.as_second());
+    let until = renewed + i64::from(spec.lease_duration_seconds.unwrap_or(0)) + LEEWAY;
+    if holder.is_empty() || until < now {
+        return Leader::None;
+    }
+    let operator = lease.annotations().get(ANNOTATION_LEASE_OPERATOR);
+    if operator == Some(&holder) { Leader::Operator(holder) } else { Leader::Other(holder) }
+}
+
+fn registered(configuration: &ValidatingWebhookConfiguration) -> Admission {
+    let by = configuration.labels().get(REGISTERED_BY);
+    let webhooks = configuration.webhooks.as_deref().unwrap_or_default();
+    let to_go = |service: &str| service == CONFIGURATION;
+    let leads_to_go = webhooks.iter().any(|webhook| {
+        webhook.client_config.service.as_ref().is_some_and(|service| to_go(&service.name))
+    });
+    if by.is_none_or(|by| by != MANAGER) || webhooks.is_empty() || leads_to_go {
+        return Admission::Other;
+    }
+    let is_closed = |policy: Option<&str>| policy.is_none_or(|policy| policy == "Fail");
+    if webhooks.iter().all(|webhook| is_closed(webhook.failure_policy.as_deref())) {
+        Admission::Operator
+    } else {
+        Admission::OperatorOpen
+    }
+}
