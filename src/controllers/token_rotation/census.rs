@@ -113,7 +113,7 @@ impl Run<'_> {
         }
         if watched.unknown() > 0 {
             let unknown = watched.unknown();
-            parts.push(format!("{unknown} have no known expiry: see status.watched"));
+            parts.push(format!("expiry unknown of {unknown}: see status.watched"));
         }
         if parts.is_empty() { Standing::Watched } else { Standing::WatchedInPart(parts.join("; ")) }
     }

@@ -261,7 +261,7 @@ async fn leases(cluster: &Cluster) -> Result<()> {
     let made = agents::deployments(cluster);
     made.patch(&agent_name(NETWORK), &PatchParams::default(), &stop).await?;
     agents::agent(cluster, NETWORK, "running agent", |agent| {
-        agent.spec.as_ref().and_then(|spec| spec.replicas) == Some(1)
+        agent.spec.as_ref().and_then(|spec| spec.replicas) == Some(2)
     })
     .await?;
     agents::annotate(cluster, NETWORK, None).await?;

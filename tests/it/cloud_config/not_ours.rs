@@ -136,7 +136,7 @@ async fn narrowed(harvester: &Harvester, config: &str) -> Result<()> {
     let wide: Api<ClusterRoleBinding> = Api::all(harvester.client());
     for args in [&["--cluster", "ui"][..], &["--cluster", "ui", "--csi", "narrow"]] {
         let ran = harvester.run(args).await?;
-        ensure!(ran.ok && ran.said.contains("ClusterRoleBinding guests-ui lets"), "{ran:?}");
+        ensure!(ran.ok && ran.said.contains("ClusterRoleBinding guests-ui gives"), "{ran:?}");
         ensure!(wide.get("guests-ui").await?.role_ref.name == DRIVER, "{args:?}");
     }
     wide.delete("guests-ui", &DeleteParams::default()).await?;

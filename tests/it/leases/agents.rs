@@ -201,7 +201,7 @@ async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result
     deployments(&cluster).patch(&agent_name(OURS), &PatchParams::default(), &stop).await?;
     let replicas = |deployment: &Deployment| deployment.spec.as_ref().and_then(|s| s.replicas);
     agent(&cluster, OURS, "running agent", |found| {
-        replicas(found) == Some(1) && found.metadata.generation > Some(2)
+        replicas(found) == Some(2) && found.metadata.generation > Some(2)
     })
     .await?;
     let label = json!({"network.harvesterhci.io/clusternetwork": "mgmt"});
