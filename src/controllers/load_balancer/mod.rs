@@ -38,8 +38,8 @@ use crate::prober::Prober;
 /// Maximum of concurrent writes of LoadBalancers. Each write uses a connection of its own, and an
 /// API server is not faster with more of them.
 const WRITES_AT_ONCE: usize = 24;
-/// LoadBalancers without an address that are written besides: they do not wait for thousands that a
-/// new term brings up to date.
+/// Further concurrent writes of LoadBalancers without an address, so that these do not wait for
+/// thousands that a new term brings up to date.
 const FIRST_WRITES_AT_ONCE: usize = 8;
 /// Passes of one reconcile if the object changes during each of them.
 const REPETITIONS: usize = 5;

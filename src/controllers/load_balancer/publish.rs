@@ -76,8 +76,10 @@ pub(super) async fn write(
 ) -> Result<String, CallError> {
     // The semaphore is never closed; a closed one would not be a reason to skip the write.
     let has_address = facts::published(lb).is_some() || facts::leased(lb).is_some();
-    let writes = if has_address { &ctx.writes } else { &ctx.first_writes };
-    let _permit = writes.acquire().await;
+    let _permit = tokio::select! {
+        permit = ctx.writes.acquire() => permit,
+        permit = ctx.first_writes.acquire(), if !has_address => permit,
+    };
     // Boxed, so that futures that wait for a permit are small.
     Box::pin(ctx.shared.writer.patch_lb(&lb.namespace().unwrap_or_default(), &lb.name_any(), patch))
         .await
