@@ -190,9 +190,10 @@ async fn a_vlan_is_announced_on_its_link_where_each_control_plane_node_has_one()
     let nic = Nic::attached("lan", "default/vlan100", &["10.100.0.77"]);
     let guest = Vm::new("default", "a").label("app", "web").nic(nic);
     Guest::run(&cluster.client, guest, "node-1").await?;
-    for name in ["early", "late"] {
-        cluster.annotated(name, on.clone(), spec.clone()).await?;
-    }
+    // One after the other, so that each has the address that its name stands for.
+    cluster.annotated("early", on.clone(), spec.clone()).await?;
+    cluster.service_when("early", "existence", |_| true).await?;
+    cluster.annotated("late", on, spec).await?;
     let first = cluster.service_when("late", "existence", |_| true).await?;
     assert_eq!(annotation(&first, INTERFACE), None, "node-2 has no link");
     cluster.announce("early", &["10.100.0.2"]).await?;

@@ -34,7 +34,7 @@ impl Site {
     }
 
     /// Waits until `is` holds for a TokenRotation's status.
-    async fn tells(
+    pub(super) async fn tells(
         &self,
         name: &str,
         what: &str,
