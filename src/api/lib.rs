@@ -3,6 +3,9 @@
 //!
 //! Invariant: every field that Harvester serves today retains its name, type and meaning; new
 //! fields are optional.
+//!
+//! A time is RFC 3339 text rather than k8s-openapi's `Time`: an object of which one time cannot be
+//! parsed is read all the same, and only that time is unknown.
 
 mod condition;
 mod crds;

@@ -4,6 +4,9 @@
 //! read; connecting and the whole call have deadlines; a call is sent once and never repeated. What
 //! may hold a token is wiped from memory, where the libraries leave that to their caller, and is in
 //! no error.
+//!
+//! Built on hyper rather than on `kube::Client`, which keeps connections, repeats calls by default
+//! (a token would be made twice) and reads an answer of any length into buffers of its own.
 
 use std::io;
 use std::pin::pin;

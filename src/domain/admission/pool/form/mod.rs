@@ -278,29 +278,14 @@ fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut
     }
 }
 
-/// Whether the two differ only in case, dashes, a plural, or one letter.
+/// Whether the two differ only in case, dashes, and one letter that is added, missing, another one
+/// or swapped with its neighbour.
 fn alike(a: &str, b: &str) -> bool {
-    let plain = |text: &str| -> Vec<char> {
+    let plain = |text: &str| -> String {
         let letters = text.chars().filter(|c| c.is_alphanumeric());
         letters.flat_map(char::to_lowercase).take(40).collect()
     };
-    let (a, b) = (plain(a), plain(b));
-    let (short, long) = if a.len() <= b.len() { (&a, &b) } else { (&b, &a) };
-    if long.len() - short.len() > 1 {
-        return false;
-    }
-    let same = short.iter().zip(long).take_while(|(x, y)| x == y).count();
-    let skip = usize::from(short.len() == long.len());
-    // After the first difference the rest is equal, with or without that letter.
-    short[same..].iter().skip(skip).eq(long[same..].iter().skip(1))
-        || (skip == 1 && is_swap(&short[same..], &long[same..]))
-}
-
-/// Whether the two differ only in the order of their first two letters.
-fn is_swap(one: &[char], other: &[char]) -> bool {
-    let pair = |letters: &[char]| Some((*letters.first()?, *letters.get(1)?));
-    let (Some((first, second)), Some(turned)) = (pair(one), pair(other)) else { return false };
-    turned == (second, first) && one[2..] == other[2..]
+    strsim::osa_distance(&plain(a), &plain(b)) <= 1
 }
 
 /// Text from a request, cut for a message: 50 characters at most, without control characters.

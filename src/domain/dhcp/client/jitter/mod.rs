@@ -64,7 +64,8 @@ impl Bucket {
     }
 }
 
-/// Unpredictable numbers from a seed: SplitMix64.
+/// Unpredictable numbers from a seed: SplitMix64. The crate `rand` would bring more code into the
+/// privileged agent than these ten lines.
 #[derive(Clone, Debug)]
 pub(super) struct Dice(u64);
 

@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use sha2::{Digest as _, Sha256};
+
 /// Time within which targets without a verdict are first probed, so not all at once.
 const FIRST_WITHIN: Duration = Duration::from_millis(200);
 
@@ -17,19 +19,13 @@ impl Phase {
     /// Phase of an identity. The boundaries of the parts count: `ab`, `c` is not
     /// `a`, `bc`.
     pub fn of(identity: &[&str]) -> Self {
-        // FNV-1a, which is the same in every process and every version.
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        let mut hash = Sha256::new();
         for part in identity {
+            hash.update(part);
             // 0xff occurs in no UTF-8 text, so it separates.
-            for byte in part.bytes().chain([0xff]) {
-                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-            }
+            hash.update([0xff]);
         }
-        // The last bytes hardly change FNV's upper bits, which `within` uses: names with
-        // consecutive numbers would share a phase. This is the finalizer of MurmurHash3.
-        hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-        hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-        Self(hash ^ (hash >> 33))
+        Self(hash.finalize().first_chunk().copied().map_or(0, u64::from_be_bytes))
     }
 
     /// The phase as a time: at least zero, less than `span` (zero if that is zero).

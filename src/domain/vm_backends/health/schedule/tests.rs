@@ -32,7 +32,7 @@ fn targets_spread_evenly_even_if_their_names_are_counted_up() {
 fn the_phase_of_an_identity_is_the_same_for_ever() {
     // A change here moves every target's probes at the next upgrade: harmless, but it must be
     // known.
-    assert_eq!(Phase::of(&["a", "b"]), Phase(15_117_536_209_396_698_268));
+    assert_eq!(Phase::of(&["a", "b"]), Phase(9_832_196_343_340_254_499));
     assert_ne!(Phase::of(&["ab", "c"]), Phase::of(&["a", "bc"]));
     assert_ne!(Phase::of(&["a"]), Phase::of(&["a", ""]));
 }
