@@ -3,10 +3,16 @@
 //! read it one overlap ago, is never refused. Where Rancher extends the UI's token, a year without
 //! any new token passes first.
 //!
+//! It is a bad year ([`Weather`]): one in 31 calls fails, on one day of thirty no write succeeds,
+//! and two replicas take turns, each with a memory of its own.
+//!
 //! Here the record is in memory and the test performs each step. The operator's process, which
 //! carries out the same decisions, has tests of its own.
 
 use std::fmt::Write as _;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -16,9 +22,9 @@ use harvester_guest_operator::domain::credentials::rotation::{
     self, Act, Change, Hand, Plan, Record, Requests, Seen, Step, Target,
 };
 use harvester_guest_operator::domain::credentials::token::Token as Value;
-use harvester_guest_operator::rancher::{Issuer, Rancher, Secret, Trust};
-use testbed::eventually;
+use harvester_guest_operator::rancher::{Error, Issued, Issuer, Rancher, Secret, Sight, Trust};
 use testbed::rancher::Version;
+use testbed::{Verdict, eventually};
 
 use crate::support::SOON;
 
@@ -33,8 +39,63 @@ fn is_bound(version: Version) -> bool {
     matches!(version, Version::V2_11 | Version::V2_14 | Version::Main)
 }
 
+/// Faults between the operator and Rancher.
+#[derive(Default)]
+struct Weather {
+    /// Whether every call passes.
+    is_calm: AtomicBool,
+    /// Whether every write is refused.
+    is_storm: AtomicBool,
+    calls: AtomicUsize,
+    /// Number of calls that failed.
+    faults: AtomicUsize,
+}
+
+impl Weather {
+    /// Starts with a calm.
+    fn of(there: &testbed::Rancher) -> Arc<Self> {
+        let weather = Arc::new(Self { is_calm: true.into(), ..Self::default() });
+        let rule = Arc::clone(&weather);
+        there.set_rule(move |call| {
+            let verdict = rule.verdict(call.is_write() && !call.path.ends_with("reviews"));
+            let failed = usize::from(!matches!(verdict, Verdict::Pass));
+            rule.faults.fetch_add(failed, Ordering::Relaxed);
+            verdict
+        });
+        weather
+    }
+
+    fn verdict(&self, is_write: bool) -> Verdict {
+        let refuse = |code, reason| Verdict::Refuse { code, reason, message: "no".to_owned() };
+        if self.is_calm.load(Ordering::Relaxed) {
+            return Verdict::Pass;
+        }
+        if is_write && self.is_storm.load(Ordering::Relaxed) {
+            return refuse(503, "ServiceUnavailable");
+        }
+        let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        if !number.is_multiple_of(31) {
+            return Verdict::Pass;
+        }
+        match number / 31 % 6 {
+            // One of three replicas behind an ingress is away.
+            0 => Verdict::Page(404),
+            1 => Verdict::Page(502),
+            2 => refuse(503, "ServiceUnavailable"),
+            3 => Verdict::CutBefore,
+            4 => Verdict::CutAfter,
+            _ => refuse(500, "ServerError"),
+        }
+    }
+
+    fn calm(&self, is_calm: bool) {
+        self.is_calm.store(is_calm, Ordering::Relaxed);
+    }
+}
+
 /// Stand-in for Rancher, a user's API key in memory, and a cloud credential that the UI created.
 struct Site {
+    weather: Arc<Weather>,
     there: testbed::Rancher,
     user: String,
     key: Value,
@@ -52,7 +113,7 @@ impl Site {
         let key = Value::new(there.api_key(&user, 0, "the operator's"));
         let content = there.kubeconfig(&user, "c-m-prod");
         let cc = there.credential(&user, "prod", "c-m-prod", &content)?;
-        let site = Self { there, user, key, cc };
+        let site = Self { weather: Weather::of(&there), there, user, key, cc };
         site.looked(version).await?;
         Ok(site)
     }
@@ -94,7 +155,11 @@ impl Site {
         let client = Rancher::new(self.there.url(), trust).map_err(anyhow::Error::msg)?;
         let url = format!("{}/k8s/clusters/c-m-prod", self.there.url());
         let cluster = client.cluster(&url, trust, None).map_err(anyhow::Error::msg)?;
-        cluster.bearer(&Secret::new(token.to_owned())).await?;
+        // A fault on the way is not the token's.
+        let was_calm = self.weather.is_calm.swap(true, Ordering::Relaxed);
+        let used = cluster.bearer(&Secret::new(token.to_owned())).await;
+        self.weather.calm(was_calm);
+        used?;
         Ok(())
     }
 }
@@ -107,12 +172,25 @@ enum Where {
     Key,
 }
 
+/// Outcome of one step.
+enum Next {
+    /// There may be more to do.
+    Again,
+    /// Nothing is to be done until that time.
+    Wait(Option<i64>),
+    /// Rancher could not be read.
+    Unread,
+}
+
 /// State of one rotation.
 struct Rotation {
     plan: Plan,
     place: Where,
     record: Record,
     hand: Option<(Hand, Option<Value>)>,
+    /// Memory of the replica that does not lead.
+    other: Option<(Hand, Option<Value>)>,
+    steps: usize,
     acts: Vec<String>,
 }
 
@@ -136,24 +214,37 @@ impl Rotation {
             deleting: None,
             requests: Requests::default(),
         };
-        Self { plan, place, record: Record::default(), hand: None, acts: Vec::new() }
+        let record = Record::default();
+        Self { plan, place, record, hand: None, other: None, steps: 0, acts: Vec::new() }
     }
 
-    /// Observes, decides, and carries out one act. With nothing to do: when to observe again.
-    async fn step(&mut self, site: &mut Site) -> Result<Option<Option<i64>>> {
+    /// Whether no rotation is under way and no overlap.
+    fn is_at_rest(&self) -> bool {
+        self.record.pending.is_none() && self.record.previous.is_empty()
+    }
+
+    /// The other replica leads from now on.
+    fn hand_over(&mut self) {
+        mem::swap(&mut self.hand, &mut self.other);
+        self.acts.push("the other replica leads".to_owned());
+    }
+
+    /// Observes, decides, and carries out one act.
+    async fn step(&mut self, site: &mut Site) -> Result<Next> {
+        self.steps += 1;
+        if self.steps.is_multiple_of(29) && !site.weather.is_calm.load(Ordering::Relaxed) {
+            self.hand_over();
+        }
         let issuer = site.issuer()?;
-        let known = issuer.issued().await?;
+        let (known, sight, target) = match self.observe(site, &issuer).await {
+            Ok(seen) => seen,
+            Err(Error::Unauthorized) => bail!("the API key is refused: {:#?}", self.acts),
+            Err(error) => {
+                self.acts.push(format!("not read: {error}"));
+                return Ok(Next::Unread);
+            }
+        };
         let now = known.now.context("no date")?;
-        let sight = match self.place {
-            Where::Credential => Some(issuer.look(&site.cc, &known).await?),
-            Where::Key => None,
-        };
-        let target = if let Some(sight) = &sight {
-            sight.target.clone()
-        } else {
-            let holds = Some(issuer.life(&site.key, &known).await?.held(&site.key, false));
-            Target::There { version: site.key.hash(), holds, beside: Vec::new(), kept: None }
-        };
         let existing = Some(known.named(&self.plan.prefix));
         let hand = self.hand.as_ref().map(|(hand, _)| hand.clone());
         let seen = Seen { now, target, existing, hand, ..Seen::default() };
@@ -162,7 +253,7 @@ impl Rotation {
             self.acts.push(format!("{now} {}", told(&act)));
         }
         let done: Result<(), (Step, String, String)> = match act {
-            Act::Wait(until) => return Ok(Some(until)),
+            Act::Wait(until) => return Ok(Next::Wait(until)),
             Act::Write(change, record) => {
                 self.record = *record;
                 if change == Change::Named {
@@ -211,14 +302,36 @@ impl Rotation {
             self.acts.push(format!("{now} failed {step:?}: {why}"));
             self.record = rotation::failed(&self.plan, &self.record, step, &name, now);
         }
-        Ok(None)
+        Ok(Next::Again)
     }
 
-    /// Carries out acts until nothing is left to do.
+    async fn observe(
+        &self,
+        site: &Site,
+        issuer: &Issuer,
+    ) -> Result<(Issued, Option<Sight>, Target), Error> {
+        let known = issuer.issued().await?;
+        let sight = match self.place {
+            Where::Credential => Some(issuer.look(&site.cc, &known).await?),
+            Where::Key => None,
+        };
+        let target = if let Some(sight) = &sight {
+            sight.target.clone()
+        } else {
+            let holds = Some(issuer.life(&site.key, &known).await?.held(&site.key, false));
+            Target::There { version: site.key.hash(), holds, beside: Vec::new(), kept: None }
+        };
+        Ok((known, sight, target))
+    }
+
+    /// Carries out acts until nothing is left to do. What cannot be read is read again after half an
+    /// hour.
     async fn settle(&mut self, site: &mut Site) -> Result<Option<i64>> {
         for _ in 0..100 {
-            if let Some(until) = self.step(site).await? {
-                return Ok(until);
+            match self.step(site).await? {
+                Next::Again => {}
+                Next::Wait(until) => return Ok(until),
+                Next::Unread => return Ok(Some(site.there.now() / 1000 + HOUR / 2)),
             }
         }
         bail!("the acts do not end: {:#?}", self.acts)
@@ -260,10 +373,14 @@ async fn year(version: Version) -> Result<()> {
     if matches!(version, Version::V2_12 | Version::V2_14) {
         kept(&mut site, &mut key, &mut credential).await.with_context(|| format!("{version:?}"))?;
     }
+    site.weather.calm(false);
     let start = site.there.now() / 1000;
     let (mut held, mut read_at) = (site.published()?, start);
     let mut uses = 0;
     loop {
+        let day = (site.there.now() / 1000 - start) / DAY;
+        let is_storm = day % 30 == 29;
+        site.weather.is_storm.store(is_storm, Ordering::Relaxed);
         let mut until = i64::MAX;
         for rotation in [&mut key, &mut credential] {
             until = until.min(rotation.settle(&mut site).await?.unwrap_or(i64::MAX));
@@ -277,28 +394,39 @@ async fn year(version: Version) -> Result<()> {
         // have.
         site.uses(&held).await.with_context(context)?;
         uses += 2;
-        if now - read_at >= OVERLAP - 2 * HOUR {
+        if now - read_at >= OVERLAP - 3 * HOUR {
             (held, read_at) = (site.published()?, now);
         }
         if now > start + 365 * DAY {
             break;
         }
         // The clock goes on during all this, so leave an hour for it.
-        let next = until.min(read_at + OVERLAP - HOUR).clamp(now + 1, now + 3 * DAY);
+        let soonest = if is_storm { HOUR } else { 1 };
+        let next = until.min(read_at + OVERLAP - 2 * HOUR).clamp(now + soonest, now + 3 * DAY);
         site.there.advance(Duration::from_secs(u64::try_from(next - now)?));
     }
-    // The last overlap ends, and no other one begins.
-    site.there.advance(Duration::from_secs(u64::try_from(OVERLAP + 60)?));
+    site.weather.calm(true);
+    // What has begun is completed, the last overlap ends, and no other one begins.
     for rotation in [&mut key, &mut credential] {
         let schedule = &mut rotation.plan.schedule;
         (schedule.left_percent, schedule.minimum_left, schedule.jitter_percent) = (1, 0, 0);
-        rotation.settle(&mut site).await?;
-        site.looked(version).await?;
+    }
+    for _ in 0..3 {
+        for rotation in [&mut key, &mut credential] {
+            rotation.settle(&mut site).await?;
+            site.looked(version).await?;
+        }
+        if [&key, &credential].iter().all(|one| one.is_at_rest()) {
+            break;
+        }
+        site.there.advance(Duration::from_secs(u64::try_from(OVERLAP + 60)?));
     }
     let published = credential.acts.iter().filter(|act| act.contains("Publish {")).count();
     let alive: Vec<String> =
         site.there.tokens().into_iter().filter(|t| t.alive).map(|t| t.description).collect();
-    println!("{version:?}: {published} contents, {uses} uses, alive {alive:?}");
+    let faults = site.weather.faults.load(Ordering::Relaxed);
+    println!("{version:?}: {published} contents, {uses} uses, {faults} faults, alive {alive:?}");
+    ensure!(faults >= 20, "{version:?}: only {faults} calls failed");
     ensure!(published >= 12, "{version:?}: {:#?}", credential.acts);
     ensure!(alive.len() == 2, "{version:?}: {alive:?}");
     ensure!(!site.there.content(&site.cc).contains("-previous"), "{version:?}");
