@@ -244,3 +244,21 @@ fn cargo() -> Command {
     cargo.current_dir(repository());
     cargo
 }
+
+#[cfg(test)]
+mod tests {
+    use super::links;
+
+    #[test]
+    fn loader_and_libraries_are_read_from_readelf() {
+        let said = "  INTERP         0x000318 0x0000000000000318 0x00001c R   0x1
+      [Requesting program interpreter: /lib/ld-linux-aarch64.so.1]
+ 0x0000000000000001 (NEEDED)             Shared library: [libgcc_s.so.1]
+ 0x0000000000000001 (NEEDED)             Shared library: [libc.so.6]
+ 0x000000000000000e (SONAME)             Library soname: [libx.so.1]
+";
+        let links = links(said);
+        assert_eq!(links.loader.as_deref(), Some("/lib/ld-linux-aarch64.so.1"));
+        assert_eq!(links.needed, ["libgcc_s.so.1", "libc.so.6"]);
+    }
+}

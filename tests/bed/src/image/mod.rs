@@ -66,21 +66,40 @@ pub fn write_image(programs: &[&Path], version: &str, out: &Path) -> Result<Writ
         "org.opencontainers.image.created": created,
         "org.opencontainers.image.licenses": "Apache-2.0",
     });
-    let mut blobs = Blobs::default();
-    let (mut manifests, mut images) = (Vec::new(), Vec::new());
+    let (mut roots, mut images) = (BTreeMap::new(), Vec::new());
     for (architecture, programs) in by_architecture {
         let (files, bill) = root(architecture, &programs, version)?;
-        manifests.push(add_image(&mut blobs, architecture, &files, &labels)?);
         let root = files.iter().map(|(path, entry)| (path.clone(), entry.content.len())).collect();
         images.push(ArchitectureImage { architecture, root, bill });
+        roots.insert(architecture, files);
+    }
+    let (digest, bytes) = write_roots(&roots, &labels, out)?;
+    Ok(Written { bytes, digest, images })
+}
+
+/// Writes an archive with the image of each architecture. Returns the digest of their index, and the
+/// archive's size in bytes.
+///
+/// The archive's own index names the index of the images and nothing else: what a registry gets is
+/// one name for all architectures.
+fn write_roots(
+    roots: &BTreeMap<Architecture, BTreeMap<String, Entry>>,
+    labels: &Value,
+    out: &Path,
+) -> Result<(String, u64)> {
+    let mut blobs = Blobs::default();
+    let mut manifests = Vec::new();
+    for (architecture, files) in roots {
+        manifests.push(add_image(&mut blobs, *architecture, files, labels)?);
     }
     let index =
         |manifests: Value| json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests});
     let mut all = blobs.add_json(INDEX, &index(Value::Array(manifests)));
     let digest = all["digest"].as_str().unwrap_or_default().to_owned();
+    let version = &labels["org.opencontainers.image.version"];
     all["annotations"] = json!({"org.opencontainers.image.ref.name": version});
     let bytes = blobs.write(&index(json!([all])), out)?;
-    Ok(Written { bytes, digest, images })
+    Ok((digest, bytes))
 }
 
 /// Files of the root of one architecture's image, and the bill of materials among them.
@@ -184,4 +203,42 @@ pub fn unpack_image(archive: &Path, root: &Path) -> Result<Value> {
     let config = read(blob(&manifest["config"]["digest"])?)?;
     fs::remove_dir_all(&image)?;
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Archive with one file, the architecture's name, in each root.
+    fn archive(architectures: &[Architecture], out: &Path) -> (String, u64) {
+        let root = |architecture: Architecture| {
+            BTreeMap::from([("name".to_owned(), Entry::file(architecture.name()))])
+        };
+        let roots = architectures.iter().map(|each| (*each, root(*each))).collect();
+        let labels = json!({
+            "org.opencontainers.image.version": "1.2.3",
+            "org.opencontainers.image.created": "2026-01-01T00:00:00Z",
+        });
+        write_roots(&roots, &labels, out).unwrap()
+    }
+
+    #[test]
+    fn of_several_architectures_a_machine_gets_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let (amd64, arm64) = (Architecture::Amd64, Architecture::Arm64);
+        let here = Architecture::here().unwrap();
+        let other = if here == amd64 { arm64 } else { amd64 };
+
+        let both = dir.path().join("both.tar");
+        archive(&[amd64, arm64], &both);
+        let root = dir.path().join("root");
+        let config = unpack_image(&both, &root).unwrap();
+        assert_eq!(config["architecture"], here.name());
+        assert_eq!(fs::read_to_string(root.join("name")).unwrap(), here.name());
+
+        let foreign = dir.path().join("foreign.tar");
+        archive(&[other], &foreign);
+        let error = unpack_image(&foreign, &dir.path().join("none")).unwrap_err().to_string();
+        assert_eq!(error, format!("no image for {}", here.name()));
+    }
 }
