@@ -14,6 +14,18 @@ OPERATOR := target/debug/harvester-guest-operator
 IMAGE_BUILD := target/image
 XTASK := cargo run --locked --quiet --package xtask --
 
+# Architectures of the image, by their names in OCI and Debian: amd64, arm64, or both in quotes.
+HOST_ARCH := $(if $(filter aarch64,$(shell uname -m)),arm64,amd64)
+ARCH ?= $(HOST_ARCH)
+GNU_amd64 := x86_64
+GNU_arm64 := aarch64
+
+# What `make release` makes, and where. Key of SSH that signs it; without one it is not signed.
+NAME := harvester-guest-operator
+VERSION := $(shell sed -n '/^\[workspace.package\]/,/^version/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+RELEASE := target/release-$(VERSION)
+SIGNING_KEY ?=
+
 # How long each fuzz target runs, which there are, and what has the compiler count branches: on the
 # stable toolchain, without cargo-fuzz.
 FUZZ_SECONDS ?= 600
@@ -25,10 +37,21 @@ FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 # Tests wait for something most of their time.
 export RUST_TEST_THREADS ?= $(shell echo $$(( 4 * $$(nproc) )))
 
-.PHONY: help setup rust nets build bed demo test slowest bench fuzz crds config docs image fmt lint check
+# Installs the Debian packages that the shell's array `missing` names.
+define install_missing
+if [ $${#missing[@]} -gt 0 ]; then \
+		echo "setup: installing $${missing[*]}"; \
+		sudo=(); [ "$$(id -u)" = 0 ] || sudo=(sudo); \
+		"$${sudo[@]}" apt-get update -q; \
+		"$${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$${missing[@]}"; \
+	fi
+endef
+
+.PHONY: help setup rust cross nets build bed demo test slowest bench fuzz crds config docs \
+	image chart sbom checksums sign release fmt lint check
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: rust ## Check what is needed, and install what Debian 12 has of it
 	@[ -z "$${KUBEBUILDER_ASSETS:-}" ] || { echo "setup: all there"; exit 0; }; \
@@ -54,16 +77,28 @@ rust:
 	command -v cc >/dev/null || missing+=(gcc libc6-dev); \
 	command -v git >/dev/null || missing+=(git); \
 	[ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates); \
-	if [ $${#missing[@]} -gt 0 ]; then \
-		echo "setup: installing $${missing[*]}"; \
-		sudo=(); [ "$$(id -u)" = 0 ] || sudo=(sudo); \
-		"$${sudo[@]}" apt-get update -q; \
-		"$${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$${missing[@]}"; \
-	fi; \
+	$(install_missing); \
 	if ! command -v cargo >/dev/null; then \
 		echo "setup: cargo is missing. Install Rust with rustup (https://rustup.rs); rust-toolchain.toml names the version." >&2; \
 		exit 1; \
 	fi
+
+# What the image for another architecture takes besides: Rust's standard library, a C compiler, and
+# Debian's libraries, which the image holds.
+cross: rust
+	@missing=(); foreign=(); \
+	for arch in $(filter-out $(HOST_ARCH),$(ARCH)); do \
+		case $$arch in amd64) gnu=$(GNU_amd64);; arm64) gnu=$(GNU_arm64);; \
+		*) echo "image: ARCH: $$arch must be amd64 or arm64" >&2; exit 1;; esac; \
+		rustup target add "$$gnu-unknown-linux-gnu"; \
+		command -v "$$gnu-linux-gnu-gcc" >/dev/null || missing+=("gcc-$${gnu/_/-}-linux-gnu" "libc6-dev-$$arch-cross"); \
+		dpkg-query --show "libgcc-s1:$$arch" >/dev/null 2>&1 || { foreign+=("$$arch"); missing+=("libc6:$$arch" "libgcc-s1:$$arch"); }; \
+	done; \
+	for arch in "$${foreign[@]}"; do \
+		sudo=(); [ "$$(id -u)" = 0 ] || sudo=(sudo); \
+		"$${sudo[@]}" dpkg --add-architecture "$$arch"; \
+	done; \
+	$(install_missing)
 
 # What tests make networks, and clocks, of their own with. As Debian configures them, none of the
 # DHCP servers serves anybody.
@@ -76,12 +111,7 @@ nets:
 		[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v "$${each%%:*}")" ] || missing+=("$${each##*:}"); \
 	done; \
 	compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null || missing+=(libfaketime); \
-	if [ $${#missing[@]} -gt 0 ]; then \
-		echo "setup: installing $${missing[*]}"; \
-		sudo=(); [ "$$(id -u)" = 0 ] || sudo=(sudo); \
-		"$${sudo[@]}" apt-get update -q; \
-		"$${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$${missing[@]}"; \
-	fi
+	$(install_missing)
 
 build: rust ## Build the operator as demo and tests run it; `make image` optimizes
 	cargo build --locked --workspace --bin harvester-guest-operator
@@ -130,19 +160,59 @@ config: ## Write config/ from the chart
 docs: ## Write the generated pages of docs/reference
 	WRITE_DOCS=1 cargo test --locked --workspace --test it -- documents::generated
 
-image: rust ## Write the image, target/image.tar, without a container engine (cold: 6 to 12 minutes)
-	@echo "image: the programs without this machine's paths, some minutes when cold, seconds later"
+# Kernels for arm64 have pages of 4, 16 or 64 KiB. jemalloc runs where they are no larger than the size
+# that it was built for, 2^16 bytes here.
+image: cross ## Write the image for ARCH, target/image.tar, without a container engine (cold: 6 to 12 minutes each)
+	@echo "image: the programs for $(ARCH) without this machine's paths, some minutes when cold, seconds later"
 	@cargo=$${CARGO_HOME:-$$HOME/.cargo}; \
-	RUSTFLAGS="--remap-path-prefix=$$cargo=/cargo --remap-path-prefix=$$PWD=/src"; \
-	CFLAGS="-ffile-prefix-map=$$PWD=/src -ffile-prefix-map=$$cargo=/cargo"; \
-	AWS_LC_SYS_NO_JITTER_ENTROPY=0; \
-	export RUSTFLAGS CFLAGS AWS_LC_SYS_NO_JITTER_ENTROPY; \
-	cargo build --locked --features jemalloc --release --bin harvester-guest-operator --target-dir $(IMAGE_BUILD); \
-	cargo build --locked --features jemalloc --profile agent --bin lease-agent --target-dir $(IMAGE_BUILD)
+	export RUSTFLAGS="--remap-path-prefix=$$cargo=/cargo --remap-path-prefix=$$PWD=/src"; \
+	export CFLAGS="-ffile-prefix-map=$$PWD=/src -ffile-prefix-map=$$cargo=/cargo"; \
+	export AWS_LC_SYS_NO_JITTER_ENTROPY=0; \
+	export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=x86_64-linux-gnu-gcc; \
+	export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc; \
+	export AARCH64_UNKNOWN_LINUX_GNU_JEMALLOC_SYS_WITH_LG_PAGE=16; \
+	for gnu in $(foreach arch,$(ARCH),$(GNU_$(arch))); do \
+		to=(--target "$$gnu-unknown-linux-gnu" --target-dir $(IMAGE_BUILD)); \
+		cargo build --locked --features jemalloc --release --bin $(NAME) "$${to[@]}"; \
+		cargo build --locked --features jemalloc --profile agent --bin lease-agent "$${to[@]}"; \
+	done
 	cargo build --locked --workspace --bin image
-	target/debug/image \
-		--program $(IMAGE_BUILD)/release/harvester-guest-operator \
-		--program $(IMAGE_BUILD)/agent/lease-agent --out target/image.tar
+	target/debug/image --out target/image.tar --bills target \
+		$(foreach arch,$(ARCH),$(addprefix --program $(IMAGE_BUILD)/$(GNU_$(arch))-unknown-linux-gnu/,\
+		release/$(NAME) agent/lease-agent))
+
+sbom: image ## Write the bill of materials of each architecture's image, target/sbom-ARCH.cdx.json
+	@ls -l $(foreach arch,$(ARCH),target/sbom-$(arch).cdx.json)
+
+chart: setup ## Write the chart's archive, target/harvester-guest-operator-VERSION.tgz
+	cargo build --locked --workspace --bin chart
+	target/debug/chart package --out target
+
+checksums: ## Write the checksums of the release's files
+	@cd $(RELEASE); files=(*.tar *.tgz *.json *.md); sha256sum "$${files[@]}" | tee SHA256SUMS
+
+sign: ## Sign the checksums with SIGNING_KEY, a key of SSH
+	@[ -n "$(SIGNING_KEY)" ] || { echo "sign: set SIGNING_KEY to the path of a private key of SSH, or of a public one whose private key an agent has" >&2; exit 1; }
+	@rm -f $(RELEASE)/SHA256SUMS.sig
+	ssh-keygen -Y sign -n $(NAME) -f "$(SIGNING_KEY)" $(RELEASE)/SHA256SUMS
+	ssh-keygen -Y check-novalidate -n $(NAME) -s $(RELEASE)/SHA256SUMS.sig < $(RELEASE)/SHA256SUMS
+
+release: ## Write all of a release to target/release-VERSION, for amd64 and arm64
+	@[ -z "$$(git status --porcelain)" ] || { echo "release: commit first: the image names the commit that it is built from" >&2; exit 1; }
+	@tag=$$(git tag --points-at HEAD --list 'v*'); [ -z "$$tag" ] || [ "$$tag" = v$(VERSION) ] || \
+		{ echo "release: the tag is $$tag, the version in Cargo.toml is $(VERSION)" >&2; exit 1; }
+	$(MAKE) image ARCH="amd64 arm64"
+	$(MAKE) chart
+	@rm -rf $(RELEASE); mkdir $(RELEASE)
+	cp target/image.tar $(RELEASE)/$(NAME)-$(VERSION)-image.tar
+	cp target/sbom-amd64.cdx.json $(RELEASE)/$(NAME)-$(VERSION)-amd64.cdx.json
+	cp target/sbom-arm64.cdx.json $(RELEASE)/$(NAME)-$(VERSION)-arm64.cdx.json
+	cp target/$(NAME)-$(VERSION).tgz $(RELEASE)/
+	@{ echo "# $(NAME) $(VERSION)"; echo; \
+	echo "Image for amd64 and arm64: \`$$(tar -xOf target/image.tar index.json | grep -o 'sha256:[0-9a-f]*')\`"; \
+	sed -n '/^## $(VERSION)/,/^## /{/^## /d;p}' docs/changelog.md; } > $(RELEASE)/RELEASE.md
+	$(MAKE) checksums
+	@if [ -n "$(SIGNING_KEY)" ]; then $(MAKE) sign; else echo "release: not signed: SIGNING_KEY is not set"; fi
 
 fmt: ## Format the sources
 	cargo fmt --all

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testbed::{Managed, eventually, unpack_image, write_image};
@@ -56,6 +56,8 @@ fn the_image_is_reproducible_complete_and_runs_with_nothing_else_in_its_root() -
         let labels = &config["config"]["Labels"];
         ensure!(labels["org.opencontainers.image.version"] == "1.2.3", "{labels}");
         ensure!(config["config"]["User"] == "65532:65532");
+        let [image] = &first.images[..] else { bail!("{:?}", first.images) };
+        ensure!(image.bill == fs::read_to_string(root.join("sbom.cdx.json"))?);
         materials(&root)?;
         let version = output(inside(&root, &config)?.arg("--version"))?;
         ensure!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");

@@ -43,7 +43,7 @@ pub use balancer::Balancer;
 pub use bed::{Backup, Bed, Options};
 pub use chart::Chart;
 pub use helm::{Helm, Version};
-pub use image::{Written, unpack_image, write_image};
+pub use image::{Architecture, ArchitectureImage, Written, unpack_image, write_image};
 pub use kube_proxy::{KubeProxy, Mode as ProxyMode};
 pub use kubeconfig::client_from;
 pub use kubelet::Kubelet;

@@ -26,14 +26,16 @@ use crate::hygiene::root;
 /// The objects that commands are about.
 const SCENE: &str = include_str!("scene.yaml");
 /// How each program is run instead.
-const STAND_INS: [(&str, &str); 6] = [
+const STAND_INS: [(&str, &str); 8] = [
     ("kubectl", include_str!("stand_ins/kubectl.sh")),
     ("helm", include_str!("stand_ins/helm.sh")),
     ("harvester-guest-operator", include_str!("stand_ins/operator.sh")),
     ("make", include_str!("stand_ins/make.sh")),
-    // A registry, and the repository of another project, are not here.
+    // A registry, the repository of another project, and a release with its key, are not here.
     ("skopeo", "#!/bin/sh\nexit 0\n"),
     ("git", "#!/bin/sh\nexit 0\n"),
+    ("sha256sum", "#!/bin/sh\nexit 0\n"),
+    ("ssh-keygen", "#!/bin/sh\nexit 0\n"),
 ];
 /// Time for one block.
 const BLOCK: Duration = Duration::from_mins(2);
@@ -107,6 +109,7 @@ impl Desk {
         fs::create_dir_all(dir.path().join("target/debug"))?;
         let operator = "harvester-guest-operator";
         symlink(programs.join(operator), dir.path().join("target/debug").join(operator))?;
+        fs::write(dir.path().join("SHA256SUMS"), "")?;
         let api_key_file = dir.path().join("api-key");
         fs::write(&api_key_file, api_key)?;
         let url = PathBuf::from(bed.url());

@@ -256,7 +256,7 @@ fn values() -> String {
          [values.yaml](../../{CHART}/values.yaml) has the same with comments. \
          `values.schema.json` refuses any other value, by name.\n\n\
          *see there*: a map, which is in values.yaml.\n\n\
-         | value | default | allowed | meaning |\n|---|---|---|---|\n"
+         | value | default | meaning |\n|---|---|---|\n"
     );
     let source = read(&format!("{CHART}/values.yaml"));
     let schema: Value =
@@ -283,7 +283,8 @@ fn values() -> String {
             default => format!("`{default}`"),
         };
         let allowed = allowed(&schema, &path);
-        let _ = writeln!(text, "| `{path}` | {default} | {allowed} | {} |", cell(&meaning));
+        // A column of its own would make the table wider than the page of a forge.
+        let _ = writeln!(text, "| `{path}` | {default} | {} Allowed: {allowed}. |", cell(&meaning));
         if !example.is_empty() {
             let _ = write!(examples, "\n## {path}\n\n```text\n{example}```\n");
         }

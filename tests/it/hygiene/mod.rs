@@ -7,6 +7,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod lock;
+mod release;
+mod workflows;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -219,6 +221,16 @@ pub(crate) fn read(file: &str) -> String {
 pub(crate) fn files() -> Vec<String> {
     let args = ["ls-files", "--cached", "--others", "--exclude-standard"];
     run(Command::new("git").args(args)).lines().map(str::to_owned).collect()
+}
+
+/// Targets of the Makefile.
+pub(crate) fn make_targets() -> BTreeSet<String> {
+    read("Makefile")
+        .lines()
+        .filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()))
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, _)| name.trim().to_owned())
+        .collect()
 }
 
 fn metadata() -> Value {

@@ -1,7 +1,8 @@
-//! `chart config` writes the plain manifests in config/ from the chart.
+//! `chart config` writes the plain manifests in config/ from the chart, `chart package` its archive.
 #![allow(clippy::print_stdout, reason = "what it prints is what it is for")]
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
@@ -18,12 +19,19 @@ struct Cli {
 enum Command {
     /// Write what the chart renders by default into config/
     Config,
+    /// Write the chart's archive, harvester-guest-operator-VERSION.tgz, into a folder
+    Package {
+        /// Folder to write to
+        #[arg(long)]
+        out: PathBuf,
+    },
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Config => config().await,
+        Command::Package { out } => package(&out).await,
     }
 }
 
@@ -35,5 +43,12 @@ async fn config() -> Result<()> {
         fs::write(&file, text)?;
         println!("config/{path}");
     }
+    Ok(())
+}
+
+async fn package(out: &Path) -> Result<()> {
+    let out = out.to_str().context("the path is not UTF-8")?;
+    let said = Chart::locate().await?.helm("package", &["--destination", out]).await?;
+    print!("{said}");
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use super::{PROGRAM, run};
+use super::{Architecture, PROGRAM, run};
 use crate::repository;
 
 /// Path where programs look for authorities, and the package and folder that these are copied from.
@@ -41,11 +41,11 @@ pub(super) struct Library {
 }
 
 impl Materials {
-    pub(super) fn read(programs: &[&Path]) -> Result<Self> {
-        let mut libraries = libraries(programs)?;
+    pub(super) fn read(architecture: Architecture, programs: &[&Path]) -> Result<Self> {
+        let mut libraries = libraries(architecture, programs)?;
         let (path, package) = (PathBuf::from(PUBLIC), PACKAGE.to_owned());
         libraries.push(Library { version: version(&package)?, path, package });
-        Ok(Self { crates: crates()?, libraries })
+        Ok(Self { crates: crates(architecture)?, libraries })
     }
 
     /// Libraries that the loader looks for: all but the authorities' package.
@@ -121,10 +121,10 @@ impl Materials {
 }
 
 /// Crates that the operator is linked with, without build tools and other platforms' crates.
-fn crates() -> Result<Vec<Crate>> {
-    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+fn crates(architecture: Architecture) -> Result<Vec<Crate>> {
+    let target = architecture.target();
     let args = ["metadata", "--locked", "--offline", "--format-version", "1"];
-    let text = run(cargo().args(args).args(["--filter-platform", &target]))?;
+    let text = run(cargo().args(args).args(["--filter-platform", target]))?;
     let metadata: Value = serde_json::from_str(&text)?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut known = BTreeMap::new();
@@ -138,7 +138,7 @@ fn crates() -> Result<Vec<Crate>> {
     let args = ["tree", "--locked", "--offline", "--edges", "normal", "--prefix", "none"];
     let tree = run(cargo()
         .args(args)
-        .args(["--format", "{p}", "--target", &target])
+        .args(["--format", "{p}", "--target", target])
         .args(["--package", PROGRAM]))?;
     let linked: BTreeSet<(String, String)> = tree
         .lines()
@@ -156,31 +156,63 @@ fn crates() -> Result<Vec<Crate>> {
 }
 
 /// Shared libraries that the loader looks for, and the loader.
-fn libraries(programs: &[&Path]) -> Result<Vec<Library>> {
+///
+/// The loader itself would say which, but runs on its own architecture only.
+fn libraries(architecture: Architecture, programs: &[&Path]) -> Result<Vec<Library>> {
     let mut paths = BTreeSet::new();
-    for program in programs {
-        let linked = run(Command::new("ldd").arg(program))?;
-        let named = |line: &str| {
-            line.split_whitespace().find(|word| word.starts_with('/')).map(str::to_owned)
-        };
-        paths.extend(linked.lines().filter_map(named));
+    let mut unread: Vec<PathBuf> = programs.iter().map(|program| (*program).to_owned()).collect();
+    while let Some(file) = unread.pop() {
+        let mut read = Command::new("readelf");
+        read.args(["--wide", "--program-headers", "--dynamic"]).arg(&file).env("LC_ALL", "C");
+        let Links { loader, needed } = links(&run(&mut read)?);
+        paths.extend(loader.map(PathBuf::from));
+        // A library needs the loader by its name alone; its path is the program's word.
+        for name in needed.into_iter().filter(|name| !name.starts_with("ld-linux")) {
+            let path = architecture.libraries().join(name);
+            if paths.insert(path.clone()) {
+                unread.push(path);
+            }
+        }
     }
     let mut libraries = Vec::new();
     for path in &paths {
-        // A package lists a file by its path with or without /usr, whatever has been merged since.
-        let real = fs::canonicalize(path)?;
-        let names = [Path::new(path), &real, Path::new(path.trim_start_matches("/usr"))];
+        // A package lists a file by its path with or without /usr, whatever has been merged since:
+        // where /lib is a link, the real path has /usr.
+        let real = fs::canonicalize(path).with_context(|| {
+            let (path, name) = (path.display(), architecture.name());
+            format!(
+                "{path}: this machine lacks it: install the Debian package for {name} that has it"
+            )
+        })?;
         let search = |name| run(Command::new("dpkg-query").arg("--search").arg(name)).ok();
-        let owner = names.into_iter().find_map(search);
-        let owner = owner.with_context(|| format!("no package has {path}"))?;
+        let owner = [path, &real].into_iter().find_map(search);
+        let owner = owner.with_context(|| format!("no package has {}", path.display()))?;
         let package = owner.split([':', ',']).next().unwrap_or_default().to_owned();
         let version = version(&package)?;
-        libraries.push(Library { path: PathBuf::from(path), package, version });
+        libraries.push(Library { path: path.clone(), package, version });
     }
     Ok(libraries)
 }
 
-/// Version of an installed package of this machine.
+/// Files that an ELF file asks for: the loader by its path, libraries by their names.
+struct Links {
+    loader: Option<String>,
+    needed: Vec<String>,
+}
+
+/// Reads the output of readelf.
+fn links(said: &str) -> Links {
+    let after = |line: &str, label: &str| {
+        let (_, rest) = line.split_once(label)?;
+        Some(rest.split_once(']')?.0.to_owned())
+    };
+    let loader = said.lines().find_map(|line| after(line, "[Requesting program interpreter: "));
+    let needed = said.lines().filter_map(|line| after(line, " Shared library: ["));
+    Links { loader, needed: needed.collect() }
+}
+
+/// Version of an installed package of this machine. An architecture's package has the same version
+/// as every other's: Debian installs them together.
 fn version(package: &str) -> Result<String> {
     let show = ["--show", "--showformat=${Version}\n", package];
     let version = run(Command::new("dpkg-query").args(show))?;
@@ -211,4 +243,22 @@ fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(repository());
     cargo
+}
+
+#[cfg(test)]
+mod tests {
+    use super::links;
+
+    #[test]
+    fn loader_and_libraries_are_read_from_readelf() {
+        let said = "  INTERP         0x000318 0x0000000000000318 0x00001c R   0x1
+      [Requesting program interpreter: /lib/ld-linux-aarch64.so.1]
+ 0x0000000000000001 (NEEDED)             Shared library: [libgcc_s.so.1]
+ 0x0000000000000001 (NEEDED)             Shared library: [libc.so.6]
+ 0x000000000000000e (SONAME)             Library soname: [libx.so.1]
+";
+        let links = links(said);
+        assert_eq!(links.loader.as_deref(), Some("/lib/ld-linux-aarch64.so.1"));
+        assert_eq!(links.needed, ["libgcc_s.so.1", "libc.so.6"]);
+    }
 }
