@@ -20,7 +20,7 @@ fn crates_chart_changelog_and_documents_have_one_version() {
     );
     let image = "registry.example.com/harvester-guest-operator:";
     let mut count = 0;
-    for file in files().iter().filter(|file| file.ends_with(".md")) {
+    for file in files().iter().filter(|file| Path::new(file).extension().is_some_and(|e| e == "md")) {
         for part in read(file).split(image).skip(1) {
             assert!(part.starts_with(version), "{file}: {image} is not followed by {version}");
             count += 1;
