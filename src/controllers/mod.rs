@@ -82,7 +82,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let (untold, moved) = mpsc::unbounded_channel();
     let views = ctx.views.clone();
     let late = ctx.views.clone();
-    let told = topology::run(ctx.clone(), moved);
+    let annotated = topology::run(ctx.clone(), moved);
     let (records, keeper) = dhcp_lease::keeper(ctx.clone());
     let agents = dhcp_lease::agents(ctx.clone());
     let made = dhcp_agent::run(ctx.clone());
@@ -141,7 +141,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         () = rotations => anyhow::bail!("TokenRotation controller exited"),
         () = asked => anyhow::bail!("second opinion task exited"),
         () = stored => anyhow::bail!("storage migration task exited"),
-        () = told => anyhow::bail!("topology task exited"),
+        () = annotated => anyhow::bail!("topology task exited"),
         () = catch_up => anyhow::bail!("endpoint catch-up task exited"),
         () = verdicts => anyhow::bail!("verdict task exited"),
         ended = serving => anyhow::bail!("the LoadBalancer controller ended: {ended:?}"),

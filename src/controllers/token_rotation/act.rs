@@ -12,7 +12,7 @@ use kube::{Resource as _, ResourceExt as _};
 use super::InHand;
 use super::run::Run;
 use crate::api::{ANNOTATION_HASH, ServiceAccountToken};
-use crate::domain::credentials::rotation::{Act, Change, Hand, Made, Step, Target, decide, told};
+use crate::domain::credentials::rotation::{Act, Change, Hand, Made, Step, Target, decide, after_restart};
 use crate::domain::credentials::token::Token;
 use crate::k8s::CallError;
 use crate::k8s::write::At;
@@ -165,8 +165,8 @@ impl Run<'_> {
             }
         }
         self.look_again().await?;
-        let next = told(&self.plan, &self.record, self.clock.now());
-        self.write(Change::Told, next).await
+        let next = after_restart(&self.plan, &self.record, self.clock.now());
+        self.write(Change::Restarted, next).await
     }
 
     /// Reads the target again, and revokes the credential if that is still the next step.

@@ -113,7 +113,7 @@ async fn each_deletion_may_fail() -> Result<()> {
 
 /// After a conflict, the command reads the object again.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_somebody_has_just_changed_is_looked_at_again() -> Result<()> {
+async fn a_concurrent_change_is_read_again() -> Result<()> {
     let harvester = Harvester::start().await?;
     let proxy = Proxy::start(&harvester.cluster.bed).await?;
     let message = "changed".to_owned();

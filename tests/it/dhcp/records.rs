@@ -161,14 +161,14 @@ fn what_failed_is_tried_again() -> Result<()> {
         // A foreign link has the name.
         let taken = macvlan(&site, "late", "bridge").await?;
         let late = site.lease("late").await?;
-        told(&site, "late", "LinkFailed").await?;
+        warned(&site, "late", "LinkFailed").await?;
         site.host.ip(&format!("link delete {taken}")).await?;
         site.bound("late", "address", |_| true).await?;
 
         // The server is stopped.
         site.server.process.signal("STOP")?;
         let last = site.lease("last").await?;
-        told(&site, "last", "NoOffer").await?;
+        warned(&site, "last", "NoOffer").await?;
         site.server.process.signal("CONT")?;
         site.bound("last", "address", |_| true).await?;
         site.linked(&[&web, &late, &last]).await
@@ -265,7 +265,7 @@ async fn duplicate(inside: &Netns, mac: Mac) -> Result<()> {
 }
 
 /// Waits until the record's condition and an Event give this reason for a missing address.
-async fn told(site: &Site, name: &str, reason: &str) -> Result<()> {
+async fn warned(site: &Site, name: &str, reason: &str) -> Result<()> {
     eventually(LATER, &format!("{reason} in the status of {name}"), async || {
         let status = site.status(name).await.map_err(|error| error.to_string())?;
         let ready = status.conditions.first().and_then(|ready| ready.reason.as_deref());

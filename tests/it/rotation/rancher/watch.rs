@@ -88,7 +88,7 @@ fn one<'a>(status: &'a TokenRotationStatus, name: &str) -> Result<&'a WatchedCre
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_cloud_credential_that_dies_and_nobody_replaces_is_named() -> Result<()> {
+async fn every_cloud_credential_that_ends_without_replacement_is_named() -> Result<()> {
     let site = Site::new(Version::V2_11).await?;
     let operator = site.cluster.standby(start()).await?;
     operator.leads().await?;
@@ -199,7 +199,7 @@ async fn of_many_a_few_are_read_at_a_time_and_those_that_matter_are_listed() -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_api_key_that_ends_and_nobody_renews_is_told() -> Result<()> {
+async fn an_api_key_that_ends_without_renewal_is_reported() -> Result<()> {
     let site = Site::new(Version::Main).await?;
     let operator = site.cluster.standby(start()).await?;
     operator.leads().await?;

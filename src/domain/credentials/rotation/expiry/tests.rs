@@ -22,7 +22,7 @@ fn key(issued: Option<Seconds>, ends: Option<Seconds>, renewed: bool) -> ApiKey 
 }
 
 #[test]
-fn an_api_key_that_nobody_renews_is_told_in_time() {
+fn an_api_key_without_renewal_is_reported_in_time() {
     for (key, now, said) in [
         (key(Some(0), Some(90 * DAY), false), 83 * DAY - 1, "TimeLeft"),
         (key(Some(0), Some(90 * DAY), false), 83 * DAY, "NobodyRenews"),

@@ -117,7 +117,7 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
     let published = Record {
         serial: 2,
         current: Some(current),
-        told: Some("r-2".into()),
+        restarted_for: Some("r-2".into()),
         last_rotation: Some(0),
         ..Record::default()
     };
@@ -135,7 +135,7 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
         ("mint", new(), Step::Mint),
         ("verify", new(), Step::Verify),
         ("publish", new(), Step::Publish),
-        ("tell", (Record { told: None, ..published.clone() }, there(Some("h2"), None)), Step::Tell),
+        ("tell", (Record { restarted_for: None, ..published.clone() }, there(Some("h2"), None)), Step::Tell),
         ("revoke", (with(&old), there(Some("h2"), None)), Step::Revoke),
         ("take out ours", (with(&old), there(Some("h2"), Some("h1"))), Step::Publish),
         ("take out another's", (published.clone(), there(Some("h2"), Some("x"))), Step::Publish),
@@ -167,7 +167,7 @@ fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
             expires: Some(31 * DAY),
             ..Current::default()
         }),
-        told: Some("r-2".into()),
+        restarted_for: Some("r-2".into()),
         previous: vec![Old {
             name: "r-1".into(),
             hash: Some("h1".into()),
@@ -211,7 +211,7 @@ fn leaving(revokes: bool) -> (Plan, Record) {
     let record = Record {
         serial: 2,
         current: Some(current),
-        told: Some("r-2".into()),
+        restarted_for: Some("r-2".into()),
         previous: vec![old],
         last_rotation: Some(DAY - 100),
         ..Record::default()

@@ -45,7 +45,7 @@ pub fn three_questions_are_asked_without_claiming_the_address() {
 }
 
 #[test]
-pub fn whoever_has_the_address_or_is_about_to_makes_it_be_declined() {
+pub fn an_address_that_a_host_has_or_probes_is_declined() {
     for frame in [
         arp(false, NEIGHBOUR, ADDRESS, NONE),
         arp(true, NEIGHBOUR, ADDRESS, SECOND),

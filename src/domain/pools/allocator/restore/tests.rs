@@ -351,7 +351,7 @@ fn one_that_is_being_deleted_takes_nothing_back_from_another() {
 }
 
 #[test]
-fn whoever_speaks_against_a_ledger_is_asked_again() {
+fn a_contradiction_to_the_ledger_is_read_again() {
     let seen = storing(&[("10.0.0.12", "ns/lb2", "u2")]);
     let mut book = Book::default();
     let mut old_view = world(&[(1, Some(12)), (2, None)]);
