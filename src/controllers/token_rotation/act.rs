@@ -159,7 +159,7 @@ impl Run<'_> {
                 Err(CallError::NotFound) => {
                     let note = format!("there is no {:?} {}", workload.kind, workload.name);
                     let events = &self.keeper.ctx.events;
-                    events.warning(self.rotation.object_ref(&()), "NobodyToTell", note);
+                    events.warning(self.rotation.object_ref(&()), "WorkloadMissing", note);
                 }
                 Err(error) => return self.fail(Step::Tell, &current.name, error).await,
             }

@@ -230,7 +230,7 @@ async fn the_end_of_a_watched_credential_is_reported() -> Result<()> {
     let value = cluster.kubeconfig().replace("theirs", &theirs);
     cluster.put(&value).await?;
     cluster.rotation(json!({"target": {"secret": {"name": NAME, "key": "kubeconfig"}}})).await?;
-    let said = cluster.reason("Expiring", "NobodyRotates").await?;
+    let said = cluster.reason("Expiring", "NotReplaced").await?;
     ensure!(
         said.contains("user \"other\"") && said.contains("not replaced automatically"),
         "{said}"

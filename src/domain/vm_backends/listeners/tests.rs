@@ -237,8 +237,8 @@ fn an_address_for_a_name_is_reported_where_no_backend_runs() {
             Report { selector_hint: selector_hint(&spec(&["10.0.0.5"])), ..report(ours(), list) };
         ready(&report, "10.0.0.100").2
     };
-    let nobody = "no running backend servers: the selector names 10.0.0.5, an address: name VMs or their labels";
-    assert_eq!(found(&[]), nobody);
+    let without_backends = "no running backend servers: the selector names 10.0.0.5, an address: name VMs or their labels";
+    assert_eq!(found(&[]), without_backends);
     assert_eq!(found(&[vm("a", true, false)]), "announced at 10.0.0.100");
 }
 
@@ -270,7 +270,7 @@ fn a_setting_of_the_service_that_does_not_fit_is_reported() {
 /// Of several reasons the one that must be corrected first.
 #[test]
 fn the_first_obstacle_is_the_one_that_is_reported() {
-    let nobody: &[Backend] = &[];
+    let none: &[Backend] = &[];
     let one: &[Backend] = &[vm("a", true, false)];
     let mute: &[Backend] = &[last_known("a"), vm("b", true, false), vm("c", false, false)];
     let (yes, no) = (ConditionStatus::True, ConditionStatus::False);
@@ -279,7 +279,7 @@ fn the_first_obstacle_is_the_one_that_is_reported() {
         (silent(Service::Faulty("listeners".into())), None, true, no, "InvalidSpec", "listeners"),
         (
             silent(Service::Faulty("listeners".into())),
-            Some(nobody),
+            Some(none),
             true,
             no,
             "InvalidSpec",
@@ -287,7 +287,7 @@ fn the_first_obstacle_is_the_one_that_is_reported() {
         ),
         (
             silent(Service::Foreign("whose".into())),
-            Some(nobody),
+            Some(none),
             true,
             no,
             "ServiceConflict",
@@ -295,7 +295,7 @@ fn the_first_obstacle_is_the_one_that_is_reported() {
         ),
         (silent(Service::Refused("why".into())), Some(one), true, no, "ServiceRefused", "why"),
         (ours(), None, true, no, "VMsUnknown", "virtual machines cannot be listed"),
-        (ours(), Some(nobody), true, no, "NoRunningBackends", "no running"),
+        (ours(), Some(none), true, no, "NoRunningBackends", "no running"),
         (waiting(), Some(one), true, no, "NotAnnounced", "the Service asks for 10.0.0.100;"),
         (
             silent(Service::Waiting),

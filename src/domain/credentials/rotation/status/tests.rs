@@ -142,7 +142,7 @@ fn a_near_end_is_reported_for_rotated_and_watched_credentials() {
     let none = Record::default();
     let (near, far) = (token(700_000), token(9_000_000));
     assert_eq!(says(&watched, &none, std::slice::from_ref(&far), 0), "TimeLeft");
-    assert_eq!(says(&watched, &none, &[far, near], 100_000), "NobodyRotates", "the first counts");
+    assert_eq!(says(&watched, &none, &[far, near], 100_000), "NotReplaced", "the first counts");
     assert_eq!(says(&watched, &none, &[], 100_000), "NoEnd");
 }
 
