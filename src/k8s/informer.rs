@@ -136,7 +136,7 @@ impl Iterator for Delays {
 }
 
 impl Backoff for Delays {
-    /// Does nothing. The library calls it at each event that is not an error, and a list that fails
+    /// No effect. The library calls it at each event that is not an error, and a list that fails
     /// begins with such an event, so only the time may reset the delays.
     fn reset(&mut self) {}
 }

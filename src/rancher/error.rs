@@ -13,7 +13,7 @@ const LONGEST: usize = 200;
 /// shorter.
 const LONGEST_WORD: usize = 40;
 
-/// Why a call failed.
+/// Reason why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// No answer, or not in time. A write may have been done.
@@ -85,7 +85,7 @@ impl Error {
     }
 }
 
-/// Why a connection failed. The TLS library's texts about a certificate's validity contain the
+/// Text of a failed connection. The TLS library's texts about a certificate's validity contain the
 /// present time, so they would differ at each call; the text here does not.
 pub(super) fn unconnected(error: &std::io::Error) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());

@@ -32,7 +32,7 @@ const SHORT: u32 = 120;
 
 /// Times, memory and CPU of leases.
 pub(crate) struct Leases {
-    /// From the creation of the first record to the last address.
+    /// Time from the creation of the first record to the last address.
     pub(crate) acquired: Duration,
     /// Time of a bare client that creates as many records and writes a status into each.
     pub(crate) floor: Duration,

@@ -175,8 +175,8 @@ fn what_failed_is_tried_again() -> Result<()> {
     })
 }
 
-/// For longer than a lease only the DHCP server answers the agent. It renews its lease, and
-/// continues the record later. A signal to end meanwhile leaves no link.
+/// Only the DHCP server answers the agent, for longer than a lease lasts. The agent renews its lease,
+/// and continues the record later. A signal to end meanwhile leaves no link.
 #[test]
 fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
     let scope = Scope::new([10, 77, 0, 1]).seconds(30).timers(8, 14);

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use crate::hygiene::{files, read, root};
 
-/// Where the README's length ends: the rest is in docs/.
+/// Longest README, in lines: the rest is in docs/.
 const README_LINES: usize = 200;
 const CONTENTS: &str = "docs/README.md";
 
@@ -255,7 +255,7 @@ fn names_with(text: &str, prefix: &str, belongs: fn(char) -> bool) -> BTreeSet<S
     names_after(text, prefix, belongs).into_iter().map(|name| format!("{prefix}{name}")).collect()
 }
 
-/// What follows each occurrence of the prefix, as long as its characters belong to a name.
+/// Names after each occurrence of the prefix, as long as their characters belong to a name.
 fn names_after(text: &str, prefix: &str, belongs: fn(char) -> bool) -> BTreeSet<String> {
     text.match_indices(prefix)
         .map(|(at, _)| text[at + prefix.len()..].chars().take_while(|c| belongs(*c)).collect())

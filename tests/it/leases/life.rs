@@ -127,7 +127,7 @@ async fn a_record_without_a_load_balancer_is_given_back() -> Result<()> {
     cluster.record_gone("asleep").await
 }
 
-/// Without an agent the record goes at the end of its lease, and not before.
+/// The record goes at the end of its lease, and not before, if there is no agent.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_agent_a_record_goes_when_its_time_is_over() -> Result<()> {
     let cluster = Cluster::start().await?;

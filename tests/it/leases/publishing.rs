@@ -1,4 +1,4 @@
-//! From a record to a LoadBalancer: published, moved, lost, found again.
+//! Publication of leased addresses: published, moved, lost, found again.
 
 use anyhow::{Result, ensure};
 use chrono::TimeDelta;
@@ -112,7 +112,7 @@ async fn an_address_ends_by_the_clock_when_its_agent_is_silent() -> Result<()> {
     Ok(())
 }
 
-/// For VMs kube-vip announces: its Service requests the leased address, follows it, and goes before
+/// kube-vip announces for VMs: its Service requests the leased address, follows it, and goes before
 /// the LoadBalancer's status loses the address.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_follows_the_lease_and_goes_with_it() -> Result<()> {

@@ -168,7 +168,7 @@ fn compare<'a>(
     }
 }
 
-/// Why a guest may not publish this address.
+/// Checks the address that a guest publishes. The error is the reason why it may not.
 fn guests_address(new: &Value, old: &Value, known: &Known) -> Result<(), String> {
     let Some(published) = address(new).filter(|published| address(old) != Some(published)) else { return Ok(()) };
     let text = shown(&Value::String(published.to_owned()));

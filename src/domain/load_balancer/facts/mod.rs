@@ -19,9 +19,9 @@ pub enum Project {
     /// The Namespace is not in the view yet.
     #[default]
     Unknown,
-    /// In no project.
+    /// Namespace without a project.
     Outside,
-    /// In this project, `cluster/project`.
+    /// Project of the namespace, `cluster/project`.
     In(String),
 }
 

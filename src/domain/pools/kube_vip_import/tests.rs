@@ -225,7 +225,7 @@ fn pools_that_are_there_stay_and_are_in_the_way() {
     assert!(report.contains("not changed: IPPool default"), "{report}");
 }
 
-/// After the first run the pools exist: nothing is created twice.
+/// A second run finds the pools of the first: nothing is created twice.
 #[test]
 fn a_second_run_creates_nothing() {
     let data = data(&[("cidr-default", "10.1.0.0/24"), ("cidr-global", "10.2.0.0/24")]);
@@ -286,7 +286,7 @@ mod model {
     use super::*;
 
     proptest! {
-        /// For all values, imported pools are valid and do not overlap.
+        /// Imported pools are valid and do not overlap, whatever the values.
         #[test]
         fn what_is_taken_makes_sense(
             entries in prop::collection::btree_map(

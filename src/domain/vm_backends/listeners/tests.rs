@@ -267,7 +267,7 @@ fn a_setting_of_the_service_that_does_not_fit_is_reported() {
     assert_eq!(found(ours(), &[last_known("a")], ranges(), None).1, "LastKnownAddress");
 }
 
-/// Of several reasons the one that must be corrected first.
+/// The reason reported is the one that must be corrected first.
 #[test]
 fn the_first_obstacle_is_the_one_that_is_reported() {
     let none: &[Backend] = &[];
@@ -342,7 +342,7 @@ fn a_long_list_of_silent_guests_is_cut_short() {
     }
 }
 
-/// While a change is blocked, the address leads where it led.
+/// A blocked change leaves the address as it is.
 #[test]
 fn the_published_address_is_the_first_that_is_announced() {
     let ingress = || vec!["10.0.0.100".to_owned(), "fd00::100".to_owned()];

@@ -109,8 +109,8 @@ async fn a_token_is_made_found_read_and_revoked() -> Result<()> {
     Ok(())
 }
 
-/// Only Rancher itself can report that a token, a Secret or an API does not exist; an ingress in
-/// front of it cannot. The aggregated API may be absent while it is not needed.
+/// Rancher alone can report that a token, a Secret or an API does not exist; an ingress in front of it
+/// cannot. The aggregated API may be absent while it is not needed.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_known_is_not_taken_for_none() -> Result<()> {
     let site = Site::new(Version::V2_14).await?;

@@ -66,11 +66,11 @@ pub enum Standing {
     RenewedInPart(String),
     /// The credential has a second TokenRotation, which goes first, as the text says.
     Second(String),
-    /// There is no credential to watch, as the text says.
+    /// No credential exists that could be watched, as the text says.
     Missing(String),
     /// A step has failed, and will be tried again.
     Failed(Step, String),
-    /// Too many old credentials could not be revoked.
+    /// More old credentials than allowed could not be revoked.
     NotRevoked,
     /// A deletion waits. The text, if any, is the obstacle.
     Leaving(Option<String>),

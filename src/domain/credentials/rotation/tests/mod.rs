@@ -96,7 +96,7 @@ fn attempts(mut record: Record, target: &Target, fails: Step) -> Vec<u32> {
 
 const DAY: Seconds = 86_400;
 
-/// After the first minute there is at most one attempt a minute, whichever step fails.
+/// Attempts after the first minute: at most one a minute, whichever step fails.
 #[test]
 fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
     let held = |hash: &str| Held { hash: hash.into(), ..Held::default() };

@@ -158,7 +158,7 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     assert_eq!(bed.client.state(), State::Probing);
 }
 
-/// While a lease is held, ARP answers are ignored: the user of the address answers.
+/// ARP answers are ignored while a lease is held: the user of the address answers.
 #[test]
 pub fn a_held_address_is_never_declined() {
     let mut bed = Bed::bound(120);

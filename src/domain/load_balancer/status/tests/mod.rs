@@ -307,7 +307,7 @@ fn any_lb() -> impl Strategy<Value = LoadBalancer> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
-    /// For every object, one patch brings it to the finding, and no second one follows.
+    /// One patch brings any object to the finding, and no second one follows.
     #[test]
     fn what_was_written_needs_no_further_write(lb in any_lb(), finding in any_finding()) {
         let done = patched(&lb, &finding);

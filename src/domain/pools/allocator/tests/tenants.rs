@@ -106,7 +106,7 @@ fn in_a_pool_of_its_own_it_may_choose() {
     assert_eq!(answer(&book.claim(&attacker("own", "10.0.1.11"))), held("own 10.0.1.11"));
 }
 
-/// At the start of a term, and after another client wrote the pool.
+/// Reads of a ledger: at the start of a term, and after another client wrote the pool.
 #[test]
 fn while_a_ledger_is_read_no_owner_loses_an_address_that_it_names() {
     for publishes in [false, true] {
