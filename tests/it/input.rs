@@ -233,7 +233,8 @@ async fn a_pool_with_a_fault_names_the_field_and_costs_others_nothing() -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_load_balancer_without_a_pool_reports_why_and_is_served_when_there_is_one() -> Result<()> {
+async fn a_load_balancer_without_a_pool_reports_why_and_is_served_when_there_is_one() -> Result<()>
+{
     let cluster = Cluster::start().await?;
     let _operator = cluster.operator().await?;
     let scope = |namespace: &str| json!({"scope": [{"project": "*", "namespace": namespace, "guestCluster": "*"}]});

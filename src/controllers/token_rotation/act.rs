@@ -12,7 +12,9 @@ use kube::{Resource as _, ResourceExt as _};
 use super::InHand;
 use super::run::Run;
 use crate::api::{ANNOTATION_HASH, ServiceAccountToken};
-use crate::domain::credentials::rotation::{Act, Change, Hand, Made, Step, Target, decide, after_restart};
+use crate::domain::credentials::rotation::{
+    Act, Change, Hand, Made, Step, Target, after_restart, decide,
+};
 use crate::domain::credentials::token::Token;
 use crate::k8s::CallError;
 use crate::k8s::write::At;

@@ -64,14 +64,18 @@ mod tests {
     /// The VM moved to a node without a zone: the old zone would be wrong.
     #[test]
     fn what_a_speaking_node_does_not_say_is_taken_back() {
-        let patch = patch(&annotated(Some("eu"), Some("eu-1")), &topology(Some("eu"), None)).unwrap();
+        let patch =
+            patch(&annotated(Some("eu"), Some("eu-1")), &topology(Some("eu"), None)).unwrap();
         assert_eq!(patch["metadata"]["annotations"], json!({TOPOLOGY_ZONE: null}));
     }
 
     #[test]
     fn harvesters_own_and_nodes_that_say_nothing_are_left_alone() {
         let here = topology(Some("eu"), None);
-        assert_eq!(patch(&Vm { annotated_by_harvester: true, ..annotated(None, None) }, &here), None);
+        assert_eq!(
+            patch(&Vm { annotated_by_harvester: true, ..annotated(None, None) }, &here),
+            None
+        );
         assert_eq!(patch(&Vm { deleting: true, ..annotated(None, None) }, &here), None);
         assert_eq!(patch(&annotated(Some("by hand"), None), &Topology::default()), None);
     }

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod lock;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

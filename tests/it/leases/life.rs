@@ -167,7 +167,10 @@ async fn where_no_network_is_declared_the_announcer_leases_and_goes_on() -> Resu
     cluster.publishes("web", "0.0.0.0").await?;
     let condition = ready(&cluster.lbs().get("web").await?);
     assert_eq!((condition.0.as_str(), condition.1.as_str()), ("True", "DHCP"));
-    assert!(condition.2.contains(NETWORK) && condition.2.contains("does not lease"), "{condition:?}");
+    assert!(
+        condition.2.contains(NETWORK) && condition.2.contains("does not lease"),
+        "{condition:?}"
+    );
     cluster.dhcp_lb("host", &[(DHCP, "host")]).await?;
     let message = cluster.withdrawn("host", "NoDHCPAgent").await?;
     assert!(message.contains(NETWORK), "{message}");

@@ -74,7 +74,8 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
                 "two on node node-2 reaches them and the leader, one on node node-1, does not";
             eventually(SOON, &format!("second opinion of {lb}"), async || {
                 let is = ready(&cluster.lbs().get(lb).await.map_err(|e| e.to_string())?);
-                let is_reported = is.0 == "True" && is.1 == "ProberDoubted" && is.2.contains(expected);
+                let is_reported =
+                    is.0 == "True" && is.1 == "ProberDoubted" && is.2.contains(expected);
                 if is_reported { Ok(true) } else { Err(format!("{is:?}")) }
             })
             .await?;
@@ -105,7 +106,8 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
             assert_eq!(states, ["not ready", "not ready", "serving, terminating"], "{endpoints:?}");
             assert!(endpoints.contains_key(SINK));
         }
-        is_reported(&cluster, "OutageConfirmed", "two on node node-2 does not reach them either").await?;
+        is_reported(&cluster, "OutageConfirmed", "two on node node-2 does not reach them either")
+            .await?;
         shows(&leader, DOUBTED, &[], |count| count == 0.0).await?;
         // Only Events of the Lease, and none of a LoadBalancer.
         let doubts =

@@ -170,7 +170,9 @@ fn compare<'a>(
 
 /// Checks the address that a guest publishes. The error is the reason why it may not.
 fn guests_address(new: &Value, old: &Value, known: &Known) -> Result<(), String> {
-    let Some(published) = address(new).filter(|published| address(old) != Some(published)) else { return Ok(()) };
+    let Some(published) = address(new).filter(|published| address(old) != Some(published)) else {
+        return Ok(());
+    };
     let text = shown(&Value::String(published.to_owned()));
     let claim = old.pointer("/status/allocatedAddress/ip").and_then(Value::as_str);
     match claim {
@@ -189,7 +191,8 @@ fn guests_address(new: &Value, old: &Value, known: &Known) -> Result<(), String>
 /// The address that a guest newly publishes as leased.
 pub(super) fn new_lease(new: &Value, old: &Value) -> Option<IpAddr> {
     let leased = old.pointer("/status/allocatedAddress/ip").is_some_and(|ip| ip == DHCP_ADDRESS);
-    let published = address(new).filter(|published| leased && is_guest(old) && address(old) != Some(published))?;
+    let published = address(new)
+        .filter(|published| leased && is_guest(old) && address(old) != Some(published))?;
     published.parse().ok()
 }
 

@@ -96,7 +96,10 @@ fn a_status_that_is_left_out_is_put_back_and_one_that_is_changed_refused() {
             ..request(Operation::Update, Some(&forged), Some(&old))
         };
         let Look::Decided(answer) = look(&request(false)) else { panic!("asks") };
-        assert!(refusals(&answer)[0].starts_with("status.allocated: is the operator's"), "{answer:?}");
+        assert!(
+            refusals(&answer)[0].starts_with("status.allocated: is the operator's"),
+            "{answer:?}"
+        );
         assert!(matches!(look(&request(true)), Look::Decided(a) if a == Answer::default()));
         assert_eq!(mutate(&request(true), None), Answer::default());
     }

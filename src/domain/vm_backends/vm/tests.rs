@@ -122,7 +122,10 @@ fn an_instance_is_read_as_it_is_stored() {
     leaving["metadata"]["deletionTimestamp"] = json!("2026-01-01T11:00:00Z");
     leaving["metadata"]["labels"][LABEL_CREATOR] = json!("harvester");
     let network = "".into();
-    assert_eq!(read(leaving), Vm { deleting: true, annotated_by_harvester: false, network, ..expected });
+    assert_eq!(
+        read(leaving),
+        Vm { deleting: true, annotated_by_harvester: false, network, ..expected }
+    );
 }
 
 #[test]

@@ -114,7 +114,10 @@ async fn handle(
             return page(code);
         }
         Verdict::Answer { code, body } => {
-            let authorization = request.headers().get(AUTHORIZATION).and_then(|authorization| authorization.to_str().ok());
+            let authorization = request
+                .headers()
+                .get(AUTHORIZATION)
+                .and_then(|authorization| authorization.to_str().ok());
             let body = body.replace("$AUTHORIZATION", authorization.unwrap_or_default());
             request.into_body().collect().await?;
             shared.journal.answered(entry, code);

@@ -178,7 +178,10 @@ fn what_the_operator_writes_no_other_client_changes() {
                 let refusal = answer.refusals.iter().find(|refusal| refusal.field == field);
                 let refusal = refusal.unwrap_or_else(|| panic!("{path} {value}: {answer:?}"));
                 assert!(refusal.message.starts_with("only the operator writes it: "), "{refusal}");
-                assert!(refusal.message.ends_with("; remove status from what you send"), "{refusal}");
+                assert!(
+                    refusal.message.ends_with("; remove status from what you send"),
+                    "{refusal}"
+                );
             }
         }
     }

@@ -36,7 +36,9 @@ fn no_new_range_takes_a_leased_address_in() {
         ]
     );
     let many = known((10..=16).map(|last| leased(last, VLAN)).collect());
-    assert!(refusals(&new(10, 20), None, &many)[0].contains("10.0.0.12 (ns/lb-12) and 4 more leased"));
+    assert!(
+        refusals(&new(10, 20), None, &many)[0].contains("10.0.0.12 (ns/lb-12) and 4 more leased")
+    );
     // Next to them, on another network, or excluded.
     assert_eq!(refusals(&new(20, 29), None, &some), [""; 0]);
     assert_eq!(refusals(&new(10, 20), None, &known(vec![leased(15, "ns/other")])), [""; 0]);
@@ -46,7 +48,8 @@ fn no_new_range_takes_a_leased_address_in() {
     // A stored pool can still be changed in other ways, but not grow over more leased addresses.
     assert_eq!(refusals(&new(10, 21), Some(new(10, 20)), &some), [""; 0]);
     assert!(
-        refusals(&new(10, 30), Some(new(10, 20)), &some)[0].contains(": 10.0.0.30 (ns/lb-30) leased")
+        refusals(&new(10, 30), Some(new(10, 20)), &some)[0]
+            .contains(": 10.0.0.30 (ns/lb-30) leased")
     );
     // On another network, the addresses are others.
     let elsewhere = pool(&json!({"ranges": range(10, 20), "selector": {"network": "ns/six"}}));

@@ -135,7 +135,11 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
         ("mint", new(), Step::Mint),
         ("verify", new(), Step::Verify),
         ("publish", new(), Step::Publish),
-        ("tell", (Record { restarted_for: None, ..published.clone() }, there(Some("h2"), None)), Step::Tell),
+        (
+            "tell",
+            (Record { restarted_for: None, ..published.clone() }, there(Some("h2"), None)),
+            Step::Tell,
+        ),
         ("revoke", (with(&old), there(Some("h2"), None)), Step::Revoke),
         ("take out ours", (with(&old), there(Some("h2"), Some("h1"))), Step::Publish),
         ("take out another's", (published.clone(), there(Some("h2"), Some("x"))), Step::Publish),

@@ -76,7 +76,10 @@ fn while_the_ledger_is_in_memory_a_lie_gains_nothing() {
             for has_one in [false, true] {
                 let (mut book, victim) = with_victim(publishes);
                 if has_one {
-                    assert_eq!(answer(&book.claim(&of(ATTACKER, "attacker"))), held("own 10.0.1.10"));
+                    assert_eq!(
+                        answer(&book.claim(&of(ATTACKER, "attacker"))),
+                        held("own 10.0.1.10")
+                    );
                 }
                 let verdict = book.claim(&attacker(pool, ip));
                 assert_eq!(answer(&verdict), held("own 10.0.1.10"), "{pool} {ip} {has_one}");
@@ -119,7 +122,11 @@ fn while_a_ledger_is_read_no_owner_loses_an_address_that_it_names() {
                 book.merge(&stored(&before, pool), &world);
             }
             assert_eq!(answer(&book.claim(&lie)), held("own 10.0.1.10"), "{publishes} {in_memory}");
-            assert_eq!(answer(&book.claim(&victim)), held("a 10.0.0.10"), "{publishes} {in_memory}");
+            assert_eq!(
+                answer(&book.claim(&victim)),
+                held("a 10.0.0.10"),
+                "{publishes} {in_memory}"
+            );
         }
     }
 }
