@@ -294,7 +294,7 @@ fn go_on(
 fn tell(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<Act> {
     let current = record.current.as_ref().filter(|current| current.ours)?;
     let is_there = matches!(&seen.target, Target::There { holds: Some(_), .. });
-    let is_done = record.after_restart.as_ref() == Some(&current.name);
+    let is_done = record.restarted_for.as_ref() == Some(&current.name);
     if !is_there {
         return None;
     }
@@ -317,7 +317,7 @@ fn tell(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<
 pub fn after_restart(plan: &Plan, record: &Record, now: Seconds) -> Record {
     let mut next = record.clone();
     if plan.tells {
-        next.after_restart = next.current.as_ref().map(|current| current.name.clone());
+        next.restarted_for = next.current.as_ref().map(|current| current.name.clone());
         next.failures = 0;
         next.retry_after = None;
         next.last_result = Some("Published".to_owned());

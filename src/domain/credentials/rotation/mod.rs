@@ -23,7 +23,7 @@ mod term;
 pub mod watched;
 
 pub use beside::of_two;
-pub use decide::{decide, restarted_for};
+pub use decide::{after_restart, decide};
 pub use deletion::left_behind;
 pub use term::Term;
 

@@ -209,9 +209,9 @@ fn a_guest_is_reached_at_its_claim_or_nowhere() {
     for address in ["10.1.0.9", "127.0.0.1", "example.com"] {
         let (object, warnings) = after(&stored, &sent(json!(address)), &outside());
         assert_eq!(object, stored, "{address}");
-        let refusal =
+        let warning =
             format!("status.address stays \"10.1.0.2\": \"{address}\" is not its claim, 10.1.0.2");
-        assert_eq!(warnings, [refusal]);
+        assert_eq!(warnings, [warning]);
         // If mutation was skipped.
         let answer = validate(&request(Some(&stored), &sent(json!(address))), &outside());
         assert_eq!(answer.refusals[0].field, "status.address");

@@ -102,14 +102,14 @@ fn what_is_left_out_has_a_default_and_each_rotation_names_of_its_own() {
 
 #[test]
 fn every_target_is_named_in_one_word() {
-    let restarted_for = |target| {
+    let named = |target| {
         let rotation = rotation(json!({"target": target}));
         status(&rotation, &Record::default(), &Beside::default(), None, 0).target.unwrap()
     };
-    assert_eq!(restarted_for(json!({"secret": {"name": "guest", "key": "k"}})), "secret/guest");
+    assert_eq!(named(json!({"secret": {"name": "guest", "key": "k"}})), "secret/guest");
     let credential = json!({"cloudCredential": {"name": "cc-abcde"}});
-    assert_eq!(restarted_for(credential), "cloudcredential/cc-abcde");
-    assert_eq!(restarted_for(json!({"allCloudCredentials": {}})), "cloudcredential/*");
+    assert_eq!(named(credential), "cloudcredential/cc-abcde");
+    assert_eq!(named(json!({"allCloudCredentials": {}})), "cloudcredential/*");
 }
 
 #[test]

@@ -178,9 +178,9 @@ fn an_object_without_an_answer_names_the_controller_that_leads() {
         (&json!(reason::OTHER_CONTROLLER), &json!("False"))
     );
     assert!(said["message"].as_str().unwrap().contains("go"), "{said}");
-    let mut condition = lb.clone();
-    condition.status = serde_json::from_value(patch["status"].clone()).unwrap();
-    assert_eq!(unanswered(&condition, "go", NOW), None, "it says so already");
+    let mut answered = lb.clone();
+    answered.status = serde_json::from_value(patch["status"].clone()).unwrap();
+    assert_eq!(unanswered(&answered, "go", NOW), None, "it says so already");
     let waiting = Finding::Pool(Verdict::Waiting(Wait::Full { pools: vec!["a".into()] }));
     for answered in [patched(&lb, &holds("a", 5, None)), patched(&lb, &waiting)] {
         assert_eq!(unanswered(&answered, "go", NOW), None, "{answered:?}");

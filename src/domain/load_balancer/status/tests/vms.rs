@@ -179,8 +179,8 @@ fn a_kept_address_is_reported_once_the_vms_answer() {
         (&[], "NoRunningBackends", "no running backend servers"),
     ] {
         let lb = reported(&holding(), &kept, &report(ours(&["10.0.0.5"]), backends));
-        let (_, condition, message) = condition(&lb);
-        assert_eq!(condition, reason);
+        let (_, found, message) = condition(&lb);
+        assert_eq!(found, reason);
         assert!(message.starts_with(beginning), "{message}");
     }
 }
