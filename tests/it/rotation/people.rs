@@ -300,12 +300,12 @@ async fn workloads_are_restarted_once_for_each_credential() -> Result<()> {
     cluster.rotation(spec(&[("tell", json!({"restart": restart}))])).await?;
     let restarted = async |at_least: i64| {
         cluster
-            .says("word to workloads", |s| {
+            .says("restart of the workloads", |s| {
                 let current = s.current.as_ref().map(|current| current.name.clone());
                 s.serial >= at_least
                     && s.pending.is_none()
                     && current.is_some()
-                    && s.restarted == current
+                    && s.restarted_for == current
             })
             .await
     };
