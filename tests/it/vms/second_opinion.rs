@@ -81,7 +81,7 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
             .await?;
         }
         shows(&leader, DOUBTED, &["reached"], |count| count == 8.0).await?;
-        is_reported(&cluster, "ProberContradicted", "two on node node-2 reaches them").await?;
+        noted(&cluster, "ProberContradicted", "two on node node-2 reaches them").await?;
         assert_eq!(slices(&cluster).await?, before, "a slice has changed");
 
         here.ip(&format!("route add {VMS}")).await?;
@@ -89,7 +89,7 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
             cluster.serves(lb, "Announced").await?;
         }
         shows(&leader, DOUBTED, &[], |count| count == 0.0).await?;
-        is_reported(&cluster, "ProberTrusted", "answer again").await?;
+        noted(&cluster, "ProberTrusted", "answer again").await?;
         assert_eq!(slices(&cluster).await?, before);
         let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
         eventually(SOON, "Lease without notes", async || {
@@ -106,7 +106,7 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
             assert_eq!(states, ["not ready", "not ready", "serving, terminating"], "{endpoints:?}");
             assert!(endpoints.contains_key(SINK));
         }
-        is_reported(&cluster, "OutageConfirmed", "two on node node-2 does not reach them either")
+        noted(&cluster, "OutageConfirmed", "two on node node-2 does not reach them either")
             .await?;
         shows(&leader, DOUBTED, &[], |count| count == 0.0).await?;
         // Only Events of the Lease, and none of a LoadBalancer.
@@ -178,7 +178,7 @@ async fn events(cluster: &Cluster) -> Result<Vec<(String, String, String)>> {
 }
 
 /// Waits for an Event of the Lease.
-async fn is_reported(cluster: &Cluster, reason: &str, note: &str) -> Result<()> {
+async fn noted(cluster: &Cluster, reason: &str, note: &str) -> Result<()> {
     eventually(SOON, &format!("Event {reason}: {note}"), async || {
         let events = events(cluster).await?;
         anyhow::Ok(
