@@ -170,11 +170,11 @@ async fn slices(cluster: &Cluster) -> Result<BTreeMap<String, String>> {
 async fn events(cluster: &Cluster) -> Result<Vec<(String, String, String)>> {
     let all: Api<Event> = Api::all(cluster.client.clone());
     let events = all.list(&ListParams::default()).await?.items.into_iter();
-    let is_reported = events.map(|event| {
+    let notes = events.map(|event| {
         let of = event.regarding.and_then(|object| object.kind).unwrap_or_default();
         (of, event.reason.unwrap_or_default(), event.note.unwrap_or_default())
     });
-    Ok(is_reported.collect())
+    Ok(notes.collect())
 }
 
 /// Waits for an Event of the Lease.
