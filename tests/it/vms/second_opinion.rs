@@ -106,8 +106,7 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
             assert_eq!(states, ["not ready", "not ready", "serving, terminating"], "{endpoints:?}");
             assert!(endpoints.contains_key(SINK));
         }
-        noted(&cluster, "OutageConfirmed", "two on node node-2 does not reach them either")
-            .await?;
+        noted(&cluster, "OutageConfirmed", "two on node node-2 does not reach them either").await?;
         shows(&leader, DOUBTED, &[], |count| count == 0.0).await?;
         // Only Events of the Lease, and none of a LoadBalancer.
         let doubts =
