@@ -101,7 +101,7 @@ cross: rust
 	$(install_missing)
 
 # What tests make networks, and clocks, of their own with. As Debian configures them, none of the
-# DHCP servers serves anybody.
+# DHCP servers answers requests.
 nets:
 	@missing=(); \
 	[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v ip)" ] || missing+=(iproute2); \
@@ -135,7 +135,7 @@ bench: setup nets ## Measure against a bare client in the same run
 	cargo build --locked --features jemalloc --profile agent --bin lease-agent
 	cargo bench --locked --features jemalloc --bench bench
 
-fuzz: rust ## Feed the parsers what nobody meant, FUZZ_SECONDS (600) each; findings end it
+fuzz: rust ## Feed the parsers random input, FUZZ_SECONDS (600) each; findings end it
 	@command -v c++ >/dev/null || { echo "fuzz: c++ is missing; it builds libFuzzer" >&2; exit 1; }
 	@host=$$(rustc -vV | sed -n 's/^host: //p'); cd tests/fuzz; \
 	echo "fuzz: building, some minutes when cold"; \

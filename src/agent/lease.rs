@@ -53,7 +53,7 @@ pub(super) struct Lease {
     /// Next write of the record; taken when the write starts.
     pub(super) pending: Option<Pending>,
     pub(super) writing: bool,
-    /// When to retry after a failure.
+    /// Time of the next try after a failure.
     pub(super) retry: Option<Duration>,
     /// Whether the client was asked to release the address.
     pub(super) released: bool,

@@ -45,7 +45,7 @@ pub struct Settings {
     pub interface: String,
     /// Name of this agent in records.
     pub me: String,
-    /// How a newly granted address is probed by ARP.
+    /// ARP probe of a newly granted address.
     pub probe: Probe,
     /// Subnets whose addresses may be leased. Empty: any address.
     pub subnets: Arc<[Ipv4Net]>,

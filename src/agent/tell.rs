@@ -79,7 +79,7 @@ pub(super) fn event(agent: &Agent, lease: &Lease, event: &Event) {
 
 /// Reports what keeps an address from use as a warning, unless [`event`] reports it already.
 pub(super) fn trouble(agent: &Agent, lease: &Lease, record: &Record) {
-    let told_otherwise = |trouble: &Trouble| {
+    let is_event = |trouble: &Trouble| {
         matches!(
             trouble,
             Trouble::AddressInUse(_)
@@ -89,7 +89,7 @@ pub(super) fn trouble(agent: &Agent, lease: &Lease, record: &Record) {
                 | Trouble::Changed
         )
     };
-    if let Some(trouble) = record.trouble.as_ref().filter(|trouble| !told_otherwise(trouble)) {
+    if let Some(trouble) = record.trouble.as_ref().filter(|trouble| !is_event(trouble)) {
         tracing::warn!(record = lease.title(), "{trouble}");
         agent.events.warning(lease.reference(), reason(*trouble), trouble.to_string());
     }

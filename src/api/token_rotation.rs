@@ -308,7 +308,7 @@ pub struct TokenRotationStatus {
     /// Name of the last credential for which the workloads were restarted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
-    pub told: Option<String>,
+    pub restarted_for: Option<String>,
     /// Value of the last request to rotate that was carried out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]

@@ -33,14 +33,14 @@ const SPREAD: Duration = Duration::from_hours(6);
 /// Time between the start of the shutdown and the end of the listener: routes need to change.
 const LINGER: Duration = Duration::from_secs(4);
 
-/// How the API server reaches admission.
+/// Way by which the API server reaches admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Mode {
-    /// By the Service harvester-guest-operator-admission of the operator's namespace.
+    /// The Service harvester-guest-operator-admission of the operator's namespace.
     Service,
-    /// By --admission-url: the operator runs outside the cluster.
+    /// The URL of --admission-url: the operator runs outside the cluster.
     Url,
-    /// Not at all. The operator empties its webhook configurations at the start.
+    /// No admission. The operator empties its webhook configurations at the start.
     Off,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct AdmissionArgs {
     /// of DHCP agents.
     #[arg(long, env = "HGO_NAMESPACE", default_value = "harvester-system")]
     pub(super) namespace: String,
-    /// How the API server reaches admission.
+    /// Way by which the API server reaches admission.
     #[arg(long, env = "HGO_ADMISSION", value_enum, default_value_t = Mode::Service)]
     admission: Mode,
     /// Address on which admission and conversion listen, with TLS.

@@ -94,7 +94,7 @@ async fn shown_authority(url: &str) -> anyhow::Result<String> {
     Ok(read.map_err(|error| refused(format!("--url {url:?}: {AUTHORITY}: {error}")))?)
 }
 
-/// Why the key does not work.
+/// Reason why the key does not work.
 async fn why(args: &RancherSecretArgs, error: &Error) -> String {
     let url = &args.url;
     match error {

@@ -119,7 +119,7 @@ impl Keeper<'_> {
     async fn keep(&self) {
         let owner = self.owner().await;
         let mut failures = Failures::default();
-        let mut told = HashMap::new();
+        let mut reported = HashMap::new();
         let mut tick = tokio::time::interval(EVERY);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -128,7 +128,7 @@ impl Keeper<'_> {
                 continue;
             }
             let networks = self.networks();
-            self.tell(&networks, &mut told);
+            self.tell(&networks, &mut reported);
             let names = self.seen().deployments.keys().cloned().collect::<Vec<_>>();
             let mut wanted: HashMap<String, Option<Value>> =
                 names.into_iter().map(|name| (name, None)).collect();
@@ -187,15 +187,15 @@ impl Keeper<'_> {
     }
 
     /// Reports once for each network that requests an agent why it gets none, or not as requested.
-    fn tell(&self, networks: &[AgentNetwork], told: &mut HashMap<String, String>) {
-        told.retain(|name, why| {
+    fn tell(&self, networks: &[AgentNetwork], reported: &mut HashMap<String, String>) {
+        reported.retain(|name, why| {
             networks
                 .iter()
                 .any(|network| network.name == *name && network.agent.fault() == Some(why))
         });
         for network in networks {
             if let Some(why) = network.agent.fault()
-                && told.insert(network.name.clone(), why.to_owned()).is_none()
+                && reported.insert(network.name.clone(), why.to_owned()).is_none()
             {
                 let what = match (&network.agent, self.options(&network.name)) {
                     (Agent::Faulty(_), Some(_)) => "the DHCP agent retains its current options",

@@ -88,13 +88,13 @@ async fn import(ctx: &Context) -> Result<(), CallError> {
 async fn known(ctx: &Context) -> Result<Known, CallError> {
     let pools = Api::<IPPool>::all(ctx.client.clone());
     let pools = call(pools.list(&ListParams::default())).await?.items;
-    let told = |lb: &LoadBalancer| {
+    let published = |lb: &LoadBalancer| {
         let name = format!("{}/{}", lb.namespace().unwrap_or_default(), lb.name_any());
         let address = lb.status.as_ref().and_then(|status| status.address.as_deref());
         (name, address.and_then(|address| address.parse().ok()))
     };
     let load_balancers: BTreeMap<_, _> =
-        ctx.views.load_balancers.state().iter().map(|lb| told(lb)).collect();
+        ctx.views.load_balancers.state().iter().map(|lb| published(lb)).collect();
     Ok(Known { pools, load_balancers, namespace: NAMESPACE.to_owned() })
 }
 

@@ -79,10 +79,10 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     }
     let (changed, mut flipped) = mpsc::unbounded_channel::<String>();
     let (prober, scheduler) = Prober::new(ctx.metrics.clone(), changed);
-    let (untold, moved) = mpsc::unbounded_channel();
+    let (moves, moved) = mpsc::unbounded_channel();
     let views = ctx.views.clone();
     let late = ctx.views.clone();
-    let told = topology::run(ctx.clone(), moved);
+    let annotated = topology::run(ctx.clone(), moved);
     let (records, keeper) = dhcp_lease::keeper(ctx.clone());
     let agents = dhcp_lease::agents(ctx.clone());
     let made = dhcp_agent::run(ctx.clone());
@@ -110,7 +110,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
                         handle.forget(owner);
                     }
                 }
-                Signal::Moved(vm) => drop(untold.send(vm)),
+                Signal::Moved(vm) => drop(moves.send(vm)),
                 Signal::Pool(name, version) => handle.pool_changed(name, Some(version)),
                 Signal::Networks => handle.networks_changed(),
                 Signal::PoolGone(name) => handle.pool_changed(name, None),
@@ -141,7 +141,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         () = rotations => anyhow::bail!("TokenRotation controller exited"),
         () = asked => anyhow::bail!("second opinion task exited"),
         () = stored => anyhow::bail!("storage migration task exited"),
-        () = told => anyhow::bail!("topology task exited"),
+        () = annotated => anyhow::bail!("topology task exited"),
         () = catch_up => anyhow::bail!("endpoint catch-up task exited"),
         () = verdicts => anyhow::bail!("verdict task exited"),
         ended = serving => anyhow::bail!("the LoadBalancer controller ended: {ended:?}"),

@@ -39,14 +39,14 @@ enum Outcome {
 /// Migrates until nothing is left to do, then waits to be dropped.
 pub(super) async fn run(ctx: Context) {
     let mut delay = RETRY.0;
-    let mut told = String::new();
+    let mut logged = String::new();
     loop {
         match attempt(&ctx).await {
             Ok(Outcome::Done) => break,
-            Ok(Outcome::Waits(why)) if why == told => {}
+            Ok(Outcome::Waits(why)) if why == logged => {}
             Ok(Outcome::Waits(why)) => {
                 tracing::warn!(why, "objects are still stored in the old version, trying again");
-                told = why;
+                logged = why;
             }
             Err(CallError::NotLeader) => {}
             Err(error) => tracing::warn!(%error, "cannot read the stored versions, trying again"),

@@ -30,9 +30,9 @@ async fn tell(ctx: &Context, key: &str) -> Result<(), CallError> {
     let Some((vm, here)) = ctx.views.whereabouts(key) else { return Ok(()) };
     let Some(patch) = topology::patch(&vm, &here) else { return Ok(()) };
     let Some((namespace, name)) = key.split_once('/') else { return Ok(()) };
-    let told = ctx.writer.patch_vm(namespace, name, &patch).await;
+    let written = ctx.writer.patch_vm(namespace, name, &patch).await;
     tokio::time::sleep(PACE).await;
-    match told {
+    match written {
         Ok(()) => {
             tracing::info!(
                 vm = key,

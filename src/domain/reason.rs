@@ -3,7 +3,7 @@
 
 use api::ANNOTATION_DHCP;
 
-/// Why a LoadBalancer has no address, or retains another one than it asks for.
+/// Reason why a LoadBalancer has no address, or retains another one than it asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// No pool matches network and scope.
@@ -135,7 +135,7 @@ impl Wait {
     }
 }
 
-/// Why a LoadBalancer whose address the host leases has no address.
+/// Reason why a LoadBalancer whose address the host leases has no address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoLease {
     /// The agent requests an address.
@@ -267,12 +267,11 @@ pub const ALLOCATED: &str = "Allocated";
 pub const DHCP: &str = "DHCP";
 /// The address is announced, and leads to VMs that can answer.
 pub const ANNOUNCED: &str = "Announced";
-/// As `Announced`, but some VMs are served at the last address that was observed.
+/// Announced, but some VMs are served at the last address that was observed.
 pub const LAST_KNOWN_ADDRESS: &str = "LastKnownAddress";
-/// As `Announced`, but the health check is invalid and not run.
+/// Announced, but the health check is invalid and not run.
 pub const INVALID_HEALTH_CHECK: &str = "InvalidHealthCheck";
-/// As `Announced`, but VMs that fail their health check are served too, because most VMs fail at
-/// once.
+/// Announced, but VMs that fail their health check are served too, because most VMs fail at once.
 pub const PROBER_DOUBTED: &str = "ProberDoubted";
 /// An address is claimed, and not announced yet.
 pub const NOT_ANNOUNCED: &str = "NotAnnounced";

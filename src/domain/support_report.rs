@@ -113,12 +113,12 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
         let name = format!("{}/{}", place.0.unwrap_or_default(), place.1.unwrap_or_default());
         if let Some(end) = &status.expires_at {
             let credential = status.current.as_ref().map(|current| &current.name);
-            let told = json!({"name": name, "credential": credential, "expiresAt": end,
+            let entry = json!({"name": name, "credential": credential, "expiresAt": end,
                 "nextRotation": status.next_rotation, "lastResult": status.last_result});
-            ends.push((end.clone(), name.clone(), told));
+            ends.push((end.clone(), name.clone(), entry));
         }
         if ready.status != ConditionStatus::True {
-            let told = json!({
+            let entry = json!({
                 "name": name,
                 "created": meta.creation_timestamp,
                 "deleting": meta.deletion_timestamp.is_some(),
@@ -130,7 +130,7 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
                 "pending": status.pending.map(|pending| pending.name),
                 "toBeRevoked": status.previous.len(),
             });
-            wrong.push((ready.last_update_time.clone(), name, told));
+            wrong.push((ready.last_update_time.clone(), name, entry));
         }
     }
     // RFC 3339 in UTC sorts as text.
@@ -138,8 +138,8 @@ pub fn credentials(rotations: &[TokenRotation]) -> Value {
     wrong.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
     json!({
         "counts": counts,
-        "soonestEnds": ends.into_iter().take(MOST_ENDS).map(|(.., told)| told).collect::<Vec<_>>(),
-        "notReady": wrong.into_iter().take(MOST).map(|(.., told)| told).collect::<Vec<_>>(),
+        "soonestEnds": ends.into_iter().take(MOST_ENDS).map(|(.., entry)| entry).collect::<Vec<_>>(),
+        "notReady": wrong.into_iter().take(MOST).map(|(.., entry)| entry).collect::<Vec<_>>(),
     })
 }
 
@@ -151,16 +151,16 @@ const APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 pub fn registration(configuration: &Value) -> Value {
     match configuration {
         Value::Object(fields) => {
-            let mut told = Map::new();
+            let mut entry = Map::new();
             for (name, value) in fields {
                 let value = match name.as_str() {
                     "managedFields" | APPLIED => continue,
                     "caBundle" => json!(value.as_str().is_some_and(|bundle| !bundle.is_empty())),
                     _ => registration(value),
                 };
-                told.insert(name.clone(), value);
+                entry.insert(name.clone(), value);
             }
-            Value::Object(told)
+            Value::Object(entry)
         }
         Value::Array(items) => items.iter().map(registration).collect(),
         other => other.clone(),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn of_credentials_the_soonest_ends_and_what_fails_are_told_without_a_hash() {
+    fn the_soonest_ends_and_failures_of_credentials_are_listed_without_a_hash() {
         let (late, soon) = ("2026-03-01T00:00:00Z", "2026-02-01T00:00:00Z");
         let mut new = rotation("new", "", None);
         new.status = None;
@@ -234,22 +234,22 @@ mod tests {
             rotation("endless", "Current", None),
             new,
         ];
-        let told = credentials(&all);
+        let entry = credentials(&all);
         let counts = json!({"False MintFailed": 1, "True Current": 2, "Unknown New": 1});
-        assert_eq!(told["counts"], counts);
+        assert_eq!(entry["counts"], counts);
         let names = |field: &str| -> Vec<String> {
-            let list = told[field].as_array().unwrap().iter();
+            let list = entry[field].as_array().unwrap().iter();
             list.map(|one| one["name"].as_str().unwrap().to_owned()).collect()
         };
         assert_eq!(names("soonestEnds"), ["n/soon", "n/late"]);
         assert_eq!(names("notReady"), ["n/new", "n/soon"]);
-        assert_eq!(told["notReady"][1]["message"], "why");
-        assert_eq!(told["notReady"][1]["toBeRevoked"], 1);
-        assert!(!told.to_string().contains("5ecret"), "{told}");
+        assert_eq!(entry["notReady"][1]["message"], "why");
+        assert_eq!(entry["notReady"][1]["toBeRevoked"], 1);
+        assert!(!entry.to_string().contains("5ecret"), "{entry}");
         let many: Vec<_> =
             (0..=MOST).map(|n| rotation(&n.to_string(), "MintFailed", Some(soon))).collect();
-        let told = credentials(&many);
-        let count = |field: &str| told[field].as_array().unwrap().len();
+        let entry = credentials(&many);
+        let count = |field: &str| entry[field].as_array().unwrap().len();
         assert_eq!((count("soonestEnds"), count("notReady")), (MOST_ENDS, MOST));
     }
 
@@ -257,9 +257,9 @@ mod tests {
     fn of_a_certificate_it_is_said_whether_there_is_one() {
         let stored = json!({"webhooks": [{"clientConfig": {"caBundle": "AAAA", "url": "u"}},
             {"clientConfig": {"caBundle": ""}}], "metadata": {"managedFields": [1], "annotations": {APPLIED: "AAAA"}}});
-        let told = json!({"webhooks": [{"clientConfig": {"caBundle": true, "url": "u"}},
+        let entry = json!({"webhooks": [{"clientConfig": {"caBundle": true, "url": "u"}},
             {"clientConfig": {"caBundle": false}}], "metadata": {"annotations": {}}});
-        assert_eq!(registration(&stored), told);
+        assert_eq!(registration(&stored), entry);
         assert!(!json!(waiters(&[lb("a", 0, "False")])).to_string().contains("PEM"));
     }
 }

@@ -185,7 +185,7 @@ async fn read_until(body: &mut Body, bytes: &mut Vec<u8>, most: usize) -> Result
     Ok(false)
 }
 
-/// Does the work on another thread. The turn lasts until the work has ended and its answer is sent,
+/// Runs the work on another thread. The turn lasts until the work has ended and its answer is sent,
 /// even if the caller no longer waits.
 async fn beside(
     sent: Sent,

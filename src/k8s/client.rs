@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watch_is_told_by_its_query_and_named_by_its_path() {
+    fn a_watch_is_recognized_by_its_query_and_named_by_its_path() {
         for (uri, resource) in [
             ("/apis/g.io/v1/namespaces/a/widgets?watch=true&resourceVersion=1", Some("widgets")),
             ("/api/v1/nodes?timeoutSeconds=8&watch=1", Some("nodes")),

@@ -80,7 +80,7 @@ mod tests {
 
     /// Events and lists in the form that the API server sends.
     #[test]
-    fn in_watches_and_lists_one_that_does_not_fit_is_told_apart() {
+    fn in_watches_and_lists_one_that_does_not_fit_is_set_apart() {
         let event = format!(r#"{{"type":"MODIFIED","object":{}}}"#, lb("web"));
         let WatchEvent::<Guard<LoadBalancer>>::Modified(seen) =
             serde_json::from_str(&event).unwrap()

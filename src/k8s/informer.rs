@@ -136,7 +136,7 @@ impl Iterator for Delays {
 }
 
 impl Backoff for Delays {
-    /// Does nothing. The library calls it at each event that is not an error, and a list that fails
+    /// No effect. The library calls it at each event that is not an error, and a list that fails
     /// begins with such an event, so only the time may reset the delays.
     fn reset(&mut self) {}
 }
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_nobody_serves_is_answered_without_a_reason() {
+    fn an_unserved_group_is_answered_without_a_reason() {
         let answer = Status::failure("404 page not found", "Failed to parse error data");
         assert!(is_unserved(&answer.with_code(404)));
         assert!(!is_unserved(&Status::failure("no rights", "Forbidden").with_code(403)));

@@ -58,7 +58,7 @@ pub const CALL_DEADLINE: Duration = Duration::from_secs(5);
 /// deadlines of their own; this one ends lists and watches.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
-/// Why a call failed, as far as callers distinguish it.
+/// Reason why a call failed, as far as callers distinguish it.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// A conflict: another client changed or created the object first (409).
@@ -70,7 +70,7 @@ pub enum CallError {
     /// An object that is installed with the operator is missing: kind and name.
     #[error("{0} {1} is missing: helm upgrade, or kubectl apply -f config/rbac, restores it")]
     Missing(&'static str, &'static str),
-    /// This process does not lead.
+    /// The process does not lead.
     #[error("not the leader")]
     NotLeader,
     /// The call was refused, or its outcome is unknown.
@@ -82,8 +82,8 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Why the API server refuses the request for good, so that a retry would not help. `None`: it
-    /// does not.
+    /// Reason why the API server refuses the request for good, so that a retry would not help. `None`:
+    /// it does not.
     pub fn refusal(&self) -> Option<&str> {
         match self {
             Self::Other(error) => match &**error {

@@ -137,8 +137,8 @@ impl Lookout {
                 };
                 let namespace = lb.namespace().unwrap_or_default();
                 // An answer in the meantime is newer, and wins.
-                let told = self.writer.tell_lb(&namespace, &lb.name_any(), &patch).await;
-                if let Err(error) = told {
+                let written = self.writer.tell_lb(&namespace, &lb.name_any(), &patch).await;
+                if let Err(error) = written {
                     tracing::debug!(%error, lb = lb.name_any(), "condition about the leader not written");
                 }
             }

@@ -46,7 +46,7 @@ pub(super) enum Outcome {
     Tls,
     /// The answer has an unexpected status.
     Status,
-    /// This process got no socket: no information about the backend.
+    /// No socket was available: no information about the backend.
     Error,
 }
 

@@ -90,7 +90,7 @@ async fn schedule(shared: Arc<Shared>, most: usize) {
     }
 }
 
-/// How many of the due probes were started.
+/// Share of the due probes that were started.
 enum Begun {
     All,
     Some,

@@ -13,7 +13,7 @@ const LONGEST: usize = 200;
 /// shorter.
 const LONGEST_WORD: usize = 40;
 
-/// Why a call failed.
+/// Reason why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// No answer, or not in time. A write may have been done.
@@ -85,7 +85,7 @@ impl Error {
     }
 }
 
-/// Why a connection failed. The TLS library's texts about a certificate's validity contain the
+/// Text of a failed connection. The TLS library's texts about a certificate's validity contain the
 /// present time, so they would differ at each call; the text here does not.
 pub(super) fn unconnected(error: &std::io::Error) -> String {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
@@ -156,26 +156,26 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_that_has_ended_is_told_the_same_at_each_look() {
+    fn an_expired_certificate_gives_the_same_text_at_every_try() {
         let at = |seconds| UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds));
-        let told = |error| {
+        let message = |error| {
             let error = rustls::Error::InvalidCertificate(error);
             unconnected(&std::io::Error::new(std::io::ErrorKind::InvalidData, error))
         };
         for now in [1_800_000_001, 1_800_000_099] {
             let (time, not_after) = (at(now), at(1_800_000_000));
-            let ended = told(CertificateError::ExpiredContext { time, not_after });
+            let ended = message(CertificateError::ExpiredContext { time, not_after });
             assert_eq!(ended, "its certificate expired on 2027-01-15 08:00:00 UTC");
             let (time, not_before) = (at(now - 200), at(1_800_000_000));
-            let early = told(CertificateError::NotValidYetContext { time, not_before });
+            let early = message(CertificateError::NotValidYetContext { time, not_before });
             assert_eq!(early, "its certificate is not valid before 2027-01-15 08:00:00 UTC");
         }
-        let other = told(CertificateError::UnknownIssuer);
+        let other = message(CertificateError::UnknownIssuer);
         assert_eq!(other, "invalid peer certificate: UnknownIssuer");
     }
 
     #[test]
-    fn an_answer_is_told_by_its_status_and_words() {
+    fn an_answer_is_classified_by_its_status_and_text() {
         let stranger = br#"{"Message":"User \"system:unauthenticated\" cannot get"}"#;
         let known = br#"{"Message":"User \"u-abc\" cannot get"}"#;
         for (status, body, expected) in [

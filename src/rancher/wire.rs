@@ -270,10 +270,10 @@ mod tests {
 
     #[tokio::test]
     async fn without_a_token_nothing_is_sent() {
-        let nobody = endpoint("https://127.0.0.1:1").unwrap();
+        let closed = endpoint("https://127.0.0.1:1").unwrap();
         for token in ["", "a\nb"] {
             let ask = Ask { method: Method::GET, path: "/", token, body: None };
-            assert_eq!(nobody.call(ask).await.err(), Some(Error::Unauthorized));
+            assert_eq!(closed.call(ask).await.err(), Some(Error::Unauthorized));
         }
     }
 }

@@ -48,7 +48,7 @@ pub(crate) struct Row {
 }
 
 pub(crate) fn measure() -> Result<Vec<Row>> {
-    let (tell, told) = mpsc::channel();
+    let (tell, received) = mpsc::channel();
     let scope = Scope::new([10, 77, 0, 1]).prefix(21).range(10, 1_900);
     on_site(Kind::Kea, scope, async move |mut site: Site| {
         site.program = shipped()?;
@@ -80,7 +80,7 @@ pub(crate) fn measure() -> Result<Vec<Row>> {
         }
         agent.stop().await
     })?;
-    Ok(told.try_iter().collect())
+    Ok(received.try_iter().collect())
 }
 
 /// An ARP request for 10.77.7.251 by a station without a lease.

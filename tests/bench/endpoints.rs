@@ -31,9 +31,9 @@ const PATIENCE: Duration = Duration::from_mins(5);
 
 /// Times, memory and CPU of endpoints.
 pub(crate) struct Endpoints {
-    /// From the start of the process to its lists of VMs and pods.
+    /// Time from the start of the process to its lists of VMs and pods.
     pub(crate) listed: Duration,
-    /// From these lists to the first and the last of the slices.
+    /// Time from these lists to the first and the last of the slices.
     pub(crate) first_slice: Duration,
     pub(crate) all_slices: Duration,
     /// Time of a bare client that creates the same slices.

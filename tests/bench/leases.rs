@@ -32,7 +32,7 @@ const SHORT: u32 = 120;
 
 /// Times, memory and CPU of leases.
 pub(crate) struct Leases {
-    /// From the creation of the first record to the last address.
+    /// Time from the creation of the first record to the last address.
     pub(crate) acquired: Duration,
     /// Time of a bare client that creates as many records and writes a status into each.
     pub(crate) floor: Duration,
@@ -47,7 +47,7 @@ pub(crate) struct Leases {
 }
 
 pub(crate) fn measure() -> Result<Leases> {
-    let (tell, told) = mpsc::channel();
+    let (tell, received) = mpsc::channel();
     let scope = || Scope::new([10, 77, 0, 1]).prefix(22).range(10, 1000);
     on_site(Kind::Kea, scope(), async move |mut site: Site| {
         site.program = shipped()?;
@@ -72,8 +72,8 @@ pub(crate) fn measure() -> Result<Leases> {
         })?;
         Ok(())
     })?;
-    let mut measured = told.recv()?;
-    let (tell, told) = mpsc::channel();
+    let mut measured = received.recv()?;
+    let (tell, received) = mpsc::channel();
     on_site(Kind::Kea, scope().seconds(SHORT), async move |mut site: Site| {
         site.program = shipped()?;
         let mut agent = site.agent().await?;
@@ -82,7 +82,7 @@ pub(crate) fn measure() -> Result<Leases> {
         tell.send(renewals(&agent).await?)?;
         agent.stop().await
     })?;
-    measured.renewals = told.recv()?;
+    measured.renewals = received.recv()?;
     Ok(measured)
 }
 

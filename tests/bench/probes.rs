@@ -56,7 +56,7 @@ impl Role {
         }
     }
 
-    /// Does the work and prints its figures, as JSON, to stdout.
+    /// Runs the measurement and prints its figures, as JSON, to stdout.
     pub(crate) fn play(self) -> Result<()> {
         let case = std::env::var(CASE)?;
         // The same runtime as the operator's.

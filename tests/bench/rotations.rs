@@ -32,7 +32,7 @@ pub(crate) struct Rotations {
     pub(crate) count: usize,
     /// Time of a bare client's four calls for each rotation.
     pub(crate) floor: Duration,
-    /// From the moment at which the first is due to the last replacement.
+    /// Time from the moment at which the first is due to the last replacement.
     pub(crate) took: Duration,
     /// Publications in each second.
     pub(crate) published: Vec<f64>,

@@ -25,7 +25,7 @@ async fn without(kinds: &[(&str, &str)]) -> Result<Cluster> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kind_that_is_not_there_is_told_of_once_and_found_when_it_comes() -> Result<()> {
+async fn a_missing_kind_is_logged_once_and_found_when_it_comes() -> Result<()> {
     let cluster = without(&[VMIS, VMS, NETWORKS]).await?;
     let operator = cluster.operator().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
@@ -42,8 +42,8 @@ async fn a_kind_that_is_not_there_is_told_of_once_and_found_when_it_comes() -> R
     for kind in missing {
         let of_it = log.lines().filter(|line| line.contains(&format!("kind=\"{kind}\"")));
         // A late answer is another matter, and logged as well.
-        let told: Vec<&str> = of_it.filter(|line| !line.contains("no answer within")).collect();
-        ensure!(told.len() == 1 && told[0].contains("not served"), "{kind}: {told:#?}");
+        let logged: Vec<&str> = of_it.filter(|line| !line.contains("no answer within")).collect();
+        ensure!(logged.len() == 1 && logged[0].contains("not served"), "{kind}: {logged:#?}");
     }
     install_kubevirt(&cluster.bed).await?;
     eventually(LATER, "list of VMs", async || {

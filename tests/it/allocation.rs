@@ -101,7 +101,7 @@ async fn waiters_say_so_and_are_served_oldest_first_without_polling() -> Result<
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn restarts_move_nobody_and_write_nothing() -> Result<()> {
+async fn restarts_move_no_address_and_write_nothing() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let mut operator = cluster.operator().await?;

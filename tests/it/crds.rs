@@ -165,7 +165,7 @@ fn every_field_of_a_pool_has_its_type() {
     assert_eq!(field(&crd, "spec.selector.priority")["maximum"], json!(4_294_967_295.0));
 }
 
-/// With other types, managedFields would repeat every address.
+/// Maps of other types would repeat every address in managedFields.
 #[test]
 fn the_ledger_is_made_of_atomic_maps() {
     let crd = crd(IP_POOL);

@@ -153,7 +153,7 @@ struct Node {
 }
 
 #[test]
-fn the_address_leads_to_ready_vms_and_to_nobody_else() -> Result<()> {
+fn the_address_leads_to_ready_vms_only() -> Result<()> {
     isolated(async |host: Netns| {
         let lan = Arc::new(Lan::new(&host, "br0", "10.200.0.1/24").await?);
         let one = lan.attach("vm1", "10.200.0.11").await?;

@@ -66,9 +66,9 @@ async fn addresses_are_given_and_taken_back_on_the_crd_that_harvester_ships() ->
     cluster.pool_gone("pool").await
 }
 
-/// In that form an edit in the UI, or `kubectl replace`, replaces the ledger too.
+/// An edit in the UI, or `kubectl replace`, replaces the ledger too in that form.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_edit_that_wipes_the_ledger_moves_nobody_and_gives_nothing_twice() -> Result<()> {
+async fn an_edit_that_wipes_the_ledger_moves_no_address_and_gives_none_twice() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     serve(&cluster, Form::Harvesters).await?;

@@ -233,7 +233,8 @@ async fn a_pool_with_a_fault_names_the_field_and_costs_others_nothing() -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_finds_no_pool_is_told_why_and_served_when_there_is_one() -> Result<()> {
+async fn a_load_balancer_without_a_pool_reports_why_and_is_served_when_there_is_one() -> Result<()>
+{
     let cluster = Cluster::start().await?;
     let _operator = cluster.operator().await?;
     let scope = |namespace: &str| json!({"scope": [{"project": "*", "namespace": namespace, "guestCluster": "*"}]});
@@ -375,7 +376,7 @@ async fn pools_serve_in_their_order_and_the_next_one_when_one_is_full() -> Resul
 
 /// An object of a newer Harvester, with values that this version does not know.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_that_cannot_be_read_costs_nobody_else_anything() -> Result<()> {
+async fn an_unreadable_object_does_not_affect_others() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let mut operator = cluster.operator().await?;

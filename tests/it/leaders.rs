@@ -49,7 +49,7 @@ async fn a_leader_killed_in_a_burst_loses_nothing() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_that_is_told_to_stop_gives_the_lease_back() -> Result<()> {
+async fn a_stopped_leader_gives_the_lease_back() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let mut leader =
@@ -74,7 +74,7 @@ async fn a_leader_that_is_told_to_stop_gives_the_lease_back() -> Result<()> {
 
 /// The Go controller's Lease lasts 45 s from its last change, by the clock of this process.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_somebody_else_renews_is_respected() -> Result<()> {
+async fn a_lease_that_another_process_renews_is_respected() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let theirs: Lease = serde_json::from_value(json!({
@@ -128,7 +128,7 @@ async fn a_leader_cut_off_from_its_lease_stops_writing_before_another_begins() -
 /// A slow API server: the Lease is renewed, but each time after the claim on it has expired.
 /// Requests in between must not wait for ever.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_that_is_renewed_too_late_ends_its_term_and_leaves_nobody_behind() -> Result<()> {
+async fn a_claim_that_is_renewed_too_late_ends_its_term_and_all_its_tasks() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/22"})).await?;
     let proxy = Proxy::start(&cluster.bed).await?;

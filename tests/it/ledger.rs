@@ -14,7 +14,7 @@ use testbed::{Call, Proxy, Stalls, Start, Verdict, eventually};
 use crate::support::{Cluster, LATER, SOON, lb, settled, shows};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_status_edited_by_hand_is_put_right_and_nobody_moves() -> Result<()> {
+async fn a_status_edited_by_hand_is_put_right_and_no_address_moves() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let operator = cluster.operator().await?;
@@ -74,7 +74,7 @@ async fn a_status_edited_by_hand_is_put_right_and_nobody_moves() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_ledger_wiped_while_nobody_leads_is_rebuilt_before_newcomers_are_served() -> Result<()> {
+async fn a_ledger_wiped_without_a_leader_is_rebuilt_before_newcomers_are_served() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/25"})).await?;
     let wipes = [
@@ -105,7 +105,7 @@ async fn a_ledger_wiped_while_nobody_leads_is_rebuilt_before_newcomers_are_serve
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_go_controller_left_is_adopted_and_nobody_moves() -> Result<()> {
+async fn what_the_go_controller_left_is_adopted_and_no_address_moves() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let finalizer = json!({"finalizers": ["wrangler.cattle.io/harvester-ipam-controller"]});
@@ -199,7 +199,7 @@ async fn orphans_are_freed_at_start_and_cost_no_namesake_its_address() -> Result
 /// A new LoadBalancer gets its address within the 10 s after which a guest gives up, however many
 /// claims are to be looked up, and also beside seven other tests.
 #[tokio::test(flavor = "multi_thread")]
-async fn thousands_of_leaked_claims_are_freed_and_delay_nobody() -> Result<()> {
+async fn thousands_of_leaked_claims_are_freed_without_delay_for_others() -> Result<()> {
     const LEAKED: u32 = 5_000;
     let cluster = Cluster::start().await?;
     cluster.pool_with("leaky", json!({"ranges": [{"subnet": "10.2.0.0/16"}]})).await?;

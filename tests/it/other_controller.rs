@@ -177,7 +177,7 @@ impl Go {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_holds_the_lease_gives_addresses_and_is_named() -> Result<()> {
+async fn the_holder_of_the_lease_gives_addresses_and_is_named() -> Result<()> {
     let cluster = Cluster::start().await?;
     let options = ["--lease-duration", "3"].map(str::to_owned).to_vec();
     let admission = Some("https://127.0.0.1:0".to_owned());

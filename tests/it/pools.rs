@@ -196,8 +196,8 @@ async fn networks_decide_and_may_become_known_late() -> Result<()> {
     let message = cluster.pool_says("y", "Ready", "RangeConflict").await?;
     assert!(message.contains("networks default/y and default/x are one and the same"), "{message}");
     // Both had it before: reported, and not changed.
-    let told = cluster.warned("x", "AddressShared").await?;
-    assert!(told.contains("10.1.0.10") && told.contains("default/y"), "{told}");
+    let note = cluster.warned("x", "AddressShared").await?;
+    assert!(note.contains("10.1.0.10") && note.contains("default/y"), "{note}");
     shows(&operator, "hgo_shared_addresses", &[], |shared| shared == 1.0).await?;
     for name in ["x", "y"] {
         assert_eq!(cluster.address(name).await?, "10.1.0.10");
@@ -258,8 +258,8 @@ spec: {type: LoadBalancer, ports: [{port: 80}]}
         if said == says && status.available == 7 { Ok(true) } else { Err(format!("{status:?}")) }
     })
     .await?;
-    let told = cluster.warned("pool", "AddressReserved").await?;
-    assert!(told.contains("10.1.0.2 is held by default/early"), "{told}");
+    let note = cluster.warned("pool", "AddressReserved").await?;
+    assert!(note.contains("10.1.0.2 is held by default/early"), "{note}");
     cluster.lb("late").await?;
     assert_eq!(cluster.address("late").await?, "10.1.0.6");
     assert_eq!(cluster.address("early").await?, "10.1.0.2", "in use, it stays");

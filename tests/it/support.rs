@@ -212,7 +212,7 @@ impl Cluster {
             let taken = status.total - status.available;
             let claimed = i64::try_from(status.allocated.len())?;
             let holds_back = status.conditions.iter().any(|condition| {
-                condition.message.as_ref().is_some_and(|told| told.starts_with("held back: "))
+                condition.message.as_ref().is_some_and(|text| text.starts_with("held back: "))
             });
             // The counts of a very large IPv6 pool stop at the field's maximum.
             let counted =

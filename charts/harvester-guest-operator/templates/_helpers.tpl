@@ -161,7 +161,7 @@ spec:
         {{- with $at.Values.leaseAgent.tolerations }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      # Root, because a capability that is granted to anybody else has no effect; and root with
+      # Root, because a capability that is granted to another user has no effect; and root with
       # nothing but the two below.
       securityContext:
         runAsUser: 0

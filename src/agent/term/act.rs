@@ -9,8 +9,8 @@ use super::Term;
 use crate::domain::dhcp::{Client, Event, Listening, Mac, Out, state};
 use crate::k8s::lease::Claim;
 
-/// How long the socket stays open, or accepts ARP, after the need ends. The next exchange is often
-/// near.
+/// Time for which the socket stays open, or accepts ARP, after the need ends. The next exchange is
+/// often near.
 pub(super) const EASE: Duration = Duration::from_secs(1);
 
 impl Term<'_> {

@@ -55,7 +55,7 @@ pub(super) struct Term<'a> {
     probing: BTreeSet<Mac>,
     /// Number of clients that wait for DHCP or ARP.
     asking: usize,
-    /// When the socket may accept fewer frames.
+    /// Time from which the socket may accept fewer frames.
     ease: Option<Duration>,
     changes: Changes,
     hands: Hands,

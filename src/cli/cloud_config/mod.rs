@@ -104,7 +104,7 @@ enum Output {
     CloudInitRke2,
     /// User data for nodes of K3s.
     CloudInitK3s,
-    /// For K3s: the Secret for the guest, and HelmCharts of the cloud provider and the CSI driver.
+    /// Secret for a guest of K3s, and HelmCharts of the cloud provider and the CSI driver.
     #[value(name = "helm-chart-k3s")]
     HelmChartK3s,
 }

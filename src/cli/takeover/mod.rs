@@ -169,7 +169,7 @@ async fn remove_finalizers(takeover: &Takeover, all: usize, per_second: u16) -> 
         .await
 }
 
-/// Which addresses moved.
+/// Addresses that differ before and after, a line each.
 fn compared(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> String {
     let lost = before.iter().filter(|(name, address)| after.get(*name) != Some(*address));
     let lines: Vec<String> = lost

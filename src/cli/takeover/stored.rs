@@ -1,4 +1,4 @@
-//! What is stored before a take-over, for the forecast.
+//! Reads the stored pools and LoadBalancers before a take-over, for the forecast.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

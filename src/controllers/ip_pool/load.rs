@@ -73,7 +73,7 @@ impl StoredPool {
     /// decimal numbers (KEP-5504); any other text that differs counts as newer.
     pub(super) fn is_older_than(&self, version: &str) -> bool {
         match (self.version.parse::<u64>(), version.parse::<u64>()) {
-            (Ok(known), Ok(told)) => known < told,
+            (Ok(known), Ok(observed)) => known < observed,
             _ => self.version != version,
         }
     }

@@ -8,7 +8,7 @@ use super::sweep::Orphan;
 use crate::domain::pools::allocator::Verdict;
 use crate::domain::{LbFacts, Owner};
 
-/// Why the ledger gave no answer.
+/// Reason why the ledger gave no answer.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LedgerError {
     /// The pool could not be written. No address was allocated or released.

@@ -73,12 +73,12 @@ impl LedgerTask {
             pools.entry(&claim.pool).or_default().push(orphan);
         }
         for (pool, orphans) in pools {
-            let told = if orphans.len() > MOST_EVENTS { 1 } else { orphans.len() };
-            let more = match orphans.len() - told {
+            let listed = if orphans.len() > MOST_EVENTS { 1 } else { orphans.len() };
+            let more = match orphans.len() - listed {
                 0 => String::new(),
                 more => format!("; so were {more} more"),
             };
-            for Orphan { claim, owner, .. } in orphans.into_iter().take(told) {
+            for Orphan { claim, owner, .. } in orphans.into_iter().take(listed) {
                 self.ctx.events.warning(
                     self.reference(pool),
                     "OrphanFreed",

@@ -93,7 +93,7 @@ impl Context {
 /// Queue of counts of VMs that wait to be written.
 pub struct Due(counts::Due);
 
-/// Why a reconcile must be repeated.
+/// Reason why a reconcile must be repeated.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The ledger gave no answer.

@@ -12,7 +12,9 @@ use kube::{Resource as _, ResourceExt as _};
 use super::InHand;
 use super::run::Run;
 use crate::api::{ANNOTATION_HASH, ServiceAccountToken};
-use crate::domain::credentials::rotation::{Act, Change, Hand, Made, Step, Target, decide, told};
+use crate::domain::credentials::rotation::{
+    Act, Change, Hand, Made, Step, Target, after_restart, decide,
+};
 use crate::domain::credentials::token::Token;
 use crate::k8s::CallError;
 use crate::k8s::write::At;
@@ -159,14 +161,14 @@ impl Run<'_> {
                 Err(CallError::NotFound) => {
                     let note = format!("there is no {:?} {}", workload.kind, workload.name);
                     let events = &self.keeper.ctx.events;
-                    events.warning(self.rotation.object_ref(&()), "NobodyToTell", note);
+                    events.warning(self.rotation.object_ref(&()), "WorkloadMissing", note);
                 }
                 Err(error) => return self.fail(Step::Tell, &current.name, error).await,
             }
         }
         self.look_again().await?;
-        let next = told(&self.plan, &self.record, self.clock.now());
-        self.write(Change::Told, next).await
+        let next = after_restart(&self.plan, &self.record, self.clock.now());
+        self.write(Change::Restarted, next).await
     }
 
     /// Reads the target again, and revokes the credential if that is still the next step.

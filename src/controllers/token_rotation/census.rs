@@ -85,7 +85,7 @@ pub(super) async fn all(
     let replaced = replaced(keeper, rotation);
     let census = lock(&keeper.censuses).get(&uid).cloned().unwrap_or_default();
     let (_, unread) = census.count();
-    Ok(All { watched: census.told(|name| replaced.contains(name)), unread, listed })
+    Ok(All { watched: census.watched(|name| replaced.contains(name)), unread, listed })
 }
 
 impl Run<'_> {

@@ -40,7 +40,7 @@ pub(super) struct Blind {
 }
 
 impl Blind {
-    /// Only the target cannot be read or written.
+    /// Reason that concerns the target alone: it cannot be read or written.
     pub(super) fn target(why: String) -> Self {
         Self { why, unknown: Unknown::TargetBarred, standing: Standing::Unreadable, refused: false }
     }

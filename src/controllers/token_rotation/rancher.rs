@@ -284,12 +284,12 @@ fn read_there(rotation: &TokenRotation, name: &str, sight: &Sight, now: i64) -> 
         Target::There { holds: Some(held), .. } if rotation.spec.source.is_none() => Some(held),
         _ => None,
     };
-    let told = held.map(|held| WatchedCredential {
+    let listed = held.map(|held| WatchedCredential {
         credential: Some(name.to_owned()),
         unknown: held.is_unseen.then(|| census::NOT_SEEN.to_owned()),
         ..watched::token("", &held.says)
     });
-    let mut watched = Watched::of(told.into_iter().collect());
+    let mut watched = Watched::of(listed.into_iter().collect());
     watched::steady(&mut watched, before(rotation), now);
     let mut read = Read::elsewhere(sight.target.clone(), watched);
     read.reach = sight.reach().cloned();

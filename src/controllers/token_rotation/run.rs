@@ -285,7 +285,7 @@ impl Run<'_> {
                 let end = self.rotation.status.as_ref().and_then(|s| s.expires_at.clone());
                 tracing::info!(namespace, rotation, credential = current, end, "another end");
             }
-            Change::Told | Change::Publishing | Change::Revoked => {}
+            Change::Restarted | Change::Publishing | Change::Revoked => {}
         }
         Ok(())
     }

@@ -34,7 +34,7 @@ struct Sheet {
 pub(super) async fn tell(keeper: &Keeper) {
     // Removes the series at the end of the term.
     let _series = Series(&keeper.ctx);
-    let told = &keeper.ctx.metrics.rotation;
+    let gauges = &keeper.ctx.metrics.rotation;
     let mut known = Sheet::default();
     let mut tick = interval(EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -45,13 +45,13 @@ pub(super) async fn tell(keeper: &Keeper) {
         let mut sheet = Sheet::default();
         keeper.store.state().iter().for_each(|rotation| note(&mut sheet, rotation, now));
         for (gauge, before, rows) in [
-            (&told.ends, &known.ends, &sheet.ends),
-            (&told.overdue, &known.overdue, &sheet.overdue),
-            (&told.watched_ends, &known.watched_ends, &sheet.watched_ends),
-            (&told.watched_overdue, &known.watched_overdue, &sheet.watched_overdue),
-            (&told.key_ends, &known.key_ends, &sheet.key_ends),
-            (&told.key_overdue, &known.key_overdue, &sheet.key_overdue),
-            (&told.rotations, &known.reasons, &sheet.reasons),
+            (&gauges.ends, &known.ends, &sheet.ends),
+            (&gauges.overdue, &known.overdue, &sheet.overdue),
+            (&gauges.watched_ends, &known.watched_ends, &sheet.watched_ends),
+            (&gauges.watched_overdue, &known.watched_overdue, &sheet.watched_overdue),
+            (&gauges.key_ends, &known.key_ends, &sheet.key_ends),
+            (&gauges.key_overdue, &known.key_overdue, &sheet.key_overdue),
+            (&gauges.rotations, &known.reasons, &sheet.reasons),
         ] {
             show(gauge, before, rows);
         }

@@ -147,7 +147,7 @@ fn the_annotation_chooses() {
 
 /// The first address decides who leases.
 #[test]
-fn whoever_leases_goes_on() {
+fn the_party_that_leases_goes_on() {
     for choice in ["", "guest", "nonsense"] {
         let guests = publishing(chosen(choice), "0.0.0.0");
         assert_eq!(said(&guests, None, true), Step::Guest(None), "{choice}");
@@ -172,14 +172,14 @@ fn an_address_is_taken_while_it_may_be_used() {
     let Step::Take(lease) = said(&lb(), Some(&leased(Some("10.7.0.9"))), true) else { panic!() };
     assert_eq!(lease.mask, Some("255.255.255.0".parse().unwrap()));
     assert_eq!(lease.gateway, Some("10.7.0.1".parse().unwrap()));
-    let told = |change: &dyn Fn(&mut DHCPLeaseStatus)| {
+    let changed = |change: &dyn Fn(&mut DHCPLeaseStatus)| {
         let mut record = leased(Some("10.7.0.9"));
         change(status(&mut record));
         said(&lb(), Some(&record), true)
     };
-    assert!(matches!(told(&|s| s.expires_at = None), Step::Take(_)), "for ever");
+    assert!(matches!(changed(&|s| s.expires_at = None), Step::Take(_)), "for ever");
     for state in [LeaseState::Renewing, LeaseState::Rebinding, LeaseState::Rebooting] {
-        assert!(matches!(told(&|s| s.state = Some(state)), Step::Take(_)), "{state:?}");
+        assert!(matches!(changed(&|s| s.state = Some(state)), Step::Take(_)), "{state:?}");
     }
     let bad: [&dyn Fn(&mut DHCPLeaseStatus); 8] = [
         &|s| s.expires_at = Some(at(0).to_rfc3339()),
@@ -192,9 +192,9 @@ fn an_address_is_taken_while_it_may_be_used() {
         &|s| s.state = Some(LeaseState::Released),
     ];
     for (i, change) in bad.into_iter().enumerate() {
-        assert_eq!(waits(&told(change)), "DHCPPending", "{i}");
+        assert_eq!(waits(&changed(change)), "DHCPPending", "{i}");
     }
-    assert_eq!(waits(&told(&|s| s.state = Some(LeaseState::Lost))), "DHCPLeaseLost");
+    assert_eq!(waits(&changed(&|s| s.state = Some(LeaseState::Lost))), "DHCPLeaseLost");
 }
 
 /// A requested identity counts for a new record, which replaces one without a published address.
@@ -407,7 +407,7 @@ fn a_kept_address_is_usable_after_its_end() {
 }
 
 #[test]
-fn what_nobody_renews_is_overdue() {
+fn a_lease_without_renewal_is_overdue() {
     let mut record = leased(Some("10.7.0.9"));
     assert!(!is_overdue(&record, at(3599)), "for how long is not known");
     status(&mut record).lease_seconds = Some(3600);
@@ -419,7 +419,7 @@ fn what_nobody_renews_is_overdue() {
 }
 
 #[test]
-fn a_record_says_who_asks_before_anybody_does() {
+fn a_record_has_its_identity_before_the_first_request() {
     let record = record(&lb(), "cluster", NETWORK, ClientIdForm::Duid).unwrap();
     assert_eq!(record.metadata.name.as_deref(), Some("web"));
     assert_eq!(record.metadata.namespace.as_deref(), Some("default"));

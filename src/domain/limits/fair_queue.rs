@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn when_all_room_is_taken_whoever_has_the_most_gives_way() {
+    fn when_all_room_is_taken_the_source_with_the_most_gives_way() {
         let mut queue = FairQueue::default();
         for name in 0..IN_ALL / OF_ONE {
             for n in 0..OF_ONE {

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_server_is_left_alone_but_nobody_waits_longer_than_the_bound() {
+    fn a_slow_server_gets_pauses_and_no_wait_exceeds_the_bound() {
         let pace = after(ms(9_000), 50);
         let coming = |now: Duration| pace.pause(now, 50, now);
         assert_eq!(coming(ms(9_000)), QUIET);

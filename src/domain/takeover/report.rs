@@ -8,7 +8,7 @@ use super::steps::{Direction, Leader, Program, SUB_CHART, State, Step};
 /// Findings of one effect that are printed; the rest is counted.
 const MOST: usize = 200;
 
-/// What one step does, as a sentence.
+/// Describes one step, as a sentence.
 pub fn sentence(step: &Step, state: &State) -> String {
     let chart = || state.chart.as_ref().map_or("", |chart| &chart.name);
     match step {
@@ -50,7 +50,7 @@ pub fn sentence(step: &Step, state: &State) -> String {
     }
 }
 
-/// What is there, in a few lines.
+/// Describes the observed state in a few lines.
 pub fn situation(state: &State) -> String {
     let mut text = String::new();
     for program in [Program::GoController, Program::GoWebhook, Program::Operator] {

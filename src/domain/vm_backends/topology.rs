@@ -16,7 +16,7 @@ use api::kubevirt::{TOPOLOGY_REGION, TOPOLOGY_ZONE};
 /// A node without either label changes nothing: annotations that a user set by hand stay.
 pub fn patch(vm: &Vm, node: &Topology) -> Option<Value> {
     let silent = node.region.is_none() && node.zone.is_none();
-    if silent || vm.told_by_harvester || vm.deleting || vm.topology == *node {
+    if silent || vm.annotated_by_harvester || vm.deleting || vm.topology == *node {
         return None;
     }
     let mut annotations = Map::new();
@@ -24,8 +24,8 @@ pub fn patch(vm: &Vm, node: &Topology) -> Option<Value> {
         (TOPOLOGY_REGION, &vm.topology.region, &node.region),
         (TOPOLOGY_ZONE, &vm.topology.zone, &node.zone),
     ];
-    for (key, told, here) in parts {
-        if told != here {
+    for (key, annotated, here) in parts {
+        if annotated != here {
             annotations.insert(key.to_owned(), json!(here));
         }
     }
@@ -42,37 +42,41 @@ mod tests {
         Topology { region: region.map(Into::into), zone: zone.map(Into::into) }
     }
 
-    fn told(region: Option<&str>, zone: Option<&str>) -> Vm {
+    fn annotated(region: Option<&str>, zone: Option<&str>) -> Vm {
         Vm { version: "7".into(), topology: topology(region, zone), ..Vm::default() }
     }
 
     #[test]
-    fn a_vm_is_told_what_its_node_says_and_only_what_differs() {
+    fn a_vm_gets_its_nodes_topology_where_the_two_differ() {
         let here = topology(Some("eu"), Some("eu-1"));
         let annotations = |vm: &Vm| patch(vm, &here).map(|p| p["metadata"]["annotations"].clone());
         let both = json!({TOPOLOGY_REGION: "eu", TOPOLOGY_ZONE: "eu-1"});
-        assert_eq!(annotations(&told(None, None)), Some(both));
+        assert_eq!(annotations(&annotated(None, None)), Some(both));
         assert_eq!(
-            annotations(&told(Some("eu"), Some("eu-2"))),
+            annotations(&annotated(Some("eu"), Some("eu-2"))),
             Some(json!({TOPOLOGY_ZONE: "eu-1"}))
         );
-        assert_eq!(annotations(&told(Some("eu"), Some("eu-1"))), None);
-        let rests_on = patch(&told(None, None), &here).unwrap();
+        assert_eq!(annotations(&annotated(Some("eu"), Some("eu-1"))), None);
+        let rests_on = patch(&annotated(None, None), &here).unwrap();
         assert_eq!(rests_on["metadata"]["resourceVersion"], "7");
     }
 
     /// The VM moved to a node without a zone: the old zone would be wrong.
     #[test]
     fn what_a_speaking_node_does_not_say_is_taken_back() {
-        let patch = patch(&told(Some("eu"), Some("eu-1")), &topology(Some("eu"), None)).unwrap();
+        let patch =
+            patch(&annotated(Some("eu"), Some("eu-1")), &topology(Some("eu"), None)).unwrap();
         assert_eq!(patch["metadata"]["annotations"], json!({TOPOLOGY_ZONE: null}));
     }
 
     #[test]
     fn harvesters_own_and_nodes_that_say_nothing_are_left_alone() {
         let here = topology(Some("eu"), None);
-        assert_eq!(patch(&Vm { told_by_harvester: true, ..told(None, None) }, &here), None);
-        assert_eq!(patch(&Vm { deleting: true, ..told(None, None) }, &here), None);
-        assert_eq!(patch(&told(Some("by hand"), None), &Topology::default()), None);
+        assert_eq!(
+            patch(&Vm { annotated_by_harvester: true, ..annotated(None, None) }, &here),
+            None
+        );
+        assert_eq!(patch(&Vm { deleting: true, ..annotated(None, None) }, &here), None);
+        assert_eq!(patch(&annotated(Some("by hand"), None), &Topology::default()), None);
     }
 }

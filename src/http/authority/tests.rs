@@ -53,7 +53,7 @@ fn a_change_of_authority_goes_through_the_bundle() {
 }
 
 #[test]
-fn whatever_somebody_stored_is_judged() {
+fn any_stored_content_is_judged() {
     let good = material();
     let spoiled = |change: &dyn Fn(&mut Data)| {
         let mut data = good.data();

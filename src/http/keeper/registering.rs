@@ -42,7 +42,7 @@ pub(super) struct Repairs {
     /// Whether the Service has been seen with a ready endpoint.
     reachable: bool,
     /// Whether the lack of endpoints has been logged.
-    told: bool,
+    logged: bool,
 }
 
 impl Keeper {
@@ -161,7 +161,7 @@ impl Keeper {
         let Place::Service(namespace, name) = &self.place else { return Ok(true) };
         if !state.repairs.reachable {
             state.repairs.reachable = self.installation.is_served(namespace, name).await?;
-            if !state.repairs.reachable && !std::mem::replace(&mut state.repairs.told, true) {
+            if !state.repairs.reachable && !std::mem::replace(&mut state.repairs.logged, true) {
                 tracing::warn!(
                     service = format!("{namespace}/{name}"),
                     "admission is not registered yet: the Service has no ready endpoint"

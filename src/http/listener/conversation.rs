@@ -75,7 +75,7 @@ pub(super) struct Conversation {
 enum End {
     /// The last answer has left, or the caller has closed the connection.
     Over,
-    /// There is no request, or not a complete one.
+    /// No request has arrived, or not a complete one.
     Unasked,
     /// The caller did not read the answer in time, or the answer was late.
     Cut,

@@ -96,7 +96,7 @@ struct Shared {
     lingering: Semaphore,
     handshakes: Turns,
     began: Instant,
-    told: Mutex<Option<Instant>>,
+    logged: Mutex<Option<Instant>>,
 }
 
 impl Server {
@@ -109,7 +109,7 @@ impl Server {
             lingering: Semaphore::new(LINGERING),
             handshakes: Turns::default(),
             began: Instant::now(),
-            told: Mutex::default(),
+            logged: Mutex::default(),
             server: self,
         });
         let tasks = TaskTracker::new();
@@ -179,9 +179,9 @@ impl Shared {
     fn tell(&self, source: Source, had: usize) {
         let port = self.server.port;
         self.server.metrics.evicted.with_label_values(&[port]).inc();
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
-            *told = Some(Instant::now());
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.is_none_or(|logged| logged.elapsed() >= TELL_EVERY) {
+            *logged = Some(Instant::now());
             tracing::warn!(
                 port,
                 %source,

@@ -1,4 +1,4 @@
-//! What the `takeover` command reads and writes: Deployments, the ManagedChart, CRDs, the Lease, the
+//! Reads and writes of the `takeover` command: Deployments, the ManagedChart, CRDs, the Lease, the
 //! webhook configuration, and finalizers of VMs.
 //!
 //! Invariants: each change is one write that carries the resourceVersion of what it was decided from, and
@@ -249,7 +249,7 @@ fn name(meta: &ObjectMeta) -> String {
     format!("{}/{}", part(&meta.namespace), part(&meta.name))
 }
 
-/// What the Deployment itself says.
+/// Replicas as a Deployment states them: wanted, ready, and before it was stopped.
 fn replicas(deployment: &Deployment) -> Replicas {
     let status = deployment.status.clone().unwrap_or_default();
     let before = deployment.annotations().get(ANNOTATION_REPLICAS);

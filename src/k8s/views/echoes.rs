@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn an_echo_wakes_nobody_before_the_answer_or_after_it() {
+    fn an_echo_wakes_no_reconcile_before_the_answer_or_after_it() {
         let mut echoes = Echoes::default();
         assert!(echoes.hear(LB, "6"), "it is not being written");
         echoes.begin(LB);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_wrote_meanwhile_is_looked_at() {
+    fn a_foreign_write_in_between_wakes_a_reconcile() {
         let mut echoes = Echoes::default();
         echoes.begin(LB);
         assert!(!echoes.hear(LB, "7") && !echoes.hear(LB, "8"));
@@ -195,7 +195,7 @@ mod tests {
 
     /// A decision from the earlier version, between a write and its event.
     #[test]
-    fn an_echo_wakes_somebody_if_an_older_version_was_looked_at() {
+    fn an_echo_wakes_a_reconcile_if_an_older_version_was_read() {
         let mut echoes = Echoes::default();
         let write = |echoes: &mut Echoes| {
             echoes.begin(LB);

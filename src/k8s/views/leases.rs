@@ -76,8 +76,8 @@ impl Views {
         self.dhcp.declare(network, networks.get(network).map(|known| &known.declaration))
     }
 
-    /// Why no new address is leased on a declared network: the fault in an annotation. `None`: no
-    /// fault.
+    /// Fault in an annotation that keeps new addresses from being leased on a declared network. `None`:
+    /// no fault.
     pub fn network_fault(&self, network: &str) -> Option<String> {
         let networks = lock(&self.networks);
         self.dhcp.fault(network, networks.get(network).map(|known| &known.declaration))

@@ -135,7 +135,7 @@ pub struct Views {
     host_links: Arc<Mutex<HostLinks>>,
     /// Facts of the pools, without their ledgers.
     pools: Arc<Mutex<HashMap<String, pools::KnownPool>>>,
-    /// When a LoadBalancer's slices were first observed to be out of date, by LoadBalancer.
+    /// Times at which slices were first observed to be out of date, by LoadBalancer.
     touched: Arc<Mutex<HashMap<LbKey, Instant>>>,
     /// State of this process's writes of LoadBalancers.
     echoes: Arc<Mutex<Echoes>>,
@@ -298,8 +298,8 @@ impl Views {
         Surroundings { project: self.project_of(namespace), vm_network }
     }
 
-    /// Why a LoadBalancer without address gets none: one of its VMs shows that its guest cluster is
-    /// being removed. An address that it has stays.
+    /// Reason why a LoadBalancer without address gets none: one of its VMs shows that its guest cluster
+    /// is being removed. An address that it has stays.
     pub fn removal_of(&self, lb: &LoadBalancer) -> Option<Wait> {
         let cluster = facts::guest_cluster(lb).filter(|_| !facts::has_address(lb))?;
         let namespace = lb.metadata.namespace.as_deref().unwrap_or_default();
@@ -328,7 +328,7 @@ impl Views {
         lock(&self.nodes).get(node).map(|node| node.internal_addresses.clone())
     }
 
-    /// How nodes reach a network, by `namespace/name` of its NetworkAttachmentDefinition.
+    /// Bridge and VLAN by which nodes reach a network, `namespace/name` of a NetworkAttachmentDefinition.
     pub fn attachment(&self, network: &str) -> Option<Attachment> {
         lock(&self.networks).get(network)?.attachment.clone()
     }

@@ -135,7 +135,7 @@ fn tell_users(at: &Informer, network: &str) {
 /// Facts of an existing network.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Network {
-    /// How nodes reach the network. `None`: they do not.
+    /// Bridge and VLAN by which nodes reach the network. `None`: they do not.
     pub(super) attachment: Option<Attachment>,
     /// VLAN of the network, by Harvester's label, else by its configuration; 0 for none.
     pub(super) vlan: u16,

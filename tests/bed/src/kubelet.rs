@@ -57,7 +57,7 @@ struct Running {
     process: Managed,
     http: SocketAddr,
     ready: bool,
-    told_to_stop: bool,
+    stopping: bool,
 }
 
 impl<'a> Kubelet<'a> {
@@ -149,7 +149,7 @@ impl<'a> Kubelet<'a> {
         let process = Managed::spawn(&mut command, log)?;
         let http = SocketAddr::new(address.into(), port(container, "http")?);
         let name = pod.name_any();
-        let running = Running { name, process, http, ready: false, told_to_stop: false };
+        let running = Running { name, process, http, ready: false, stopping: false };
         self.tell(&running, address.into()).await?;
         self.pods.insert(uid, running);
         Ok(())
@@ -183,9 +183,9 @@ impl<'a> Kubelet<'a> {
     async fn step(&mut self, uid: &str, stops: bool) -> Result<()> {
         let Some(mut pod) = self.pods.remove(uid) else { return Ok(()) };
         if stops {
-            if !pod.told_to_stop {
+            if !pod.stopping {
                 pod.process.signal("TERM")?;
-                pod.told_to_stop = true;
+                pod.stopping = true;
             }
             if !pod.process.is_running() {
                 return self.remove(&pod.name).await;

@@ -112,7 +112,7 @@ async fn garbage_gets_a_sentence_or_a_closed_connection() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_slow_connections_cost_little_and_hold_nobody_up() -> Result<()> {
+async fn a_thousand_slow_connections_cost_little_and_delay_no_request() -> Result<()> {
     let cluster = Cluster::start().await?;
     let (operator, bundle) = started(&cluster).await?;
     let address = operator.admission.context("no admission")?;

@@ -19,7 +19,7 @@ pub(crate) struct Row {
     pub(crate) how: How,
     pub(crate) on: &'static [On<'static>],
     pub(crate) off: Off,
-    /// Without admission: the final reason of the condition, and the pool of its address.
+    /// Final reason of the condition, and the pool of its address, without admission.
     pub(crate) then: (&'static str, &'static str),
 }
 

@@ -163,7 +163,7 @@ async fn what_the_go_webhook_left_is_taken_over_and_put_right_when_changed() -> 
     Ok(())
 }
 
-/// Without a ready operator behind the Service, admission is not registered.
+/// Admission is not registered before an operator behind the Service is ready.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_without_endpoints_is_not_registered() -> Result<()> {
     let cluster = Cluster::start().await?;

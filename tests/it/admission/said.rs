@@ -39,8 +39,8 @@ impl Said {
     pub(crate) fn refused_by_webhook(&self, field: &str, text: &str) -> Result<()> {
         let causes = self.body["details"]["causes"].as_array().cloned().unwrap_or_default();
         let is = |cause: &Value| {
-            let told = cause["message"].as_str().unwrap_or_default();
-            cause["field"].as_str().unwrap_or_default() == field && told.contains(text)
+            let is_said = cause["message"].as_str().unwrap_or_default();
+            cause["field"].as_str().unwrap_or_default() == field && is_said.contains(text)
         };
         let fits = self.by_webhook() && causes.iter().any(is);
         ensure!(fits, "no {field}: {text:?}: {self:?}");
@@ -49,8 +49,8 @@ impl Said {
 
     /// Checks that the schema refuses it, before any webhook.
     pub(crate) fn refused_by_schema(&self, text: &str) -> Result<()> {
-        let told = self.message().contains(text);
-        ensure!(self.code == 422 && told && !self.by_webhook(), "no {text:?}: {self:?}");
+        let is_said = self.message().contains(text);
+        ensure!(self.code == 422 && is_said && !self.by_webhook(), "no {text:?}: {self:?}");
         Ok(())
     }
 

@@ -28,7 +28,7 @@ enum End {
     Refused(u16, &'static str),
     /// Accepted with this warning, and gains no foreign address: the address, if any, is of
     /// an own pool.
-    Told(&'static str),
+    Warned(&'static str),
     /// Accepted, has no effect, and gains no foreign address.
     Futile,
 }
@@ -99,17 +99,17 @@ fn ways(victim_uid: &str, pool_uid: &str) -> Result<Vec<Way>> {
         new(
             "any project",
             "{annotations: {loadbalancer.harvesterhci.io/project: '*'}, spec: {workloadType: cluster}}",
-            End::Told("annotation project: the namespace is \"local/ours\""),
+            End::Warned("annotation project: the namespace is \"local/ours\""),
         )?,
         new(
             "another project",
             "{annotations: {loadbalancer.harvesterhci.io/project: local/theirs}, spec: {workloadType: cluster}}",
-            End::Told("annotation project: the namespace is \"local/ours\""),
+            End::Warned("annotation project: the namespace is \"local/ours\""),
         )?,
         new(
             "another namespace",
             "{annotations: {loadbalancer.harvesterhci.io/namespace: theirs}, spec: {workloadType: cluster}}",
-            End::Told("annotation namespace: the namespace is \"team\""),
+            End::Warned("annotation namespace: the namespace is \"team\""),
         )?,
         new(
             "any cluster",
@@ -119,13 +119,13 @@ fn ways(victim_uid: &str, pool_uid: &str) -> Result<Vec<Way>> {
         new(
             "a network without a pool",
             "{annotations: {loadbalancer.harvesterhci.io/network: '*'}, spec: {workloadType: cluster}}",
-            End::Told("no IPPool admits it now"),
+            End::Warned("no IPPool admits it now"),
         )?,
         change(
             "annotations later",
             GUEST,
             json!({"metadata": {"annotations": {"loadbalancer.harvesterhci.io/project": "local/theirs"}}}),
-            End::Told("annotation project: the namespace is \"local/ours\""),
+            End::Warned("annotation project: the namespace is \"local/ours\""),
         ),
         // Pools.
         new(
@@ -212,13 +212,13 @@ fn ways(victim_uid: &str, pool_uid: &str) -> Result<Vec<Way>> {
         new(
             "as a backup",
             "{spec: {workloadType: cluster}, status: {address: 10.2.0.2, allocatedAddress: {ipPool: theirs, ip: 10.2.0.2}}}",
-            End::Told("the sent status is dropped"),
+            End::Warned("the sent status is dropped"),
         )?,
         change("of what is leased", leased, claim, End::Refused(422, OWNED)),
         // The published address.
-        change("at the victim's address", GUEST, at(VICTIM), End::Told("is not its claim")),
-        change("leased, at the victim's address", leased, at(VICTIM), End::Told("is in use")),
-        change("leased, at another's gateway", leased, at("10.2.0.1"), End::Told("is a gateway")),
+        change("at the victim's address", GUEST, at(VICTIM), End::Warned("is not its claim")),
+        change("leased, at the victim's address", leased, at(VICTIM), End::Warned("is in use")),
+        change("leased, at another's gateway", leased, at("10.2.0.1"), End::Warned("is a gateway")),
         change(
             "of VMs, at the victim's address",
             "{spec: {listeners: [{name: a, port: 80}]}}",
@@ -247,7 +247,7 @@ fn ways(victim_uid: &str, pool_uid: &str) -> Result<Vec<Way>> {
             "without its finalizer",
             GUEST,
             json!({"metadata": {"finalizers": []}}),
-            End::Told("metadata.finalizers: "),
+            End::Warned("metadata.finalizers: "),
         ),
     ])
 }
@@ -295,10 +295,10 @@ async fn every_way_out_of_a_namespace_leads_nowhere_and_says_so() -> Result<()> 
             let said = go(&stage, way).await?;
             match way.end {
                 End::Refused(code, text) => {
-                    let told = said.body.to_string().contains(text);
-                    ensure!(said.code == code && told, "not refused: {said:?}");
+                    let is_said = said.body.to_string().contains(text);
+                    ensure!(said.code == code && is_said, "not refused: {said:?}");
                 }
-                End::Told(text) => said.warned(text)?,
+                End::Warned(text) => said.warned(text)?,
                 End::Futile => ensure!(said.accepted(), "{said:?}"),
             }
             // Time for the operator to react.

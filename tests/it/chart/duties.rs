@@ -65,18 +65,18 @@ pub(super) async fn begin(cluster: &Cluster) -> Result<()> {
     let ours = harvester_guest_operator::api::crds().into_iter().find(|c| c.name_any() == IP_POOLS);
     let ours = Patch::Merge(json!({"spec": {"versions": ours.map(|crd| crd.spec.versions)}}));
     crds.patch(IP_POOLS, &PatchParams::default(), &ours).await?;
-    let told = json!({"apiVersion": "v1", "kind": "ConfigMap",
+    let object = json!({"apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"name": "kubevip", "namespace": "kube-system"},
         "data": {"cidr-other": "10.7.0.0/24"}});
-    cluster.bed.apply_yaml(&told.to_string()).await?;
-    let told = json!({"metadata": {"annotations": {"topology.kubernetes.io/zone": null}}});
+    cluster.bed.apply_yaml(&object.to_string()).await?;
+    let object = json!({"metadata": {"annotations": {"topology.kubernetes.io/zone": null}}});
     let kind = ApiResource::from_gvk(&GroupVersionKind::gvk(
         "kubevirt.io",
         "v1",
         "VirtualMachineInstance",
     ));
     let vmis: Api<DynamicObject> = Api::namespaced_with(cluster.client.clone(), "default", &kind);
-    vmis.patch("vm", &PatchParams::default(), &Patch::Merge(told)).await?;
+    vmis.patch("vm", &PatchParams::default(), &Patch::Merge(object)).await?;
     patiently(async || Ok(cluster.lbs().list(&ListParams::default()).await.map(drop)?)).await
 }
 

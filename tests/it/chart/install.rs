@@ -292,7 +292,7 @@ async fn what_others_brought_stays_theirs() -> Result<()> {
     bed.stop().await
 }
 
-/// On one node a budget would block a drain for ever: the second replica has no other node.
+/// A budget on one node would block a drain for ever: the second replica has no other node.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_single_node_gets_no_disruption_budget() -> Result<()> {
     let bed = Bed::start(Options::default()).await?;

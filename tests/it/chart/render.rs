@@ -153,7 +153,7 @@ fn numbers(value: &Value) -> Value {
     }
 }
 
-/// With `maxSurge: 0` a pod needs no place before another has left one. No required rule needs a
+/// Pods need no place before another has left one, with `maxSurge: 0`. No required rule needs a
 /// second node, and no budget counts pods that must stay.
 #[tokio::test]
 async fn a_single_node_has_room_for_every_rollout() {

@@ -50,7 +50,7 @@ async fn rights() -> Result<Vec<Right>> {
     Ok(rights)
 }
 
-/// With all rights the scenario passes, and each right is used.
+/// The scenario passes with all rights, and each right is used.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_right_is_needed() -> Result<()> {
     let cluster = Cluster::start().await?;

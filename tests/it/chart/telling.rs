@@ -109,11 +109,11 @@ async fn the_report_says_what_is_asked_first_and_no_secret() -> Result<()> {
     }
     ensure!(token.len() > 100 && !text.contains(token.trim_matches('"')), "the token is in it");
     // The report names the parts that cannot be read, and has the rest.
-    let nobody = cluster.bed.service_account_kubeconfig(NAMESPACE, "default", None).await?;
+    let powerless = cluster.bed.service_account_kubeconfig(NAMESPACE, "default", None).await?;
     cluster.robbed();
     let output = Command::new(Path::new(env!("CARGO_BIN_EXE_harvester-guest-operator")))
         .args(["support", "--kubeconfig"])
-        .arg(nobody)
+        .arg(powerless)
         .output()?;
     let report: Value = serde_saphyr::from_str(&String::from_utf8(output.stdout)?)?;
     ensure!(output.status.success() && report["apiServer"].is_string(), "{report}");

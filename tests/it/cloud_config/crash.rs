@@ -111,9 +111,9 @@ async fn each_deletion_may_fail() -> Result<()> {
     Ok(())
 }
 
-/// After a conflict, the command reads the object again.
+/// A conflict makes the command read the object again.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_somebody_has_just_changed_is_looked_at_again() -> Result<()> {
+async fn a_concurrent_change_is_read_again() -> Result<()> {
     let harvester = Harvester::start().await?;
     let proxy = Proxy::start(&harvester.cluster.bed).await?;
     let message = "changed".to_owned();
@@ -185,7 +185,7 @@ async fn what_is_not_filled_yet_has_no_token() -> Result<()> {
     Ok(())
 }
 
-/// After a rotation that failed at any point, a working token exists at every moment.
+/// A working token exists at every moment of a rotation, whichever write failed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rotation_may_fail() -> Result<()> {
     let harvester = Harvester::start().await?;

@@ -23,7 +23,7 @@ fn row<'a>(list: &'a str, cluster: &str) -> &'a str {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_gone_is_found_and_nobody_else() -> Result<()> {
+async fn accounts_of_deleted_clusters_are_found_and_no_others() -> Result<()> {
     let harvester = Harvester::start().await?;
     let bed = &harvester.cluster.bed;
     bed.apply_yaml(&vm("one", &json!({"guestcluster.harvesterhci.io/name": "labelled"}))).await?;

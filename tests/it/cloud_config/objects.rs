@@ -129,7 +129,7 @@ async fn forms(harvester: &Harvester, config: &str) -> Result<()> {
     Ok(())
 }
 
-/// Only its owner can read the file, whatever existed before.
+/// The file is readable by its owner only, whatever existed before.
 async fn file(harvester: &Harvester, config: &str) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("config");
@@ -199,7 +199,8 @@ async fn tried_out(harvester: &Harvester, config: &str) -> Result<()> {
     Ok(())
 }
 
-/// Without a URL the command takes the address that Harvester noted; without that it is refused.
+/// The command takes the address that Harvester noted if no URL is given; without either it is
+/// refused.
 async fn server(harvester: &Harvester) -> Result<()> {
     let args = ["--namespace", "guests", "--cluster", "blue", "--skip-check"];
     let ran = run(&harvester.kubeconfig, &args).await?;

@@ -89,7 +89,7 @@ fn lies(question: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Answers every request with all lies until the end. Counts the lies.
-async fn lie(inside: &Netns, told: Arc<AtomicUsize>, end: Arc<AtomicBool>) -> Result<()> {
+async fn lie(inside: &Netns, sent: Arc<AtomicUsize>, end: Arc<AtomicBool>) -> Result<()> {
     inside
         .run(move || {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67))?;
@@ -101,7 +101,7 @@ async fn lie(inside: &Netns, told: Arc<AtomicUsize>, end: Arc<AtomicBool>) -> Re
                 ensure!(length > 240, "a question of {length} octets");
                 for lie in lies(&question[..length]) {
                     socket.send_to(&lie, (Ipv4Addr::BROADCAST, 68))?;
-                    told.fetch_add(1, Ordering::Relaxed);
+                    sent.fetch_add(1, Ordering::Relaxed);
                 }
             }
             Ok(())
@@ -117,10 +117,10 @@ fn nothing_that_a_hostile_server_says_is_recorded() -> Result<()> {
         let mut agent = site.agent().await?;
         let there = site.segment.attach("liar", "10.77.0.9/24").await?;
         there.ip("route add default dev eth0").await?;
-        let (told, end) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let (sent, end) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         let liar = {
-            let (there, told, end) = (there.clone(), told.clone(), end.clone());
-            tokio::spawn(async move { lie(&there, told, end).await })
+            let (there, sent, end) = (there.clone(), sent.clone(), end.clone());
+            tokio::spawn(async move { lie(&there, sent, end).await })
         };
         site.lease("web").await?;
         let unusable = eventually(LATER, "report of the lies", async || {
@@ -135,7 +135,7 @@ fn nothing_that_a_hostile_server_says_is_recorded() -> Result<()> {
         ensure!(unusable.address.is_none(), "{unusable:?}");
         // Some rounds of lies.
         let enough = lies(&[0; 300]).len() * 3;
-        eventually(LATER, "more lies", async || told.load(Ordering::Relaxed) >= enough).await?;
+        eventually(LATER, "more lies", async || sent.load(Ordering::Relaxed) >= enough).await?;
         ensure!(site.status("web").await?.address.is_none(), "a lie is recorded");
         ensure!(agent.process.is_running(), "{}", agent.process.log());
         ensure!(agent.metric("hgo_dhcp_frames_dropped_total").await? > 0.0, "nothing was dropped");
@@ -160,10 +160,10 @@ fn an_honest_server_is_heard_among_lies() -> Result<()> {
         let agent = site.agent().await?;
         let there = site.segment.attach("liar", "10.77.0.9/24").await?;
         there.ip("route add default dev eth0").await?;
-        let (told, end) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let (sent, end) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         let liar = {
-            let (there, told, end) = (there.clone(), told.clone(), end.clone());
-            tokio::spawn(async move { lie(&there, told, end).await })
+            let (there, sent, end) = (there.clone(), sent.clone(), end.clone());
+            tokio::spawn(async move { lie(&there, sent, end).await })
         };
         let web = site.lease("web").await?;
         let address = site.address("web").await?;
@@ -171,7 +171,7 @@ fn an_honest_server_is_heard_among_lies() -> Result<()> {
         liar.await??;
         let granted = site.server.granted_to(&web.mac.to_string()).await?.context("not granted")?;
         ensure!(granted.address.to_string() == address, "{granted:?}, not {address}");
-        ensure!(told.load(Ordering::Relaxed) > 0, "no lie was sent");
+        ensure!(sent.load(Ordering::Relaxed) > 0, "no lie was sent");
         answered_for_all(&site, &agent).await
     })
 }

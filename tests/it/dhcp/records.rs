@@ -161,22 +161,22 @@ fn what_failed_is_tried_again() -> Result<()> {
         // A foreign link has the name.
         let taken = macvlan(&site, "late", "bridge").await?;
         let late = site.lease("late").await?;
-        told(&site, "late", "LinkFailed").await?;
+        warned(&site, "late", "LinkFailed").await?;
         site.host.ip(&format!("link delete {taken}")).await?;
         site.bound("late", "address", |_| true).await?;
 
         // The server is stopped.
         site.server.process.signal("STOP")?;
         let last = site.lease("last").await?;
-        told(&site, "last", "NoOffer").await?;
+        warned(&site, "last", "NoOffer").await?;
         site.server.process.signal("CONT")?;
         site.bound("last", "address", |_| true).await?;
         site.linked(&[&web, &late, &last]).await
     })
 }
 
-/// For longer than a lease only the DHCP server answers the agent. It renews its lease, and
-/// continues the record later. A signal to end meanwhile leaves no link.
+/// Only the DHCP server answers the agent, for longer than a lease lasts. The agent renews its lease,
+/// and continues the record later. A signal to end meanwhile leaves no link.
 #[test]
 fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
     let scope = Scope::new([10, 77, 0, 1]).seconds(30).timers(8, 14);
@@ -265,7 +265,7 @@ async fn duplicate(inside: &Netns, mac: Mac) -> Result<()> {
 }
 
 /// Waits until the record's condition and an Event give this reason for a missing address.
-async fn told(site: &Site, name: &str, reason: &str) -> Result<()> {
+async fn warned(site: &Site, name: &str, reason: &str) -> Result<()> {
     eventually(LATER, &format!("{reason} in the status of {name}"), async || {
         let status = site.status(name).await.map_err(|error| error.to_string())?;
         let ready = status.conditions.first().and_then(|ready| ready.reason.as_deref());

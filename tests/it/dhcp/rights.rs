@@ -20,7 +20,7 @@ fn rules(yaml: &str) -> Result<Vec<(String, Value, Value)>> {
         .collect()
 }
 
-/// Without a capability it names it and its purpose, instead of failing at the first lease.
+/// An agent without a capability names it and its purpose, instead of failing at the first lease.
 #[test]
 fn a_capability_that_is_missing_is_named() -> Result<()> {
     for (missing, others) in [("net_admin", "net_raw"), ("net_raw", "net_admin")] {

@@ -1,4 +1,4 @@
-//! From a LoadBalancer to a server's lease file and back: operator, agent and server together.
+//! Operator, agent and server together, from a LoadBalancer to the server's lease file and back.
 
 use anyhow::{Context as _, Result, ensure};
 use testbed::eventually;

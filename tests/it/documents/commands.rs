@@ -25,7 +25,7 @@ use crate::hygiene::root;
 
 /// The objects that commands are about.
 const SCENE: &str = include_str!("scene.yaml");
-/// How each program is run instead.
+/// Scripts that are run in place of each program.
 const STAND_INS: [(&str, &str); 8] = [
     ("kubectl", include_str!("stand_ins/kubectl.sh")),
     ("helm", include_str!("stand_ins/helm.sh")),
@@ -71,7 +71,7 @@ async fn every_command_that_is_shown_runs() -> Result<()> {
     bed.stop().await
 }
 
-/// What a shell is given of a block.
+/// Script of a block's commands. `None`: it has no commands.
 fn script(block: &Block) -> Option<String> {
     match block.language.as_str() {
         "sh" => Some(block.text.clone()),
@@ -150,7 +150,7 @@ impl Desk {
     }
 }
 
-/// What is run as a stand-in is read by the real command line all the same: `controller` has no end.
+/// The real command line parses each command that a stand-in runs: `controller` has no end.
 #[test]
 fn every_command_line_of_the_programs_is_understood() {
     let mut subcommands = BTreeSet::new();

@@ -351,7 +351,7 @@ fn sentence(text: &str) -> String {
     if text.is_empty() || text.ends_with('.') { text.to_owned() } else { format!("{text}.") }
 }
 
-/// One line, as a cell of a table takes it.
+/// Text of a table's cell, on one line.
 fn cell(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     line.replace('|', "\\|").replace('<', "&lt;")

@@ -14,9 +14,12 @@ use std::path::Path;
 
 use crate::hygiene::{files, make_targets, read, root};
 
-/// Where the README's length ends: the rest is in docs/.
+/// Longest README, in lines: the rest is in docs/.
 const README_LINES: usize = 200;
 const CONTENTS: &str = "docs/README.md";
+const WALK: &str = "docs/follow-one-loadbalancer.md";
+/// Longest walk, in lines: it is read in one go.
+const WALK_LINES: usize = 50;
 
 /// Every document, and its text.
 fn documents() -> Vec<(String, String)> {
@@ -113,6 +116,47 @@ fn every_link_within_the_repository_leads_somewhere() {
             }
         }
     }
+}
+
+/// The walk for newcomers, and any other page: a function that a link to a file names is in that file.
+#[test]
+fn every_function_that_a_link_names_is_in_its_file() {
+    let mut walk = 0;
+    for (file, document) in documents() {
+        let folder = root().join(&file).parent().unwrap().to_owned();
+        for (function, path) in functions(&document) {
+            let code = fs::read_to_string(folder.join(&path)).unwrap_or_default();
+            assert!(defines(&code, &function), "{file}: {path} has no function {function}");
+            walk += usize::from(file == WALK);
+        }
+    }
+    let lines = read(WALK).lines().count();
+    assert!(walk >= 10 && lines <= WALK_LINES, "{WALK}: {walk} functions in {lines} lines");
+}
+
+/// Links from the name of a function, in backquotes, to a Rust file: both of them.
+fn functions(document: &str) -> Vec<(String, String)> {
+    let links = prose(document);
+    let links = links.split("[`").skip(1).filter_map(|link| {
+        let (name, rest) = link.split_once("`](")?;
+        let (path, _) = rest.split_once(')').filter(|(path, _)| path.ends_with(".rs"))?;
+        Some((name.to_owned(), path.to_owned()))
+    });
+    links.collect()
+}
+
+fn defines(code: &str, function: &str) -> bool {
+    let begins = |end: char| code.contains(&format!("fn {function}{end}"));
+    begins('(') || begins('<')
+}
+
+#[test]
+fn functions_are_found_in_links_and_code() {
+    let document = "see [`a`](x.rs), [`b`](y.md), [c](z.rs)\n```\n[`d`](w.rs)\n```\n";
+    assert_eq!(functions(document), [("a".to_owned(), "x.rs".to_owned())]);
+    let code = "async fn a(x: u8) {}\nfn go<T>() {}\n// calls b()\n";
+    assert!(defines(code, "a") && defines(code, "go"));
+    assert!(!defines(code, "b") && !defines(code, "g") && !defines("", "a"));
 }
 
 /// Every picture is shown somewhere, has words for who cannot see it, fits a dark page, and fetches
@@ -250,7 +294,7 @@ fn names_with(text: &str, prefix: &str, belongs: fn(char) -> bool) -> BTreeSet<S
     names_after(text, prefix, belongs).into_iter().map(|name| format!("{prefix}{name}")).collect()
 }
 
-/// What follows each occurrence of the prefix, as long as its characters belong to a name.
+/// Names after each occurrence of the prefix, as long as their characters belong to a name.
 fn names_after(text: &str, prefix: &str, belongs: fn(char) -> bool) -> BTreeSet<String> {
     text.match_indices(prefix)
         .map(|(at, _)| text[at + prefix.len()..].chars().take_while(|c| belongs(*c)).collect())

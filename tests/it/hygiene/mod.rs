@@ -8,6 +8,7 @@
 
 mod lock;
 mod release;
+mod words;
 mod workflows;
 
 use std::collections::{BTreeMap, BTreeSet};

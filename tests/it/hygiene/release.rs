@@ -1,5 +1,7 @@
 //! One version, wherever a release is named.
 
+use std::path::Path;
+
 use super::{files, read};
 
 /// The chart's default tag of the image is its appVersion, so one that lags behind installs an image

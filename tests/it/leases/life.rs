@@ -127,7 +127,7 @@ async fn a_record_without_a_load_balancer_is_given_back() -> Result<()> {
     cluster.record_gone("asleep").await
 }
 
-/// Without an agent the record goes at the end of its lease, and not before.
+/// The record goes at the end of its lease, and not before, if there is no agent.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_agent_a_record_goes_when_its_time_is_over() -> Result<()> {
     let cluster = Cluster::start().await?;
@@ -165,9 +165,12 @@ async fn where_no_network_is_declared_the_announcer_leases_and_goes_on() -> Resu
     let _operator = cluster.operator().await?;
     cluster.dhcp_lb("web", &[]).await?;
     cluster.publishes("web", "0.0.0.0").await?;
-    let told = ready(&cluster.lbs().get("web").await?);
-    assert_eq!((told.0.as_str(), told.1.as_str()), ("True", "DHCP"));
-    assert!(told.2.contains(NETWORK) && told.2.contains("does not lease"), "{told:?}");
+    let condition = ready(&cluster.lbs().get("web").await?);
+    assert_eq!((condition.0.as_str(), condition.1.as_str()), ("True", "DHCP"));
+    assert!(
+        condition.2.contains(NETWORK) && condition.2.contains("does not lease"),
+        "{condition:?}"
+    );
     cluster.dhcp_lb("host", &[(DHCP, "host")]).await?;
     let message = cluster.withdrawn("host", "NoDHCPAgent").await?;
     assert!(message.contains(NETWORK), "{message}");

@@ -1,4 +1,4 @@
-//! From a record to a LoadBalancer: published, moved, lost, found again.
+//! Publication of leased addresses: published, moved, lost, found again.
 
 use anyhow::{Result, ensure};
 use chrono::TimeDelta;
@@ -40,8 +40,8 @@ async fn what_an_agent_leases_is_published_moved_withdrawn_and_published_again()
     assert_eq!(allocated.gateway.as_deref(), Some("10.7.0.1"));
     assert_eq!(status.address.as_deref(), Some("10.7.0.20"), "as for an address from a pool");
     assert!(lb.metadata.finalizers.unwrap().contains(&LB_FINALIZER.to_owned()));
-    let told = ready(&cluster.lbs().get("web").await?);
-    assert_eq!((told.0.as_str(), told.1.as_str()), ("True", "Leased"), "{told:?}");
+    let condition = ready(&cluster.lbs().get("web").await?);
+    assert_eq!((condition.0.as_str(), condition.1.as_str()), ("True", "Leased"), "{condition:?}");
 
     // The server granted another address: the record lost the first one before.
     cluster.take_away("web", "Selecting").await?;
@@ -112,7 +112,7 @@ async fn an_address_ends_by_the_clock_when_its_agent_is_silent() -> Result<()> {
     Ok(())
 }
 
-/// For VMs kube-vip announces: its Service requests the leased address, follows it, and goes before
+/// kube-vip announces for VMs: its Service requests the leased address, follows it, and goes before
 /// the LoadBalancer's status loses the address.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_follows_the_lease_and_goes_with_it() -> Result<()> {
@@ -164,7 +164,7 @@ async fn a_service_follows_the_lease_and_goes_with_it() -> Result<()> {
 
 /// A status is stored, not trusted: foreign content is corrected, and a wiped status restored.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_status_that_somebody_else_writes_is_put_right() -> Result<()> {
+async fn a_status_that_another_client_writes_is_put_right() -> Result<()> {
     let cluster = Cluster::start().await?;
     let _agent = Agent::start(&cluster, NETWORK).await?;
     // Admission is off: the write is not refused.

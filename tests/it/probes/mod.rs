@@ -51,7 +51,7 @@ async fn hits(server: &Server, address: &str, more: usize) -> Result<()> {
 }
 
 #[test]
-fn a_backend_comes_goes_and_comes_back_and_each_flip_is_told_once() -> Result<()> {
+fn a_backend_comes_goes_and_comes_back_and_each_flip_is_reported_once() -> Result<()> {
     isolated(async || {
         let mut bed = Bed::start()?;
         let check = Check { success_threshold: 2, ..tcp(80) };
@@ -67,8 +67,8 @@ fn a_backend_comes_goes_and_comes_back_and_each_flip_is_told_once() -> Result<()
             bed.says(A, false).await?;
         }
         assert!(bed.results("success") >= 4.0);
-        let told = std::iter::from_fn(|| bed.changed.try_recv().ok()).collect::<Vec<_>>();
-        assert_eq!(told, ["lb"; 4]);
+        let changed = std::iter::from_fn(|| bed.changed.try_recv().ok()).collect::<Vec<_>>();
+        assert_eq!(changed, ["lb"; 4]);
         assert_eq!(bed.metric("hgo_probe_verdicts_total", "verdict=\"healthy\""), 2.0);
         assert_eq!(bed.metric("hgo_probe_targets", ""), 1.0);
         assert_eq!(sockets(TcpState::TimeWait)?, 0, "connections stay behind");

@@ -24,12 +24,12 @@ const ROTATIONS: u32 = 4;
 pub(super) const DUE: u64 = 240;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clock_five_minutes_ahead_harms_nobody() -> Result<()> {
+async fn a_clock_five_minutes_ahead_does_no_harm() -> Result<()> {
     off(MINUTES).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clock_five_minutes_behind_harms_nobody() -> Result<()> {
+async fn a_clock_five_minutes_behind_does_no_harm() -> Result<()> {
     off(-MINUTES).await
 }
 

@@ -14,7 +14,7 @@ use crate::support::{Cluster, shows};
 const ROTATIONS: i64 = 20;
 const OVERLAP: Duration = Duration::from_secs(8);
 
-/// With the log at trace level, no token appears in a log, metric, Event or status.
+/// No token appears in a log at trace level, a metric, an Event or a status.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_call_fails_through_twenty_rotations() -> Result<()> {
     let cluster = cluster().await?;
@@ -80,7 +80,7 @@ async fn secret(
     Ok(())
 }
 
-/// By the schedule alone, as early as a schedule can be.
+/// The schedule alone replaces credentials, as early as a schedule can be.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_replaces_them_by_itself() -> Result<()> {
     let cluster = cluster().await?;

@@ -19,7 +19,7 @@ use super::fixture::{NAME, RIGHTS, behind_proxy, cluster, spec, start};
 use crate::support::{SOON, shows};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_somebody_else_puts_there_is_kept() -> Result<()> {
+async fn a_foreign_credential_in_the_target_is_kept() -> Result<()> {
     let cluster = cluster().await?;
     let operator = cluster.standby(start()).await?;
     operator.leads().await?;
@@ -49,7 +49,7 @@ async fn what_somebody_else_puts_there_is_kept() -> Result<()> {
 
 /// The write that is to replace it is already on its way.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_somebody_puts_there_at_the_last_moment_is_kept() -> Result<()> {
+async fn a_foreign_credential_put_there_at_the_last_moment_is_kept() -> Result<()> {
     let cluster = cluster().await?;
     let (proxy, _operator) = behind_proxy(&cluster).await?;
     cluster.rotation(spec(&[])).await?;
@@ -222,7 +222,7 @@ async fn what_is_put_back_at_the_last_moment_is_not_revoked() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_only_watched_is_told_when_it_ends() -> Result<()> {
+async fn the_end_of_a_watched_credential_is_reported() -> Result<()> {
     let cluster = cluster().await?;
     let operator = cluster.standby(start()).await?;
     operator.leads().await?;
@@ -230,7 +230,7 @@ async fn what_is_only_watched_is_told_when_it_ends() -> Result<()> {
     let value = cluster.kubeconfig().replace("theirs", &theirs);
     cluster.put(&value).await?;
     cluster.rotation(json!({"target": {"secret": {"name": NAME, "key": "kubeconfig"}}})).await?;
-    let said = cluster.reason("Expiring", "NobodyRotates").await?;
+    let said = cluster.reason("Expiring", "NotReplaced").await?;
     ensure!(
         said.contains("user \"other\"") && said.contains("not replaced automatically"),
         "{said}"
@@ -298,18 +298,18 @@ async fn workloads_are_restarted_once_for_each_credential() -> Result<()> {
     let restart =
         json!([{"kind": "Deployment", "name": "ccm"}, {"kind": "DaemonSet", "name": "no"}]);
     cluster.rotation(spec(&[("tell", json!({"restart": restart}))])).await?;
-    let told = async |at_least: i64| {
+    let restarted = async |at_least: i64| {
         cluster
-            .says("word to workloads", |s| {
+            .says("restart of the workloads", |s| {
                 let current = s.current.as_ref().map(|current| current.name.clone());
                 s.serial >= at_least
                     && s.pending.is_none()
                     && current.is_some()
-                    && s.told == current
+                    && s.restarted_for == current
             })
             .await
     };
-    told(1).await?;
+    restarted(1).await?;
     let api: Api<Deployment> = Api::namespaced(cluster.client.clone(), "default");
     let seen = async || {
         let deployment = api.get("ccm").await?;
@@ -322,7 +322,7 @@ async fn workloads_are_restarted_once_for_each_credential() -> Result<()> {
     let hash = cluster.status().await?.current.context("none")?.hash;
     ensure!(annotations.values().next() == Some(&hash), "{annotations:?}");
     cluster.annotate("rotate", "1").await?;
-    told(2).await?;
+    restarted(2).await?;
     let (second, annotations) = seen().await?;
     ensure!(second == first + 1 && annotations.len() == 1, "{first} to {second}, {annotations:?}");
     cluster.one_is_left().await

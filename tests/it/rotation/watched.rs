@@ -29,7 +29,7 @@ fn kubeconfig(year: i32) -> Result<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_certificate_that_ends_is_told_by_its_user() -> Result<()> {
+async fn the_end_of_a_client_certificate_is_reported_with_its_user() -> Result<()> {
     let cluster = cluster().await?;
     let operator = cluster.standby(start()).await?;
     operator.leads().await?;

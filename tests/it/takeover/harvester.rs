@@ -86,7 +86,7 @@ struct Running {
     operator: Option<Operator>,
 }
 
-/// It, until dropped.
+/// A Harvester that runs until dropped.
 pub(super) struct Harvester {
     pub(super) cluster: Arc<Cluster>,
     running: Arc<Mutex<Running>>,
@@ -431,7 +431,7 @@ async fn fleet(client: Client) {
     }
 }
 
-/// As an upgrade of Harvester does: the replicas are those of the chart's values.
+/// Upgrades Harvester: the replicas are those of the chart's values.
 async fn install(client: &Client, (controller, webhook): (i64, i64)) -> Result<()> {
     let api: Api<Deployment> = Api::namespaced(client.clone(), NAMESPACE);
     for (name, replicas) in [(CONTROLLER, controller), (WEBHOOK, webhook)] {

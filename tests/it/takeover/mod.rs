@@ -1,4 +1,4 @@
-//! From the Go controller to the operator and back, by the `takeover` command.
+//! The `takeover` command: from the Go controller to the operator and back.
 
 mod harvester;
 mod world;

@@ -34,7 +34,7 @@ enum Fault {
     /// Deleted, and held by its finalizer.
     HalfDeleted,
     NoFinalizer,
-    /// It publishes the address of the next one.
+    /// Address of the next one, published a second time.
     Double,
 }
 

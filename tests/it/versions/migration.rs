@@ -80,7 +80,7 @@ async fn old_objects_are_read_and_written_anew_and_the_old_version_can_go() -> R
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_nobody_converts_the_list_of_stored_versions_stays() -> Result<()> {
+async fn without_conversion_the_list_of_stored_versions_stays() -> Result<()> {
     let cluster = Cluster::start().await?;
     let patch = json!({"status": {"storedVersions": ["v1alpha1", "v1beta1"]}});
     let params = kube::api::PatchParams::default();

@@ -103,8 +103,7 @@ async fn what_a_tenant_writes_into_the_annotation_is_judged_like_v1beta1() -> Re
 
 /// The Go webhook treated `backendServers` as addresses.
 #[tokio::test(flavor = "multi_thread")]
-async fn addresses_in_place_of_vms_are_told_to_whoever_writes_them_and_on_the_object() -> Result<()>
-{
+async fn addresses_in_place_of_vms_give_a_warning_and_a_condition() -> Result<()> {
     let (cluster, _operator) = served().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let spec = json!({"ipam": "pool", "backendServers": ["10.9.0.5"],

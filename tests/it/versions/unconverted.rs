@@ -9,7 +9,7 @@ use super::{CRD, crds};
 use crate::support::Cluster;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn v1beta1_needs_nobody_and_v1alpha1_is_refused_rather_than_cut() -> Result<()> {
+async fn v1beta1_needs_no_conversion_and_v1alpha1_is_refused_rather_than_cut() -> Result<()> {
     let cluster = Cluster::start().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
     let _operator = cluster.operator().await?;

@@ -47,7 +47,7 @@ async fn on_the_pod_network_a_vm_is_at_its_pods_address_alone() -> Result<()> {
         assert_eq!(operator.metric("hgo_probe_targets", &[]).await?, 0.0, "{address} is probed");
         cluster.deleted(lb).await?;
     }
-    ensure!(nobody_came(&listener), "the prober connected to {here}");
+    ensure!(no_connection_arrived(&listener), "the prober connected to {here}");
 
     // Its own address is used, reported or not.
     let both = vec![API_SERVER.to_owned(), "10.52.0.7".to_owned()];
@@ -65,7 +65,7 @@ async fn on_the_pod_network_a_vm_is_at_its_pods_address_alone() -> Result<()> {
     cluster.endpoints_are("web", &[("liar", "10.52.0.7", "ready")]).await
 }
 
-fn nobody_came(listener: &TcpListener) -> bool {
+fn no_connection_arrived(listener: &TcpListener) -> bool {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     listener.poll_accept(&mut context).is_pending()
 }

@@ -161,7 +161,7 @@ async fn an_endpoint_says_what_its_vm_and_pod_say() -> Result<()> {
     silent_agent(&cluster).await
 }
 
-/// Without the agent the address of a VM on a VLAN is not known.
+/// The address of a VM on a VLAN is not known without the guest agent.
 async fn silent_agent(cluster: &Cluster) -> Result<()> {
     cluster.vm_lb("lan").await?;
     let vm = Vm::new("default", "b").label("app", "lan");

@@ -71,14 +71,14 @@ async fn what_another_made_is_left_as_it_is_and_the_name_is_taken_when_it_is_fre
 
 /// Checks an object of the operator without its owner reference.
 async fn disowned(cluster: &Cluster) -> Result<()> {
-    let nobody = json!({"metadata": {"ownerReferences": null}});
+    let no_owner = json!({"metadata": {"ownerReferences": null}});
     for kind in ["Service", "EndpointSlice"] {
         cluster.vm_lb("disowned").await?;
         cluster.waits("disowned", "NoRunningBackends").await?;
         if kind == "Service" {
-            cluster.edit::<Service>("disowned", nobody.clone()).await?;
+            cluster.edit::<Service>("disowned", no_owner.clone()).await?;
         } else {
-            cluster.edit::<EndpointSlice>("disowned", nobody.clone()).await?;
+            cluster.edit::<EndpointSlice>("disowned", no_owner.clone()).await?;
         }
         let said = cluster.waits("disowned", "ServiceConflict").await?;
         assert!(

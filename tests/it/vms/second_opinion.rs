@@ -74,13 +74,14 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
                 "two on node node-2 reaches them and the leader, one on node node-1, does not";
             eventually(SOON, &format!("second opinion of {lb}"), async || {
                 let is = ready(&cluster.lbs().get(lb).await.map_err(|e| e.to_string())?);
-                let told = is.0 == "True" && is.1 == "ProberDoubted" && is.2.contains(expected);
-                if told { Ok(true) } else { Err(format!("{is:?}")) }
+                let is_reported =
+                    is.0 == "True" && is.1 == "ProberDoubted" && is.2.contains(expected);
+                if is_reported { Ok(true) } else { Err(format!("{is:?}")) }
             })
             .await?;
         }
         shows(&leader, DOUBTED, &["reached"], |count| count == 8.0).await?;
-        told(&cluster, "ProberContradicted", "two on node node-2 reaches them").await?;
+        noted(&cluster, "ProberContradicted", "two on node node-2 reaches them").await?;
         assert_eq!(slices(&cluster).await?, before, "a slice has changed");
 
         here.ip(&format!("route add {VMS}")).await?;
@@ -88,7 +89,7 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
             cluster.serves(lb, "Announced").await?;
         }
         shows(&leader, DOUBTED, &[], |count| count == 0.0).await?;
-        told(&cluster, "ProberTrusted", "answer again").await?;
+        noted(&cluster, "ProberTrusted", "answer again").await?;
         assert_eq!(slices(&cluster).await?, before);
         let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
         eventually(SOON, "Lease without notes", async || {
@@ -105,7 +106,7 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
             assert_eq!(states, ["not ready", "not ready", "serving, terminating"], "{endpoints:?}");
             assert!(endpoints.contains_key(SINK));
         }
-        told(&cluster, "OutageConfirmed", "two on node node-2 does not reach them either").await?;
+        noted(&cluster, "OutageConfirmed", "two on node node-2 does not reach them either").await?;
         shows(&leader, DOUBTED, &[], |count| count == 0.0).await?;
         // Only Events of the Lease, and none of a LoadBalancer.
         let doubts =
@@ -168,15 +169,15 @@ async fn slices(cluster: &Cluster) -> Result<BTreeMap<String, String>> {
 async fn events(cluster: &Cluster) -> Result<Vec<(String, String, String)>> {
     let all: Api<Event> = Api::all(cluster.client.clone());
     let events = all.list(&ListParams::default()).await?.items.into_iter();
-    let told = events.map(|event| {
+    let notes = events.map(|event| {
         let of = event.regarding.and_then(|object| object.kind).unwrap_or_default();
         (of, event.reason.unwrap_or_default(), event.note.unwrap_or_default())
     });
-    Ok(told.collect())
+    Ok(notes.collect())
 }
 
 /// Waits for an Event of the Lease.
-async fn told(cluster: &Cluster, reason: &str, note: &str) -> Result<()> {
+async fn noted(cluster: &Cluster, reason: &str, note: &str) -> Result<()> {
     eventually(SOON, &format!("Event {reason}: {note}"), async || {
         let events = events(cluster).await?;
         anyhow::Ok(

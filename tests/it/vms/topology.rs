@@ -15,7 +15,7 @@ const REGION: &str = "topology.kubernetes.io/region";
 const ZONE: &str = "topology.kubernetes.io/zone";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_vm_is_told_where_it_runs_and_when_that_changes() -> Result<()> {
+async fn a_vm_is_annotated_with_its_nodes_topology_and_again_when_that_changes() -> Result<()> {
     let cluster = Cluster::start().await?;
     let client = &cluster.client;
     create_node(client, "node-1", &[(REGION, "eu"), (ZONE, "eu-1")], "10.0.0.1").await?;
@@ -31,33 +31,33 @@ async fn a_vm_is_told_where_it_runs_and_when_that_changes() -> Result<()> {
     let by_hand = Guest::run(client, by_hand, "silent").await?;
     let before = version(&rancher.instance().await?.metadata);
     let _operator = cluster.operator().await?;
-    told(&guest, Some("eu"), Some("eu-1")).await?;
+    annotated(&guest, Some("eu"), Some("eu-1")).await?;
     let second = Guest::run(client, vm("web", "b", "10.52.0.10"), "node-2").await?;
-    told(&second, Some("eu"), Some("eu-2")).await?;
+    annotated(&second, Some("eu"), Some("eu-2")).await?;
 
     guest.begin_migration("node-2").await?;
     guest.end_migration(Outcome::Failed).await?;
-    told(&guest, Some("eu"), Some("eu-1")).await?;
+    annotated(&guest, Some("eu"), Some("eu-1")).await?;
     guest.begin_migration("node-2").await?;
     guest.end_migration(Outcome::Succeeded).await?;
-    told(&guest, Some("eu"), Some("eu-2")).await?;
+    annotated(&guest, Some("eu"), Some("eu-2")).await?;
     guest.begin_migration("node-3").await?;
     guest.end_migration(Outcome::Succeeded).await?;
-    told(&guest, Some("us"), None).await?;
+    annotated(&guest, Some("us"), None).await?;
 
     relabel(&cluster, "node-2", "eu-9").await?;
-    told(&second, Some("eu"), Some("eu-9")).await?;
+    annotated(&second, Some("eu"), Some("eu-9")).await?;
     relabel(&cluster, "node-3", "us-1").await?;
-    told(&guest, Some("us"), Some("us-1")).await?;
+    annotated(&guest, Some("us"), Some("us-1")).await?;
     relabel(&cluster, "node-1", "eu-7").await?;
     // A VM that is annotated after the change was observed.
     let last = Guest::run(client, vm("web", "c", "10.52.0.11"), "node-1").await?;
-    told(&last, Some("eu"), Some("eu-7")).await?;
+    annotated(&last, Some("eu"), Some("eu-7")).await?;
     assert_eq!(version(&rancher.instance().await?.metadata), before, "Harvester's own");
-    told(&by_hand, None, Some("mine")).await
+    annotated(&by_hand, None, Some("mine")).await
 }
 
-async fn told(guest: &Guest, region: Option<&str>, zone: Option<&str>) -> Result<()> {
+async fn annotated(guest: &Guest, region: Option<&str>, zone: Option<&str>) -> Result<()> {
     let name = &guest.vm().name;
     eventually(SOON, &format!("{name} in {region:?}, {zone:?}"), async || {
         let vmi = guest.instance().await.map_err(|e| format!("{e:#}"))?;

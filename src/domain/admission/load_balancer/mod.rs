@@ -43,18 +43,18 @@ pub struct Asks {
 pub struct PoolSeen {
     /// LoadBalancers that the pool serves.
     pub selector: Selector,
-    /// Why the pool gives out no addresses. `None`: it does.
+    /// Reason why the pool gives out no addresses. `None`: it does.
     pub idle: Option<String>,
     /// Whether every address is in use.
     pub full: bool,
-    /// Why the pool's addresses do not fit the LoadBalancer's network. `None`: they do.
+    /// Reason why the pool's addresses do not fit the LoadBalancer's network. `None`: they do.
     pub mismatch: Option<Wait>,
 }
 
 /// The pool that `spec.ipPool` names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Named {
-    /// Not looked up, or not known now.
+    /// No answer: not looked up, or not known now.
     #[default]
     Unknown,
     /// No pool has this name.
@@ -69,8 +69,8 @@ pub enum Named {
 pub struct Known {
     /// Project and network, from objects that the requesting user does not write.
     pub around: Surroundings,
-    /// Why the LoadBalancer would get no address: its guest cluster is being removed. `None`: it is
-    /// not.
+    /// Reason why the LoadBalancer would get no address: its guest cluster is being removed. `None`:
+    /// it is not.
     pub removal: Option<Wait>,
     /// Pool that the LoadBalancer names.
     pub named: Named,

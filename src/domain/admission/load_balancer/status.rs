@@ -12,7 +12,7 @@ use super::{Answer, Known, is_blank, is_guest, shown};
 use api::{DHCP_ADDRESS, READY};
 
 /// Most differences that are reported. More would not help.
-const MOST_TOLD: usize = 4;
+const MOST_REPORTED: usize = 4;
 
 /// Restores missing fields: a client that knows fewer fields, or none, does not mean to remove
 /// them.
@@ -153,7 +153,7 @@ fn compare<'a>(
     found: &mut Vec<(String, &'a Value, &'a Value)>,
 ) {
     static UNSET: Value = Value::Null;
-    if found.len() >= MOST_TOLD || old == new || is_blank(old) && is_blank(new) {
+    if found.len() >= MOST_REPORTED || old == new || is_blank(old) && is_blank(new) {
         return;
     }
     let fields = |value: &'_ Value| value.is_object() || value.is_null();
@@ -168,20 +168,22 @@ fn compare<'a>(
     }
 }
 
-/// Why a guest may not publish this address.
+/// Checks the address that a guest publishes. The error is the reason why it may not.
 fn guests_address(new: &Value, old: &Value, known: &Known) -> Result<(), String> {
-    let Some(told) = address(new).filter(|told| address(old) != Some(told)) else { return Ok(()) };
-    let text = shown(&Value::String(told.to_owned()));
+    let Some(published) = address(new).filter(|published| address(old) != Some(published)) else {
+        return Ok(());
+    };
+    let text = shown(&Value::String(published.to_owned()));
     let claim = old.pointer("/status/allocatedAddress/ip").and_then(Value::as_str);
     match claim {
         Some(DHCP_ADDRESS) => {}
-        Some(claim) if told == claim => return Ok(()),
+        Some(claim) if published == claim => return Ok(()),
         Some(claim) => return Err(format!("{text} is not its claim, {claim}")),
         None => return Err(format!("{text} is not its claim: it has none yet")),
     }
-    match (told.parse::<IpAddr>(), &known.taken_by) {
+    match (published.parse::<IpAddr>(), &known.taken_by) {
         (Err(_), _) => Err(format!("{text} is not an IP address")),
-        (Ok(_), Some(whose)) => Err(format!("{told} is {whose}")),
+        (Ok(_), Some(whose)) => Err(format!("{published} is {whose}")),
         (Ok(_), None) => Ok(()),
     }
 }
@@ -189,8 +191,9 @@ fn guests_address(new: &Value, old: &Value, known: &Known) -> Result<(), String>
 /// The address that a guest newly publishes as leased.
 pub(super) fn new_lease(new: &Value, old: &Value) -> Option<IpAddr> {
     let leased = old.pointer("/status/allocatedAddress/ip").is_some_and(|ip| ip == DHCP_ADDRESS);
-    let told = address(new).filter(|told| leased && is_guest(old) && address(old) != Some(told))?;
-    told.parse().ok()
+    let published = address(new)
+        .filter(|published| leased && is_guest(old) && address(old) != Some(published))?;
+    published.parse().ok()
 }
 
 fn address(object: &Value) -> Option<&str> {

@@ -36,7 +36,7 @@ pub(super) fn everybody() -> Value {
     json!([{"project": "*", "namespace": "*", "guestCluster": "*"}])
 }
 
-pub(super) fn told(answer: &Answer) -> Vec<String> {
+pub(super) fn refusals(answer: &Answer) -> Vec<String> {
     answer.refusals.iter().map(ToString::to_string).collect()
 }
 
@@ -84,7 +84,7 @@ fn a_status_that_is_left_out_is_put_back_and_one_that_is_changed_refused() {
         new["status"] = left_out;
         new["spec"]["description"] = json!("edited");
         assert_eq!(mutated(&new, Some(&old), None).object.unwrap()["status"], old["status"]);
-        assert!(told(&judged(&new, Some(&old), &Known::default()))[0].starts_with("status."));
+        assert!(refusals(&judged(&new, Some(&old), &Known::default()))[0].starts_with("status."));
     }
     let mut forged = old.clone();
     forged["status"]["allocated"]["10.0.0.11"] = json!("ns/mine");
@@ -96,7 +96,10 @@ fn a_status_that_is_left_out_is_put_back_and_one_that_is_changed_refused() {
             ..request(Operation::Update, Some(&forged), Some(&old))
         };
         let Look::Decided(answer) = look(&request(false)) else { panic!("asks") };
-        assert!(told(&answer)[0].starts_with("status.allocated: is the operator's"), "{answer:?}");
+        assert!(
+            refusals(&answer)[0].starts_with("status.allocated: is the operator's"),
+            "{answer:?}"
+        );
         assert!(matches!(look(&request(true)), Look::Decided(a) if a == Answer::default()));
         assert_eq!(mutate(&request(true), None), Answer::default());
     }
@@ -199,7 +202,7 @@ fn a_pool_may_put_no_other_out_of_use() {
     ];
     for (object, expected) in &rows {
         let network = object["spec"]["selector"]["network"].as_str().unwrap();
-        let refusals = told(&judged(object, None, &known(network)));
+        let refusals = refusals(&judged(object, None, &known(network)));
         match *expected {
             "" => assert_eq!(refusals, Vec::<String>::new(), "{object}"),
             text => assert!(refusals.len() == 1 && refusals[0].starts_with(text), "{refusals:?}"),
@@ -219,7 +222,7 @@ fn a_conflict_that_is_there_may_shrink_and_not_grow() {
     let of = |first, last| pool(&json!({"ranges": range(first, last)}));
     assert_eq!(judged(&of(15, 30), None, &known).refusals.len(), 1);
     let better = judged(&of(18, 30), Some(&of(15, 30)), &known);
-    assert_eq!(told(&better), Vec::<String>::new());
+    assert_eq!(refusals(&better), Vec::<String>::new());
     assert!(better.warnings.iter().any(|w| w.contains("still in conflict with IPPool old")));
     assert_eq!(judged(&of(14, 30), Some(&of(15, 30)), &known).refusals.len(), 1);
     assert_eq!(judged(&of(14, 30), Some(&of(14, 30)), &known), Answer::default());
@@ -240,7 +243,7 @@ fn who_would_lose_an_address_is_named() {
     assert_eq!(at_stake, ["10.0.0.16", "10.0.0.17", "10.0.0.18", "10.0.0.19", "10.0.0.20"]);
     assert_eq!(question.at_stake[0].uid, "u16");
     let holders = question.at_stake.clone();
-    let refused = told(&question.judge(&Known { holders, ..Known::default() }));
+    let refused = refusals(&question.judge(&Known { holders, ..Known::default() }));
     assert_eq!(
         refused,
         [
@@ -248,7 +251,7 @@ fn who_would_lose_an_address_is_named() {
         ]
     );
     // Leaked claims refuse nothing, and claims that were outside before are not at stake.
-    assert_eq!(told(&question.judge(&Known::default())), Vec::<String>::new());
+    assert_eq!(refusals(&question.judge(&Known::default())), Vec::<String>::new());
     let mut further = shrunk.clone();
     further["spec"]["ranges"] = range(10, 14);
     let Look::Ask(question) = look(&request(Operation::Update, Some(&further), Some(&shrunk)))
@@ -269,7 +272,7 @@ fn who_would_lose_an_address_is_named() {
     };
     assert_eq!(question.at_stake.len(), 11);
     let holders = vec![question.at_stake[0].clone()];
-    let refused = told(&question.judge(&Known { holders, ..Known::default() }));
+    let refused = refusals(&question.judge(&Known { holders, ..Known::default() }));
     assert!(
         refused[0].starts_with(
             "can't delete pool before releasing all the allocated IP: 10.0.0.10 (ns/lb10);"
@@ -333,7 +336,7 @@ fn a_manual_release_is_judged_as_it_would_be_carried_out() {
             "" => texts.is_empty(),
             text => texts.len() == 1 && texts[0].contains(text),
         };
-        let is_right = fits(&told(&answer), refused) && fits(&answer.warnings, warned);
+        let is_right = fits(&refusals(&answer), refused) && fits(&answer.warnings, warned);
         assert!(is_right, "{asked}: {answer:?}");
         assert_eq!(judged(&new, Some(&new), &Known::default()), Answer::default(), "unchanged");
     }

@@ -127,7 +127,7 @@ fn what_the_server_adds_is_no_reason_to_write() {
 }
 
 #[test]
-fn what_somebody_else_changed_is_found() {
+fn a_foreign_change_is_found() {
     let wanted = service().wanted(Part::Validating, None).unwrap();
     let changes: [fn(&mut Value); 8] = [
         |s| s["webhooks"][0]["clientConfig"]["caBundle"] = json!("Qg=="),

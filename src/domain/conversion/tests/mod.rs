@@ -48,7 +48,7 @@ fn an_object_in_the_version_asked_for_is_returned_as_it_is() {
 }
 
 #[test]
-fn what_is_no_load_balancer_of_either_version_is_told() {
+fn what_is_no_load_balancer_of_either_version_is_refused() {
     for strange in [
         json!({}),
         json!(null),

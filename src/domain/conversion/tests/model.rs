@@ -1,6 +1,6 @@
-//! For every object that the schemas allow: conversion there and back returns the same object, and
-//! the other schema allows the result. Objects are made from the generated schemas, so no field is
-//! forgotten.
+//! Properties of all objects that the schemas allow: conversion there and back returns the same
+//! object, and the other schema allows the result. Objects are made from the generated schemas, so
+//! no field is forgotten.
 
 // Bounds of schemas are whole numbers, and none comes near what a double holds exactly.
 #![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]

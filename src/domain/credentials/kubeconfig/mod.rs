@@ -206,7 +206,7 @@ impl Kubeconfig {
         })
     }
 
-    /// Only entry of the user, if it may get a token.
+    /// The only entry of the user, if it may get a token.
     fn entry(&self, user: &str) -> Result<&Value, Unfit> {
         let mut all = self.0["users"].as_array().into_iter().flatten();
         let entry = all

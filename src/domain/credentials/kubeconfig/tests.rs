@@ -158,7 +158,7 @@ proptest! {
 }
 
 #[test]
-fn a_token_is_sent_to_nobody_unknown_and_not_in_clear() {
+fn a_token_is_not_sent_to_unverified_servers_or_in_clear() {
     let reach = |server: &str, insecure| Reach {
         server: server.to_owned(),
         authority: None,

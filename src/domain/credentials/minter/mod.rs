@@ -37,7 +37,7 @@ impl Gift<'_> {
     }
 }
 
-/// Only cluster for which a token in a cloud credential is valid: the one in the spec, or else the
+/// The only cluster for which a token in a cloud credential is valid: the one in the spec, or else the
 /// one in the kubeconfig's URL.
 pub fn scope(wanted: Option<&str>, server: &str) -> Result<String, Unfit> {
     wanted.or_else(|| cluster(server)).map(str::to_owned).ok_or_else(|| {

@@ -294,11 +294,11 @@ fn go_on(
 fn tell(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<Act> {
     let current = record.current.as_ref().filter(|current| current.ours)?;
     let is_there = matches!(&seen.target, Target::There { holds: Some(_), .. });
-    let is_told = record.told.as_ref() == Some(&current.name);
+    let is_done = record.restarted_for.as_ref() == Some(&current.name);
     if !is_there {
         return None;
     }
-    if plan.tells && !is_told {
+    if plan.tells && !is_done {
         if let Some(retry) = record.retry_after.filter(|retry| *retry > seen.now) {
             until.or(retry);
             return None;
@@ -310,14 +310,14 @@ fn tell(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Option<
         .previous
         .iter()
         .any(|old| old.after.is_none())
-        .then(|| write(Change::Told, told(plan, record, seen.now)))
+        .then(|| write(Change::Restarted, after_restart(plan, record, seen.now)))
 }
 
 /// Record after workloads were restarted for the credential in the target.
-pub fn told(plan: &Plan, record: &Record, now: Seconds) -> Record {
+pub fn after_restart(plan: &Plan, record: &Record, now: Seconds) -> Record {
     let mut next = record.clone();
     if plan.tells {
-        next.told = next.current.as_ref().map(|current| current.name.clone());
+        next.restarted_for = next.current.as_ref().map(|current| current.name.clone());
         next.failures = 0;
         next.retry_after = None;
         next.last_result = Some("Published".to_owned());

@@ -23,7 +23,7 @@ mod term;
 pub mod watched;
 
 pub use beside::of_two;
-pub use decide::{decide, told};
+pub use decide::{after_restart, decide};
 pub use deletion::left_behind;
 pub use term::Term;
 
@@ -117,7 +117,7 @@ pub struct Record {
     /// Credentials that are to be revoked.
     pub previous: Vec<Old>,
     /// Name of the last credential for which the workloads were restarted.
-    pub told: Option<String>,
+    pub restarted_for: Option<String>,
     /// Requests that were carried out.
     pub done: Requests,
     /// Failures in a row.
@@ -321,7 +321,7 @@ pub enum Change {
     /// A credential was found that no record named.
     Found,
     /// Workloads were restarted.
-    Told,
+    Restarted,
     /// A credential was revoked, or is gone.
     Revoked,
 }

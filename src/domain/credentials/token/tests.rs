@@ -25,7 +25,7 @@ fn a_signed_token_says_when_it_ends_and_what_it_is_bound_to() {
 }
 
 #[test]
-fn of_a_ranchers_token_only_the_name_is_told() {
+fn of_a_ranchers_token_only_the_name_is_shown() {
     for (token, name) in [
         ("kubeconfig-u-hc8k5lksjd:secret", "kubeconfig-u-hc8k5lksjd"),
         ("token-abcde:secret", "token-abcde"),

@@ -256,7 +256,7 @@ impl Client {
         self.leave()
     }
 
-    /// Does everything that is due at `now`. An early call does nothing.
+    /// Carries out everything that is due at `now`. An early call does nothing.
     pub fn due(&mut self, now: Duration) -> Vec<Out> {
         self.enter(now);
         let is_due = |at: Option<Duration>| at.is_some_and(|at| at <= self.now);

@@ -73,8 +73,7 @@ pub enum Trouble {
     Refused,
     /// The granted address belongs to another host, the station given.
     AddressInUse(Mac),
-    /// As many granted addresses in a row as are tried belonged to other hosts, the last to this
-    /// station.
+    /// All granted addresses that were tried in a row belonged to other hosts, the last to this station.
     TooManyInUse(Mac),
     /// The offered address cannot be used.
     Unusable {

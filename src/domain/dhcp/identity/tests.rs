@@ -83,7 +83,7 @@ fn a_client_identifier_has_the_form_that_is_chosen() {
 }
 
 #[test]
-fn text_that_is_no_hardware_address_is_told() {
+fn text_that_is_no_hardware_address_is_refused() {
     for bad in [
         "",
         "02:00:00:00:00",

@@ -112,7 +112,7 @@ fn what_the_network_does_not_have_is_not_published() {
     assert_eq!(why(range("10.8.0.0/24", "10.7.0.9"), true), "", "what is in use stays");
 }
 
-/// Of two LoadBalancers exactly one publishes, always the one whose address a pool allocated.
+/// Exactly one of two LoadBalancers publishes, always the one whose address a pool allocated.
 #[test]
 fn an_address_is_published_for_one() {
     let other =

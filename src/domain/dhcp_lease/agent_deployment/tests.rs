@@ -137,7 +137,7 @@ fn what_differs_is_put_right_in_the_version_that_was_seen() {
 }
 
 #[test]
-fn what_is_somebody_elses_is_never_touched() {
+fn foreign_objects_are_never_touched() {
     for label in [Value::Null, json!("Helm"), json!("harvester-guest-operator-2")] {
         let mut object = on("prod");
         object["metadata"]["labels"][KEEPER.0] = label;

@@ -81,11 +81,11 @@ fn status(facts: &Facts<'_>) -> Option<Status> {
     }
     if let Some((by, since)) = &facts.served_by {
         let since = since.map(time).unwrap_or_default();
-        let told = match agent {
+        let fault = match agent {
             Agent::Faulty(fault) => why("FormerOptions", fault.clone()),
             _ => None,
         };
-        return Some(Status { agent: by.clone(), since, ..told.unwrap_or_default() });
+        return Some(Status { agent: by.clone(), since, ..fault.unwrap_or_default() });
     }
     if let Agent::Faulty(fault) = agent {
         return why("Refused", fault.clone());

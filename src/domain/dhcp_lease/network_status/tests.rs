@@ -45,7 +45,7 @@ fn it_says_who_serves_and_since_when() {
 }
 
 #[test]
-fn it_says_why_nobody_serves() {
+fn it_gives_the_reason_for_a_missing_agent() {
     let refused = Agent::Refused("why".to_owned());
     let failure = Stored { failure: Some("quota".to_owned()), ..Stored::default() };
     let ours = facts(&Agent::Ours);
@@ -79,10 +79,10 @@ fn it_says_which_annotation_is_not_followed() {
     let served = Facts { served_by, ..facts(&faulty) };
     let (before, value) = written(&served, &value.to_string(), 8);
     let since = "2027-01-15T07:59:30Z";
-    let told = json!({
+    let expected = json!({
         "agent": "pod-1", "since": since, "reason": "FormerOptions", "message": "this one",
     });
-    assert_eq!(value, told);
+    assert_eq!(value, expected);
     let right = Facts { agent: &Agent::Ours, ..served };
     assert_eq!(written(&right, &before, 9).1, json!({"agent": "pod-1", "since": since}));
 }

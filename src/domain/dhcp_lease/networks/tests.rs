@@ -65,8 +65,8 @@ fn fault(networks: &Networks, said: &Declaration) -> String {
     why.clone()
 }
 
-/// Where the annotation does not count, or no agent can be attached, a fault of another annotation
-/// changes nothing.
+/// A fault of another annotation changes nothing where the annotation does not count, or no agent can
+/// be attached.
 #[test]
 fn a_fault_declares_nothing() {
     let networks = Networks { namespaces: ["default".to_owned()].into(), ..Networks::default() };

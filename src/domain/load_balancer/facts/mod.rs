@@ -19,9 +19,9 @@ pub enum Project {
     /// The Namespace is not in the view yet.
     #[default]
     Unknown,
-    /// In no project.
+    /// Namespace without a project.
     Outside,
-    /// In this project, `cluster/project`.
+    /// Project of the namespace, `cluster/project`.
     In(String),
 }
 
@@ -164,8 +164,8 @@ pub fn leased(lb: &LoadBalancer) -> Option<Ipv4Addr> {
 
 /// Whether the status publishes this address as announced.
 pub fn is_announced_at(lb: &LoadBalancer, address: IpAddr) -> bool {
-    let told = lb.status.as_ref().and_then(|status| status.address.as_deref());
-    told.is_some_and(|told| told.parse() == Ok(address))
+    let published = lb.status.as_ref().and_then(|status| status.address.as_deref());
+    published.is_some_and(|published| published.parse() == Ok(address))
 }
 
 /// Whether the status has an address, or `0.0.0.0` for one that the announcer leases.

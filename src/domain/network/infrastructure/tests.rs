@@ -93,7 +93,7 @@ fn nothing_is_left_of_objects_that_are_gone() {
 }
 
 #[test]
-fn addresses_of_nodes_are_told_apart() {
+fn addresses_of_nodes_are_distinguished() {
     let all = cluster();
     assert!(all.is_node(ip("10.0.0.11")));
     assert!(!all.is_node(ip("10.0.0.10")));

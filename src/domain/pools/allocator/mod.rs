@@ -72,7 +72,7 @@ pub enum Verdict {
         /// Network of the pool, blank for the nodes' own; `None` if the pool is gone or serves
         /// every network.
         network: Option<String>,
-        /// Why the address is not the one that the LoadBalancer asks for. `None`: it is.
+        /// Reason why the address is not the one that the LoadBalancer asks for. `None`: it is.
         instead: Option<Wait>,
     },
     /// No address yet. The book remembers the request and serves it when it can.
@@ -378,7 +378,7 @@ impl Book {
 }
 
 impl Pool {
-    /// Why the pool gives out no address. `None`: it does.
+    /// Reason why the pool gives out no address. `None`: it does.
     pub fn idle(&self) -> Option<String> {
         if self.deleting {
             return Some("it is being deleted".to_owned());
@@ -387,7 +387,7 @@ impl Pool {
         fault().or_else(|| self.conflict.as_ref().map(Conflict::standing_back))
     }
 
-    /// Why the pool's addresses do not fit the LoadBalancer's network. `None`: they do.
+    /// Reason why the pool's addresses do not fit the LoadBalancer's network. `None`: they do.
     fn mismatch(&self, name: &str, facts: &LbFacts) -> Option<Wait> {
         network_mismatch(name, &self.selector, &self.segment, facts)
     }

@@ -82,7 +82,7 @@ pub enum Over {
         last: IpAddr,
         /// Number of addresses that both have, in all ranges.
         count: u128,
-        /// Why the two networks are the same, as a clause.
+        /// Reason why the two networks are the same, as a clause.
         network: String,
     },
     /// A second global pool.
@@ -125,7 +125,7 @@ impl PoolFacts {
 }
 
 impl Contender<'_> {
-    /// Why addresses of both may be announced on one segment. `None`: they cannot be.
+    /// Reason why addresses of both may be announced on one segment. `None`: they cannot be.
     fn shared_network(&self, other: &Self) -> Option<String> {
         let (a, b) = (self.selector.network(), other.selector.network());
         if self.selector.is_global() || other.selector.is_global() {
@@ -216,7 +216,7 @@ pub fn against(candidate: &Contender<'_>, others: &[Contender<'_>]) -> Vec<Confl
     conflicts
 }
 
-/// Why a pool's addresses do not fit a LoadBalancer: the LoadBalancer names a network, and the
+/// Reason why a pool's addresses do not fit a LoadBalancer: the LoadBalancer names a network, and the
 /// pool, on `segment`, is for another one. A global pool serves every network. A pool without
 /// network may serve guests on any network, since its admin named none and a guest's network is
 /// that of its VMs.

@@ -166,7 +166,7 @@ fn the_older_stays_in_use_then_the_first_by_name() {
 }
 
 #[test]
-fn the_weightiest_is_told_with_both_places_and_the_remedy() {
+fn the_weightiest_is_reported_with_both_places_and_the_remedy() {
     let old = pool("old", 1, (10, 20), "ns/seven", (5, &["*/x/*"]));
     let new = pool("new", 2, (15, 30), "other/seven", (5, &["*/x/*"]));
     let segments = [segment("ns/seven", true), segment("other/seven", true)];

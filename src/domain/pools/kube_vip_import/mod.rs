@@ -225,8 +225,8 @@ impl Import {
             }),
             None => {}
         }
-        let told = known.load_balancers.iter();
-        users.extend(told.filter_map(|(name, address)| Some(((*address)?, name.clone()))));
+        let published = known.load_balancers.iter();
+        users.extend(published.filter_map(|(name, address)| Some(((*address)?, name.clone()))));
         for (ip, user) in users {
             self.note_user(ip, user, known);
         }

@@ -105,7 +105,7 @@ fn single_addresses_have_no_subnet() {
 }
 
 #[test]
-fn reversed_ends_are_exchanged_and_told() {
+fn reversed_ends_are_exchanged_and_reported() {
     let import = plan_of(&[("range-a", "10.0.0.20-10.0.0.10")]);
     assert_eq!(only(&import).1, ["10.0.0.0/27 10.0.0.10-10.0.0.20"]);
     assert_eq!(
@@ -116,7 +116,7 @@ fn reversed_ends_are_exchanged_and_told() {
 
 /// The first address is the network's own in every wider subnet, so none makes it a host.
 #[test]
-fn what_no_subnet_can_give_out_is_told() {
+fn what_no_subnet_can_give_out_is_reported() {
     let import = plan_of(&[("range-a", "10.0.0.0-10.0.0.15")]);
     assert_eq!(only(&import).1, ["10.0.0.0/28 10.0.0.1-10.0.0.14"]);
     assert!(
@@ -156,7 +156,7 @@ fn what_cannot_be_taken_is_named_with_a_remedy_and_the_rest_is_taken() {
 }
 
 #[test]
-fn keys_that_are_no_pools_are_told_and_nothing_else() {
+fn keys_that_are_no_pools_are_reported_and_no_others() {
     let import = plan_of(&[
         ("search-order", "desc"),
         ("interface-default", "eth0"),
@@ -225,7 +225,7 @@ fn pools_that_are_there_stay_and_are_in_the_way() {
     assert!(report.contains("not changed: IPPool default"), "{report}");
 }
 
-/// After the first run the pools exist: nothing is created twice.
+/// A second run finds the pools of the first: nothing is created twice.
 #[test]
 fn a_second_run_creates_nothing() {
     let data = data(&[("cidr-default", "10.1.0.0/24"), ("cidr-global", "10.2.0.0/24")]);
@@ -286,7 +286,7 @@ mod model {
     use super::*;
 
     proptest! {
-        /// For all values, imported pools are valid and do not overlap.
+        /// Imported pools are valid and do not overlap, whatever the values.
         #[test]
         fn what_is_taken_makes_sense(
             entries in prop::collection::btree_map(

@@ -29,7 +29,7 @@ pub const LEDGER_BYTES: usize = 1_400_000;
 /// Most former owners in the history.
 pub const HISTORY_LENGTH: usize = 500;
 
-/// Why a pool gave no address.
+/// Reason why a pool gave no address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoAddress {
     /// Every address is in use.
@@ -41,10 +41,10 @@ pub enum NoAddress {
 /// Whether a free address may be given to a LoadBalancer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fitness {
-    /// Yes.
+    /// May be given.
     Good,
-    /// Only when no other is left: it is the former address of another LoadBalancer, which waits
-    /// for it.
+    /// May be given when no other is left: it is the former address of another LoadBalancer, which
+    /// waits for it.
     Expected,
     /// No: another LoadBalancer has the address on the network where it would be announced.
     Taken,

@@ -170,7 +170,7 @@ impl Stretch {
         (to_u128(self.last) - to_u128(self.first)).saturating_add(1)
     }
 
-    /// Always `false`: a stretch has at least one address.
+    /// Returns `false`: a stretch has at least one address.
     pub fn is_empty(&self) -> bool {
         false
     }

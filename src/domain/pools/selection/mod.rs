@@ -53,7 +53,7 @@ struct Scope {
     cluster: String,
 }
 
-/// How well a pool fits. Lower is better.
+/// Rank of a pool that fits. Lower is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fit {
     /// Network and scope match strictly.
@@ -91,7 +91,7 @@ impl Selector {
         }
     }
 
-    /// How well the pool fits a LoadBalancer that names no pool. `None`: not at all.
+    /// Rank of the pool for a LoadBalancer that names no pool. `None`: it does not fit.
     pub fn fit(&self, requirement: &Requirement) -> Option<Fit> {
         if self.network == requirement.network && !self.global {
             if self.scope.iter().any(|s| s.admits(requirement, false)) {

@@ -1,4 +1,4 @@
-//! What the operator does with stored pools and LoadBalancers when it starts, as its allocator says.
+//! Forecast of what the operator does with stored pools and LoadBalancers when it starts.
 //!
 //! Invariant: nothing is forecast by a rule of its own. The pools are read into the [`Book`] as at the
 //! start of a term, and each LoadBalancer asks for its address as it would then.
@@ -12,7 +12,7 @@ use crate::pools::ranges;
 use crate::{Claim, LbFacts};
 use api::{LB_FINALIZER, LoadBalancer};
 
-/// What is stored.
+/// Stored objects that a forecast rests on.
 #[derive(Clone, Debug, Default)]
 pub struct Stored {
     /// Every IPPool.
@@ -38,18 +38,18 @@ pub enum Effect {
     Repairs,
 }
 
-/// One thing that is wrong, or that the operator treats otherwise than the Go controller.
+/// A fault, or an object that the operator treats otherwise than the Go controller.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
-    /// What becomes of it.
+    /// Consequence for the object.
     pub effect: Effect,
     /// Kind and name of the object.
     pub object: String,
-    /// What is wrong, and what happens.
+    /// Fault and consequence, as a sentence.
     pub text: String,
 }
 
-/// What is to be expected.
+/// Expected result of the operator's start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forecast {
     /// LoadBalancers that keep the address that they publish.
@@ -108,7 +108,7 @@ pub fn forecast(stored: &Stored) -> Forecast {
     forecast
 }
 
-/// What the allocator repairs in a ledger. Doubles are seen at the LoadBalancer that loses.
+/// Finding for a repair of a ledger. Doubles are reported at the LoadBalancer that loses.
 fn repaired(pool: &str, repair: &Repair) -> Option<Finding> {
     let text = match repair {
         Repair::Restored(Claim { ip, .. }, owner) => {

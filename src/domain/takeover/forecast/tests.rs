@@ -133,7 +133,7 @@ fn what_the_operator_repairs_is_named() {
     finds(&forecast, Effect::Repairs, "LoadBalancer default/half", "is being deleted");
 }
 
-/// Of two that publish one address the one that the ledger names keeps it.
+/// The ledger decides between two that publish one address: the one that it names keeps it.
 #[test]
 fn a_double_is_named_with_the_address_that_the_loser_gets() {
     let world = World::default()

@@ -34,7 +34,7 @@ pub enum Program {
     GoController,
     /// The Go webhook.
     GoWebhook,
-    /// This operator.
+    /// The operator, this program.
     Operator,
 }
 
@@ -119,12 +119,12 @@ pub struct Crd {
 /// Whether the Go controller can work with a CRD.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WayBack {
-    /// It can: no version has the status subresource.
+    /// No version has the status subresource: the Go controller can work with it.
     #[default]
     Open,
-    /// It can with another form, which is recorded: [`super::crds::ANNOTATION_FORM`].
+    /// The form that the Go controller can work with is recorded: [`super::crds::ANNOTATION_FORM`].
     Recorded,
-    /// It cannot, and no other form is recorded.
+    /// No form that the Go controller can work with is stored or recorded.
     Closed,
 }
 
@@ -140,19 +140,19 @@ pub enum Leader {
     Other(String),
 }
 
-/// What the validating webhook configuration says.
+/// Content of the validating webhook configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Admission {
-    /// It is not there, or leads to the Go webhook.
+    /// No configuration, or one that leads to the Go webhook.
     #[default]
     Other,
-    /// It leads to the operator, and a call without an answer is refused.
+    /// The operator is called, and a call without an answer is refused.
     Operator,
-    /// It leads to the operator, and a call without an answer passes.
+    /// The operator is called, and a call without an answer passes.
     OperatorOpen,
 }
 
-/// What a step is decided from.
+/// Observed state that the next step is decided from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// The Go controller's Deployment.
@@ -167,13 +167,13 @@ pub struct State {
     pub crds: Vec<Crd>,
     /// Holder of the Lease.
     pub leader: Leader,
-    /// Where the API server has objects judged.
+    /// Webhook that the API server calls.
     pub admission: Admission,
     /// VirtualMachines and VirtualMachineInstances with one of [`VM_FINALIZERS`].
     pub finalizers: usize,
 }
 
-/// One step.
+/// A step of a take-over or of its undoing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Annotate the CRD, so that Helm keeps it.
@@ -220,15 +220,15 @@ impl Step {
     }
 }
 
-/// Which way.
+/// Direction of a take-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the Go controller to the operator.
+    /// The operator takes over from the Go controller.
     TakeOver {
         /// Whether the operator's CRDs replace Harvester's. Where they did before, they do so again.
         crds: bool,
     },
-    /// From the operator to the Go controller.
+    /// The Go controller takes over from the operator.
     Undo,
 }
 
@@ -361,7 +361,7 @@ impl State {
         self.crds.iter_mut().filter(|crd| crd.name == name).for_each(change);
     }
 
-    /// What a step leads to, where it goes as it should.
+    /// Applies the effect of a step that succeeds.
     fn carry_out(&mut self, direction: Direction, step: &Step) {
         match step {
             Step::KeepCrd(name) => self.change_crd(name, |crd| crd.is_kept = true),

@@ -134,7 +134,7 @@ fn there_is_no_way_back_while_a_status_is_a_subresource() {
     assert!(refusal.contains("no Deployment of the Go controller"), "{refusal}");
 }
 
-/// With the operator's form, the Go controller's writes of a status would be dropped.
+/// The operator's form of the CRDs would drop the Go controller's writes of a status.
 #[test]
 fn the_operators_crds_are_there_only_while_the_go_controller_is_not() {
     let mut state = harvester();
@@ -164,7 +164,7 @@ fn the_operators_crds_are_there_only_while_the_go_controller_is_not() {
     assert_eq!(TAKE_OVER.plan(&harvester()).unwrap().len(), 9);
 }
 
-/// What Fleet puts back meanwhile is stopped again, and what was recorded first stays recorded.
+/// Deployments that Fleet restores are stopped again, and the first record stays.
 #[test]
 fn what_comes_back_is_stopped_again() {
     let mut state = harvester();
@@ -259,7 +259,7 @@ fn any_state() -> impl Strategy<Value = State> {
 }
 
 proptest! {
-    /// From any state, both ways end, and leave one of the two that works.
+    /// Both directions end from any state, and leave one of the two that works.
     #[test]
     fn every_plan_ends(state in any_state()) {
         for direction in [TAKE_OVER, WITH_CRDS, Direction::Undo] {

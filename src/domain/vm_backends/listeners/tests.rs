@@ -74,7 +74,7 @@ fn a_fault_names_the_field_and_what_is_wrong_with_it() {
 }
 
 #[test]
-fn a_name_that_no_service_can_have_is_told() {
+fn a_name_that_no_service_can_have_is_reported() {
     for good in ["a", "web", "web-1", &"x".repeat(63)] {
         assert_eq!(name_fault(good), None, "{good}");
     }
@@ -168,9 +168,9 @@ fn backends_are_counted_by_what_can_answer() {
 }
 
 /// A Service, and the addresses at which it is announced.
-type Told = (Service, Vec<String>);
+type Observed = (Service, Vec<String>);
 
-fn report((service, ingress): Told, list: &[Backend]) -> Report {
+fn report((service, ingress): Observed, list: &[Backend]) -> Report {
     Report {
         service,
         ingress,
@@ -184,17 +184,17 @@ fn report((service, ingress): Told, list: &[Backend]) -> Report {
     }
 }
 
-fn ours() -> Told {
+fn ours() -> Observed {
     (Service::Ours, vec!["10.0.0.100".into()])
 }
 
-fn silent(service: Service) -> Told {
+fn silent(service: Service) -> Observed {
     (service, Vec::new())
 }
 
 /// UIs and scripts match the texts: the first three are the Go controller's.
 #[test]
-fn why_nobody_answers_is_told_in_the_known_words() {
+fn a_service_without_backends_gives_a_known_reason() {
     let not_running = [Backend::NotRunning, Backend::NotRunning];
     let no_address = [Backend::NoAddress, Backend::NotRunning];
     let unhealthy = [vm("sick", true, false), Backend::NoAddress];
@@ -210,17 +210,17 @@ fn why_nobody_answers_is_told_in_the_known_words() {
         (&not_ready, "BackendsNotReady", "running backend servers are not ready"),
     ] {
         for service in [ours(), silent(Service::Ours), silent(Service::Waiting)] {
-            let (status, told, message) = ready(&report(service, list), "10.0.0.100");
-            assert_eq!((status, told), (ConditionStatus::False, reason), "{list:?}");
+            let (status, found, message) = ready(&report(service, list), "10.0.0.100");
+            assert_eq!((status, found), (ConditionStatus::False, reason), "{list:?}");
             assert!(message.starts_with(beginning), "{message}");
-            assert!(reason::is_ours(told));
+            assert!(reason::is_ours(found));
         }
     }
 }
 
 /// v1alpha1's `backendServers` once contained addresses, and some users still write them.
 #[test]
-fn an_address_for_a_name_is_told_where_nobody_runs() {
+fn an_address_for_a_name_is_reported_where_no_backend_runs() {
     let spec = |names: &[&str]| LoadBalancerSpec {
         backend_server_selector: Some(
             [(LABEL_VM_NAME.to_owned(), names.iter().copied().map(str::to_owned).collect())].into(),
@@ -232,23 +232,23 @@ fn an_address_for_a_name_is_told_where_nobody_runs() {
     assert_eq!(address_for_name(&spec(&["web", "10", "a.b"])), None);
     assert_eq!(address_for_name(&LoadBalancerSpec::default()), None);
 
-    let told = |list: &[Backend]| {
+    let found = |list: &[Backend]| {
         let report =
             Report { selector_hint: selector_hint(&spec(&["10.0.0.5"])), ..report(ours(), list) };
         ready(&report, "10.0.0.100").2
     };
-    let nobody = "no running backend servers: the selector names 10.0.0.5, an address: name VMs or their labels";
-    assert_eq!(told(&[]), nobody);
-    assert_eq!(told(&[vm("a", true, false)]), "announced at 10.0.0.100");
+    let without_backends = "no running backend servers: the selector names 10.0.0.5, an address: name VMs or their labels";
+    assert_eq!(found(&[]), without_backends);
+    assert_eq!(found(&[vm("a", true, false)]), "announced at 10.0.0.100");
 }
 
 #[test]
-fn a_setting_of_the_service_that_does_not_fit_is_told() {
-    let told = |told: Told, list: &[Backend], misfit: Misfit, last: Option<&str>| {
+fn a_setting_of_the_service_that_does_not_fit_is_reported() {
+    let found = |found: Observed, list: &[Backend], misfit: Misfit, last: Option<&str>| {
         let default_interface = last.map(str::to_owned);
         let misfit = Some(misfit);
         let (status, reason, message) =
-            ready(&Report { default_interface, misfit, ..report(told, list) }, "10.0.0.100");
+            ready(&Report { default_interface, misfit, ..report(found, list) }, "10.0.0.100");
         assert!(reason::is_ours(reason));
         (status, reason, message)
     };
@@ -258,19 +258,19 @@ fn a_setting_of_the_service_that_does_not_fit_is_told() {
     let (yes, no) = (ConditionStatus::True, ConditionStatus::False);
     // Whether or not the status still contains the address.
     for service in [ours(), silent(Service::Ours)] {
-        assert_eq!(told(service, &one, local(), None), (no, "NoLocalBackend", "local".into()));
+        assert_eq!(found(service, &one, local(), None), (no, "NoLocalBackend", "local".into()));
     }
-    assert_eq!(told(ours(), &[], local(), None).1, "NoRunningBackends");
+    assert_eq!(found(ours(), &[], local(), None).1, "NoRunningBackends");
     let bypassed = (yes, "SourceRangesBypassed", "ranges".to_owned());
-    assert_eq!(told(ours(), &one, ranges(), Some("no link")), bypassed);
-    assert_eq!(told(silent(Service::Ours), &one, ranges(), None).1, "NotAnnounced");
-    assert_eq!(told(ours(), &[last_known("a")], ranges(), None).1, "LastKnownAddress");
+    assert_eq!(found(ours(), &one, ranges(), Some("no link")), bypassed);
+    assert_eq!(found(silent(Service::Ours), &one, ranges(), None).1, "NotAnnounced");
+    assert_eq!(found(ours(), &[last_known("a")], ranges(), None).1, "LastKnownAddress");
 }
 
-/// Of several reasons the one that must be corrected first.
+/// The reason reported is the one that must be corrected first.
 #[test]
-fn the_first_obstacle_is_the_one_that_is_told() {
-    let nobody: &[Backend] = &[];
+fn the_first_obstacle_is_the_one_that_is_reported() {
+    let none: &[Backend] = &[];
     let one: &[Backend] = &[vm("a", true, false)];
     let mute: &[Backend] = &[last_known("a"), vm("b", true, false), vm("c", false, false)];
     let (yes, no) = (ConditionStatus::True, ConditionStatus::False);
@@ -279,7 +279,7 @@ fn the_first_obstacle_is_the_one_that_is_told() {
         (silent(Service::Faulty("listeners".into())), None, true, no, "InvalidSpec", "listeners"),
         (
             silent(Service::Faulty("listeners".into())),
-            Some(nobody),
+            Some(none),
             true,
             no,
             "InvalidSpec",
@@ -287,7 +287,7 @@ fn the_first_obstacle_is_the_one_that_is_told() {
         ),
         (
             silent(Service::Foreign("whose".into())),
-            Some(nobody),
+            Some(none),
             true,
             no,
             "ServiceConflict",
@@ -295,7 +295,7 @@ fn the_first_obstacle_is_the_one_that_is_told() {
         ),
         (silent(Service::Refused("why".into())), Some(one), true, no, "ServiceRefused", "why"),
         (ours(), None, true, no, "VMsUnknown", "virtual machines cannot be listed"),
-        (ours(), Some(nobody), true, no, "NoRunningBackends", "no running"),
+        (ours(), Some(none), true, no, "NoRunningBackends", "no running"),
         (waiting(), Some(one), true, no, "NotAnnounced", "the Service asks for 10.0.0.100;"),
         (
             silent(Service::Waiting),
@@ -322,10 +322,10 @@ fn the_first_obstacle_is_the_one_that_is_told() {
             misfit: None,
             moving_from: None,
         };
-        let (told_status, told, message) = ready(&report, "10.0.0.100");
-        assert_eq!((told_status, told), (status, reason), "{report:?}");
+        let (found_status, found, message) = ready(&report, "10.0.0.100");
+        assert_eq!((found_status, found), (status, reason), "{report:?}");
         assert!(message.starts_with(beginning), "{message}");
-        assert!(reason::is_ours(told));
+        assert!(reason::is_ours(found));
     }
 }
 
@@ -342,9 +342,9 @@ fn a_long_list_of_silent_guests_is_cut_short() {
     }
 }
 
-/// While a change is blocked, the address leads where it led.
+/// A blocked change leaves the address as it is.
 #[test]
-fn the_address_told_is_the_first_that_is_announced() {
+fn the_published_address_is_the_first_that_is_announced() {
     let ingress = || vec!["10.0.0.100".to_owned(), "fd00::100".to_owned()];
     for service in [Service::Ours, Service::Faulty(String::new()), Service::Waiting] {
         assert_eq!(report((service, ingress()), &[]).announced(), Some("10.0.0.100"));

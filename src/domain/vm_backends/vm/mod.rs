@@ -36,7 +36,7 @@ pub struct Vm {
     pub topology: Topology,
     /// Whether the node driver created it, as a guest cluster's node: Harvester itself then writes
     /// its topology annotations.
-    pub told_by_harvester: bool,
+    pub annotated_by_harvester: bool,
     /// First network that a guest cluster's node joins, `namespace/name` of its
     /// NetworkAttachmentDefinition. Empty for other VMs, and on the pod network.
     pub network: Box<str>,
@@ -154,7 +154,7 @@ pub fn vm(vmi: &VirtualMachineInstance) -> Vm {
         deleting: vmi.metadata.deletion_timestamp.is_some(),
         nics: nics(namespace, &vmi.spec.networks, status.map_or(&[][..], |s| &s.interfaces)),
         topology: Topology { region: annotation(TOPOLOGY_REGION), zone: annotation(TOPOLOGY_ZONE) },
-        told_by_harvester: made_by_driver,
+        annotated_by_harvester: made_by_driver,
         network: joined
             .filter(|_| is_node)
             .map(|multus| qualified(namespace, &multus.network_name))

@@ -114,7 +114,7 @@ fn an_instance_is_read_as_it_is_stored() {
         deleting: false,
         nics: [nic("apps/vlan1", &["10.0.1.7", "fd00::7"]), nic("", &[])].into(),
         topology: Topology { region: Some("eu".into()), zone: Some("eu-1".into()) },
-        told_by_harvester: true,
+        annotated_by_harvester: true,
         network: "apps/vlan1".into(),
     };
     assert_eq!(read(vmi.clone()), expected);
@@ -122,11 +122,14 @@ fn an_instance_is_read_as_it_is_stored() {
     leaving["metadata"]["deletionTimestamp"] = json!("2026-01-01T11:00:00Z");
     leaving["metadata"]["labels"][LABEL_CREATOR] = json!("harvester");
     let network = "".into();
-    assert_eq!(read(leaving), Vm { deleting: true, told_by_harvester: false, network, ..expected });
+    assert_eq!(
+        read(leaving),
+        Vm { deleting: true, annotated_by_harvester: false, network, ..expected }
+    );
 }
 
 #[test]
-fn one_that_nobody_has_looked_at_yet_is_starting() {
+fn one_without_a_status_yet_is_starting() {
     let meta = json!({"name": "web", "namespace": "apps", "uid": "v1"});
     let new = read(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
@@ -254,7 +257,7 @@ fn vms_serve_alike_if_all_that_endpoints_rest_on_is_equal() {
         vm.clone(),
         Vm { version: "2".into(), ..vm.clone() },
         Vm { topology, ..vm.clone() },
-        Vm { told_by_harvester: true, ..vm.clone() },
+        Vm { annotated_by_harvester: true, ..vm.clone() },
     ] {
         assert!(vm.serves_like(&other) && other.serves_like(&vm), "{other:?}");
     }

@@ -86,8 +86,9 @@ fn with_the_default_check_nothing_is_taken_out_and_nothing_is_left_of_it_afterwa
     world.silent = (0..15).collect();
     world.pass(60);
     assert_eq!((world.held(), world.unhealthy(), &world.out[..]), (15, vec![], &[][..]));
-    let told: Vec<String> = world.roster.take_concerned().iter().map(ToString::to_string).collect();
-    assert_eq!(told, ["0", "1", "2", "3", "4"]);
+    let concerned: Vec<String> =
+        world.roster.take_concerned().iter().map(ToString::to_string).collect();
+    assert_eq!(concerned, ["0", "1", "2", "3", "4"]);
     assert!(world.roster.holds("3") && !world.roster.holds("x"));
     world.silent.clear();
     world.pass(5);

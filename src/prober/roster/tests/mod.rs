@@ -96,7 +96,7 @@ fn another_question_starts_anew_from_the_verdict_and_another_address_from_nothin
 }
 
 #[test]
-fn a_result_that_comes_too_late_belongs_to_nobody() {
+fn a_late_result_counts_for_no_target() {
     let mut roster = Roster::default();
     set(&mut roster, "lb", &check(), &[target("a", 1, false)], s(0));
     let (due, key) = run_next(&mut roster);

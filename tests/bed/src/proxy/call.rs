@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_and_watches_are_told_apart() {
+    fn writes_and_watches_are_distinguished() {
         assert!(call("PATCH /api/v1/pods").is_write());
         assert!(!call("GET /api/v1/pods").is_write());
         assert!(call("GET /api/v1/pods?a=b&watch=true").is_watch());

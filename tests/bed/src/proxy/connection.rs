@@ -114,8 +114,11 @@ async fn handle(
             return page(code);
         }
         Verdict::Answer { code, body } => {
-            let told = request.headers().get(AUTHORIZATION).and_then(|told| told.to_str().ok());
-            let body = body.replace("$AUTHORIZATION", told.unwrap_or_default());
+            let authorization = request
+                .headers()
+                .get(AUTHORIZATION)
+                .and_then(|authorization| authorization.to_str().ok());
+            let body = body.replace("$AUTHORIZATION", authorization.unwrap_or_default());
             request.into_body().collect().await?;
             shared.journal.answered(entry, code);
             return answer(code, body);

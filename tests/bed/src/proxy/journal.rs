@@ -10,7 +10,7 @@ use super::Call;
 pub struct Record {
     /// The call.
     pub call: Call,
-    /// When it arrived.
+    /// Time of its arrival.
     pub at: Instant,
     /// Whether it was forwarded to the server.
     pub forwarded: bool,

@@ -120,8 +120,8 @@ async fn handle(request: Request<Incoming>, shared: &Shared) -> Result<Response<
         }
         Verdict::Answer { code, body } => {
             shared.journal.answered(entry, code);
-            let told = request.authorization.unwrap_or_default();
-            let body = super::answer::Body::Text(body.replace("$AUTHORIZATION", &told));
+            let authorization = request.authorization.unwrap_or_default();
+            let body = super::answer::Body::Text(body.replace("$AUTHORIZATION", &authorization));
             let answer = Answer { status: code, body, unauthenticated: false };
             return response(answer, shared.with(|world| world.now()));
         }

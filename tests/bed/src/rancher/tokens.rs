@@ -80,7 +80,7 @@ impl World {
     /// Token in the form of /v3, without its secret.
     fn v3_view(&self, name: &str) -> Value {
         let Some(token) = self.tokens.get(name) else { return Value::Null };
-        let expires = if token.told && token.ttl != 0 {
+        let expires = if token.shown && token.ttl != 0 {
             rfc3339(token.created + token.ttl)
         } else {
             String::new()
@@ -113,7 +113,7 @@ impl World {
     /// later.
     fn tell(&mut self, name: &str) {
         if let Some(token) = self.tokens.get_mut(name) {
-            token.told = true;
+            token.shown = true;
         }
     }
 

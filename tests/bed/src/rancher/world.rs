@@ -94,7 +94,7 @@ pub(super) struct Token {
     /// Cloud credential to which its controller assigned it.
     pub(super) owner: Option<String>,
     /// Whether the controller has written expiresAt.
-    pub(super) told: bool,
+    pub(super) shown: bool,
 }
 
 impl Token {
@@ -290,7 +290,7 @@ impl World {
             enabled: true,
             last_used: None,
             owner: None,
-            told: kind == Kind::Ext,
+            shown: kind == Kind::Ext,
         }
     }
 

@@ -79,7 +79,7 @@ fn a_namespace_is_of_its_own_and_goes_with_its_owner() {
 
 #[test]
 fn a_test_that_panics_leaves_no_namespace() {
-    let (tell, told) = mpsc::channel();
+    let (tell, sent) = mpsc::channel();
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         isolated(async move |host: Netns| {
             let lan = Lan::new(&host, "br0", "10.200.0.1/24").await?;
@@ -92,7 +92,7 @@ fn a_test_that_panics_leaves_no_namespace() {
         })
     }));
     assert!(panicked.is_err());
-    let (host, machine) = told.recv().unwrap();
+    let (host, machine) = sent.recv().unwrap();
     goes(&host);
     goes(&machine);
 }

@@ -30,7 +30,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-
 ";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_proxy_passes_calls_and_fails_as_told() {
+async fn the_proxy_passes_calls_and_fails_as_configured() {
     let bed = Bed::start(Options::default()).await.unwrap();
     bed.apply_yaml(ACCOUNT).await.unwrap();
     eventually(SOON, "right to write", async || {

@@ -38,7 +38,8 @@ pub(super) async fn renew_all(site: &Site) -> Result<()> {
 }
 
 impl Site {
-    /// Like [`renew_all`], with Rancher's certificate authority beside the API key.
+    /// Renews all credentials as [`renew_all`] does, with Rancher's certificate authority beside the API
+    /// key.
     async fn renew_all(&self) -> Result<()> {
         let secret = json!({"stringData": {"ca.crt": self.there.ca_pem()}});
         let params = PatchParams::default();

@@ -109,8 +109,8 @@ async fn a_token_is_made_found_read_and_revoked() -> Result<()> {
     Ok(())
 }
 
-/// Only Rancher itself can report that a token, a Secret or an API does not exist; an ingress in
-/// front of it cannot. The aggregated API may be absent while it is not needed.
+/// Rancher alone can report that a token, a Secret or an API does not exist; an ingress in front of it
+/// cannot. The aggregated API may be absent while it is not needed.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_known_is_not_taken_for_none() -> Result<()> {
     let site = Site::new(Version::V2_14).await?;
@@ -255,7 +255,7 @@ async fn rights_of_a_token_are_enough_lacking_or_not_known() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_granted_is_told_by_creation_and_lifetime() -> Result<()> {
+async fn the_granted_lifetime_is_read_from_creation_and_expiry() -> Result<()> {
     let site = Site::new(Version::Main).await?;
     let lives = |lifetime| Order { lifetime, description: "", cluster: Some("c-m-prod") };
     for (max, asked, granted) in [
@@ -424,7 +424,7 @@ async fn credentials_are_listed_as_the_user_may_see_them() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_not_trusted_is_told_nothing() -> Result<()> {
+async fn an_untrusted_server_receives_nothing() -> Result<()> {
     let site = Site::new(Version::Main).await?;
     let other = testbed::Authority::new("other")?;
     let other = other.pem();

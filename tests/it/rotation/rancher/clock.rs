@@ -22,12 +22,12 @@ const ROTATIONS: u32 = 3;
 const TURNS: u32 = 3;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clock_five_minutes_ahead_of_ranchers_harms_nobody() -> Result<()> {
+async fn a_clock_five_minutes_ahead_of_ranchers_does_no_harm() -> Result<()> {
     off(MINUTES).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clock_five_minutes_behind_ranchers_harms_nobody() -> Result<()> {
+async fn a_clock_five_minutes_behind_ranchers_does_no_harm() -> Result<()> {
     off(-MINUTES).await
 }
 

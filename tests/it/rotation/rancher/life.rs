@@ -151,7 +151,7 @@ async fn what_the_ui_renews_is_adopted_and_left_to_a_rancher_that_keeps_it_alive
     site.there.advance(Duration::from_hours(85 * 24));
     site.poke("3").await?;
     // The operator has observed Rancher since.
-    site.cluster.reason("MinterExpiring", "NobodyRenews").await?;
+    site.cluster.reason("MinterExpiring", "NotRenewed").await?;
     let status = site.cluster.status().await?;
     ensure!(status.serial == 1 && status.next_rotation.is_none(), "{status:#?}");
     ensure!(status.expires_at.is_none() && site.there.content(&site.cc) == theirs.trim());

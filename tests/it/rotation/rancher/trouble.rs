@@ -279,7 +279,7 @@ async fn specs_that_make_no_sense_are_refused_naming_the_field() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_token_is_told_to_anybody() -> Result<()> {
+async fn no_token_is_disclosed() -> Result<()> {
     let site = Site::new(Version::Main).await?;
     let log = Some("trace".to_owned());
     let operator = site.cluster.standby(Start { log, ..start() }).await?;

@@ -88,7 +88,7 @@ fn one<'a>(status: &'a TokenRotationStatus, name: &str) -> Result<&'a WatchedCre
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_cloud_credential_that_dies_and_nobody_replaces_is_named() -> Result<()> {
+async fn every_cloud_credential_that_ends_without_replacement_is_named() -> Result<()> {
     let site = Site::new(Version::V2_11).await?;
     let operator = site.cluster.standby(start()).await?;
     operator.leads().await?;
@@ -114,7 +114,7 @@ async fn every_cloud_credential_that_dies_and_nobody_replaces_is_named() -> Resu
     let unknown = one(&status, &odd)?.unknown.clone().unwrap_or_default();
     ensure!(unknown.contains("exec"), "{unknown}");
     let (reason, holds, message) = said(&status, "Expiring");
-    ensure!(reason == "NobodyRotates" && holds && message.contains(&soon), "{message}");
+    ensure!(reason == "NotReplaced" && holds && message.contains(&soon), "{message}");
     ensure!(!message.contains(&far) && !message.contains(&site.cc), "{message}");
     ensure!(status.expires_at == one(&status, &soon)?.expires_at);
     let (near, ends) = ("hgo_credential_watched_overdue", "credential_watched_expiration");
@@ -199,7 +199,7 @@ async fn of_many_a_few_are_read_at_a_time_and_those_that_matter_are_listed() -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_api_key_that_ends_and_nobody_renews_is_told() -> Result<()> {
+async fn an_api_key_that_ends_without_renewal_is_reported() -> Result<()> {
     let site = Site::new(Version::Main).await?;
     let operator = site.cluster.standby(start()).await?;
     operator.leads().await?;
@@ -214,7 +214,7 @@ async fn an_api_key_that_ends_and_nobody_renews_is_told() -> Result<()> {
     ensure!(shown.name.starts_with("token-") && shown.expires_at.is_some(), "{shown:?}");
     site.there.advance(Duration::from_secs(14 * DAY));
     site.poke("near").await?;
-    let status = site.tells("guest", "near end", key("NobodyRenews")).await?;
+    let status = site.tells("guest", "near end", key("NotRenewed")).await?;
     let (_, holds, message) = said(&status, "MinterExpiring");
     ensure!(holds && message.contains(&shown.name), "{message}");
 

@@ -250,7 +250,7 @@ impl Rotation {
         let seen = Seen { now, target, existing, hand, ..Seen::default() };
         let act = rotation::decide(&self.plan, &self.record, &seen);
         if !matches!(act, Act::Wait(_)) {
-            self.acts.push(format!("{now} {}", told(&act)));
+            self.acts.push(format!("{now} {}", shown(&act)));
         }
         let done: Result<(), (Step, String, String)> = match act {
             Act::Wait(until) => return Ok(Next::Wait(until)),
@@ -339,7 +339,7 @@ impl Rotation {
 }
 
 /// Describes an act in few words.
-fn told(act: &Act) -> String {
+fn shown(act: &Act) -> String {
     match act {
         Act::Write(change, record) => format!("records {change:?} {}", record.serial),
         act => format!("{act:?}"),

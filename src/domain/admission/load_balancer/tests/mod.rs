@@ -148,16 +148,16 @@ fn annotations_say_what_counts() {
 }
 
 #[test]
-fn an_annotation_that_is_overwritten_is_told() {
+fn an_overwritten_annotation_gives_a_warning() {
     let object = with(vm(), "metadata/annotations", json!({PROJECT: "local/theirs"}));
-    for (project, told) in [
+    for (project, warning) in [
         (
             Project::In("local/ours".into()),
             "annotation project: the namespace is \"local/ours\", not \"local/theirs\"",
         ),
         (Project::Outside, "annotation project: the namespace is in none, not \"local/theirs\""),
     ] {
-        assert_eq!(mutate(&request(None, &object), &known(project)).warnings, [told]);
+        assert_eq!(mutate(&request(None, &object), &known(project)).warnings, [warning]);
     }
 }
 

@@ -68,23 +68,23 @@ fn a_pool_that_is_named_must_admit_it() {
 }
 
 #[test]
-fn one_that_no_pool_admits_is_told() {
+fn one_that_no_pool_admits_gets_a_warning() {
     let pools = |pools: &[PoolSeen]| Known {
         pools: Some(pools.iter().map(|pool| pool.selector.clone()).collect()),
         ..outside()
     };
     let theirs = pool(&json!([{"namespace": "theirs"}]));
     let any = pool(&json!([{"project": "*", "namespace": "*", "guestCluster": "*"}]));
-    let told = create(&vm(), &pools(std::slice::from_ref(&theirs))).warnings;
+    let warnings = create(&vm(), &pools(std::slice::from_ref(&theirs))).warnings;
     assert_eq!(
-        told,
+        warnings,
         [r#"no IPPool admits it now, it waits: {network:"" project:"" namespace:"ns" cluster:""}"#]
     );
     assert_eq!(create(&vm(), &pools(&[theirs.clone(), any])), Answer::default());
     assert_eq!(create(&vm(), &outside()), Answer::default(), "pools are not known");
     let long = with(vm(), "metadata/annotations", json!({NETWORK: "n".repeat(300)}));
-    let told = create(&long, &pools(&[theirs])).warnings;
-    assert_eq!(told[0].chars().count(), 120);
+    let warnings = create(&long, &pools(&[theirs])).warnings;
+    assert_eq!(warnings[0].chars().count(), 120);
 }
 
 #[test]

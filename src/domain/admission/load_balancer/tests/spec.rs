@@ -90,7 +90,7 @@ fn the_spec_is_judged_as_the_reconciler_judges_it() {
 
 /// The conversion turns former `backendServers` of v1alpha1 into names of VMs.
 #[test]
-fn an_address_in_place_of_a_vms_name_is_told() {
+fn an_address_in_place_of_a_vms_name_gives_a_warning() {
     let selecting = |vms: Value| {
         with(vm(), "spec/backendServerSelector", json!({"harvesterhci.io/vmName": vms}))
     };

@@ -107,7 +107,7 @@ fn conditions_of_others_are_theirs() {
 }
 
 #[test]
-fn what_the_operator_writes_nobody_else_changes() {
+fn what_the_operator_writes_no_other_client_changes() {
     for (stored, changes) in [
         (
             stored_guest(),
@@ -175,10 +175,13 @@ fn what_the_operator_writes_nobody_else_changes() {
                 with(changed.clone(), "metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
             for changed in [changed, leaving] {
                 let answer = validate(&request(Some(&stored), &changed), &outside());
-                let told = answer.refusals.iter().find(|refusal| refusal.field == field);
-                let told = told.unwrap_or_else(|| panic!("{path} {value}: {answer:?}"));
-                assert!(told.message.starts_with("only the operator writes it: "), "{told}");
-                assert!(told.message.ends_with("; remove status from what you send"), "{told}");
+                let refusal = answer.refusals.iter().find(|refusal| refusal.field == field);
+                let refusal = refusal.unwrap_or_else(|| panic!("{path} {value}: {answer:?}"));
+                assert!(refusal.message.starts_with("only the operator writes it: "), "{refusal}");
+                assert!(
+                    refusal.message.ends_with("; remove status from what you send"),
+                    "{refusal}"
+                );
             }
         }
     }
@@ -206,9 +209,9 @@ fn a_guest_is_reached_at_its_claim_or_nowhere() {
     for address in ["10.1.0.9", "127.0.0.1", "example.com"] {
         let (object, warnings) = after(&stored, &sent(json!(address)), &outside());
         assert_eq!(object, stored, "{address}");
-        let told =
+        let warning =
             format!("status.address stays \"10.1.0.2\": \"{address}\" is not its claim, 10.1.0.2");
-        assert_eq!(warnings, [told]);
+        assert_eq!(warnings, [warning]);
         // If mutation was skipped.
         let answer = validate(&request(Some(&stored), &sent(json!(address))), &outside());
         assert_eq!(answer.refusals[0].field, "status.address");

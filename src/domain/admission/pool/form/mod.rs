@@ -265,8 +265,8 @@ fn check_text(value: &Value, path: &str, what: &str, answer: &mut Answer) {
 fn unknown(fields: &Map<String, Value>, path: &str, known: &[&str], answer: &mut Answer) {
     for field in fields.keys().filter(|field| !known.contains(&field.as_str())) {
         let at = format!("{path}.{}", clip(field));
-        let is_told = answer.refusals.iter().any(|refusal| refusal.field == at);
-        if is_told {
+        let is_refused = answer.refusals.iter().any(|refusal| refusal.field == at);
+        if is_refused {
             continue;
         }
         match known.iter().find(|known| alike(field, known)) {

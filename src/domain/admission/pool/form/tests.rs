@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::super::tests::{everybody, mutated, pool, range, told};
+use super::super::tests::{everybody, mutated, pool, range, refusals};
 use super::*;
 
 #[test]
@@ -82,19 +82,19 @@ fn what_does_not_fit_is_refused_with_the_form_that_does() {
     ];
     for (spec, expected) in rows {
         let answer = mutated(&pool(&spec), None, None);
-        let refusals = told(&answer);
+        let refusals = refusals(&answer);
         assert!(refusals.iter().any(|r| r.starts_with(expected)), "{spec}: {refusals:?}");
         assert_eq!(answer.object, None, "a refused request changes nothing");
         // A stored object with such a spec can still be labelled.
         assert!(mutated(&pool(&spec), Some(&pool(&spec)), None).refusals.is_empty(), "{spec}");
     }
     for spec in [Value::Null, json!("text"), json!([]), json!({"ranges": sound})] {
-        assert_eq!(told(&mutated(&pool(&spec), None, None)), Vec::<String>::new(), "{spec}");
+        assert_eq!(refusals(&mutated(&pool(&spec), None, None)), Vec::<String>::new(), "{spec}");
     }
 }
 
 #[test]
-fn fields_that_nobody_knows_are_warned_about() {
+fn unknown_fields_give_a_warning() {
     let sound = json!([{"subnet": "10.0.0.0/24", "rangestart": "10.0.0.9", "excludes": []}]);
     let spec =
         json!({"ranges": sound, "selectors": {}, "selector": {"prioriyt": 3, "colour": "red"}});
@@ -141,7 +141,7 @@ fn a_flag_by_hand_has_a_warning() {
         let mut object = pool(&json!({"ranges": range(10, 20)}));
         object["metadata"][place] = json!({LABEL_GLOBAL_POOL: "true"});
         let answer = mutated(&object, None, None);
-        assert_eq!(told(&answer), Vec::<String>::new());
+        assert_eq!(refusals(&answer), Vec::<String>::new());
         let warned = format!("metadata.{place}: global-ip-pool follows the scope");
         assert!(answer.warnings.iter().any(|w| w.starts_with(&warned)), "{answer:?}");
         assert!(mutated(&object, Some(&object), None).warnings.is_empty());

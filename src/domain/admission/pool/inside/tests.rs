@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::tests::{judged, pool, range, told};
+use super::super::tests::{judged, pool, range, refusals};
 use super::*;
 use crate::network::Segment;
 use crate::network::infrastructure::Reserved;
@@ -23,13 +23,13 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
     ]);
     let answers = |object: &Value, old: Option<Value>| judged(object, old.as_ref(), &some);
     assert_eq!(
-        told(&answers(&new(2, 15), None)),
+        refusals(&answers(&new(2, 15), None)),
         [
             "spec.ranges[0]: 10.0.0.2 is in the service network (ServiceCIDR kubernetes), whose addresses are never given out: \
              use addresses of the network where load balancers are announced"
         ]
     );
-    assert_eq!(told(&answers(&new(10, 31), None)).len(), 1, "in two of them, as a whole");
+    assert_eq!(refusals(&answers(&new(10, 31), None)).len(), 1, "in two of them, as a whole");
     // A part of these ranges is usable; a warning names the rest.
     for (first, last, warnings) in [
         (
@@ -44,7 +44,7 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
         (50, 60, &[]),
     ] {
         let answer = answers(&new(first, last), None);
-        assert_eq!(told(&answer), [""; 0], "{first} to {last}");
+        assert_eq!(refusals(&answer), [""; 0], "{first} to {last}");
         let said = answer.warnings.iter().filter(|warning| warning.contains("held back"));
         assert!(said.eq(warnings), "{first} to {last}: {:?}", answer.warnings);
     }
@@ -54,15 +54,15 @@ fn a_range_is_refused_where_nothing_of_it_is_left() {
         .as_array_mut()
         .unwrap()
         .extend(range(50, 60).as_array().cloned().unwrap());
-    assert_eq!(told(&answers(&another, Some(new(2, 15)))), [""; 0]);
-    assert_eq!(told(&answers(&new(2, 14), Some(new(2, 15)))), [""; 0]);
-    assert_eq!(told(&answers(&new(2, 15), Some(new(50, 60)))).len(), 1);
+    assert_eq!(refusals(&answers(&another, Some(new(2, 15)))), [""; 0]);
+    assert_eq!(refusals(&answers(&new(2, 14), Some(new(2, 15)))), [""; 0]);
+    assert_eq!(refusals(&answers(&new(2, 15), Some(new(50, 60)))).len(), 1);
     // Unknown networks refuse nothing.
-    assert_eq!(told(&judged(&new(2, 15), None, &Known::default())), [""; 0]);
+    assert_eq!(refusals(&judged(&new(2, 15), None, &Known::default())), [""; 0]);
     // Another VLAN may use the same addresses.
     let apart = Known { segment: Segment::Vlan("vlan-br".into(), 100), ..some };
     let answer = judged(&new(2, 15), None, &apart);
-    assert_eq!(told(&answer), [""; 0]);
+    assert_eq!(refusals(&answer), [""; 0]);
     let said = answer.warnings.iter().filter(|warning| warning.contains("10.0.0.0/28"));
     let warning = "usable by guest clusters only: 10.0.0.0/28 is in the service network (ServiceCIDR kubernetes)";
     assert!(said.eq([warning]), "{:?}", answer.warnings);

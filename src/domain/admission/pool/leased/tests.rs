@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::tests::{everybody, judged, pool, range, told};
+use super::super::tests::{everybody, judged, pool, range, refusals};
 use super::*;
 
 const VLAN: &str = "ns/seven";
@@ -24,42 +24,45 @@ fn known(leased: Vec<Leased>) -> Known {
 fn no_new_range_takes_a_leased_address_in() {
     let new =
         |first, last| pool(&json!({"ranges": range(first, last), "selector": {"network": VLAN}}));
-    let told = |object: &Value, old: Option<Value>, known: &Known| {
-        told(&judged(object, old.as_ref(), known))
+    let refusals = |object: &Value, old: Option<Value>, known: &Known| {
+        refusals(&judged(object, old.as_ref(), known))
     };
     let some = known(vec![leased(15, VLAN), leased(12, VLAN), leased(30, VLAN)]);
     assert_eq!(
-        told(&new(10, 20), None, &some),
+        refusals(&new(10, 20), None, &some),
         [
             "spec.ranges[0]: 10.0.0.12 (ns/lb-12), 10.0.0.15 (ns/lb-15) leased from a DHCP server on \
              this network: give the pool addresses that the server does not give out, or add these to exclude"
         ]
     );
     let many = known((10..=16).map(|last| leased(last, VLAN)).collect());
-    assert!(told(&new(10, 20), None, &many)[0].contains("10.0.0.12 (ns/lb-12) and 4 more leased"));
+    assert!(
+        refusals(&new(10, 20), None, &many)[0].contains("10.0.0.12 (ns/lb-12) and 4 more leased")
+    );
     // Next to them, on another network, or excluded.
-    assert_eq!(told(&new(20, 29), None, &some), [""; 0]);
-    assert_eq!(told(&new(10, 20), None, &known(vec![leased(15, "ns/other")])), [""; 0]);
+    assert_eq!(refusals(&new(20, 29), None, &some), [""; 0]);
+    assert_eq!(refusals(&new(10, 20), None, &known(vec![leased(15, "ns/other")])), [""; 0]);
     let mut excluded = new(10, 20);
     excluded["spec"]["ranges"][0]["exclude"] = json!(["10.0.0.12", "10.0.0.15"]);
-    assert_eq!(told(&excluded, None, &some), [""; 0]);
+    assert_eq!(refusals(&excluded, None, &some), [""; 0]);
     // A stored pool can still be changed in other ways, but not grow over more leased addresses.
-    assert_eq!(told(&new(10, 21), Some(new(10, 20)), &some), [""; 0]);
+    assert_eq!(refusals(&new(10, 21), Some(new(10, 20)), &some), [""; 0]);
     assert!(
-        told(&new(10, 30), Some(new(10, 20)), &some)[0].contains(": 10.0.0.30 (ns/lb-30) leased")
+        refusals(&new(10, 30), Some(new(10, 20)), &some)[0]
+            .contains(": 10.0.0.30 (ns/lb-30) leased")
     );
     // On another network, the addresses are others.
     let elsewhere = pool(&json!({"ranges": range(10, 20), "selector": {"network": "ns/six"}}));
-    assert!(told(&new(10, 20), Some(elsewhere), &some)[0].contains("10.0.0.12"));
+    assert!(refusals(&new(10, 20), Some(elsewhere), &some)[0].contains("10.0.0.12"));
 }
 
 #[test]
 fn a_global_pool_meets_the_leases_of_all_networks_and_an_unknown_one_may_be_any() {
     let there = known(vec![leased(15, "ns/other")]);
     let new = pool(&json!({"ranges": range(10, 20), "selector": {"network": VLAN}}));
-    assert_eq!(told(&judged(&new, None, &there)), [""; 0]);
+    assert_eq!(refusals(&judged(&new, None, &there)), [""; 0]);
     let global = pool(&json!({"ranges": range(10, 20), "selector": {"scope": everybody()}}));
-    assert!(told(&judged(&global, None, &there))[0].contains("10.0.0.15 (ns/lb-15)"));
+    assert!(refusals(&judged(&global, None, &there))[0].contains("10.0.0.15 (ns/lb-15)"));
     let unlisted = Known { segment: Segment::Unlisted, ..there };
-    assert!(told(&judged(&new, None, &unlisted))[0].contains("10.0.0.15 (ns/lb-15)"));
+    assert!(refusals(&judged(&new, None, &unlisted))[0].contains("10.0.0.15 (ns/lb-15)"));
 }

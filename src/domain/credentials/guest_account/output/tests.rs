@@ -90,10 +90,10 @@ fn charts_of_k3s_mount_the_secret_beside_them() {
         let named = &values(chart)["cloudConfig"]["secretName"];
         assert_eq!(*named, secret["metadata"]["name"]);
     }
-    let told = values(provider);
-    assert_eq!(told["global"]["cattle"]["clusterName"], "123");
-    assert_eq!(told["cloudConfigPath"], "");
-    let key = told["cloudConfig"]["secretKey"].as_str().unwrap();
+    let values = values(provider);
+    assert_eq!(values["global"]["cattle"]["clusterName"], "123");
+    assert_eq!(values["cloudConfigPath"], "");
+    let key = values["cloudConfig"]["secretKey"].as_str().unwrap();
     assert!(secret["data"][key].is_string());
     assert_eq!(of(false), objects[..2]);
 }

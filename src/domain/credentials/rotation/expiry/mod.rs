@@ -35,7 +35,7 @@ pub(super) fn expiring(
         (true, Some(end)) if plan.source.is_none() => {
             let named = watched.ending_by(now + plan.schedule.minimum_left, now);
             let named = if named.is_empty() { format!("it ends at {}", time(end)) } else { named };
-            let reason = if end <= now { "Expired" } else { "NobodyRotates" };
+            let reason = if end <= now { "Expired" } else { "NotReplaced" };
             (True, reason, format!("{named}: not replaced automatically"))
         }
         (true, Some(end)) if end <= now => (True, "Expired", format!("it ended at {}", time(end))),
@@ -84,7 +84,7 @@ pub(super) fn minter(plan: &Plan, key: &ApiKey, refused: bool, now: Seconds) -> 
                 "the API key {} ends at {end}, and no TokenRotation renews it: afterwards it cannot renew itself",
                 key.name
             );
-            (True, "NobodyRenews", message)
+            (True, "NotRenewed", message)
         }
         Some(_) if key.renewed => (False, "Renewed", String::new()),
         Some(_) => (False, "TimeLeft", String::new()),

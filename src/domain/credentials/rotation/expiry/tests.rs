@@ -22,22 +22,22 @@ fn key(issued: Option<Seconds>, ends: Option<Seconds>, renewed: bool) -> ApiKey 
 }
 
 #[test]
-fn an_api_key_that_nobody_renews_is_told_in_time() {
+fn an_api_key_without_renewal_is_reported_in_time() {
     for (key, now, said) in [
         (key(Some(0), Some(90 * DAY), false), 83 * DAY - 1, "TimeLeft"),
-        (key(Some(0), Some(90 * DAY), false), 83 * DAY, "NobodyRenews"),
+        (key(Some(0), Some(90 * DAY), false), 83 * DAY, "NotRenewed"),
         (key(Some(0), Some(90 * DAY), true), 89 * DAY, "Renewed"),
         (key(Some(0), Some(90 * DAY), true), 90 * DAY, "Expired"),
         (key(Some(0), Some(90 * DAY), false), 90 * DAY, "Expired"),
         // Half of a short lifetime.
         (key(Some(0), Some(DAY), false), DAY / 2 - 1, "TimeLeft"),
-        (key(Some(0), Some(DAY), false), DAY / 2, "NobodyRenews"),
-        (key(None, Some(90 * DAY), false), 83 * DAY, "NobodyRenews"),
+        (key(Some(0), Some(DAY), false), DAY / 2, "NotRenewed"),
+        (key(None, Some(90 * DAY), false), 83 * DAY, "NotRenewed"),
         (key(Some(0), None, false), 999 * DAY, "NoEnd"),
     ] {
         let (holds, reason, message) = minter(&plan(), &key, false, now);
         assert_eq!(reason, said, "{key:?} {now}");
-        assert_eq!(holds == True, ["NobodyRenews", "Expired"].contains(&reason));
+        assert_eq!(holds == True, ["NotRenewed", "Expired"].contains(&reason));
         assert_eq!(message.contains("token-abcde"), holds == True, "{message}");
         let (holds, reason, _) = minter(&plan(), &key, true, now);
         assert_eq!((holds, reason), (True, "NotAccepted"), "whatever its time");

@@ -78,13 +78,13 @@ impl Census {
         entry.read = Some(self.reads);
         match found {
             Found::Says(says) => {
-                let told = watched::short(&says.name);
+                let name = watched::short(&says.name);
                 let is_over = |end: Option<Seconds>| end.is_some_and(|end| end <= now);
-                let is_known = is_over(says.expires) && is_over(entry.ends) && entry.name == told;
+                let is_known = is_over(says.expires) && is_over(entry.ends) && entry.name == name;
                 if !is_known {
                     entry.ends = says.expires;
                 }
-                entry.name = told;
+                entry.name = name;
                 entry.unknown = None;
             }
             Found::Nothing(why) => entry.unknown = Some(watched::reason(&why)),
@@ -98,8 +98,8 @@ impl Census {
     }
 
     /// Credentials as a status lists them.
-    pub fn told(&self, is_rotated: impl Fn(&str) -> bool) -> Watched {
-        let told = |(name, entry): (&String, &Entry)| WatchedCredential {
+    pub fn watched(&self, is_rotated: impl Fn(&str) -> bool) -> Watched {
+        let watched = |(name, entry): (&String, &Entry)| WatchedCredential {
             user: String::new(),
             name: entry.name.clone(),
             credential: Some(watched::short(name)),
@@ -108,7 +108,7 @@ impl Census {
             rotated: is_rotated(name),
             unknown: entry.unknown.clone(),
         };
-        Watched::of(self.known.iter().map(told).collect())
+        Watched::of(self.known.iter().map(watched).collect())
     }
 }
 

@@ -10,9 +10,9 @@ fn ends(end: Seconds) -> Found {
     Found::Says(Says { name: "token-a".into(), issued: None, expires: Some(end) })
 }
 
-fn told(census: &Census) -> Vec<(String, Option<Seconds>, Option<String>)> {
-    let told = census.told(|_| false).listed.into_iter();
-    told.map(|one| (one.credential.clone().unwrap(), watched::end(&one), one.unknown)).collect()
+fn watched(census: &Census) -> Vec<(String, Option<Seconds>, Option<String>)> {
+    let watched = census.watched(|_| false).listed.into_iter();
+    watched.map(|one| (one.credential.clone().unwrap(), watched::end(&one), one.unknown)).collect()
 }
 
 #[test]
@@ -38,10 +38,10 @@ fn what_is_gone_is_forgotten_and_what_is_not_read_stays_known() {
     census.listed(all(&["a", "b"]));
     census.read("a", ends(900), 1);
     census.read("b", ends(800), 1);
-    let recorded = census.told(|name| name == "b").listed;
+    let recorded = census.watched(|name| name == "b").listed;
     let mut census = Census::recorded(&recorded);
     census.listed(all(&["b", "c"]));
-    assert_eq!(told(&census), [("b".into(), Some(800), None), ("c".into(), None, None)]);
+    assert_eq!(watched(&census), [("b".into(), Some(800), None), ("c".into(), None, None)]);
     assert_eq!(census.count(), (2, 2), "read by another process only");
     census.read("gone", ends(1), 1);
     assert_eq!(census.count().0, 2);
@@ -58,31 +58,31 @@ fn one_that_cannot_be_read_is_named_and_keeps_its_end() {
         ("a".into(), Some(900), Some("it has no users".into())),
         ("b".into(), None, Some("not allowed".into())),
     ];
-    assert_eq!(told(&census), expected);
+    assert_eq!(watched(&census), expected);
     census.read("a", ends(950), 3);
-    assert_eq!(told(&census)[0], ("a".into(), Some(950), None));
+    assert_eq!(watched(&census)[0], ("a".into(), Some(950), None));
 }
 
 #[test]
-fn when_a_dead_one_ended_is_told_once() {
+fn the_end_of_a_dead_one_is_set_once() {
     let mut census = Census::default();
     census.listed(all(&["a"]));
     census.read("a", ends(100), 100);
     census.read("a", ends(200), 200);
-    assert_eq!(told(&census)[0].1, Some(100));
+    assert_eq!(watched(&census)[0].1, Some(100));
     census.read("a", ends(900), 300);
-    assert_eq!(told(&census)[0].1, Some(900), "it was made to last longer");
+    assert_eq!(watched(&census)[0].1, Some(900), "it was made to last longer");
     let other = Says { name: "token-b".into(), issued: None, expires: Some(400) };
     census.read("a", ends(100), 350);
     census.read("a", Found::Says(other), 400);
-    assert_eq!(told(&census)[0].1, Some(400), "another one by now");
+    assert_eq!(watched(&census)[0].1, Some(400), "another one by now");
 }
 
 #[test]
-fn who_replaces_it_is_told() {
+fn a_replacing_rotation_is_reported() {
     let mut census = Census::default();
     census.listed(all(&["a", "b"]));
-    let told = census.told(|name| name == "a").listed;
-    assert_eq!(told.iter().map(|one| one.rotated).collect::<Vec<_>>(), [true, false]);
-    assert_eq!(told[0].title.as_deref(), Some("title of a"));
+    let watched = census.watched(|name| name == "a").listed;
+    assert_eq!(watched.iter().map(|one| one.rotated).collect::<Vec<_>>(), [true, false]);
+    assert_eq!(watched[0].title.as_deref(), Some("title of a"));
 }

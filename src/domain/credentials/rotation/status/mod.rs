@@ -66,11 +66,11 @@ pub enum Standing {
     RenewedInPart(String),
     /// The credential has a second TokenRotation, which goes first, as the text says.
     Second(String),
-    /// There is no credential to watch, as the text says.
+    /// No credential exists that could be watched, as the text says.
     Missing(String),
     /// A step has failed, and will be tried again.
     Failed(Step, String),
-    /// Too many old credentials could not be revoked.
+    /// More old credentials than allowed could not be revoked.
     NotRevoked,
     /// A deletion waits. The text, if any, is the obstacle.
     Leaving(Option<String>),
@@ -241,7 +241,7 @@ pub fn record(status: Option<&TokenRotationStatus>) -> Record {
                 failures: u32::try_from(old.failures).unwrap_or_default(),
             })
             .collect(),
-        told: status.told.clone(),
+        restarted_for: status.restarted_for.clone(),
         done: Requests {
             rotate: status.rotate_request.clone(),
             leaked: status.leak_report.clone(),
@@ -369,7 +369,7 @@ fn recorded(record: &Record) -> TokenRotationStatus {
         last_result: record.last_result.clone(),
         failures: record.failures.into(),
         retry_after: record.retry_after.map(time),
-        told: record.told.clone(),
+        restarted_for: record.restarted_for.clone(),
         rotate_request: record.done.rotate.clone(),
         leak_report: record.done.leaked.clone(),
         ..TokenRotationStatus::default()

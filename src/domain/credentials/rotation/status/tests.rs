@@ -56,7 +56,7 @@ fn full() -> Record {
                 failures: 0,
             },
         ],
-        told: Some("a-8".into()),
+        restarted_for: Some("a-8".into()),
         done: Requests { rotate: None, leaked: Some("2".into()) },
         failures: 3,
         retry_after: Some(80),
@@ -101,15 +101,15 @@ fn what_is_left_out_has_a_default_and_each_rotation_names_of_its_own() {
 }
 
 #[test]
-fn every_target_is_told_in_one_word() {
-    let told = |target| {
+fn every_target_is_named_in_one_word() {
+    let named = |target| {
         let rotation = rotation(json!({"target": target}));
         status(&rotation, &Record::default(), &Beside::default(), None, 0).target.unwrap()
     };
-    assert_eq!(told(json!({"secret": {"name": "guest", "key": "k"}})), "secret/guest");
+    assert_eq!(named(json!({"secret": {"name": "guest", "key": "k"}})), "secret/guest");
     let credential = json!({"cloudCredential": {"name": "cc-abcde"}});
-    assert_eq!(told(credential), "cloudcredential/cc-abcde");
-    assert_eq!(told(json!({"allCloudCredentials": {}})), "cloudcredential/*");
+    assert_eq!(named(credential), "cloudcredential/cc-abcde");
+    assert_eq!(named(json!({"allCloudCredentials": {}})), "cloudcredential/*");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_window_is_read_as_minutes_and_days() {
 }
 
 #[test]
-fn what_ends_soon_is_told_whoever_replaces_it() {
+fn a_near_end_is_reported_for_rotated_and_watched_credentials() {
     let says = |rotation: &TokenRotation, record: &Record, watched: &[WatchedCredential], now| {
         let watched = Some(Watched::of(watched.to_vec()));
         let beside = Beside { rancher_url: None, watched, ..Beside::default() };
@@ -142,7 +142,7 @@ fn what_ends_soon_is_told_whoever_replaces_it() {
     let none = Record::default();
     let (near, far) = (token(700_000), token(9_000_000));
     assert_eq!(says(&watched, &none, std::slice::from_ref(&far), 0), "TimeLeft");
-    assert_eq!(says(&watched, &none, &[far, near], 100_000), "NobodyRotates", "the first counts");
+    assert_eq!(says(&watched, &none, &[far, near], 100_000), "NotReplaced", "the first counts");
     assert_eq!(says(&watched, &none, &[], 100_000), "NoEnd");
 }
 
@@ -163,7 +163,7 @@ fn what_rancher_keeps_alive_is_shown_as_such() {
 }
 
 #[test]
-fn what_is_watched_and_cannot_be_seen_now_stays_told() {
+fn what_is_watched_and_cannot_be_read_now_stays_listed() {
     let mut rotation = rotation(json!({
         "target": {"allCloudCredentials": {}},
         "rancher": {"url": "https://rancher", "minter": {"secretName": "rancher", "key": "token"}},
@@ -201,7 +201,7 @@ fn what_is_watched_and_cannot_be_seen_now_stays_told() {
 }
 
 #[test]
-fn without_a_standing_people_are_told_what_they_were() {
+fn without_a_standing_the_conditions_stay() {
     let mut rotation = rotation(account());
     let failed = Standing::Failed(Step::Verify, "401".into());
     rotation.status = Some(status(&rotation, &full(), &Beside::default(), Some(&failed), 1));

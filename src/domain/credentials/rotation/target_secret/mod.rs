@@ -80,8 +80,8 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, U
     };
     let Some(config) = config else {
         let token = secret.value.clone().filter(|token| !token.reveal().is_empty());
-        let told = token.iter().map(|token| watched::token("", &token.says())).collect();
-        return Ok(Read::elsewhere(there(token, Vec::new()), Watched::of(told)));
+        let watched = token.iter().map(|token| watched::token("", &token.says())).collect();
+        return Ok(Read::elsewhere(there(token, Vec::new()), Watched::of(watched)));
     };
     let all = config.tokens();
     if !rotated {
@@ -91,10 +91,10 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, U
         }
         let held = all.iter().find(|(other, _)| user.is_none_or(|user| user == other));
         let target = there(held.map(|(_, token)| token.clone()), Vec::new());
-        let told = config.ways().iter().map(|(user, way)| told(user, way)).collect();
+        let watched = config.ways().iter().map(|(user, way)| credential(user, way)).collect();
         return Ok(Read {
             target,
-            watched: Watched::of(told),
+            watched: Watched::of(watched),
             kubeconfig: Some(config),
             reach: None,
         });
@@ -113,7 +113,7 @@ fn with(wants: &SecretTarget, rotated: bool, secret: &Content) -> Result<Read, U
     Ok(Read { target, watched: Watched::default(), kubeconfig: Some(config), reach: Some(reach) })
 }
 
-fn told(user: &str, way: &Way) -> WatchedCredential {
+fn credential(user: &str, way: &Way) -> WatchedCredential {
     match way {
         Way::Token(token) => watched::token(user, &token.says()),
         Way::Certificate(says) => watched::token(user, says),

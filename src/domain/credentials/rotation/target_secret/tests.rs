@@ -69,7 +69,7 @@ fn what_would_do_harm_is_refused_and_not_repeated() {
 }
 
 #[test]
-fn of_what_is_only_watched_every_token_is_told() {
+fn every_token_of_a_watched_target_is_listed() {
     for user in [None, Some("b")] {
         let seen = read(&wants(user), false, Some(&content(CONFIG)));
         let users: Vec<&str> = seen.watched.listed.iter().map(|w| w.user.as_str()).collect();
@@ -79,7 +79,7 @@ fn of_what_is_only_watched_every_token_is_told() {
 }
 
 #[test]
-fn of_other_ways_what_can_be_known_is_told_by_user() {
+fn other_ways_to_authenticate_are_listed_by_user() {
     let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
     params.distinguished_name.push(rcgen::DnType::CommonName, "system:admin");
     params.not_after = rcgen::date_time_ymd(2031, 5, 6);
@@ -97,7 +97,7 @@ fn of_other_ways_what_can_be_known_is_told_by_user() {
         {"name": "nothing", "user": {}},
     ]});
     let seen = read(&wants(None), false, Some(&content(&config.to_string())));
-    let told = |user: &str| -> Vec<String> {
+    let watched = |user: &str| -> Vec<String> {
         let of = seen.watched.listed.iter().filter(|one| one.user == user);
         of.map(|one| {
             let end = one.expires_at.as_deref().unwrap_or_default();
@@ -106,19 +106,19 @@ fn of_other_ways_what_can_be_known_is_told_by_user() {
         .collect()
     };
     let end = "system:admin|2031-05-06T00:00:00Z|".to_owned();
-    assert_eq!(told("certificate"), std::slice::from_ref(&end));
-    assert_eq!(told("both"), [end, "||".into()]);
+    assert_eq!(watched("certificate"), std::slice::from_ref(&end));
+    assert_eq!(watched("both"), [end, "||".into()]);
     for (user, way) in [
         ("exec", "exec"),
         ("file", "tokenFile"),
         ("path", "client-certificate:"),
         ("basic", "username"),
     ] {
-        let said = told(user);
+        let said = watched(user);
         assert!(said.len() == 1 && said[0].contains(way), "{user}: {said:?}");
     }
-    assert!(told("odd")[0].contains("no certificate"));
-    assert!(told("nothing").is_empty());
+    assert!(watched("odd")[0].contains("no certificate"));
+    assert!(watched("nothing").is_empty());
     assert_eq!(seen.watched.unknown(), 5);
     assert!(matches!(seen.target, Target::There { holds: Some(_), .. }), "{:?}", seen.target);
     assert!(!format!("{:?}", seen.watched).contains("secret"));

@@ -12,7 +12,7 @@ fn token(text: &str) -> Token {
     Token::new(text.to_owned())
 }
 
-fn told(expires: Option<Seconds>) -> Says {
+fn says(expires: Option<Seconds>) -> Says {
     Says { name: String::new(), issued: Some(NOW), expires }
 }
 
@@ -27,7 +27,7 @@ fn what_rancher_keeps_alive_is_its_own_kind_without_an_end_in_a_cloud_credential
         ("token-abcde:s", None, true, false),
         ("ext/token-abcde:s", None, true, false),
     ] {
-        let term = Term::of(&token(text), &told(end), in_cloud_credential).unwrap();
+        let term = Term::of(&token(text), &says(end), in_cloud_credential).unwrap();
         assert_eq!((term.kept_alive, term.expires), (kept, end), "{text} {end:?}");
         assert_eq!(Some(term.id.as_str()), text.strip_suffix(":s"));
     }
@@ -36,7 +36,7 @@ fn what_rancher_keeps_alive_is_its_own_kind_without_an_end_in_a_cloud_credential
 /// A token that Rancher's answer does not contain, such as another user's, may end at any time.
 #[test]
 fn silence_is_no_word_of_a_token_without_end() {
-    let unknown = Says { issued: None, ..told(None) };
+    let unknown = Says { issued: None, ..says(None) };
     assert_eq!(Term::of(&token("kubeconfig-u-abcdefghij:s"), &unknown, true), None);
     // {"exp":2000000000,"iat":1000000000}: the token states its own times, so it is not Rancher's.
     let signed = "eyJhbGciOiJSUzI1NiJ9.eyJleHAiOjIwMDAwMDAwMDAsImlhdCI6MTAwMDAwMDAwMH0.c2ln";

@@ -96,7 +96,7 @@ fn attempts(mut record: Record, target: &Target, fails: Step) -> Vec<u32> {
 
 const DAY: Seconds = 86_400;
 
-/// After the first minute there is at most one attempt a minute, whichever step fails.
+/// Attempts after the first minute: at most one a minute, whichever step fails.
 #[test]
 fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
     let held = |hash: &str| Held { hash: hash.into(), ..Held::default() };
@@ -117,7 +117,7 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
     let published = Record {
         serial: 2,
         current: Some(current),
-        told: Some("r-2".into()),
+        restarted_for: Some("r-2".into()),
         last_rotation: Some(0),
         ..Record::default()
     };
@@ -135,7 +135,11 @@ fn a_fault_that_lasts_is_met_ever_more_rarely_at_each_step() {
         ("mint", new(), Step::Mint),
         ("verify", new(), Step::Verify),
         ("publish", new(), Step::Publish),
-        ("tell", (Record { told: None, ..published.clone() }, there(Some("h2"), None)), Step::Tell),
+        (
+            "tell",
+            (Record { restarted_for: None, ..published.clone() }, there(Some("h2"), None)),
+            Step::Tell,
+        ),
         ("revoke", (with(&old), there(Some("h2"), None)), Step::Revoke),
         ("take out ours", (with(&old), there(Some("h2"), Some("h1"))), Step::Publish),
         ("take out another's", (published.clone(), there(Some("h2"), Some("x"))), Step::Publish),
@@ -167,7 +171,7 @@ fn a_copy_of_an_old_token_elsewhere_in_the_target_is_left_alone() {
             expires: Some(31 * DAY),
             ..Current::default()
         }),
-        told: Some("r-2".into()),
+        restarted_for: Some("r-2".into()),
         previous: vec![Old {
             name: "r-1".into(),
             hash: Some("h1".into()),
@@ -211,7 +215,7 @@ fn leaving(revokes: bool) -> (Plan, Record) {
     let record = Record {
         serial: 2,
         current: Some(current),
-        told: Some("r-2".into()),
+        restarted_for: Some("r-2".into()),
         previous: vec![old],
         last_rotation: Some(DAY - 100),
         ..Record::default()

@@ -31,7 +31,7 @@ fn seen(target: Target, existing: &[&str]) -> Seen {
 }
 
 #[test]
-fn a_number_far_ahead_of_ours_was_given_by_somebody_else() {
+fn a_number_far_ahead_of_ours_is_not_ours() {
     let record = current(true, Some(31 * DAY));
     let held = || holds(Held { hash: "h5".into(), ..Held::default() });
     for (name, serial) in [
@@ -59,7 +59,7 @@ fn a_number_far_ahead_of_ours_was_given_by_somebody_else() {
 }
 
 #[test]
-fn what_somebody_else_has_called_so_is_adopted_as_theirs() {
+fn a_foreign_credential_with_our_name_is_adopted_as_foreign() {
     for (name, is_ours) in [("r-7", true), ("r-9000", false)] {
         let says = crate::credentials::token::Says { name: name.into(), ..Default::default() };
         let target = holds(Held { hash: "x".into(), says, ..Held::default() });

@@ -15,7 +15,7 @@ fn names(watched: &Watched) -> Vec<&str> {
 }
 
 #[test]
-fn what_ends_soonest_and_nobody_replaces_is_listed_first() {
+fn what_ends_soonest_without_replacement_is_listed_first() {
     let odd = WatchedCredential { unknown: Some("exec".into()), ..one("odd", None) };
     let rotated = WatchedCredential { rotated: true, ..one("rotated", Some(10)) };
     let all = vec![one("never", None), rotated, odd, one("late", Some(300)), one("soon", Some(20))];
@@ -56,15 +56,15 @@ fn those_that_end_by_then_are_named() {
 }
 
 #[test]
-fn what_is_told_fits_into_a_status() {
+fn listed_credentials_fit_into_a_status() {
     let long = "x".repeat(600);
-    let told = unknown(&format!("a\n{long}"), &format!("{long}\n"));
-    assert_eq!((told.user.len(), told.user.contains('\n')), (253, false));
-    assert!(told.unknown.is_some_and(|why| why.len() == 400));
+    let listed = unknown(&format!("a\n{long}"), &format!("{long}\n"));
+    assert_eq!((listed.user.len(), listed.user.contains('\n')), (253, false));
+    assert!(listed.unknown.is_some_and(|why| why.len() == 400));
 }
 
 #[test]
-fn when_a_dead_one_ended_is_told_once() {
+fn the_end_of_a_dead_one_is_set_once() {
     for (before, now, expected) in [(Some(10), 20, 10), (Some(30), 20, 20), (None, 20, 20)] {
         let mut watched = Watched::of(vec![one("cc-a", Some(20))]);
         steady(&mut watched, &[one("cc-a", before), one("cc-b", Some(5))], now);

@@ -117,7 +117,7 @@ impl Bed {
 }
 
 #[test]
-pub fn silence_is_met_by_ever_longer_waits_and_told() {
+pub fn silence_is_met_by_ever_longer_waits_and_reported() {
     let mut bed = Bed::new();
     let mut last = bed.speaks();
     let mut at = bed.now;

@@ -63,7 +63,7 @@ pub fn who_announces_a_published_address_is_asked_and_recorded() {
     assert_eq!(bed.record().announced.as_ref().unwrap().by, [NODE, GUEST]);
 }
 
-/// Without an answer nothing is recorded, and the client does not ask until the next renewal.
+/// An unanswered request records nothing, and the client does not ask until the next renewal.
 #[test]
 pub fn silence_about_a_published_address_ends_the_question() {
     let mut bed = published();

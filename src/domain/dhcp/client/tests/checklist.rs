@@ -83,7 +83,7 @@ const SENDING: &[Point] = &[
     (
         8,
         "DECLINE: to all, address and server, no list",
-        proofs![probing::whoever_has_the_address_or_is_about_to_makes_it_be_declined],
+        proofs![probing::an_address_that_a_host_has_or_probes_is_declined],
         LIVES,
     ),
     (
@@ -107,7 +107,7 @@ const SENDING: &[Point] = &[
         ],
         &[],
     ),
-    (12, "secs grows", proofs![acquiring::silence_is_met_by_ever_longer_waits_and_told], &[]),
+    (12, "secs grows", proofs![acquiring::silence_is_met_by_ever_longer_waits_and_reported], &[]),
     (
         13,
         "the broadcast flag is off, can be on, and is on where the address may be in use",
@@ -190,7 +190,7 @@ const RECEIVING: &[Point] = &[
     (
         25,
         "our own frames are ignored",
-        proofs![hostile::somebody_else_with_our_hardware_address_is_noticed],
+        proofs![hostile::another_host_with_our_hardware_address_is_noticed],
         &[],
     ),
 ];
@@ -200,7 +200,7 @@ const TIMERS: &[Point] = &[
         26,
         "4, 8, 16, 32, 64 s, a second more or less",
         proofs![
-            acquiring::silence_is_met_by_ever_longer_waits_and_told,
+            acquiring::silence_is_met_by_ever_longer_waits_and_reported,
             acquiring::a_request_is_given_up_after_a_minute
         ],
         &[],
@@ -314,7 +314,7 @@ const STATES: &[Point] = &[
         "RFC 5227: three questions; no announcement, which is its user's",
         proofs![
             probing::three_questions_are_asked_without_claiming_the_address,
-            probing::whoever_has_the_address_or_is_about_to_makes_it_be_declined,
+            probing::an_address_that_a_host_has_or_probes_is_declined,
             probing::what_does_not_dispute_the_address_does_not_matter
         ],
         LIVES,
@@ -386,7 +386,7 @@ const STATES: &[Point] = &[
     (
         50,
         "another agent with our hardware address is noticed, and speaks alone",
-        proofs![hostile::somebody_else_with_our_hardware_address_is_noticed],
+        proofs![hostile::another_host_with_our_hardware_address_is_noticed],
         &[
             "two::of_two_agents_one_speaks_and_the_other_takes_over_in_silence",
             "records::what_is_held_is_renewed_while_the_api_server_is_away",

@@ -278,7 +278,7 @@ pub fn an_infinite_lease_is_one_and_the_longest_finite_one_is_not() {
 }
 
 #[test]
-pub fn somebody_else_with_our_hardware_address_is_noticed() {
+pub fn another_host_with_our_hardware_address_is_noticed() {
     let mut other = Bed::of(Client::new(identity(), Options::default(), 99, ms(0)));
     let theirs = other.client.due(ms(0));
     let mut bed = Bed::new();

@@ -120,7 +120,7 @@ pub fn an_address_is_given_up_when_its_time_is_over() {
     assert_eq!((discover.kind(), discover.wish()), (DISCOVER, Some(ADDRESS)));
 }
 
-/// After a host has slept, the client first finds that the lease is over.
+/// A host that has slept finds first that the lease is over.
 #[test]
 pub fn a_late_answer_does_not_revive_a_lease() {
     let mut bed = Bed::bound(120);

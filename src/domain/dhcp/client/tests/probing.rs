@@ -45,7 +45,7 @@ pub fn three_questions_are_asked_without_claiming_the_address() {
 }
 
 #[test]
-pub fn whoever_has_the_address_or_is_about_to_makes_it_be_declined() {
+pub fn an_address_that_a_host_has_or_probes_is_declined() {
     for frame in [
         arp(false, NEIGHBOUR, ADDRESS, NONE),
         arp(true, NEIGHBOUR, ADDRESS, SECOND),
@@ -158,7 +158,7 @@ pub fn an_address_that_we_may_be_announcing_is_never_probed() {
     assert_eq!(bed.client.state(), State::Probing);
 }
 
-/// While a lease is held, ARP answers are ignored: the user of the address answers.
+/// ARP answers are ignored while a lease is held: the user of the address answers.
 #[test]
 pub fn a_held_address_is_never_declined() {
     let mut bed = Bed::bound(120);

@@ -193,7 +193,7 @@ pub fn another_server_s_refusal_does_not_count_while_its_own_may_answer() {
     assert!(bed.saw(&Event::Nak { server: OTHER, heeded: true }));
 }
 
-/// Before T2 another server's grant counts only where the lease's own server was asked and silent.
+/// Another server's grant counts before T2 only where the lease's own server was asked and silent.
 #[test]
 pub fn another_server_s_grant_counts_after_its_own_was_silent() {
     let mut bed = Bed::bound(3600);
@@ -244,7 +244,7 @@ pub fn an_answer_that_cannot_be_used_changes_nothing() {
     assert_eq!(bed.events.iter().filter(unusable).count(), 4);
 }
 
-/// Of all messages of a client, only this is harmless when another agent may be the same client.
+/// The only message of a client that is harmless when another agent may be the same client.
 #[test]
 fn a_client_renews_while_it_may_use_its_address_and_asks_for_time() {
     let mut bed = Bed::with(Options::default());

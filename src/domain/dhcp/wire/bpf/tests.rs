@@ -106,7 +106,7 @@ fn a_longer_header_of_ipv4_moves_what_follows() {
 }
 
 #[test]
-fn frames_of_a_vlan_are_somebody_else_s() {
+fn frames_of_a_vlan_are_not_accepted() {
     let (_, answer) = frames("web");
     for program in [filter(Some(mac("web").mac), true), filter(None, false)] {
         assert!(!passes(&program, &answer, 100) && !passes(&program, &answer, 4095));

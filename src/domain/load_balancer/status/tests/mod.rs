@@ -50,7 +50,7 @@ fn waits() -> Finding {
     Finding::Pool(Verdict::Waiting(Wait::Full { pools: vec!["a".into()] }))
 }
 
-fn told(lb: &LoadBalancer) -> (ConditionStatus, String, String) {
+fn condition(lb: &LoadBalancer) -> (ConditionStatus, String, String) {
     let [ready] = lb.status.as_ref().unwrap().conditions.as_slice() else { panic!("{lb:?}") };
     assert_eq!(ready.type_, READY);
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
@@ -87,7 +87,7 @@ fn a_guest_gets_finalizer_claim_address_and_condition_in_one_patch() {
 fn a_vm_load_balancer_holds_an_address_that_nothing_announces() {
     let vm = patched(&lb(WorkloadType::Vm), &holds("a", 5, None));
     assert_eq!(address(&vm), None);
-    let (status, reason, message) = told(&vm);
+    let (status, reason, message) = condition(&vm);
     assert_eq!((status, reason.as_str()), (ConditionStatus::False, "NotAnnounced"));
     assert!(message.starts_with("10.0.0.5 is allocated"), "{message}");
     assert_eq!(vm.metadata.finalizers, Some(vec![LB_FINALIZER.to_owned()]));
@@ -105,7 +105,7 @@ fn an_announcer_that_leases_needs_no_finalizer_and_the_address_says_that_it_exis
     assert_eq!(lb.metadata.finalizers, None);
     let allocated = lb.status.clone().unwrap().allocated_address.unwrap();
     assert_eq!((allocated.ip.as_deref(), allocated.ip_pool), (Some("0.0.0.0"), None));
-    assert_eq!(told(&lb), (ConditionStatus::True, "DHCP".into(), String::new()));
+    assert_eq!(condition(&lb), (ConditionStatus::True, "DHCP".into(), String::new()));
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn the_address_is_the_guests_once_it_wrote_its_own() {
 
 /// UIs and scripts match on these texts.
 #[test]
-fn why_there_is_no_address_is_told_in_the_known_words() {
+fn a_missing_address_gives_a_known_reason() {
     let requirement = "{network:\"n\"}".to_owned();
     let pool = || "a".to_owned();
     let why = "it is being deleted".to_owned();
@@ -154,19 +154,19 @@ fn why_there_is_no_address_is_told_in_the_known_words() {
         let waiting =
             patched(&lb(WorkloadType::Vm), &Finding::Pool(Verdict::Waiting(wait.clone())));
         assert_eq!(waiting.metadata.finalizers, None);
-        let (status, told_reason, message) = told(&waiting);
-        assert_eq!((status, told_reason.as_str()), (ConditionStatus::False, reason));
+        let (status, condition_reason, message) = condition(&waiting);
+        assert_eq!((status, condition_reason.as_str()), (ConditionStatus::False, reason));
         assert!(message.contains(words), "{message}");
         let kept = patched(&lb(WorkloadType::Cluster), &holds("a", 5, Some(wait)));
-        let (status, told_reason, message) = told(&kept);
-        assert_eq!((status, told_reason.as_str()), (ConditionStatus::True, reason));
+        let (status, condition_reason, message) = condition(&kept);
+        assert_eq!((status, condition_reason.as_str()), (ConditionStatus::True, reason));
         assert!(message.starts_with("keeps 10.0.0.5: ") && message.contains(words), "{message}");
     }
 }
 
 /// The condition names the leader if it has no other content.
 #[test]
-fn an_object_without_an_answer_is_told_which_controller_leads() {
+fn an_object_without_an_answer_names_the_controller_that_leads() {
     const NOW: &str = "2026-01-01T00:00:00Z";
     let lb = lb(WorkloadType::Cluster);
     let patch = unanswered(&lb, "go", NOW).unwrap();
@@ -178,9 +178,9 @@ fn an_object_without_an_answer_is_told_which_controller_leads() {
         (&json!(reason::OTHER_CONTROLLER), &json!("False"))
     );
     assert!(said["message"].as_str().unwrap().contains("go"), "{said}");
-    let mut told = lb.clone();
-    told.status = serde_json::from_value(patch["status"].clone()).unwrap();
-    assert_eq!(unanswered(&told, "go", NOW), None, "it says so already");
+    let mut answered = lb.clone();
+    answered.status = serde_json::from_value(patch["status"].clone()).unwrap();
+    assert_eq!(unanswered(&answered, "go", NOW), None, "it says so already");
     let waiting = Finding::Pool(Verdict::Waiting(Wait::Full { pools: vec!["a".into()] }));
     for answered in [patched(&lb, &holds("a", 5, None)), patched(&lb, &waiting)] {
         assert_eq!(unanswered(&answered, "go", NOW), None, "{answered:?}");
@@ -307,7 +307,7 @@ fn any_lb() -> impl Strategy<Value = LoadBalancer> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
 
-    /// For every object, one patch brings it to the finding, and no second one follows.
+    /// One patch brings any object to the finding, and no second one follows.
     #[test]
     fn what_was_written_needs_no_further_write(lb in any_lb(), finding in any_finding()) {
         let done = patched(&lb, &finding);

@@ -37,7 +37,7 @@ fn report((service, ingress): (Service, Vec<String>), backends: &[Backend]) -> R
     }
 }
 
-fn told_of(lb: &LoadBalancer, finding: &Finding, report: &Report) -> LoadBalancer {
+fn reported(lb: &LoadBalancer, finding: &Finding, report: &Report) -> LoadBalancer {
     let mut value = serde_json::to_value(lb).unwrap();
     if let Some(patch) = patch(lb, finding, Some(report), NOW) {
         json_patch::merge(&mut value, &patch);
@@ -71,7 +71,7 @@ fn address_backends_counts_and_condition_are_one_patch() {
         },
     });
     assert_eq!(patch(&lb, &holds("a", 5, None), Some(&report), NOW), Some(expected));
-    told_of(&lb, &holds("a", 5, None), &report);
+    reported(&lb, &holds("a", 5, None), &report);
 }
 
 /// The address is where the Service is announced, and empty while it is not.
@@ -91,7 +91,7 @@ fn the_address_follows_the_announcement() {
         (ours(&["fd00::5"]), Some("fd00::5")),
         ((Service::Faulty("listeners".into()), vec!["10.0.0.5".into()]), Some("10.0.0.5")),
     ] {
-        lb = told_of(&lb, &finding, &report(service.clone(), &one));
+        lb = reported(&lb, &finding, &report(service.clone(), &one));
         assert_eq!(address(&lb), expected, "{service:?}");
         let allocated = lb.status.as_ref().unwrap().allocated_address.clone().unwrap();
         assert_eq!(allocated.ip.as_deref(), Some("10.0.0.5"), "the claim is another matter");
@@ -104,19 +104,19 @@ fn the_address_follows_the_announcement() {
 }
 
 #[test]
-fn a_leased_address_is_told_and_the_finalizer_waits_for_the_service() {
+fn a_leased_address_is_published_and_the_finalizer_waits_for_the_service() {
     let new = lb(WorkloadType::Vm);
     assert!(!may_serve(&new));
     let lb = patched(&new, &Finding::Guest(None));
     assert_eq!(lb.metadata.finalizers, Some(vec![LB_FINALIZER.to_owned()]));
     assert!(may_serve(&lb));
-    let lb = told_of(
+    let lb = reported(
         &lb,
         &Finding::Guest(None),
         &report(ours(&["10.9.0.1"]), &[backend(7, true, false)]),
     );
     assert_eq!(address(&lb), Some("10.9.0.1"));
-    assert_eq!(told(&lb).1, "Announced");
+    assert_eq!(condition(&lb).1, "Announced");
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn a_service_waits_for_claim_and_finalizer() {
 fn a_patch_holds_only_what_changed() {
     let finding = holds("a", 5, None);
     let before = [backend(7, true, false), backend(8, true, false)];
-    let lb = told_of(&holding(), &finding, &report(ours(&["10.0.0.5"]), &before));
+    let lb = reported(&holding(), &finding, &report(ours(&["10.0.0.5"]), &before));
     let fields = |backends: &[Backend]| {
         let patch = patch(&lb, &finding, Some(&report(ours(&["10.0.0.5"]), backends)), NOW)?;
         let status = patch["status"].as_object().unwrap().keys();
@@ -154,13 +154,13 @@ fn a_patch_holds_only_what_changed() {
 }
 
 #[test]
-fn what_cannot_be_seen_is_not_told_otherwise() {
+fn an_unknown_service_leaves_the_status_as_it_was() {
     let finding = holds("a", 5, None);
     let seen = report(ours(&["10.0.0.5"]), &[backend(7, true, false)]);
-    let lb = told_of(&holding(), &finding, &seen);
+    let lb = reported(&holding(), &finding, &seen);
     let blind = Report { backends: None, ..seen };
-    let after = told_of(&lb, &finding, &blind);
-    let (status, reason, _) = told(&after);
+    let after = reported(&lb, &finding, &blind);
+    let (status, reason, _) = condition(&after);
     assert_eq!((status, reason.as_str()), (ConditionStatus::False, "VMsUnknown"));
     let status = after.status.unwrap();
     assert_eq!(status.address.as_deref(), Some("10.0.0.5"));
@@ -170,7 +170,7 @@ fn what_cannot_be_seen_is_not_told_otherwise() {
 
 /// A user who reads the reason for the old pool must not be misled while no VM answers.
 #[test]
-fn an_address_that_was_kept_is_told_once_the_vms_answer() {
+fn a_kept_address_is_reported_once_the_vms_answer() {
     let wait = Wait::Full { pools: vec!["b".into()] };
     let kept = holds("a", 5, Some(wait));
     for (backends, reason, beginning) in [
@@ -178,9 +178,9 @@ fn an_address_that_was_kept_is_told_once_the_vms_answer() {
         (&[backend(7, false, false)], "BackendsNotReady", "running backend servers are not ready"),
         (&[], "NoRunningBackends", "no running backend servers"),
     ] {
-        let lb = told_of(&holding(), &kept, &report(ours(&["10.0.0.5"]), backends));
-        let (_, told, message) = told(&lb);
-        assert_eq!(told, reason);
+        let lb = reported(&holding(), &kept, &report(ours(&["10.0.0.5"]), backends));
+        let (_, found, message) = condition(&lb);
+        assert_eq!(found, reason);
         assert!(message.starts_with(beginning), "{message}");
     }
 }
@@ -189,28 +189,28 @@ fn an_address_that_was_kept_is_told_once_the_vms_answer() {
 #[test]
 fn a_change_of_pools_is_published_when_the_service_has_moved() {
     let old = Claim { pool: "a".into(), ip: [10, 0, 0, 5].into() };
-    let lb = told_of(&holding(), &holds("a", 5, None), &report(ours(&["10.0.0.5"]), &[]));
+    let lb = reported(&holding(), &holds("a", 5, None), &report(ours(&["10.0.0.5"]), &[]));
     let new = holds("b", 6, None);
     assert_eq!(moves_from(&lb, &new), Some(old.clone()));
     for finding in [holds("a", 5, None), waits(), Finding::Guest(None)] {
         assert_eq!(moves_from(&lb, &finding), None, "{finding:?}");
     }
     let stays = staying_at(old);
-    let staying = told_of(&lb, &stays, &report(ours(&["10.0.0.5"]), &[]));
+    let staying = reported(&lb, &stays, &report(ours(&["10.0.0.5"]), &[]));
     assert_eq!(staying.status, lb.status, "mask and gateway too");
     // The new Service exists and is not announced: a new leader must know the announced address.
     let moving = Report {
         moving_from: Some([10, 0, 0, 5].into()),
         ..report(ours(&[]), &[backend(7, true, false)])
     };
-    let moving = told_of(&lb, &stays, &moving);
+    let moving = reported(&lb, &stays, &moving);
     assert_eq!(address(&moving), Some("10.0.0.5"));
     assert!(facts::is_announced_at(&moving, [10, 0, 0, 5].into()));
     assert!(!facts::is_announced_at(&moving, [10, 0, 0, 6].into()));
-    let (_, reason, message) = told(&moving);
+    let (_, reason, message) = condition(&moving);
     let expected = "the Service asks for another address than 10.0.0.5; nothing announces it yet";
     assert!(reason == "NotAnnounced" && message.starts_with(expected), "{reason}: {message}");
-    let moved = told_of(&moving, &new, &report(ours(&["10.1.0.6"]), &[]));
+    let moved = reported(&moving, &new, &report(ours(&["10.1.0.6"]), &[]));
     assert_eq!(address(&moved), Some("10.1.0.6"));
     assert_eq!(moves_from(&moved, &new), None);
 }
@@ -224,7 +224,7 @@ fn counts_are_not_urgent() {
     };
     let two = report(ours(&["10.0.0.5"]), &[backend(7, true, false), backend(8, true, false)]);
     assert!(urgent(&holding(), &two), "the first word");
-    let lb = told_of(&holding(), &holds, &two);
+    let lb = reported(&holding(), &holds, &two);
     let one = report(ours(&["10.0.0.5"]), &[backend(7, true, false), backend(8, false, false)]);
     assert!(!urgent(&lb, &one), "one of two");
     let none = report(ours(&["10.0.0.5"]), &[backend(7, false, false), backend(8, false, false)]);

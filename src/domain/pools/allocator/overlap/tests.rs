@@ -142,7 +142,7 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
              10.0.0.17 is in the pod network of Node n1"
         )
     );
-    let told: Vec<_> = book
+    let reported: Vec<_> = book
         .take_news()
         .into_iter()
         .map(|news| match news {
@@ -151,7 +151,7 @@ fn a_network_of_the_cluster_is_cut_out_and_who_is_in_it_keeps_its_address() {
         })
         .collect();
     assert_eq!(
-        told,
+        reported,
         [
             "10.0.0.11 ns/lb2 an address of Node n1",
             "10.0.0.10 ns/lb1 in the service network (ServiceCIDR kubernetes)",
@@ -189,7 +189,7 @@ fn a_tagged_vlan_holds_back_no_network_of_the_cluster() {
 }
 
 #[test]
-fn a_claim_that_its_pool_shrank_away_from_is_nobody_elses() {
+fn a_claim_outside_its_shrunk_pool_is_not_given_to_another_owner() {
     let mut book = book(&[&pool("a", 1, 10, 13)]);
     for n in 1..=4 {
         book.claim(&named(n, "a"));
@@ -241,8 +241,8 @@ fn networks_that_turn_out_to_be_one_part_their_pools() {
     assert_eq!(ip_of(&book.claim(&named(2, "b"))), "b 10.0.0.10");
     assert_eq!((stands_back(&book), book.shared()), (vec![("b", "a")], 1));
     let news = book.take_news();
-    let told = |n: &News| matches!(n, News::Shared(s) if s.ip.to_string() == "10.0.0.10");
-    assert!(news.len() == 2 && news.iter().any(told), "{news:?}");
+    let reported = |n: &News| matches!(n, News::Shared(s) if s.ip.to_string() == "10.0.0.10");
+    assert!(news.len() == 2 && news.iter().any(reported), "{news:?}");
     // An address that b holds, or that two hold and only one releases, is given to no other
     // LoadBalancer.
     assert_eq!(ip_of(&book.claim(&named(4, "a"))), "a 10.0.0.12");

@@ -57,7 +57,7 @@ fn an_address_is_one_load_balancers_where_it_is_announced() {
 }
 
 #[test]
-fn a_network_that_contradicts_the_pool_is_refused_to_the_new_and_told_to_holders() {
+fn a_network_that_contradicts_the_pool_is_refused_to_the_new_and_reported_to_holders() {
     let mut book = book(&[on_vlan("v", 1, 3)]);
     let elsewhere = |n| LbFacts { segment: Some(Segment::Vlan("br".into(), 2)), ..named(n, "v") };
     let Verdict::Waiting(Wait::NetworkMismatch { pool, .. }) = book.claim(&elsewhere(1)) else {

@@ -328,7 +328,7 @@ fn read_claims(
     claims
 }
 
-/// Why an address belongs to an owner, in the order that the module describes.
+/// Ground on which an address belongs to an owner, in the order that the module describes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     Agreed,

@@ -78,7 +78,7 @@ fn what_is_published_goes_before_what_is_stored_and_that_before_memory() {
     assert_eq!(claim, at("a", "10.0.0.13"), "the loser gets another");
 }
 
-/// Of two entries for one owner the published one stays, else the stored one.
+/// The published one of two entries for one owner stays, else the stored one.
 #[test]
 fn an_owner_keeps_one_address_of_a_pool() {
     let twice = storing(&[("10.0.0.12", "ns/lb1", "u1"), ("10.0.0.15", "ns/lb1", "u1")]);
@@ -207,7 +207,7 @@ fn a_publisher_that_speaks_against_a_ledger_is_disputed() {
     assert!(!current.knows(&owner(4)) && current.uid_of("ns/lb4") == Some("new"));
 }
 
-/// Otherwise its claim was released already.
+/// A claim that no ledger names was released already.
 #[test]
 fn a_publisher_that_is_being_deleted_counts_only_if_a_ledger_names_it() {
     let deleting = |n, last| WorldEntry { deleting: true, ..entry(n, last) };
@@ -351,7 +351,7 @@ fn one_that_is_being_deleted_takes_nothing_back_from_another() {
 }
 
 #[test]
-fn whoever_speaks_against_a_ledger_is_asked_again() {
+fn a_contradiction_to_the_ledger_is_read_again() {
     let seen = storing(&[("10.0.0.12", "ns/lb2", "u2")]);
     let mut book = Book::default();
     let mut old_view = world(&[(1, Some(12)), (2, None)]);

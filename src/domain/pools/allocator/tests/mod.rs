@@ -86,7 +86,7 @@ pub(super) fn two(a: usize, b: usize) -> Book {
 }
 
 /// The address of a verdict, and the reason why it is not the requested one.
-fn told(verdict: &Verdict) -> (Option<String>, Option<&'static str>) {
+fn answer(verdict: &Verdict) -> (Option<String>, Option<&'static str>) {
     match verdict {
         Verdict::Held { claim, instead, .. } => {
             (Some(format!("{} {}", claim.pool, claim.ip)), instead.as_ref().map(Wait::reason))
@@ -106,14 +106,14 @@ fn publish(book: &mut Book, facts: &mut LbFacts) -> (Option<String>, Option<&'st
         Verdict::Held { claim, .. } => Some(claim.clone()),
         Verdict::Waiting(_) => None,
     };
-    told(&verdict)
+    answer(&verdict)
 }
 
 #[test]
 fn asking_again_gives_the_same_address() {
     let mut book = two(3, 3);
     let first = book.claim(&lb(1));
-    assert_eq!(told(&first), held("a 10.0.0.10"));
+    assert_eq!(answer(&first), held("a 10.0.0.10"));
     assert_eq!(book.take_touched(), BTreeSet::from(["a".to_owned()]));
     assert_eq!(book.claim(&lb(1)), first);
     assert_eq!(book.peek(&lb(1)), Some(first));
@@ -139,7 +139,7 @@ fn each_refusal_has_its_reason() {
     let deleting = PoolSeen { deleting: true, ..seen("deleting", "10.0.3", 3) };
     let foreign = for_namespace(seen("foreign", "10.0.4", 3), "other");
     let mut book = book(&[seen("full", "10.0.0", 1), faulty, deleting, foreign]);
-    assert_eq!(told(&book.claim(&named(1, "full"))), held("full 10.0.0.10"));
+    assert_eq!(answer(&book.claim(&named(1, "full"))), held("full 10.0.0.10"));
     for (pool, reason, words) in [
         ("full", "NoAvailableIP", "no available IP"),
         ("absent", "IPPoolNotFound", "no matched IPPool"),
@@ -152,19 +152,19 @@ fn each_refusal_has_its_reason() {
         assert!(wait.message().contains(words) && wait.message().contains(pool), "{wait:?}");
     }
     let stranger = LbFacts { requirement: Requirement::default(), ..lb(3) };
-    assert_eq!(told(&book.claim(&stranger)), (None, Some("NoMatchedIPPool")));
+    assert_eq!(answer(&book.claim(&stranger)), (None, Some("NoMatchedIPPool")));
     // Among several pools that fit, the reason names one that is out of use.
-    assert_eq!(told(&book.claim(&lb(4))), (None, Some("IPPoolNotReady")));
+    assert_eq!(answer(&book.claim(&lb(4))), (None, Some("IPPoolNotReady")));
 }
 
 #[test]
 fn the_next_candidate_serves_when_the_first_is_full_or_idle() {
     let mut book = two(1, 1);
-    assert_eq!(told(&book.claim(&lb(1))), held("a 10.0.0.10"));
-    assert_eq!(told(&book.claim(&lb(2))), held("b 10.0.1.10"));
-    assert_eq!(told(&book.claim(&lb(3))), (None, Some("NoAvailableIP")));
+    assert_eq!(answer(&book.claim(&lb(1))), held("a 10.0.0.10"));
+    assert_eq!(answer(&book.claim(&lb(2))), held("b 10.0.1.10"));
+    assert_eq!(answer(&book.claim(&lb(3))), (None, Some("NoAvailableIP")));
     let mut book = two(0, 1);
-    assert_eq!(told(&book.claim(&lb(1))), held("b 10.0.1.10"));
+    assert_eq!(answer(&book.claim(&lb(1))), held("b 10.0.1.10"));
 }
 
 /// Each event makes room for exactly one of two waiters, who asked in the wrong order.
@@ -195,9 +195,9 @@ fn the_oldest_waiter_is_served_whatever_made_the_room() {
 }
 
 #[test]
-fn a_waiter_is_told_when_the_reason_changes() {
+fn a_waiter_is_notified_when_the_reason_changes() {
     let mut book = Book::default();
-    assert_eq!(told(&book.claim(&lb(1))), (None, Some("NoMatchedIPPool")));
+    assert_eq!(answer(&book.claim(&lb(1))), (None, Some("NoMatchedIPPool")));
     book.merge(&seen("a", "10.0.0", 0), &everybody());
     assert_eq!(book.serve_waiters(), [owner(1)]);
     assert_eq!(book.waiting().map(|(_, w)| w.reason()).collect::<Vec<_>>(), ["IPPoolNotReady"]);
@@ -213,11 +213,11 @@ fn a_switch_of_pools_never_leaves_a_moment_without_an_address() {
     publish(&mut book, &mut facts);
     facts.named_pool = Some("b".into());
     let verdict = book.claim(&facts);
-    assert_eq!(told(&verdict), held("b 10.0.1.10"));
+    assert_eq!(answer(&verdict), held("b 10.0.1.10"));
     assert_eq!(book.claims_of("u1").len(), 2, "both are held until the new one is published");
-    assert_eq!(told(&book.claim(&named(2, "a"))), (None, Some("NoAvailableIP")));
+    assert_eq!(answer(&book.claim(&named(2, "a"))), (None, Some("NoAvailableIP")));
     publish(&mut book, &mut facts);
-    assert_eq!(told(&book.claim(&facts)), held("b 10.0.1.10"));
+    assert_eq!(answer(&book.claim(&facts)), held("b 10.0.1.10"));
     assert_eq!(book.claims_of("u1"), [at("b", "10.0.1.10")]);
     assert_eq!(book.serve_waiters(), [owner(2)]);
 }
@@ -230,7 +230,7 @@ fn a_switch_that_is_taken_back_frees_the_new_address() {
         publish(&mut book, &mut facts);
         book.claim(&LbFacts { named_pool: Some("b".into()), ..facts.clone() });
         facts.named_pool = back;
-        assert_eq!(told(&book.claim(&facts)), held("a 10.0.0.10"));
+        assert_eq!(answer(&book.claim(&facts)), held("a 10.0.0.10"));
         assert_eq!(book.claims_of("u1"), [at("a", "10.0.0.10")]);
     }
 }
@@ -247,7 +247,7 @@ fn a_switch_that_cannot_be_made_keeps_the_address_and_says_why() {
         let mut facts = named(1, "a");
         publish(&mut book, &mut facts);
         facts.named_pool = Some(pool.into());
-        assert_eq!(told(&book.claim(&facts)), (Some("a 10.0.0.10".into()), Some(reason)));
+        assert_eq!(answer(&book.claim(&facts)), (Some("a 10.0.0.10".into()), Some(reason)));
         assert_eq!(book.waiting().count(), 1, "and waits for {pool}");
         // The LoadBalancer moves as soon as it may.
         book.release("u9");
@@ -265,7 +265,7 @@ fn a_namesake_inherits_and_the_release_of_the_earlier_one_frees_nothing() {
     book.claim(&lb(1));
     let reborn = LbFacts { owner: Owner { uid: "new".into(), ..owner(1) }, ..lb(1) };
     assert!(book.needs_fresh(&LbFacts { fresh: false, ..reborn.clone() }), "a view may be old");
-    assert_eq!(told(&book.claim(&reborn)), held("a 10.0.0.10"));
+    assert_eq!(answer(&book.claim(&reborn)), held("a 10.0.0.10"));
     assert_eq!(book.take_touched(), BTreeSet::from(["a".to_owned()]), "the UID is written");
     assert_eq!(book.release("u1"), []);
     assert!(!book.release_claim(&at("a", "10.0.0.10"), &owner(1)));
@@ -276,7 +276,7 @@ fn a_namesake_inherits_and_the_release_of_the_earlier_one_frees_nothing() {
     book.release("new");
     book.claim(&lb(2));
     book.release("u2");
-    assert_eq!(told(&book.claim(&lb(1))), held("a 10.0.0.10"));
+    assert_eq!(answer(&book.claim(&lb(1))), held("a 10.0.0.10"));
     book.claim(&named(5, "absent"));
     book.release("u5");
     assert_eq!(book.waiting().count(), 0, "who is gone does not wait");
@@ -286,13 +286,13 @@ fn a_namesake_inherits_and_the_release_of_the_earlier_one_frees_nothing() {
 fn a_published_address_that_the_ledger_lacks_is_read_back_if_admitted_and_free() {
     let published = |n, pool: &str| LbFacts { published: Some(at(pool, "10.0.0.12")), ..lb(n) };
     let mut book = two(3, 1);
-    assert_eq!(told(&book.claim(&published(1, "a"))), held("a 10.0.0.12"));
+    assert_eq!(answer(&book.claim(&published(1, "a"))), held("a 10.0.0.12"));
     assert_eq!(book.take_touched(), BTreeSet::from(["a".to_owned()]));
-    assert_eq!(told(&book.claim(&published(2, "a"))), held("a 10.0.0.10"), "it is another's");
+    assert_eq!(answer(&book.claim(&published(2, "a"))), held("a 10.0.0.10"), "it is another's");
     let foreign = for_namespace(seen("foreign", "10.0.0", 3), "other");
     book.merge(&foreign, &everybody());
-    assert_eq!(told(&book.claim(&published(3, "foreign"))), held("a 10.0.0.11"), "not admitted");
-    assert_eq!(told(&book.claim(&published(4, "b"))), held("b 10.0.1.10"), "not of its ranges");
+    assert_eq!(answer(&book.claim(&published(3, "foreign"))), held("a 10.0.0.11"), "not admitted");
+    assert_eq!(answer(&book.claim(&published(4, "b"))), held("b 10.0.1.10"), "not of its ranges");
 }
 
 #[test]
@@ -301,19 +301,19 @@ fn an_address_outlives_its_pool_and_is_adopted_when_the_pool_returns() {
     let mut facts = lb(1);
     publish(&mut book, &mut facts);
     book.remove_pool("a");
-    assert_eq!(told(&book.claim(&facts)), (Some("a 10.0.0.10".into()), Some("IPPoolNotFound")));
+    assert_eq!(answer(&book.claim(&facts)), (Some("a 10.0.0.10".into()), Some("IPPoolNotFound")));
     assert!(book.claims_of("u1").is_empty() && book.serve_waiters().is_empty());
     book.merge(&seen("a", "10.0.0", 1), &everybody());
     assert_eq!(book.serve_waiters(), [facts.owner.clone()]);
-    assert_eq!(told(&book.claim(&facts)), held("a 10.0.0.10"));
+    assert_eq!(answer(&book.claim(&facts)), held("a 10.0.0.10"));
     // Its owner may still ask for another pool, and moves when that has room.
     book.remove_pool("a");
     book.claim(&lb(2));
     facts.named_pool = Some("b".into());
-    assert_eq!(told(&book.claim(&facts)), (Some("a 10.0.0.10".into()), Some("NoAvailableIP")));
+    assert_eq!(answer(&book.claim(&facts)), (Some("a 10.0.0.10".into()), Some("NoAvailableIP")));
     book.release("u2");
     assert_eq!(book.serve_waiters(), [facts.owner.clone()]);
-    assert_eq!(told(&book.claim(&facts)), held("b 10.0.1.10"));
+    assert_eq!(answer(&book.claim(&facts)), held("b 10.0.1.10"));
 }
 
 /// The same holds after a request for another pool that was taken back, or that cannot be met.
@@ -326,9 +326,9 @@ fn an_address_whose_pool_is_gone_is_given_up_for_no_claim_but_that_of_the_named_
         publish(&mut book, &mut facts);
         book.remove_pool("a");
         let switching = LbFacts { named_pool: Some("b".into()), ..facts.clone() };
-        assert_eq!(told(&book.claim(&switching)), held("b 10.0.1.10"));
+        assert_eq!(answer(&book.claim(&switching)), held("b 10.0.1.10"));
         facts.named_pool = then.map(str::to_owned);
-        assert_eq!(told(&book.claim(&facts)), kept, "{then:?}");
+        assert_eq!(answer(&book.claim(&facts)), kept, "{then:?}");
         assert_eq!(book.claims_of("u1").len(), left, "{then:?}");
     }
 }

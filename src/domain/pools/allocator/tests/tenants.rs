@@ -43,7 +43,7 @@ fn with_victim(publishes: bool) -> (Book, LbFacts) {
     let mut book = book(&pools());
     let mut facts = victim();
     let verdict = book.claim(&facts);
-    assert_eq!(told(&verdict), held("a 10.0.0.10"));
+    assert_eq!(answer(&verdict), held("a 10.0.0.10"));
     if publishes {
         facts.published = Some(at("a", "10.0.0.10"));
     }
@@ -76,11 +76,14 @@ fn while_the_ledger_is_in_memory_a_lie_gains_nothing() {
             for has_one in [false, true] {
                 let (mut book, victim) = with_victim(publishes);
                 if has_one {
-                    assert_eq!(told(&book.claim(&of(ATTACKER, "attacker"))), held("own 10.0.1.10"));
+                    assert_eq!(
+                        answer(&book.claim(&of(ATTACKER, "attacker"))),
+                        held("own 10.0.1.10")
+                    );
                 }
                 let verdict = book.claim(&attacker(pool, ip));
-                assert_eq!(told(&verdict), held("own 10.0.1.10"), "{pool} {ip} {has_one}");
-                assert_eq!(told(&book.claim(&victim)), held("a 10.0.0.10"), "{pool} {ip}");
+                assert_eq!(answer(&verdict), held("own 10.0.1.10"), "{pool} {ip} {has_one}");
+                assert_eq!(answer(&book.claim(&victim)), held("a 10.0.0.10"), "{pool} {ip}");
                 assert_eq!(book.pools()["a"].ledger.claims().len(), 1, "{pool} {ip}");
             }
         }
@@ -94,8 +97,8 @@ fn a_neighbour_of_the_same_pool_gains_nothing_either() {
         let (mut book, victim) = with_victim(true);
         let neighbour =
             LbFacts { published: Some(at(pool, "10.0.0.10")), ..of(ATTACKER, "victim") };
-        assert_eq!(told(&book.claim(&neighbour)), held("a 10.0.0.11"), "{pool}");
-        assert_eq!(told(&book.claim(&victim)), held("a 10.0.0.10"), "{pool}");
+        assert_eq!(answer(&book.claim(&neighbour)), held("a 10.0.0.11"), "{pool}");
+        assert_eq!(answer(&book.claim(&victim)), held("a 10.0.0.10"), "{pool}");
     }
 }
 
@@ -103,12 +106,12 @@ fn a_neighbour_of_the_same_pool_gains_nothing_either() {
 #[test]
 fn in_a_pool_of_its_own_it_may_choose() {
     let (mut book, _) = with_victim(true);
-    assert_eq!(told(&book.claim(&attacker("own", "10.0.1.11"))), held("own 10.0.1.11"));
+    assert_eq!(answer(&book.claim(&attacker("own", "10.0.1.11"))), held("own 10.0.1.11"));
 }
 
-/// At the start of a term, and after another client wrote the pool.
+/// Reads of a ledger: at the start of a term, and after another client wrote the pool.
 #[test]
-fn while_a_ledger_is_read_nobody_loses_an_address_that_it_names() {
+fn while_a_ledger_is_read_no_owner_loses_an_address_that_it_names() {
     for publishes in [false, true] {
         let (before, victim) = with_victim(publishes);
         let lie = attacker("a", "10.0.0.10");
@@ -118,8 +121,12 @@ fn while_a_ledger_is_read_nobody_loses_an_address_that_it_names() {
             for pool in &pools() {
                 book.merge(&stored(&before, pool), &world);
             }
-            assert_eq!(told(&book.claim(&lie)), held("own 10.0.1.10"), "{publishes} {in_memory}");
-            assert_eq!(told(&book.claim(&victim)), held("a 10.0.0.10"), "{publishes} {in_memory}");
+            assert_eq!(answer(&book.claim(&lie)), held("own 10.0.1.10"), "{publishes} {in_memory}");
+            assert_eq!(
+                answer(&book.claim(&victim)),
+                held("a 10.0.0.10"),
+                "{publishes} {in_memory}"
+            );
         }
     }
 }
@@ -133,8 +140,8 @@ fn where_the_ledger_is_lost_too_the_older_of_two_keeps_what_both_publish() {
     for pool in &pools() {
         book.merge(pool, &World::new([entry(&victim), entry(&lie)]));
     }
-    assert_eq!(told(&book.claim(&lie)), held("own 10.0.1.10"));
-    assert_eq!(told(&book.claim(&victim)), held("a 10.0.0.10"));
+    assert_eq!(answer(&book.claim(&lie)), held("own 10.0.1.10"));
+    assert_eq!(answer(&book.claim(&victim)), held("a 10.0.0.10"));
 }
 
 /// A known gap: a free address counts as in use while a ledger is read, because it may be missing
@@ -147,6 +154,6 @@ fn while_a_ledger_is_read_an_address_that_is_free_can_be_had_out_of_scope() {
     for pool in &pools() {
         book.merge(&stored(&before, pool), &World::new([entry(&victim), entry(&lie)]));
     }
-    assert_eq!(told(&book.claim(&lie)), held("a 10.0.0.12"));
-    assert_eq!(told(&book.claim(&victim)), held("a 10.0.0.10"), "and the victim keeps its own");
+    assert_eq!(answer(&book.claim(&lie)), held("a 10.0.0.12"));
+    assert_eq!(answer(&book.claim(&victim)), held("a 10.0.0.10"), "and the victim keeps its own");
 }

@@ -193,7 +193,7 @@ fn endpoints_are_sorted_by_name_with_the_sink_at_the_end() {
 /// Addresses that no host has, while no node is known: RFC 5737 and RFC 6666. The UID is the Go
 /// controller's.
 #[test]
-fn the_sink_is_the_announcing_nodes_address_or_nobodys() {
+fn the_sink_is_the_announcing_nodes_address_or_an_unused_one() {
     let (v4, v6) = (sink(WEB, Family::V4, None), sink(WEB, Family::V6, None));
     assert_eq!(
         (v4.address.to_string().as_str(), v6.address.to_string().as_str()),

@@ -198,7 +198,7 @@ fn nothing_is_remembered_across_uids() {
 }
 
 #[test]
-fn families_are_told_apart_and_spelled_as_kubernetes_does() {
+fn families_are_distinguished_and_spelled_as_kubernetes_does() {
     for (address, family, name) in
         [("10.0.0.5", Family::V4, "IPv4"), ("fd00::5", Family::V6, "IPv6")]
     {

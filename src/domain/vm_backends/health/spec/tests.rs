@@ -43,7 +43,7 @@ fn without_a_port_nothing_is_probed() {
 /// The CRD's rules apply to every health check, of any type of workload, used or not.
 #[test]
 fn the_form_is_judged_without_listeners() {
-    let told = |check: Value| form(&serde_json::from_value(check).unwrap());
+    let result = |check: Value| form(&serde_json::from_value(check).unwrap());
     for (check, beginning) in [
         (json!({"protocol": "tcp"}), "spec.healthCheck.port: it is 0 or unset: must be set"),
         (json!({"port": -1}), "spec.healthCheck.port: -1 is no port"),
@@ -57,11 +57,11 @@ fn the_form_is_judged_without_listeners() {
         (json!({"port": 1, "protocol": "http", "serverName": "-"}), "spec.healthCheck.serverName"),
         (json!({"timeoutSeconds": -1}), "spec.healthCheck.timeoutSeconds: -1 is negative"),
     ] {
-        let fault = told(check.clone()).unwrap_err().to_string();
+        let fault = result(check.clone()).unwrap_err().to_string();
         assert!(fault.starts_with(beginning), "{check}: {fault}");
     }
     for check in [json!({}), json!({"port": 9}), json!({"port": 9, "protocol": "http"})] {
-        assert_eq!(told(check), Ok(()));
+        assert_eq!(result(check), Ok(()));
     }
 }
 

@@ -120,7 +120,7 @@ fn pairs_are_not_mixed_up() {
 
 /// Guests report often; only changes that an endpoint depends on trigger a reconcile.
 #[test]
-fn news_that_makes_no_difference_reaches_nobody() {
+fn a_change_without_effect_wakes_no_load_balancer() {
     let mut index = LabelIndex::default();
     index.set_lb("ns", "lb", &selector(&[("app", &["web"])]));
     let web = labels(&[("app", "web")]);

@@ -9,7 +9,7 @@ use crate::objects::{Balancer, Pool};
 #[derive(Debug, Default)]
 pub(crate) struct Scene {
     pub(crate) pools: BTreeMap<String, Pool>,
-    /// By namespace and name.
+    /// LoadBalancers by `namespace/name`.
     pub(crate) balancers: BTreeMap<String, Seen>,
 }
 
@@ -18,7 +18,7 @@ pub(crate) struct Scene {
 pub(crate) struct Seen {
     pub(crate) now: Balancer,
     first: Instant,
-    /// When its address was first seen.
+    /// Time at which its address was first seen.
     pub(crate) addressed: Option<Instant>,
 }
 

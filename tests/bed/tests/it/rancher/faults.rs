@@ -53,7 +53,7 @@ async fn each_fault_does_what_it_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_down_answers_nobody() {
+async fn a_server_that_is_down_gives_no_answer() {
     let site = Site::new(Version::V2_8).await;
     let key = site.key(&site.user);
     site.rancher.stop();

@@ -168,7 +168,7 @@ async fn everybody_has_their_own_tokens_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bad_token_is_told_by_where_it_is_used() {
+async fn a_bad_token_is_refused_in_the_words_of_the_api_that_it_is_sent_to() {
     let site = Site::new(Version::Main).await;
     let dead = site.key(&site.user);
     site.rancher.delete_token(name(&dead));
@@ -245,7 +245,7 @@ async fn a_token_for_one_cluster_is_good_for_that_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_what_they_may_do_is_told_by_their_role() {
+async fn a_review_of_own_rights_answers_by_the_role() {
     let site = Site::new(Version::Main).await;
     let (key, admin) = (site.key(&site.user), site.key(&site.admin));
     let asks = async |key: &str, cluster: &str, what: serde_json::Value| {
@@ -317,8 +317,8 @@ async fn ext_tokens_are_an_api_of_their_own() {
         assert!(token.starts_with("token-"), "{token}: a name that is sent is ignored");
         let value = made.body["status"]["value"].as_str().unwrap();
         let bearer = format!("ext/{token}:{value}");
-        let told = made.body["status"]["bearerToken"].as_str();
-        assert_eq!(told, (version > Version::V2_12).then_some(bearer.as_str()));
+        let shown = made.body["status"]["bearerToken"].as_str();
+        assert_eq!(shown, (version > Version::V2_12).then_some(bearer.as_str()));
 
         let own = format!("{path}/{token}");
         assert_eq!(ask(&site.rancher, &bearer, &format!("GET {own}"), "").await.status, 200);

@@ -48,13 +48,13 @@ impl Dice {
 fn play(seed: u64, fault: Option<Fault>, form: u64) -> Result<u64, String> {
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) + 1);
     let mut world = World::new(form & 1 != 0, form & 2 != 0, form & 4 != 0, fault);
-    let mut told = Vec::new();
+    let mut steps = Vec::new();
     for _ in 0..STEPS {
         let step = dice.step();
-        told.push(format!("{step:?}"));
-        world.step(step).map_err(|why| format!("{why}\n{}", told.join(" ")))?;
+        steps.push(format!("{step:?}"));
+        world.step(step).map_err(|why| format!("{why}\n{}", steps.join(" ")))?;
     }
-    world.calm().map_err(|why| format!("{why}\nafter {}", told.join(" ")))?;
+    world.calm().map_err(|why| format!("{why}\nafter {}", steps.join(" ")))?;
     Ok(world.published)
 }
 

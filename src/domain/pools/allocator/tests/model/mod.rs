@@ -55,7 +55,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0..LBS, pool()).prop_map(|(n, p)| Step::Create(n, p)),
         2 => (0..LBS).prop_map(Step::Delete),
-        2 => (0..LBS, any::<bool>()).prop_map(|(n, told)| Step::Restore(n, told)),
+        2 => (0..LBS, any::<bool>()).prop_map(|(n, notified)| Step::Restore(n, notified)),
         3 => (0..LBS, pool()).prop_map(|(n, p)| Step::Switch(n, p)),
         2 => (0..LBS).prop_map(Step::Ask),
         6 => (0..LBS).prop_map(Step::Publish),
@@ -206,10 +206,10 @@ impl Cluster {
 
     /// Creates a LoadBalancer again under its name, and checks the answer. The flag says
     /// whether the ledger is notified of the deletion before.
-    fn restore(&mut self, n: usize, told: bool) {
+    fn restore(&mut self, n: usize, notified: bool) {
         let Some(restored) = self.made_again(n) else { return };
         let before = self.lbs.insert(n, restored).unwrap();
-        if told {
+        if notified {
             self.book.release(&before.owner.uid);
         }
         self.announced.remove(&n);
@@ -267,7 +267,7 @@ impl Cluster {
                     assert!(self.book.claims_of(&facts.owner.uid).is_empty());
                 }
             }
-            Step::Restore(n, told) => self.restore(n, told),
+            Step::Restore(n, notified) => self.restore(n, notified),
             Step::Switch(n, pool) => {
                 if let Some(facts) = self.lbs.get_mut(&n) {
                     facts.named_pool = pool_name(pool);
@@ -384,7 +384,7 @@ proptest! {
     #![proptest_config(worlds())]
 
     #[test]
-    fn whatever_happens_nobody_loses_shares_or_misses_an_address(
+    fn whatever_happens_no_owner_loses_shares_or_misses_an_address(
         steps in prop::collection::vec(step(), 0..50),
     ) {
         hold(&steps);

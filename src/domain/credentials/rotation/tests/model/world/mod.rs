@@ -332,7 +332,7 @@ impl World {
             Act::Verify => self.verify(who)?,
             Act::Publish { keep } => self.publish(&record, keep, trouble)?,
             Act::Tell => {
-                let next = told(&self.plan, &record, self.now);
+                let next = after_restart(&self.plan, &record, self.now);
                 self.write(who, version, next, &seen);
             }
             Act::DropOld => {
