@@ -79,7 +79,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     }
     let (changed, mut flipped) = mpsc::unbounded_channel::<String>();
     let (prober, scheduler) = Prober::new(ctx.metrics.clone(), changed);
-    let (moves, moved) = mpsc::unbounded_channel();
+    let (report_move, moved) = mpsc::unbounded_channel();
     let views = ctx.views.clone();
     let late = ctx.views.clone();
     let annotated = topology::run(ctx.clone(), moved);
@@ -110,7 +110,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
                         handle.forget(owner);
                     }
                 }
-                Signal::Moved(vm) => drop(moves.send(vm)),
+                Signal::Moved(vm) => drop(report_move.send(vm)),
                 Signal::Pool(name, version) => handle.pool_changed(name, Some(version)),
                 Signal::Networks => handle.networks_changed(),
                 Signal::PoolGone(name) => handle.pool_changed(name, None),

@@ -25,7 +25,7 @@ const WALK_LINES: usize = 50;
 fn documents() -> Vec<(String, String)> {
     files()
         .into_iter()
-        .filter(|file| Path::new(file).extension().is_some_and(|e| e == "md"))
+        .filter(|file| has_extension(file, "md"))
         .filter_map(|file| Some((file.clone(), fs::read_to_string(root().join(file)).ok()?)))
         .collect()
 }
@@ -139,7 +139,7 @@ fn functions(document: &str) -> Vec<(String, String)> {
     let links = prose(document);
     let links = links.split("[`").skip(1).filter_map(|link| {
         let (name, rest) = link.split_once("`](")?;
-        let (path, _) = rest.split_once(')').filter(|(path, _)| path.ends_with(".rs"))?;
+        let (path, _) = rest.split_once(')').filter(|(path, _)| has_extension(path, "rs"))?;
         Some((name.to_owned(), path.to_owned()))
     });
     links.collect()
@@ -164,10 +164,8 @@ fn functions_are_found_in_links_and_code() {
 #[test]
 fn every_picture_can_be_read() {
     let shown = book();
-    let pictures: Vec<String> = files()
-        .into_iter()
-        .filter(|file| Path::new(file).extension().is_some_and(|e| e == "svg"))
-        .collect();
+    let pictures: Vec<String> =
+        files().into_iter().filter(|file| has_extension(file, "svg")).collect();
     assert!(pictures.len() >= 4, "{pictures:?}");
     for file in pictures {
         let text = read(&file);

@@ -218,6 +218,11 @@ pub(crate) fn read(file: &str) -> String {
     fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"))
 }
 
+/// Whether the file's name ends with a dot and this extension.
+pub(crate) fn has_extension(file: &str, extension: &str) -> bool {
+    Path::new(file).extension().is_some_and(|found| found == extension)
+}
+
 /// Every file that git knows or would add, from the repository's root.
 pub(crate) fn files() -> Vec<String> {
     let args = ["ls-files", "--cached", "--others", "--exclude-standard"];

@@ -1,8 +1,6 @@
 //! One version, wherever a release is named.
 
-use std::path::Path;
-
-use super::{files, read};
+use super::{files, has_extension, read};
 
 /// The chart's default tag of the image is its appVersion, so one that lags behind installs an image
 /// that does not exist.
@@ -22,7 +20,7 @@ fn crates_chart_changelog_and_documents_have_one_version() {
     );
     let image = "registry.example.com/harvester-guest-operator:";
     let mut count = 0;
-    for file in files().iter().filter(|file| Path::new(file).extension().is_some_and(|e| e == "md")) {
+    for file in files().iter().filter(|file| has_extension(file, "md")) {
         for part in read(file).split(image).skip(1) {
             assert!(part.starts_with(version), "{file}: {image} is not followed by {version}");
             count += 1;

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use super::{files, root};
+use super::{files, has_extension, root};
 
 /// Pronouns, relatives, conjunctions and prepositions that no doc comment opens with. "Whether" is
 /// no part of them: it is the API convention's opening for a truth value.
@@ -27,7 +27,7 @@ const LEAST_WORDS: usize = 4;
 fn every_doc_comment_opens_with_a_noun_or_a_verb() {
     let (mut faults, mut count) = (Vec::new(), 0);
     let is_code = |file: &str| file.starts_with("src/") || file.starts_with("tests/");
-    for (file, text) in texts(|file| is_code(file) && file.ends_with(".rs")) {
+    for (file, text) in texts(|file| is_code(file) && has_extension(file, "rs")) {
         for (line, text) in openings(&text) {
             count += 1;
             if let Some(word) = wrong_opening(&text) {
@@ -42,7 +42,7 @@ fn every_doc_comment_opens_with_a_noun_or_a_verb() {
 #[test]
 fn every_subject_has_a_name() {
     let mut faults = Vec::new();
-    for (file, text) in texts(|file| file != THIS && !file.ends_with(".lock")) {
+    for (file, text) in texts(|file| file != THIS && !has_extension(file, "lock")) {
         for (number, line) in text.lines().enumerate() {
             if let Some(word) = nameless(line) {
                 faults.push(format!("{file}:{}: {word}: {}", number + 1, line.trim()));
