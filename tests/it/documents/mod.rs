@@ -10,9 +10,8 @@ mod objects;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 
-use crate::hygiene::{files, make_targets, read, root};
+use crate::hygiene::{files, has_extension, make_targets, read, root};
 
 /// Longest README, in lines: the rest is in docs/.
 const README_LINES: usize = 200;
