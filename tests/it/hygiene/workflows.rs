@@ -22,7 +22,7 @@ fn workflows_run_make_targets_and_nothing_else() {
     }
 }
 
-/// What a workflow does beside make targets and pinned actions, and the rights that it asks for.
+/// Steps of a workflow beside make targets and pinned actions, and the rights that it asks for.
 fn faults(text: &str, targets: &BTreeSet<String>) -> Vec<String> {
     let workflow: Value = serde_saphyr::from_str(text).unwrap();
     let mut faults = Vec::new();

@@ -174,7 +174,7 @@ enum Where {
 
 /// Outcome of one step.
 enum Next {
-    /// There may be more to do.
+    /// An act was carried out, or failed: more may follow.
     Again,
     /// Nothing is to be done until that time.
     Wait(Option<i64>),
