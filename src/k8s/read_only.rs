@@ -76,7 +76,7 @@ where
         let (method, uri) = (request.method().clone(), request.uri().clone());
         if method != Method::GET {
             let withheld = Withheld(method, uri.path().to_owned());
-            return Box::pin(std::future::ready(Err(withheld.into())));
+            return Box::pin(async move { Err(withheld.into()) });
         }
         if watched(&uri).is_some() {
             return Box::pin(std::future::pending());

@@ -68,7 +68,7 @@ pub async fn read(
     };
     let late = views.listed_within_reach(LISTED, is_refused).await;
     let imported = imported(client, &pools, &load_balancers).await;
-    let names = imported.iter().map(ResourceExt::name_any).collect();
+    let names = imported.iter().map(kube::ResourceExt::name_any).collect();
     pools.extend(imported);
     let removals: BTreeMap<String, Wait> = load_balancers
         .iter()

@@ -55,7 +55,8 @@ pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
     let kubeconfig = args.reach.kubeconfig.as_deref();
     let (client, refusals) = client::connect_read_only(PATIENCE, kubeconfig, &metrics).await?;
     let dhcp = args.dhcp.networks();
-    let reading = stored::read(&client, &refusals, &args.namespace, dhcp, &metrics).await?;
+    let read = stored::read(&client, &refusals, &args.namespace, dhcp, &metrics);
+    let reading = Box::pin(read).await?;
     let takeover = Takeover {
         client: client.clone(),
         controller: (args.namespace.clone(), String::new()),

@@ -18,7 +18,7 @@ use crate::domain::vm_backends::health;
 use crate::domain::vm_backends::listeners::{self, Backends, Report, Service};
 use crate::domain::vm_backends::service::stored::read_service;
 use crate::domain::vm_backends::service::{self, Held, Identity, Plan, Stored, Wanted};
-use crate::k8s::call;
+use crate::k8s::{CallError, call};
 use crate::k8s::views::Views;
 
 /// Result of a plan.
@@ -62,7 +62,7 @@ pub(super) async fn serve(
         views,
         lb: Identity { namespace: &namespace, name: &name, uid: &uid },
         key: &key,
-        stored: stored(views, client, &namespace, &name).await?,
+        stored: stored(views, client, &namespace, &name).await.ok()?,
     };
     if !finding.is_allocated() {
         let changes = at.own().map(|_| Change::new("Service", &key, "deleted"));
@@ -92,19 +92,18 @@ pub(super) fn withdrawn(views: &Views, lb: &LoadBalancer) -> Vec<Change> {
         .collect()
 }
 
-/// Service of the name: from the view, or, without our label, as the API server has it. `None`: it
-/// cannot be read.
+/// Service of the name: from the view, or, without our label, as the API server has it.
 async fn stored(
     views: &Views,
     client: &Client,
     namespace: &str,
     name: &str,
-) -> Option<Option<Stored>> {
+) -> Result<Option<Stored>, CallError> {
     if let Some(stored) = views.services.of(&format!("{namespace}/{name}")).next() {
-        return Some(Some(stored));
+        return Ok(Some(stored));
     }
     let api = Api::<FullService>::namespaced(client.clone(), namespace);
-    Some(call(api.get_opt(name)).await.ok()?.map(|service| read_service(&service)))
+    Ok(call(api.get_opt(name)).await?.map(|service| read_service(&service)))
 }
 
 impl At<'_> {

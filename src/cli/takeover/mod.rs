@@ -74,9 +74,10 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     let kubeconfig = args.reach.kubeconfig.as_deref();
     let (reader, refusals) = client::connect_read_only(PATIENCE, kubeconfig, &metrics).await?;
     // A plan has no connection that could write.
-    let client = match args.apply {
-        true => client::connect_within(PATIENCE, kubeconfig, &metrics).await?,
-        false => reader.clone(),
+    let client = if args.apply {
+        client::connect_within(PATIENCE, kubeconfig, &metrics).await?
+    } else {
+        reader.clone()
     };
     let takeover = Takeover {
         client: client.clone(),
@@ -93,7 +94,8 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     say(&report::situation(&state))?;
     if direction != Direction::Undo {
         let (namespace, dhcp) = (&args.controller.0, Networks::default());
-        let reading = stored::read(&reader, &refusals, namespace, dhcp, &metrics).await?;
+        let read = stored::read(&reader, &refusals, namespace, dhcp, &metrics);
+        let reading = Box::pin(read).await?;
         say(&format!("\n{}", report::forecast(&forecast(&reading.stored))))?;
         let unknown = unread::sentences(&refusals.all(), &reading.late);
         say(&unread::section(&unknown))?;

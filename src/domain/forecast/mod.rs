@@ -154,7 +154,7 @@ impl Forecast {
     fn address(&mut self, facts: &LbFacts, verdict: &Verdict) {
         let has = facts.published.as_ref().map(|claim| claim.ip);
         let (gets, why): (Option<IpAddr>, _) = match verdict {
-            Verdict::Held { claim, instead, .. } => (Some(claim.ip), instead),
+            Verdict::Held { claim, instead, .. } => (Some(claim.ip), instead.as_ref()),
             Verdict::Waiting(wait) => (None, Some(wait)),
         };
         let why = why.map(|wait| format!(": {}", wait.message())).unwrap_or_default();

@@ -34,16 +34,16 @@ pub fn text(plan: &Preview, now: Seconds) -> String {
 
     let lines = plan.load_balancers.iter().map(load_balancer);
     let head = ["LOADBALANCER", "HAS", "WOULD HAVE", "READY", "REASON", "MESSAGE"];
-    table(&mut text, "LoadBalancers", &head, lines.collect());
+    table(&mut text, "LoadBalancers", &head, &lines.collect::<Vec<_>>());
     let lines = plan.pools.iter().map(pool);
     let head = ["IPPOOL", "AVAILABLE", "READY", "REASON", "MESSAGE"];
-    table(&mut text, "IPPools", &head, lines.collect());
+    table(&mut text, "IPPools", &head, &lines.collect::<Vec<_>>());
     let lines = plan.changes.iter().map(|change| format!("{}: {}", change.object, change.what));
-    list(&mut text, "Would be written", lines.collect());
+    list(&mut text, "Would be written", &lines.collect::<Vec<_>>());
     let lines = plan.findings.iter().map(|finding| format!("{}: {}", finding.object, finding.text));
-    list(&mut text, "Found", lines.collect());
+    list(&mut text, "Found", &lines.collect::<Vec<_>>());
     let lines = plan.credentials.iter().map(|credential| ends(credential, now));
-    list(&mut text, "Credentials that end", lines.collect());
+    list(&mut text, "Credentials that end", &lines.collect::<Vec<_>>());
     text.push_str(&unread::section(&plan.unknown));
     let _ = writeln!(text, "\n{}\nnothing was written: this command only reads", summary(plan));
     text
@@ -117,17 +117,17 @@ fn ends(credential: &Credential, now: Seconds) -> String {
 }
 
 /// Rows with columns as wide as their widest cell; the last column has no width.
-fn table(text: &mut String, title: &str, head: &[&str], rows: Vec<Vec<String>>) {
+fn table(text: &mut String, title: &str, head: &[&str], rows: &[Vec<String>]) {
     let _ = writeln!(text, "\n{title} ({}):", rows.len());
-    let shown: Vec<Vec<String>> = std::iter::once(head.iter().map(ToString::to_string).collect())
-        .chain(rows.iter().take(MOST).cloned())
-        .collect();
+    let head: Vec<String> = head.iter().map(ToString::to_string).collect();
+    let shown: Vec<&Vec<String>> =
+        std::iter::once(&head).chain(rows.iter().take(MOST)).filter(|_| !rows.is_empty()).collect();
     let width = |column: usize| {
         let cells = shown.iter().filter_map(|row| row.get(column));
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..head.len()).map(width).collect();
-    for row in shown.iter().filter(|_| !rows.is_empty()) {
+    for row in shown {
         let cells = row.iter().zip(&widths);
         let line = cells.map(|(cell, width)| format!("{cell:<width$}")).collect::<Vec<_>>();
         let _ = writeln!(text, "  {}", line.join("  ").trim_end());
@@ -135,7 +135,7 @@ fn table(text: &mut String, title: &str, head: &[&str], rows: Vec<Vec<String>>) 
     more(text, rows.len());
 }
 
-fn list(text: &mut String, title: &str, lines: Vec<String>) {
+fn list(text: &mut String, title: &str, lines: &[String]) {
     if lines.is_empty() {
         return;
     }

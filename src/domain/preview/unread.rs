@@ -85,9 +85,9 @@ pub fn section(sentences: &[String]) -> String {
     let mut text = String::new();
     if !sentences.is_empty() {
         let _ = writeln!(text, "\nNot known ({}):", sentences.len());
-        sentences.iter().for_each(|sentence| {
+        for sentence in sentences {
             let _ = writeln!(text, "  {sentence}");
-        });
+        }
     }
     text
 }
