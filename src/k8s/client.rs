@@ -124,8 +124,8 @@ fn assemble(
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
         .service(http);
-    let read_only = refusals
-        .map(|refusals| layer_fn(move |inner| ReadOnly::new(inner, refusals.clone())));
+    let read_only =
+        refusals.map(|refusals| layer_fn(move |inner| ReadOnly::new(inner, refusals.clone())));
     Ok(ClientBuilder::new(service, config.default_namespace)
         .with_layer(&counted)
         .with_layer(&option_layer(read_only))

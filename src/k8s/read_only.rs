@@ -26,7 +26,7 @@ pub struct Withheld(Method, String);
 pub struct Refusals(Arc<Mutex<BTreeMap<Read, Why>>>);
 
 impl Refusals {
-    /// All of them, in order.
+    /// Refused reads, in order.
     pub fn all(&self) -> BTreeMap<Read, Why> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -145,7 +145,8 @@ mod tests {
                 200 => json!({"metadata": {}, "items": [], "spec": {"ranges": []}}),
                 _ => json!({"kind": "Status", "code": code, "message": "no"}),
             };
-            let answer = Response::builder().status(code).body(Body::from(body.to_string().into_bytes()));
+            let answer =
+                Response::builder().status(code).body(Body::from(body.to_string().into_bytes()));
             std::future::ready(answer.map_err(BoxError::from))
         });
         let refusals = refusals.clone();
@@ -157,7 +158,9 @@ mod tests {
     async fn no_write_is_sent_by_any_verb() {
         let (client, sent) = client(200, &Refusals::default());
         let pools = Api::<IPPool>::all(client);
-        let pool: IPPool = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {"ranges": []}})).unwrap();
+        let pool: IPPool =
+            serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {"ranges": []}}))
+                .unwrap();
         let patch = Patch::Merge(json!({}));
         let (post, change) = (PostParams::default(), PatchParams::default());
         let dry = PostParams { dry_run: true, ..PostParams::default() };
@@ -168,7 +171,10 @@ mod tests {
             pools.patch("a", &change, &patch).await.map(drop),
             pools.patch_status("a", &change, &patch).await.map(drop),
             pools.delete("a", &DeleteParams::default()).await.map(drop),
-            pools.delete_collection(&DeleteParams::default(), &ListParams::default()).await.map(drop),
+            pools
+                .delete_collection(&DeleteParams::default(), &ListParams::default())
+                .await
+                .map(drop),
         ];
         for refusal in refusals {
             let refusal = refusal.unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! What is stored, as the operator reads it when it starts: for a forecast of what it would do.
+//! Reads the stored objects as the operator does when it starts, for a forecast.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -29,7 +29,7 @@ const LISTED: Duration = Duration::from_mins(1);
 /// Pools in one answer of a list.
 const PAGE: u32 = 100;
 
-/// What was read.
+/// Result of a read.
 pub struct Reading {
     /// Pools and LoadBalancers, and what their addresses depend on.
     pub stored: Stored,

@@ -24,9 +24,9 @@ use crate::domain::load_balancer::status::Finding;
 use crate::domain::pools::allocator::Verdict;
 use crate::domain::pools::kube_vip_import;
 use crate::domain::preview::{self, Change, LoadBalancerLine, Preview, report, unread};
+use crate::k8s::client;
 use crate::k8s::stored::{self, Reading};
 use crate::k8s::takeover::Takeover;
-use crate::k8s::client;
 use crate::metrics::Metrics;
 
 /// Deadline of one connection.

@@ -18,8 +18,8 @@ use crate::domain::vm_backends::health;
 use crate::domain::vm_backends::listeners::{self, Backends, Report, Service};
 use crate::domain::vm_backends::service::stored::read_service;
 use crate::domain::vm_backends::service::{self, Held, Identity, Plan, Stored, Wanted};
-use crate::k8s::{CallError, call};
 use crate::k8s::views::Views;
+use crate::k8s::{CallError, call};
 
 /// Result of a plan.
 pub(super) struct Served {
@@ -134,8 +134,8 @@ impl At<'_> {
         if !self.views.endpoints_synced() {
             return (report, Vec::new(), false);
         }
-        let listeners = listeners::name_fault(self.lb.name)
-            .map_or_else(|| listeners::listeners(&lb.spec), Err);
+        let listeners =
+            listeners::name_fault(self.lb.name).map_or_else(|| listeners::listeners(&lb.spec), Err);
         let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
         let place = self.views.place(named, finding);
         let wanted = Wanted {
@@ -220,8 +220,14 @@ impl At<'_> {
             Some(AnnouncingNode { name: name.into(), addresses })
         });
         let endpoints = &backends.endpoints;
-        let plan =
-            endpoint_slices::plan(self.lb.name, family, ports, slices, endpoints, announcing.as_ref());
+        let plan = endpoint_slices::plan(
+            self.lb.name,
+            family,
+            ports,
+            slices,
+            endpoints,
+            announcing.as_ref(),
+        );
         let change = |write: &Write| {
             let count = write.endpoints().iter().filter(|endpoint| !endpoint.is_sink()).count();
             let what = match write {

@@ -9,13 +9,13 @@ use anyhow::{Context as _, bail};
 use kube::Client;
 
 use super::Reach;
+use crate::domain::dhcp_lease::Networks;
 use crate::domain::forecast::forecast;
 use crate::domain::preview::unread;
-use crate::domain::dhcp_lease::Networks;
 use crate::domain::takeover::report;
 use crate::domain::takeover::steps::{Direction, State, Step};
-use crate::k8s::{client, stored};
 use crate::k8s::takeover::{Place, Takeover};
+use crate::k8s::{client, stored};
 use crate::metrics::Metrics;
 
 /// Deadline of one connection.

@@ -86,7 +86,7 @@ fn a_healthy_harvester_keeps_each_address_and_has_no_finding() {
         .lb("new", "global", "");
     let forecast = world.forecast();
     assert_eq!((forecast.keep, forecast.gain, forecast.leased), (2, 1, 0));
-    assert_eq!(forecast.findings, []);
+    assert!(forecast.findings.is_empty(), "{:?}", forecast.findings);
     assert_eq!(forecast.verdicts.len(), 3);
 }
 

@@ -74,7 +74,7 @@ pub fn of_secret(
     listed.iter().filter_map(one).collect()
 }
 
-/// All of them, in the order of their ends. What a TokenRotation renews is listed once.
+/// Both, in the order of their ends. A credential that a TokenRotation renews is listed once.
 pub fn merged(rotations: Vec<Credential>, secrets: Vec<Credential>) -> Vec<Credential> {
     let mut all = rotations;
     for credential in secrets {

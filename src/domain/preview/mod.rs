@@ -1,4 +1,4 @@
-//! What the operator would do if it led now: addresses it would give, objects it would write,
+//! Plan of the operator, if it led now: addresses it would give, objects it would write,
 //! credentials that end soon.
 //!
 //! Invariant: nothing is decided here. The allocator, the status of a LoadBalancer, of a pool, of a
@@ -27,7 +27,7 @@ use api::{ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
 pub struct Preview {
     /// Holder of the Lease. `None`: not known.
     pub leader: Option<Leader>,
-    /// Where the API server has objects judged. `None`: not known.
+    /// Judge of objects for the API server. `None`: not known.
     pub admission: Option<Admission>,
     /// Every LoadBalancer, by name.
     pub load_balancers: Vec<LoadBalancerLine>,
@@ -39,11 +39,11 @@ pub struct Preview {
     pub findings: Vec<forecast::Finding>,
     /// Credentials whose end is known, in the order of their ends.
     pub credentials: Vec<Credential>,
-    /// What is not known, and why.
+    /// Facts that are not known, and why.
     pub unknown: Vec<String>,
 }
 
-/// What a condition would say.
+/// Content of a condition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
     /// Status of the condition `Ready`. `None`: not known, or there would be none.
@@ -83,7 +83,7 @@ pub struct PoolLine {
 pub struct Change {
     /// Kind and name of the object.
     pub object: String,
-    /// What would be written.
+    /// Fields that would be written.
     pub what: String,
 }
 

@@ -49,13 +49,17 @@ fn facts(resource: &str) -> Option<&'static str> {
     Some(match resource {
         "namespaces" => "the Rancher project of each namespace, and who leases by DHCP",
         "nodes" => "addresses of nodes, which no pool gives out, and regions and zones of VMs",
-        "services" => "addresses of Services, which no pool gives out, and the Services of load balancers",
+        "services" => {
+            "addresses of Services, which no pool gives out, and the Services of load balancers"
+        }
         "servicecidrs" => "networks of Services, which no pool gives out",
         "configmaps" => "Harvester's management address, and the addresses in kube-vip's ConfigMap",
         "network-attachment-definitions" => "bridges and VLANs: any two networks count as one",
         "hostnetworkconfigs" => "links of nodes for VLANs",
         "virtualmachineinstances" => "VMs behind load balancers",
-        "virtualmachines" => "guest clusters that are being removed: their LoadBalancers get no address",
+        "virtualmachines" => {
+            "guest clusters that are being removed: their LoadBalancers get no address"
+        }
         "pods" => "addresses of VMs on the pod network, and whether they are ready",
         "endpointslices" => "EndpointSlices of load balancers",
         "dhcpleases" => "addresses that the host has leased",
@@ -68,8 +72,8 @@ fn facts(resource: &str) -> Option<&'static str> {
     })
 }
 
-/// What is not known: for each read that brought nothing, and for each resource that was not listed in
-/// time.
+/// Facts that are not known: for each read that brought nothing, and for each resource that was not
+/// listed in time.
 pub fn sentences(reads: &BTreeMap<Read, Why>, late: &[&str]) -> Vec<String> {
     let refused = reads.iter().filter_map(|(read, why)| sentence(read, *why));
     let late = late.iter().map(|resource| {

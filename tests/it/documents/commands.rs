@@ -173,7 +173,9 @@ fn every_command_line_of_the_programs_is_understood() {
             subcommands.extend(words.nth(1).map(str::to_owned));
         }
     }
-    for subcommand in ["controller", "cloud-config", "preview", "rancher-secret", "support", "takeover"] {
+    for subcommand in
+        ["controller", "cloud-config", "preview", "rancher-secret", "support", "takeover"]
+    {
         assert!(subcommands.contains(subcommand), "no page shows {subcommand}: {subcommands:?}");
     }
 }

@@ -26,7 +26,7 @@ const NAMESPACE: &str = "harvester-system";
 const ACCOUNT: &str = "harvester-guest-operator-preview";
 const USER: &str = "system:serviceaccount:harvester-system:harvester-guest-operator-preview";
 
-/// What the command printed.
+/// Output of the command.
 #[derive(Debug, Default)]
 struct Told {
     ok: bool,

@@ -53,7 +53,8 @@ pub(super) async fn store(cluster: &Cluster) -> Result<Vec<Guest>> {
     cluster.lb_with("idle", pool("overlapping")).await?;
     // Leased by its guest; by the host, where no agent runs.
     cluster.lb_with("by-guest", json!({"workloadType": "cluster", "ipam": "dhcp"})).await?;
-    let mut host = crate::support::lb("by-host", &json!({"workloadType": "cluster", "ipam": "dhcp"}))?;
+    let mut host =
+        crate::support::lb("by-host", &json!({"workloadType": "cluster", "ipam": "dhcp"}))?;
     let asks = [("loadbalancer.harvesterhci.io/dhcp", "host")];
     host.metadata.annotations = Some(BTreeMap::from(asks.map(|(k, v)| (k.into(), v.into()))));
     cluster.lbs().create(&PostParams::default(), &host).await?;
@@ -153,7 +154,10 @@ pub(super) fn is_told(told: &Told, lbs: &BTreeMap<String, Cells>) -> Result<()> 
     }
     for (name, reason) in [("web", "NotAnnounced"), ("theirs", "ServiceConflict")] {
         let found = &lbs[&format!("default/{name}")];
-        ensure!(found[0] == "-" && found[1].starts_with("10.1.0.") && found[3] == reason, "{found:?}");
+        ensure!(
+            found[0] == "-" && found[1].starts_with("10.1.0.") && found[3] == reason,
+            "{found:?}"
+        );
     }
     let double = &lbs["default/double"];
     ensure!(double[0] == "10.1.0.5" && double[1] != "10.1.0.5", "{double:?}");
@@ -168,7 +172,10 @@ pub(super) fn is_told(told: &Told, lbs: &BTreeMap<String, Cells>) -> Result<()> 
     let soon: Vec<&&str> = ends.iter().filter(|line| line.contains(": soon, and not")).collect();
     ensure!(ends.len() == 3 && soon.len() == 2, "{ends:?}");
     ensure!(ends[0].contains("Secret guests/elsewhere, key token: ends in"), "{ends:?}");
-    ensure!(ends[1].contains("Secret guests/cloud-config, key cloud-config, user soon"), "{ends:?}");
+    ensure!(
+        ends[1].contains("Secret guests/cloud-config, key cloud-config, user soon"),
+        "{ends:?}"
+    );
     ensure!(told.section("Not known").is_empty(), "{}", told.text);
     Ok(())
 }

@@ -22,8 +22,8 @@ use serde::Deserialize;
 
 use super::conflict::{self, PoolFacts};
 use super::ranges::Ranges;
-use crate::network::Segment;
 use crate::load_balancer::facts;
+use crate::network::Segment;
 use api::{DHCP_ADDRESS, IPPool, IPPoolSpec, LoadBalancer, Range, Scope, Selector};
 
 /// Namespace of kube-vip's ConfigMap.
