@@ -58,18 +58,11 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         lease: (lease.0.to_owned(), lease.1.to_owned()),
     });
     tokio::spawn(second_opinion::answer(replica.clone(), views.clone()));
-    // Empty text between two commas is no namespace; it must not mean every namespace.
-    let namespaces = args.credential_namespaces.iter().filter(|name| !name.is_empty());
-    let namespaces = namespaces.map(|text| {
-        let (namespace, secrets) = text.split_once('/').unwrap_or((text, ""));
-        let secrets = secrets.split('+').filter(|name| !name.is_empty());
-        (namespace.to_owned(), secrets.map(str::to_owned).collect())
-    });
     let ctx = Context {
         writer: Writer::new(client.clone(), leadership.clone(), metrics.clone()),
         events: Events::start(client.clone(), &me, metrics.clone()),
         credentials: Credentials::new(client.clone(), way, metrics.clone()),
-        credential_namespaces: Arc::new(namespaces.collect()),
+        credential_namespaces: Arc::new(super::namespaces(&args.credential_namespaces)),
         client,
         views,
         metrics,

@@ -18,6 +18,17 @@ pub(super) struct DhcpArgs {
     /// create it up to 300 s apart, and the guest announces the address all the time.
     #[arg(long = "dhcp-release-grace", env = "HGO_DHCP_RELEASE_GRACE", default_value_t = 600)]
     release_grace: u32,
+    #[command(flatten)]
+    networks: NetworkArgs,
+    /// Deployment, as YAML, from which the operator makes the agents of such networks. Without it
+    /// the operator makes none.
+    #[arg(long = "dhcp-agent", env = "HGO_DHCP_AGENT")]
+    agent: Option<String>,
+}
+
+/// Options that say on which networks the host leases.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct NetworkArgs {
     /// Networks on which the host leases, separated by commas: namespace/name of each
     /// NetworkAttachmentDefinition. Their agents are deployed by others, such as the chart. A name
     /// may end in =mac or =none, the form of the client identifiers on that network.
@@ -41,10 +52,6 @@ pub(super) struct DhcpArgs {
         default_value = ""
     )]
     default_network: String,
-    /// Deployment, as YAML, from which the operator makes the agents of such networks. Without it
-    /// the operator makes none.
-    #[arg(long = "dhcp-agent", env = "HGO_DHCP_AGENT")]
-    agent: Option<String>,
 }
 
 impl DhcpArgs {
@@ -74,6 +81,13 @@ impl DhcpArgs {
         }))
     }
 
+    /// Networks on which the host leases.
+    pub(super) fn networks(&self) -> Networks {
+        self.networks.networks()
+    }
+}
+
+impl NetworkArgs {
     /// Networks on which the host leases.
     pub(super) fn networks(&self) -> Networks {
         let is_given = |name: &&String| !name.is_empty();

@@ -7,10 +7,12 @@ mod core_dumps;
 mod dhcp;
 mod lease_agent;
 mod logs;
+mod preview;
 mod rancher_secret;
 mod support;
 mod takeover;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -40,6 +42,9 @@ enum Command {
     /// Makes, prints, renews and revokes a guest cluster's access to Harvester: the cloud config of
     /// its cloud provider and CSI driver.
     CloudConfig(Box<cloud_config::CloudConfigArgs>),
+    /// Says what the operator would do in this cluster: addresses, objects that it would write,
+    /// credentials that end soon. Reads only; it needs no operator there.
+    Preview(Box<preview::PreviewArgs>),
     /// Takes over from Harvester's Go controller, or goes back to it. Prints the plan; --apply carries
     /// it out.
     Takeover(Box<takeover::TakeoverArgs>),
@@ -115,6 +120,19 @@ struct ControllerArgs {
     admission: admission::AdmissionArgs,
 }
 
+/// Namespaces of credentials, each with the only Secrets that may be touched there; an empty set allows
+/// all. Empty text between two commas is no namespace; it must not mean every namespace.
+fn namespaces(texts: &[String]) -> BTreeMap<String, BTreeSet<String>> {
+    let given = texts.iter().filter(|text| !text.is_empty());
+    given
+        .map(|text| {
+            let (namespace, secrets) = text.split_once('/').unwrap_or((text, ""));
+            let secrets = secrets.split('+').filter(|name| !name.is_empty());
+            (namespace.to_owned(), secrets.map(str::to_owned).collect())
+        })
+        .collect()
+}
+
 /// Runs the command that the command line names.
 pub async fn run(cli: Cli) -> anyhow::Result<()> {
     let undumped = core_dumps::forbid();
@@ -125,6 +143,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         }
         Command::CloudConfig(args) => Box::pin(cloud_config::run(*args)).await,
         Command::RancherSecret(args) => Box::pin(rancher_secret::run(args)).await,
+        Command::Preview(args) => Box::pin(preview::run(*args)).await,
         Command::Takeover(args) => Box::pin(takeover::run(*args)).await,
         Command::Support(reach) => support::run(&reach).await,
         Command::Crds { out } => crds(out.as_deref()),

@@ -6,7 +6,7 @@
 //! term. An error on the way leaves the ConfigMap unmarked, and another run finds the pools that
 //! were created.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -15,12 +15,10 @@ use kube::{Api, Resource, ResourceExt};
 use serde_json::json;
 
 use super::Context;
-use crate::api::{ANNOTATION_IMPORT_REPORT, ANNOTATION_IMPORTED, IPPool, LoadBalancer};
-use crate::domain::pools::kube_vip_import::{self, Import, Known, NewPool};
+use crate::api::{ANNOTATION_IMPORT_REPORT, ANNOTATION_IMPORTED, IPPool};
+use crate::domain::pools::kube_vip_import::{self, Import, Known, NAME, NAMESPACE, NewPool};
 use crate::k8s::{CallError, call};
 
-const NAMESPACE: &str = "kube-system";
-const NAME: &str = "kubevip";
 /// Longest time that the ledgers wait for the import: pools created in this time have their history
 /// before the first allocation.
 const FIRST_RUN: Duration = Duration::from_secs(10);
@@ -88,14 +86,8 @@ async fn import(ctx: &Context) -> Result<(), CallError> {
 async fn known(ctx: &Context) -> Result<Known, CallError> {
     let pools = Api::<IPPool>::all(ctx.client.clone());
     let pools = call(pools.list(&ListParams::default())).await?.items;
-    let published = |lb: &LoadBalancer| {
-        let name = format!("{}/{}", lb.namespace().unwrap_or_default(), lb.name_any());
-        let address = lb.status.as_ref().and_then(|status| status.address.as_deref());
-        (name, address.and_then(|address| address.parse().ok()))
-    };
-    let load_balancers: BTreeMap<_, _> =
-        ctx.views.load_balancers.state().iter().map(|lb| published(lb)).collect();
-    Ok(Known { pools, load_balancers, namespace: NAMESPACE.to_owned() })
+    let all = ctx.views.load_balancers.state();
+    Ok(Known::new(pools, all.iter().map(AsRef::as_ref)))
 }
 
 /// Creates the planned pools. A refused pool is reported, and the others are created.

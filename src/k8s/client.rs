@@ -15,9 +15,11 @@ use kube::client::{Body, ClientBuilder, ConfigExt as _};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tower::util::option_layer;
 use tower::{BoxError, Service, ServiceBuilder, layer::layer_fn};
 
 use super::SILENCE;
+use super::read_only::{ReadOnly, Refusals};
 use crate::metrics::Metrics;
 
 /// Time after which an idle connection is closed. The API server at the other end may have become
@@ -47,6 +49,19 @@ pub async fn connect_within(
     through(config, metrics)
 }
 
+/// Connects as [`connect_within`] does, without a way to write, and with a list of the reads that
+/// are refused.
+pub async fn connect_read_only(
+    patience: Duration,
+    kubeconfig: Option<&Path>,
+    metrics: &Metrics,
+) -> anyhow::Result<(Client, Refusals)> {
+    let mut config = way(kubeconfig).await?;
+    config.connect_timeout = Some(patience);
+    let refusals = Refusals::default();
+    Ok((assemble(config, Some(refusals.clone()), metrics)?, refusals))
+}
+
 /// Configuration of the client: server, credentials, connect timeout.
 pub async fn way(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = match kubeconfig {
@@ -69,6 +84,15 @@ pub async fn way(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
 /// Only the connections differ from kube's client: each has deadlines, because the library has no
 /// setting that closes idle ones.
 pub fn through(config: Config, metrics: &Metrics) -> anyhow::Result<Client> {
+    assemble(config, None, metrics)
+}
+
+/// A client as [`through`] makes it. `refusals`: it reads only, and notes there what is refused.
+fn assemble(
+    config: Config,
+    refusals: Option<Refusals>,
+    metrics: &Metrics,
+) -> anyhow::Result<Client> {
     ensure!(
         config.proxy_url.is_none(),
         "an HTTP or SOCKS proxy on the way to the API server is not supported: unset HTTPS_PROXY and proxy-url"
@@ -100,7 +124,12 @@ pub fn through(config: Config, metrics: &Metrics) -> anyhow::Result<Client> {
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
         .service(http);
-    Ok(ClientBuilder::new(service, config.default_namespace).with_layer(&counted).build())
+    let read_only =
+        refusals.map(|refusals| layer_fn(move |inner| ReadOnly::new(inner, refusals.clone())));
+    Ok(ClientBuilder::new(service, config.default_namespace)
+        .with_layer(&counted)
+        .with_layer(&option_layer(read_only))
+        .build())
 }
 
 /// Counts the calls of all clones of a client, and notes when watches begin.
@@ -141,7 +170,7 @@ where
 }
 
 /// Plural name of the watched resource. `None`: the call is not a watch.
-fn watched(uri: &Uri) -> Option<String> {
+pub(super) fn watched(uri: &Uri) -> Option<String> {
     let is_watch = uri.query()?.split('&').any(|part| part == "watch=true" || part == "watch=1");
     is_watch.then(|| resource_at(uri.path()).to_owned())
 }

@@ -264,6 +264,30 @@ impl Credentials {
     }
 }
 
+/// Contents of the Secrets of a namespace, or of the one with this name: each with the Secret's name and
+/// its key.
+pub async fn contents(
+    client: &Client,
+    namespace: &str,
+    name: Option<&str>,
+) -> Result<Vec<(String, String, Content)>, CallError> {
+    let secrets = Request::new(Secret::url_path(&(), Some(namespace)));
+    let request = match name {
+        Some(name) => secrets.get(name, &kube::api::GetParams::default()),
+        None => secrets.list(&ListParams::default()),
+    };
+    let answer = raw(client, request).await?.granted::<Value>()?;
+    let one = std::slice::from_ref(&answer);
+    let mut found = Vec::new();
+    for secret in answer["items"].as_array().map_or(one, Vec::as_slice) {
+        let name = secret["metadata"]["name"].as_str().unwrap_or_default();
+        for key in secret["data"].as_object().into_iter().flatten().map(|(key, _)| key) {
+            found.push((name.to_owned(), key.clone(), content(secret, key)));
+        }
+    }
+    Ok(found)
+}
+
 fn content(secret: &Value, key: &str) -> Content {
     let value = secret["data"][key].as_str().and_then(|text| STANDARD.decode(text).ok());
     let value = value.map(|bytes| {

@@ -25,6 +25,7 @@ mod ledger;
 mod other_controller;
 mod pool_facts;
 mod pools;
+mod preview;
 mod probes;
 mod restore;
 mod rotation;

@@ -81,6 +81,12 @@ impl Go {
         self.acquire().await
     }
 
+    /// The same, but it allocates nothing.
+    pub(crate) fn idle(self) -> Self {
+        self.works.store(false, Ordering::Relaxed);
+        self
+    }
+
     /// Whether it holds the Lease.
     pub(crate) async fn holds(&self) -> Result<bool> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");

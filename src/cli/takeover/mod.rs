@@ -1,8 +1,6 @@
 //! The `takeover` command: from Harvester's Go controller to this operator, and back. It works with the
 //! rights of the person who runs it, and changes nothing without `--apply`.
 
-mod stored;
-
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -11,11 +9,13 @@ use anyhow::{Context as _, bail};
 use kube::Client;
 
 use super::Reach;
-use crate::domain::takeover::forecast::forecast;
+use crate::domain::dhcp_lease::Networks;
+use crate::domain::forecast::forecast;
+use crate::domain::preview::unread;
 use crate::domain::takeover::report;
 use crate::domain::takeover::steps::{Direction, State, Step};
-use crate::k8s::client;
 use crate::k8s::takeover::{Place, Takeover};
+use crate::k8s::{client, stored};
 use crate::metrics::Metrics;
 
 /// Deadline of one connection.
@@ -72,7 +72,13 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     let (namespace, name) = args.reach.lease()?;
     let metrics = Metrics::new()?;
     let kubeconfig = args.reach.kubeconfig.as_deref();
-    let client = client::connect_within(PATIENCE, kubeconfig, &metrics).await?;
+    let (reader, refusals) = client::connect_read_only(PATIENCE, kubeconfig, &metrics).await?;
+    // A plan has no connection that could write.
+    let client = if args.apply {
+        client::connect_within(PATIENCE, kubeconfig, &metrics).await?
+    } else {
+        reader.clone()
+    };
     let takeover = Takeover {
         client: client.clone(),
         controller: args.controller.clone(),
@@ -87,8 +93,12 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     }
     say(&report::situation(&state))?;
     if direction != Direction::Undo {
-        let stored = stored::read(&client, &args.controller.0, &metrics).await?;
-        say(&format!("\n{}", report::forecast(&forecast(&stored))))?;
+        let (namespace, dhcp) = (&args.controller.0, Networks::default());
+        let read = stored::read(&reader, &refusals, namespace, dhcp, &metrics);
+        let reading = Box::pin(read).await?;
+        say(&format!("\n{}", report::forecast(&forecast(&reading.stored))))?;
+        let unknown = unread::sentences(&refusals.all(), &reading.late);
+        say(&unread::section(&unknown))?;
     }
     say(&format!("\n{}", report::plan(direction, &state)))?;
     if !args.apply {

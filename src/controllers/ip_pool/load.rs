@@ -21,7 +21,6 @@ use crate::domain::pools::allocator::{Book, PoolSeen, World};
 use crate::domain::pools::write_pacing::Pace;
 use crate::k8s::guard::Guard;
 use crate::k8s::trimmed::{self, Trimmed};
-use crate::k8s::views::Views;
 use crate::k8s::{CallError, call};
 
 /// Objects per page of a list.
@@ -168,7 +167,7 @@ impl LedgerTask {
             match answer {
                 Ok(Guard(Ok(pool))) => {
                     if let Err(error) =
-                        self.settle_disputes(&seen(&pool, &self.ctx.views), &mut world).await
+                        self.settle_disputes(&self.ctx.views.seen(&pool), &mut world).await
                     {
                         tracing::warn!(pool = name, %error, "IPPool not merged, trying again");
                         self.look_later(&name, Duration::from_secs(1));
@@ -235,7 +234,7 @@ impl LedgerTask {
 
     fn merge(&mut self, pool: &IPPool, world: &World) {
         let name = pool.name_any();
-        let seen = seen(pool, &self.ctx.views);
+        let seen = self.ctx.views.seen(pool);
         let before = self.book.pools().get(&name).and_then(|p| p.fault.clone());
         let repairs = self.book.merge(&seen, world);
         self.report_repairs(pool, &repairs);
@@ -270,11 +269,6 @@ impl LedgerTask {
             ..ObjectReference::default()
         }
     }
-}
-
-fn seen(pool: &IPPool, views: &Views) -> PoolSeen {
-    let network = pool.spec.selector.as_ref().and_then(|selector| selector.network.as_deref());
-    PoolSeen::new(pool, views.segment(network.unwrap_or_default()))
 }
 
 /// Reads a consistent list, page by page. Objects that do not fit their type are omitted; the

@@ -11,8 +11,8 @@ use chrono::Utc;
 use kube::{Api, Resource, ResourceExt};
 
 use super::{Context, Error};
-use crate::api::{DHCPLease, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR, LoadBalancer};
-use crate::domain::dhcp_lease::{self, Lease, Other, Pool, Seen, Step, World};
+use crate::api::{DHCPLease, LoadBalancer};
+use crate::domain::dhcp_lease::{self, Lease, Seen, Step};
 use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::Finding;
 use crate::domain::reason::{self, NoLease};
@@ -64,7 +64,7 @@ pub(super) async fn allocate(lb: &LoadBalancer, ctx: &Context) -> Result<Option<
             Step::Take(lease) => {
                 // A view may be older than the end of the lease.
                 if fresh || facts::leased(lb) == Some(lease.ip) {
-                    return Ok(Some(Finding::Host(unless_in_the_way(lb, lease, ctx))));
+                    return Ok(Some(Finding::Host(views.unless_in_the_way(lb, lease))));
                 }
                 None
             }
@@ -136,10 +136,7 @@ async fn create(new: &DHCPLease, ctx: &Context) -> Result<Result<DHCPLease, Call
         made.iter().map(|(_, made)| made).find(same).map(record_name)
     };
     if let Some(other) = views.same_client(new).or_else(unseen) {
-        return Err(NoLease::IdentityTaken(format!(
-            "LoadBalancer {other} leases on network {} with hardware address {} or client identifier {:?}: request others by annotation {KUBE_VIP_HWADDR} or {KUBE_VIP_HOSTNAME}",
-            new.spec.network, new.spec.mac_address, new.spec.client_id
-        )));
+        return Err(dhcp_lease::identity_taken(new, &other));
     }
     made.push((Instant::now(), new.clone()));
     drop(made);
@@ -154,72 +151,6 @@ async fn current(lb: &LoadBalancer, ctx: &Context) -> Result<Option<DHCPLease>, 
         Ok(record) => Ok(Some(record)),
         Err(CallError::NotFound) => Ok(None),
         Err(error) => Err(error),
-    }
-}
-
-fn unless_in_the_way(lb: &LoadBalancer, lease: Lease, ctx: &Context) -> Result<Lease, NoLease> {
-    match dhcp_lease::obstacle(&lease, &world(lb, &lease, ctx)) {
-        Some(why) => Err(NoLease::Unusable(why)),
-        None => Ok(lease),
-    }
-}
-
-/// Observed objects that can conflict with a leased address.
-fn world(lb: &LoadBalancer, lease: &Lease, ctx: &Context) -> World {
-    let views = &ctx.shared.views;
-    let address = lease.ip.to_string();
-    let age = |meta: &kube::core::ObjectMeta| {
-        let created = meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
-        (created, meta.namespace.clone(), meta.name.clone())
-    };
-    let mine = (age(lb.meta()), facts::name(lb));
-    let older = |meta| age(meta) < mine.0;
-    let pools = views.pools();
-    let has_it = |other: &LoadBalancer| {
-        let allocated = other.status.as_ref().and_then(|s| s.allocated_address.as_ref());
-        allocated.and_then(|a| a.ip.as_ref()) == Some(&address) && facts::name(other) != mine.1
-    };
-    let published = views.load_balancers.state_filter(has_it);
-    let mut others: Vec<Other> = published
-        .iter()
-        .map(|other| {
-            let claim = facts::published(other);
-            let pool = claim.as_ref().and_then(|c| pools.iter().find(|pool| pool.name == c.pool));
-            let network = match (pool, views.record(&facts::name(other))) {
-                (Some(pool), _) if pool.selector.is_global() => None,
-                (Some(pool), _) => Some(pool.selector.network().to_owned()),
-                (None, Some(record)) => Some(record.spec.network.clone()),
-                (None, None) => Some(facts::requirement(other, &views.around(other)).network),
-            };
-            Other {
-                segment: network.map(|network| views.segment(&network)),
-                by_pool: claim.is_some(),
-                publishes: true,
-                older: older(other.meta()),
-            }
-        })
-        .collect();
-    let recorded = views.records.state_filter(|record| {
-        let status = record.status.as_ref();
-        status.and_then(|status| status.address.as_ref()) == Some(&address)
-            && facts::name(lb) != record_name(record)
-    });
-    others.extend(recorded.iter().map(|record| Other {
-        segment: Some(views.segment(&record.spec.network)),
-        by_pool: false,
-        publishes: false,
-        older: older(record.meta()),
-    }));
-    World {
-        segment: views.segment(&lease.network),
-        pools: pools
-            .into_iter()
-            .map(|facts| Pool { segment: views.segment(facts.selector.network()), facts })
-            .collect(),
-        others,
-        reserved: views.infrastructure.reservations(lease.ip.into()),
-        range: views.network_range(&lease.network),
-        published: facts::leased(lb) == Some(lease.ip),
     }
 }
 

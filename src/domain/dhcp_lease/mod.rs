@@ -31,8 +31,8 @@ use crate::reason::{LEASE_LOST, NoLease};
 use crate::vm_backends::service;
 pub use address_conflict::{Other, Pool, World, obstacle};
 use api::{
-    ANNOTATION_DHCP, DHCP_FINALIZER, DHCPLease, DHCPLeaseSpec, LeaseState, LoadBalancer,
-    OnLeaseLoss, READY,
+    ANNOTATION_DHCP, DHCP_FINALIZER, DHCPLease, DHCPLeaseSpec, KUBE_VIP_HOSTNAME, KUBE_VIP_HWADDR,
+    LeaseState, LoadBalancer, OnLeaseLoss, READY,
 };
 pub use networks::{Agent, Declaration, Form, Networks};
 pub use requested_identity::{ASKING, Asked, Fault, asked};
@@ -338,6 +338,15 @@ pub fn record(
 pub fn is_one_client(one: &DHCPLeaseSpec, other: &DHCPLeaseSpec) -> bool {
     let same_id = !one.client_id.is_empty() && one.client_id == other.client_id;
     one.network == other.network && (one.mac_address == other.mac_address || same_id)
+}
+
+/// Why a record is not created: a DHCP server would identify its holder and that of the record `other`,
+/// by `namespace/name`, as one client.
+pub fn identity_taken(new: &DHCPLease, other: &str) -> NoLease {
+    let DHCPLeaseSpec { network, mac_address, client_id, .. } = &new.spec;
+    NoLease::IdentityTaken(format!(
+        "LoadBalancer {other} leases on network {network} with hardware address {mac_address} or client identifier {client_id:?}: request others by annotation {KUBE_VIP_HWADDR} or {KUBE_VIP_HOSTNAME}"
+    ))
 }
 
 /// Merge patch that schedules the release of a record at a time; `None` cancels it.

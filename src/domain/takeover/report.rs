@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::forecast::{Effect, Finding, Forecast};
 use super::steps::{Direction, Leader, Program, SUB_CHART, State, Step};
+use crate::forecast::{Effect, Finding, Forecast};
 
 /// Findings of one effect that are printed; the rest is counted.
 const MOST: usize = 200;

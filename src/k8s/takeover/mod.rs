@@ -132,7 +132,8 @@ impl Takeover {
         call(read).await.with_context(|| format!("read ManagedChart {namespace}/{name}"))
     }
 
-    async fn leader(&self) -> anyhow::Result<Leader> {
+    /// Holder of the Lease.
+    pub async fn leader(&self) -> anyhow::Result<Leader> {
         let (namespace, name) = &self.lease;
         let api = Api::<Lease>::namespaced(self.client.clone(), namespace);
         let lease = call(api.get_opt(name)).await;
@@ -140,7 +141,8 @@ impl Takeover {
         Ok(lease.map_or(Leader::None, |lease| holder(&lease, Utc::now().timestamp())))
     }
 
-    async fn admission(&self) -> anyhow::Result<Admission> {
+    /// Where the API server has objects judged.
+    pub async fn admission(&self) -> anyhow::Result<Admission> {
         let api = Api::<ValidatingWebhookConfiguration>::all(self.client.clone());
         let found = call(api.get_opt(CONFIGURATION)).await;
         let found = found

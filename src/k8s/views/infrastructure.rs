@@ -94,10 +94,10 @@ impl Views {
 }
 
 /// Parts of the views that reserve addresses.
-pub(super) const INFRASTRUCTURE: u16 = Part::Nodes as u16
-    | Part::Addresses as u16
-    | Part::ServiceNetworks as u16
-    | Part::Management as u16;
+pub(super) const INFRASTRUCTURE: u32 = Part::Nodes as u32
+    | Part::Addresses as u32
+    | Part::ServiceNetworks as u32
+    | Part::Management as u32;
 
 /// Watches the addresses of all Services.
 pub(super) async fn watch_services(at: Informer) {

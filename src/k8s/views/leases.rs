@@ -66,8 +66,13 @@ impl Views {
     /// Whether [`Self::leasing_synced`] holds, and the VMs are listed that determine the
     /// LoadBalancer's network, if VMs do.
     pub fn leasing_synced_for(&self, lb: &LoadBalancer) -> bool {
-        let vms = || self.is_listed(Part::Vms) || self.no_vms.load(Ordering::Relaxed);
+        let vms = || self.is_listed(Part::Vms) || self.has_no_vms();
         self.leasing_synced() && (facts::asks_vms_for_network(lb).is_none() || vms())
+    }
+
+    /// Whether the cluster does not serve VirtualMachineInstances.
+    pub fn has_no_vms(&self) -> bool {
+        self.no_vms.load(Ordering::Relaxed)
     }
 
     /// Whether the host leases addresses on a network.

@@ -10,7 +10,7 @@ use kube::core::PartialObjectMeta;
 use kube::{Api, ResourceExt};
 use kube_runtime::watcher::{Config, Event};
 
-use super::{Informer, Views, lock};
+use super::{Informer, Part, Views, lock};
 use crate::api::kubevirt::{
     ANNOTATION_REMOVES_VOLUMES, LABEL_CREATOR, LABEL_GUEST_CLUSTER, NODE_DRIVER, VirtualMachine,
 };
@@ -80,6 +80,7 @@ pub(super) async fn watch(at: Informer) {
                 views.set_machine(gone, None);
             }
             listed = BTreeSet::new();
+            at.done(Part::Machines);
         }
         Event::Apply(vm) => views.set_machine(key(&vm), shown_by(&vm)),
         Event::Delete(vm) => views.set_machine(key(&vm), None),

@@ -3,15 +3,18 @@
 //! Views may be stale. No address is allocated from them: they only determine what to reconcile.
 //! This operator's own writes are put into them at once, so that the next decision includes them.
 
+mod backends;
 mod early;
 mod echoes;
 mod host_links;
 mod infrastructure;
 mod leases;
+mod listed;
 mod load_balancers;
 mod machines;
 mod namespaces;
 mod networks;
+mod obstacles;
 mod pools;
 mod serving;
 mod vms;
@@ -20,7 +23,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ipnet::IpNet;
 use kube::Client;
@@ -86,23 +89,25 @@ enum Part {
     /// Specs of the pools in the first list.
     PoolSpecs = 16384,
     HostLinks = 32768,
+    /// VirtualMachines that show the removal of a guest cluster.
+    Machines = 65536,
 }
 
 /// Kinds that the allocation of addresses depends on.
-const ADDRESSES: u16 = Part::LoadBalancers as u16 | Part::Pools as u16 | Part::Namespaces as u16;
+const ADDRESSES: u32 = Part::LoadBalancers as u32 | Part::Pools as u32 | Part::Namespaces as u32;
 /// Kinds that the endpoints of VMs depend on.
-const ENDPOINTS: u16 = infrastructure::INFRASTRUCTURE
-    | Part::Vms as u16
-    | Part::Pods as u16
-    | Part::Services as u16
-    | Part::Slices as u16
-    | Part::Networks as u16
-    | Part::HostLinks as u16;
+const ENDPOINTS: u32 = infrastructure::INFRASTRUCTURE
+    | Part::Vms as u32
+    | Part::Pods as u32
+    | Part::Services as u32
+    | Part::Slices as u32
+    | Part::Networks as u32
+    | Part::HostLinks as u32;
 /// Kinds that leased addresses depend on, conflicts with a leased address included.
-const LEASING: u16 = infrastructure::INFRASTRUCTURE
-    | Part::Records as u16
-    | Part::Agents as u16
-    | Part::Networks as u16;
+const LEASING: u32 = infrastructure::INFRASTRUCTURE
+    | Part::Records as u32
+    | Part::Agents as u32
+    | Part::Networks as u32;
 
 /// The views, and the leader's receiver of changes.
 #[derive(Clone)]
@@ -147,7 +152,7 @@ pub struct Views {
     /// Unbounded, but in effect bounded by the number of objects: the leader's loops receive faster
     /// than an API server can report.
     leader: Arc<Mutex<Option<mpsc::UnboundedSender<Signal>>>>,
-    synced: watch::Receiver<u16>,
+    synced: watch::Receiver<u32>,
     /// Whether LoadBalancers cannot be listed because no conversion webhook answers.
     unconverted: Arc<AtomicBool>,
 }
@@ -158,7 +163,7 @@ struct Informer {
     client: Client,
     views: Views,
     metrics: Metrics,
-    synced: Arc<watch::Sender<u16>>,
+    synced: Arc<watch::Sender<u32>>,
 }
 
 impl Informer {
@@ -166,10 +171,10 @@ impl Informer {
     fn done(&self, part: Part) {
         let is_news = self.synced.send_if_modified(|parts| {
             let before = *parts;
-            *parts |= part as u16;
+            *parts |= part as u32;
             *parts != before
         });
-        if is_news && (LEASING | Part::Vms as u16) & part as u16 != 0 {
+        if is_news && (LEASING | Part::Vms as u32) & part as u32 != 0 {
             self.views.tell_leased();
         }
     }
@@ -254,7 +259,7 @@ impl Views {
     /// Whether the specs of all pools in the first list were read: before that, a conflicting pool
     /// could be admitted.
     pub fn pools_are_read(&self) -> bool {
-        *self.synced.borrow() & Part::PoolSpecs as u16 != 0
+        *self.synced.borrow() & Part::PoolSpecs as u32 != 0
     }
 
     /// Whether LoadBalancers cannot be listed because no conversion webhook answers. The list then
@@ -268,18 +273,7 @@ impl Views {
         self.wait_for(ADDRESSES).await;
     }
 
-    /// Whether every kind that endpoints depend on was listed once.
-    pub fn endpoints_synced(&self) -> bool {
-        *self.synced.borrow() & ENDPOINTS == ENDPOINTS
-    }
-
-    /// Waits until every kind that endpoints depend on was listed once: for ever where KubeVirt is
-    /// not installed.
-    pub async fn wait_for_endpoints(&self) {
-        self.wait_for(ENDPOINTS).await;
-    }
-
-    async fn wait_for(&self, all: u16) {
+    async fn wait_for(&self, all: u32) {
         let mut synced = self.synced.clone();
         // The sender lives as long as the informers, which live as long as the process.
         let _ = synced.wait_for(|parts| parts & all == all).await;
@@ -361,13 +355,8 @@ impl Views {
         Segment::of(network, self.attachment(network).as_ref(), listed)
     }
 
-    /// Waits until networks were listed, at most for `patience`.
-    pub async fn networks_listed(&self, patience: Duration) {
-        let _ = tokio::time::timeout(patience, self.wait_for(Part::Networks as u16)).await;
-    }
-
     fn is_listed(&self, part: Part) -> bool {
-        *self.synced.borrow() & part as u16 != 0
+        *self.synced.borrow() & part as u32 != 0
     }
 
     /// A VM, and the topology of its node. `None`: one of the two is not in the view.
@@ -380,7 +369,7 @@ impl Views {
     /// Whether a Service still requests the LoadBalancer's address, or may. Until the Service is
     /// gone, the address must not be given to another LoadBalancer.
     pub fn is_served(&self, owner: &Owner) -> bool {
-        *self.synced.borrow() & Part::Services as u16 == 0
+        *self.synced.borrow() & Part::Services as u32 == 0
             || self
                 .services
                 .of(&owner.name)

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::{Informer, Part, Signal, Views, lock};
 use crate::api::{IPPool, IPPoolSpec};
+use crate::domain::pools::allocator::PoolSeen;
 use crate::domain::pools::conflict::PoolFacts;
 use crate::k8s::guard::Guard;
 use crate::k8s::{CallError, call, informer};
@@ -229,5 +230,11 @@ impl Views {
         let pools = lock(&self.pools);
         let known = pools.get(&pool.name_any())?;
         (known.generation == Generation::of(pool)).then(|| known.facts.clone())
+    }
+
+    /// A stored pool, with the segment of its selector's network.
+    pub fn seen(&self, pool: &IPPool) -> PoolSeen {
+        let network = pool.spec.selector.as_ref().and_then(|selector| selector.network.as_deref());
+        PoolSeen::new(pool, self.segment(network.unwrap_or_default()))
     }
 }

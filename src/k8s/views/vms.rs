@@ -219,14 +219,18 @@ impl Views {
         }
     }
 
+    /// VMs, by `namespace/name`, whose topology annotations are outdated.
+    pub fn moved(&self) -> Vec<Box<str>> {
+        let mut all: Vec<Box<str>> = lock(&self.vms).vms().map(|(key, _)| key.into()).collect();
+        let is_outdated = |(vm, here): (vm::Vm, Topology)| topology::patch(&vm, &here).is_some();
+        all.retain(|vm| self.whereabouts(vm).is_some_and(is_outdated));
+        all
+    }
+
     /// Signals all VMs and LoadBalancers that depend on VMs: a new leader begins.
     pub fn tell_all(&self) {
-        let all: Vec<Box<str>> = lock(&self.vms).vms().map(|(key, _)| key.into()).collect();
-        for vm in all {
-            if self.whereabouts(&vm).is_some_and(|(vm, here)| topology::patch(&vm, &here).is_some())
-            {
-                self.tell(Signal::Moved(vm));
-            }
+        for vm in self.moved() {
+            self.tell(Signal::Moved(vm));
         }
         for lb in self.load_balancers.state_filter(listeners::is_vm) {
             self.tell(Signal::LoadBalancer(ObjectRef::from_obj(lb.as_ref())));

@@ -22,6 +22,8 @@ pub struct Asked {
     pub rights: BTreeSet<String>,
     /// Requested rights that no role grants, with the server's message.
     pub forbidden: BTreeMap<String, String>,
+    /// All requested rights, by the user who asked.
+    pub by_user: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Flags of an API server that keeps the audit log, for accounts of one namespace.
@@ -72,6 +74,8 @@ impl AuditLog {
                 let said = event["responseStatus"]["message"].to_string();
                 self.asked.forbidden.insert(right.clone(), said);
             }
+            let user = event["user"]["username"].as_str().unwrap_or_default().to_owned();
+            self.asked.by_user.entry(user).or_default().insert(right.clone());
             self.asked.rights.insert(right);
         }
         Ok(self.asked.clone())

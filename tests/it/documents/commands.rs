@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use super::blocks::{Block, of_pages};
 use crate::chart::monitoring_crds;
 use crate::cloud_config::roles::Release;
-use crate::hygiene::root;
+use crate::hygiene::{read, root};
 
 /// The objects that commands are about.
 const SCENE: &str = include_str!("scene.yaml");
@@ -53,6 +53,8 @@ async fn every_command_that_is_shown_runs() -> Result<()> {
     bed.crds_established().await?;
     bed.apply_yaml(SCENE).await?;
     bed.apply_yaml(&Release::newest().roles()).await?;
+    // Its token is asked for, and `kubectl apply` changes nothing here.
+    bed.apply_yaml(&read("config/preview/rbac.yaml")).await?;
 
     let rancher = Rancher::start(RancherVersion::V2_11).await?;
     let key = rancher.api_key(&rancher.user(false), 0, "by hand");
@@ -174,7 +176,9 @@ fn every_command_line_of_the_programs_is_understood() {
             subcommands.extend(words.nth(1).map(str::to_owned));
         }
     }
-    for subcommand in ["controller", "cloud-config", "rancher-secret", "support", "takeover"] {
+    for subcommand in
+        ["controller", "cloud-config", "preview", "rancher-secret", "support", "takeover"]
+    {
         assert!(subcommands.contains(subcommand), "no page shows {subcommand}: {subcommands:?}");
     }
 }

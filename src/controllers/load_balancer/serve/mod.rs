@@ -9,17 +9,13 @@ mod settings;
 mod slices;
 
 use std::cell::LazyCell;
-use std::net::IpAddr;
 
 use kube::ResourceExt;
 
 use self::settings::Settings;
 use super::{Context, Error, LAST_RETRY, Served};
 use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
-use crate::domain::load_balancer::facts;
 use crate::domain::load_balancer::status::{self, Finding};
-use crate::domain::pools::allocator::Verdict;
-use crate::domain::vm_backends::backend_address::Rules;
 use crate::domain::vm_backends::endpoint_slices::remembered;
 use crate::domain::vm_backends::endpoints::{self, Backend};
 use crate::domain::vm_backends::health::{self, Check, Target};
@@ -77,7 +73,7 @@ pub(super) async fn serve(
     };
     let finding = match status::moves_from(lb, &finding) {
         // The old address is not released while it may be announced.
-        Some(old) if may_lead_here(lb, old.ip, ctx) => {
+        Some(old) if status::may_lead_to(lb, old.ip, At::new(lb, ctx).own().as_ref()) => {
             report.moving_from = Some(old.ip).filter(|_| report.ingress.is_empty());
             status::staying_at(old)
         }
@@ -110,22 +106,14 @@ async fn announce(
     let listeners =
         listeners::name_fault(&at.name).map_or_else(|| listeners::listeners(&lb.spec), Err);
     let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
-    // Network of the address's pool, or of its lease. The address of a global pool is unique on
-    // all networks.
-    let network = match finding {
-        Finding::Pool(Verdict::Held { network: Some(network), .. }) => network,
-        Finding::Host(Ok(lease)) => &lease.network,
-        _ => named,
-    };
-    let attachment = ctx.shared.views.attachment(network);
-    let link = attachment.as_ref().map(|at| ctx.shared.views.link(at)).unwrap_or_default();
+    let place = ctx.shared.views.place(named, finding);
     let wanted = Wanted {
         lb: at.identity(),
         address: finding.address(),
         listeners: listeners.as_deref().unwrap_or_default(),
-        network,
-        attachment: attachment.as_ref(),
-        link,
+        network: &place.network,
+        attachment: place.attachment.as_ref(),
+        link: place.link,
     };
     let (check, health_fault) = match health::check(&lb.spec) {
         Ok(check) => (check, None),
@@ -178,16 +166,6 @@ async fn announce(
         misfit,
         moving_from: None,
     }))
-}
-
-/// Whether traffic to the address may still arrive here: the Service is announced there or requests
-/// it, or requests another address now and the announcer has not confirmed that yet.
-fn may_lead_here(lb: &LoadBalancer, address: IpAddr, ctx: &Context) -> bool {
-    let own = At::new(lb, ctx).own();
-    own.is_some_and(|stored| {
-        let moves = stored.ingress.is_empty() && facts::is_announced_at(lb, address);
-        moves || stored.asks_for(address)
-    })
 }
 
 /// Deletes Service and slices. Returns whether they are gone.
@@ -268,15 +246,8 @@ impl<'a> At<'a> {
         // Computed on demand: few VMs need it.
         let known = LazyCell::new(|| remembered(&slices));
         let wants = endpoints::Wanted { network: named, family: wanted.family() };
-        let rules = Rules {
-            own: wanted.address,
-            reserved: &|address| views.infrastructure.why_reserved(address),
-            range: &|network| views.network_range(network),
-        };
-        let found = views.of_members(&self.namespace, &self.name, |(name, vm, pods)| {
-            let last = || known.get(&*vm.uid).map(|endpoint| endpoint.address);
-            endpoints::backend(name.clone(), vm, pods, &wants, last, &rules)
-        });
+        let last = |uid: &str| known.get(uid).map(|endpoint| endpoint.address);
+        let found = views.backends((&self.namespace, &self.name), &wants, wanted.address, last);
         let prober = &self.ctx.prober;
         let Some(check) = check else {
             prober.remove(&self.key);

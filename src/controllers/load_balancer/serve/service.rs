@@ -50,10 +50,7 @@ impl At<'_> {
     }
 
     fn foreign_service(&self, whose: &str) -> Obstacle {
-        Obstacle::ForeignService(format!(
-            "a Service {} exists: {whose}; it is left as it is: rename one of the two, or remove it",
-            self.key
-        ))
+        Obstacle::ForeignService(service::conflict(&self.key, whose))
     }
 
     pub(super) fn note(&self, service: &FullService) {

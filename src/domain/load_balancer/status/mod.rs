@@ -18,7 +18,7 @@ use api::{
     ANNOTATION_ALLOCATED, AllocatedAddress, Condition, ConditionStatus, DHCP_ADDRESS,
     EndpointCounts, LB_FINALIZER, LoadBalancer, LoadBalancerStatus, READY,
 };
-pub use moving::{moves_from, staying_at};
+pub use moving::{may_lead_to, moves_from, staying_at};
 
 /// Result of a reconcile of a LoadBalancer that is not being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub fn patch(
     let none = LoadBalancerStatus::default();
     let status = lb.status.as_ref().unwrap_or(&none);
     let old = status.allocated_address.clone().unwrap_or_default();
-    let new = allocated(&old, finding);
+    let (new, ready) = outcome(lb, finding, report);
     let vm = listeners::is_vm(lb);
 
     let mut changes = Map::new();
@@ -76,8 +76,6 @@ pub fn patch(
     if let Some(backends) = report.and_then(|report| report.backends.as_ref()) {
         changes.extend(backends_patch(status, backends));
     }
-    let stored = status.conditions.iter().find(|condition| condition.type_ == READY);
-    let ready = ready(finding, report, &new, vm, stored);
     if let Some(conditions) = with_condition(&status.conditions, ready, now) {
         changes.insert("conditions".to_owned(), json!(conditions));
     }
@@ -108,6 +106,20 @@ pub fn patch(
         patch.insert("status".to_owned(), Value::Object(changes));
     }
     Some(Value::Object(patch))
+}
+
+/// Address and `Ready` condition of the finding, without times.
+pub fn outcome(
+    lb: &LoadBalancer,
+    finding: &Finding,
+    report: Option<&Report>,
+) -> (AllocatedAddress, Condition) {
+    let none = LoadBalancerStatus::default();
+    let status = lb.status.as_ref().unwrap_or(&none);
+    let new = allocated(&status.allocated_address.clone().unwrap_or_default(), finding);
+    let stored = status.conditions.iter().find(|condition| condition.type_ == READY);
+    let ready = ready(finding, report, &new, listeners::is_vm(lb), stored);
+    (new, ready)
 }
 
 /// The annotation by which a LoadBalancer that is restored without its status requests its address.

@@ -1,15 +1,28 @@
 //! A LoadBalancer with another claim than the published one.
 
+use std::net::IpAddr;
+
 use super::super::facts;
 use super::Finding;
 use crate::Claim;
 use crate::pools::allocator::Verdict;
+use crate::vm_backends::service::Stored;
 use api::LoadBalancer;
 
 /// The published claim, if the ledger's claim is another one by now.
 pub fn moves_from(lb: &LoadBalancer, finding: &Finding) -> Option<Claim> {
     let Finding::Pool(Verdict::Held { claim, .. }) = finding else { return None };
     facts::published(lb).filter(|old| old != claim)
+}
+
+/// Whether traffic to the address may still arrive at the LoadBalancer's own Service: it is announced
+/// there or requests it, or requests another address now and the announcer has not confirmed that
+/// yet.
+pub fn may_lead_to(lb: &LoadBalancer, address: IpAddr, own: Option<&Stored>) -> bool {
+    own.is_some_and(|stored| {
+        let moves = stored.ingress.is_empty() && facts::is_announced_at(lb, address);
+        moves || stored.asks_for(address)
+    })
 }
 
 /// The finding for a LoadBalancer whose old address may still be announced: the old address stays

@@ -22,8 +22,14 @@ use serde::Deserialize;
 
 use super::conflict::{self, PoolFacts};
 use super::ranges::Ranges;
+use crate::load_balancer::facts;
 use crate::network::Segment;
-use api::{DHCP_ADDRESS, IPPool, IPPoolSpec, Range, Scope, Selector};
+use api::{DHCP_ADDRESS, IPPool, IPPoolSpec, LoadBalancer, Range, Scope, Selector};
+
+/// Namespace of kube-vip's ConfigMap.
+pub const NAMESPACE: &str = "kube-system";
+/// Name of kube-vip's ConfigMap.
+pub const NAME: &str = "kubevip";
 
 /// Key suffix for all namespaces, and the name of that pool.
 const GLOBAL: &str = "global";
@@ -44,6 +50,18 @@ pub struct Known {
     pub load_balancers: BTreeMap<String, Option<IpAddr>>,
     /// Namespace of the ConfigMap, and of the Services that it lists.
     pub namespace: String,
+}
+
+impl Known {
+    /// State with these pools and LoadBalancers.
+    pub fn new<'a>(
+        pools: Vec<IPPool>,
+        load_balancers: impl IntoIterator<Item = &'a LoadBalancer>,
+    ) -> Self {
+        let address = |lb: &LoadBalancer| lb.status.as_ref()?.address.as_deref()?.parse().ok();
+        let all = load_balancers.into_iter().map(|lb| (facts::name(lb), address(lb)));
+        Self { pools, load_balancers: all.collect(), namespace: NAMESPACE.to_owned() }
+    }
 }
 
 /// A pool of the ConfigMap.

@@ -259,6 +259,14 @@ fn loses_a_port(stored: &Stored, wanted: &Wanted<'_>) -> bool {
     before.split(',').any(|port| !port.is_empty() && !after.contains(port))
 }
 
+/// Text about a Service of another owner under the LoadBalancer's name, `namespace/name`. `whose`: as
+/// [`foreign`] says.
+pub fn conflict(lb: &str, whose: &str) -> String {
+    format!(
+        "a Service {lb} exists: {whose}; it is left as it is: rename one of the two, or remove it"
+    )
+}
+
 /// Text about the owner of an object, if that is not the LoadBalancer.
 pub fn foreign(owners: &[OwnerRef], lb: Identity<'_>) -> Option<String> {
     if owners.iter().any(|owner| owner.uid == lb.uid) {

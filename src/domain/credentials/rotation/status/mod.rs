@@ -33,7 +33,9 @@ const OVERLAP: Seconds = 3_600;
 /// credential with which it began, and its retries do too.
 const OVERLAP_THERE: Seconds = 86_400;
 const LEFT_PERCENT: Seconds = 33;
-const MINIMUM_LEFT: Seconds = 604_800;
+/// Least remaining time, in seconds, from which a credential counts as ending soon, unless a
+/// TokenRotation says otherwise: a week.
+pub const MINIMUM_LEFT: Seconds = 604_800;
 const JITTER_PERCENT: Seconds = 5;
 /// Longest part of a TokenRotation's name in the names of its credentials, in characters.
 const LONGEST_STEM: usize = 200;

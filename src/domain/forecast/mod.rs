@@ -3,6 +3,7 @@
 //! Invariant: nothing is forecast by a rule of its own. The pools are read into the [`Book`] as at the
 //! start of a term, and each LoadBalancer asks for its address as it would then.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::load_balancer::facts;
@@ -50,8 +51,14 @@ pub struct Finding {
 }
 
 /// Expected result of the operator's start.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Forecast {
+    /// Answer of the allocator to each LoadBalancer that asks for an address, by `namespace/name`.
+    pub verdicts: BTreeMap<String, Verdict>,
+    /// Pools and claims after these answers.
+    pub book: Book,
+    /// Names of the pools whose ledger is then not as stored.
+    pub touched: BTreeSet<String>,
     /// LoadBalancers that keep the address that they publish.
     pub keep: usize,
     /// LoadBalancers without an address that get one.
@@ -81,7 +88,8 @@ pub fn forecast(stored: &Stored) -> Forecast {
     asking.sort_by_key(|facts| (facts.created, facts.owner.clone()));
     for facts in asking {
         let verdict = book.claim(facts);
-        forecast.address(facts, verdict);
+        forecast.address(facts, &verdict);
+        forecast.verdicts.insert(facts.owner.name.clone(), verdict);
     }
     forecast.pools(&book);
     for (claim, owner) in book.orphans(&world) {
@@ -105,6 +113,8 @@ pub fn forecast(stored: &Stored) -> Forecast {
     }
     forecast.findings.sort();
     forecast.findings.dedup();
+    forecast.touched = book.take_touched();
+    forecast.book = book;
     forecast
 }
 
@@ -141,10 +151,10 @@ fn reversed(pool: &PoolSeen) -> impl Iterator<Item = Finding> + '_ {
 }
 
 impl Forecast {
-    fn address(&mut self, facts: &LbFacts, verdict: Verdict) {
+    fn address(&mut self, facts: &LbFacts, verdict: &Verdict) {
         let has = facts.published.as_ref().map(|claim| claim.ip);
         let (gets, why): (Option<IpAddr>, _) = match verdict {
-            Verdict::Held { claim, instead, .. } => (Some(claim.ip), instead),
+            Verdict::Held { claim, instead, .. } => (Some(claim.ip), instead.as_ref()),
             Verdict::Waiting(wait) => (None, Some(wait)),
         };
         let why = why.map(|wait| format!(": {}", wait.message())).unwrap_or_default();

@@ -1,0 +1,48 @@
+//! Reads the credentials of TokenRotations, and those in Secrets of the namespaces that are named.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::Client;
+
+use crate::api::TokenRotation;
+use crate::domain::credentials::rotation::Seconds;
+use crate::domain::preview::credentials::{Credential, merged, of_rotation, of_secret};
+use crate::k8s::CallError;
+use crate::k8s::credentials::contents;
+use crate::k8s::stored::list;
+
+/// TokenRotations in one answer of a list.
+const PAGE: u32 = 100;
+
+/// Credentials that end, in the order of their ends. What may not be read is left out.
+pub(super) async fn read(
+    client: &Client,
+    namespaces: &BTreeMap<String, BTreeSet<String>>,
+    now: Seconds,
+) -> Result<Vec<Credential>, CallError> {
+    let listed = list::<TokenRotation>(client, PAGE, &mut Vec::new()).await;
+    let rotations = if_readable(listed)?.into_iter().flat_map(|one| of_rotation(&one, now));
+    let mut secrets = Vec::new();
+    for (namespace, names) in namespaces {
+        let all = names.is_empty().then_some(None).into_iter();
+        for name in all.chain(names.iter().map(|name| Some(name.as_str()))) {
+            for (name, key, content) in if_readable(contents(client, namespace, name).await)? {
+                secrets.extend(of_secret(namespace, &name, &key, &content, now));
+            }
+        }
+    }
+    Ok(merged(rotations.collect(), secrets))
+}
+
+/// The answer; nothing where the API server refuses it, or there is no such object or kind.
+fn if_readable<T>(answer: Result<Vec<T>, CallError>) -> Result<Vec<T>, CallError> {
+    match answer {
+        Err(CallError::NotFound) => Ok(Vec::new()),
+        // An API server has no reason in its answer about a group that it does not serve.
+        Err(CallError::Other(error)) if matches!(&*error, kube::Error::Api(status) if status.code == 404) => {
+            Ok(Vec::new())
+        }
+        Err(error) if error.refusal().is_some() => Ok(Vec::new()),
+        answer => answer,
+    }
+}

@@ -1,0 +1,75 @@
+//! Decides about a LoadBalancer whose address comes from a DHCP server, as a leader that has just
+//! begun.
+
+use chrono::Utc;
+
+use crate::api::LoadBalancer;
+use crate::domain::dhcp_lease::{self, Seen, Step};
+use crate::domain::load_balancer::facts;
+use crate::domain::load_balancer::status::Finding;
+use crate::domain::preview::Change;
+use crate::domain::reason::NoLease;
+use crate::k8s::views::Views;
+
+/// The finding, and the write that comes before it. `None`: too little is known.
+pub(super) fn decide(views: &Views, lb: &LoadBalancer) -> Option<(Finding, Option<Change>)> {
+    let cluster = views.cluster_id()?;
+    if !views.leasing_synced_for(lb) {
+        return None;
+    }
+    let name = facts::name(lb);
+    let network = views.leasing_network(lb);
+    if dhcp_lease::needs_service(lb) && !views.endpoints_synced() {
+        return None;
+    }
+    let service = views.services.of(&name).next();
+    let record = views.record(&name);
+    let of = record.as_ref().map_or(&network, |record| &record.spec.network);
+    let fault = views.network_fault(&network);
+    let now = Utc::now().fixed_offset();
+    let seen = Seen {
+        lb,
+        network: &network,
+        record: record.as_deref(),
+        declared: views.declares(&network),
+        fault: fault.as_deref(),
+        serving: views.agent_serves(of),
+        service: service.as_ref(),
+        early: true,
+        now,
+    };
+    let wait = |why: NoLease| Finding::Host(Err(why));
+    Some(match dhcp_lease::step(&seen) {
+        Step::Guest(why) => (Finding::Guest(why), None),
+        Step::Wait(why) => (wait(why), None),
+        Step::Take(lease) => (Finding::Host(views.unless_in_the_way(lb, lease)), None),
+        Step::Create => {
+            let form = views.client_id_form(&network);
+            match dhcp_lease::record(lb, &cluster, &network, form) {
+                Err(fault) => (wait(NoLease::Annotation(fault.text())), None),
+                Ok(new) => match views.same_client(&new) {
+                    Some(other) => (wait(dhcp_lease::identity_taken(&new, &other)), None),
+                    None => {
+                        let what = "created: its address is leased from the DHCP server";
+                        let change = Change::new("DHCPLease", &name, what);
+                        (wait(NoLease::Pending { network, said: None }), Some(change))
+                    }
+                },
+            }
+        }
+        Step::Adopt(patch) => {
+            let change = Change::patch("LoadBalancer", &name, &patch);
+            (wait(NoLease::TakingOver { network }), Some(change))
+        }
+        Step::Keep => {
+            let record = record.as_deref()?;
+            let patch = dhcp_lease::release_after(record, None);
+            let change = Change::patch("DHCPLease", &name, &patch);
+            let finding = match dhcp_lease::usable(record, now) {
+                Some(lease) => Finding::Host(views.unless_in_the_way(lb, lease)),
+                None => wait(NoLease::Pending { network, said: None }),
+            };
+            (finding, Some(change))
+        }
+    })
+}

@@ -1,0 +1,166 @@
+//! The `preview` command: what the operator would do in this cluster, beside the controller that runs
+//! there. One look, through a connection that cannot write.
+
+mod credentials;
+mod leases;
+mod serving;
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use chrono::{SecondsFormat, Utc};
+use kube::{Client, ResourceExt as _};
+
+use self::serving::Served;
+use super::Reach;
+use super::dhcp::NetworkArgs;
+use crate::api::LoadBalancer;
+use crate::domain::dhcp::agent_name;
+use crate::domain::dhcp_lease::Agent;
+use crate::domain::forecast::{Forecast, forecast};
+use crate::domain::load_balancer::facts;
+use crate::domain::load_balancer::status::Finding;
+use crate::domain::pools::allocator::Verdict;
+use crate::domain::pools::kube_vip_import;
+use crate::domain::preview::{self, Change, LoadBalancerLine, Preview, report, unread};
+use crate::k8s::client;
+use crate::k8s::stored::{self, Reading};
+use crate::k8s::takeover::Takeover;
+use crate::metrics::Metrics;
+
+/// Deadline of one connection.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Options of `preview`.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct PreviewArgs {
+    #[command(flatten)]
+    reach: Reach,
+    /// Namespace in which the operator would run. On Harvester, the management address is there.
+    #[arg(long, env = "HGO_NAMESPACE", default_value = "harvester-system")]
+    namespace: String,
+    #[command(flatten)]
+    dhcp: NetworkArgs,
+    /// Namespaces, separated by commas, whose Secrets are read for credentials that end. None by
+    /// default. NAMESPACE/SECRET+SECRET: only these Secrets.
+    #[arg(long, env = "HGO_CREDENTIAL_NAMESPACES", value_delimiter = ',')]
+    credential_namespaces: Vec<String>,
+}
+
+/// Prints the plan.
+pub(super) async fn run(args: PreviewArgs) -> anyhow::Result<()> {
+    let (namespace, name) = args.reach.lease()?;
+    let metrics = Metrics::new()?;
+    let kubeconfig = args.reach.kubeconfig.as_deref();
+    let (client, refusals) = client::connect_read_only(PATIENCE, kubeconfig, &metrics).await?;
+    let dhcp = args.dhcp.networks();
+    let read = stored::read(&client, &refusals, &args.namespace, dhcp, &metrics);
+    let reading = Box::pin(read).await?;
+    let takeover = Takeover {
+        client: client.clone(),
+        controller: (args.namespace.clone(), String::new()),
+        chart: (String::new(), String::new()),
+        lease: (namespace.to_owned(), name.to_owned()),
+    };
+    let now = Utc::now();
+    let mut plan = Box::pin(plan(&client, &reading, &args.namespace)).await;
+    // What is refused is in `refusals`.
+    plan.leader = takeover.leader().await.ok();
+    plan.admission = takeover.admission().await.ok();
+    let namespaces = super::namespaces(&args.credential_namespaces);
+    let mut late = reading.late.clone();
+    match credentials::read(&client, &namespaces, now.timestamp()).await {
+        Ok(credentials) => plan.credentials = credentials,
+        Err(_) => late.push("secrets"),
+    }
+    plan.unknown.extend(unread::sentences(&refusals.all(), &late));
+    let text = report::text(&plan, now.timestamp());
+    write!(std::io::stdout(), "{text}").context("write to standard output")
+}
+
+/// Addresses, and the writes that lead to them.
+async fn plan(client: &Client, reading: &Reading, namespace: &str) -> Preview {
+    let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
+    let forecast = forecast(&reading.stored);
+    let mut plan = Preview::default();
+    pools(&mut plan, reading, &forecast, &now);
+    for lb in &reading.stored.load_balancers {
+        let line = load_balancer(&mut plan, client, reading, &forecast, lb, &now).await;
+        plan.load_balancers.push(line);
+    }
+    plan.load_balancers.sort_by(|a, b| a.name.cmp(&b.name));
+    for vm in reading.views.moved() {
+        let what = "metadata.annotations: region and zone of its node";
+        plan.changes.push(Change::new("VirtualMachineInstance", &vm, what));
+    }
+    for network in reading.views.agent_networks() {
+        if network.agent == Agent::Ours && reading.views.agent_of(&network.name).is_none() {
+            let agent = format!("{namespace}/{}", agent_name(&network.name));
+            let what = format!("created: DHCP agent of network {}", network.name);
+            plan.changes.push(Change::new("Deployment", &agent, what));
+        }
+    }
+    plan.findings = preview::further(&forecast, &plan);
+    plan
+}
+
+fn pools(plan: &mut Preview, reading: &Reading, forecast: &Forecast, now: &str) {
+    for (stored, seen) in reading.pools.iter().zip(&reading.stored.pools) {
+        let Some(pool) = forecast.book.pools().get(&seen.name) else { continue };
+        let touched = forecast.touched.contains(&seen.name);
+        let (line, change) = preview::pool(seen, stored.finalizers(), pool, touched, now);
+        plan.pools.push(line);
+        if reading.imported.contains(&seen.name) {
+            let what = "created: from kube-vip's ConfigMap";
+            plan.changes.push(Change::new("IPPool", &seen.name, what));
+        } else {
+            plan.changes.extend(change);
+        }
+    }
+    plan.pools.sort_by(|a, b| a.name.cmp(&b.name));
+    if !reading.imported.is_empty() {
+        let name = format!("{}/{}", kube_vip_import::NAMESPACE, kube_vip_import::NAME);
+        let what = "metadata.annotations: that it was imported, and what was not";
+        plan.changes.push(Change::new("ConfigMap", &name, what));
+    }
+}
+
+async fn load_balancer(
+    plan: &mut Preview,
+    client: &Client,
+    reading: &Reading,
+    forecast: &Forecast,
+    lb: &LoadBalancer,
+    now: &str,
+) -> LoadBalancerLine {
+    let name = facts::name(lb);
+    if facts::is_leaving(lb) {
+        plan.changes.extend(serving::withdrawn(&reading.views, lb));
+        let (line, change) = preview::leaving(lb);
+        plan.changes.extend(change);
+        return line;
+    }
+    let finding = match (reading.removals.get(&name), forecast.verdicts.get(&name)) {
+        (Some(removal), _) => Some(Finding::Pool(Verdict::Waiting(removal.clone()))),
+        (None, Some(verdict)) => Some(Finding::Pool(verdict.clone())),
+        (None, None) => leases::decide(&reading.views, lb).map(|(finding, change)| {
+            plan.changes.extend(change);
+            finding
+        }),
+    };
+    let Some(finding) = finding else { return preview::unknown(lb) };
+    let served = serving::serve(&reading.views, client, lb, finding.clone()).await;
+    let Some(Served { finding, report, changes, unchecked }) = served else {
+        let (line, change) = preview::load_balancer(lb, &finding, None, now);
+        plan.changes.extend(change);
+        return LoadBalancerLine { said: preview::unknown(lb).said, ..line };
+    };
+    let (line, change) = preview::load_balancer(lb, &finding, report.as_ref(), now);
+    plan.changes.extend(change);
+    plan.changes.extend(changes);
+    if unchecked {
+        plan.unknown.push(format!("health of the VMs of LoadBalancer {name}: checks are not run"));
+    }
+    line
+}

@@ -1,0 +1,242 @@
+//! Plans Service and EndpointSlices of a vm load balancer, as a leader does.
+
+use std::sync::Arc;
+
+use chrono::Utc;
+use k8s_openapi::api::core::v1::Service as FullService;
+use kube::{Api, Client, ResourceExt as _};
+
+use crate::api::{ANNOTATION_NETWORK, LoadBalancer};
+use crate::domain::load_balancer::facts;
+use crate::domain::load_balancer::status::{self, Finding};
+use crate::domain::preview::Change;
+use crate::domain::vm_backends::endpoint_slices::{
+    self, AnnouncingNode, Port, Slice, Write, remembered,
+};
+use crate::domain::vm_backends::endpoints::{Endpoint, Family, Wanted as Members};
+use crate::domain::vm_backends::health;
+use crate::domain::vm_backends::listeners::{self, Backends, Report, Service};
+use crate::domain::vm_backends::service::stored::read_service;
+use crate::domain::vm_backends::service::{self, Held, Identity, Plan, Stored, Wanted};
+use crate::k8s::views::Views;
+use crate::k8s::{CallError, call};
+
+/// Result of a plan.
+pub(super) struct Served {
+    /// Address that would be published.
+    pub(super) finding: Finding,
+    /// State of the Service, as the LoadBalancer's status would report it.
+    pub(super) report: Option<Report>,
+    /// Writes of Service and EndpointSlices.
+    pub(super) changes: Vec<Change>,
+    /// Whether a health check decides which VMs are ready: it is not run here.
+    pub(super) unchecked: bool,
+}
+
+/// A vm load balancer and the objects that serve it.
+struct At<'a> {
+    views: &'a Views,
+    lb: Identity<'a>,
+    /// `namespace/name`.
+    key: &'a str,
+    /// Service of the name.
+    stored: Option<Stored>,
+}
+
+/// Plans what serves a LoadBalancer. `None`: too little is known.
+pub(super) async fn serve(
+    views: &Views,
+    client: &Client,
+    lb: &LoadBalancer,
+    finding: Finding,
+) -> Option<Served> {
+    if !listeners::is_vm(lb) {
+        return Some(Served { finding, report: None, changes: Vec::new(), unchecked: false });
+    }
+    if !views.endpoints_synced() && !views.has_no_vms() {
+        return None;
+    }
+    let (namespace, name) = (lb.namespace().unwrap_or_default(), lb.name_any());
+    let (key, uid) = (facts::name(lb), lb.uid().unwrap_or_default());
+    let at = At {
+        views,
+        lb: Identity { namespace: &namespace, name: &name, uid: &uid },
+        key: &key,
+        stored: stored(views, client, &namespace, &name).await.ok()?,
+    };
+    if !finding.is_allocated() {
+        let changes = at.own().map(|_| Change::new("Service", &key, "deleted"));
+        let changes = changes.into_iter().collect();
+        return Some(Served { finding, report: None, changes, unchecked: false });
+    }
+    let (mut report, changes, unchecked) = at.announce(lb, &finding);
+    let finding = match status::moves_from(lb, &finding) {
+        Some(old) if status::may_lead_to(lb, old.ip, at.own()) => {
+            report.moving_from = Some(old.ip).filter(|_| report.ingress.is_empty());
+            status::staying_at(old)
+        }
+        _ => finding,
+    };
+    Some(Served { finding, report: Some(report), changes, unchecked })
+}
+
+/// Writes for a LoadBalancer that is being deleted.
+pub(super) fn withdrawn(views: &Views, lb: &LoadBalancer) -> Vec<Change> {
+    let key = facts::name(lb);
+    let gone = |kind: &str, name: &str| Change::new(kind, name, "deleted");
+    let services = views.services.of(&key).map(|_| gone("Service", &key));
+    let namespace = lb.namespace().unwrap_or_default();
+    let slices = views.slices.of(&key);
+    services
+        .chain(slices.map(|s| gone("EndpointSlice", &format!("{namespace}/{}", s.slice.name))))
+        .collect()
+}
+
+/// Service of the name: from the view, or, without our label, as the API server has it.
+async fn stored(
+    views: &Views,
+    client: &Client,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<Stored>, CallError> {
+    if let Some(stored) = views.services.of(&format!("{namespace}/{name}")).next() {
+        return Ok(Some(stored));
+    }
+    let api = Api::<FullService>::namespaced(client.clone(), namespace);
+    Ok(call(api.get_opt(name)).await?.map(|service| read_service(&service)))
+}
+
+impl At<'_> {
+    /// Service of this name, if the LoadBalancer owns it.
+    fn own(&self) -> Option<&Stored> {
+        self.stored.as_ref().filter(|stored| service::foreign(&stored.owners, self.lb).is_none())
+    }
+
+    fn slices(&self) -> Vec<Arc<Slice>> {
+        let all = self.views.slices.of(self.key);
+        all.filter(|slice| slice.owner == self.lb.uid).map(|slice| slice.slice).collect()
+    }
+
+    /// State, writes, and whether a health check would decide.
+    fn announce(&self, lb: &LoadBalancer, finding: &Finding) -> (Report, Vec<Change>, bool) {
+        let ingress = self.own().map(|own| own.ingress.clone()).unwrap_or_default();
+        let mut report = Report {
+            service: self.own().map_or(Service::Waiting, |_| Service::Ours),
+            ingress,
+            backends: None,
+            selector_hint: None,
+            health_fault: None,
+            doubted: None,
+            default_interface: None,
+            misfit: None,
+            moving_from: None,
+        };
+        if !self.views.endpoints_synced() {
+            return (report, Vec::new(), false);
+        }
+        let listeners =
+            listeners::name_fault(self.lb.name).map_or_else(|| listeners::listeners(&lb.spec), Err);
+        let named = lb.annotations().get(ANNOTATION_NETWORK).map_or("", String::as_str);
+        let place = self.views.place(named, finding);
+        let wanted = Wanted {
+            lb: self.lb,
+            address: finding.address(),
+            listeners: listeners.as_deref().unwrap_or_default(),
+            network: &place.network,
+            attachment: place.attachment.as_ref(),
+            link: place.link,
+        };
+        let check = health::check(&lb.spec);
+        let slices = self.slices();
+        let known = remembered(&slices);
+        let members = Members { network: named, family: wanted.family() };
+        let last = |uid: &str| known.get(uid).map(|endpoint| endpoint.address);
+        let name = (self.lb.namespace, self.lb.name);
+        let found = self.views.backends(name, &members, wanted.address, last);
+        // A new leader begins with the present health.
+        let is_well = |endpoint: &Endpoint| {
+            let before = known.get(&*endpoint.uid);
+            before.is_some_and(|e| e.serving && e.address == endpoint.address)
+        };
+        let is_checked = matches!(check, Ok(Some(_)));
+        let backends = Backends::new(found, |endpoint| !is_checked || is_well(endpoint));
+        let (state, mut changes) = match &listeners {
+            Ok(_) => self.service(&wanted),
+            Err(fault) => (Service::Faulty(fault.clone()), Vec::new()),
+        };
+        let ports = match &listeners {
+            Ok(listeners) => Some(listeners::ports(listeners)),
+            Err(_) => self.own().map(Stored::backend_ports),
+        };
+        if let Some(ports) = ports.filter(|_| !matches!(state, Service::Foreign(_))) {
+            changes.extend(self.endpoints(wanted.family(), &ports, &slices, &backends));
+        }
+        report.service = state;
+        report.selector_hint = listeners::selector_hint(&lb.spec);
+        report.health_fault = check.err().map(|fault| fault.to_string());
+        report.misfit = self.own().and_then(|own| service::misfit(own, &backends.endpoints));
+        report.default_interface = wanted.on_default_interface(self.own());
+        let unchecked = is_checked && backends.unhealthy > 0;
+        report.backends = Some(backends);
+        (report, changes, unchecked)
+    }
+
+    fn service(&self, wanted: &Wanted<'_>) -> (Service, Vec<Change>) {
+        let change = |what: &str| vec![Change::new("Service", self.key, what)];
+        let patched = |patch| vec![Change::patch("Service", self.key, &patch)];
+        let now = Utc::now().fixed_offset();
+        let own = self.own().filter(|own| !own.deleting);
+        match own.and_then(|own| service::held(own, &wanted.asked(), now)) {
+            Some(Held::For(left)) => {
+                return (Service::Held(left.to_std().unwrap_or_default()), Vec::new());
+            }
+            Some(Held::Unnamed(patch) | Held::Over(patch)) => {
+                return (Service::Ours, patched(patch));
+            }
+            None => {}
+        }
+        match service::plan(self.stored.as_ref(), wanted) {
+            Plan::Keep => (Service::Ours, Vec::new()),
+            Plan::Create(_) => (Service::Ours, change("created")),
+            Plan::Change(patch) | Plan::ChangeStatus(patch) => (Service::Ours, patched(patch)),
+            Plan::Foreign(whose) => {
+                (Service::Foreign(service::conflict(self.key, &whose)), Vec::new())
+            }
+            Plan::Leaving => (Service::Waiting, Vec::new()),
+            Plan::Replace => (Service::Waiting, change("deleted, and created again")),
+        }
+    }
+
+    fn endpoints(
+        &self,
+        family: Family,
+        ports: &[Port],
+        slices: &[Arc<Slice>],
+        backends: &Backends,
+    ) -> Vec<Change> {
+        let announcing = self.own().and_then(|own| {
+            let name = own.announcing_node()?;
+            let addresses = self.views.internal_addresses(name)?;
+            Some(AnnouncingNode { name: name.into(), addresses })
+        });
+        let endpoints = &backends.endpoints;
+        let plan = endpoint_slices::plan(
+            self.lb.name,
+            family,
+            ports,
+            slices,
+            endpoints,
+            announcing.as_ref(),
+        );
+        let change = |write: &Write| {
+            let count = write.endpoints().iter().filter(|endpoint| !endpoint.is_sink()).count();
+            let what = match write {
+                Write::Create { .. } => format!("created: {count} endpoints"),
+                Write::Update { .. } => format!("{count} endpoints"),
+                Write::Delete { .. } => "deleted".to_owned(),
+            };
+            Change::new("EndpointSlice", &format!("{}/{}", self.lb.namespace, write.name()), what)
+        };
+        plan.writes.iter().map(change).collect()
+    }
+}

@@ -1,0 +1,98 @@
+//! Credentials whose end is known: those of TokenRotations, and those in Secrets.
+
+use crate::credentials::rotation::status::{self, MINIMUM_LEFT};
+use crate::credentials::rotation::target_secret::{self, Content};
+use crate::credentials::rotation::{Seconds, due, expiry, watched};
+use api::{SecretTarget, TokenRotation, WatchedCredential};
+
+/// A credential that ends.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Credential {
+    /// End, in seconds since the epoch.
+    pub end: Seconds,
+    /// Kind and name of the object that has it, with the key and the user.
+    pub place: String,
+    /// Whether it ends soon, and nothing replaces it in time.
+    pub is_soon: bool,
+    /// TokenRotation that replaces it before its end, `namespace/name`.
+    pub renewed_by: Option<String>,
+}
+
+/// Credentials of a TokenRotation, as its status has them.
+pub fn of_rotation(rotation: &TokenRotation, now: Seconds) -> Vec<Credential> {
+    let meta = &rotation.metadata;
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    let (namespace, name) = (part(&meta.namespace), part(&meta.name));
+    let Some(status) = &rotation.status else { return Vec::new() };
+    let (plan, record) = (status::plan(rotation), status::record(Some(status)));
+    let is_renewed = due(&plan, &record).is_some();
+    let renewed_by = is_renewed.then(|| format!("{namespace}/{name}"));
+    if is_renewed || status.watched.is_empty() {
+        let end = status.expires_at.as_deref().and_then(status::seconds);
+        let is_soon = expiry::alarm(&plan, &record, end).is_some_and(|alarm| alarm <= now);
+        let place = match &rotation.spec.target.secret {
+            Some(target) => secret(&namespace, &target.name, &target.key),
+            None => format!("TokenRotation {namespace}/{name}"),
+        };
+        let place = with_user(place, rotation.spec.target.secret.as_ref());
+        return end.map(|end| Credential { end, place, is_soon, renewed_by }).into_iter().collect();
+    }
+    let near = now + plan.schedule.minimum_left;
+    let one = |one: &WatchedCredential| {
+        let what = one.credential.as_ref().map_or_else(
+            || format!("user {:?}", one.user),
+            |credential| format!("cloud credential {credential}"),
+        );
+        Some(Credential {
+            end: watched::end(one)?,
+            place: format!("TokenRotation {namespace}/{name}, {what}"),
+            is_soon: watched::is_near(one, near),
+            renewed_by: None,
+        })
+    };
+    status.watched.iter().filter_map(one).collect()
+}
+
+/// Credentials in a key of a Secret, each with a user of a kubeconfig.
+pub fn of_secret(
+    namespace: &str,
+    name: &str,
+    key: &str,
+    content: &Content,
+    now: Seconds,
+) -> Vec<Credential> {
+    let target = SecretTarget { name: name.to_owned(), key: key.to_owned(), ..Default::default() };
+    let listed = target_secret::read(&target, false, Some(content)).watched.listed;
+    let one = |one: &WatchedCredential| {
+        let mut place = secret(namespace, name, key);
+        if !one.user.is_empty() {
+            place = format!("{place}, user {}", one.user);
+        }
+        let is_soon = watched::is_near(one, now + MINIMUM_LEFT);
+        Some(Credential { end: watched::end(one)?, place, is_soon, renewed_by: None })
+    };
+    listed.iter().filter_map(one).collect()
+}
+
+/// Both, in the order of their ends. A credential that a TokenRotation renews is listed once.
+pub fn merged(rotations: Vec<Credential>, secrets: Vec<Credential>) -> Vec<Credential> {
+    let mut all = rotations;
+    for credential in secrets {
+        if !all.iter().any(|known| known.place == credential.place) {
+            all.push(credential);
+        }
+    }
+    all.sort();
+    all
+}
+
+fn secret(namespace: &str, name: &str, key: &str) -> String {
+    format!("Secret {namespace}/{name}, key {key}")
+}
+
+fn with_user(place: String, target: Option<&SecretTarget>) -> String {
+    match target.and_then(|target| target.kubeconfig_user.as_ref()) {
+        Some(user) => format!("{place}, user {user}"),
+        None => place,
+    }
+}

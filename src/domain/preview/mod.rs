@@ -1,0 +1,219 @@
+//! Plan of the operator, if it led now: addresses it would give, objects it would write,
+//! credentials that end soon.
+//!
+//! Invariant: nothing is decided here. The allocator, the status of a LoadBalancer, of a pool, of a
+//! Service are those of a leader; this says how their results differ from what is stored.
+
+pub mod credentials;
+pub mod report;
+pub mod unread;
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use self::credentials::Credential;
+use crate::forecast::{self, Effect, Forecast};
+use crate::load_balancer::facts;
+use crate::load_balancer::status::{self, Finding};
+use crate::pools::allocator::{Pool, PoolSeen};
+use crate::pools::status::{pool_ready, pool_status};
+use crate::takeover::steps::{Admission, Leader};
+use crate::vm_backends::listeners::Report;
+use api::{ConditionStatus, IPPoolStatus, LoadBalancer, POOL_FINALIZER};
+
+/// The plan.
+#[derive(Clone, Debug, Default)]
+pub struct Preview {
+    /// Holder of the Lease. `None`: not known.
+    pub leader: Option<Leader>,
+    /// Judge of objects for the API server. `None`: not known.
+    pub admission: Option<Admission>,
+    /// Every LoadBalancer, by name.
+    pub load_balancers: Vec<LoadBalancerLine>,
+    /// Every pool, by name.
+    pub pools: Vec<PoolLine>,
+    /// Objects that would be written.
+    pub changes: Vec<Change>,
+    /// Further findings of the forecast.
+    pub findings: Vec<forecast::Finding>,
+    /// Credentials whose end is known, in the order of their ends.
+    pub credentials: Vec<Credential>,
+    /// Facts that are not known, and why.
+    pub unknown: Vec<String>,
+}
+
+/// Content of a condition.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// Status of the condition `Ready`. `None`: not known, or there would be none.
+    pub ready: Option<ConditionStatus>,
+    /// Reason of the condition.
+    pub reason: String,
+    /// Message of the condition.
+    pub message: String,
+}
+
+/// A LoadBalancer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadBalancerLine {
+    /// `namespace/name`.
+    pub name: String,
+    /// Address that it has; empty for none.
+    pub has: String,
+    /// Address that it would have; empty for none.
+    pub gets: String,
+    /// Its condition.
+    pub said: Said,
+}
+
+/// A pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolLine {
+    /// Name of the pool.
+    pub name: String,
+    /// Addresses that it could still give.
+    pub available: i64,
+    /// Its condition.
+    pub said: Said,
+}
+
+/// A write.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Change {
+    /// Kind and name of the object.
+    pub object: String,
+    /// Fields that would be written.
+    pub what: String,
+}
+
+impl Change {
+    /// A write of an object.
+    pub fn new(kind: &str, name: &str, what: impl Into<String>) -> Self {
+        Self { object: format!("{kind} {name}"), what: what.into() }
+    }
+
+    /// A merge patch of an object, by its fields.
+    pub fn patch(kind: &str, name: &str, patch: &Value) -> Self {
+        Self::new(kind, name, fields(patch).join(", "))
+    }
+}
+
+/// Fields that a merge patch sets, to the second level, but for the version that it requires.
+fn fields(patch: &Value) -> Vec<String> {
+    let mut fields = Vec::new();
+    for (name, value) in patch.as_object().into_iter().flatten() {
+        for inner in value.as_object().into_iter().flatten().map(|(inner, _)| inner) {
+            if !(name == "metadata" && inner == "resourceVersion") {
+                fields.push(format!("{name}.{inner}"));
+            }
+        }
+    }
+    fields
+}
+
+/// Line and write of a LoadBalancer. `report`: state of a vm LoadBalancer's Service. `now`: an RFC
+/// 3339 time.
+pub fn load_balancer(
+    lb: &LoadBalancer,
+    finding: &Finding,
+    report: Option<&Report>,
+    now: &str,
+) -> (LoadBalancerLine, Option<Change>) {
+    let (address, ready) = status::outcome(lb, finding, report);
+    let line = LoadBalancerLine {
+        name: facts::name(lb),
+        has: has(lb),
+        gets: address.ip.unwrap_or_default(),
+        said: Said {
+            ready: Some(ready.status),
+            reason: ready.reason.unwrap_or_default(),
+            message: ready.message.unwrap_or_default(),
+        },
+    };
+    let patch = status::patch(lb, finding, report, now);
+    let change = patch.map(|patch| Change::patch("LoadBalancer", &line.name, &patch));
+    (line, change)
+}
+
+/// Line and write of a LoadBalancer that is being deleted.
+pub fn leaving(lb: &LoadBalancer) -> (LoadBalancerLine, Option<Change>) {
+    let message = "is being deleted: its address is released, and it is gone".to_owned();
+    let said = Said { message, ..Said::default() };
+    let name = facts::name(lb);
+    let line = LoadBalancerLine { name, has: has(lb), gets: String::new(), said };
+    let patch = status::finalize(lb);
+    let change = patch.map(|patch| Change::patch("LoadBalancer", &line.name, &patch));
+    (line, change)
+}
+
+/// Line of a LoadBalancer about which too little is known. It keeps the address that it has.
+pub fn unknown(lb: &LoadBalancer) -> LoadBalancerLine {
+    let message = "not known: see below".to_owned();
+    let said = Said { message, ..Said::default() };
+    LoadBalancerLine { name: facts::name(lb), has: has(lb), gets: has(lb), said }
+}
+
+fn has(lb: &LoadBalancer) -> String {
+    let allocated = lb.status.as_ref().and_then(|status| status.allocated_address.as_ref());
+    allocated.and_then(|allocated| allocated.ip.clone()).unwrap_or_default()
+}
+
+/// Line and write of a pool. `pool`: after the forecast. `touched`: whether its ledger is then not as
+/// stored.
+pub fn pool(
+    seen: &PoolSeen,
+    finalizers: &[String],
+    pool: &Pool,
+    touched: bool,
+    now: &str,
+) -> (PoolLine, Option<Change>) {
+    let ready = pool_ready(pool);
+    let line = PoolLine {
+        name: seen.name.clone(),
+        available: pool.ledger.available(),
+        said: Said {
+            ready: Some(ready.status),
+            reason: ready.reason.unwrap_or_default(),
+            message: ready.message.unwrap_or_default(),
+        },
+    };
+    let stored = &seen.status;
+    let new = pool_status(pool, &stored.conditions, None, stored.observed_generation, now);
+    let mut written = status_fields(stored, &new);
+    if !seen.deleting && !finalizers.iter().any(|finalizer| finalizer == POOL_FINALIZER) {
+        written.insert(0, "metadata.finalizers".to_owned());
+    }
+    let is_written = touched && !written.is_empty();
+    let change = is_written.then(|| Change::new("IPPool", &seen.name, written.join(", ")));
+    (line, change)
+}
+
+fn status_fields(stored: &IPPoolStatus, new: &IPPoolStatus) -> Vec<String> {
+    let fields = |status: &IPPoolStatus| match serde_json::to_value(status) {
+        Ok(Value::Object(fields)) => fields,
+        _ => serde_json::Map::new(),
+    };
+    let (stored, new) = (fields(stored), fields(new));
+    let names: BTreeSet<&String> = stored.keys().chain(new.keys()).collect();
+    let differs = |name: &&String| stored.get(*name) != new.get(*name);
+    names.into_iter().filter(differs).map(|name| format!("status.{name}")).collect()
+}
+
+/// Findings of a forecast that no line of the plan says.
+pub fn further(forecast: &Forecast, plan: &Preview) -> Vec<forecast::Finding> {
+    let is_said = |finding: &&forecast::Finding| match finding.object.split_once(' ') {
+        Some(("LoadBalancer", name)) => plan.load_balancers.iter().any(|line| line.name == name),
+        Some(("IPPool", name)) => {
+            let says = |line: &PoolLine| {
+                line.name == name && line.said.ready == Some(ConditionStatus::False)
+            };
+            finding.effect == Effect::Stays && plan.pools.iter().any(says)
+        }
+        _ => false,
+    };
+    forecast.findings.iter().filter(|finding| !is_said(finding)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+//! The plan as text, for a terminal.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::credentials::Credential;
+use super::{LoadBalancerLine, PoolLine, Preview, Said, unread};
+use crate::credentials::rotation::Seconds;
+use crate::credentials::rotation::status::time;
+use crate::takeover::steps::{Admission, Leader};
+use api::ConditionStatus;
+
+/// Objects of one section that are printed; the rest is counted.
+const MOST: usize = 200;
+const DAY: Seconds = 24 * 60 * 60;
+
+/// The whole plan. `now`: in seconds since the epoch.
+pub fn text(plan: &Preview, now: Seconds) -> String {
+    let mut text = String::new();
+    let leader = match &plan.leader {
+        None => "not known".to_owned(),
+        Some(Leader::None) => "none: the operator would lead at once".to_owned(),
+        Some(Leader::Operator(holder)) => format!("the operator ({holder})"),
+        Some(Leader::Other(holder)) => {
+            format!("another controller ({holder}): beside it the operator stands by")
+        }
+    };
+    let admission = match plan.admission {
+        None => "not known",
+        Some(Admission::Other) => "not the operator's: it registers its own when it is installed",
+        Some(Admission::Operator | Admission::OperatorOpen) => "the operator's",
+    };
+    let _ = writeln!(text, "leader:     {leader}\nadmission:  {admission}");
+
+    let lines = plan.load_balancers.iter().map(load_balancer);
+    let head = ["LOADBALANCER", "HAS", "WOULD HAVE", "READY", "REASON", "MESSAGE"];
+    table(&mut text, "LoadBalancers", &head, &lines.collect::<Vec<_>>());
+    let lines = plan.pools.iter().map(pool);
+    let head = ["IPPOOL", "AVAILABLE", "READY", "REASON", "MESSAGE"];
+    table(&mut text, "IPPools", &head, &lines.collect::<Vec<_>>());
+    let lines = plan.changes.iter().map(|change| format!("{}: {}", change.object, change.what));
+    list(&mut text, "Would be written", &lines.collect::<Vec<_>>());
+    let lines = plan.findings.iter().map(|finding| format!("{}: {}", finding.object, finding.text));
+    list(&mut text, "Found", &lines.collect::<Vec<_>>());
+    let lines = plan.credentials.iter().map(|credential| ends(credential, now));
+    list(&mut text, "Credentials that end", &lines.collect::<Vec<_>>());
+    text.push_str(&unread::section(&plan.unknown));
+    let _ = writeln!(text, "\n{}\nnothing was written: this command only reads", summary(plan));
+    text
+}
+
+/// Everything in one line.
+pub fn summary(plan: &Preview) -> String {
+    let mut counts = BTreeMap::new();
+    for line in &plan.load_balancers {
+        let what = match (line.has.as_str(), line.gets.as_str()) {
+            ("", "") => "none",
+            ("", _) => "first",
+            (_, "") => "lost",
+            (has, gets) if has == gets => "kept",
+            _ => "moved",
+        };
+        *counts.entry(what).or_insert(0) += 1;
+    }
+    let count = |what: &str| counts.get(what).copied().unwrap_or(0);
+    let is_idle = |line: &&PoolLine| line.said.ready != Some(ConditionStatus::True);
+    let mut text = format!(
+        "{} LoadBalancers: {} keep their address, {} get their first one, {} get another one, {} lose it, {} have none; \
+         {} of {} IPPools would not be ready; {} objects would be written; {} of {} credentials end soon",
+        plan.load_balancers.len(),
+        count("kept"),
+        count("first"),
+        count("moved"),
+        count("lost"),
+        count("none"),
+        plan.pools.iter().filter(is_idle).count(),
+        plan.pools.len(),
+        plan.changes.len(),
+        plan.credentials.iter().filter(|credential| credential.is_soon).count(),
+        plan.credentials.len(),
+    );
+    if !plan.unknown.is_empty() {
+        let _ = write!(text, "; {} not known", plan.unknown.len());
+    }
+    text
+}
+
+fn load_balancer(line: &LoadBalancerLine) -> Vec<String> {
+    let address = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+    let mut cells = vec![line.name.clone(), address(&line.has), address(&line.gets)];
+    cells.extend(said(&line.said));
+    cells
+}
+
+fn pool(line: &PoolLine) -> Vec<String> {
+    let mut cells = vec![line.name.clone(), line.available.to_string()];
+    cells.extend(said(&line.said));
+    cells
+}
+
+fn said(said: &Said) -> [String; 3] {
+    let ready = said.ready.map_or("-".to_owned(), |status| format!("{status:?}"));
+    let reason = if said.reason.is_empty() { "-" } else { &said.reason };
+    [ready, reason.to_owned(), said.message.clone()]
+}
+
+fn ends(credential: &Credential, now: Seconds) -> String {
+    let Credential { end, place, is_soon, renewed_by } = credential;
+    let when = match (end - now) / DAY {
+        _ if *end <= now => "ended".to_owned(),
+        0 => "ends within a day".to_owned(),
+        days => format!("ends in {days} days"),
+    };
+    let renewed = renewed_by.as_ref().map(|by| format!(", renewed by TokenRotation {by}"));
+    let soon = if *is_soon { ": soon, and not replaced" } else { "" };
+    format!("{}  {place}: {when}{}{soon}", time(*end), renewed.unwrap_or_default())
+}
+
+/// Rows with columns as wide as their widest cell; the last column has no width.
+fn table(text: &mut String, title: &str, head: &[&str], rows: &[Vec<String>]) {
+    let _ = writeln!(text, "\n{title} ({}):", rows.len());
+    let head: Vec<String> = head.iter().map(ToString::to_string).collect();
+    let shown: Vec<&Vec<String>> =
+        std::iter::once(&head).chain(rows.iter().take(MOST)).filter(|_| !rows.is_empty()).collect();
+    let width = |column: usize| {
+        let cells = shown.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    for row in shown {
+        let cells = row.iter().zip(&widths);
+        let line = cells.map(|(cell, width)| format!("{cell:<width$}")).collect::<Vec<_>>();
+        let _ = writeln!(text, "  {}", line.join("  ").trim_end());
+    }
+    more(text, rows.len());
+}
+
+fn list(text: &mut String, title: &str, lines: &[String]) {
+    if lines.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "\n{title} ({}):", lines.len());
+    for line in lines.iter().take(MOST) {
+        let _ = writeln!(text, "  {line}");
+    }
+    more(text, lines.len());
+}
+
+fn more(text: &mut String, all: usize) {
+    if all > MOST {
+        let _ = writeln!(text, "  and {} more", all - MOST);
+    }
+}

@@ -1,0 +1,110 @@
+//! Reads that were refused, and what is not known without each.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+
+/// A read, in the words of a role.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Read {
+    /// `get` or `list`.
+    pub verb: &'static str,
+    /// API group; empty for the core group.
+    pub group: String,
+    /// Plural name of the kind.
+    pub resource: String,
+    /// Namespace; empty for all of them, and for kinds without one.
+    pub namespace: String,
+    /// Name of the object; empty for a list.
+    pub name: String,
+}
+
+impl fmt::Display for Read {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { verb, group, resource, namespace, name } = self;
+        write!(f, "{verb} {resource}")?;
+        if !group.is_empty() {
+            write!(f, ".{group}")?;
+        }
+        if !name.is_empty() {
+            write!(f, " {name}")?;
+        }
+        if !namespace.is_empty() {
+            write!(f, " in namespace {namespace}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a read brought nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Why {
+    /// No role of the user allows it.
+    Forbidden,
+    /// The cluster does not serve the kind.
+    NotServed,
+}
+
+/// Facts that are not known without the kind. `None`: the plan does not rest on it.
+fn facts(resource: &str) -> Option<&'static str> {
+    Some(match resource {
+        "namespaces" => "the Rancher project of each namespace, and who leases by DHCP",
+        "nodes" => "addresses of nodes, which no pool gives out, and regions and zones of VMs",
+        "services" => {
+            "addresses of Services, which no pool gives out, and the Services of load balancers"
+        }
+        "servicecidrs" => "networks of Services, which no pool gives out",
+        "configmaps" => "Harvester's management address, and the addresses in kube-vip's ConfigMap",
+        "network-attachment-definitions" => "bridges and VLANs: any two networks count as one",
+        "hostnetworkconfigs" => "links of nodes for VLANs",
+        "virtualmachineinstances" => "VMs behind load balancers",
+        "virtualmachines" => {
+            "guest clusters that are being removed: their LoadBalancers get no address"
+        }
+        "pods" => "addresses of VMs on the pod network, and whether they are ready",
+        "endpointslices" => "EndpointSlices of load balancers",
+        "dhcpleases" => "addresses that the host has leased",
+        "leases" => "who leads, and which DHCP agents run",
+        "ippools" => "conflicts of leased addresses with pools",
+        "tokenrotations" => "credentials that a TokenRotation renews or watches",
+        "secrets" => "ends of the credentials in Secrets",
+        "validatingwebhookconfigurations" => "where admission is",
+        _ => return None,
+    })
+}
+
+/// Facts that are not known: for each read that brought nothing, and for each resource that was not
+/// listed in time.
+pub fn sentences(reads: &BTreeMap<Read, Why>, late: &[&str]) -> Vec<String> {
+    let refused = reads.iter().filter_map(|(read, why)| sentence(read, *why));
+    let late = late.iter().map(|resource| {
+        format!("{}: {resource} were not listed in time", facts(resource).unwrap_or(resource))
+    });
+    let mut all: Vec<String> = refused.chain(late).collect();
+    all.dedup();
+    all
+}
+
+/// The sentences under a title. Empty without any.
+pub fn section(sentences: &[String]) -> String {
+    let mut text = String::new();
+    if !sentences.is_empty() {
+        let _ = writeln!(text, "\nNot known ({}):", sentences.len());
+        for sentence in sentences {
+            let _ = writeln!(text, "  {sentence}");
+        }
+    }
+    text
+}
+
+/// Sentence about a read that brought nothing. `None`: nothing is missing.
+fn sentence(read: &Read, why: Why) -> Option<String> {
+    let facts = facts(&read.resource)?;
+    match why {
+        Why::Forbidden => Some(format!("{facts}: the right to {read} is missing")),
+        Why::NotServed if read.resource.starts_with("virtualmachine") => {
+            Some(format!("{facts}: this cluster does not serve {}", read.resource))
+        }
+        // Without its kind there is no such object.
+        Why::NotServed => None,
+    }
+}

@@ -1,0 +1,235 @@
+//! A connection that cannot write: a request that is no GET ends here, and is never sent.
+//!
+//! Invariants: nothing but a GET passes; a watch is held back, so that one look needs no right to
+//! watch and sees one state; each GET that the API server refuses is noted.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use futures::future::BoxFuture;
+use http::{Method, Request, Response, StatusCode, Uri};
+use kube::client::Body;
+use tower::{BoxError, Service};
+
+use super::client::watched;
+use crate::domain::preview::unread::{Read, Why};
+
+/// A write that was not sent.
+#[derive(Debug, thiserror::Error)]
+#[error("this connection only reads: {0} {1} was not sent")]
+pub struct Withheld(Method, String);
+
+/// Reads that the API server refused, or could not serve, each with the reason. Clones share the
+/// state.
+#[derive(Clone, Debug, Default)]
+pub struct Refusals(Arc<Mutex<BTreeMap<Read, Why>>>);
+
+impl Refusals {
+    /// Refused reads, in order.
+    pub fn all(&self) -> BTreeMap<Read, Why> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note(&self, method: &Method, uri: &Uri, status: StatusCode) {
+        let why = match status {
+            StatusCode::FORBIDDEN => Why::Forbidden,
+            StatusCode::NOT_FOUND => Why::NotServed,
+            _ => return,
+        };
+        let Some(read) = read(uri).filter(|_| method == Method::GET) else { return };
+        // An object that does not exist was read.
+        if why == Why::Forbidden || read.verb == "list" {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(read, why);
+        }
+    }
+}
+
+/// Service that passes GETs on.
+#[derive(Clone)]
+pub(super) struct ReadOnly<S> {
+    inner: S,
+    refusals: Refusals,
+}
+
+impl<S> ReadOnly<S> {
+    pub(super) fn new(inner: S, refusals: Refusals) -> Self {
+        Self { inner, refusals }
+    }
+}
+
+impl<S, B> Service<Request<Body>> for ReadOnly<S>
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
+    S::Future: Send + 'static,
+    B: 'static,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<S::Response, BoxError>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let (method, uri) = (request.method().clone(), request.uri().clone());
+        if method != Method::GET {
+            let withheld = Withheld(method, uri.path().to_owned());
+            return Box::pin(async move { Err(withheld.into()) });
+        }
+        if watched(&uri).is_some() {
+            return Box::pin(std::future::pending());
+        }
+        let (answer, refusals) = (self.inner.call(request), self.refusals.clone());
+        Box::pin(async move {
+            let answer = answer.await;
+            if let Ok(answer) = &answer {
+                refusals.note(&method, &uri, answer.status());
+            }
+            answer
+        })
+    }
+}
+
+/// Object or list that a path names: `/api/v1/…` or `/apis/GROUP/VERSION/…`. `None`: neither.
+fn read(uri: &Uri) -> Option<Read> {
+    let mut parts = uri.path().split('/').filter(|part| !part.is_empty());
+    let group = match parts.next()? {
+        "api" => "",
+        "apis" => parts.next()?,
+        _ => return None,
+    };
+    let _version = parts.next()?;
+    let rest: Vec<&str> = parts.collect();
+    let (namespace, rest) = match rest.as_slice() {
+        ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
+        rest => ("", rest),
+    };
+    let (resource, name) = match rest {
+        [resource] => (*resource, None),
+        [resource, name, ..] => (*resource, Some(*name)),
+        [] => return None,
+    };
+    Some(Read {
+        verb: if name.is_some() { "get" } else { "list" },
+        resource: resource.to_owned(),
+        group: group.to_owned(),
+        namespace: namespace.to_owned(),
+        name: name.unwrap_or_default().to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchParams};
+    use kube::client::ClientBuilder;
+    use kube::{Api, Client};
+    use serde_json::json;
+    use tower::layer::layer_fn;
+    use tower::service_fn;
+
+    use super::*;
+    use crate::api::IPPool;
+
+    /// Client of a server that answers everything in one way and counts the requests.
+    fn client(code: u16, refusals: &Refusals) -> (Client, Arc<AtomicUsize>) {
+        let sent = Arc::new(AtomicUsize::new(0));
+        let count = sent.clone();
+        let server = service_fn(move |_: Request<Body>| {
+            count.fetch_add(1, Ordering::Relaxed);
+            let body = match code {
+                200 => json!({"metadata": {}, "items": [], "spec": {"ranges": []}}),
+                _ => json!({"kind": "Status", "code": code, "message": "no"}),
+            };
+            let answer =
+                Response::builder().status(code).body(Body::from(body.to_string().into_bytes()));
+            std::future::ready(answer.map_err(BoxError::from))
+        });
+        let refusals = refusals.clone();
+        let layer = layer_fn(move |inner| ReadOnly::new(inner, refusals.clone()));
+        (ClientBuilder::new(server, "default").with_layer(&layer).build(), sent)
+    }
+
+    #[tokio::test]
+    async fn no_write_is_sent_by_any_verb() {
+        let (client, sent) = client(200, &Refusals::default());
+        let pools = Api::<IPPool>::all(client);
+        let pool: IPPool =
+            serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {"ranges": []}}))
+                .unwrap();
+        let patch = Patch::Merge(json!({}));
+        let (post, change) = (PostParams::default(), PatchParams::default());
+        let dry = PostParams { dry_run: true, ..PostParams::default() };
+        let refusals = [
+            pools.create(&post, &pool).await.map(drop),
+            pools.create(&dry, &pool).await.map(drop),
+            pools.replace("a", &post, &pool).await.map(drop),
+            pools.patch("a", &change, &patch).await.map(drop),
+            pools.patch_status("a", &change, &patch).await.map(drop),
+            pools.delete("a", &DeleteParams::default()).await.map(drop),
+            pools
+                .delete_collection(&DeleteParams::default(), &ListParams::default())
+                .await
+                .map(drop),
+        ];
+        for refusal in refusals {
+            let refusal = refusal.unwrap_err().to_string();
+            assert!(refusal.contains("only reads"), "{refusal}");
+        }
+        assert_eq!(sent.load(Ordering::Relaxed), 0);
+        pools.list(&ListParams::default()).await.unwrap();
+        pools.get("a").await.unwrap();
+        assert_eq!(sent.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test]
+    async fn a_watch_waits_and_is_not_sent() {
+        let (client, sent) = client(200, &Refusals::default());
+        let pools = Api::<IPPool>::all(client);
+        let watch = pools.watch(&WatchParams::default(), "1");
+        assert!(tokio::time::timeout(Duration::from_millis(50), watch).await.is_err());
+        assert_eq!(sent.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn what_is_refused_is_noted_as_a_role_names_it() {
+        let refusals = Refusals::default();
+        let pools = Api::<IPPool>::all(client(403, &refusals).0);
+        let _ = pools.list(&ListParams::default()).await;
+        let _ = pools.get("a").await;
+        let told: Vec<String> = refusals.all().keys().map(ToString::to_string).collect();
+        assert_eq!(
+            told,
+            [
+                "get ippools.loadbalancer.harvesterhci.io a",
+                "list ippools.loadbalancer.harvesterhci.io"
+            ]
+        );
+        // A kind that is not served is noted; an object that does not exist is none.
+        let refusals = Refusals::default();
+        let pools = Api::<IPPool>::all(client(404, &refusals).0);
+        let _ = pools.get("a").await;
+        assert_eq!(refusals.all().len(), 0);
+        let _ = pools.list(&ListParams::default()).await;
+        assert_eq!(refusals.all().into_values().collect::<Vec<_>>(), [Why::NotServed]);
+    }
+
+    #[test]
+    fn paths_are_read_as_the_api_server_reads_them() {
+        for (path, told) in [
+            ("/api/v1/nodes?limit=500", "list nodes"),
+            ("/api/v1/namespaces", "list namespaces"),
+            ("/api/v1/namespaces/kube-system", "get namespaces kube-system"),
+            ("/api/v1/namespaces/a/secrets", "list secrets in namespace a"),
+            ("/apis/g.io/v1/namespaces/a/widgets/b", "get widgets.g.io b in namespace a"),
+            ("/apis/g.io/v1/widgets/b/status", "get widgets.g.io b"),
+        ] {
+            assert_eq!(read(&path.parse().unwrap()).unwrap().to_string(), told, "{path}");
+        }
+        assert_eq!(read(&"/version".parse().unwrap()), None);
+    }
+}

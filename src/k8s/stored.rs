@@ -1,0 +1,168 @@
+//! Reads the stored objects as the operator does when it starts, for a forecast.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::ListParams;
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
+
+use super::guard::Guard;
+use super::read_only::Refusals;
+use super::trimmed::{self, Trimmed};
+use super::views::Views;
+use super::{CallError, call};
+use crate::api::{ANNOTATION_IMPORTED, DHCP_ADDRESS, IPPool, LoadBalancer};
+use crate::domain::dhcp_lease::Networks;
+use crate::domain::forecast::Stored;
+use crate::domain::load_balancer::facts;
+use crate::domain::pools::kube_vip_import::{self, Known};
+use crate::domain::preview::unread::Why;
+use crate::domain::reason::Wait;
+use crate::metrics::Metrics;
+
+/// Longest wait for lists of everything that decisions depend on.
+const LISTED: Duration = Duration::from_mins(1);
+/// Pools in one answer of a list.
+const PAGE: u32 = 100;
+
+/// Result of a read.
+pub struct Reading {
+    /// Pools and LoadBalancers, and what their addresses depend on.
+    pub stored: Stored,
+    /// Pools of `stored`, with their metadata. Those of [`Self::imported`] do not exist yet.
+    pub pools: Vec<IPPool>,
+    /// Names of the pools that would be made of kube-vip's ConfigMap.
+    pub imported: Vec<String>,
+    /// LoadBalancers that get no address because their guest cluster is being removed.
+    pub removals: BTreeMap<String, Wait>,
+    /// Views of all else.
+    pub views: Views,
+    /// Resources that were not listed in time.
+    pub late: Vec<&'static str>,
+}
+
+/// Reads pools and LoadBalancers, and what decisions about them depend on. Reads that are in
+/// `refusals` are not waited for, but for those of pools and LoadBalancers.
+pub async fn read(
+    client: &Client,
+    refusals: &Refusals,
+    namespace: &str,
+    dhcp: Networks,
+    metrics: &Metrics,
+) -> anyhow::Result<Reading> {
+    let mut unreadable = Vec::new();
+    // Before all else, so that without one of these rights it ends at once. Pools come first, so that
+    // the owner of each claim is in the later list.
+    let pools = list::<IPPool>(client, PAGE, &mut unreadable).await;
+    let mut pools = pools.map_err(|error| needed("ippools", error, refusals))?;
+    let lbs = list::<Trimmed>(client, trimmed::PAGE, &mut unreadable).await;
+    let lbs = lbs.map_err(|error| needed("loadbalancers", error, refusals))?;
+    let load_balancers: Vec<LoadBalancer> = lbs.into_iter().map(|trimmed| trimmed.lb).collect();
+    let views = Views::start(client, namespace, dhcp, metrics);
+    let is_refused = |verb: &str, resource: &str| {
+        refusals.all().keys().any(|read| read.verb == verb && read.resource == resource)
+    };
+    let late = views.listed_within_reach(LISTED, is_refused).await;
+    let imported = imported(client, &pools, &load_balancers).await;
+    let names = imported.iter().map(kube::ResourceExt::name_any).collect();
+    pools.extend(imported);
+    let removals: BTreeMap<String, Wait> = load_balancers
+        .iter()
+        .filter_map(|lb| Some((facts::name(lb), views.removal_of(lb)?)))
+        .collect();
+    let asking = load_balancers
+        .iter()
+        .filter(|lb| facts::wants_pool(lb) && !facts::is_leaving(lb))
+        .filter(|lb| !removals.contains_key(&facts::name(lb)));
+    let facts = asking
+        .map(|lb| facts::facts(lb, &views.around(lb), |network| views.segment(network), true))
+        .collect();
+    let stored = Stored {
+        pools: pools.iter().map(|pool| views.seen(pool)).collect(),
+        held_back: views.infrastructure.held_back(),
+        facts,
+        load_balancers,
+        unreadable,
+    };
+    Ok(Reading { stored, pools, imported: names, removals, views, late })
+}
+
+/// Pools that the operator makes of kube-vip's ConfigMap before it gives the first address. None
+/// where the ConfigMap cannot be read.
+async fn imported(client: &Client, pools: &[IPPool], lbs: &[LoadBalancer]) -> Vec<IPPool> {
+    let maps = Api::<ConfigMap>::namespaced(client.clone(), kube_vip_import::NAMESPACE);
+    let Ok(Some(map)) = call(maps.get_opt(kube_vip_import::NAME)).await else { return Vec::new() };
+    if map.annotations().get(ANNOTATION_IMPORTED).is_some_and(|done| done == "true") {
+        return Vec::new();
+    }
+    let known = Known::new(pools.to_vec(), lbs);
+    let import = kube_vip_import::plan(&map.data.unwrap_or_default(), &known);
+    let new = import.pools.into_iter().filter(|pool| !pool.there);
+    new.map(|new| {
+        let mut pool = IPPool::new(&new.name, new.spec);
+        // Of two pools the older one serves.
+        pool.metadata.creation_timestamp = Some(Time(Timestamp::now()));
+        pool.status.get_or_insert_default().allocated_history = new.history;
+        pool
+    })
+    .collect()
+}
+
+/// The address of each LoadBalancer that has one, by `namespace/name`.
+pub async fn addresses(client: &Client) -> anyhow::Result<BTreeMap<String, String>> {
+    let lbs = list::<Trimmed>(client, trimmed::PAGE, &mut Vec::new()).await?;
+    let address = |lb: &LoadBalancer| {
+        let allocated = lb.status.as_ref()?.allocated_address.as_ref()?.ip.clone()?;
+        (!allocated.is_empty() && allocated != DHCP_ADDRESS).then_some(allocated)
+    };
+    Ok(lbs.iter().filter_map(|lb| Some((facts::name(&lb.lb), address(&lb.lb)?))).collect())
+}
+
+/// Error of a list without which nothing can be said.
+fn needed(resource: &str, error: CallError, refusals: &Refusals) -> anyhow::Error {
+    let refused = refusals.all();
+    let unserved = refused.iter().any(|(r, why)| r.resource == resource && *why == Why::NotServed);
+    if unserved {
+        anyhow::anyhow!("list {resource}: the cluster does not serve them: is it a Harvester?")
+    } else {
+        anyhow::Error::new(error).context(format!("list {resource}"))
+    }
+}
+
+/// Every object of a kind. What does not fit the type is named in `unreadable`.
+pub async fn list<K>(
+    client: &Client,
+    page: u32,
+    unreadable: &mut Vec<(String, String)>,
+) -> Result<Vec<K>, CallError>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let api = Api::<Guard<K>>::all(client.clone());
+    let mut params = ListParams::default().limit(page);
+    let mut items = Vec::new();
+    loop {
+        let page = call(api.list(&params)).await?;
+        for object in page.items {
+            match object.0 {
+                Ok(object) => items.push(object),
+                Err(misfit) => {
+                    let meta = &misfit.metadata;
+                    let namespace = meta.namespace.as_ref().map(|name| format!("{name}/"));
+                    let name = meta.name.clone().unwrap_or_default();
+                    let object =
+                        format!("{} {}{name}", K::kind(&()), namespace.unwrap_or_default());
+                    unreadable.push((object, misfit.to_string()));
+                }
+            }
+        }
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(items),
+        }
+    }
+}

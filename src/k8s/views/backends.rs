@@ -1,0 +1,56 @@
+//! Facts from the views for the Service of a vm load balancer: network, and VMs.
+
+use std::net::IpAddr;
+
+use super::Views;
+use crate::domain::load_balancer::status::Finding;
+use crate::domain::network::Attachment;
+use crate::domain::network::host_links::Link;
+use crate::domain::pools::allocator::Verdict;
+use crate::domain::vm_backends::backend_address::Rules;
+use crate::domain::vm_backends::endpoints::{self, Backend};
+
+/// Network on which an address is announced.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// `namespace/name` of the network; empty for the nodes' own.
+    pub network: String,
+    /// Bridge and VLAN of the network, if known.
+    pub attachment: Option<Attachment>,
+    /// Whether announcers reach the network by them.
+    pub link: Link,
+}
+
+impl Views {
+    /// Network of the address's pool, or of its lease. The address of a global pool is unique on all
+    /// networks, so that the network that the LoadBalancer names counts.
+    pub fn place(&self, named: &str, finding: &Finding) -> Place {
+        let network = match finding {
+            Finding::Pool(Verdict::Held { network: Some(network), .. }) => network,
+            Finding::Host(Ok(lease)) => &lease.network,
+            _ => named,
+        };
+        let attachment = self.attachment(network);
+        let link = attachment.as_ref().map(|at| self.link(at)).unwrap_or_default();
+        Place { network: network.to_owned(), attachment, link }
+    }
+
+    /// VMs that the LoadBalancer, by namespace and name, selects. `own`: its address. `last` returns
+    /// the last known address of a VM by its UID.
+    pub fn backends(
+        &self,
+        (namespace, name): (&str, &str),
+        wants: &endpoints::Wanted<'_>,
+        own: Option<IpAddr>,
+        last: impl Fn(&str) -> Option<IpAddr>,
+    ) -> Vec<Backend> {
+        let rules = Rules {
+            own,
+            reserved: &|address| self.infrastructure.why_reserved(address),
+            range: &|network| self.network_range(network),
+        };
+        self.of_members(namespace, name, |(name, vm, pods)| {
+            endpoints::backend(name.clone(), vm, pods, wants, || last(&vm.uid), &rules)
+        })
+    }
+}

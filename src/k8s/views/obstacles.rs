@@ -1,0 +1,81 @@
+//! Objects in the views that are in the way of a leased address.
+
+use kube::{Resource, ResourceExt};
+
+use super::Views;
+use crate::api::{DHCPLease, LoadBalancer};
+use crate::domain::dhcp_lease::{self, Lease, Other, Pool, World};
+use crate::domain::load_balancer::facts;
+use crate::domain::reason::NoLease;
+
+impl Views {
+    /// The leased address, or why it must not be published: another object has it.
+    pub fn unless_in_the_way(&self, lb: &LoadBalancer, lease: Lease) -> Result<Lease, NoLease> {
+        match dhcp_lease::obstacle(&lease, &world(self, lb, &lease)) {
+            Some(why) => Err(NoLease::Unusable(why)),
+            None => Ok(lease),
+        }
+    }
+}
+
+/// Observed objects that can conflict with a leased address.
+fn world(views: &Views, lb: &LoadBalancer, lease: &Lease) -> World {
+    let address = lease.ip.to_string();
+    let age = |meta: &kube::core::ObjectMeta| {
+        let created = meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
+        (created, meta.namespace.clone(), meta.name.clone())
+    };
+    let mine = (age(lb.meta()), facts::name(lb));
+    let older = |meta| age(meta) < mine.0;
+    let pools = views.pools();
+    let has_it = |other: &LoadBalancer| {
+        let allocated = other.status.as_ref().and_then(|s| s.allocated_address.as_ref());
+        allocated.and_then(|a| a.ip.as_ref()) == Some(&address) && facts::name(other) != mine.1
+    };
+    let published = views.load_balancers.state_filter(has_it);
+    let mut others: Vec<Other> = published
+        .iter()
+        .map(|other| {
+            let claim = facts::published(other);
+            let pool = claim.as_ref().and_then(|c| pools.iter().find(|pool| pool.name == c.pool));
+            let network = match (pool, views.record(&facts::name(other))) {
+                (Some(pool), _) if pool.selector.is_global() => None,
+                (Some(pool), _) => Some(pool.selector.network().to_owned()),
+                (None, Some(record)) => Some(record.spec.network.clone()),
+                (None, None) => Some(facts::requirement(other, &views.around(other)).network),
+            };
+            Other {
+                segment: network.map(|network| views.segment(&network)),
+                by_pool: claim.is_some(),
+                publishes: true,
+                older: older(other.meta()),
+            }
+        })
+        .collect();
+    let recorded = views.records.state_filter(|record| {
+        let status = record.status.as_ref();
+        status.and_then(|status| status.address.as_ref()) == Some(&address)
+            && facts::name(lb) != name_of(record)
+    });
+    others.extend(recorded.iter().map(|record| Other {
+        segment: Some(views.segment(&record.spec.network)),
+        by_pool: false,
+        publishes: false,
+        older: older(record.meta()),
+    }));
+    World {
+        segment: views.segment(&lease.network),
+        pools: pools
+            .into_iter()
+            .map(|facts| Pool { segment: views.segment(facts.selector.network()), facts })
+            .collect(),
+        others,
+        reserved: views.infrastructure.reservations(lease.ip.into()),
+        range: views.network_range(&lease.network),
+        published: facts::leased(lb) == Some(lease.ip),
+    }
+}
+
+fn name_of(record: &DHCPLease) -> String {
+    format!("{}/{}", record.namespace().unwrap_or_default(), record.name_any())
+}
