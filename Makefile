@@ -14,6 +14,16 @@ OPERATOR := target/debug/harvester-guest-operator
 IMAGE_BUILD := target/image
 XTASK := cargo run --locked --quiet --package xtask --
 
+# Installs the Debian packages that are in `missing`, and says so.
+define install
+if [ $${#missing[@]} -gt 0 ]; then \
+	echo "setup: installing $${missing[*]}"; \
+	sudo=(); [ "$$(id -u)" = 0 ] || sudo=(sudo); \
+	"$${sudo[@]}" apt-get update -q; \
+	"$${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$${missing[@]}"; \
+fi
+endef
+
 # How long each fuzz target runs, which there are, and what has the compiler count branches: on the
 # stable toolchain, without cargo-fuzz.
 FUZZ_SECONDS ?= 600
@@ -25,7 +35,7 @@ FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 # Tests wait for something most of their time.
 export RUST_TEST_THREADS ?= $(shell echo $$(( 4 * $$(nproc) )))
 
-.PHONY: help setup rust nets build bed demo test slowest bench fuzz crds config docs image fmt lint check
+.PHONY: help setup rust nets lan build bed demo test slowest bench fuzz crds config docs image fmt lint check
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,12 +64,7 @@ rust:
 	command -v cc >/dev/null || missing+=(gcc libc6-dev); \
 	command -v git >/dev/null || missing+=(git); \
 	[ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates); \
-	if [ $${#missing[@]} -gt 0 ]; then \
-		echo "setup: installing $${missing[*]}"; \
-		sudo=(); [ "$$(id -u)" = 0 ] || sudo=(sudo); \
-		"$${sudo[@]}" apt-get update -q; \
-		"$${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$${missing[@]}"; \
-	fi; \
+	$(install); \
 	if ! command -v cargo >/dev/null; then \
 		echo "setup: cargo is missing. Install Rust with rustup (https://rustup.rs); rust-toolchain.toml names the version." >&2; \
 		exit 1; \
@@ -76,12 +81,15 @@ nets:
 		[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v "$${each%%:*}")" ] || missing+=("$${each##*:}"); \
 	done; \
 	compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null || missing+=(libfaketime); \
-	if [ $${#missing[@]} -gt 0 ]; then \
-		echo "setup: installing $${missing[*]}"; \
-		sudo=(); [ "$$(id -u)" = 0 ] || sudo=(sudo); \
-		"$${sudo[@]}" apt-get update -q; \
-		"$${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$${missing[@]}"; \
-	fi
+	$(install)
+
+# What the demo makes a network with. Only root may make one; without, the demo skips that step.
+lan:
+	@[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || exit 0; \
+	missing=(); \
+	[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v ip)" ] || missing+=(iproute2); \
+	[ -n "$$(PATH=$$PATH:/usr/sbin:/sbin command -v dnsmasq)" ] || missing+=(dnsmasq-base); \
+	{ $(install); } || echo "setup: they could not be installed; the demo skips its DHCP step"
 
 build: rust ## Build the operator as demo and tests run it; `make image` optimizes
 	cargo build --locked --workspace --bin harvester-guest-operator
@@ -90,7 +98,7 @@ bed: setup ## Start a control plane of one's own and print its KUBECONFIG
 	cargo build --locked --workspace --bin bed
 	target/debug/bed up
 
-demo: setup ## Show the operator at work on a control plane of its own (cold: 9 minutes)
+demo: setup lan ## Show the operator at work on control planes of its own (cold: 9 minutes)
 	@$(XTASK) demo
 	@target/debug/demo --operator $(OPERATOR)
 
