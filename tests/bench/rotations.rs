@@ -12,11 +12,8 @@ use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
-use testbed::{Bed, Operator, Start, eventually};
+use testbed::{Bed, Operator, Start, eventually, install_credentials};
 
-/// Manifests of the operator's rights, and of the account that tokens are issued for.
-const PREPARED: [&str; 2] =
-    [include_str!("../it/rotation/rights.yaml"), include_str!("../it/rotation/guest.yaml")];
 const ACCOUNT: &str = "guest";
 const KEY: &str = "token";
 /// Default number of rotations.
@@ -47,9 +44,7 @@ pub(crate) struct Rotations {
 
 pub(crate) async fn measure(bed: &Bed, binary: &Path, count: usize) -> Result<Rotations> {
     let client = bed.admin();
-    for yaml in PREPARED {
-        bed.apply_yaml(yaml).await?;
-    }
+    install_credentials(bed).await?;
     println!("{count} tokens, by a bare client");
     each(count, PREPARE, async |n| renew(&client, n, 1).await).await?;
     let began = Instant::now();

@@ -6,7 +6,7 @@
 //! however that process ends.
 //!
 //! A test asks for further parts of a cluster: [`kubevirt`] plays VMs, [`Announcer`] plays
-//! kube-vip, [`net`] with [`KubeProxy`] makes Services carry packets, in networks of their own, and
+//! kube-vip, [`CloudProvider`] a guest's cloud provider, [`net`] with [`KubeProxy`] makes Services carry packets, in networks of their own, and
 //! [`rancher`] stands in for a Rancher server.
 
 mod announcer;
@@ -14,6 +14,8 @@ mod audit;
 mod balancer;
 mod bed;
 mod chart;
+mod cloud_provider;
+mod credentials;
 mod daemons;
 mod guardian;
 mod helm;
@@ -23,6 +25,7 @@ mod kubeconfig;
 mod kubectl;
 mod kubelet;
 pub mod kubevirt;
+mod lease_agent;
 mod listen;
 pub mod net;
 mod operator;
@@ -42,12 +45,15 @@ pub use audit::Asked;
 pub use balancer::Balancer;
 pub use bed::{Backup, Bed, Options};
 pub use chart::Chart;
+pub use cloud_provider::CloudProvider;
+pub use credentials::{CREDENTIAL_RIGHTS, GUEST_ACCOUNT, install_credentials};
 pub use helm::{Helm, Version};
 pub use image::{Architecture, ArchitectureImage, Written, unpack_image, write_image};
 pub use kube_proxy::{KubeProxy, Mode as ProxyMode};
 pub use kubeconfig::client_from;
 pub use kubelet::Kubelet;
-pub use operator::{Operator, Start, http_get, install, repository};
+pub use lease_agent::{LeaseAgent, agent_template};
+pub use operator::{Operator, Start, clear_options, http_get, install, repository};
 pub use pki::{Authority, Issued};
 pub use process::Managed;
 pub use programs::{control_plane, tools};

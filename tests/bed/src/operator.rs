@@ -1,5 +1,7 @@
 //! Owns a running operator, installed as on a real cluster, with its own account.
 
+use std::env;
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +19,7 @@ use tokio::time::timeout;
 use crate::net::Netns;
 use crate::{Bed, Managed, eventually};
 
-const START: Duration = Duration::from_mins(2);
+pub(crate) const START: Duration = Duration::from_mins(2);
 const HTTP: Duration = Duration::from_mins(1);
 /// Namespace and name of the operator's account.
 const ACCOUNT: (&str, &str) = ("harvester-system", "harvester-guest-operator");
@@ -90,12 +92,16 @@ pub struct Start {
 }
 
 /// Address in a field of a log line.
-fn logged(log: &str, field: &str) -> Option<SocketAddr> {
+pub(crate) fn logged(log: &str, field: &str) -> Option<SocketAddr> {
     log.split(field).nth(1)?.split_whitespace().next()?.parse().ok()
 }
 
-fn is_ours(variable: &std::ffi::OsStr) -> bool {
-    variable.to_str().is_some_and(|name| name.starts_with("HGO_"))
+/// Removes variables that the user has set for an operator of their own.
+pub fn clear_options(command: &mut Command) {
+    let is_ours = |name: &OsString| name.to_str().is_some_and(|name| name.starts_with("HGO_"));
+    for name in env::vars_os().map(|(name, _)| name).filter(is_ours) {
+        command.env_remove(name);
+    }
 }
 
 /// An operator process.
@@ -122,10 +128,7 @@ impl Operator {
             }
             None => Command::new(binary),
         };
-        // Removes variables that the user has set for an operator of their own.
-        for (name, _) in std::env::vars_os().filter(|(name, _)| is_ours(name)) {
-            command.env_remove(name);
-        }
+        clear_options(&mut command);
         command
             .arg("controller")
             .args(["--http-addr", "127.0.0.1:0"])

@@ -7,7 +7,7 @@
 //! time.
 //!
 //! The control planes are in the network of the process. A test in a network of its own reaches one
-//! through a relay that listens at the same address, on the loopback of that network.
+//! through a forwarder that listens at the same address, on the loopback of that network.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -29,14 +29,12 @@ use kube::discovery::{ApiGroup, Discovery, verbs};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::task::{AbortHandle, spawn_blocking};
+use tokio::task::spawn_blocking;
 
 use crate::kubevirt::install_kubevirt;
-use crate::net::{is_elsewhere, of_the_process};
+use crate::net::{Forward, is_elsewhere, of_the_process};
 use crate::store::Snapshot;
 use crate::wait::waited;
 use crate::{Bed, Options, eventually, install};
@@ -78,7 +76,7 @@ struct Plane {
 /// installed. After the drop the next test may take it.
 pub struct Shared {
     plane: Arc<Plane>,
-    relay: Option<AbortHandle>,
+    forward: Option<Forward>,
     /// Whether the next test may take it.
     reusable: bool,
     _permit: SemaphorePermit<'static>,
@@ -94,9 +92,7 @@ impl Deref for Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if let Some(relay) = &self.relay {
-            relay.abort();
-        }
+        drop(self.forward.take());
         if self.reusable {
             idle().push(self.plane.clone());
         }
@@ -115,17 +111,14 @@ impl Shared {
         let work = || Handle::current().block_on(unused());
         let plane = keeper.spawn(async move { spawn_blocking(work).await }).await???;
         plane.bed.begin().await?;
-        let relay = if is_elsewhere()? {
-            // The socket belongs to this thread's network, whichever thread accepts on it.
-            let listener = StdListener::bind(plane.bed.address()?)?;
-            listener.set_nonblocking(true)?;
-            Some(keeper.spawn(relay(listener)).abort_handle())
+        let forward = if is_elsewhere()? {
+            Some(Forward::of(StdListener::bind(plane.bed.address()?)?, keeper.handle())?)
         } else {
             None
         };
         waited("place for a control plane", permitted.duration_since(asked));
         waited("control plane", permitted.elapsed());
-        Ok(Self { plane, relay, reusable: true, _permit: permit })
+        Ok(Self { plane, forward, reusable: true, _permit: permit })
     }
 
     /// Starts a control plane in the network of the calling test, for this test alone: its API
@@ -133,7 +126,7 @@ impl Shared {
     pub async fn start_here() -> Result<Self> {
         let permit = PLACES.acquire().await?;
         let plane = Arc::new(Plane::start().await?);
-        Ok(Self { plane, relay: None, reusable: false, _permit: permit })
+        Ok(Self { plane, forward: None, reusable: false, _permit: permit })
     }
 }
 
@@ -162,25 +155,6 @@ fn take_idle() -> Option<Arc<Plane>> {
 
 fn idle() -> MutexGuard<'static, Vec<Arc<Plane>>> {
     IDLE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Forwards connections to the same address in the network of the process.
-async fn relay(listener: StdListener) -> Result<()> {
-    let address = listener.local_addr()?;
-    let listener = TcpListener::from_std(listener)?;
-    let mut open = tokio::task::JoinSet::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => {
-                let (mut here, _) = accepted?;
-                open.spawn(async move {
-                    let mut there = TcpStream::connect(address).await?;
-                    copy_bidirectional(&mut here, &mut there).await
-                });
-            }
-            Some(_) = open.join_next() => {}
-        }
-    }
 }
 
 impl Plane {

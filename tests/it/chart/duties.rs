@@ -17,7 +17,7 @@ use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use testbed::kubevirt::{Guest, Nic, Vm, create_node};
-use testbed::{Start, eventually};
+use testbed::{Start, agent_template, eventually};
 
 use crate::leases::{Agent, agents};
 use crate::support::{Cluster, LATER, SOON};
@@ -148,7 +148,7 @@ pub(super) async fn work(cluster: &Cluster) -> Result<()> {
     let variables = vec![("HGO_ADMISSION_OWNER".to_owned(), "harvester-guest-operator".to_owned())];
     let admission = Some("https://127.0.0.1:0".to_owned());
     let options = ["--dhcp-release-grace".to_owned(), "0".to_owned()];
-    let options = [&options[..], &agents::template()?].concat();
+    let options = [&options[..], &agent_template()?].concat();
     let start = Start { admission, variables, options, ..Start::default() };
     let mut operator = cluster.standby(start).await?;
     operator.leads().await?;

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use testbed::kubevirt::{Guest, Nic, Vm, create_node};
 use testbed::net::dhcp::{Kind, Scope};
-use testbed::{Managed, Programs, Start, eventually, repository, tools};
+use testbed::{Managed, Programs, Start, eventually, install_credentials, repository, tools};
 use tokio::net::TcpListener;
 
 use super::{monitoring, read};
@@ -45,7 +45,7 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
     let tools = runtime.block_on(tools())?;
     on_site_with_webhooks(Kind::Dnsmasq, Scope::new([10, 77, 0, 1]), async move |site: Site| {
         let Site { cluster, host, .. } = &site;
-        crate::rotation::prepare(cluster).await?;
+        install_credentials(&cluster.bed).await?;
         let operator = cluster.standby(start()).await?;
         operator.leads().await?;
         let real = site.agent().await?;

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use serde_json::{Value, json};
-use testbed::{Operator, Start, eventually};
+use testbed::{Operator, Start, eventually, install_credentials};
 
 use crate::rotation;
 use crate::support::{Cluster, SOON, shows};
@@ -54,7 +54,7 @@ async fn the_report_says_what_is_asked_first_and_no_secret() -> Result<()> {
     let cluster = Cluster::start().await?;
     let admission = Some("https://127.0.0.1:0".to_owned());
     let identity = Some("the-leader".to_owned());
-    rotation::prepare(&cluster).await?;
+    install_credentials(&cluster.bed).await?;
     let operator = cluster.standby(Start { admission, identity, ..rotation::start() }).await?;
     operator.leads().await?;
     cluster.registered().await?;

@@ -10,7 +10,7 @@ use serde_json::json;
 use testbed::net::dhcp::{Kind, Scope};
 use testbed::{Proxy, Verdict, eventually};
 
-use super::fixture::{ACCOUNT, Agent, INTERFACE, Site, link, on_site};
+use super::fixture::{ACCOUNT, INTERFACE, Site, link, on_site, start_agent};
 use crate::support::{LATER, SOON};
 
 /// A route to the API server on which the agent's writes of records hang once `held` is set.
@@ -45,7 +45,7 @@ fn a_crash_between_any_two_steps_leaves_one_owner_and_no_link() -> Result<()> {
         let (_proxy, held, kubeconfig) = gate(&site).await?;
         let program = site.program.clone();
         let start = async || {
-            let agent = Agent::start(&program, &kubeconfig, INTERFACE, &[]).await?;
+            let agent = start_agent(&program, &kubeconfig, INTERFACE, &[]).await?;
             agent.speaks().await?;
             anyhow::Ok(agent)
         };

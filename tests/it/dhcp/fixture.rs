@@ -1,9 +1,6 @@
 //! Owns the site of an agent: a segment with a DHCP server, and a control plane.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::{
@@ -16,7 +13,7 @@ use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use testbed::net::dhcp::{DhcpServer, Kind, Scope};
 use testbed::net::{Netns, Segment, isolated};
-use testbed::{Managed, Operator, Start, eventually};
+use testbed::{LeaseAgent, Operator, Start, eventually};
 
 use crate::support::{Cluster, LATER, SOON, address, lb, ready};
 
@@ -127,12 +124,12 @@ impl Site {
     }
 
     /// Starts an agent, whether it is active or not.
-    pub(crate) async fn standby(&self, interface: &str) -> Result<Agent> {
-        Agent::start(&self.program, &self.kubeconfig, interface, &self.options).await
+    pub(crate) async fn standby(&self, interface: &str) -> Result<LeaseAgent> {
+        start_agent(&self.program, &self.kubeconfig, interface, &self.options).await
     }
 
     /// Starts an agent and waits until it is active.
-    pub(crate) async fn agent(&self) -> Result<Agent> {
+    pub(crate) async fn agent(&self) -> Result<LeaseAgent> {
         let agent = self.standby(INTERFACE).await?;
         agent.speaks().await?;
         Ok(agent)
@@ -140,7 +137,7 @@ impl Site {
 
     /// Kills an agent and deletes its Lease, so that the next one need not wait for the end of its
     /// term.
-    pub(crate) async fn kill(&self, agent: &mut Agent) -> Result<()> {
+    pub(crate) async fn kill(&self, agent: &mut LeaseAgent) -> Result<()> {
         agent.process.kill9()?;
         let leases: Api<Lease> = Api::namespaced(self.cluster.client.clone(), ACCOUNT.0);
         leases.delete(&agent_name(NETWORK), &DeleteParams::default()).await?;
@@ -295,91 +292,13 @@ pub(crate) fn record(name: &str, identity: &Identity) -> Result<DHCPLease> {
     }))?)
 }
 
-/// A process of the agent.
-pub(crate) struct Agent {
-    pub(crate) process: Managed,
-    pub(crate) http: SocketAddr,
-}
-
-impl Agent {
-    /// Starts it and waits until it listens.
-    pub(crate) async fn start(
-        program: &Path,
-        kubeconfig: &Path,
-        interface: &str,
-        options: &[&str],
-    ) -> Result<Self> {
-        let log = tempfile::Builder::new().prefix("agent-").suffix(".log").tempfile()?;
-        let (_, log) = log.keep()?;
-        let mut command = Command::new(program);
-        for (name, _) in std::env::vars_os()
-            .filter(|(name, _)| name.to_str().is_some_and(|name| name.starts_with("HGO_")))
-        {
-            command.env_remove(name);
-        }
-        command
-            .args(["--log", "info,harvester_guest_operator=debug"])
-            .args(["--network", NETWORK, "--interface", interface])
-            .args(["--http-addr", "127.0.0.1:0", "--kubeconfig"])
-            .arg(kubeconfig)
-            .args(options);
-        let mut process = Managed::spawn(&mut command, log)?;
-        let http = eventually(SOON, "listening agent", async || {
-            let log = process.log();
-            let address =
-                log.split(" address=").nth(1).and_then(|rest| rest.split_whitespace().next());
-            match address.and_then(|address| address.parse().ok()) {
-                Some(address) => Some(Some(address)),
-                None if !process.is_running() => Some(None),
-                None => None,
-            }
-        })
-        .await?
-        .with_context(|| format!("the agent ended at once:\n{}", process.log()))?;
-        // Exactly NET_ADMIN and NET_RAW.
-        let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid()))?;
-        for set in ["CapPrm:\t", "CapEff:\t"] {
-            let held = status.lines().find_map(|line| line.strip_prefix(set));
-            ensure!(held == Some("0000000000003000"), "{set}{held:?}");
-        }
-        Ok(Self { process, http })
-    }
-
-    /// Waits until it is active for the network.
-    pub(crate) async fn speaks(&self) -> Result<()> {
-        eventually(SOON, "active agent", async || self.process.log().contains("records loaded"))
-            .await
-    }
-
-    /// Value of a metric, or the sum of its series; with labels, that series.
-    pub(crate) async fn metric(&self, name: &str) -> Result<f64> {
-        let (_, text) = testbed::http_get(self.http, "/metrics").await?;
-        let lines = text.lines().filter(|line| {
-            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
-        });
-        Ok(lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
-    }
-
-    /// Resident memory of its own, and resident pages of its program.
-    pub(crate) fn memory(&self) -> Result<String> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.pid()))?;
-        let lines = status.lines().filter(|line| line.starts_with("Rss"));
-        Ok(lines.map(|line| line.replace('\t', " ")).collect::<Vec<_>>().join(", "))
-    }
-
-    /// Ends it as a kubelet does.
-    pub(crate) async fn stop(&mut self) -> Result<()> {
-        let status = self.process.terminate(Duration::from_mins(1)).await?;
-        ensure!(status.success(), "{status}:\n{}", self.process.log());
-        Ok(())
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("---- the agent ----\n{}", self.process.log());
-        }
-        let _ = std::fs::remove_file(self.process.log_path());
-    }
+/// Starts an agent of the network, whether it is active or not.
+pub(crate) async fn start_agent(
+    program: &Path,
+    kubeconfig: &Path,
+    interface: &str,
+    options: &[&str],
+) -> Result<LeaseAgent> {
+    let args = [&["--network", NETWORK, "--interface", interface], options].concat();
+    LeaseAgent::start(program, kubeconfig, &args, None).await
 }

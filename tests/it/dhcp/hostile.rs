@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use testbed::eventually;
 use testbed::net::Netns;
 use testbed::net::dhcp::{Kind, Scope};
+use testbed::{LeaseAgent, eventually};
 
-use super::fixture::{Agent, Site, on_site};
+use super::fixture::{Site, on_site};
 use crate::support::LATER;
 
 const SUBNETS: [&str; 2] = ["--subnets", "192.168.0.0/24,10.77.0.0/24"];
@@ -178,7 +178,7 @@ fn an_honest_server_is_heard_among_lies() -> Result<()> {
 
 /// The router answers ARP for each address that its DHCP server grants: as with local proxy ARP, or
 /// with the whole range routed to it.
-async fn answered_for_all(site: &Site, agent: &Agent) -> Result<()> {
+async fn answered_for_all(site: &Site, agent: &LeaseAgent) -> Result<()> {
     // .100 to .199
     for range in ["10.77.0.96/27", "10.77.0.128/26", "10.77.0.192/29"] {
         site.router.ip(&format!("route add local {range} dev eth0")).await?;

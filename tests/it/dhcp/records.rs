@@ -17,7 +17,7 @@ use testbed::net::dhcp::{Kind, Scope};
 use testbed::{Proxy, Verdict, eventually};
 use tokio::time::sleep;
 
-use super::fixture::{ACCOUNT, Agent, INTERFACE, Site, identity, link, on_site, record};
+use super::fixture::{ACCOUNT, INTERFACE, Site, identity, link, on_site, record, start_agent};
 use crate::support::{LATER, SOON};
 
 /// Removes a record by force, without waiting for its agent.
@@ -152,7 +152,7 @@ fn what_failed_is_tried_again() -> Result<()> {
             }
         });
         let kubeconfig = proxy.kubeconfig_for_service_account(bed, ACCOUNT.0, ACCOUNT.1).await?;
-        let agent = Agent::start(&site.program, &kubeconfig, INTERFACE, &[]).await?;
+        let agent = start_agent(&site.program, &kubeconfig, INTERFACE, &[]).await?;
         agent.speaks().await?;
         let web = site.lease("web").await?;
         site.bound("web", "address", |_| true).await?;
@@ -184,7 +184,7 @@ fn what_is_held_is_renewed_while_the_api_server_is_away() -> Result<()> {
         let bed = &site.cluster.bed;
         let proxy = Proxy::start(bed).await?;
         let kubeconfig = proxy.kubeconfig_for_service_account(bed, ACCOUNT.0, ACCOUNT.1).await?;
-        let mut agent = Agent::start(&site.program, &kubeconfig, INTERFACE, &[]).await?;
+        let mut agent = start_agent(&site.program, &kubeconfig, INTERFACE, &[]).await?;
         agent.speaks().await?;
         let web = site.lease("web").await?;
         site.bound("web", "address", |_| true).await?;

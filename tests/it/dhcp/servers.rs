@@ -1,10 +1,10 @@
 //! A lease's life with each of the four servers: the server's view is read from its lease file.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use testbed::eventually;
 use testbed::net::dhcp::{Kind, Message, Scope};
+use testbed::{LeaseAgent, eventually};
 
-use super::fixture::{Agent, INTERFACE, Site, link, on_site};
+use super::fixture::{INTERFACE, Site, link, on_site};
 use crate::support::LATER;
 
 /// Rounds in which a server that grants one address after the other returns to each.
@@ -61,7 +61,7 @@ async fn life(mut site: Site) -> Result<()> {
     // Renewed.
     let renewed = site.renewed("web", &first).await?;
     ensure!(renewed.address == first.address, "{renewed:?}");
-    let acquired = async |agent: &Agent| agent.metric("hgo_dhcp_acquire_seconds_count").await;
+    let acquired = async |agent: &LeaseAgent| agent.metric("hgo_dhcp_acquire_seconds_count").await;
     ensure!(acquired(&agent).await? == 1.0, "not counted as acquired");
 
     // The agent is killed, its link is changed, and another one continues.

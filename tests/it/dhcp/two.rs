@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use testbed::eventually;
 use testbed::net::dhcp::{Kind, Scope};
+use testbed::{LeaseAgent, eventually};
 
-use super::fixture::{Agent, INTERFACE, Site, on_site};
+use super::fixture::{INTERFACE, Site, on_site};
 use crate::support::LATER;
 
 const OTHER: &str = "net2";
@@ -15,23 +15,23 @@ const FAILOVER: Duration = Duration::from_secs(45);
 
 /// Number of terms of an agent. An agent that stalls for longer than its claim lasts begins a new
 /// one, which is no fault.
-fn terms(agent: &Agent) -> usize {
+fn terms(agent: &LeaseAgent) -> usize {
     agent.process.log().matches("records loaded").count()
 }
 
 /// Number of an agent's terms that have ended.
-fn ends(agent: &Agent) -> usize {
+fn ends(agent: &LeaseAgent) -> usize {
     agent.process.log().matches("DHCP stopped").count()
 }
 
 /// Whether an agent is in a term. On a busy machine the other may have taken over meanwhile.
-fn in_term(agent: &Agent) -> bool {
+fn in_term(agent: &LeaseAgent) -> bool {
     let log = agent.process.log();
     log.rfind("records loaded") > log.rfind("DHCP stopped")
 }
 
 /// Waits until one of two is active; whether it is the first.
-async fn speaker(one: &Agent, two: &Agent) -> Result<bool> {
+async fn speaker(one: &LeaseAgent, two: &LeaseAgent) -> Result<bool> {
     eventually(LATER, "active agent", async || match (terms(one), terms(two)) {
         (0, 0) => None,
         (first, _) => Some(first > 0),

@@ -9,22 +9,12 @@ use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::kubevirt::{networks, vlan};
-use testbed::{Start, eventually, repository};
+use testbed::{Start, agent_template, eventually};
 
 use super::{Agent, declare};
 use crate::support::{Cluster, SOON};
 
 const DHCP: &str = "loadbalancer.harvesterhci.io/dhcp";
-
-/// The chart's agent template, as the operator gets it.
-pub(crate) fn template() -> Result<[String; 2]> {
-    let text = std::fs::read_to_string(repository().join("config/manager/deployment.yaml"))?;
-    let deployment: Value = serde_saphyr::from_str(&text)?;
-    let env = deployment["spec"]["template"]["spec"]["containers"][0]["env"].as_array();
-    let given = env.into_iter().flatten().find(|variable| variable["name"] == "HGO_DHCP_AGENT");
-    let given = given.and_then(|variable| variable["value"].as_str()).context("no template")?;
-    Ok(["--dhcp-agent".to_owned(), given.to_owned()])
-}
 
 pub(crate) fn deployments(cluster: &Cluster) -> Api<Deployment> {
     Api::namespaced(cluster.client.clone(), "harvester-system")
@@ -166,7 +156,7 @@ async fn a_network_that_asks_for_an_agent_has_one_as_long_as_it_asks() -> Result
         "metadata": {"name": "bare", "namespace": "tenant"}});
     cluster.bed.apply_yaml(&bare.to_string()).await?;
     let more = ["--dhcp-networks", LISTED, "--dhcp-default-network", OURS];
-    let options = [&template()?[..], &more.map(str::to_owned)].concat();
+    let options = [&agent_template()?[..], &more.map(str::to_owned)].concat();
     let role = "harvester-guest-operator";
     let variables = vec![("HGO_ADMISSION_OWNER".to_owned(), role.to_owned())];
     let start = || {

@@ -18,12 +18,10 @@ use kube::{Api, Client};
 use kube_runtime::WatchStreamExt as _;
 use kube_runtime::watcher::{self, Event, watcher};
 use serde_json::{Value, json};
-use testbed::{Chart, Operator, Proxy, Start, eventually};
+use testbed::{Chart, Operator, Proxy, Start, eventually, install_credentials};
 
 use crate::support::{Cluster, LATER, SOON};
 
-pub(super) const RIGHTS: &str = include_str!("rights.yaml");
-const GUEST: &str = include_str!("guest.yaml");
 /// Name of the TokenRotation, of its target and of the kubeconfig's user.
 pub(super) const NAME: &str = "guest";
 pub(super) const KEY: &str = "kubeconfig";
@@ -32,33 +30,8 @@ pub(super) const KEY: &str = "kubeconfig";
 /// namespace.
 pub(super) async fn cluster() -> Result<Cluster> {
     let cluster = Cluster::start().await?;
-    prepare(&cluster).await?;
+    install_credentials(&cluster.bed).await?;
     Ok(cluster)
-}
-
-/// Creates the account, and grants the operator the rights to replace credentials in its namespace.
-pub(crate) async fn prepare(cluster: &Cluster) -> Result<()> {
-    cluster.bed.apply_yaml(RIGHTS).await?;
-    cluster.bed.apply_yaml(GUEST).await?;
-    let operator = "system:serviceaccount:harvester-system:harvester-guest-operator";
-    let guest = "system:serviceaccount:default:guest";
-    for (user, resource, part, verb) in [
-        (operator, "secrets", "", "list"),
-        (operator, "serviceaccounts", "token", "create"),
-        (guest, "configmaps", "", "list"),
-    ] {
-        let review = json!({"metadata": {}, "spec": {"user": user, "resourceAttributes": {
-            "namespace": "default", "resource": resource, "subresource": part, "verb": verb,
-        }}});
-        eventually(SOON, &format!("right to {verb} {resource}"), async || {
-            let review: SubjectAccessReview = serde_json::from_value(review.clone())?;
-            let api = Api::all(cluster.client.clone());
-            let answer: SubjectAccessReview = api.create(&PostParams::default(), &review).await?;
-            anyhow::Ok(answer.status.is_some_and(|status| status.allowed))
-        })
-        .await?;
-    }
-    Ok(())
 }
 
 /// Grants the operator exactly the rights that the chart renders for the namespace with these

@@ -14,7 +14,7 @@ mod watched;
 use anyhow::Result;
 use serde_json::json;
 
-pub(crate) use fixture::{prepare, start};
+pub(crate) use fixture::start;
 
 use crate::support::Cluster;
 

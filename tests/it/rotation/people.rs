@@ -13,9 +13,9 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use testbed::{Chart, Verdict, eventually};
+use testbed::{CREDENTIAL_RIGHTS, Chart, Verdict, eventually};
 
-use super::fixture::{NAME, RIGHTS, behind_proxy, cluster, spec, start};
+use super::fixture::{NAME, behind_proxy, cluster, spec, start};
 use crate::support::{SOON, shows};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -354,7 +354,7 @@ async fn the_rights_here_are_those_that_the_chart_renders() -> Result<()> {
     let set = r#"credentials.namespaces=[{"name": "default", "serviceAccounts": ["*"]}]"#;
     let chart = Chart::locate().await?.render(&["--set-json", set]).await?;
     let rendered = chart.get("rbac/credentials.yaml").context("no rights in the chart")?;
-    let (rendered, ours) = (rules(rendered)?, rules(RIGHTS)?);
+    let (rendered, ours) = (rules(rendered)?, rules(CREDENTIAL_RIGHTS)?);
     ensure!(rendered == ours, "{rendered:#?}, and here {ours:#?}");
     ensure!(Path::new(env!("CARGO_MANIFEST_DIR")).join("crds/tokenrotations.yaml").exists());
     Ok(())

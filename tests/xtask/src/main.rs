@@ -32,12 +32,13 @@ fn run(args: &[String]) -> Result<()> {
     }
 }
 
-/// Builds the operator, the demo and the control plane side by side.
+/// Builds the operator, its agent, the demo and the control plane side by side.
 fn build_for_demo() -> Result<()> {
     let mut plane = control_plane()?;
-    let programs = ["--bin", "harvester-guest-operator", "--bin", "demo"];
-    let mut board = Board::default()
-        .with("operator and demo", |task| build_workspace(task, &["build"], &programs));
+    let programs = ["harvester-guest-operator", "lease-agent", "demo"].map(|name| ["--bin", name]);
+    let mut board = Board::default().with("operator, agent and demo", |task| {
+        build_workspace(task, &["build"], programs.as_flattened())
+    });
     if !plane.is_none() {
         board = board.with("control plane", |task| plane.build(task));
     }

@@ -6,10 +6,12 @@
 //! work in one is done by threads that entered it and end afterwards.
 
 pub mod dhcp;
+mod forward;
 mod lan;
 mod segment;
 mod talk;
 
+use std::env;
 use std::fs::{self, File};
 use std::future::Future;
 use std::io::{BufRead as _, BufReader};
@@ -26,6 +28,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
+pub use self::forward::Forward;
 pub use self::lan::Lan;
 pub use self::segment::Segment;
 pub use self::talk::{Answer, Answers, Protocol, Responder, ask, ask_for};
@@ -130,6 +133,24 @@ impl Netns {
         move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))
             .with_context(|| format!("enter {}", self.name))
     }
+}
+
+/// Reason why no network with these programs can be made here, `None` if it can: a right or a
+/// program is missing. Programs are given with their Debian packages.
+pub async fn obstacle(programs: &[(&str, &str)]) -> Result<Option<String>> {
+    let mut trial = program("unshare");
+    trial.args(["--net", "true"]).stdin(Stdio::null());
+    let trial = tokio::task::spawn_blocking(move || trial.output()).await?;
+    let trial = trial.context("start unshare, which is in the Debian package util-linux")?;
+    let said = String::from_utf8_lossy(&trial.stderr);
+    if said.contains("not permitted") {
+        return Ok(Some("a network namespace takes root".to_owned()));
+    }
+    ensure!(trial.status.success(), "unshare --net true: {}: {}", trial.status, said.trim());
+    let path = search_path();
+    let is_missing = |name: &str| !env::split_paths(&path).any(|dir| dir.join(name).is_file());
+    let missing = programs.iter().find(|(name, _)| is_missing(name));
+    Ok(missing.map(|(name, package)| format!("{name} is not installed (Debian package {package})")))
 }
 
 /// Runs a test's body in a new namespace, the host of its network: the thread, the runtime and

@@ -14,9 +14,9 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::rancher::Version;
-use testbed::{Proxy, Start, eventually};
+use testbed::{CREDENTIAL_RIGHTS, Proxy, Start, eventually};
 
-use super::super::fixture::{RIGHTS, start};
+use super::super::fixture::start;
 use super::{KEY, MINTER, OVERLAP, Site};
 use crate::crash::{Last, cut_after};
 use crate::support::LATER;
@@ -300,7 +300,8 @@ async fn with_it_its_children_go_and_nothing_stays_that_never_ends() -> Result<(
 async fn without_a_right_to_make_or_end_children_that_is_said() -> Result<()> {
     let site = Site::new(Version::V2_11).await?;
     site.cluster.robbed();
-    let role: Role = serde_saphyr::from_str(RIGHTS.split("---\n").next().unwrap_or_default())?;
+    let role: Role =
+        serde_saphyr::from_str(CREDENTIAL_RIGHTS.split("---\n").next().unwrap_or_default())?;
     let roles: Api<Role> = Api::namespaced(site.cluster.client.clone(), "default");
     let may = async |verbs: &[&str]| {
         let mut given = role.rules.clone().unwrap_or_default();
@@ -403,7 +404,10 @@ async fn a_key_that_is_revoked_ends_no_child() -> Result<()> {
 async fn a_strangers_rotation_and_an_odd_name_stop_no_other() -> Result<()> {
     let site = Site::new(Version::V2_11).await?;
     site.cluster.bed.kubectl(&["create", "namespace", "team"]).await?;
-    site.cluster.bed.apply_yaml(&RIGHTS.replace("namespace: default", "namespace: team")).await?;
+    site.cluster
+        .bed
+        .apply_yaml(&CREDENTIAL_RIGHTS.replace("namespace: default", "namespace: team"))
+        .await?;
     let stranger = site.there.user(false);
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret",

@@ -11,9 +11,9 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 use testbed::rancher::Version;
-use testbed::{Start, eventually};
+use testbed::{CREDENTIAL_RIGHTS, GUEST_ACCOUNT, Start, eventually};
 
-use super::super::fixture::{NAME, RIGHTS, start};
+use super::super::fixture::{NAME, start};
 use super::{KEY, MINTER, Site, server};
 use crate::support::{Cluster, SOON};
 
@@ -116,8 +116,8 @@ async fn a_namespace_goes_within_a_minute_with_what_is_rotated_in_it() -> Result
     let namespace = serde_json::from_value(json!({"metadata": {"name": PASSING}}))?;
     namespaces.create(&PostParams::default(), &namespace).await?;
     let there = |yaml: &str| yaml.replace("namespace: default", &format!("namespace: {PASSING}"));
-    cluster.bed.apply_yaml(&there(RIGHTS)).await?;
-    cluster.bed.apply_yaml(&there(include_str!("../guest.yaml"))).await?;
+    cluster.bed.apply_yaml(&there(CREDENTIAL_RIGHTS)).await?;
+    cluster.bed.apply_yaml(&there(GUEST_ACCOUNT)).await?;
     let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), PASSING);
     let key = site.there.api_key(&site.user, 0, "the operator's");
     for (name, field, value) in [(NAME, "kubeconfig", cluster.kubeconfig()), (MINTER, KEY, key)] {

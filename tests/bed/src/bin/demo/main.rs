@@ -4,25 +4,34 @@
 
 mod burst;
 mod cluster;
+mod guest;
+mod lan;
 mod objects;
+mod renewal;
 mod scene;
 mod steps;
 mod table;
+mod tour;
 mod vms;
 mod world;
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use testbed::{Bed, Options, control_plane, repository};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::steps::Stage;
+use crate::steps::{Stage, what_next_without_it};
+use crate::tour::{Tour, seconds};
 
-/// The operator at work, on a control plane of its own.
+/// Longest wait for what takes moments, on a machine that may be busy.
+const PATIENCE: Duration = Duration::from_mins(3);
+
+/// The operator at work, on control planes of its own.
 ///
 /// With DEMO_ONCE=1 it ends by itself. With KUBECONFIG set it starts nothing and shows how to
 /// install the operator in that cluster.
@@ -52,13 +61,12 @@ async fn run(cli: Cli) -> Result<()> {
         format!("there is no operator at {}; `make build` builds it", cli.operator.display())
     })?;
     let once = env::var_os("DEMO_ONCE").is_some_and(|value| value == "1");
-    on_a_bed(&operator, once).await
+    on_beds(&operator, once).await
 }
 
-/// Runs the demo on a bed. Everything that was started is gone when this returns, also after an
-/// error.
-async fn on_a_bed(operator: &std::path::Path, once: bool) -> Result<()> {
-    steps::announce(1, "a control plane of its own", "seconds");
+/// Runs the demo on two beds, a host and a guest. Everything that was started is gone when this
+/// returns, also after an error.
+async fn on_beds(operator: &Path, once: bool) -> Result<()> {
     // A signal during the build has its default effect: go would not react to a handler of this
     // process.
     control_plane().await?;
@@ -72,29 +80,46 @@ async fn on_a_bed(operator: &std::path::Path, once: bool) -> Result<()> {
     };
     tokio::pin!(asked_to_stop);
 
-    let bed = tokio::select! {
-        bed = Bed::start(Options::default()) => bed?,
+    let mut tour = Tour::begin();
+    let title = "Two control planes on loopback: a Harvester's, and a guest cluster's";
+    let (host, guest) = tokio::select! {
+        beds = tour.step("control planes", title, start_beds()) => beds?,
         () = &mut asked_to_stop => bail!("stopped before it was done"),
     };
-    println!("      {}; data in {}", bed.url(), bed.dir().display());
     let shown = async {
         let mut stage = tokio::select! {
-            stage = Stage::show(&bed, operator) => stage?,
+            stage = Stage::show(&mut tour, &host, &guest, operator) => stage?,
             () = &mut asked_to_stop => bail!("stopped before it was done"),
         };
         if once {
-            println!("\nEvery step held. DEMO_ONCE is set, so this is the end.");
-            return Ok(());
+            return Ok(true);
         }
+        print!("\n{}{}", tour.summary(""), stage.what_next(&host, &guest)?);
         tokio::select! {
-            ended = stage.stay() => ended,
-            () = &mut asked_to_stop => Ok(()),
+            ended = stage.stay() => ended.map(|()| false),
+            () = &mut asked_to_stop => Ok(false),
         }
     }
     .await;
     println!("\nStopping and removing everything; a second.");
-    bed.stop().await?;
-    shown
+    let begun = Instant::now();
+    host.stop().await?;
+    guest.stop().await?;
+    if shown? {
+        let end = format!("; everything was removed in {}", seconds(begun.elapsed()));
+        print!("\n{}{}", tour.summary(&end), what_next_without_it());
+    }
+    Ok(())
+}
+
+async fn start_beds() -> Result<((Bed, Bed), String)> {
+    let start = || Bed::start(Options::default());
+    let (host, guest) = tokio::try_join!(start(), start())?;
+    for (what, bed) in [("host", &host), ("guest", &guest)] {
+        println!("      {what}: {}; data in {}", bed.url(), bed.dir().display());
+    }
+    let seen = "one of a host and one of a guest, on loopback";
+    Ok(((host, guest), seen.to_owned()))
 }
 
 /// Path of a folder of the repository, as text for a command line.

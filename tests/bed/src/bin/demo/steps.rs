@@ -7,17 +7,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use kube::api::DeleteParams;
 use testbed::kubevirt::install_kubevirt;
-use testbed::{Announcer, Balancer, Bed, Operator, Start, eventually, install};
+use testbed::net::obstacle;
+use testbed::{
+    Announcer, Balancer, Bed, Operator, Start, agent_template, eventually, install,
+    install_credentials,
+};
 use tokio::time::interval;
 
 use crate::objects::{balancers, create};
 use crate::scene::Scene;
 use crate::table::{Changes, Table};
+use crate::tour::Tour;
 use crate::world::{self, World};
-use crate::{burst, folder, vms};
+use crate::{PATIENCE, burst, folder, guest, lan, renewal, vms};
 
-const STEPS: usize = 9;
-const PATIENCE: Duration = Duration::from_secs(30);
 const LEASE: &str = "kube-system/harvester-load-balancer";
 /// Each LoadBalancer of the samples, its pool and its final reason; the three of the pool of two
 /// addresses are checked separately.
@@ -35,55 +38,110 @@ const OVERLAPPING: &str = "{subnet: 10.20.0.128/25}";
 const REFUSED: &str = "The IPPool \"mistake\" is invalid";
 const TINY: [&str; 3] = ["demo/tiny-1", "demo/tiny-2", "demo/tiny-3"];
 const LATE: &str = "tiny-0-late";
+const IDENTITIES: [&str; 2] = ["operator-a", "operator-b"];
 const AFTER: &str = "after-failover";
 
-/// A control plane with a running operator, and the watches on it.
+/// A control plane with a running operator, the watches on it, and the parts of a cluster that are
+/// played.
 pub(crate) struct Stage {
     operator: Operator,
     world: World,
+    _lan: Option<lan::Lan>,
+    _guest: guest::Guest,
     _announcer: Announcer,
     _balancer: Balancer,
 }
 
-pub(crate) fn announce(number: usize, what: &str, how_long: &str) {
-    println!("\n[{number}/{STEPS}] {what} ({how_long})");
-}
-
 impl Stage {
-    /// Shows all steps; the remaining operator continues to run.
-    pub(crate) async fn show(bed: &Bed, binary: &Path) -> Result<Self> {
-        announce(2, "The operator, installed under its own account, twice", "2 to 5 seconds");
+    /// Shows all steps but the first; the remaining operator continues to run.
+    pub(crate) async fn show(
+        tour: &mut Tour,
+        host: &Bed,
+        guest: &Bed,
+        binary: &Path,
+    ) -> Result<Self> {
         let balancer = Balancer::start().await?;
-        let (leader, standby) =
-            start_operators(bed, binary, &balancer).await.context("step 2 did not hold")?;
-        let mut world = World::watch(&bed.admin());
+        let title = "The operator, installed under its own account, twice";
+        let operators =
+            tour.step("operator", title, start_operators(host, binary, &balancer)).await?;
+        let mut world = World::watch(&host.admin());
 
-        announce(3, "kubectl apply -f config/samples", "a second or two");
-        show_samples(bed, &mut world).await.context("step 3 did not hold")?;
+        let title = "Pools and LoadBalancers: kubectl apply -f config/samples";
+        tour.step("pools", title, show_samples(host, &mut world)).await?;
 
-        announce(4, "A pool that overlaps another: refused, with the reason", "a second");
-        show_refusal(bed).await.context("step 4 did not hold")?;
+        let title = "A pool that overlaps another one is refused, with the reason";
+        tour.step("refusal", title, show_refusal(host)).await?;
 
-        announce(5, "200 LoadBalancers at once from the global pool", "a few seconds");
-        burst::run(bed, &mut world).await.context("step 5 did not hold")?;
+        let title = "200 LoadBalancers at once from the global pool";
+        tour.step("burst", title, burst::run(host, &mut world)).await?;
 
-        announce(6, "Free one address of a full pool: who waited longest gets it", "a second");
-        free_one(bed, &mut world).await.context("step 6 did not hold")?;
+        let title = "An address of a full pool is freed: the one that waited longest gets it";
+        tour.step("full pool", title, free_one(host, &mut world)).await?;
 
-        announce(7, "Two VMs behind demo/vm-web; one is paused, one stops", "a second or two");
-        let announcer = vms::run(bed).await.context("step 7 did not hold")?;
+        let title = "Two VMs behind demo/vm-web; one is paused, one stops";
+        let announcer = tour.step("VMs", title, vms::run(host)).await?;
 
-        announce(8, "kill -9 the leader: the standby takes over", "about 5 seconds");
-        fail_over(bed, &mut world, leader, &standby).await.context("step 8 did not hold")?;
+        let title = "A Service in a guest cluster";
+        let guest = tour.step("guest cluster", title, guest::run(host, guest, binary)).await?;
 
-        announce(9, "What to try next", "as long as you like");
-        say_what_next(bed, &standby, &world.scene)?;
-        Ok(Self { operator: standby, world, _announcer: announcer, _balancer: balancer })
+        let title = "An address of a DHCP server";
+        let lan = match obstacle(&lan::PROGRAMS).await? {
+            None => Some(tour.step("DHCP", title, lan::run(host, &mut world, binary)).await?),
+            Some(why) => {
+                tour.skip("DHCP", title, &why);
+                None
+            }
+        };
+
+        let title = "A credential is renewed while a client uses it (about 15 seconds)";
+        tour.step("credential", title, renewal::run(host)).await?;
+
+        let title = "kill -9 the leader: the standby takes over";
+        let operator = tour.step("failover", title, fail_over(host, &mut world, operators)).await?;
+
+        Ok(Self {
+            operator,
+            world,
+            _lan: lan,
+            _guest: guest,
+            _announcer: announcer,
+            _balancer: balancer,
+        })
+    }
+
+    /// Commands to look around with, while everything runs. They use a file of variables.
+    pub(crate) fn what_next(&self, host: &Bed, guest: &Bed) -> Result<String> {
+        let kubectl = host.programs().path("kubectl");
+        let dir = kubectl.parent().unwrap_or(kubectl).display();
+        let (of_host, of_guest) = (host.kubeconfig().display(), guest.kubeconfig().display());
+        let env = host.dir().join("env");
+        let variables =
+            format!("export KUBECONFIG={of_host} GUEST={of_guest}\nexport PATH=\"{dir}:$PATH\"\n");
+        std::fs::write(&env, variables)?;
+        let holder = self.world.scene.holders("tiny").first().map(|holder| holder.key.clone());
+        let holder = holder.context("no address of the pool tiny is in use")?;
+        let lines = [
+            (format!(". {}", env.display()), "kubectl, and the kubeconfigs of both clusters"),
+            ("kubectl get pool,lb,dhcpl,rotation -A".to_owned(), ""),
+            ("kubectl -n demo describe lb missing-pool".to_owned(), "its condition and its Events"),
+            (
+                format!("kubectl -n demo delete lb {}", holder.trim_start_matches("demo/")),
+                "the next that waits gets its address",
+            ),
+            (
+                "kubectl --kubeconfig $GUEST expose pod web --name my --port 80 --type LoadBalancer"
+                    .to_owned(),
+                "",
+            ),
+            ("kubectl --kubeconfig $GUEST get service".to_owned(), ""),
+            (format!("curl -s http://{}/metrics | grep hgo_", self.operator.http), ""),
+        ];
+        Ok(next("Try next, in another terminal", &lines))
     }
 
     /// Prints changes; ends only when the operator ends.
     pub(crate) async fn stay(&mut self) -> Result<()> {
-        println!("\nRunning until Ctrl-C. What changes from here on is printed below.");
+        println!("Running until Ctrl-C. What changes from here on is printed below.");
         let mut changes = Changes::from_here(&self.world.scene);
         let mut look = interval(Duration::from_secs(1));
         loop {
@@ -100,28 +158,33 @@ impl Stage {
     }
 }
 
-/// Starts two and returns the leader first. The API server calls both for admission through a
+/// Starts two, of which the first one leads. The API server calls both for admission through a
 /// balancer, which stands for the Service of a cluster.
 async fn start_operators(
     bed: &Bed,
     binary: &Path,
     balancer: &Balancer,
-) -> Result<(Operator, Operator)> {
+) -> Result<([Operator; 2], String)> {
+    let begun = Instant::now();
     install(bed).await?;
     install_kubevirt(bed).await?;
+    install_credentials(bed).await?;
     world::watchable(&bed.admin()).await?;
     println!("      applied: crds, config/rbac, and KubeVirt's kinds without KubeVirt");
+    let credentials = ["--credential-namespaces", "default"].map(str::to_owned);
+    let options = [credentials, agent_template()?].concat();
     let start = |identity: &str| Start {
         // Set here so that the user's environment variables do not override it.
         lease: Some(LEASE.to_owned()),
         log: Some("info".to_owned()),
         identity: Some(identity.to_owned()),
         admission: Some(format!("https://{}", balancer.address())),
+        options: options.clone(),
         ..Start::default()
     };
-    let leader = Operator::start(bed, binary, start("operator-a")).await?;
+    let leader = Operator::start(bed, binary, start(IDENTITIES[0])).await?;
     leader.leads().await?;
-    let standby = Operator::start(bed, binary, start("operator-b")).await?;
+    let standby = Operator::start(bed, binary, start(IDENTITIES[1])).await?;
     standby.ready().await?;
     for operator in [&leader, &standby] {
         balancer.add(operator.admission.context("admission does not listen")?, operator.http);
@@ -134,14 +197,15 @@ async fn start_operators(
     let leads = [leader.metric("hgo_leader", &[]).await?, standby.metric("hgo_leader", &[]).await?];
     ensure!(leads[0] > 0.5 && leads[1] < 0.5, "hgo_leader of a and b: {leads:?}");
     let holder = holder(bed).await?;
-    ensure!(holder == "operator-a", "the Lease is held by {holder:?}");
+    ensure!(holder == IDENTITIES[0], "the Lease is held by {holder:?}");
     println!(
         "      operator-a (process {}) leads, operator-b (process {}) stands by; both answer for \
          admission",
         leader.process.pid(),
         standby.process.pid()
     );
-    Ok((leader, standby))
+    let took = begun.elapsed().as_millis();
+    Ok(([leader, standby], format!("installed, one leads and one stands by after {took} ms")))
 }
 
 async fn holder(bed: &Bed) -> Result<String> {
@@ -150,7 +214,7 @@ async fn holder(bed: &Bed) -> Result<String> {
     bed.kubectl(&["-n", namespace, "get", "lease", name, "-o", path]).await
 }
 
-async fn show_samples(bed: &Bed, world: &mut World) -> Result<()> {
+async fn show_samples(bed: &Bed, world: &mut World) -> Result<((), String)> {
     println!("      MS: from seeing the LoadBalancer to seeing its address, in milliseconds\n");
     let mut table = Table::new();
     let start = Instant::now();
@@ -166,11 +230,10 @@ async fn show_samples(bed: &Bed, world: &mut World) -> Result<()> {
     as_expected(&world.scene).map_err(anyhow::Error::msg)?;
     table.finish(&world.scene);
     let (with, all) = (world.scene.addresses().len(), world.scene.balancers.len());
-    println!(
-        "\n      {with} of {all} have an address, the others a reason why not, {took} ms after the \
-         start of kubectl"
-    );
-    Ok(())
+    let seen =
+        format!("{with} of {all} LoadBalancers have an address, the others a reason why not");
+    println!("\n      {seen}, {took} ms after the start of kubectl");
+    Ok(((), seen))
 }
 
 /// kubectl's output for a pool of this range. Empty: the pool is accepted.
@@ -184,14 +247,14 @@ async fn refusal(bed: &Bed, range: &str) -> String {
     said.err().map(|error| error.to_string()).unwrap_or_default()
 }
 
-async fn show_refusal(bed: &Bed) -> Result<()> {
+async fn show_refusal(bed: &Bed) -> Result<((), String)> {
     let said = refusal(bed, OVERLAPPING).await;
     let at = said.find(REFUSED).with_context(|| format!("it was not refused: {said:?}"))?;
     let once = said.matches("spec.ranges[0]: ").count() == 1;
     ensure!(once && said.contains("IPPool global"), "it was refused for something else: {said}");
     println!("      a pool of 10.20.0.128/25, while the global one goes up to 10.20.0.200:");
     println!("      {}", said.get(at..).unwrap_or_default().trim());
-    Ok(())
+    Ok(((), "a pool that overlaps another one is refused, with the reason".to_owned()))
 }
 
 /// Checks that every sample has its final state; the error is the first difference.
@@ -229,7 +292,7 @@ fn waiters(scene: &Scene) -> Vec<String> {
     waiting.map(|lb| lb.key.clone()).collect()
 }
 
-async fn free_one(bed: &Bed, world: &mut World) -> Result<()> {
+async fn free_one(bed: &Bed, world: &mut World) -> Result<((), String)> {
     let oldest = waiters(&world.scene).pop().context("no LoadBalancer waits")?;
     let holder = world.scene.holders("tiny").first().copied().cloned().context("no holder")?;
     let freed = holder.address.context("no address to free")?;
@@ -257,15 +320,26 @@ async fn free_one(bed: &Bed, world: &mut World) -> Result<()> {
     println!(
         "      {oldest} got {address} {took} ms after the deletion was sent; {late} still waits"
     );
-    Ok(())
+    Ok(((), format!("{oldest}, which waited longest, gets {address} after {took} ms")))
 }
 
+/// Kills the leader and returns the other one. On a busy machine it may have become the leader
+/// before.
 async fn fail_over(
     bed: &Bed,
     world: &mut World,
-    mut leader: Operator,
-    standby: &Operator,
-) -> Result<()> {
+    operators: [Operator; 2],
+) -> Result<(Operator, String)> {
+    let leads = eventually(PATIENCE, "leader", async || {
+        let holder = holder(bed).await.map_err(|error| format!("{error:#}"))?;
+        let leads = IDENTITIES.iter().position(|identity| *identity == holder);
+        leads.map(Some).ok_or_else(|| format!("the Lease is held by {holder:?}"))
+    })
+    .await?;
+    let [first, second] = operators;
+    let (mut leader, standby) = if leads == 0 { (first, second) } else { (second, first) };
+    let (former, next) = (IDENTITIES[leads], IDENTITIES[1 - leads]);
+    println!("      {former} leads: its process {} is killed", leader.process.pid());
     let before = owned(&world.scene);
     let start = Instant::now();
     leader.process.kill9()?;
@@ -286,14 +360,18 @@ async fn fail_over(
     })
     .await?;
     let holder = holder(bed).await?;
-    ensure!(holder == "operator-b", "the Lease is held by {holder:?}");
-    println!("      operator-b gave {key} {address} {took} ms after the kill");
+    ensure!(holder == next, "the Lease is held by {holder:?}");
+    println!("      {next} gave {key} {address} {took} ms after the kill");
 
     let mut after = owned(&world.scene);
     after.remove(&key);
     ensure!(after == before, "addresses have moved: {before:?} became {after:?}");
-    println!("      checked: the {} addresses given before are where they were", before.len());
-    Ok(())
+    let count = before.len();
+    println!("      checked: the {count} addresses given before are where they were");
+    Ok((
+        standby,
+        format!("an address {took} ms after kill -9; {count} others stay where they were"),
+    ))
 }
 
 fn owned(scene: &Scene) -> BTreeMap<String, String> {
@@ -301,24 +379,24 @@ fn owned(scene: &Scene) -> BTreeMap<String, String> {
     all.map(|(key, address)| (key.to_owned(), address.to_owned())).collect()
 }
 
-fn say_what_next(bed: &Bed, operator: &Operator, scene: &Scene) -> Result<()> {
-    let samples = folder("config/samples")?;
-    println!("      export KUBECONFIG={}", bed.kubeconfig().display());
-    let kubectl = bed.programs().path("kubectl");
-    let dir = kubectl.parent().unwrap_or(kubectl).display();
-    println!("      export PATH=\"{dir}:$PATH\"    # kubectl is there");
-    println!("      kubectl get lb,pool -A");
-    println!("      kubectl describe pool tiny");
-    println!("      kubectl -n demo get vmi,svc,endpointslices");
-    println!("      kubectl -n demo describe lb missing-pool    # its condition and its Events");
-    println!("      curl -s http://{}/metrics | grep hgo_", operator.http);
-    println!("      # Another LoadBalancer:");
-    println!(
-        "      sed s/dev-default-web/mine/ {samples}/20-loadbalancer-guest.yaml | kubectl apply -f -"
-    );
-    if let Some(holder) = scene.holders("tiny").first() {
-        println!("      # An address for demo/{LATE}, which still waits:");
-        println!("      kubectl -n demo delete lb {}", holder.key.trim_start_matches("demo/"));
-    }
-    Ok(())
+/// What to do after a demo that ends by itself.
+pub(crate) fn what_next_without_it() -> String {
+    let lines = [
+        ("make demo", "without DEMO_ONCE: it stays, with kubectl for both clusters"),
+        ("docs/install.md", "the chart, and what it needs"),
+        ("docs/take-over.md", "on a Harvester: from the Go controller to this one, and back"),
+        ("docs/README.md", "all pages"),
+    ];
+    next("Next", &lines.map(|(what, why)| (what.to_owned(), why)))
+}
+
+/// A heading and its lines, each with a comment or none.
+fn next(heading: &str, lines: &[(String, &str)]) -> String {
+    let explained = lines.iter().filter(|(_, why)| !why.is_empty());
+    let width = explained.map(|(what, _)| what.len()).max().unwrap_or_default();
+    let line = |(what, why): &(String, &str)| match *why {
+        "" => format!("  {what}\n"),
+        why => format!("  {what:<width$}  # {why}\n"),
+    };
+    format!("\n{heading}:\n") + &lines.iter().map(line).collect::<String>()
 }

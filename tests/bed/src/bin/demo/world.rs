@@ -11,12 +11,12 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use crate::PATIENCE;
 use crate::objects::{Balancer, Pool, all_balancers, pools};
 use crate::scene::{News, Scene};
 
 /// Watch timeout; less than the silence that ends the client's calls.
 const WATCH_SECONDS: u32 = 25;
-const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The scene, kept up to date by two watches that end when it is dropped.
