@@ -72,14 +72,14 @@ fn a_token_is_exchanged_beside_the_old_one_or_without_it() {
     assert!(was.previous().is_none() && was.beside().is_empty());
     assert!(was.without_previous().unwrap().is_none());
 
-    let both = read(&was.with(&token("token-bbbbb:two"), true).unwrap()).unwrap();
+    let both = read(&was.with(&token("token-bbbbb:two"), true, None).unwrap()).unwrap();
     assert_eq!(both.token().unwrap().unwrap().reveal(), "token-bbbbb:two");
     assert_eq!(both.previous().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
     assert_eq!(both.beside(), [token("kubeconfig-u-abcde12345:one").hash()]);
 
     let one = read(&both.without_previous().unwrap().unwrap()).unwrap();
     assert!(one.previous().is_none());
-    let same = read(&was.with(&token("token-bbbbb:two"), false).unwrap()).unwrap();
+    let same = read(&was.with(&token("token-bbbbb:two"), false, None).unwrap()).unwrap();
     for alone in [&one, &same] {
         assert_eq!(alone.token().unwrap().unwrap().reveal(), "token-bbbbb:two");
         assert!(alone.beside().is_empty());

@@ -15,6 +15,8 @@ use super::world::{Kind, Token, Who, World, rfc3339};
 const REVIEW: [&str; 4] = ["apis", "authentication.k8s.io", "v1", "selfsubjectreviews"];
 const EXT: [&str; 3] = ["apis", "ext.cattle.io", "v1"];
 pub(super) const NAMESPACE: &str = "cattle-global-data";
+/// User name of every ServiceAccount.
+pub(super) const ACCOUNT: &str = "system:serviceaccount:cattle-global-data:operator";
 
 impl World {
     /// Answers a request.
@@ -32,6 +34,12 @@ impl World {
             ["k8s", "clusters", id, ref rest @ ..] if id != "local" => {
                 self.downstream(&who, request, id, rest)
             }
+            // A ServiceAccount may do there what a Role says, and nothing else.
+            ["k8s", "clusters", "local", "api", "v1", "namespaces", NAMESPACE, "secrets", name]
+                if self.is_account_for(request.authorization.as_deref(), name) =>
+            {
+                self.secrets_api(ACCOUNT, request, &[name])
+            }
             ["k8s", "clusters", "local", ref rest @ ..] => {
                 let user = self.user_in(&who, "local");
                 self.local(&who, user, request, rest)
@@ -41,6 +49,12 @@ impl World {
                 self.local(&who, user, request, rest)
             }
         }
+    }
+
+    /// Whether the caller is a ServiceAccount that may get and patch this Secret.
+    fn is_account_for(&self, authorization: Option<&str>, name: &str) -> bool {
+        let token = authorization.and_then(|words| words.strip_prefix("Bearer "));
+        token.and_then(|token| self.accounts.get(token)).is_some_and(|secret| secret == name)
     }
 
     /// Answers for the server's own Kubernetes API.
