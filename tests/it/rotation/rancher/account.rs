@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::TokenRotation;
+use harvester_guest_operator::domain::credentials::rancher_secret::checksum;
 use k8s_openapi::ByteString;
+use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -16,10 +18,11 @@ use testbed::rancher::Version;
 use testbed::{Proxy, Start, eventually};
 
 use super::super::fixture::{NAME, start};
+use super::secret::{refused, run};
 use super::trouble::cut_after;
-use super::{OVERLAP, Site};
+use super::{MINTER, OVERLAP, Site};
 use crate::crash;
-use crate::support::{LATER, SOON};
+use crate::support::{Cluster, LATER, SOON};
 
 /// Rights of Rancher's node driver in another namespace than the account's.
 const DRIVER: &str = include_str!("driver.yaml");
@@ -105,10 +108,11 @@ async fn its_token_takes_the_place_of_ranchers_and_is_renewed_without_a_gap() ->
         let config = site.config()?;
         let cluster = &config["clusters"][0]["cluster"];
         let authority = ByteString(site.cluster.bed.ca_pem().as_bytes().to_vec());
-        let authority: String = serde_json::from_value(json!(authority))?;
-        let pem = |text: &Value| text.as_str().map(str::to_owned).unwrap_or_default();
         ensure!(cluster["server"] == site.cluster.bed.url(), "{cluster}");
-        ensure!(!pem(&cluster["certificate-authority-data"]).is_empty() && !authority.is_empty());
+        // The encoded text differs in line breaks at most.
+        let found: ByteString = serde_json::from_value(cluster["certificate-authority-data"].clone())?;
+        let lines = |text: &[u8]| String::from_utf8_lossy(text).replace('\n', "");
+        ensure!(lines(&found.0).contains(&lines(&authority.0)[27..200]), "another authority");
         ensure!(config["clusters"].as_array().map(Vec::len) == Some(1), "{}", config["clusters"]);
         ensure!(config["contexts"].as_array().map(Vec::len) == Some(1), "{}", config["contexts"]);
         ensure!(config["users"][1]["user"]["token"] == ranchers, "Rancher's token is not beside it");
@@ -139,7 +143,8 @@ async fn its_token_takes_the_place_of_ranchers_and_is_renewed_without_a_gap() ->
         let status = site.cluster.status().await?;
         let now = site.there.now() / 1000 - 3600;
         let ends = status.expires_at.clone().unwrap_or_default();
-        ensure!(ends.parse::<jiff::Timestamp>()?.as_second() < now + 660, "{ends}");
+        let ends = chrono::DateTime::parse_from_rfc3339(&ends)?.timestamp();
+        ensure!(ends < now + 660, "it ends {} s from now", ends - now);
         println!("{version:?}: {uses} uses, none refused");
     }
     Ok(())
@@ -261,7 +266,7 @@ async fn a_deletion_revokes_here_whatever_rancher_does() -> Result<()> {
     site.account(&[revoke.clone(), long.clone()]).await?;
     cluster.published(1).await?;
     let token = site.published()?;
-    cluster.guest_secrets().delete(super::MINTER, &DeleteParams::default()).await?;
+    cluster.guest_secrets().delete(MINTER, &DeleteParams::default()).await?;
     cluster.reason("Ready", "TargetUnreadable").await?;
     cluster.gone().await?;
     cluster.refused(&token).await?;
@@ -357,7 +362,113 @@ async fn it_survives_a_crash_after_each_write() -> Result<()> {
     Ok(())
 }
 
-/// Watch and rotation of the same cloud credential by other TokenRotations.
+/// One command prints the account with its rights, and the TokenRotation.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_command_puts_an_account_behind_a_cloud_credential() -> Result<()> {
+    let site = Site::new(Version::V2_15).await?;
+    let cluster = &site.cluster;
+    cluster.guest_secrets().delete(MINTER, &DeleteParams::default()).await?;
+    let key = site.there.api_key(&site.user, 0, "by hand");
+    let (sum, here) = (checksum(site.there.ca_pem()), cluster.bed.url());
+    let rancher = ["--url", site.there.url(), "--ca-checksum", &sum, "--namespace", "default"];
+    let with = |more: &[&'static str]| [&rancher[..], more].concat();
+    let named = [&rancher[..], &["--cloud-credential", &site.cc, "--server", here]].concat();
+    let full = [&named[..], &["--vm-namespace", "kube-public"]].concat();
+
+    site.there.reset();
+    for (args, words) in [
+        (with(&["--server", "https://10.0.0.1"]), ["--cloud-credential", "required"]),
+        (with(&["--cloud-credential", "CC"]), ["--cloud-credential \"CC\": must be", "--server"]),
+        (named.clone(), ["--vm-namespace: must be given", "--service-account must name"]),
+        (
+            [&full[..], &["--service-account", "robot"]].concat(),
+            ["--vm-namespace", "leave one of the two out"],
+        ),
+        ([&named[..], &["--service-account", "A"]].concat(), ["--service-account \"A\"", "must be"]),
+        ([&named[..], &["--vm-namespace", "a.b"]].concat(), ["--vm-namespace \"a.b\"", "must be"]),
+    ] {
+        refused(&args, &key, &words).await?;
+    }
+    ensure!(site.there.calls().is_empty(), "{:#?}", site.there.calls());
+    let other = [&rancher[..], &["--cloud-credential", "cc-other", "--server", here]].concat();
+    let other = [&other[..], &["--vm-namespace", "kube-public"]].concat();
+    refused(&other, &key, &["--cloud-credential \"cc-other\""]).await?;
+    let dead = format!("{}x", key);
+    refused(&full, &dead, &["the API key is not accepted"]).await?;
+
+    // What it prints is all that there is to do, but the chart's values.
+    let before = site.published()?;
+    let ran = run(&full, &key).await?;
+    ensure!(ran.ok, "{}", ran.said);
+    let account = format!("ServiceAccount default/{}", site.cc);
+    let rotation = format!("TokenRotation default/{}", site.cc);
+    let values = format!("{{name: default, serviceAccounts: [{}]}}", site.cc);
+    for words in ["printed: Secret default/rancher", &account, &rotation, "next: ", &values] {
+        ensure!(ran.said.contains(words), "{words:?} is not in {}", ran.said);
+    }
+    cluster.bed.dry_run(&ran.out).await?;
+    ensure!(site.published()? == before, "a dry run has changed it");
+    cluster.bed.apply_yaml(&ran.out).await?;
+    let operator = cluster.standby(start()).await?;
+    operator.leads().await?;
+    let rotations = cluster.rotations();
+    eventually(LATER, "the account's token", async || {
+        let status = rotations.get(&site.cc).await?.status.unwrap_or_default();
+        let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready");
+        let is_ready = ready.is_some_and(|ready| ready.reason.as_deref() == Some("Current"));
+        let is_ours = status.current.as_ref().is_some_and(|current| current.ours);
+        if is_ready && is_ours { Ok(true) } else { Err(anyhow::anyhow!("{status:#?}")) }
+    })
+    .await?;
+    let token = site.published()?;
+    // The node driver's rights, in that namespace; to read what a configuration names, everywhere.
+    for (verb, resource, namespace, wanted) in [
+        ("create", "virtualmachines.kubevirt.io", "kube-public", true),
+        ("create", "virtualmachines.kubevirt.io", "default", false),
+        ("create", "secrets", "kube-public", true),
+        ("get", "secrets", "kube-public", false),
+        ("get", "virtualmachineimages.harvesterhci.io", "default", true),
+        ("list", "virtualmachineimages.harvesterhci.io", "default", false),
+        ("get", "settings.harvesterhci.io/server-version", "", true),
+        ("get", "settings.harvesterhci.io/ssl-certificates", "", false),
+    ] {
+        let may = may(cluster, &token, (verb, resource, namespace)).await?;
+        ensure!(may == wanted, "{verb} {resource} in {namespace:?}: {may}");
+    }
+    // The API key ends, so it is renewed.
+    let renewed = rotations.get("rancher-api-key").await?.spec;
+    ensure!(renewed.target.secret.is_some_and(|secret| secret.name == MINTER));
+    // The same call changes nothing.
+    cluster.bed.apply_yaml(&run(&full, &key).await?.out).await?;
+
+    // An existing account, and a key of an account: no rights are printed, and no renewal.
+    let args = [&named[..], &["--service-account", NAME]].concat();
+    let ran = run(&args, &site.there.account_key(&site.cc)).await?;
+    ensure!(ran.ok, "{}", ran.said);
+    let kinds: Vec<Value> = serde_saphyr::from_multiple(&ran.out)?;
+    let kinds: Vec<&str> = kinds.iter().filter_map(|one| one["kind"].as_str()).collect();
+    ensure!(kinds == ["Secret", "TokenRotation"], "{kinds:?}");
+    Ok(())
+}
+
+/// Whether the bearer of a token may do this. The resource is `RESOURCE[.GROUP][/NAME]`.
+async fn may(
+    cluster: &Cluster,
+    token: &str,
+    (verb, resource, namespace): (&str, &str, &str),
+) -> Result<bool> {
+    let (resource, name) = resource.split_once('/').unwrap_or((resource, ""));
+    let (resource, group) = resource.split_once('.').unwrap_or((resource, ""));
+    let review = json!({"metadata": {}, "spec": {"resourceAttributes": {
+        "verb": verb, "group": group, "resource": resource, "name": name, "namespace": namespace,
+    }}});
+    let review: SelfSubjectAccessReview = serde_json::from_value(review)?;
+    let reviews = Api::all(cluster.bed.client_for(token).await?);
+    let answer: SelfSubjectAccessReview = reviews.create(&PostParams::default(), &review).await?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
+}
+
+/// Another TokenRotation of the same cloud credential, and another server.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_for_one_credential_the_older_goes_first() -> Result<()> {
     let site = Site::with_account(Version::V2_14).await?;
