@@ -64,11 +64,11 @@ impl ApiServer {
                     return Ok(Rights::Enough);
                 }
             }
-            Ok(Rights::Lacking(lacking.account_lacks(account)))
+            Ok::<_, Error>(Rights::Lacking(lacking.account_lacks(account)))
         };
         match timeout(ASKED_WITHIN, asked).await {
             Ok(Ok(rights)) => rights,
-            Ok(Err(error)) => Rights::Unknown(Error::to_string(&error)),
+            Ok(Err(error)) => Rights::Unknown(error.to_string()),
             Err(_) => Rights::Unknown(format!("not within {} s", ASKED_WITHIN.as_secs())),
         }
     }

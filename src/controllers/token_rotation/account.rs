@@ -36,6 +36,12 @@ impl Run<'_> {
         self.side.is_some() && of(&self.rotation).is_none()
     }
 
+    /// Message that the account is missing.
+    pub(super) fn no_account(&self) -> String {
+        let account = of(&self.rotation).cloned().unwrap_or_default().service_account_name;
+        format!("spec.source: there is no ServiceAccount {}/{account}: make it", self.namespace())
+    }
+
     /// Server of this cluster that a cloud credential is to lead to. `None`: the target stays with
     /// its own server.
     pub(super) fn own_server(&self) -> Option<Reach> {

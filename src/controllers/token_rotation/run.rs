@@ -200,6 +200,10 @@ impl Run<'_> {
                     self.take(Some(hand));
                     self.existing.push(name);
                 }
+                Err(CallError::NotFound) => {
+                    let why = self.no_account();
+                    self.failed(Step::Mint, &name, &why).await?;
+                }
                 Err(error) => self.fail(Step::Mint, &name, error).await?,
             },
             Act::Verify if self.is_by_rancher() => self.verify_there().await?,

@@ -114,14 +114,15 @@ impl Behind<'_> {
                 "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
             })
         };
-        let binding = format!("{DRIVER}:{name}");
+        // Accounts of two namespaces may have the same name.
+        let [driver, reader] = [DRIVER, READER].map(|role| format!("{role}:{namespace}:{name}"));
         vec![
             json!({"apiVersion": "v1", "kind": "ServiceAccount",
                 "metadata": {"name": name, "namespace": namespace}}),
             role(DRIVER, rules(&RIGHTS)),
             role(READER, rules(&READS)),
-            bound("RoleBinding", json!({"name": binding, "namespace": machines}), DRIVER),
-            bound("ClusterRoleBinding", json!({"name": format!("{READER}:{name}")}), READER),
+            bound("RoleBinding", json!({"name": driver, "namespace": machines}), DRIVER),
+            bound("ClusterRoleBinding", json!({"name": reader}), READER),
         ]
     }
 
@@ -186,16 +187,17 @@ impl Behind<'_> {
 
 /// Rules of a role with these rights: one for each resource.
 fn rules(rights: &[Right]) -> Vec<Value> {
-    let mut verbs: BTreeMap<_, Vec<&str>> = BTreeMap::new();
+    let mut verbs: BTreeMap<(&str, &str, Option<&str>), Vec<&str>> = BTreeMap::new();
     for right in rights {
         verbs.entry((right.group, right.resource, right.name)).or_default().push(right.verb);
     }
-    let rule = |((group, resource, name), verbs): (_, Vec<&str>)| {
+    let mut rules = Vec::new();
+    for ((group, resource, name), verbs) in verbs {
         let mut rule = json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
         if let Some(name) = name {
             rule["resourceNames"] = json!([name]);
         }
-        rule
-    };
-    verbs.into_iter().map(rule).collect()
+        rules.push(rule);
+    }
+    rules
 }

@@ -35,10 +35,15 @@ impl World {
                 self.downstream(&who, request, id, rest)
             }
             // A ServiceAccount may do there what a Role says, and nothing else.
-            ["k8s", "clusters", "local", "api", "v1", "namespaces", NAMESPACE, "secrets", name]
-                if self.is_account_for(request.authorization.as_deref(), name) =>
-            {
-                self.secrets_api(ACCOUNT, request, &[name])
+            ["k8s", "clusters", "local", ref rest @ ..] if self.secret_of(request).is_some() => {
+                match (rest, self.secret_of(request)) {
+                    (["api", "v1", "namespaces", NAMESPACE, "secrets", name], Some(secret))
+                        if *name == secret =>
+                    {
+                        self.secrets_api(ACCOUNT, request, &[name])
+                    }
+                    _ => kubernetes(403, "Forbidden", &format!("User \"{ACCOUNT}\" is forbidden")),
+                }
             }
             ["k8s", "clusters", "local", ref rest @ ..] => {
                 let user = self.user_in(&who, "local");
@@ -51,10 +56,10 @@ impl World {
         }
     }
 
-    /// Whether the caller is a ServiceAccount that may get and patch this Secret.
-    fn is_account_for(&self, authorization: Option<&str>, name: &str) -> bool {
-        let token = authorization.and_then(|words| words.strip_prefix("Bearer "));
-        token.and_then(|token| self.accounts.get(token)).is_some_and(|secret| secret == name)
+    /// Secret that the caller may get and patch, if it is a ServiceAccount.
+    fn secret_of(&self, request: &Request) -> Option<String> {
+        let token = request.authorization.as_deref()?.strip_prefix("Bearer ")?;
+        self.accounts.get(token).cloned()
     }
 
     /// Answers for the server's own Kubernetes API.

@@ -221,7 +221,7 @@ async fn what_would_not_work_for_the_driver_is_not_published() -> Result<()> {
     // The account is missing.
     let source = json!({"serviceAccountToken": {"serviceAccountName": "missing"}});
     site.account(&[("source", source)]).await?;
-    said("MintFailed", &["serviceaccounts \"missing\" not found"]).await?;
+    said("MintFailed", &["there is no ServiceAccount default/missing"]).await?;
     cluster.gone().await?;
     ensure!(site.there.content(&site.cc) == before, "it was written");
     ensure!(cluster.bonds().await?.is_empty(), "{:?}", cluster.bonds().await?);
@@ -302,7 +302,7 @@ async fn a_deleted_account_is_named_and_a_new_one_is_used() -> Result<()> {
     cluster.refused(&token).await?;
     cluster.annotate("rotate", "1").await?;
     let said = cluster.reason("Ready", "MintFailed").await?;
-    ensure!(said.contains("serviceaccounts \"guest\" not found"), "{said}");
+    ensure!(said.contains("there is no ServiceAccount default/guest"), "{said}");
     let account = serde_json::from_value(json!({"metadata": {"name": NAME}}))?;
     accounts.create(&PostParams::default(), &account).await?;
     site.rotated("1").await?;
