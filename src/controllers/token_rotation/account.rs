@@ -4,9 +4,9 @@
 //! this cluster's own authority if the spec names it; a Rancher that does not answer hinders no
 //! revocation that needs no answer of it.
 
+use super::InHand;
 use super::act::TRIED_WITHIN;
 use super::run::Run;
-use super::InHand;
 use crate::api::{ServiceAccountToken, TokenRotation};
 use crate::domain::credentials::kubeconfig::Reach;
 use crate::domain::credentials::rotation::{Hand, Step, Unknown, status};

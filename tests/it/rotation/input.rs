@@ -225,19 +225,31 @@ fn lacking() -> Vec<(Value, [&'static str; 2])> {
         (behind(&account, ""), ["spec.target.cloudCredential.server", "at least 9"]),
         (
             cut(behind(&account, here), "/target/cloudCredential", "server"),
-            ["spec.target.cloudCredential.server: must be the URL", "does not accept a ServiceAccount's token"],
+            [
+                "spec.target.cloudCredential.server: must be the URL",
+                "does not accept a ServiceAccount's token",
+            ],
         ),
         (
             cut(behind(&stored_account, here), "/target/cloudCredential", "server"),
-            ["spec.target.cloudCredential.server: must be the URL", "does not accept a ServiceAccount's token"],
+            [
+                "spec.target.cloudCredential.server: must be the URL",
+                "does not accept a ServiceAccount's token",
+            ],
         ),
         (
             behind(&json!({"rancherToken": {}}), here),
-            ["spec.target.cloudCredential.server: it is about a ServiceAccount's token", "remove it"],
+            [
+                "spec.target.cloudCredential.server: it is about a ServiceAccount's token",
+                "remove it",
+            ],
         ),
         (
             cut(behind(&account, here), "", "source"),
-            ["spec.target.cloudCredential.server: it is about a ServiceAccount's token", "remove it"],
+            [
+                "spec.target.cloudCredential.server: it is about a ServiceAccount's token",
+                "remove it",
+            ],
         ),
         (
             cut(behind(&account, here), "", "rancher"),
@@ -344,7 +356,10 @@ fn changes() -> Vec<(Value, Value, &'static str)> {
             url,
         ),
         (
-            behind(&json!({"serviceAccountToken": {"serviceAccountName": "guest"}}), "https://10.0.0.1"),
+            behind(
+                &json!({"serviceAccountToken": {"serviceAccountName": "guest"}}),
+                "https://10.0.0.1",
+            ),
             json!({"target": {"cloudCredential": {"server": "https://10.0.0.2"}}}),
             "spec.target is immutable",
         ),

@@ -169,9 +169,9 @@ impl Kubeconfig {
             cluster["certificate-authority-data"] = json!(authority);
         }
         let mut users = vec![json!({"name": MADE, "user": {"token": token.reveal()}})];
-        users.extend(kept.map(|old| {
-            json!({"name": format!("{MADE}{PREVIOUS}"), "user": {"token": old.reveal()}})
-        }));
+        users.extend(kept.map(
+            |old| json!({"name": format!("{MADE}{PREVIOUS}"), "user": {"token": old.reveal()}}),
+        ));
         render(&json!({
             "apiVersion": "v1", "kind": "Config", "current-context": MADE,
             "clusters": [{"name": MADE, "cluster": cluster}],

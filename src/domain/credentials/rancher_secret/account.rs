@@ -105,9 +105,7 @@ impl Behind<'_> {
         let (group, namespace) = ("rbac.authorization.k8s.io", self.namespace);
         let version = format!("{group}/v1");
         let subjects = json!([{"kind": "ServiceAccount", "name": name, "namespace": namespace}]);
-        let role = |name: &str, rules: Vec<Value>| {
-            json!({"apiVersion": version, "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules})
-        };
+        let role = |name: &str, rules: Vec<Value>| json!({"apiVersion": version, "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules});
         let bound = |kind: &str, metadata: Value, role: &str| {
             json!({
                 "apiVersion": version, "kind": kind, "metadata": metadata, "subjects": subjects,

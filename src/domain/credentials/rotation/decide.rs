@@ -191,8 +191,7 @@ fn replace(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Opti
     if let Some(pending) = &record.pending {
         let hand = seen.hand.as_ref().filter(|hand| hand.name == pending.name);
         // The pending credential is obsolete, too, if the issuer now keeps the current one alive.
-        let is_obsolete =
-            record.is_kept_alive() && !record.is_asked() && !takes_over(plan, record);
+        let is_obsolete = record.is_kept_alive() && !record.is_asked() && !takes_over(plan, record);
         if plan.source.is_none() || is_obsolete {
             return Some(given_up(plan, record, seen.now));
         }

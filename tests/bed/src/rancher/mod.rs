@@ -340,7 +340,8 @@ impl Rancher {
     pub fn account_key(&self, cc: &str) -> String {
         self.shared.with(|world| {
             // The claims name the account and no end.
-            let claims = "eyJrdWJlcm5ldGVzLmlvIjp7InNlcnZpY2VhY2NvdW50Ijp7Im5hbWUiOiJvcGVyYXRvciJ9fX0";
+            let claims =
+                "eyJrdWJlcm5ldGVzLmlvIjp7InNlcnZpY2VhY2NvdW50Ijp7Im5hbWUiOiJvcGVyYXRvciJ9fX0";
             let token = format!("eyJhbGciOiJSUzI1NiJ9.{claims}.{}", world.name("signature-"));
             world.accounts.insert(token.clone(), cc.to_owned());
             token

@@ -79,7 +79,10 @@ impl Site {
     async fn one_account_token_is_left(&self) -> Result<()> {
         eventually(LATER, "a single token", async || {
             let status = self.cluster.status().await?;
-            ensure!(status.pending.is_none() && status.previous.is_empty(), "not at rest: {status:?}");
+            ensure!(
+                status.pending.is_none() && status.previous.is_empty(),
+                "not at rest: {status:?}"
+            );
             let current = status.current.context("none is current")?.name;
             let bonds = self.cluster.bonds().await?;
             ensure!(bonds == BTreeSet::from([current.clone()]), "{bonds:?}, not {current}");
@@ -110,12 +113,16 @@ async fn its_token_takes_the_place_of_ranchers_and_is_renewed_without_a_gap() ->
         let authority = ByteString(site.cluster.bed.ca_pem().as_bytes().to_vec());
         ensure!(cluster["server"] == site.cluster.bed.url(), "{cluster}");
         // The encoded text differs in line breaks at most.
-        let found: ByteString = serde_json::from_value(cluster["certificate-authority-data"].clone())?;
+        let found: ByteString =
+            serde_json::from_value(cluster["certificate-authority-data"].clone())?;
         let lines = |text: &[u8]| String::from_utf8_lossy(text).replace('\n', "");
         ensure!(lines(&found.0).contains(&lines(&authority.0)[27..200]), "another authority");
         ensure!(config["clusters"].as_array().map(Vec::len) == Some(1), "{}", config["clusters"]);
         ensure!(config["contexts"].as_array().map(Vec::len) == Some(1), "{}", config["contexts"]);
-        ensure!(config["users"][1]["user"]["token"] == ranchers, "Rancher's token is not beside it");
+        ensure!(
+            config["users"][1]["user"]["token"] == ranchers,
+            "Rancher's token is not beside it"
+        );
         let first = site.published()?;
         site.cluster.works(&first).await?;
 
@@ -204,8 +211,11 @@ async fn what_would_not_work_for_the_driver_is_not_published() -> Result<()> {
 
     // The account has no rights.
     site.account(&[]).await?;
-    said("VerifyFailed", &["ServiceAccount default/guest may not create virtualmachines.kubevirt.io"])
-        .await?;
+    said(
+        "VerifyFailed",
+        &["ServiceAccount default/guest may not create virtualmachines.kubevirt.io"],
+    )
+    .await?;
     cluster.gone().await?;
 
     // A server without a certificate of this cluster's authority gets no token.
@@ -314,7 +324,8 @@ async fn a_deleted_account_is_named_and_a_new_one_is_used() -> Result<()> {
 async fn it_survives_a_crash_after_each_write() -> Result<()> {
     let site = Site::with_account(Version::Main).await?;
     let proxy = Proxy::start(&site.cluster.bed).await?;
-    let via = || Start { via: Some((proxy.url().to_owned(), proxy.ca_pem().to_owned())), ..start() };
+    let via =
+        || Start { via: Some((proxy.url().to_owned(), proxy.ca_pem().to_owned())), ..start() };
     let mut operator = site.cluster.standby(via()).await?;
     operator.leads().await?;
     // The operator knows the proxy's authority as the cluster's own.
@@ -384,7 +395,10 @@ async fn one_command_puts_an_account_behind_a_cloud_credential() -> Result<()> {
             [&full[..], &["--service-account", "robot"]].concat(),
             ["--vm-namespace", "leave one of the two out"],
         ),
-        ([&named[..], &["--service-account", "A"]].concat(), ["--service-account \"A\"", "must be"]),
+        (
+            [&named[..], &["--service-account", "A"]].concat(),
+            ["--service-account \"A\"", "must be"],
+        ),
         ([&named[..], &["--vm-namespace", "a.b"]].concat(), ["--vm-namespace \"a.b\"", "must be"]),
     ] {
         refused(&args, &key, &words).await?;
@@ -485,7 +499,9 @@ async fn of_two_for_one_credential_the_older_goes_first() -> Result<()> {
         anyhow::Ok(ready.is_some_and(|ready| ready.reason.as_deref() == Some("SecondRotation")))
     })
     .await?;
-    let patch = Patch::Merge(json!({"spec": {"target": {"cloudCredential": {"server": "https://10.0.0.1"}}}}));
+    let patch = Patch::Merge(
+        json!({"spec": {"target": {"cloudCredential": {"server": "https://10.0.0.1"}}}}),
+    );
     let error = cluster.rotations().patch(NAME, &PatchParams::default(), &patch).await;
     let error = error.err().context("the server was changed")?.to_string();
     ensure!(error.contains("spec.target is immutable"), "{error}");

@@ -397,18 +397,10 @@ fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
     let plan = status::plan(&rotation);
     let term = Term { id: "kubeconfig-u-1".into(), expires: None, kept_alive: true };
     let held = Held { hash: "theirs".into(), term: Some(term), ..Held::default() };
-    let target = Target::There {
-        version: "1".into(),
-        holds: Some(held),
-        beside: Vec::new(),
-        kept: None,
-    };
-    let theirs = Current {
-        hash: "theirs".into(),
-        issued: DAY,
-        kept_alive: true,
-        ..Current::default()
-    };
+    let target =
+        Target::There { version: "1".into(), holds: Some(held), beside: Vec::new(), kept: None };
+    let theirs =
+        Current { hash: "theirs".into(), issued: DAY, kept_alive: true, ..Current::default() };
     let seen = Seen { now: 2 * DAY, target, existing: Some(Vec::new()), ..Seen::default() };
     let first = Record { current: Some(theirs), ..Record::default() };
     let Act::Write(Change::Named, named) = decide(&plan, &first, &seen) else {
