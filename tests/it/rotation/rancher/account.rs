@@ -408,7 +408,7 @@ async fn one_command_puts_an_account_behind_a_cloud_credential() -> Result<()> {
     let other = [&rancher[..], &["--cloud-credential", "cc-other", "--server", here]].concat();
     let other = [&other[..], &["--vm-namespace", "kube-public"]].concat();
     refused(&other, &key, &["--cloud-credential \"cc-other\""]).await?;
-    let dead = format!("{}x", key);
+    let dead = format!("{key}x");
     refused(&full, &dead, &["the API key is not accepted"]).await?;
 
     // What it prints is all that there is to do, but the chart's values.
