@@ -55,7 +55,7 @@ pub struct Target {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<SecretTarget>,
     /// Cloud credential of the Rancher in spec.rancher. The current user of its kubeconfig gets the
-    /// token.
+    /// token of that Rancher, or the kubeconfig is replaced by one with a ServiceAccount's token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_credential: Option<CloudCredentialTarget>,
     /// All cloud credentials for Harvester that the API key's user may see in the Rancher in
@@ -129,12 +129,20 @@ pub struct RancherToken {
 #[x_kube(
     validation = ("self.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
         "spec.target.cloudCredential.name: must be the name of its Secret in Rancher's namespace cattle-global-data, such as cc-abcde"),
+    validation = ("!has(self.server) || self.server.matches('^https://[^/@?# ]+/?$')",
+        "spec.target.cloudCredential.server: must be https:// and a host, perhaps with a port, and nothing behind it"),
 )]
 pub struct CloudCredentialTarget {
     /// Name of the credential's Secret in Rancher's namespace cattle-global-data, such as
     /// `cc-abcde`. The Secret must exist: it is never created.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
+    /// URL at which Rancher reaches this cluster's API server, such as `https://192.168.5.10:6443`:
+    /// Harvester's VIP. Required for a ServiceAccount's token, for which the kubeconfig is written
+    /// anew. This cluster's own authority must have signed the server's certificate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 9, max = 512))]
+    pub server: Option<String>,
 }
 
 /// Rancher server, and the API key for calls to it.

@@ -49,7 +49,7 @@ enum Command {
     /// it out.
     Takeover(Box<takeover::TakeoverArgs>),
     /// Tests an API key of a Rancher, read from standard input, and prints the Secret with which the
-    /// operator renews that user's cloud credentials.
+    /// operator renews that user's cloud credentials, or puts a ServiceAccount's token into one.
     RancherSecret(rancher_secret::RancherSecretArgs),
     /// Prints a report for maintainers: versions, pools, LoadBalancers that wait, last decisions.
     /// No secrets.

@@ -1,4 +1,5 @@
-//! The `rancher-secret` command: the Secret of a Rancher's API key, tried out and printed.
+//! The `rancher-secret` command: the Secret of a Rancher's API key, tried out and printed, and on
+//! request a ServiceAccount whose token goes behind a cloud credential.
 //!
 //! Invariants: the API key comes from standard input, goes to the Rancher at `--url` and to
 //! standard output, and nowhere else; it is sent only where a certificate has been checked; nothing
@@ -11,11 +12,14 @@ use anyhow::Context as _;
 use crate::domain::credentials::children::Listed;
 use crate::domain::credentials::guest_account::Refused;
 use crate::domain::credentials::rancher_secret::{
-    AUTHORITY, Order, authority, report, unknown_authority,
+    AUTHORITY, Behind, Order, authority, report, unknown_authority,
 };
+use crate::domain::credentials::rotation::Target;
 use crate::domain::credentials::token::Token;
 use crate::rancher::{Error, Issued, Issuer, Secret, shown};
 
+const NOT_ACCEPTED: &str = "standard input: the API key is not accepted: it must be one that has not ended, is enabled and \
+                            is not for one cluster only";
 /// More than an API key has.
 const LONGEST_KEY: u16 = 4096;
 
@@ -35,15 +39,45 @@ pub(super) struct RancherSecretArgs {
     /// The Secret's name.
     #[arg(long, default_value = "rancher")]
     name: String,
+    /// A cloud credential, such as cc-abcde, that gets a ServiceAccount's token instead of a
+    /// Rancher's. Prints the account, its rights and the TokenRotation as well.
+    #[arg(long, value_name = "NAME")]
+    cloud_credential: Option<String>,
+    /// With --cloud-credential: URL at which Rancher reaches this cluster, such as
+    /// https://192.168.5.10:6443.
+    #[arg(long, value_name = "URL", requires = "cloud_credential")]
+    server: Option<String>,
+    /// With --cloud-credential: namespace of the virtual machines, where the new ServiceAccount may
+    /// make them.
+    #[arg(long, value_name = "NAMESPACE", requires = "cloud_credential")]
+    vm_namespace: Option<String>,
+    /// With --cloud-credential: existing ServiceAccount in --namespace, in place of a new one.
+    #[arg(long, value_name = "NAME", requires = "cloud_credential")]
+    service_account: Option<String>,
+}
+
+impl RancherSecretArgs {
+    fn behind(&self) -> Option<Behind<'_>> {
+        Some(Behind {
+            credential: self.cloud_credential.as_deref()?,
+            server: self.server.as_deref(),
+            vm_namespace: self.vm_namespace.as_deref(),
+            account: self.service_account.as_deref(),
+            namespace: &self.namespace,
+            secret: &self.name,
+        })
+    }
 }
 
 /// Reads the key, tries it out, and prints the Secret.
 pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     let key = key()?;
-    let RancherSecretArgs { url, ca_checksum, namespace, name } = &args;
+    let RancherSecretArgs { url, ca_checksum, namespace, name, .. } = &args;
     let checksum = ca_checksum.as_deref();
     let order = Order { url, checksum, namespace, name, key: &key };
-    let faults = order.faults();
+    let behind = args.behind();
+    let mut faults = order.faults();
+    faults.extend(behind.iter().flat_map(Behind::faults));
     if !faults.is_empty() {
         return Err(Refused(faults).into());
     }
@@ -55,16 +89,45 @@ pub(super) async fn run(args: RancherSecretArgs) -> anyhow::Result<()> {
     let issuer = issuer.map_err(|why| refused(format!("--url {url:?}: {why}")))?;
     let known = match issuer.issued().await {
         Ok(known) => known,
+        // A key that may only write the cloud credential is good enough for that.
+        Err(Error::Unauthorized) if behind.is_some() => Issued::unlisted(),
         Err(error) => return Err(refused(why(&args, &error).await).into()),
     };
-    let said = tried(&issuer, &known, &key).await.map_err(|error| {
-        refused(format!("--url {url:?}: the API key works, and Rancher does not list: {error}"))
-    })?;
+    let mut said = Vec::new();
+    if let Some(behind) = &behind
+        && let Err(why) = reads(&issuer, &known, behind.credential).await
+    {
+        return Err(refused(why).into());
+    }
+    if !known.user.is_empty() {
+        said.push(tried(&issuer, &known, &key).await.map_err(|error| {
+            refused(format!("--url {url:?}: the API key works, and Rancher does not list: {error}"))
+        })?);
+    }
     let text = order.text(authority.as_deref());
+    let mut more = String::new();
+    if let Some(behind) = &behind {
+        let ends = issuer.life(&key, &known).await.is_ok_and(|life| life.says.expires.is_some());
+        more = behind.text(ends && !known.user.is_empty());
+        said.push(behind.report());
+    }
     let mut out = std::io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    written.context("write to standard output")?;
-    writeln!(std::io::stderr(), "{said}").context("write to standard error")
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.write_all(more.as_bytes()));
+    written.and_then(|()| out.flush()).context("write to standard output")?;
+    writeln!(std::io::stderr(), "{}", said.join("\n")).context("write to standard error")
+}
+
+/// Checks that the key may read the cloud credential, and that a token can be put into it.
+async fn reads(issuer: &Issuer, known: &Issued, credential: &str) -> Result<(), String> {
+    let option = format!("--cloud-credential {credential:?}");
+    match issuer.look(credential, known).await {
+        Ok(sight) => match sight.target {
+            Target::Unfit(why) => Err(format!("{option}: {why}")),
+            _ => Ok(()),
+        },
+        Err(Error::Unauthorized) => Err(NOT_ACCEPTED.to_owned()),
+        Err(error) => Err(format!("{option}: {error}")),
+    }
 }
 
 /// The API key from standard input.
@@ -98,9 +161,7 @@ async fn shown_authority(url: &str) -> anyhow::Result<String> {
 async fn why(args: &RancherSecretArgs, error: &Error) -> String {
     let url = &args.url;
     match error {
-        Error::Unauthorized => "standard input: the API key is not accepted: it must be one that has not ended, is enabled \
-                                and is not for one cluster only"
-            .to_owned(),
+        Error::Unauthorized => NOT_ACCEPTED.to_owned(),
         Error::Silent(_) if args.ca_checksum.is_none() => match shown(url, AUTHORITY).await {
             Ok(shown) if shown.contains("BEGIN CERTIFICATE") => unknown_authority(&shown),
             _ => format!("--url {url:?}: {error}"),

@@ -12,7 +12,7 @@ use chrono::DateTime;
 use http::header::DATE;
 use http_body_util::BodyExt as _;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview};
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::api::{ListParams, PostParams};
 use kube::client::Body;
 use kube::core::{PartialObjectMeta, Request, Status};
@@ -215,6 +215,13 @@ impl Credentials {
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
         let labelled = ListParams::default().labels(&format!("{LABEL_ROTATION}={rotation}"));
         let list = call(api.list_metadata(&labelled)).await?;
+        Ok(list.items.iter().map(kube::ResourceExt::name_any).collect())
+    }
+
+    /// Names of all namespaces.
+    pub async fn namespaces(&self) -> Result<Vec<String>, CallError> {
+        let api = Api::<Namespace>::all(self.client.clone());
+        let list = call(api.list_metadata(&ListParams::default())).await?;
         Ok(list.items.iter().map(kube::ResourceExt::name_any).collect())
     }
 

@@ -37,6 +37,10 @@ impl ApiServer {
         Endpoint::new(url, trust, name).map(Self)
     }
 
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.0
+    }
+
     /// Repeats the review until the server authenticates the token as that user. An unknown token
     /// and a denied review are retried. After two other faults, and at the deadline, the error is
     /// the last fault. A server that accepts the token and cannot name its user is a success.

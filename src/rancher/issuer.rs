@@ -20,7 +20,7 @@ pub struct Issuer {
 pub struct Issued {
     /// The API that lists the tokens, and makes new ones.
     pub api: TokenApi,
-    /// ID of the key's user.
+    /// ID of the key's user. Empty: Rancher does not list tokens to this key.
     pub user: String,
     /// Tokens of that user.
     pub tokens: Vec<Token>,
@@ -175,6 +175,9 @@ impl Issuer {
             let over = now.is_some_and(|now| says.expires.is_some_and(|end| end <= now));
             return Ok(Life { says, alive: Some(!over), is_missing: false });
         }
+        if issued.user.is_empty() {
+            return Ok(Life { says, alive: None, is_missing: false });
+        }
         if let Some(own) = issued.tokens.iter().find(|token| token.name == says.name) {
             return Ok(life(own, now));
         }
@@ -219,6 +222,11 @@ impl Issuer {
 }
 
 impl Issued {
+    /// No tokens, because Rancher does not list any to this key.
+    pub fn unlisted() -> Self {
+        Self { api: TokenApi::V3, user: String::new(), tokens: Vec::new(), now: None }
+    }
+
     /// Descriptions of the tokens that a plan with this prefix made: sorted, each once.
     pub fn named(&self, prefix: &str) -> Vec<String> {
         let ours = |token: &&Token| number(&token.description, prefix).is_some();

@@ -8,7 +8,8 @@ use http::Method;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::{ACCESS_REVIEW, Error, Issuer, Rancher, Secret, parsed, plain};
+use super::wire::{Ask, Endpoint};
+use super::{ACCESS_REVIEW, ApiServer, Error, Issuer, Rancher, Secret, parsed, plain};
 use crate::domain::credentials::kubeconfig::Reach;
 use crate::domain::credentials::node_driver::{RIGHTS, Right};
 use crate::domain::credentials::token::Token;
@@ -50,15 +51,57 @@ impl Issuer {
     }
 }
 
+impl ApiServer {
+    /// Whether the bearer of a token may do what Rancher's node driver must, in all namespaces or in
+    /// one of those given. `account`: the ServiceAccount, for the message.
+    pub async fn rights(&self, token: &str, account: &str, namespaces: &[String]) -> Rights {
+        let asked = async {
+            let Some(lacking) = lacks(self.endpoint(), token, None).await? else {
+                return Ok(Rights::Enough);
+            };
+            for namespace in namespaces {
+                if lacks(self.endpoint(), token, Some(namespace)).await?.is_none() {
+                    return Ok(Rights::Enough);
+                }
+            }
+            Ok::<_, Error>(Rights::Lacking(lacking.account_lacks(account)))
+        };
+        match timeout(ASKED_WITHIN, asked).await {
+            Ok(Ok(rights)) => rights,
+            Ok(Err(error)) => Rights::Unknown(error.to_string()),
+            Err(_) => Rights::Unknown(format!("not within {} s", ASKED_WITHIN.as_secs())),
+        }
+    }
+}
+
+/// The first right of the node driver that a token's bearer lacks.
+async fn lacks(
+    server: &Endpoint,
+    token: &str,
+    namespace: Option<&str>,
+) -> Result<Option<Right>, Error> {
+    for right in RIGHTS {
+        let body = Some(plain(&right.review(namespace)));
+        let ask = Ask { method: Method::POST, path: ACCESS_REVIEW, token, body };
+        let review: Value = parsed(&server.call(ask).await?)?;
+        match review["status"]["allowed"].as_bool() {
+            Some(true) => {}
+            Some(false) => return Ok(Some(right)),
+            None => return Err(Error::Unreadable("it is not a review".to_owned())),
+        }
+    }
+    Ok(None)
+}
+
 impl Rancher {
     async fn rights(&self, token: &Secret) -> Result<Rights, Error> {
-        let Some(lacking) = self.lacks(token, &RIGHTS, None).await? else {
+        let Some(lacking) = lacks(&self.0, token.reveal(), None).await? else {
             return Ok(Rights::Enough);
         };
         // Rights that are missing cluster-wide may exist in a namespace.
         let namespaces = self.namespaces(token).await?;
         for namespace in namespaces.iter().take(MOST_NAMESPACES) {
-            if self.lacks(token, &RIGHTS, Some(namespace)).await?.is_none() {
+            if lacks(&self.0, token.reveal(), Some(namespace)).await?.is_none() {
                 return Ok(Rights::Enough);
             }
         }
@@ -67,26 +110,6 @@ impl Rancher {
         } else {
             Rights::Lacking(lacking.lacking())
         })
-    }
-
-    /// The first right that is missing.
-    async fn lacks(
-        &self,
-        token: &Secret,
-        rights: &[Right],
-        namespace: Option<&str>,
-    ) -> Result<Option<Right>, Error> {
-        for right in rights {
-            let body = right.review(namespace);
-            let answer = self.send(token, Method::POST, ACCESS_REVIEW, Some(plain(&body))).await?;
-            let review: Value = parsed(&answer)?;
-            match review["status"]["allowed"].as_bool() {
-                Some(true) => {}
-                Some(false) => return Ok(Some(*right)),
-                None => return Err(Error::Unreadable("it is not a review".to_owned())),
-            }
-        }
-        Ok(None)
     }
 
     /// Names of the namespaces that the token's user may see.

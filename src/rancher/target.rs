@@ -77,17 +77,19 @@ impl Issuer {
 
     /// Writes a token into a credential, if the credential has not changed since it was read.
     /// `keep`: retains the present token too, unless that one is dead: Rancher stops reading a
-    /// content that names an unknown token.
+    /// content that names an unknown token. `to`: server where the token is used, if that is not
+    /// this Rancher.
     pub async fn publish(
         &self,
         name: &str,
         sight: &Sight,
         token: &Value,
         keep: bool,
+        to: Option<&Reach>,
     ) -> Result<(), Error> {
         let Some(there) = &sight.there else { return Ok(()) };
-        let content =
-            there.credential.with(token, keep && there.alive != Some(false)).map_err(unfit)?;
+        let keep = keep && there.alive != Some(false);
+        let content = there.credential.with(token, keep, to).map_err(unfit)?;
         self.store(name, &there.stored, content).await
     }
 

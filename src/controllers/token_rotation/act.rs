@@ -1,5 +1,4 @@
-//! The steps that reach beyond the record: make, test and publish a credential, restart workloads,
-//! revoke.
+//! The steps that reach beyond the record: make and publish a credential, restart workloads, revoke.
 //!
 //! Invariants: a new credential stays in memory until it is published or abandoned; a write of the
 //! target names the version that it replaces, and the target is read again afterwards.
@@ -9,16 +8,15 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 
-use super::InHand;
 use super::run::Run;
-use crate::api::{ANNOTATION_HASH, ServiceAccountToken};
+use super::{InHand, account};
+use crate::api::ANNOTATION_HASH;
 use crate::domain::credentials::rotation::{
     Act, Change, Hand, Made, Step, Target, after_restart, decide,
 };
 use crate::domain::credentials::token::Token;
 use crate::k8s::CallError;
 use crate::k8s::write::At;
-use crate::rancher::ApiServer;
 
 /// Reads of an account's Secret until it contains the token, and the pause between two reads.
 const LOOKS: u32 = 20;
@@ -28,16 +26,11 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 pub(super) const TRIED_WITHIN: Duration = Duration::from_secs(10);
 
 impl Run<'_> {
-    fn account(&self) -> (Option<ServiceAccountToken>, bool) {
-        let source = self.rotation.spec.source.clone().unwrap_or_default();
-        let stored = source.service_account_token_secret.is_some();
-        (source.service_account_token.or(source.service_account_token_secret), stored)
-    }
-
     /// Makes a credential with this name, or reads it again where that is possible.
     pub(super) async fn mint(&self, name: &str) -> Result<InHand, CallError> {
-        let (account, stored) = self.account();
-        let account = account.ok_or(CallError::NotFound)?.service_account_name;
+        let account = account::of(&self.rotation).ok_or(CallError::NotFound)?;
+        let account = account.service_account_name.clone();
+        let stored = self.plan.source.is_some_and(|source| source.readable);
         let (namespace, uid) = (self.namespace(), self.uid());
         let (writer, credentials) = (&self.keeper.ctx.writer, &self.keeper.ctx.credentials);
         let filled_for = Some(account.as_str()).filter(|_| stored);
@@ -83,27 +76,6 @@ impl Run<'_> {
             tokio::time::sleep(BETWEEN_LOOKS).await;
         }
         Err(CallError::Timeout(BETWEEN_LOOKS * LOOKS))
-    }
-
-    /// Tests the credential in memory where it will be used.
-    pub(super) async fn verify(&mut self) -> Result<(), CallError> {
-        let Some(InHand { hand, token: Some(token) }) = self.in_hand() else {
-            self.take(None);
-            return Ok(());
-        };
-        let account = self.account().0.unwrap_or_default().service_account_name;
-        let expected = format!("system:serviceaccount:{}:{account}", self.namespace());
-        let own = || self.keeper.ctx.credentials.own_way();
-        let there = ApiServer::of(&self.read.reach.clone().unwrap_or_else(own));
-        let tried = async { there?.accepts(token.reveal(), &expected, TRIED_WITHIN).await };
-        match tried.await {
-            Ok(()) => {
-                let hand = Hand { verified: true, ..hand };
-                self.take(Some(InHand { hand, token: Some(token) }));
-                Ok(())
-            }
-            Err(why) => self.failed(Step::Verify, &hand.name, &why).await,
-        }
     }
 
     pub(super) async fn publish(&mut self, keep: bool) -> Result<(), CallError> {
@@ -178,7 +150,7 @@ impl Run<'_> {
             return Ok(());
         }
         let namespace = self.namespace();
-        let revoked = if self.rotation.spec.rancher.is_some() {
+        let revoked = if account::of(&self.rotation).is_none() {
             self.keeper.ctx.writer.check_leadership()?;
             match self.revoke_there(name).await {
                 Ok(()) => Ok(()),

@@ -2,8 +2,8 @@
 
 use kube::ResourceExt as _;
 
-use super::Keeper;
 use super::rancher::{self, Side};
+use super::{Keeper, account};
 use crate::api::TokenRotation;
 use crate::domain::credentials::rotation::status::{self, Standing};
 use crate::domain::credentials::rotation::target_secret::{self, Read};
@@ -61,7 +61,11 @@ pub(super) fn named(rotation: &TokenRotation, side: Option<&Side>) -> Vec<String
 pub(super) async fn look(keeper: &Keeper, rotation: &TokenRotation) -> Result<Look, CallError> {
     let namespace = rotation.namespace().unwrap_or_default();
     if let Some(server) = &rotation.spec.rancher {
-        return rancher::look(keeper, rotation, server).await;
+        let mut look = rancher::look(keeper, rotation, server).await?;
+        if let Some(blind) = &mut look.blind {
+            blind.unknown = account::unknown(rotation, blind.unknown);
+        }
+        return Ok(look);
     }
     let Some(wants) = &rotation.spec.target.secret else { return Err(CallError::NotFound) };
     let rotated = rotation.spec.source.is_some();

@@ -4,6 +4,7 @@
 //! object that the rotation depends on has changed. Invariants: few rotations are reconciled at the
 //! same time, and few begin per second, however many are due.
 
+mod account;
 mod act;
 mod census;
 mod children;
@@ -13,6 +14,7 @@ mod probe;
 mod rancher;
 mod run;
 mod tell;
+mod way;
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};

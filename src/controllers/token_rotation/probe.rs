@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use kube_runtime::reflector::ObjectRef;
 
-use super::rancher::way;
 use super::run::{LOOK_THERE, Run};
+use super::way::way;
 use super::{Keeper, lock};
 use crate::api::TokenRotation;
 use crate::domain::credentials::rotation::{Target, Term};

@@ -8,10 +8,11 @@ use std::time::Duration;
 use super::act::TRIED_WITHIN;
 use super::look::{Blind, Look};
 use super::run::Run;
-use super::{InHand, Keeper, census};
+use super::way::{Way, way};
+use super::{InHand, Keeper, account, census};
 use crate::api::{ApiKey, RancherServer, TokenRotation, WatchedCredential};
 use crate::domain::credentials::children::Listed;
-use crate::domain::credentials::minter::{self, Gift, Letter};
+use crate::domain::credentials::minter::{self, Gift};
 use crate::domain::credentials::rotation::status::Standing;
 use crate::domain::credentials::rotation::target_secret::{self, Read};
 use crate::domain::credentials::rotation::watched::{self, Watched};
@@ -19,7 +20,7 @@ use crate::domain::credentials::rotation::{Hand, Step, Target, Unknown, status};
 use crate::domain::credentials::token::Token;
 use crate::k8s::CallError;
 use crate::k8s::credentials::Clock;
-use crate::rancher::{Error, Issued, Issuer, Rights, Secret, Sight};
+use crate::rancher::{Error, Issued, Issuer, Rights, Sight};
 use kube::ResourceExt as _;
 
 /// Pauses before the tests of a new token. Other replicas of Rancher know it a moment later than
@@ -63,11 +64,12 @@ pub(super) async fn look(
     server: &RancherServer,
 ) -> Result<Look, CallError> {
     let namespace = rotation.namespace().unwrap_or_default();
-    let Way { issuer, key, url } = match way(keeper, rotation, server).await? {
+    let way = match way(keeper, rotation, server).await? {
         Ok(way) => way,
         Err(blind) => return Ok(Look::blind(blind)),
     };
-    let seen = see(keeper, rotation, &namespace, issuer, url).await?;
+    let key = way.key.clone();
+    let seen = see(keeper, rotation, &namespace, way).await?;
     match seen {
         Ok(mut look) => {
             if let Some(side) = &mut look.side {
@@ -94,57 +96,6 @@ pub(super) async fn look(
     }
 }
 
-/// Client of a Rancher with the present API key, that key, and the URL.
-pub(super) struct Way {
-    pub(super) issuer: Issuer,
-    key: Token,
-    url: String,
-}
-
-/// Client of the Rancher that a spec names, or the reason why it cannot be called.
-pub(super) async fn way(
-    keeper: &Keeper,
-    rotation: &TokenRotation,
-    server: &RancherServer,
-) -> Result<Result<Way, Blind>, CallError> {
-    let namespace = &rotation.namespace().unwrap_or_default();
-    let barred = |why: String| Ok(Err(Blind::barred(why)));
-    let (wants, credentials) = (&server.minter, &keeper.ctx.credentials);
-    let secret = match credentials.secret(namespace, &wants.secret_name, &wants.key).await {
-        Ok((secret, _)) => secret.unwrap_or_default(),
-        Err(error) => match error.refusal() {
-            Some(why) => return barred(format!("spec.rancher.minter: {why}")),
-            None => return Err(error),
-        },
-    };
-    let Some(key) = secret.value.filter(|key| !key.reveal().is_empty()) else {
-        return barred(format!(
-            "spec.rancher.minter: there is no Secret {:?} with an API key under {:?}",
-            wants.secret_name, wants.key
-        ));
-    };
-    let letter = Letter {
-        secret: &wants.secret_name,
-        named: secret.rancher_url.as_deref(),
-        wanted: server.url.as_deref(),
-        first: rotation.status.as_ref().and_then(|status| status.rancher_url.as_deref()),
-    };
-    let url = match letter.address() {
-        Ok(url) => url,
-        Err(why) => {
-            return Ok(Err(Blind { standing: Standing::MinterRefused, ..Blind::barred(why) }));
-        }
-    };
-    let authority = match authority(keeper, namespace, server).await? {
-        Ok(authority) => authority,
-        Err(why) => return barred(why),
-    };
-    match Issuer::new(&url, authority.as_deref(), Secret::from(&key)) {
-        Ok(issuer) => Ok(Ok(Way { issuer, key, url })),
-        Err(why) => barred(format!("spec.rancher: {why}")),
-    }
-}
-
 /// Reason why tokens of the API key's user may not be put into a cloud credential, if there is one.
 fn refusal(
     rotation: &TokenRotation,
@@ -161,52 +112,25 @@ fn refusal(
     Gift { credential, owner: sight.owner()?, user, allowed }.fault()
 }
 
-/// Key of certificate authorities in the API key's Secret.
-const AUTHORITY_KEY: &str = "ca.crt";
-
-/// Certificate authorities of the spec, else of the API key's Secret; or why they cannot be read.
-async fn authority(
-    keeper: &Keeper,
-    namespace: &str,
-    server: &RancherServer,
-) -> Result<Result<Option<String>, String>, CallError> {
-    let Some(wants) = &server.certificate_authority_secret else {
-        if server.certificate_authority.is_some() {
-            return Ok(Ok(server.certificate_authority.clone()));
-        }
-        let beside = &server.minter.secret_name;
-        let read = keeper.ctx.credentials.secret(namespace, beside, AUTHORITY_KEY).await?;
-        let pem = read.0.and_then(|secret| secret.value);
-        let pem = pem.filter(|pem| !pem.reveal().trim().is_empty());
-        return Ok(Ok(pem.map(|pem| pem.reveal().to_owned())));
-    };
-    let field = "spec.rancher.certificateAuthoritySecret";
-    let read = keeper.ctx.credentials.secret(namespace, &wants.name, &wants.key).await;
-    let value = match read {
-        Ok((secret, _)) => secret.and_then(|secret| secret.value),
-        Err(error) => match error.refusal() {
-            Some(why) => return Ok(Err(format!("{field}: {why}"))),
-            None => return Err(error),
-        },
-    };
-    let pem = value.filter(|value| !value.reveal().is_empty());
-    Ok(pem.map(|pem| Some(pem.reveal().to_owned())).ok_or_else(|| {
-        format!("{field}: there is no Secret {:?} with a value under {:?}", wants.name, wants.key)
-    }))
-}
-
 async fn see(
     keeper: &Keeper,
     rotation: &TokenRotation,
     namespace: &str,
-    issuer: Issuer,
-    url: String,
+    Way { issuer, url, clock, .. }: Way,
 ) -> Result<Result<Look, Error>, CallError> {
+    let from_account = account::of(rotation).is_some();
     let known = match issuer.issued().await {
         Ok(known) => known,
+        // They are not needed: the key must only be allowed to write the cloud credential.
+        Err(_) if from_account => Issued::unlisted(),
         Err(error) => return Ok(Err(error)),
     };
-    let mut clock = known.now.map_or_else(Clock::local, Clock::heard);
+    // Time is the issuer's, which for an account is this cluster's API server.
+    let heard = |now: Option<i64>, before| match now {
+        Some(now) if !from_account => Clock::heard(now),
+        _ => before,
+    };
+    let mut clock = heard(known.now, if from_account { clock } else { Clock::local() });
     let target = &rotation.spec.target;
     let mut side = Side::new(issuer, known, url);
     let read = if let Some(credential) = &target.cloud_credential {
@@ -222,7 +146,7 @@ async fn see(
             let blind = Blind { standing: Standing::MinterRefused, ..Blind::target(why) };
             return Ok(Ok(Look { clock, side: Some(side), ..Look::blind(blind) }));
         }
-        clock = seen.now.map_or(clock, Clock::heard);
+        clock = heard(seen.now, clock);
         let read = read_there(rotation, &credential.name, &seen, clock.now());
         side.sight = Some(seen);
         read
@@ -275,7 +199,8 @@ fn wanted(rotation: &TokenRotation) -> Option<&str> {
 
 /// Converts an observed cloud credential into a read target.
 fn read_there(rotation: &TokenRotation, name: &str, sight: &Sight, now: i64) -> Read {
-    let unscoped = sight.reach().filter(|_| rotation.spec.source.is_some());
+    let minted = rotation.spec.source.as_ref().is_some_and(|source| source.rancher_token.is_some());
+    let unscoped = sight.reach().filter(|_| minted);
     let unscoped = unscoped.and_then(|to| minter::scope(wanted(rotation), &to.server).err());
     if let Some(why) = unscoped {
         return Read::elsewhere(Target::Unfit(why), Watched::default());
@@ -293,6 +218,12 @@ fn read_there(rotation: &TokenRotation, name: &str, sight: &Sight, now: i64) -> 
     watched::steady(&mut watched, before(rotation), now);
     let mut read = Read::elsewhere(sight.target.clone(), watched);
     read.reach = sight.reach().cloned();
+    if let (Some(_), Target::There { holds: Some(held), .. }) =
+        (account::of(rotation), &mut read.target)
+    {
+        // A person may have put it there, and the account's token is back at its time.
+        held.is_unseen = false;
+    }
     read
 }
 
@@ -394,14 +325,13 @@ impl Run<'_> {
 
     /// Rights that Rancher's node driver needs and the token lacks.
     async fn lacks(&self, token: &Token) -> Option<String> {
-        let (side, credential) = (self.side.as_ref()?, self.credential()?);
+        let side = self.side.as_ref()?;
+        self.credential()?;
         match side.issuer.rights(token, self.read.reach.as_ref()?).await {
             Rights::Enough => None,
             Rights::Lacking(why) => Some(why),
             Rights::Unknown(why) => {
-                let (namespace, rotation) = (self.namespace(), self.rotation.name_any());
-                let said = "the rights of the new token are unknown: it is published nevertheless";
-                tracing::info!(namespace, rotation, credential, why, "{said}");
+                self.say_rights_unknown(&why);
                 None
             }
         }
@@ -415,8 +345,9 @@ impl Run<'_> {
             return Ok(());
         };
         let Some((side, sight, name)) = self.there() else { return Ok(()) };
+        let to = self.own_server();
         self.keeper.ctx.writer.check_leadership()?;
-        let written = side.issuer.publish(&name, sight, &token, keep).await;
+        let written = side.issuer.publish(&name, sight, &token, keep, to.as_ref()).await;
         self.written(&hand.name, written).await
     }
 

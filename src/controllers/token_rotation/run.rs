@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::children::Made;
 use super::look::{Blind, Look, look, named};
 use super::rancher::Side;
-use super::{InHand, Keeper, lock, pause};
+use super::{InHand, Keeper, account, lock, pause};
 use crate::api::{ROTATION_FINALIZER, TokenRotation};
 use crate::domain::credentials::rotation::status::{self, Beside, Standing};
 use crate::domain::credentials::rotation::target_secret::Read;
@@ -71,7 +71,7 @@ pub(super) async fn run(keeper: &Keeper, seen: &TokenRotation) -> Result<Duratio
         return Ok(GO_ON);
     }
     let (mut existing, mut unlisted) = (Vec::new(), None);
-    if seen.spec.rancher.is_some() {
+    if account::of(seen).is_none() && seen.spec.rancher.is_some() {
         existing = named(&rotation, side.as_ref());
     } else if allowed {
         *lock(&keeper.clock) = Some(clock);
@@ -155,7 +155,7 @@ impl Run<'_> {
 
     pub(super) async fn look_again(&mut self) -> Result<(), CallError> {
         let Look { read, clock, blind, side } = look(self.keeper, &self.rotation).await?;
-        if self.rotation.spec.rancher.is_some() {
+        if account::of(&self.rotation).is_none() && self.rotation.spec.rancher.is_some() {
             self.existing = named(&self.rotation, side.as_ref());
         }
         (self.read, self.blind, self.side) = (read, blind, side);
@@ -194,15 +194,19 @@ impl Run<'_> {
                 }
                 self.write(change, *next).await?;
             }
-            Act::Mint(name) if self.side.is_some() => self.mint_there(&name).await?,
+            Act::Mint(name) if self.is_by_rancher() => self.mint_there(&name).await?,
             Act::Mint(name) => match self.mint(&name).await {
                 Ok(hand) => {
                     self.take(Some(hand));
                     self.existing.push(name);
                 }
+                Err(CallError::NotFound) => {
+                    let why = self.no_account();
+                    self.failed(Step::Mint, &name, &why).await?;
+                }
                 Err(error) => self.fail(Step::Mint, &name, error).await?,
             },
-            Act::Verify if self.side.is_some() => self.verify_there().await?,
+            Act::Verify if self.is_by_rancher() => self.verify_there().await?,
             Act::Verify => self.verify().await?,
             Act::Publish { keep } => self.publish(keep).await?,
             Act::Tell => self.tell().await?,

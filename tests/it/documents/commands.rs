@@ -57,8 +57,12 @@ async fn every_command_that_is_shown_runs() -> Result<()> {
     bed.apply_yaml(&read("config/preview/rbac.yaml")).await?;
 
     let rancher = Rancher::start(RancherVersion::V2_11).await?;
-    let key = rancher.api_key(&rancher.user(false), 0, "by hand");
-    let desk = Desk::new(&bed, &rancher, &key).await?;
+    let user = rancher.user(false);
+    let key = rancher.api_key(&user, 0, "by hand");
+    rancher.cluster("c-m-prod", "prod", &[&user]);
+    let content = rancher.kubeconfig(&user, "c-m-prod");
+    let cc = rancher.credential(&user, "prod", "c-m-prod", &content)?;
+    let desk = Desk::new(&bed, &rancher, &key, &cc).await?;
     let mut faults = Vec::new();
     let mut count = 0;
     for block in of_pages() {
@@ -92,7 +96,7 @@ struct Desk {
 }
 
 impl Desk {
-    async fn new(bed: &Bed, rancher: &Rancher, api_key: &str) -> Result<Self> {
+    async fn new(bed: &Bed, rancher: &Rancher, api_key: &str, cc: &str) -> Result<Self> {
         let dir = TempDir::new()?;
         let programs = dir.path().join("bin");
         fs::create_dir_all(&programs)?;
@@ -125,6 +129,7 @@ impl Desk {
             ("RANCHER", PathBuf::from(rancher.url())),
             ("RANCHER_CHECKSUM", PathBuf::from(checksum(rancher.ca_pem()))),
             ("RANCHER_API_KEY", api_key_file),
+            ("RANCHER_CREDENTIAL", PathBuf::from(cc)),
             ("HELM_CACHE_HOME", dir.path().join("helm")),
             ("HELM_CONFIG_HOME", dir.path().join("helm")),
             ("HELM_DATA_HOME", dir.path().join("helm")),

@@ -17,7 +17,7 @@ const FILES: [&str; 1] = ["AdmissionConfiguration"];
 #[tokio::test(flavor = "multi_thread")]
 async fn every_object_that_is_shown_is_accepted() -> Result<()> {
     let cluster = Cluster::start().await?;
-    for name in ["guests", "rancher-credentials"] {
+    for name in ["guests", "rancher-credentials", "cattle-global-data"] {
         let namespace = format!("apiVersion: v1\nkind: Namespace\nmetadata:\n  name: {name}\n");
         cluster.bed.apply_yaml(&namespace).await?;
     }

@@ -53,6 +53,14 @@ fn all(source: &Value, tell: &Value) -> Value {
     spec
 }
 
+/// Spec for a token in a cloud credential that leads to this server.
+fn behind(source: &Value, server: &str) -> Value {
+    json!({
+        "source": source, "target": {"cloudCredential": {"name": "cc-abcde", "server": server}},
+        "rancher": {"minter": {"secretName": "rancher"}},
+    })
+}
+
 fn watched(field: &str, value: &Value) -> Value {
     json!({"target": {"secret": {"name": "guest", "key": "kubeconfig"}}, field: value})
 }
@@ -142,6 +150,14 @@ fn lacking() -> Vec<(Value, [&'static str; 2])> {
     };
     let minted = |seconds: i64| source(&json!({"rancherToken": {"lifetimeSeconds": seconds}}));
     let window_of = |value: Value| schedule(&json!({"maintenanceWindow": value}));
+    let name = json!({"serviceAccountName": "guest"});
+    let account = json!({"serviceAccountToken": name});
+    let stored_account = json!({"serviceAccountTokenSecret": name});
+    let here = "https://10.0.0.1:6443";
+    let cut = |mut spec: Value, path: &str, field: &str| {
+        spec.pointer_mut(path).and_then(Value::as_object_mut).map(|part| part.remove(field));
+        spec
+    };
     vec![
         (spec(&[("rancher", server)]), ["spec.rancher: it has nothing to do with", "remove it"]),
         (rancher("url", json!("http://rancher")), ["spec.rancher.url: must be", "https://"]),
@@ -198,6 +214,47 @@ fn lacking() -> Vec<(Value, [&'static str; 2])> {
             ),
             ["spec.tell: cloud credentials are read in Rancher", "remove it"],
         ),
+        (
+            behind(&account, "http://10.0.0.1"),
+            ["spec.target.cloudCredential.server: must be https://", "nothing behind it"],
+        ),
+        (
+            behind(&account, "https://10.0.0.1/k8s"),
+            ["spec.target.cloudCredential.server: must be https://", "nothing behind it"],
+        ),
+        (behind(&account, ""), ["spec.target.cloudCredential.server", "at least 9"]),
+        (
+            cut(behind(&account, here), "/target/cloudCredential", "server"),
+            [
+                "spec.target.cloudCredential.server: must be the URL",
+                "does not accept a ServiceAccount's token",
+            ],
+        ),
+        (
+            cut(behind(&stored_account, here), "/target/cloudCredential", "server"),
+            [
+                "spec.target.cloudCredential.server: must be the URL",
+                "does not accept a ServiceAccount's token",
+            ],
+        ),
+        (
+            behind(&json!({"rancherToken": {}}), here),
+            [
+                "spec.target.cloudCredential.server: it is about a ServiceAccount's token",
+                "remove it",
+            ],
+        ),
+        (
+            cut(behind(&account, here), "", "source"),
+            [
+                "spec.target.cloudCredential.server: it is about a ServiceAccount's token",
+                "remove it",
+            ],
+        ),
+        (
+            cut(behind(&account, here), "", "rancher"),
+            ["spec.rancher: must be there for", "spec.target.cloudCredential"],
+        ),
         (minted(599), ["spec.source.rancherToken.lifetimeSeconds", "600"]),
         (minted(31_536_001), ["spec.source.rancherToken.lifetimeSeconds", "31536000"]),
     ]
@@ -230,7 +287,11 @@ async fn what_makes_no_sense_is_refused_by_its_field() -> Result<()> {
     }
     // The specs that they were made from are valid, and so is one that only watches.
     let renewed = all(&json!({"rancherToken": {}}), &Value::Null);
-    for good in [spec(&[]), watched("onDelete", &json!("Keep")), renewed] {
+    let token = |kind: &str| {
+        behind(&json!({kind: {"serviceAccountName": "guest"}}), "https://10.0.0.1:6443")
+    };
+    let (bound, stored) = (token("serviceAccountToken"), token("serviceAccountTokenSecret"));
+    for good in [spec(&[]), watched("onDelete", &json!("Keep")), renewed, bound, stored] {
         create(&good).await?;
         api.delete("one", &DeleteParams::default()).await?;
     }
@@ -293,6 +354,14 @@ fn changes() -> Vec<(Value, Value, &'static str)> {
             all(&json!({"rancherToken": {}}), &Value::Null),
             json!({"rancher": {"url": "https://other"}}),
             url,
+        ),
+        (
+            behind(
+                &json!({"serviceAccountToken": {"serviceAccountName": "guest"}}),
+                "https://10.0.0.1",
+            ),
+            json!({"target": {"cloudCredential": {"server": "https://10.0.0.2"}}}),
+            "spec.target is immutable",
         ),
     ]
 }

@@ -189,8 +189,10 @@ pub fn is_child(one: &TokenRotation, parent: &TokenRotation) -> bool {
 
 fn of_credential(parent: &TokenRotation, credential: &str, url: &str) -> TokenRotation {
     let name = credential.to_owned();
-    let target =
-        Target { cloud_credential: Some(CloudCredentialTarget { name }), ..Target::default() };
+    let target = Target {
+        cloud_credential: Some(CloudCredentialTarget { name, server: None }),
+        ..Target::default()
+    };
     child(parent, credential, url, target)
 }
 

@@ -1,9 +1,9 @@
 //! A Rancher's cloud credential for Harvester, from its Secret.
 //!
 //! Invariants: content that Rancher would reject, or crash on, is refused by name and never
-//! written; of a kubeconfig only the token of the current context's user changes, and its old token
-//! may stay beside it for a while: Rancher deletes tokens of kubeconfigs that no cloud credential
-//! names.
+//! written; of a kubeconfig only the token of the current context's user changes, unless it gets
+//! another server; the old token may stay beside the new one for a while: Rancher deletes tokens of
+//! kubeconfigs that no cloud credential names.
 
 use std::collections::BTreeMap;
 
@@ -70,9 +70,12 @@ impl CloudCredential {
         others.map(|(_, token)| token.hash()).collect()
     }
 
-    /// Content with another token. `keep`: the old one stays beside it.
-    pub fn with(&self, token: &Token, keep: bool) -> Result<String, Unfit> {
-        self.config.with(&self.user, token, keep)
+    /// Content with another token. `keep`: the old one stays beside it. `to`: the token is for
+    /// another server, so the kubeconfig is made anew.
+    pub fn with(&self, token: &Token, keep: bool, to: Option<&Reach>) -> Result<String, Unfit> {
+        let Some(to) = to else { return self.config.with(&self.user, token, keep) };
+        let old = self.token()?.filter(|old| keep && old.hash() != token.hash());
+        Kubeconfig::made(to, token, old.as_ref())
     }
 
     /// Content without the kept token. `None`: no token is kept.

@@ -72,18 +72,43 @@ fn a_token_is_exchanged_beside_the_old_one_or_without_it() {
     assert!(was.previous().is_none() && was.beside().is_empty());
     assert!(was.without_previous().unwrap().is_none());
 
-    let both = read(&was.with(&token("token-bbbbb:two"), true).unwrap()).unwrap();
+    let both = read(&was.with(&token("token-bbbbb:two"), true, None).unwrap()).unwrap();
     assert_eq!(both.token().unwrap().unwrap().reveal(), "token-bbbbb:two");
     assert_eq!(both.previous().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
     assert_eq!(both.beside(), [token("kubeconfig-u-abcde12345:one").hash()]);
 
     let one = read(&both.without_previous().unwrap().unwrap()).unwrap();
     assert!(one.previous().is_none());
-    let same = read(&was.with(&token("token-bbbbb:two"), false).unwrap()).unwrap();
+    let same = read(&was.with(&token("token-bbbbb:two"), false, None).unwrap()).unwrap();
     for alone in [&one, &same] {
         assert_eq!(alone.token().unwrap().unwrap().reveal(), "token-bbbbb:two");
         assert!(alone.beside().is_empty());
     }
+}
+
+#[test]
+fn for_another_server_the_kubeconfig_is_made_anew() {
+    let to = Reach {
+        server: "https://192.168.5.10:6443".to_owned(),
+        authority: Some("UEVN".to_owned()),
+        server_name: None,
+        insecure: false,
+    };
+    let was = read(CONTENT).unwrap();
+    let text = was.with(&token("a.b.c"), true, Some(&to)).unwrap();
+    assert!(!text.contains("https://rancher"), "{text}");
+    let both = read(&text).unwrap();
+    assert_eq!(both.reach, to);
+    assert_eq!(both.token().unwrap().unwrap().reveal(), "a.b.c");
+    assert_eq!(both.previous().unwrap().reveal(), "kubeconfig-u-abcde12345:one");
+    let next = read(&both.with(&token("d.e.f"), true, Some(&to)).unwrap()).unwrap();
+    assert_eq!(next.previous().unwrap().reveal(), "a.b.c");
+    assert_eq!(next.beside().len(), 1);
+    // The same token beside itself would be one token under two names.
+    let same = read(&next.with(&token("d.e.f"), true, Some(&to)).unwrap()).unwrap();
+    assert!(same.beside().is_empty());
+    let alone = read(&next.without_previous().unwrap().unwrap()).unwrap();
+    assert_eq!((alone.reach, alone.config.tokens().len()), (to, 1));
 }
 
 #[test]

@@ -1,6 +1,7 @@
-//! A kubeconfig in which the token of one user is replaced, and nothing else.
+//! A kubeconfig in which the token of one user is replaced, and nothing else; or a new one for another
+//! server.
 //!
-//! Invariants: clusters, contexts, other users and unknown fields do not change; a user that does
+//! Invariants: without another server, clusters, contexts, other users and unknown fields do not change; a user that does
 //! not authenticate by a token in the file is refused by name and never changed; the text that is
 //! written parses to the intended value.
 
@@ -25,6 +26,8 @@ const ELSEWHERE: [&str; 6] =
     ["exec", "auth-provider", "tokenFile", "username", "password", "client-certificate"];
 /// Suffix of the user's name, for the entry that keeps an old token for a while.
 const PREVIOUS: &str = "-previous";
+/// Name of the cluster, the context and the user of a new kubeconfig.
+const MADE: &str = "harvester";
 
 /// Reason why a kubeconfig cannot be used. It contains nothing secret.
 pub type Unfit = String;
@@ -156,6 +159,25 @@ impl Kubeconfig {
             users.push(json!({"name": name, "user": {"token": old.reveal()}}));
         }
         render(&config)
+    }
+
+    /// New kubeconfig for another server, with one context, and one user with this token. `kept`: old
+    /// token that stays in an entry of its own.
+    pub fn made(to: &Reach, token: &Token, kept: Option<&Token>) -> Result<String, Unfit> {
+        let mut cluster = json!({"server": to.server});
+        if let Some(authority) = &to.authority {
+            cluster["certificate-authority-data"] = json!(authority);
+        }
+        let mut users = vec![json!({"name": MADE, "user": {"token": token.reveal()}})];
+        users.extend(kept.map(
+            |old| json!({"name": format!("{MADE}{PREVIOUS}"), "user": {"token": old.reveal()}}),
+        ));
+        render(&json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": MADE,
+            "clusters": [{"name": MADE, "cluster": cluster}],
+            "contexts": [{"name": MADE, "context": {"cluster": MADE, "user": MADE}}],
+            "users": users,
+        }))
     }
 
     /// The same kubeconfig without the entry that keeps the user's old token. `None`: there is no

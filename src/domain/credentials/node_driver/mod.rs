@@ -12,14 +12,16 @@ use serde_json::{Value, json};
 /// A right that the driver needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Right {
-    verb: &'static str,
-    group: &'static str,
+    pub(super) verb: &'static str,
+    pub(super) group: &'static str,
     /// Resource, with its subresource after a slash, if the right is for one.
-    resource: &'static str,
+    pub(super) resource: &'static str,
+    /// Only object that the right is for. `None`: all.
+    pub(super) name: Option<&'static str>,
 }
 
 const fn of(verb: &'static str, group: &'static str, resource: &'static str) -> Right {
-    Right { verb, group, resource }
+    Right { verb, group, resource, name: None }
 }
 
 /// Rights that the driver needs. The ones that a mere reader lacks come first.
@@ -36,6 +38,16 @@ pub const RIGHTS: [Right; 10] = [
     of("list", "", "persistentvolumeclaims"),
 ];
 
+/// Rights to get what a machine's configuration names, in any namespace, and Harvester's version.
+/// The driver needs those of them that the configuration uses.
+pub const READS: [Right; 5] = [
+    of("get", "harvesterhci.io", "virtualmachineimages"),
+    of("get", "harvesterhci.io", "keypairs"),
+    of("get", "k8s.cni.cncf.io", "network-attachment-definitions"),
+    of("get", "storage.k8s.io", "storageclasses"),
+    Right { name: Some("server-version"), ..of("get", "harvesterhci.io", "settings") },
+];
+
 impl Right {
     /// SelfSubjectAccessReview that asks the API server whether a token's user has the right.
     /// Without a namespace: in all namespaces.
@@ -50,18 +62,26 @@ impl Right {
         })
     }
 
-    /// Message about a user who lacks the right.
+    /// Message about the API key's user, who lacks the right.
     pub fn lacking(&self) -> String {
         format!(
             "the API key's user may not {self} in any namespace there, as Rancher's node driver must: give that user a \
              role in a namespace by which virtual machines can be made, or use a key of a user who has one"
         )
     }
+
+    /// Message about a ServiceAccount that lacks the right.
+    pub fn account_lacks(&self, account: &str) -> String {
+        format!(
+            "ServiceAccount {account} may not {self} in any namespace, as Rancher's node driver must: bind it a role by \
+             which virtual machines can be made, in the namespace of the machines"
+        )
+    }
 }
 
 impl fmt::Display for Right {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { verb, group, resource } = self;
+        let Self { verb, group, resource, .. } = self;
         let dot = if group.is_empty() { "" } else { "." };
         write!(f, "{verb} {resource}{dot}{group}")
     }

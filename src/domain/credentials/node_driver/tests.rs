@@ -24,6 +24,8 @@ fn a_right_is_asked_for_as_the_api_server_knows_it() {
 fn what_a_reader_lacks_is_asked_for_first_and_named() {
     let why = RIGHTS[0].lacking();
     assert!(why.contains("may not create virtualmachines.kubevirt.io in any namespace"), "{why}");
+    let why = RIGHTS[0].account_lacks("guests/robot");
+    assert!(why.starts_with("ServiceAccount guests/robot may not create virtualmachines"), "{why}");
     let secrets = RIGHTS.iter().find(|right| right.resource == "secrets").unwrap();
     assert_eq!(secrets.to_string(), "create secrets");
 }

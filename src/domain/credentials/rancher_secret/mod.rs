@@ -3,6 +3,10 @@
 //! Invariants: an authority from Rancher itself is used only if it has the given checksum; the
 //! Secret names the only URL to which its key may be sent.
 
+mod account;
+
+pub use account::Behind;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chrono::DateTime;

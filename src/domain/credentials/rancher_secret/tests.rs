@@ -1,6 +1,7 @@
 //! Tests of errors, of the printed Secret and of the report about the key.
 
 use super::*;
+use serde_json::Value;
 
 const URL: &str = "https://rancher.example.com";
 const SUM: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
@@ -85,4 +86,69 @@ fn what_the_key_is_good_for_is_said() {
     assert!(said.contains("does not end") && said.ends_with("made: 1"), "{said}");
     let said = report("u-1", None, &[]);
     assert!(said.contains("made: 0; none can be renewed"), "{said}");
+}
+
+#[test]
+fn each_option_about_an_account_is_named() {
+    let right = Behind {
+        credential: "cc-abcde",
+        server: Some("https://192.168.5.10:6443"),
+        vm_namespace: Some("guests"),
+        account: None,
+        namespace: "rancher-credentials",
+        secret: "rancher",
+    };
+    let existing = Behind { vm_namespace: None, account: Some("robot"), ..right };
+    assert!(right.faults().is_empty() && existing.faults().is_empty());
+    for (behind, option) in [
+        (Behind { credential: "CC", ..right }, "--cloud-credential \"CC\""),
+        (Behind { credential: "a.b", ..right }, "--cloud-credential"),
+        (Behind { server: None, ..right }, "--server"),
+        (Behind { server: Some("https://here/k8s"), ..right }, "--server \"https://here/k8s\""),
+        (Behind { vm_namespace: None, ..right }, "--vm-namespace"),
+        (Behind { vm_namespace: Some("A"), ..right }, "--vm-namespace \"A\""),
+        (Behind { account: Some("robot"), ..right }, "--vm-namespace"),
+        (Behind { account: Some("R"), ..existing }, "--service-account \"R\""),
+    ] {
+        let faults = behind.faults();
+        assert!(faults.len() == 1 && faults[0].starts_with(option), "{option}: {faults:?}");
+    }
+}
+
+#[test]
+fn an_account_gets_the_drivers_rights_and_no_others() {
+    let behind = Behind {
+        credential: "cc-abcde",
+        server: Some("https://192.168.5.10:6443"),
+        vm_namespace: Some("guests"),
+        account: None,
+        namespace: "rancher-credentials",
+        secret: "rancher",
+    };
+    let read = |text: &str| serde_saphyr::from_multiple::<Value>(text).unwrap();
+    let all = read(&behind.text(true));
+    let kinds: Vec<&str> = all.iter().filter_map(|one| one["kind"].as_str()).collect();
+    let (role, rotation) = ("ClusterRole", "TokenRotation");
+    let bindings = ["RoleBinding", "ClusterRoleBinding"];
+    let right = ["ServiceAccount", role, role, bindings[0], bindings[1], rotation, rotation];
+    assert_eq!(kinds, right);
+    let rules = all[1]["rules"].as_array().unwrap();
+    let machines = rules.iter().find(|rule| rule["resources"][0] == "virtualmachines").unwrap();
+    assert_eq!(machines["verbs"], serde_json::json!(["create", "get", "update", "delete"]));
+    for rule in rules.iter().chain(all[2]["rules"].as_array().unwrap()) {
+        assert!(!rule.to_string().contains('*'), "{rule}");
+    }
+    // In all namespaces it only gets what has a name.
+    for rule in all[2]["rules"].as_array().unwrap() {
+        assert_eq!(rule["verbs"], serde_json::json!(["get"]));
+    }
+    assert_eq!(all[3]["metadata"]["namespace"], "guests");
+    assert_eq!(all[3]["subjects"][0]["namespace"], "rancher-credentials");
+    let existing = Behind { vm_namespace: None, account: Some("robot"), ..behind };
+    let few = read(&existing.text(false));
+    assert_eq!(few.len(), 1);
+    let source = &few[0]["spec"]["source"]["serviceAccountToken"];
+    assert_eq!(source["serviceAccountName"], "robot");
+    assert!(behind.report().contains("ServiceAccount rancher-credentials/cc-abcde"));
+    assert!(!existing.report().contains("ServiceAccount "), "{}", existing.report());
 }

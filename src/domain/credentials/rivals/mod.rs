@@ -49,7 +49,7 @@ pub fn is_same(one: &TokenRotation, other: &TokenRotation) -> bool {
         (Some(here), Some(there), ..) => {
             here == there && one.metadata.namespace == other.metadata.namespace
         }
-        (_, _, Some(here), Some(there)) => here == there && is_same_rancher(one, other),
+        (_, _, Some(here), Some(there)) => here.name == there.name && is_same_rancher(one, other),
         _ => false,
     }
 }

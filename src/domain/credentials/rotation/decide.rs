@@ -191,7 +191,8 @@ fn replace(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Opti
     if let Some(pending) = &record.pending {
         let hand = seen.hand.as_ref().filter(|hand| hand.name == pending.name);
         // The pending credential is obsolete, too, if the issuer now keeps the current one alive.
-        if plan.source.is_none() || record.is_kept_alive() && !record.is_asked() {
+        let is_obsolete = record.is_kept_alive() && !record.is_asked() && !takes_over(plan, record);
+        if plan.source.is_none() || is_obsolete {
             return Some(given_up(plan, record, seen.now));
         }
         if let Some(retry) = retry {
@@ -212,7 +213,8 @@ fn replace(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Opti
     });
     let is_due = !record.is_kept_alive() && due.is_none_or(|due| due.at <= seen.now);
     let is_unseen = is_unseen(record, seen);
-    if !(is_due || empty || is_gone || is_unseen || !requests.is_none()) {
+    let is_first = takes_over(plan, record);
+    if !(is_due || is_first || empty || is_gone || is_unseen || !requests.is_none()) {
         return None;
     }
     if let Some(retry) = retry {
@@ -239,6 +241,13 @@ fn replace(plan: &Plan, record: &Record, seen: &Seen, until: &mut Until) -> Opti
         Some(_) => Some(Act::DropOld),
         None => Some(write(Change::Named, next)),
     }
+}
+
+/// Whether the target still holds the credential of another kind that the first one replaces.
+fn takes_over(plan: &Plan, record: &Record) -> bool {
+    plan.source.is_some_and(|source| source.takes_over)
+        && record.last_rotation.is_none()
+        && record.current.as_ref().is_some_and(|current| !current.ours)
 }
 
 fn given_up(plan: &Plan, record: &Record, now: Seconds) -> Act {

@@ -79,6 +79,9 @@ pub struct Issuer {
     /// Whether the issuer deletes a credential that the target no longer names. If so, the target
     /// keeps the old one beside the new one for the overlap.
     pub prunes: bool,
+    /// Whether the first credential is made at once, because the one in the target is of another
+    /// kind than the source's. A later one of another party is adopted.
+    pub takes_over: bool,
 }
 
 /// Requests by annotation. Each new value is a new request.

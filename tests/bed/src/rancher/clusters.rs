@@ -15,6 +15,8 @@ use super::world::{Kind, Token, Who, World, rfc3339};
 const REVIEW: [&str; 4] = ["apis", "authentication.k8s.io", "v1", "selfsubjectreviews"];
 const EXT: [&str; 3] = ["apis", "ext.cattle.io", "v1"];
 pub(super) const NAMESPACE: &str = "cattle-global-data";
+/// User name of every ServiceAccount.
+pub(super) const ACCOUNT: &str = "system:serviceaccount:cattle-global-data:operator";
 
 impl World {
     /// Answers a request.
@@ -32,6 +34,17 @@ impl World {
             ["k8s", "clusters", id, ref rest @ ..] if id != "local" => {
                 self.downstream(&who, request, id, rest)
             }
+            // A ServiceAccount may do there what a Role says, and nothing else.
+            ["k8s", "clusters", "local", ref rest @ ..] if self.secret_of(request).is_some() => {
+                match (rest, self.secret_of(request)) {
+                    (["api", "v1", "namespaces", NAMESPACE, "secrets", name], Some(secret))
+                        if *name == secret =>
+                    {
+                        self.secrets_api(ACCOUNT, request, &[name])
+                    }
+                    _ => kubernetes(403, "Forbidden", &format!("User \"{ACCOUNT}\" is forbidden")),
+                }
+            }
             ["k8s", "clusters", "local", ref rest @ ..] => {
                 let user = self.user_in(&who, "local");
                 self.local(&who, user, request, rest)
@@ -41,6 +54,12 @@ impl World {
                 self.local(&who, user, request, rest)
             }
         }
+    }
+
+    /// Secret that the caller may get and patch, if it is a ServiceAccount.
+    fn secret_of(&self, request: &Request) -> Option<String> {
+        let token = request.authorization.as_deref()?.strip_prefix("Bearer ")?;
+        self.accounts.get(token).cloned()
     }
 
     /// Answers for the server's own Kubernetes API.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::Version;
 use super::answer::{Answer, Request, empty, json_answer, kubernetes, must_authenticate, norman};
-use super::clusters::NAMESPACE;
+use super::clusters::{ACCOUNT, NAMESPACE};
 use super::tokens::collection;
 use super::world::{Who, World, rfc3339, sha256};
 
@@ -207,6 +207,7 @@ impl World {
     pub(super) fn secrets_api(&mut self, user: &str, request: &Request, rest: &[&str]) -> Answer {
         let method = request.method.as_str();
         let (name, may) = match rest {
+            [name] if user == ACCOUNT => (*name, ["GET", "PATCH"].contains(&method)),
             [] => ("", self.is_admin(user)),
             [name] => (*name, self.may_have(user, name)),
             _ => return kubernetes(404, "NotFound", "the server could not find the resource"),

@@ -36,6 +36,9 @@ pub(super) struct World {
     pub(super) tokens: BTreeMap<String, Token>,
     pub(super) kubeconfigs: BTreeMap<String, Value>,
     pub(super) secrets: BTreeMap<String, Value>,
+    /// Tokens of ServiceAccounts of the server's own cluster, each with the Secret that it may get
+    /// and patch.
+    pub(super) accounts: BTreeMap<String, String>,
     /// Longest list of cloud credentials.
     pub(super) longest_list: usize,
     /// Cloud credentials that the controller has to reconcile.
@@ -152,6 +155,7 @@ impl World {
             tokens: BTreeMap::new(),
             kubeconfigs: BTreeMap::new(),
             secrets: BTreeMap::new(),
+            accounts: BTreeMap::new(),
             longest_list: 3_000,
             changed: BTreeSet::new(),
             crashed: false,

@@ -11,7 +11,11 @@ takeover*--apply*)
     done
     ;;
 rancher-secret*)
-    exec "$REAL_OPERATOR" rancher-secret --url "$RANCHER" --ca-checksum "$RANCHER_CHECKSUM" <"$RANCHER_API_KEY"
+    more=()
+    case "$*" in
+    *--cloud-credential*) more=(--cloud-credential "$RANCHER_CREDENTIAL" --server "$SERVER" --vm-namespace guests) ;;
+    esac
+    exec "$REAL_OPERATOR" rancher-secret --url "$RANCHER" --ca-checksum "$RANCHER_CHECKSUM" "${more[@]}" <"$RANCHER_API_KEY"
     ;;
 cloud-config*--list* | cloud-config*--server*) ;;
 cloud-config*--rotate*) set -- "$@" --server "$SERVER" ;;

@@ -1,5 +1,6 @@
 //! Credentials of a Rancher: the operator's own process replaces the stand-in's cloud credential.
 
+mod account;
 mod all;
 mod authority;
 mod client;

@@ -17,14 +17,14 @@ use super::MINTER;
 use super::all::renew_all;
 
 /// Outcome of a run of the command.
-struct Ran {
-    ok: bool,
-    out: String,
-    said: String,
+pub(super) struct Ran {
+    pub(super) ok: bool,
+    pub(super) out: String,
+    pub(super) said: String,
 }
 
 /// Runs the command with this API key.
-async fn run(args: &[&str], key: &str) -> Result<Ran> {
+pub(super) async fn run(args: &[&str], key: &str) -> Result<Ran> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_harvester-guest-operator"))
         .args(["--log", "trace", "rancher-secret"])
         .args(args)
@@ -45,7 +45,7 @@ async fn run(args: &[&str], key: &str) -> Result<Ran> {
 }
 
 /// Runs the command, which must fail with these words and print nothing to stdout.
-async fn refused(args: &[&str], key: &str, words: &[&str]) -> Result<String> {
+pub(super) async fn refused(args: &[&str], key: &str, words: &[&str]) -> Result<String> {
     let Ran { ok, out, said } = run(args, key).await?;
     ensure!(!ok && out.is_empty(), "{args:?}: not refused: {out}");
     for word in words {

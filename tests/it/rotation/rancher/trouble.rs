@@ -21,7 +21,7 @@ fn writes(call: &Call) -> bool {
 
 /// Lets so many writes through. The answer to the last one is lost, and after that every call is
 /// cut.
-fn cut_after(site: &Site, most: usize) -> Arc<AtomicUsize> {
+pub(super) fn cut_after(site: &Site, most: usize) -> Arc<AtomicUsize> {
     let tried = Arc::new(AtomicUsize::new(0));
     let counter = tried.clone();
     site.there.set_rule(move |call| {

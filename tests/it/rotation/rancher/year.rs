@@ -198,7 +198,11 @@ impl Rotation {
     fn new(prefix: &str, place: Where, lifetime: i64) -> Self {
         let plan = Plan {
             prefix: prefix.to_owned(),
-            source: Some(rotation::Issuer { readable: false, prunes: place == Where::Credential }),
+            source: Some(rotation::Issuer {
+                readable: false,
+                prunes: place == Where::Credential,
+                takes_over: false,
+            }),
             lifetime,
             presumed: lifetime,
             schedule: Schedule {
@@ -280,7 +284,7 @@ impl Rotation {
             Act::Publish { keep } => {
                 let Some((hand, Some(value))) = &self.hand else { bail!("nothing in hand") };
                 if let Some(sight) = &sight {
-                    let written = issuer.publish(&site.cc, sight, value, keep).await;
+                    let written = issuer.publish(&site.cc, sight, value, keep, None).await;
                     written.map_err(|why| (Step::Publish, hand.name.clone(), why.to_string()))
                 } else {
                     site.key = value.clone();

@@ -142,9 +142,10 @@ pub fn plan(rotation: &TokenRotation) -> Plan {
     let lifetime = lifetime.or(minted.and_then(|minted| minted.lifetime_seconds));
     // Rancher deletes a token that a cloud credential no longer names, and no other.
     let prunes = spec.target.cloud_credential.is_some();
+    let takes_over = prunes && account.is_some();
     Plan {
         prefix: prefix(rotation),
-        source: source.map(|_| Issuer { readable, prunes }),
+        source: source.map(|_| Issuer { readable, prunes, takes_over }),
         lifetime: lifetime.unwrap_or(minted.map_or(LIFETIME, |_| LONGEST)),
         presumed: lifetime.unwrap_or(LIFETIME),
         schedule: Schedule {

@@ -385,3 +385,39 @@ fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
     let said = serde_json::to_value(&said).unwrap();
     assert_eq!(said["current"].get("hash"), None, "{said}");
 }
+
+/// What Rancher keeps alive is replaced by an account's first token, and left alone from then on.
+#[test]
+fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
+    let rotation: TokenRotation = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "r", "namespace": "n", "uid": "u"},
+        "spec": {
+            "source": {"serviceAccountToken": {"serviceAccountName": "a"}},
+            "target": {"cloudCredential": {"name": "cc", "server": "https://here"}},
+            "rancher": {"minter": {"secretName": "s", "key": "k"}},
+        },
+    }))
+    .unwrap();
+    let plan = status::plan(&rotation);
+    let term = Term { id: "kubeconfig-u-1".into(), expires: None, kept_alive: true };
+    let held = Held { hash: "theirs".into(), term: Some(term), ..Held::default() };
+    let target =
+        Target::There { version: "1".into(), holds: Some(held), beside: Vec::new(), kept: None };
+    let theirs =
+        Current { hash: "theirs".into(), issued: DAY, kept_alive: true, ..Current::default() };
+    let seen = Seen { now: 2 * DAY, target, existing: Some(Vec::new()), ..Seen::default() };
+    let first = Record { current: Some(theirs), ..Record::default() };
+    let Act::Write(Change::Named, named) = decide(&plan, &first, &seen) else {
+        panic!("{:?}", decide(&plan, &first, &seen))
+    };
+    // The pending one is not given up in favour of what Rancher keeps alive.
+    let name = named.pending.clone().unwrap().name;
+    let hand = Some(Hand { name: name.clone(), ..Hand::default() });
+    assert_eq!(decide(&plan, &named, &Seen { hand, ..seen.clone() }), Act::Mint(name));
+    let later = Record { last_rotation: Some(DAY), ..first.clone() };
+    assert!(matches!(decide(&plan, &later, &seen), Act::Wait(_)));
+    // A token of Rancher is made for what has an end, and at its time.
+    let minted = plan.source.map(|source| Issuer { takes_over: false, ..source });
+    let minted = Plan { source: minted, ..plan };
+    assert!(matches!(decide(&minted, &first, &seen), Act::Wait(_)));
+}

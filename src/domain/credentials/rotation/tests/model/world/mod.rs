@@ -133,7 +133,7 @@ impl World {
         };
         let plan = Plan {
             prefix: "r".into(),
-            source: Some(Issuer { readable, prunes }),
+            source: Some(Issuer { readable, prunes, takes_over: prunes }),
             lifetime: LIFE,
             presumed: LIFE,
             schedule,

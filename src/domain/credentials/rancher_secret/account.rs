@@ -1,0 +1,201 @@
+//! ServiceAccount behind a cloud credential, as `rancher-secret` prints it: the account, its rights,
+//! and the TokenRotation that puts its token into the cloud credential.
+//!
+//! Invariant: the rights are those that Rancher's node driver uses, and no others: to make virtual
+//! machines in one namespace, and to get what a machine's configuration names, in any namespace.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::super::guest_account::{is_object_name, namespace_fault};
+use super::super::kubeconfig::Unfit;
+use super::super::minter::is_server;
+use super::super::node_driver::{READS, RIGHTS, Right};
+use api::{
+    CloudCredentialTarget, Minter, RancherServer, RancherToken, SecretTarget, ServiceAccountToken,
+    Source, Target, TokenRotation, TokenRotationSpec,
+};
+
+/// ClusterRole of the rights in the namespace of the virtual machines.
+const DRIVER: &str = "harvester-guest-operator:node-driver";
+/// ClusterRole of the rights in all namespaces.
+const READER: &str = "harvester-guest-operator:node-driver-reader";
+/// Longest name of a cloud credential, in bytes.
+const LONGEST: usize = 63;
+
+/// Options about a ServiceAccount behind a cloud credential.
+#[derive(Clone, Copy, Debug)]
+pub struct Behind<'a> {
+    /// Name of the cloud credential's Secret in Rancher.
+    pub credential: &'a str,
+    /// URL at which Rancher reaches this cluster.
+    pub server: Option<&'a str>,
+    /// Namespace of the virtual machines, for a new account.
+    pub vm_namespace: Option<&'a str>,
+    /// Existing account of the namespace. `None`: a new one with the credential's name.
+    pub account: Option<&'a str>,
+    /// Namespace of the account, the Secret and the TokenRotation.
+    pub namespace: &'a str,
+    /// Name of the API key's Secret.
+    pub secret: &'a str,
+}
+
+impl Behind<'_> {
+    /// Errors about the options, each with the option's name.
+    pub fn faults(&self) -> Vec<Unfit> {
+        let mut faults = Vec::new();
+        if !is_object_name(self.credential)
+            || self.credential.contains('.')
+            || self.credential.len() > LONGEST
+        {
+            faults.push(format!(
+                "--cloud-credential {:?}: must be the name of its Secret in Rancher's namespace cattle-global-data, such as cc-abcde",
+                self.credential
+            ));
+        }
+        if !self.server.is_some_and(is_server) {
+            faults.push(format!(
+                "--server {:?}: must be https:// and a host, perhaps with a port, at which Rancher reaches this cluster, such \
+                 as https://192.168.5.10:6443",
+                self.server.unwrap_or_default()
+            ));
+        }
+        match (self.vm_namespace, self.account) {
+            (Some(namespace), None) => faults.extend(
+                namespace_fault(namespace).map(|why| why.replacen("--namespace", "--vm-namespace", 1)),
+            ),
+            (None, Some(account)) if is_object_name(account) => {}
+            (None, Some(account)) => faults.push(format!(
+                "--service-account {account:?}: must be the name of a ServiceAccount in --namespace"
+            )),
+            (None, None) => faults.push(
+                "--vm-namespace: must be given: the namespace of the virtual machines, where a new ServiceAccount gets \
+                 its rights; or --service-account must name an existing one"
+                    .to_owned(),
+            ),
+            (Some(_), Some(_)) => faults.push(
+                "--vm-namespace: an existing --service-account has its rights already: leave one of the two out"
+                    .to_owned(),
+            ),
+        }
+        faults
+    }
+
+    fn account(&self) -> &str {
+        self.account.unwrap_or(self.credential)
+    }
+
+    /// Text of the account, its rights and the TokenRotations. `renews`: the API key ends, so it is
+    /// renewed, too.
+    pub fn text(&self, renews: bool) -> String {
+        let mut all = self.vm_namespace.map(|machines| self.rights(machines)).unwrap_or_default();
+        all.push(self.rotation(self.credential, self.spec()));
+        if renews {
+            all.push(self.rotation(&format!("{}-api-key", self.secret), self.key_spec()));
+        }
+        let document = |one: &Value| {
+            format!("---\n{}\n", serde_saphyr::to_string(one).unwrap_or_default().trim_end())
+        };
+        all.iter().map(document).collect()
+    }
+
+    fn rights(&self, machines: &str) -> Vec<Value> {
+        let name = self.account();
+        let (group, namespace) = ("rbac.authorization.k8s.io", self.namespace);
+        let version = format!("{group}/v1");
+        let subjects = json!([{"kind": "ServiceAccount", "name": name, "namespace": namespace}]);
+        let role = |name: &str, rules: Vec<Value>| json!({"apiVersion": version, "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules});
+        let bound = |kind: &str, metadata: Value, role: &str| {
+            json!({
+                "apiVersion": version, "kind": kind, "metadata": metadata, "subjects": subjects,
+                "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
+            })
+        };
+        // Accounts of two namespaces may have the same name.
+        let [driver, reader] = [DRIVER, READER].map(|role| format!("{role}:{namespace}:{name}"));
+        vec![
+            json!({"apiVersion": "v1", "kind": "ServiceAccount",
+                "metadata": {"name": name, "namespace": namespace}}),
+            role(DRIVER, rules(&RIGHTS)),
+            role(READER, rules(&READS)),
+            bound("RoleBinding", json!({"name": driver, "namespace": machines}), DRIVER),
+            bound("ClusterRoleBinding", json!({"name": reader}), READER),
+        ]
+    }
+
+    fn rotation(&self, name: &str, spec: TokenRotationSpec) -> Value {
+        let mut rotation = TokenRotation::new(name, spec);
+        rotation.metadata.namespace = Some(self.namespace.to_owned());
+        json!(rotation)
+    }
+
+    fn spec(&self) -> TokenRotationSpec {
+        let account = ServiceAccountToken {
+            service_account_name: self.account().to_owned(),
+            lifetime_seconds: None,
+        };
+        let credential = CloudCredentialTarget {
+            name: self.credential.to_owned(),
+            server: self.server.map(str::to_owned),
+        };
+        TokenRotationSpec {
+            source: Some(Source { service_account_token: Some(account), ..Source::default() }),
+            target: Target { cloud_credential: Some(credential), ..Target::default() },
+            rancher: Some(self.rancher()),
+            ..TokenRotationSpec::default()
+        }
+    }
+
+    /// Spec of the TokenRotation that renews the API key.
+    fn key_spec(&self) -> TokenRotationSpec {
+        let Minter { secret_name, key } = self.rancher().minter;
+        let secret = SecretTarget { name: secret_name, key, kubeconfig_user: None };
+        let token = RancherToken::default();
+        TokenRotationSpec {
+            source: Some(Source { rancher_token: Some(token), ..Source::default() }),
+            target: Target { secret: Some(secret), ..Target::default() },
+            rancher: Some(self.rancher()),
+            ..TokenRotationSpec::default()
+        }
+    }
+
+    fn rancher(&self) -> RancherServer {
+        let minter = Minter { secret_name: self.secret.to_owned(), key: "token".to_owned() };
+        RancherServer { minter, ..RancherServer::default() }
+    }
+
+    /// Report about what is printed, and what comes next.
+    pub fn report(&self) -> String {
+        let Self { credential, namespace, secret, .. } = *self;
+        let account = self.account();
+        let rights = self.vm_namespace.map_or_else(String::new, |machines| {
+            format!(
+                "ServiceAccount {namespace}/{account} with the rights of Rancher's node driver in the namespace {machines}, "
+            )
+        });
+        format!(
+            "printed: Secret {namespace}/{secret} with the API key, {rights}and TokenRotation {namespace}/{credential}\n\
+             next: make them (kubectl apply --server-side -f -); add {{name: {namespace}, serviceAccounts: [{account}]}} to \
+             the chart's value credentials.namespaces; then look at the condition Ready of the TokenRotation. The token \
+             that is in {credential} now stays valid for a day beside the new one"
+        )
+    }
+}
+
+/// Rules of a role with these rights: one for each resource.
+fn rules(rights: &[Right]) -> Vec<Value> {
+    let mut verbs: BTreeMap<(&str, &str, Option<&str>), Vec<&str>> = BTreeMap::new();
+    for right in rights {
+        verbs.entry((right.group, right.resource, right.name)).or_default().push(right.verb);
+    }
+    let mut rules = Vec::new();
+    for ((group, resource, name), verbs) in verbs {
+        let mut rule = json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
+        if let Some(name) = name {
+            rule["resourceNames"] = json!([name]);
+        }
+        rules.push(rule);
+    }
+    rules
+}
