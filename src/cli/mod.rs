@@ -104,6 +104,16 @@ struct ControllerArgs {
         value_parser = clap::value_parser!(u8).range(LEASE_SECONDS)
     )]
     lease_duration: u8,
+    /// Puts the operator's CRDs back where another form has replaced them, such as by an upgrade of
+    /// Harvester, at most once in ten minutes. Without it the operator says so, and works with both.
+    #[arg(
+        long,
+        env = "HGO_REPAIR_CRDS",
+        default_value_t = false,
+        num_args = 0..=1,
+        default_missing_value = "true"
+    )]
+    repair_crds: bool,
     #[command(flatten)]
     dhcp: dhcp::DhcpArgs,
     /// Namespaces, separated by commas, whose TokenRotations are carried out. The operator needs
