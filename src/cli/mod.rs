@@ -106,13 +106,7 @@ struct ControllerArgs {
     lease_duration: u8,
     /// Puts the operator's CRDs back where another form has replaced them, such as by an upgrade of
     /// Harvester, at most once in ten minutes. Without it the operator says so, and works with both.
-    #[arg(
-        long,
-        env = "HGO_REPAIR_CRDS",
-        default_value_t = false,
-        num_args = 0..=1,
-        default_missing_value = "true"
-    )]
+    #[arg(long, env = "HGO_REPAIR_CRDS")]
     repair_crds: bool,
     #[command(flatten)]
     dhcp: dhcp::DhcpArgs,

@@ -35,6 +35,9 @@ pub(super) struct TakeoverArgs {
     /// Carries the plan out. Without it the plan is printed and nothing is changed.
     #[arg(long)]
     apply: bool,
+    /// Refuses, before anything is changed, where the address of a LoadBalancer would change.
+    #[arg(long, conflicts_with = "undo")]
+    keep_addresses: bool,
     /// Goes back to the Go controller.
     #[arg(long)]
     undo: bool,
@@ -88,7 +91,15 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
     say(&report::situation(&state))?;
     if direction != Direction::Undo {
         let stored = stored::read(&client, &args.controller.0, &metrics).await?;
-        say(&format!("\n{}", report::forecast(&forecast(&stored))))?;
+        let forecast = forecast(&stored);
+        say(&format!("\n{}", report::forecast(&forecast)))?;
+        if args.keep_addresses && forecast.changes() > 0 {
+            bail!(
+                "{} addresses would change, so nothing was changed: decide, and run the command without \
+                 --keep-addresses",
+                forecast.changes()
+            );
+        }
     }
     say(&format!("\n{}", report::plan(direction, &state)))?;
     if !args.apply {

@@ -20,6 +20,8 @@ const LOG: &str = "audit.log";
 pub struct Asked {
     /// All requested rights.
     pub rights: BTreeSet<String>,
+    /// The same by user name.
+    pub by_user: BTreeMap<String, BTreeSet<String>>,
     /// Requested rights that no role grants, with the server's message.
     pub forbidden: BTreeMap<String, String>,
 }
@@ -72,6 +74,8 @@ impl AuditLog {
                 let said = event["responseStatus"]["message"].to_string();
                 self.asked.forbidden.insert(right.clone(), said);
             }
+            let user = event["user"]["username"].as_str().unwrap_or_default().to_owned();
+            self.asked.by_user.entry(user).or_default().insert(right.clone());
             self.asked.rights.insert(right);
         }
         Ok(self.asked.clone())

@@ -450,6 +450,25 @@ impl Harvester {
         install(&self.cluster.client, replicas).await
     }
 
+    /// Starts the Go controller and its webhook again, whatever the ManagedChart says.
+    pub(super) async fn started_again(&self) -> Result<()> {
+        install(&self.cluster.client, (1, 1)).await
+    }
+
+    /// Sets the replicas of the operator, as a person does.
+    pub(super) async fn scale_operator(&self, replicas: i32) -> Result<()> {
+        let api: Api<Deployment> = Api::namespaced(self.cluster.client.clone(), NAMESPACE);
+        let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+        api.patch(OPERATOR, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Value of a metric of the operator.
+    pub(super) async fn metric(&self, name: &str, parts: &[&str]) -> Result<f64> {
+        let running = self.running.lock().await;
+        running.operator.as_ref().context("no operator runs")?.metric(name, parts).await
+    }
+
     /// Whether each address is what it was, and only one LoadBalancer has it.
     pub(super) async fn addresses_are(
         &self,

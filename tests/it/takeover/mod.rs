@@ -1,6 +1,9 @@
 //! From the Go controller to the operator and back, by the `takeover` command.
 
+mod automatic;
 mod harvester;
+mod subchart;
+mod upgrades;
 mod world;
 
 use std::collections::BTreeMap;
