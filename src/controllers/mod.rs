@@ -5,9 +5,9 @@
 //! A term starts from a consistent list and is dropped, not wound down, when it ends; none of its
 //! tasks continues.
 
-mod crds;
 pub mod dhcp_agent;
 mod dhcp_lease;
+mod harvester;
 pub mod ip_pool;
 mod kube_vip;
 pub mod load_balancer;
@@ -91,7 +91,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let made = dhcp_agent::run(ctx.clone());
     let rotations = token_rotation::run(ctx.clone());
     let asked = second_opinion::ask(ctx.clone(), prober.clone());
-    let crds = crds::run(ctx.clone(), handle.clone());
+    let harvester = harvester::run(ctx.clone(), handle.clone());
     let (context, due) = load_balancer::Context::new(ctx, handle.clone(), prober.clone());
     // A separate task: its wake-ups would otherwise poll all the other tasks here.
     let serving = load_balancer::run(Arc::new(context), woken, due);
@@ -144,7 +144,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         () = made => anyhow::bail!("DHCP agent controller exited"),
         () = rotations => anyhow::bail!("TokenRotation controller exited"),
         () = asked => anyhow::bail!("second opinion task exited"),
-        () = crds => anyhow::bail!("CRD monitor exited"),
+        () = harvester => anyhow::bail!("monitor of Harvester's CRDs exited"),
         () = stored => anyhow::bail!("storage migration task exited"),
         () = told => anyhow::bail!("topology task exited"),
         () = catch_up => anyhow::bail!("endpoint catch-up task exited"),

@@ -13,6 +13,8 @@ pub struct Leadership {
     pub other_controller: IntGaugeVec,
     /// 1 for a CRD of which another form is in the place of the operator's. Only the leader sets it.
     pub crd_replaced: IntGaugeVec,
+    /// VMs, and their instances, that have a finalizer of the Go controller. Only the leader sets it.
+    pub go_finalizers: IntGauge,
     /// CRDs of which the operator put its form, or the status subresource, back.
     pub crd_repairs: IntCounterVec,
 }
@@ -30,6 +32,10 @@ impl Leadership {
                 "hgo_crd_replaced",
                 "1 while another form of the CRD is in the place of the operator's",
                 &["crd"],
+            )?,
+            go_finalizers: make.gauge(
+                "hgo_go_finalizers",
+                "VirtualMachines and VirtualMachineInstances with a finalizer of the Go controller",
             )?,
             crd_repairs: make.counters(
                 "hgo_crd_repairs_total",

@@ -5,7 +5,7 @@
 //! the record of what was there before; a conflict is no fault, because the caller decides anew.
 
 mod crds;
-mod finalizers;
+pub mod finalizers;
 
 use std::time::Duration;
 

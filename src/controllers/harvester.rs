@@ -1,5 +1,6 @@
-//! Watches the form of the CRDs that Harvester's chart owns too, says when another form has taken the
-//! place of the operator's, and puts the operator's back where that is allowed.
+//! Watches what Harvester's chart and its Go controller leave or put back: finalizers of VMs, which are
+//! counted, and the form of the CRDs that the chart owns too. Another form in the place of the operator's is
+//! said, and replaced where that is allowed.
 //!
 //! Invariants: a form is replaced only where a take-over has put the operator's before, and then at most
 //! once in [`AGAIN`], so that the operator and a chart that insists do not write in turns. The status
@@ -17,6 +18,7 @@ use super::ip_pool::Handle;
 use crate::api;
 use crate::domain::reason;
 use crate::domain::takeover::crds::{Form, form, repaired, with_status};
+use crate::k8s::takeover::finalizers;
 use crate::k8s::{CallError, call};
 use crate::metrics::Metrics;
 
@@ -28,6 +30,9 @@ const CRDS: [&str; 2] = [IP_POOLS, "loadbalancers.loadbalancer.harvesterhci.io"]
 const LOOK: Duration = Duration::from_secs(5);
 /// Shortest time between two writes of one CRD.
 const AGAIN: Duration = Duration::from_mins(10);
+
+/// Interval between two counts of finalizers while there are some, and while there are none.
+const COUNT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(10));
 
 /// A CRD as last read.
 #[derive(Default)]
@@ -43,16 +48,34 @@ struct Gauges(Metrics);
 impl Drop for Gauges {
     fn drop(&mut self) {
         self.0.leadership.crd_replaced.reset();
+        self.0.leadership.go_finalizers.set(0);
     }
 }
 
 /// Watches until dropped.
 pub(super) async fn run(ctx: Context, pools: Handle) {
     let _gauges = Gauges(ctx.metrics.clone());
+    tokio::join!(count(&ctx), watch(&ctx, pools));
+}
+
+/// Counts the finalizers by which a deleted VM stays once no Go controller runs.
+async fn count(ctx: &Context) {
+    loop {
+        let found = finalizers::count(&ctx.client).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the Go controller's finalizers are not counted");
+            0
+        });
+        let gauge = &ctx.metrics.leadership.go_finalizers;
+        gauge.set(i64::try_from(found).unwrap_or(i64::MAX));
+        tokio::time::sleep(if found > 0 { COUNT.0 } else { COUNT.1 }).await;
+    }
+}
+
+async fn watch(ctx: &Context, pools: Handle) {
     let mut known: BTreeMap<&str, Known> = BTreeMap::new();
     loop {
         for name in CRDS {
-            match look(&ctx, name, known.entry(name).or_default(), &pools).await {
+            match look(ctx, name, known.entry(name).or_default(), &pools).await {
                 Ok(()) | Err(CallError::NotLeader | CallError::NotFound | CallError::Conflict) => {}
                 Err(error) => tracing::warn!(%error, crd = name, "CRD not read or not written"),
             }
