@@ -102,13 +102,8 @@ async fn look(
     let found = form(&stored);
     let before = known.form.replace(found);
     known.version = crd.resource_version().unwrap_or_default();
-    let is_replaced = found == Form::Replaced;
-    let gauge = ctx.metrics.leadership.crd_replaced.with_label_values(&[name]);
-    gauge.set(is_replaced.into());
-    if name == IP_POOLS {
-        pools.crd_replaced(is_replaced);
-    }
-    if is_replaced && before != Some(found) {
+    tell(ctx, name, found, pools);
+    if found == Form::Replaced && before != Some(found) {
         tracing::warn!(crd = name, "{}", reason::FORM_REPLACED);
         let note = reason::FORM_REPLACED.to_owned();
         ctx.events.warning(crd.object_ref(&()), reason::CRD_REPLACED, note);
@@ -126,13 +121,33 @@ async fn look(
             (repaired(&stored, &versions), reason::FORM_REPAIRED)
         }
     };
-    // Paced also where the write fails.
-    known.written = Some(Instant::now());
-    ctx.writer.patch_crd(name, &patch).await?;
+    match ctx.writer.patch_crd(name, &patch).await {
+        // Something else was faster. The next look decides anew.
+        Err(CallError::Conflict) => {
+            known.version.clear();
+            return Ok(());
+        }
+        written => {
+            // Paced also where the write is refused.
+            known.written = Some(Instant::now());
+            written?;
+        }
+    }
+    known.form = Some(Form::Expected);
+    tell(ctx, name, Form::Expected, pools);
     tracing::warn!(crd = name, "{note}");
     ctx.metrics.leadership.crd_repairs.with_label_values(&[name]).inc();
     ctx.events.normal(crd.object_ref(&()), reason::CRD_RESTORED, note.to_owned());
     Ok(())
+}
+
+/// Has the metrics, and the pools of IPPool's CRD, say which form it has.
+fn tell(ctx: &Context, name: &str, form: Form, pools: &Handle) {
+    let is_replaced = form == Form::Replaced;
+    ctx.metrics.leadership.crd_replaced.with_label_values(&[name]).set(is_replaced.into());
+    if name == IP_POOLS {
+        pools.crd_replaced(is_replaced);
+    }
 }
 
 /// Whether a CRD of this form is written.

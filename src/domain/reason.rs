@@ -330,10 +330,12 @@ pub const CRD_RESTORED: &str = "CRDRestored";
 pub const FORM_REPLACED: &str = "an upgrade of Harvester, or a person, has put another form in the place of the operator's CRD: addresses go on, and nothing is lost, but fields of the operator's form are dropped at each write; `harvester-guest-operator takeover --apply` puts the operator's back";
 
 /// Text about a CRD whose form the operator has replaced by its own.
-pub const FORM_REPAIRED: &str = "another form was in the place of the operator's CRD, which the operator has put back";
+pub const FORM_REPAIRED: &str =
+    "another form was in the place of the operator's CRD, which the operator has put back";
 
 /// Text about a CRD that has its status subresource again.
-pub const STATUS_BACK: &str = "the status subresource, which was removed while another controller led, is back";
+pub const STATUS_BACK: &str =
+    "the status subresource, which was removed while another controller led, is back";
 
 /// Text of the condition and the Event about another controller that leads.
 pub fn other_controller(holder: &str) -> String {

@@ -24,8 +24,10 @@ use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
 
 use super::{CallError, clock};
-use crate::api::{ANNOTATION_LEASE_ANSWER, ANNOTATION_LEASE_OPERATOR, ANNOTATION_LEASE_QUESTION,
-    ANNOTATION_LEASE_SECONDS};
+use crate::api::{
+    ANNOTATION_LEASE_ANSWER, ANNOTATION_LEASE_OPERATOR, ANNOTATION_LEASE_QUESTION,
+    ANNOTATION_LEASE_SECONDS,
+};
 use crate::domain::leader_election::{Action, LeaseSeen, Observer, Pace, RETRY, StoreWentBack};
 
 /// Consecutive failed calls about the Lease, with the claim expired, after which the API server

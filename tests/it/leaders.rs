@@ -9,8 +9,8 @@ use anyhow::{Result, ensure};
 use harvester_guest_operator::api::ANNOTATION_LEASE_SECONDS;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::events::v1::Event;
-use kube::{Api, ResourceExt as _};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use testbed::{Proxy, Start, Verdict, eventually};
 

@@ -158,7 +158,8 @@ impl Go {
         let pools = Api::<kube::core::DynamicObject>::all_with(self.client.clone(), &kind);
         let mut pool = pools.get("pool").await?;
         let used = pool.data["status"]["allocated"].as_object().cloned().unwrap_or_default();
-        let free = (100..255).map(|last| format!("10.1.0.{last}")).find(|ip| !used.contains_key(ip));
+        let free =
+            (100..255).map(|last| format!("10.1.0.{last}")).find(|ip| !used.contains_key(ip));
         let ip = free.context("the pool is full")?;
         if !pool.data["status"].is_object() {
             pool.data["status"] = json!({"available": 200, "total": 253, "lastAllocated": ""});

@@ -41,8 +41,8 @@ pub fn form(stored: &Value) -> Form {
 pub fn repaired(stored: &Value, ours: &Value) -> Value {
     let annotations = &stored["metadata"]["annotations"];
     let record = annotations[ANNOTATION_FORM].as_str();
-    let mut record: Value =
-        record.and_then(|record| serde_json::from_str(record).ok()).unwrap_or_else(|| json!({}));
+    let record = record.and_then(|record| serde_json::from_str::<Value>(record).ok());
+    let mut record = record.filter(Value::is_object).unwrap_or_else(|| json!({}));
     record["versions"] = stored["spec"]["versions"].clone();
     json!({
         "metadata": {

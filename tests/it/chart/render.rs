@@ -151,7 +151,8 @@ async fn where_it_is_only_rendered_the_defaults_harm_nothing() {
         let all = rendered.iter().filter(|object| object["kind"] == kind);
         all.map(|object| object["metadata"]["name"].as_str().unwrap().to_owned()).collect()
     };
-    let own = ["dhcpleases.loadbalancer.harvesterhci.io", "tokenrotations.credentials.harvesterhci.io"];
+    let own =
+        ["dhcpleases.loadbalancer.harvesterhci.io", "tokenrotations.credentials.harvesterhci.io"];
     assert_eq!(names("CustomResourceDefinition"), BTreeSet::from(own.map(str::to_owned)));
     for kind in ["PodDisruptionBudget", "Job"] {
         assert!(names(kind).is_empty(), "{kind}");

@@ -10,19 +10,14 @@ use tempfile::TempDir;
 use testbed::{Bed, Helm, Options, Version};
 
 const RELEASE: [&str; 3] = ["harvester", "--namespace", "harvester-system"];
-const CRDS: [&str; 2] = [
-    "crd/ippools.loadbalancer.harvesterhci.io",
-    "crd/loadbalancers.loadbalancer.harvesterhci.io",
-];
+const CRDS: [&str; 2] =
+    ["crd/ippools.loadbalancer.harvesterhci.io", "crd/loadbalancers.loadbalancer.harvesterhci.io"];
 
 /// Writes the chart: CRDs as templates, and one Deployment.
 fn chart(dir: &TempDir) -> Result<()> {
     let templates = dir.path().join("templates");
     fs::create_dir(&templates)?;
-    fs::write(
-        dir.path().join("Chart.yaml"),
-        "apiVersion: v2\nname: harvester\nversion: 1.0.0\n",
-    )?;
+    fs::write(dir.path().join("Chart.yaml"), "apiVersion: v2\nname: harvester\nversion: 1.0.0\n")?;
     fs::write(dir.path().join("values.yaml"), "enabled: true\nreplicaCount: 1\n")?;
     for crd in api::crds().iter().take(2) {
         let mut crd = json!(crd);
@@ -40,8 +35,7 @@ fn chart(dir: &TempDir) -> Result<()> {
             "spec": {"containers": [{"name": "go", "image": "go"}]},
         }},
     });
-    let deployment =
-        deployment.to_string().replace("\"REPLICAS\"", "{{ .Values.replicaCount }}");
+    let deployment = deployment.to_string().replace("\"REPLICAS\"", "{{ .Values.replicaCount }}");
     let text = format!("{{{{- if .Values.enabled }}}}\n{deployment}\n{{{{- end }}}}\n");
     fs::write(templates.join("deployment.yaml"), text)?;
     Ok(())
@@ -82,12 +76,25 @@ async fn the_annotation_keeps_every_address_when_the_sub_chart_is_disabled() -> 
         upgrade("enabled=false").await?;
         ensure!(replicas().await?.is_empty(), "{version:?}: not disabled");
         bed.kubectl(&["get", "lb", "a"]).await.context("the LoadBalancer is gone")?;
+        // Helm takes what its release has marked, and nothing else: `--adopt-crds` marks otherwise.
+        let mark = async |release: &str| {
+            for crd in CRDS {
+                let mark = format!("meta.helm.sh/release-name={release}");
+                bed.kubectl(&["annotate", "--overwrite", crd, &mark]).await?;
+            }
+            anyhow::Ok(())
+        };
+        mark("harvester-guest-operator").await?;
+        let refused = upgrade("enabled=true").await;
+        ensure!(format!("{refused:?}").contains("cannot be imported"), "{version:?}: {refused:?}");
+        mark(RELEASE[0]).await?;
         upgrade("enabled=true,replicaCount=0").await?;
         bed.kubectl(&["get", "lb", "a"]).await.context("the LoadBalancer is gone")?;
         helm.run(&["rollback", RELEASE[0], "1", RELEASE[1], RELEASE[2]]).await?;
         ensure!(replicas().await? == "1", "{version:?}: replicas as in that revision");
         for crd in CRDS {
-            let found = bed.kubectl(&["get", crd, "-o", "jsonpath={.metadata.annotations}"]).await?;
+            let found =
+                bed.kubectl(&["get", crd, "-o", "jsonpath={.metadata.annotations}"]).await?;
             ensure!(found.contains("resource-policy"), "{version:?}: {crd} is not kept any more");
         }
         bed.stop().await?;

@@ -88,7 +88,8 @@ fn the_ledger_is_written_with_owners_history_and_cursor() {
     stored.status.allocated.insert("10.0.0.14".into(), "ns/old".into());
     let mut book = book(&stored, 2);
     book.release("u0");
-    let status = serde_json::to_value(pool_status(pool(&book), &[], None, None, None, NOW)).unwrap();
+    let status =
+        serde_json::to_value(pool_status(pool(&book), &[], None, None, None, NOW)).unwrap();
     assert_eq!(status["allocated"], json!({"10.0.0.11": "ns/lb1", "10.0.0.14": "ns/old"}));
     assert_eq!(status["allocatedOwners"], json!({"10.0.0.11": "u1"}), "no owner, no entry");
     assert_eq!(status["allocatedHistory"], json!({"10.0.0.10": "ns/lb0"}));
