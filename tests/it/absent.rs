@@ -45,6 +45,7 @@ async fn a_kind_that_is_not_there_is_told_of_once_and_found_when_it_comes() -> R
         let told: Vec<&str> = of_it.filter(|line| !line.contains("no answer within")).collect();
         ensure!(told.len() == 1 && told[0].contains("not served"), "{kind}: {told:#?}");
     }
+    ensure!(!log.contains("finalizers are not counted"), "{log}");
     install_kubevirt(&cluster.bed).await?;
     eventually(LATER, "list of VMs", async || {
         Ok::<_, anyhow::Error>(operator.process.log().contains("virtual machines listed"))
