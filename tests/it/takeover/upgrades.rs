@@ -159,7 +159,7 @@ async fn an_upgrade_of_harvester_while_guests_come_and_go_loses_no_claim() -> Re
     Ok(())
 }
 
-/// Where the chart says so, the operator puts its form back, once: what insists is only named.
+/// The operator puts its form back, where that is allowed, once: a form that comes back at once is only named.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crd_that_was_replaced_is_put_back_where_that_is_allowed() -> Result<()> {
     let cluster = Cluster::start().await?;
