@@ -49,7 +49,8 @@ pub fn pool_ready(pool: &super::allocator::Pool) -> Condition {
 }
 
 /// The status that a pool should have. `notice`: the condition about a manual release, if there is
-/// one. `crd_is_replaced`: another form of the CRD is in the place of the operator's; `None`: not known. `generation`: the spec's. `now`: an RFC 3339 time.
+/// one. `crd_is_replaced`: another form of the CRD is in the place of the operator's; `None`: not
+/// known. `generation`: the spec's. `now`: an RFC 3339 time.
 pub fn pool_status(
     pool: &super::allocator::Pool,
     conditions: &[Condition],
