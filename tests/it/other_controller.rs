@@ -275,7 +275,7 @@ async fn a_form_of_the_crd_that_drops_its_records_is_said_and_changed() -> Resul
     }))?;
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
     leases.create(&PostParams::default(), &theirs).await?;
-    let mut operator = cluster.standby(Start::default()).await?;
+    let operator = cluster.standby(Start::default()).await?;
     let note = cluster.warned(LEASE, "OtherControllerLeads").await?;
     ensure!(note.contains(GO) && note.contains("removed it from the CRD"), "{note}");
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
@@ -331,7 +331,7 @@ async fn a_failure_of_some_seconds_does_not_hand_the_lease_to_the_go_controller(
     let proxy = Proxy::start(&cluster.bed).await?;
     let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
     let options = ["--lease-duration", "3"].map(str::to_owned).to_vec();
-    let mut operator = cluster.standby(Start { via, options, ..Start::default() }).await?;
+    let operator = cluster.standby(Start { via, options, ..Start::default() }).await?;
     operator.leads().await?;
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24", "gateway": "10.1.0.1"})).await?;
     let go = Go::new(&cluster).await?;
@@ -345,7 +345,7 @@ async fn a_failure_of_some_seconds_does_not_hand_the_lease_to_the_go_controller(
     tokio::time::sleep(Duration::from_secs(10).saturating_sub(failed.elapsed())).await;
     ensure!(!go.holds().await?, "the Go controller leads after {:?}", failed.elapsed());
     proxy.clear_rule();
-    operator.leads().await?;
+    shows(&operator, "hgo_leader", &[], |leads| leads == 1.0).await?;
     cluster.lb("after").await?;
     cluster.address("after").await?;
     ensure!(!competing.is_finished(), "the Go controller got the Lease");

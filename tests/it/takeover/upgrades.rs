@@ -174,7 +174,7 @@ async fn a_crd_that_was_replaced_is_put_back_where_that_is_allowed() -> Result<(
     };
     // Harvester's own form, which nothing has replaced, is left alone.
     let options = vec!["--repair-crds".to_owned()];
-    let mut operator = cluster.standby(Start { options, ..Start::default() }).await?;
+    let operator = cluster.standby(Start { options, ..Start::default() }).await?;
     operator.leads().await?;
     cluster.lb("a").await?;
     cluster.address("a").await?;
