@@ -111,6 +111,9 @@ pub const DHCP_FINALIZER: &str = "loadbalancer.harvesterhci.io/dhcp-release";
 /// Annotation of the Lease: identity of the replica of this operator that acquired it last. A
 /// holder with another identity is another controller.
 pub const ANNOTATION_LEASE_OPERATOR: &str = "loadbalancer.harvesterhci.io/operator";
+/// Annotation of the Lease: seconds without renewal after which another replica of this operator
+/// takes it. Other controllers wait for `spec.leaseDurationSeconds`.
+pub const ANNOTATION_LEASE_SECONDS: &str = "loadbalancer.harvesterhci.io/operator-lease-seconds";
 /// Annotation of the Lease: VMs that the leader cannot reach and asks the other replicas to probe.
 pub const ANNOTATION_LEASE_QUESTION: &str = "loadbalancer.harvesterhci.io/probe-question";
 /// Annotation of the Lease: result of the probes of another replica.

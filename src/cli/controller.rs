@@ -26,7 +26,7 @@ use crate::metrics::Metrics;
 /// Runs until SIGTERM or SIGINT, or until a task that must not end ends.
 pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     let lease = args.reach.lease()?;
-    let pace = Pace::new(args.lease_duration);
+    let pace = Pace::beside_go(args.lease_duration);
     let me = args.identity.clone().unwrap_or_else(identity);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -69,6 +69,7 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
         replica,
         began: Instant::now(),
         release_grace: args.dhcp.release_grace(),
+        repair_crds: args.repair_crds,
         agents: args.dhcp.agents(&args.admission)?.map(Arc::new),
     };
     let lookout = Lookout {

@@ -109,6 +109,10 @@ struct ControllerArgs {
         value_parser = clap::value_parser!(u8).range(LEASE_SECONDS)
     )]
     lease_duration: u8,
+    /// Puts the operator's CRDs back where another form has replaced them, such as by an upgrade of
+    /// Harvester, at most once in ten minutes. Without it the operator says so, and works with both.
+    #[arg(long, env = "HGO_REPAIR_CRDS")]
+    repair_crds: bool,
     #[command(flatten)]
     dhcp: dhcp::DhcpArgs,
     /// Namespaces, separated by commas, whose TokenRotations are carried out. The operator needs

@@ -7,6 +7,7 @@
 
 pub mod dhcp_agent;
 mod dhcp_lease;
+mod harvester;
 pub mod ip_pool;
 mod kube_vip;
 pub mod load_balancer;
@@ -52,6 +53,8 @@ pub struct Context {
     pub replica: Arc<second_opinion::Replica>,
     /// Start of the term.
     pub began: Instant,
+    /// Whether a CRD whose form has replaced the operator's is put back.
+    pub repair_crds: bool,
     /// Settings for the Deployments of DHCP agents. `None`: the operator makes none.
     pub agents: Option<Arc<dhcp_agent::Agents>>,
     /// Reader and writer of credentials.
@@ -88,6 +91,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let made = dhcp_agent::run(ctx.clone());
     let rotations = token_rotation::run(ctx.clone());
     let asked = second_opinion::ask(ctx.clone(), prober.clone());
+    let harvester = harvester::run(ctx.clone(), handle.clone());
     let (context, due) = load_balancer::Context::new(ctx, handle.clone(), prober.clone());
     // A separate task: its wake-ups would otherwise poll all the other tasks here.
     let serving = load_balancer::run(Arc::new(context), woken, due);
@@ -140,6 +144,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
         () = made => anyhow::bail!("DHCP agent controller exited"),
         () = rotations => anyhow::bail!("TokenRotation controller exited"),
         () = asked => anyhow::bail!("second opinion task exited"),
+        () = harvester => anyhow::bail!("monitor of Harvester's CRDs exited"),
         () = stored => anyhow::bail!("storage migration task exited"),
         () = annotated => anyhow::bail!("topology task exited"),
         () = catch_up => anyhow::bail!("endpoint catch-up task exited"),

@@ -22,21 +22,39 @@ pub const RETRY: Duration = Duration::from_millis(400);
 /// take it.
 pub const SAFETY_MARGIN: Duration = Duration::from_millis(500);
 
+/// Lease duration of the Go controller, in seconds (wrangler, `pkg/leader/leader.go`).
+const GO_LEASE_SECONDS: u8 = 45;
+
 /// Intervals and deadlines that follow from a lease duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     seconds: u8,
+    others: u8,
 }
 
 impl Pace {
     /// Pace for a lease duration in seconds, which must be in [`LEASE_SECONDS`].
     pub const fn new(seconds: u8) -> Self {
-        Self { seconds }
+        Self { seconds, others: seconds }
     }
 
-    /// Lease duration without renewal, in whole seconds, as in `spec.leaseDurationSeconds`.
+    /// Pace for a Lease for which the Go controller competes. The Go controller waits as long as for one
+    /// of its own, so that an API server that stalls for some seconds does not hand the Lease to it
+    /// while replicas of this operator live.
+    pub const fn beside_go(seconds: u8) -> Self {
+        let others = if seconds > GO_LEASE_SECONDS { seconds } else { GO_LEASE_SECONDS };
+        Self { seconds, others }
+    }
+
+    /// Lease duration without renewal for other replicas of this operator, in whole seconds.
     pub const fn seconds(self) -> u8 {
         self.seconds
+    }
+
+    /// Lease duration without renewal for other programs, in whole seconds, as in
+    /// `spec.leaseDurationSeconds`.
+    pub const fn others(self) -> u8 {
+        self.others
     }
 
     /// Interval at which the holder renews: 0.8 s for a duration of 3 s.
@@ -64,7 +82,8 @@ impl Pace {
 pub struct LeaseSeen {
     /// `spec.holderIdentity`; empty when the Lease was released.
     pub holder: String,
-    /// Lease duration, `spec.leaseDurationSeconds`.
+    /// Lease duration: of a replica of this operator the one that it wrote in an annotation, of another
+    /// controller `spec.leaseDurationSeconds`.
     pub duration: Duration,
     /// `metadata.resourceVersion`: any change shows that the holder is alive.
     pub version: String,
@@ -230,7 +249,9 @@ mod tests {
             // A renewal that hangs leaves time for another one.
             assert!(at(10) + pace.renew_every() + pace.deadline() < trusted, "{seconds}");
         }
-        let pace = Pace::new(DEFAULT_LEASE_SECONDS);
+        let pace = Pace::beside_go(DEFAULT_LEASE_SECONDS);
+        assert_eq!((pace.seconds(), pace.others()), (3, 45));
+        assert_eq!(Pace::beside_go(60).others(), 60);
         assert_eq!([pace.renew_every(), pace.deadline()].map(|d| d.as_millis()), [800, 1_200]);
     }
 }

@@ -24,7 +24,10 @@ use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
 
 use super::{CallError, clock};
-use crate::api::{ANNOTATION_LEASE_ANSWER, ANNOTATION_LEASE_OPERATOR, ANNOTATION_LEASE_QUESTION};
+use crate::api::{
+    ANNOTATION_LEASE_ANSWER, ANNOTATION_LEASE_OPERATOR, ANNOTATION_LEASE_QUESTION,
+    ANNOTATION_LEASE_SECONDS,
+};
 use crate::domain::leader_election::{Action, LeaseSeen, Observer, Pace, RETRY, StoreWentBack};
 
 /// Consecutive failed calls about the Lease, with the claim expired, after which the API server
@@ -305,7 +308,7 @@ impl Keeper {
                 let lease = Lease {
                     metadata: ObjectMeta {
                         name: Some(self.name.clone()),
-                        annotations: Some([self.mark()].into()),
+                        annotations: Some(self.marks().into()),
                         ..ObjectMeta::default()
                     },
                     spec: Some(self.spec(None, true)),
@@ -316,7 +319,7 @@ impl Keeper {
                 let Some(mut lease) = lease else { return Ok(Next::Pause(RETRY)) };
                 lease.spec = Some(self.spec(lease.spec.as_ref(), action == Action::Acquire));
                 let annotations = lease.metadata.annotations.get_or_insert_default();
-                annotations.extend([self.mark()]);
+                annotations.extend(self.marks());
                 put_question(annotations, leadership.said().question.clone());
                 self.api.replace(&self.name, &PostParams::default(), &lease).await?;
             }
@@ -374,9 +377,13 @@ impl Keeper {
         }
     }
 
-    /// Annotation that marks the holder as a replica of this operator, not another controller.
-    fn mark(&self) -> (String, String) {
-        (ANNOTATION_LEASE_OPERATOR.to_owned(), self.me.clone())
+    /// Annotations that mark the holder as a replica of this operator, and tell the other replicas how
+    /// long the Lease lasts for them.
+    fn marks(&self) -> [(String, String); 2] {
+        [
+            (ANNOTATION_LEASE_OPERATOR.to_owned(), self.me.clone()),
+            (ANNOTATION_LEASE_SECONDS.to_owned(), self.pace.seconds().to_string()),
+        ]
     }
 
     fn spec(&self, old: Option<&LeaseSpec>, takes_over: bool) -> LeaseSpec {
@@ -384,7 +391,7 @@ impl Keeper {
         let old = old.cloned().unwrap_or_default();
         LeaseSpec {
             holder_identity: Some(self.me.clone()),
-            lease_duration_seconds: Some(self.pace.seconds().into()),
+            lease_duration_seconds: Some(self.pace.others().into()),
             acquire_time: if takes_over { Some(now.clone()) } else { old.acquire_time },
             renew_time: Some(now),
             lease_transitions: Some(old.lease_transitions.unwrap_or(0) + i32::from(takes_over)),
@@ -402,18 +409,23 @@ fn put_question(annotations: &mut BTreeMap<String, String>, question: Option<Str
     }
 }
 
-fn seen(lease: &Lease) -> LeaseSeen {
-    let spec = lease.spec.as_ref();
-    let seconds = spec.and_then(|s| s.lease_duration_seconds).unwrap_or(0);
-    LeaseSeen {
-        holder: spec.and_then(|s| s.holder_identity.clone()).unwrap_or_default(),
-        duration: Duration::from_secs(u64::try_from(seconds).unwrap_or(0)),
+/// The facts of a Lease that decisions use.
+pub fn seen(lease: &Lease) -> LeaseSeen {
+    let spec = lease.spec.clone().unwrap_or_default();
+    let annotations = lease.metadata.annotations.clone().unwrap_or_default();
+    let mut seen = LeaseSeen {
+        holder: spec.holder_identity.unwrap_or_default(),
+        duration: seconds(spec.lease_duration_seconds),
         version: lease.metadata.resource_version.clone().unwrap_or_default(),
-        operator: lease
-            .metadata
-            .annotations
-            .as_ref()
-            .and_then(|annotations| annotations.get(ANNOTATION_LEASE_OPERATOR).cloned())
-            .unwrap_or_default(),
+        operator: annotations.get(ANNOTATION_LEASE_OPERATOR).cloned().unwrap_or_default(),
+    };
+    if seen.other_controller().is_none() {
+        let told = annotations.get(ANNOTATION_LEASE_SECONDS).and_then(|text| text.parse().ok());
+        seen.duration = told.map_or(seen.duration, |told| seconds(Some(told)));
     }
+    seen
+}
+
+fn seconds(count: Option<i32>) -> Duration {
+    Duration::from_secs(count.and_then(|count| u64::try_from(count).ok()).unwrap_or(0))
 }

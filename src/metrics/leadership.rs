@@ -1,6 +1,6 @@
-//! Metrics of leadership.
+//! Metrics of leadership, and of the CRDs that other software may change.
 
-use prometheus::{IntGauge, IntGaugeVec};
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::Maker;
 
@@ -11,6 +11,12 @@ pub struct Leadership {
     pub leader: IntGauge,
     /// 1 for another controller that holds the Lease, by its identity.
     pub other_controller: IntGaugeVec,
+    /// 1 for a CRD of which another form is in the place of the operator's. Only the leader sets it.
+    pub crd_replaced: IntGaugeVec,
+    /// VMs, and their instances, that have a finalizer of the Go controller. Only the leader sets it.
+    pub go_finalizers: IntGauge,
+    /// CRDs of which the operator put its form, or the status subresource, back.
+    pub crd_repairs: IntCounterVec,
 }
 
 impl Leadership {
@@ -21,6 +27,20 @@ impl Leadership {
                 "hgo_other_controller_leads",
                 "1 while another controller than this operator holds the Lease",
                 &["holder"],
+            )?,
+            crd_replaced: make.gauges(
+                "hgo_crd_replaced",
+                "1 while another form of the CRD is in the place of the operator's",
+                &["crd"],
+            )?,
+            go_finalizers: make.gauge(
+                "hgo_go_finalizers",
+                "VirtualMachines and VirtualMachineInstances with a finalizer of the Go controller",
+            )?,
+            crd_repairs: make.counters(
+                "hgo_crd_repairs_total",
+                "CRDs that the operator put back",
+                &["crd"],
             )?,
         })
     }

@@ -45,6 +45,7 @@ async fn a_missing_kind_is_logged_once_and_found_when_it_comes() -> Result<()> {
         let logged: Vec<&str> = of_it.filter(|line| !line.contains("no answer within")).collect();
         ensure!(logged.len() == 1 && logged[0].contains("not served"), "{kind}: {logged:#?}");
     }
+    ensure!(!log.contains("finalizers are not counted"), "{log}");
     install_kubevirt(&cluster.bed).await?;
     eventually(LATER, "list of VMs", async || {
         Ok::<_, anyhow::Error>(operator.process.log().contains("virtual machines listed"))

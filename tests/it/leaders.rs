@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use harvester_guest_operator::api::ANNOTATION_LEASE_SECONDS;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::events::v1::Event;
-use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use testbed::{Proxy, Start, Verdict, eventually};
 
@@ -65,10 +66,13 @@ async fn a_stopped_leader_gives_the_lease_back() -> Result<()> {
     second.leads().await?;
     cluster.lb("lb").await?;
     cluster.address("lb").await?;
-    let lease = leases(&cluster).get("harvester-load-balancer").await?.spec.unwrap_or_default();
+    let lease = leases(&cluster).get("harvester-load-balancer").await?;
+    let for_replicas = lease.annotations().get(ANNOTATION_LEASE_SECONDS);
+    assert_eq!(for_replicas.map(String::as_str), Some("10"), "as configured");
+    let lease = lease.spec.unwrap_or_default();
     assert_eq!(lease.holder_identity.as_deref(), Some("second"));
     assert_eq!(lease.lease_transitions, Some(2));
-    assert_eq!(lease.lease_duration_seconds, Some(10), "as configured");
+    assert_eq!(lease.lease_duration_seconds, Some(45), "for the Go controller");
     Ok(())
 }
 

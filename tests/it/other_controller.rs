@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::api::LoadBalancer;
+use harvester_guest_operator::api::{LB_FINALIZER, LoadBalancer};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -20,7 +20,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
-use testbed::{Stalls, Start, client_from, eventually};
+use testbed::{Proxy, Stalls, Start, Verdict, client_from, eventually};
 
 use crate::support::{Cluster, SOON, address, ready, shows};
 
@@ -133,8 +133,10 @@ impl Go {
             leases.replace(LEASE, &PostParams::default(), &lease).await?;
             if self.works.load(Ordering::Relaxed) {
                 for lb in self.lbs().list(&ListParams::default()).await? {
-                    if address(&lb).is_none() {
-                        // A refused write is tried again, as by its queue.
+                    // A refused write is tried again, as by its queue.
+                    if lb.metadata.deletion_timestamp.is_some() {
+                        drop(self.take_back(lb).await);
+                    } else if address(&lb).is_none() {
                         drop(self.give(lb).await);
                     }
                 }
@@ -161,9 +163,10 @@ impl Go {
         let kind = kube::core::ApiResource::erase::<harvester_guest_operator::api::IPPool>(&());
         let pools = Api::<kube::core::DynamicObject>::all_with(self.client.clone(), &kind);
         let mut pool = pools.get("pool").await?;
-        let used = pool.data["status"]["allocated"].as_object().map_or(0, serde_json::Map::len);
-        let first = u32::from(std::net::Ipv4Addr::new(10, 1, 0, 100));
-        let ip = std::net::Ipv4Addr::from(first + u32::try_from(used)?).to_string();
+        let used = pool.data["status"]["allocated"].as_object().cloned().unwrap_or_default();
+        let free =
+            (100..255).map(|last| format!("10.1.0.{last}")).find(|ip| !used.contains_key(ip));
+        let ip = free.context("the pool is full")?;
         if !pool.data["status"].is_object() {
             pool.data["status"] = json!({"available": 200, "total": 253, "lastAllocated": ""});
         }
@@ -178,6 +181,22 @@ impl Go {
         });
         let lb = serde_json::from_value(value)?;
         self.lbs().replace(&LoadBalancer::name_any(&lb), &PostParams::default(), &lb).await?;
+        Ok(())
+    }
+
+    /// Releases the address of a LoadBalancer that is being deleted, then lets it go
+    /// (`pkg/controller/loadbalancer/controller.go`, `OnRemove`).
+    async fn take_back(&self, mut lb: LoadBalancer) -> Result<()> {
+        let kind = kube::core::ApiResource::erase::<harvester_guest_operator::api::IPPool>(&());
+        let pools = Api::<kube::core::DynamicObject>::all_with(self.client.clone(), &kind);
+        let mut pool = pools.get("pool").await?;
+        let name = format!("default/{}", lb.name_any());
+        if let Some(allocated) = pool.data["status"]["allocated"].as_object_mut() {
+            allocated.retain(|_, owner| *owner != name.as_str());
+        }
+        pools.replace("pool", &PostParams::default(), &pool).await?;
+        lb.finalizers_mut().retain(|finalizer| finalizer != LB_FINALIZER);
+        self.lbs().replace(&lb.name_any(), &PostParams::default(), &lb).await?;
         Ok(())
     }
 }
@@ -199,9 +218,12 @@ async fn the_holder_of_the_lease_gives_addresses_and_is_named() -> Result<()> {
     let intruder = cluster.lbs().get("ours").await?;
     ensure!(go.give(intruder).await.is_err(), "a controller that does not lead wrote a status");
 
-    // The process is stopped for longer than its Lease lasts, and continues.
+    // The process is stopped, the Go controller gets the Lease, and the process continues.
     let stalls = Stalls::watch()?;
     operator.process.signal("STOP")?;
+    let freed = Patch::Merge(json!({"spec": {"holderIdentity": ""}}));
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
+    leases.patch(LEASE, &PatchParams::default(), &freed).await?;
     go.acquire().await?;
     operator.process.signal("CONT")?;
     let leading = tokio::spawn({
@@ -259,7 +281,7 @@ async fn a_form_of_the_crd_that_drops_its_records_is_said_and_changed() -> Resul
     }))?;
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
     leases.create(&PostParams::default(), &theirs).await?;
-    let _operator = cluster.standby(Start::default()).await?;
+    let operator = cluster.standby(Start::default()).await?;
     let note = cluster.warned(LEASE, "OtherControllerLeads").await?;
     ensure!(note.contains(GO) && note.contains("removed it from the CRD"), "{note}");
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
@@ -293,5 +315,46 @@ async fn a_form_of_the_crd_that_drops_its_records_is_said_and_changed() -> Resul
     let ours = harvester_guest_operator::api::crds().into_iter().find(|c| c.name_any() == IP_POOLS);
     let ours = Patch::Merge(json!({"spec": {"versions": ours.map(|crd| crd.spec.versions)}}));
     crds.patch(IP_POOLS, &PatchParams::default(), &ours).await?;
-    eventually(SOON, "the end of the subresource that was put back", is_safe).await
+    eventually(SOON, "the end of the subresource that was put back", is_safe).await?;
+
+    // The operator leads again: the subresource is back, and no claim is lost.
+    go.release().await?;
+    operator.leads().await?;
+    shows(&operator, "hgo_crd_repairs_total", &[IP_POOLS], |repairs| repairs == 1.0).await?;
+    ensure!(!is_safe().await?, "counted, and not written");
+    cluster.lb("d").await?;
+    cluster.address("d").await?;
+    let now = cluster.addresses().await?;
+    ensure!(given.iter().all(|(name, ip)| now.get(name) == Some(ip)), "{given:?}, then {now:?}");
+    cluster.consistent().await
+}
+
+/// An API server, or a network, that fails for longer than the Lease lasts for other replicas, but not for
+/// the Go controller, which competes all the time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_of_some_seconds_does_not_hand_the_lease_to_the_go_controller() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let proxy = Proxy::start(&cluster.bed).await?;
+    let via = Some((proxy.url().to_owned(), proxy.ca_pem().to_owned()));
+    let options = ["--lease-duration", "3"].map(str::to_owned).to_vec();
+    let operator = cluster.standby(Start { via, options, ..Start::default() }).await?;
+    operator.leads().await?;
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/24", "gateway": "10.1.0.1"})).await?;
+    let go = Go::new(&cluster).await?;
+    let competing = tokio::spawn({
+        let go = go.clone();
+        async move { go.acquire().await }
+    });
+    let failed = Instant::now();
+    proxy.set_rule(|_| Verdict::Hang);
+    shows(&operator, "hgo_leader", &[], |leads| leads == 0.0).await?;
+    tokio::time::sleep(Duration::from_secs(10).saturating_sub(failed.elapsed())).await;
+    ensure!(!go.holds().await?, "the Go controller leads after {:?}", failed.elapsed());
+    proxy.clear_rule();
+    shows(&operator, "hgo_leader", &[], |leads| leads == 1.0).await?;
+    cluster.lb("after").await?;
+    cluster.address("after").await?;
+    ensure!(!competing.is_finished(), "the Go controller got the Lease");
+    competing.abort();
+    Ok(())
 }

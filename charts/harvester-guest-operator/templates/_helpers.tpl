@@ -34,6 +34,16 @@ annotations:
 {{- end }}
 {{- end -}}
 
+{{- define "hgo.takeover" -}}{{ include "hgo.name" . }}-takeover{{- end -}}
+
+{{/* Annotations of what Helm makes after an installation or upgrade: (list weight deletion-policy). Argo CD
+understands them too. */}}
+{{- define "hgo.hook" -}}
+helm.sh/hook: post-install,post-upgrade
+helm.sh/hook-weight: {{ index . 0 | quote }}
+helm.sh/hook-delete-policy: {{ index . 1 }}
+{{- end -}}
+
 {{- define "hgo.account" -}}
 {{- if .Values.serviceAccount.name -}}
 {{ .Values.serviceAccount.name }}
@@ -55,6 +65,11 @@ annotations:
 {{- define "hgo.choice" -}}
 {{- $mode := index . 0 -}}
 {{- if or (eq $mode "always") (and (eq $mode "auto") (index . 1)) }}yes{{ end -}}
+{{- end -}}
+
+{{/* Whether there is a cluster to ask. There is none for `helm template` and Argo CD. */}}
+{{- define "hgo.cluster" -}}
+{{- if lookup "v1" "Namespace" "" "kube-system" }}yes{{ end -}}
 {{- end -}}
 
 {{/* Whether an object is this release's to render, given what is stored of it: (list $ stored). Helm

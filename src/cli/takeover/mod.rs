@@ -35,6 +35,9 @@ pub(super) struct TakeoverArgs {
     /// Carries the plan out. Without it the plan is printed and nothing is changed.
     #[arg(long)]
     apply: bool,
+    /// Refuses, before anything is changed, where the address of a LoadBalancer would change.
+    #[arg(long, conflicts_with = "undo")]
+    keep_addresses: bool,
     /// Goes back to the Go controller.
     #[arg(long)]
     undo: bool,
@@ -96,9 +99,17 @@ pub(super) async fn run(args: TakeoverArgs) -> anyhow::Result<()> {
         let (namespace, dhcp) = (&args.controller.0, Networks::default());
         let read = stored::read(&reader, &refusals, namespace, dhcp, &metrics);
         let reading = Box::pin(read).await?;
-        say(&format!("\n{}", report::forecast(&forecast(&reading.stored))))?;
+        let forecast = forecast(&reading.stored);
+        say(&format!("\n{}", report::forecast(&forecast)))?;
         let unknown = unread::sentences(&refusals.all(), &reading.late);
         say(&unread::section(&unknown))?;
+        if args.keep_addresses && forecast.changes() > 0 {
+            bail!(
+                "{} addresses would change, so nothing was changed: decide, and run the command without \
+                 --keep-addresses",
+                forecast.changes()
+            );
+        }
     }
     say(&format!("\n{}", report::plan(direction, &state)))?;
     if !args.apply {

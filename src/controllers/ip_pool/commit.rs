@@ -73,7 +73,8 @@ impl LedgerTask {
             } else if let (Some(pool), Some(stored)) =
                 (self.book.pools().get(&name), self.stored.get(&name))
             {
-                jobs.extend(job(name, pool, stored, self.ctx.writer.pools_are_plain(), &now));
+                let plain = self.ctx.writer.pools_are_plain();
+                jobs.extend(job(name, pool, stored, self.crd_is_replaced, plain, &now));
             }
         }
         let results =
@@ -160,11 +161,19 @@ impl LedgerTask {
 }
 
 /// Writes that one pool needs. `None`: the stored pool is current.
-fn job(name: String, pool: &Pool, stored: &StoredPool, plain: bool, now: &str) -> Option<Job> {
+fn job(
+    name: String,
+    pool: &Pool,
+    stored: &StoredPool,
+    crd_is_replaced: Option<bool>,
+    plain: bool,
+    now: &str,
+) -> Option<Job> {
     let desired = status::pool_status(
         pool,
         &stored.status.conditions,
         stored.notice.as_ref(),
+        crd_is_replaced,
         stored.generation,
         now,
     );

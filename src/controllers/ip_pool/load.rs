@@ -99,6 +99,7 @@ impl LedgerTask {
             bytes_written: 0,
             started,
             measured: BTreeSet::new(),
+            crd_is_replaced: None,
             sweeper: None,
         };
         // Pools are listed before LoadBalancers, so the owner of each claim read here is in the

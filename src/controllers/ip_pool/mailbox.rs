@@ -31,6 +31,7 @@ pub(super) enum Message {
     Release(Owner, Option<Reply<()>>),
     PoolChanged(String, Option<String>),
     NetworksChanged,
+    CrdReplaced(bool),
     Orphaned(Box<Orphan>),
 }
 
@@ -43,6 +44,8 @@ pub(super) struct Batch {
     pub(super) pools: BTreeSet<String>,
     /// Whether a network has moved to another segment.
     pub(super) networks: bool,
+    /// Whether every pool must be compared with what it should say.
+    pub(super) conditions: bool,
     /// Claims of LoadBalancers that the API server no longer has.
     pub(super) orphans: Vec<Orphan>,
 }
@@ -58,6 +61,7 @@ impl Batch {
             && self.releases.is_empty()
             && self.pools.is_empty()
             && !self.networks
+            && !self.conditions
             && self.orphans.is_empty()
     }
 }
@@ -102,6 +106,11 @@ impl Handle {
     /// Enqueues an update of the networks: one has moved to another segment, or is gone.
     pub fn networks_changed(&self) {
         let _ = self.send(Message::NetworksChanged);
+    }
+
+    /// Has every pool say whether another form of the CRD is in the place of the operator's.
+    pub fn crd_replaced(&self, is: bool) {
+        let _ = self.send(Message::CrdReplaced(is));
     }
 
     /// Enqueues a claim whose LoadBalancer is gone according to the API server.

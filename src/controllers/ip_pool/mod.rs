@@ -46,6 +46,8 @@ pub struct LedgerTask {
     started: Instant,
     /// Pools with metrics, so that series are removed with their pool.
     measured: BTreeSet<String>,
+    /// Whether another form of the CRD is in the place of the operator's. `None`: not looked at yet.
+    crd_is_replaced: Option<bool>,
     /// Task that looks up claims that may have no owner.
     sweeper: Option<AbortOnDropHandle<()>>,
 }
@@ -129,6 +131,13 @@ impl LedgerTask {
                 batch.pools.insert(name);
             }
             Message::NetworksChanged => batch.networks = true,
+            Message::CrdReplaced(is) => {
+                if self.crd_is_replaced.replace(is) != Some(is) {
+                    let names: Vec<String> = self.book.pools().keys().cloned().collect();
+                    names.iter().for_each(|name| self.book.touch(name));
+                    batch.conditions = true;
+                }
+            }
             Message::Orphaned(orphan) => batch.orphans.push(*orphan),
         }
     }

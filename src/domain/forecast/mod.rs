@@ -69,6 +69,13 @@ pub struct Forecast {
     pub findings: Vec<Finding>,
 }
 
+impl Forecast {
+    /// Addresses that change, and are lost.
+    pub fn changes(&self) -> usize {
+        self.findings.iter().filter(|finding| finding.effect == Effect::Changes).count()
+    }
+}
+
 /// Reads what is stored into an allocator and asks it.
 pub fn forecast(stored: &Stored) -> Forecast {
     let mut forecast = Forecast::default();

@@ -7,10 +7,66 @@ use serde_json::{Value, json};
 
 /// Annotation of a CRD: versions and Helm's marks before the operator's form replaced them, as JSON.
 pub const ANNOTATION_FORM: &str = "loadbalancer.harvesterhci.io/form-before-takeover";
+/// Annotation of IPPool's CRD: a replica of the operator has removed the status subresource, because
+/// another controller led.
+pub const ANNOTATION_STATUS_REMOVED: &str = "loadbalancer.harvesterhci.io/status-removed";
 /// Label by which Helm recognizes what it manages.
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Annotations by which Helm recognizes to which release an object belongs: name and namespace.
 const RELEASE: [&str; 2] = ["meta.helm.sh/release-name", "meta.helm.sh/release-namespace"];
+
+/// Form of a stored CRD, as the operator finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// The operator's, of whatever version, or Harvester's where the operator's never replaced it.
+    Expected,
+    /// The operator's, from which a replica has removed the status subresource.
+    StatusRemoved,
+    /// Another form in the place of the operator's, such as from an upgrade of Harvester.
+    Replaced,
+}
+
+/// Form of a stored CRD.
+pub fn form(stored: &Value) -> Form {
+    let annotations = &stored["metadata"]["annotations"];
+    match is_operators(stored) {
+        true if annotations[ANNOTATION_STATUS_REMOVED].is_string() => Form::StatusRemoved,
+        false if annotations[ANNOTATION_FORM].is_string() => Form::Replaced,
+        _ => Form::Expected,
+    }
+}
+
+/// Merge patch that puts the versions `ours` in the place of those that have replaced the operator's.
+/// Helm's marks, and the record of those before the take-over, stay.
+pub fn repaired(stored: &Value, ours: &Value) -> Value {
+    let annotations = &stored["metadata"]["annotations"];
+    let record = annotations[ANNOTATION_FORM].as_str();
+    let record = record.and_then(|record| serde_json::from_str::<Value>(record).ok());
+    let mut record = record.filter(Value::is_object).unwrap_or_else(|| json!({}));
+    record["versions"] = stored["spec"]["versions"].clone();
+    json!({
+        "metadata": {
+            "resourceVersion": stored["metadata"]["resourceVersion"],
+            "annotations": {ANNOTATION_FORM: record.to_string(), ANNOTATION_STATUS_REMOVED: null},
+        },
+        "spec": {"versions": ours},
+    })
+}
+
+/// Merge patch that puts back the status subresource that [`without_status`] removed.
+pub fn with_status(stored: &Value) -> Value {
+    let mut versions = stored["spec"]["versions"].clone();
+    for version in versions.as_array_mut().into_iter().flatten() {
+        version["subresources"]["status"] = json!({});
+    }
+    json!({
+        "metadata": {
+            "resourceVersion": stored["metadata"]["resourceVersion"],
+            "annotations": {ANNOTATION_STATUS_REMOVED: null},
+        },
+        "spec": {"versions": versions},
+    })
+}
 
 /// Merge patch that puts the versions `ours` into the stored CRD, and has the Helm release of the
 /// operator, if there is one, own it: a later `helm upgrade` of the operator then upgrades the CRD.
@@ -38,7 +94,7 @@ pub fn adopted(stored: &Value, ours: &Value, operator: &Value) -> Value {
     let mut patch = json!({
         "metadata": {
             "resourceVersion": stored["metadata"]["resourceVersion"],
-            "annotations": {ANNOTATION_FORM: record},
+            "annotations": {ANNOTATION_FORM: record, ANNOTATION_STATUS_REMOVED: null},
         },
         "spec": {"versions": ours},
     });
@@ -61,7 +117,7 @@ pub fn restored(stored: &Value) -> Option<Value> {
         "metadata": {
             "resourceVersion": metadata["resourceVersion"],
             "labels": {MANAGED_BY: record["managedBy"]},
-            "annotations": {ANNOTATION_FORM: null},
+            "annotations": {ANNOTATION_FORM: null, ANNOTATION_STATUS_REMOVED: null},
         },
     });
     for (index, key) in RELEASE.into_iter().enumerate() {
@@ -74,7 +130,7 @@ pub fn restored(stored: &Value) -> Option<Value> {
 }
 
 /// Merge patch that serves every version without the status subresource, which drops the status in
-/// the plain updates of the Go controller. `None`: no version has it.
+/// the plain updates of the Go controller, and marks the CRD. `None`: no version has it.
 pub fn without_status(stored: &Value) -> Option<Value> {
     let mut versions = stored["spec"]["versions"].clone();
     let mut had = false;
@@ -85,7 +141,10 @@ pub fn without_status(stored: &Value) -> Option<Value> {
     }
     had.then(|| {
         json!({
-            "metadata": {"resourceVersion": stored["metadata"]["resourceVersion"]},
+            "metadata": {
+                "resourceVersion": stored["metadata"]["resourceVersion"],
+                "annotations": {ANNOTATION_STATUS_REMOVED: "true"},
+            },
             "spec": {"versions": versions},
         })
     })
@@ -197,7 +256,36 @@ mod tests {
         let safe = without_status(&stored).unwrap();
         let safe = apply(stored, &safe);
         assert_eq!(safe["spec"]["versions"][0]["subresources"], json!({}));
-        assert!(is_operators(&safe));
+        assert_eq!(form(&safe), Form::StatusRemoved);
         assert_eq!(without_status(&safe), None);
+        let back = with_status(&safe);
+        let back = apply(safe, &back);
+        assert_eq!(back["spec"]["versions"], ours("a"));
+        assert_eq!(form(&back), Form::Expected);
+    }
+
+    #[test]
+    fn a_form_that_replaced_the_operators_is_found_and_replaced() {
+        assert_eq!(form(&stored()), Form::Expected, "the operator's never replaced it");
+        let mut upgraded = adopt(stored(), &ours("a"));
+        assert_eq!(form(&upgraded), Form::Expected);
+        upgraded["spec"]["versions"] = harvesters("b");
+        assert_eq!(form(&upgraded), Form::Replaced);
+        // With the marks that `adopted` wrote, and with those that a chart has written since.
+        for marks in [["hgo", "lb"], ["harvester", "harvester-system"]] {
+            let mut upgraded = upgraded.clone();
+            for (key, value) in RELEASE.into_iter().zip(marks) {
+                upgraded["metadata"]["annotations"][key] = json!(value);
+            }
+            let patch = repaired(&upgraded, &ours("a"));
+            let again = apply(upgraded, &patch);
+            assert_eq!(again["spec"]["versions"], ours("a"));
+            assert_eq!(form(&again), Form::Expected);
+            let patch = restored(&again).unwrap();
+            let restored = apply(again, &patch);
+            assert_eq!(restored["spec"]["versions"], harvesters("b"));
+            assert_eq!(restored["metadata"], stored()["metadata"]);
+            assert_eq!(form(&restored), Form::Expected);
+        }
     }
 }

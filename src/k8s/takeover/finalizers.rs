@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use futures::{StreamExt as _, stream};
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::core::{ObjectMeta, PartialObjectMeta};
-use kube::{Api, Resource};
+use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::time::{Instant, sleep_until};
@@ -24,31 +24,7 @@ const AT_A_TIME: usize = 16;
 impl Takeover {
     /// VirtualMachines and VirtualMachineInstances that have one of [`VM_FINALIZERS`].
     pub async fn finalizers(&self) -> anyhow::Result<usize> {
-        let vms = self.held::<VirtualMachine>().await?.len();
-        Ok(vms + self.held::<VirtualMachineInstance>().await?.len())
-    }
-
-    /// Metadata of the objects of a kind that have one of [`VM_FINALIZERS`]. None where the kind is not
-    /// served.
-    async fn held<K>(&self) -> anyhow::Result<Vec<ObjectMeta>>
-    where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
-    {
-        let api = Api::<PartialObjectMeta<K>>::all(self.client.clone());
-        let mut params = ListParams::default().limit(PAGE);
-        let mut held = Vec::new();
-        loop {
-            let page = match call(api.list(&params)).await {
-                Err(CallError::NotFound) => return Ok(held),
-                page => page.with_context(|| format!("list {}", K::plural(&())))?,
-            };
-            let metadata = page.items.into_iter().map(|object| object.metadata);
-            held.extend(metadata.filter(|meta| without_finalizers(meta).is_some()));
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => params = params.continue_token(&token),
-                None => return Ok(held),
-            }
-        }
+        count(&self.client).await
     }
 
     /// Removes [`VM_FINALIZERS`] from every VM, at most so many objects a second, and reports how many
@@ -58,8 +34,8 @@ impl Takeover {
         per_second: u16,
         mut done: impl FnMut(usize),
     ) -> anyhow::Result<()> {
-        let vms = self.held::<VirtualMachine>().await?;
-        let instances = self.held::<VirtualMachineInstance>().await?;
+        let vms = held::<VirtualMachine>(&self.client).await?;
+        let instances = held::<VirtualMachineInstance>(&self.client).await?;
         let began = Instant::now();
         let interval = Duration::from_secs(1) / u32::from(per_second.max(1));
         let vms = vms.into_iter().map(|meta| (false, meta));
@@ -105,6 +81,40 @@ impl Takeover {
                 Err(error)
                     .with_context(|| format!("remove the finalizers of {kind} {namespace}/{name}"))
             }
+        }
+    }
+}
+
+/// VirtualMachines and VirtualMachineInstances that have one of [`VM_FINALIZERS`].
+pub async fn count(client: &Client) -> anyhow::Result<usize> {
+    let vms = held::<VirtualMachine>(client).await?.len();
+    Ok(vms + held::<VirtualMachineInstance>(client).await?.len())
+}
+
+/// Metadata of the objects of a kind that have one of [`VM_FINALIZERS`]. None where the kind is not
+/// served.
+async fn held<K>(client: &Client) -> anyhow::Result<Vec<ObjectMeta>>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let api = Api::<PartialObjectMeta<K>>::all(client.clone());
+    let mut params = ListParams::default().limit(PAGE);
+    let mut held = Vec::new();
+    loop {
+        let read = async {
+            match api.list(&params).await {
+                // An API server has no reason in its answer about a kind that it does not serve.
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+                page => page.map(Some),
+            }
+        };
+        let page = call(read).await.with_context(|| format!("list {}", K::plural(&())))?;
+        let Some(page) = page else { return Ok(held) };
+        let metadata = page.items.into_iter().map(|object| object.metadata);
+        held.extend(metadata.filter(|meta| without_finalizers(meta).is_some()));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(held),
         }
     }
 }

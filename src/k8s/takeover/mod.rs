@@ -5,7 +5,7 @@
 //! the record of what was there before; a conflict is no fault, because the caller decides anew.
 
 mod crds;
-mod finalizers;
+pub mod finalizers;
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ use kube::core::ObjectMeta;
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use serde_json::json;
 
+use super::lease::seen;
 use super::{CallError, call_within};
-use crate::api::ANNOTATION_LEASE_OPERATOR;
 use crate::domain::admission::webhook_configuration::{CONFIGURATION, MANAGER, REGISTERED_BY};
 use crate::domain::takeover::steps::{
     ANNOTATION_REPLICAS, ANNOTATION_VALUES, Admission, Deployment as Replicas, Leader,
@@ -275,15 +275,15 @@ fn managed(chart: &DynamicObject) -> ManagedChart {
 
 /// Holder of a Lease at `now`, in seconds since the epoch. One that has run out counts as free.
 fn holder(lease: &Lease, now: i64) -> Leader {
-    let spec = lease.spec.clone().unwrap_or_default();
-    let holder = spec.holder_identity.unwrap_or_default();
-    let renewed = spec.renew_time.map_or(0, |time| time.0.as_second());
-    let until = renewed + i64::from(spec.lease_duration_seconds.unwrap_or(0)) + LEEWAY;
-    if holder.is_empty() || until < now {
-        return Leader::None;
+    let seen = seen(lease);
+    let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.as_ref());
+    let lasts = i64::try_from(seen.duration.as_secs()).unwrap_or(i64::MAX);
+    let until = renewed.map_or(0, |time| time.0.as_second()).saturating_add(lasts) + LEEWAY;
+    match seen.other_controller() {
+        _ if seen.holder.is_empty() || until < now => Leader::None,
+        Some(other) => Leader::Other(other.to_owned()),
+        None => Leader::Operator(seen.holder),
     }
-    let operator = lease.annotations().get(ANNOTATION_LEASE_OPERATOR);
-    if operator == Some(&holder) { Leader::Operator(holder) } else { Leader::Other(holder) }
 }
 
 fn registered(configuration: &ValidatingWebhookConfiguration) -> Admission {

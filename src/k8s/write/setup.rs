@@ -12,6 +12,8 @@ use super::Writer;
 use crate::api::IPPool;
 use crate::k8s::{CallError, call};
 
+const CRD: &str = "CustomResourceDefinition";
+
 impl Writer {
     /// Creates an IPPool. Returns the stored object. An existing one with the name is a conflict.
     pub async fn create_pool(&self, pool: &IPPool) -> Result<IPPool, CallError> {
@@ -31,14 +33,19 @@ impl Writer {
         self.patch::<ConfigMap>("ConfigMap", &list, name, patch, None).await
     }
 
+    /// Patches a CustomResourceDefinition.
+    pub async fn patch_crd(&self, name: &str, patch: &Value) -> Result<ObjectMeta, CallError> {
+        let list = CustomResourceDefinition::url_path(&(), None);
+        self.patch::<CustomResourceDefinition>(CRD, &list, name, patch, None).await
+    }
+
     /// Patches a CustomResourceDefinition's status.
     pub async fn patch_crd_status(
         &self,
         name: &str,
         patch: &Value,
     ) -> Result<ObjectMeta, CallError> {
-        const KIND: &str = "CustomResourceDefinition";
         let list = CustomResourceDefinition::url_path(&(), None);
-        self.patch::<CustomResourceDefinition>(KIND, &list, name, patch, Some("status")).await
+        self.patch::<CustomResourceDefinition>(CRD, &list, name, patch, Some("status")).await
     }
 }

@@ -20,6 +20,8 @@ const LOG: &str = "audit.log";
 pub struct Asked {
     /// All requested rights.
     pub rights: BTreeSet<String>,
+    /// The same by user name.
+    pub by_user: BTreeMap<String, BTreeSet<String>>,
     /// Requested rights that no role grants, with the server's message.
     pub forbidden: BTreeMap<String, String>,
     /// All requested rights, by the user who asked.

@@ -10,7 +10,7 @@ use crate::{Helm, Version, repository};
 /// The release and its namespace, as on a Harvester.
 const RELEASE: [&str; 3] = ["harvester-guest-operator", "--namespace", "harvester-system"];
 /// Values that turn off objects that a plain manifest does not need.
-const PLAIN: [&str; 2] = ["crds.mode=never", "podDisruptionBudget.mode=never"];
+const PLAIN: [&str; 1] = ["crds.mode=never"];
 /// Labels that name the installer.
 const HELM_LABELS: [&str; 4] = [
     "app.kubernetes.io/instance: ",

@@ -25,7 +25,7 @@ pub(crate) use self::values::leaves;
 const ALL_ON: &str = "tests/it/chart/all-on.yaml";
 
 /// All objects of rendered templates.
-fn objects(rendered: &BTreeMap<String, String>) -> Vec<Value> {
+pub(crate) fn objects(rendered: &BTreeMap<String, String>) -> Vec<Value> {
     let texts = rendered.values().flat_map(|text| text.split("---\n"));
     texts
         .map(|text| serde_saphyr::from_str(text).unwrap())
@@ -33,7 +33,7 @@ fn objects(rendered: &BTreeMap<String, String>) -> Vec<Value> {
         .collect()
 }
 
-fn object<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
+pub(crate) fn object<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
     let is_it = |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
     objects.iter().find(is_it).unwrap_or_else(|| panic!("no {kind} {name}"))
 }

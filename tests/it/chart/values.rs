@@ -15,7 +15,7 @@ const PAGE: &str = "docs/reference/chart-values.md";
 const SCHEMA: &str = "charts/harvester-guest-operator/values.schema.json";
 
 /// Values files, and the name that the refusal must contain.
-const WRONG: [(&str, &str); 64] = [
+const WRONG: [(&str, &str); 66] = [
     ("replicaCout: 2", "replicaCout"),
     ("replicasCount: 2", "replicasCount"),
     ("replicaCount: two", "/replicaCount"),
@@ -59,6 +59,8 @@ const WRONG: [(&str, &str); 64] = [
     ("metrics: {port: 70000}", "/metrics/port"),
     ("crds: {mode: 'yes'}", "/crds/mode"),
     ("crds: {install: true}", "install"),
+    ("crds: {repair: 'yes'}", "/crds/repair"),
+    ("takeover: {automatic: 'yes'}", "/takeover/automatic"),
     ("networkPolicy: {metricsFrom: [{}]}", "/networkPolicy/metricsFrom/0"),
     ("networkPolicy: {from: []}", "from"),
     ("serviceMonitor: {interval: 30}", "/serviceMonitor/interval"),

@@ -22,6 +22,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -40,6 +41,8 @@ pub(super) const CONTROLLER: &str = "harvester-load-balancer";
 pub(super) const WEBHOOK: &str = "harvester-load-balancer-webhook";
 pub(super) const OPERATOR: &str = "harvester-guest-operator";
 const CONFIGURATION: &str = WEBHOOK;
+/// Beginning of the Go controller's identity.
+const GO: &str = "harvester-load-balancer-";
 const TICK: Duration = Duration::from_millis(100);
 /// Finalizers of the Go controller on VirtualMachines and on their instances.
 pub(super) const FINALIZERS: [&str; 2] = [
@@ -176,12 +179,9 @@ impl Harvester {
 
     /// Waits until the Go controller leads ("go"), or the operator ("operator").
     pub(super) async fn leads(&self, who: &str) -> Result<()> {
-        let api: Api<k8s_openapi::api::coordination::v1::Lease> =
-            Api::namespaced(self.cluster.client.clone(), "kube-system");
         eventually(SOON, &format!("{who} leads"), async || {
-            let lease = api.get_opt(CONTROLLER).await?;
-            let holder = lease.and_then(|lease| lease.spec?.holder_identity).unwrap_or_default();
-            let is_go = holder.starts_with("harvester-load-balancer-");
+            let holder = self.holder().await?;
+            let is_go = holder.starts_with(GO);
             anyhow::Ok(!holder.is_empty() && is_go == (who == "go"))
         })
         .await
@@ -448,6 +448,41 @@ impl Harvester {
         let says = |value: &Value| value.as_i64().unwrap_or(1);
         let replicas = (says(&values["replicaCount"]), says(&values["webhook"]["replicasCount"]));
         install(&self.cluster.client, replicas).await
+    }
+
+    /// Starts the Go controller and its webhook again, whatever the ManagedChart says.
+    pub(super) async fn started_again(&self) -> Result<()> {
+        install(&self.cluster.client, (1, 1)).await
+    }
+
+    /// Frees the Lease until the Go controller, which competes for it, is the first to take it.
+    pub(super) async fn lease_to_go(&self) -> Result<()> {
+        let freed = Patch::Merge(json!({"spec": {"holderIdentity": ""}}));
+        eventually(SOON, "a Lease of the Go controller", async || {
+            if self.holder().await?.starts_with(GO) {
+                return anyhow::Ok(true);
+            }
+            self.leases().patch(CONTROLLER, &PatchParams::default(), &freed).await?;
+            tokio::time::sleep(3 * TICK).await;
+            Ok(false)
+        })
+        .await
+    }
+
+    fn leases(&self) -> Api<Lease> {
+        Api::namespaced(self.cluster.client.clone(), "kube-system")
+    }
+
+    /// Holder of the Lease; empty if there is none.
+    async fn holder(&self) -> Result<String> {
+        let lease = self.leases().get_opt(CONTROLLER).await?;
+        Ok(lease.and_then(|lease| lease.spec?.holder_identity).unwrap_or_default())
+    }
+
+    /// Value of a metric of the operator.
+    pub(super) async fn metric(&self, name: &str, parts: &[&str]) -> Result<f64> {
+        let running = self.running.lock().await;
+        running.operator.as_ref().context("no operator runs")?.metric(name, parts).await
     }
 
     /// Whether each address is what it was, and only one LoadBalancer has it.

@@ -1,6 +1,9 @@
 //! The `takeover` command: from the Go controller to the operator and back.
 
+mod automatic;
 mod harvester;
+mod subchart;
+mod upgrades;
 mod world;
 
 use std::collections::BTreeMap;
@@ -79,6 +82,10 @@ async fn a_take_over_and_the_way_back_move_no_address() -> Result<()> {
     assert_eq!(harvester.replicas(CONTROLLER).await?, 0);
     assert_eq!(harvester.replicas(WEBHOOK).await?, 0);
     assert_eq!(harvester.held().await?, 0, "a VM that is deleted now would stay");
+    eventually(SOON, "end of the finalizers in the metrics", async || {
+        harvester.metric("hgo_go_finalizers", &[]).await.map(|left| left == 0.0)
+    })
+    .await?;
     let crds: Api<CustomResourceDefinition> = Api::all(harvester.cluster.client.clone());
     for plural in ["ippools", "loadbalancers"] {
         let crd = crds.get(&format!("{plural}.loadbalancer.harvesterhci.io")).await?;

@@ -18,6 +18,14 @@ pub fn manual_release_refused(reason: &str, message: String) -> Condition {
     }
 }
 
+/// Condition that says that another form of IPPool's CRD is in the place of the operator's.
+fn crd_replaced() -> Condition {
+    Condition {
+        type_: reason::CRD_REPLACED.to_owned(),
+        ..condition(ConditionStatus::True, "OtherForm", reason::FORM_REPLACED.to_owned())
+    }
+}
+
 /// A pool's `Ready` condition.
 pub fn pool_ready(pool: &super::allocator::Pool) -> Condition {
     let (status, reason, message) = match (&pool.fault, pool.deleting) {
@@ -41,11 +49,13 @@ pub fn pool_ready(pool: &super::allocator::Pool) -> Condition {
 }
 
 /// The status that a pool should have. `notice`: the condition about a manual release, if there is
-/// one. `generation`: the spec's. `now`: an RFC 3339 time.
+/// one. `crd_is_replaced`: another form of the CRD is in the place of the operator's; `None`: not
+/// known. `generation`: the spec's. `now`: an RFC 3339 time.
 pub fn pool_status(
     pool: &super::allocator::Pool,
     conditions: &[Condition],
     notice: Option<&Condition>,
+    crd_is_replaced: Option<bool>,
     generation: Option<i64>,
     now: &str,
 ) -> IPPoolStatus {
@@ -55,11 +65,17 @@ pub fn pool_status(
     let entries = ledger.claims().iter();
     let mut conditions =
         with_condition(conditions, pool_ready(pool), now).unwrap_or_else(|| conditions.to_vec());
-    match notice {
-        Some(notice) => {
-            conditions = with_condition(&conditions, notice.clone(), now).unwrap_or(conditions);
+    let notices = [
+        Some((MANUAL_RELEASE, notice.cloned())),
+        crd_is_replaced.map(|is| (reason::CRD_REPLACED, is.then(crd_replaced))),
+    ];
+    for (type_, wanted) in notices.into_iter().flatten() {
+        match wanted {
+            Some(wanted) => {
+                conditions = with_condition(&conditions, wanted, now).unwrap_or(conditions);
+            }
+            None => conditions.retain(|c| c.type_ != type_),
         }
-        None => conditions.retain(|c| c.type_ != MANUAL_RELEASE),
     }
     IPPoolStatus {
         total,

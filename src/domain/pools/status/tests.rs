@@ -63,7 +63,7 @@ fn counts_follow_from_the_ledger() {
         (3, 3, 100),
         (0, 0, 100),
     ] {
-        let status = pool_status(pool(&book(&seen(size), claims)), &[], None, Some(4), NOW);
+        let status = pool_status(pool(&book(&seen(size), claims)), &[], None, None, Some(4), NOW);
         let (size, claims) = (i64::try_from(size).unwrap(), i64::try_from(claims).unwrap());
         assert_eq!((status.total, status.available), (size, size - claims));
         assert_eq!(status.used_percent, Some(percent), "{claims} of {size}");
@@ -75,9 +75,9 @@ fn counts_follow_from_the_ledger() {
 #[test]
 fn claims_outside_the_ranges_make_no_more_than_a_full_pool() {
     let mut book = book(&seen(5), 5);
-    let stored = pool_status(pool(&book), &[], None, None, NOW);
+    let stored = pool_status(pool(&book), &[], None, None, None, NOW);
     book.merge(&PoolSeen { status: stored, ..seen(2) }, &World::default());
-    let status = pool_status(pool(&book), &[], None, None, NOW);
+    let status = pool_status(pool(&book), &[], None, None, None, NOW);
     assert_eq!((status.total, status.available), (2, 0));
     assert_eq!((status.allocated.len(), status.used_percent), (5, Some(100)));
 }
@@ -88,7 +88,8 @@ fn the_ledger_is_written_with_owners_history_and_cursor() {
     stored.status.allocated.insert("10.0.0.14".into(), "ns/old".into());
     let mut book = book(&stored, 2);
     book.release("u0");
-    let status = serde_json::to_value(pool_status(pool(&book), &[], None, None, NOW)).unwrap();
+    let status =
+        serde_json::to_value(pool_status(pool(&book), &[], None, None, None, NOW)).unwrap();
     assert_eq!(status["allocated"], json!({"10.0.0.11": "ns/lb1", "10.0.0.14": "ns/old"}));
     assert_eq!(status["allocatedOwners"], json!({"10.0.0.11": "u1"}), "no owner, no entry");
     assert_eq!(status["allocatedHistory"], json!({"10.0.0.10": "ns/lb0"}));
@@ -99,7 +100,7 @@ fn the_ledger_is_written_with_owners_history_and_cursor() {
 fn ready_says_whether_the_pool_gives_out_addresses() {
     let ready = |size, deleting| {
         let seen = PoolSeen { deleting, ..seen(size) };
-        let status = pool_status(pool(&book(&seen, 0)), &[], None, None, NOW);
+        let status = pool_status(pool(&book(&seen, 0)), &[], None, None, None, NOW);
         let [ready] = status.conditions.as_slice() else { panic!("{:?}", status.conditions) };
         (ready.status, ready.reason.clone().unwrap(), ready.message.clone().unwrap_or_default())
     };
@@ -122,14 +123,20 @@ fn a_notice_comes_and_goes_and_conditions_of_others_stay() {
     let types = |status: &IPPoolStatus| {
         status.conditions.iter().map(|c| c.type_.clone()).collect::<Vec<_>>()
     };
-    let with = pool_status(pool(&book), &[other], Some(&notice), None, THEN);
+    let with = pool_status(pool(&book), &[other], Some(&notice), None, None, THEN);
     assert_eq!(types(&with), ["Other", "Ready", "ManualRelease"]);
     assert_eq!(with.conditions[2].reason.as_deref(), Some("StillInUse"));
-    let again = pool_status(pool(&book), &with.conditions, Some(&notice), None, NOW);
+    let again = pool_status(pool(&book), &with.conditions, Some(&notice), None, None, NOW);
     assert_eq!(again, with, "nothing new, no new time");
-    let without = pool_status(pool(&book), &with.conditions, None, None, NOW);
+    let without = pool_status(pool(&book), &with.conditions, None, None, None, NOW);
     assert_eq!(types(&without), ["Other", "Ready"]);
     assert_eq!(without.conditions[1].last_update_time.as_deref(), Some(THEN));
+    let replaced = pool_status(pool(&book), &without.conditions, None, Some(true), None, NOW);
+    assert_eq!(types(&replaced), ["Other", "Ready", "CRDReplaced"]);
+    let unknown = pool_status(pool(&book), &replaced.conditions, None, None, None, NOW);
+    assert_eq!(types(&unknown), ["Other", "Ready", "CRDReplaced"], "not looked at yet");
+    let back = pool_status(pool(&book), &replaced.conditions, None, Some(false), None, NOW);
+    assert_eq!(types(&back), ["Other", "Ready"]);
 }
 
 /// The ledger's size limit is above the size of the written object, and below the server's limit.
@@ -144,7 +151,7 @@ fn the_largest_ledger_fits_the_object() {
     let facts = |n| LbFacts { owner: owner(n), fresh: true, ..LbFacts::default() };
     let full = (0..60_000).find(|n| matches!(book.claim(&facts(*n)), Verdict::Waiting(_))).unwrap();
     assert!(full > 4_000, "{full} claims");
-    let status = pool_status(pool(&book), &[], None, None, NOW);
+    let status = pool_status(pool(&book), &[], None, None, None, NOW);
     assert_eq!(status.allocated.len(), full);
     let size = serde_json::to_vec(&status).unwrap().len();
     assert!(size < super::super::ledger::LEDGER_BYTES, "{size} bytes");

@@ -40,7 +40,7 @@ fn row<'a>(last: usize, name: &'a str, uid: &'a str) -> (String, &'a str, &'a st
 }
 
 fn stored(book: &Book) -> IPPoolStatus {
-    pool_status(&book.pools()["a"], &[], None, Some(1), "2026-01-01T00:00:00Z")
+    pool_status(&book.pools()["a"], &[], None, None, Some(1), "2026-01-01T00:00:00Z")
 }
 
 #[test]

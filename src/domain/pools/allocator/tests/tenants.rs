@@ -54,7 +54,7 @@ fn with_victim(publishes: bool) -> (Book, LbFacts) {
 fn stored(book: &Book, of: &PoolSeen) -> PoolSeen {
     let pool = &book.pools()[&of.name];
     let status =
-        crate::pools::status::pool_status(pool, &[], None, Some(1), "2026-01-01T00:00:00Z");
+        crate::pools::status::pool_status(pool, &[], None, None, Some(1), "2026-01-01T00:00:00Z");
     PoolSeen { status, ..of.clone() }
 }
 

@@ -351,7 +351,7 @@ impl Cluster {
         self.book.serve_waiters();
         for name in self.book.take_touched() {
             let pool = &self.book.pools()[&name];
-            let status = pool_status(pool, &[], None, None, "2026-01-01T00:00:00Z");
+            let status = pool_status(pool, &[], None, None, None, "2026-01-01T00:00:00Z");
             self.pools.get_mut(&name).unwrap().status = status;
         }
     }

@@ -1,0 +1,160 @@
+//! Watches what Harvester's chart and its Go controller leave or put back: finalizers of VMs, which are
+//! counted, and the form of the CRDs that the chart owns too. Another form in the place of the operator's is
+//! said, and replaced where that is allowed.
+//!
+//! Invariants: a form is replaced only where a take-over has put the operator's before, and then at most
+//! once in [`AGAIN`], so that the operator and a chart that insists do not write in turns. The status
+//! subresource comes back only where a replica of the operator removed it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{Api, Resource as _, ResourceExt as _};
+use tokio::time::Instant;
+
+use super::Context;
+use super::ip_pool::Handle;
+use crate::api;
+use crate::domain::reason;
+use crate::domain::takeover::crds::{Form, form, repaired, with_status};
+use crate::k8s::takeover::finalizers;
+use crate::k8s::{CallError, call};
+use crate::metrics::Metrics;
+
+/// IPPool's CRD.
+const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
+/// CRDs that Harvester's chart has too.
+const CRDS: [&str; 2] = [IP_POOLS, "loadbalancers.loadbalancer.harvesterhci.io"];
+/// Interval between two looks, which read metadata only.
+const LOOK: Duration = Duration::from_secs(5);
+/// Shortest time between two writes of one CRD.
+const AGAIN: Duration = Duration::from_mins(10);
+
+/// Interval between two counts of finalizers while there are some, and while there are none.
+const COUNT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_mins(10));
+
+/// A CRD as last read.
+#[derive(Default)]
+struct Known {
+    version: String,
+    form: Option<Form>,
+    written: Option<Instant>,
+}
+
+/// Clears the gauges at the end of a term, so that only the leader reports CRDs.
+struct Gauges(Metrics);
+
+impl Drop for Gauges {
+    fn drop(&mut self) {
+        self.0.leadership.crd_replaced.reset();
+        self.0.leadership.go_finalizers.set(0);
+    }
+}
+
+/// Watches until dropped.
+pub(super) async fn run(ctx: Context, pools: Handle) {
+    let _gauges = Gauges(ctx.metrics.clone());
+    tokio::join!(count(&ctx), watch(&ctx, pools));
+}
+
+/// Counts the finalizers by which a deleted VM stays once no Go controller runs.
+async fn count(ctx: &Context) {
+    loop {
+        let found = finalizers::count(&ctx.client).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the Go controller's finalizers are not counted");
+            0
+        });
+        let gauge = &ctx.metrics.leadership.go_finalizers;
+        gauge.set(i64::try_from(found).unwrap_or(i64::MAX));
+        tokio::time::sleep(if found > 0 { COUNT.0 } else { COUNT.1 }).await;
+    }
+}
+
+async fn watch(ctx: &Context, pools: Handle) {
+    let mut known: BTreeMap<&str, Known> = BTreeMap::new();
+    loop {
+        for name in CRDS {
+            match look(ctx, name, known.entry(name).or_default(), &pools).await {
+                Ok(()) | Err(CallError::NotLeader | CallError::NotFound | CallError::Conflict) => {}
+                Err(error) => tracing::warn!(%error, crd = name, "CRD not read or not written"),
+            }
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+async fn look(
+    ctx: &Context,
+    name: &'static str,
+    known: &mut Known,
+    pools: &Handle,
+) -> Result<(), CallError> {
+    let crds = Api::<CustomResourceDefinition>::all(ctx.client.clone());
+    let meta = call(crds.get_metadata(name)).await?;
+    let may_write = known.written.is_none_or(|written| written.elapsed() >= AGAIN);
+    let is_due = may_write && known.form.is_some_and(|form| repairs(ctx, form));
+    if meta.resource_version().is_some_and(|version| version == known.version) && !is_due {
+        return Ok(());
+    }
+    let crd = call(crds.get(name)).await?;
+    let stored = serde_json::to_value(&crd).unwrap_or_default();
+    let found = form(&stored);
+    let before = known.form.replace(found);
+    known.version = crd.resource_version().unwrap_or_default();
+    tell(ctx, name, found, pools);
+    if found == Form::Replaced && before != Some(found) {
+        tracing::warn!(crd = name, "{}", reason::FORM_REPLACED);
+        let note = reason::FORM_REPLACED.to_owned();
+        ctx.events.warning(crd.object_ref(&()), reason::CRD_REPLACED, note);
+    }
+    if !may_write || !repairs(ctx, found) {
+        return Ok(());
+    }
+    let (patch, note) = match found {
+        Form::Expected => return Ok(()),
+        Form::StatusRemoved => (with_status(&stored), reason::STATUS_BACK),
+        Form::Replaced => {
+            let ours = api::crds().into_iter().find(|ours| ours.name_any() == name);
+            let versions = ours.map(|ours| ours.spec.versions);
+            let versions = serde_json::to_value(versions).unwrap_or_default();
+            (repaired(&stored, &versions), reason::FORM_REPAIRED)
+        }
+    };
+    match ctx.writer.patch_crd(name, &patch).await {
+        // Something else was faster. The next look decides anew.
+        Err(CallError::Conflict) => {
+            known.version.clear();
+            return Ok(());
+        }
+        written => {
+            // Paced also where the write is refused.
+            known.written = Some(Instant::now());
+            written?;
+        }
+    }
+    known.form = Some(Form::Expected);
+    tell(ctx, name, Form::Expected, pools);
+    tracing::warn!(crd = name, "{note}");
+    ctx.metrics.leadership.crd_repairs.with_label_values(&[name]).inc();
+    ctx.events.normal(crd.object_ref(&()), reason::CRD_RESTORED, note.to_owned());
+    Ok(())
+}
+
+/// Has the metrics, and the pools of IPPool's CRD, say which form it has.
+fn tell(ctx: &Context, name: &str, form: Form, pools: &Handle) {
+    let is_replaced = form == Form::Replaced;
+    ctx.metrics.leadership.crd_replaced.with_label_values(&[name]).set(is_replaced.into());
+    if name == IP_POOLS {
+        pools.crd_replaced(is_replaced);
+    }
+}
+
+/// Whether a CRD of this form is written.
+fn repairs(ctx: &Context, form: Form) -> bool {
+    match form {
+        Form::Expected => false,
+        Form::StatusRemoved => true,
+        Form::Replaced => ctx.repair_crds,
+    }
+}
