@@ -127,8 +127,10 @@ impl Go {
             leases.replace(LEASE, &PostParams::default(), &lease).await?;
             if self.works.load(Ordering::Relaxed) {
                 for lb in self.lbs().list(&ListParams::default()).await? {
-                    if address(&lb).is_none() {
-                        // A refused write is tried again, as by its queue.
+                    // A refused write is tried again, as by its queue.
+                    if lb.metadata.deletion_timestamp.is_some() {
+                        drop(self.take_back(lb).await);
+                    } else if address(&lb).is_none() {
                         drop(self.give(lb).await);
                     }
                 }
@@ -155,9 +157,9 @@ impl Go {
         let kind = kube::core::ApiResource::erase::<harvester_guest_operator::api::IPPool>(&());
         let pools = Api::<kube::core::DynamicObject>::all_with(self.client.clone(), &kind);
         let mut pool = pools.get("pool").await?;
-        let used = pool.data["status"]["allocated"].as_object().map_or(0, serde_json::Map::len);
-        let first = u32::from(std::net::Ipv4Addr::new(10, 1, 0, 100));
-        let ip = std::net::Ipv4Addr::from(first + u32::try_from(used)?).to_string();
+        let used = pool.data["status"]["allocated"].as_object().cloned().unwrap_or_default();
+        let mut free = (100..250).map(|last| format!("10.1.0.{last}"));
+        let ip = free.find(|ip| !used.contains_key(ip)).context("no free address")?;
         if !pool.data["status"].is_object() {
             pool.data["status"] = json!({"available": 200, "total": 253, "lastAllocated": ""});
         }
@@ -172,6 +174,21 @@ impl Go {
         });
         let lb = serde_json::from_value(value)?;
         self.lbs().replace(&LoadBalancer::name_any(&lb), &PostParams::default(), &lb).await?;
+        Ok(())
+    }
+
+    /// Releases the address of a LoadBalancer in deletion, then removes the finalizer.
+    async fn take_back(&self, mut lb: LoadBalancer) -> Result<()> {
+        let kind = kube::core::ApiResource::erase::<harvester_guest_operator::api::IPPool>(&());
+        let pools = Api::<kube::core::DynamicObject>::all_with(self.client.clone(), &kind);
+        let mut pool = pools.get("pool").await?;
+        let name = format!("default/{}", lb.name_any());
+        if let Some(allocated) = pool.data["status"]["allocated"].as_object_mut() {
+            allocated.retain(|_, owner| *owner != name.as_str());
+        }
+        pools.replace("pool", &PostParams::default(), &pool).await?;
+        lb.metadata.finalizers = None;
+        self.lbs().replace(&lb.name_any(), &PostParams::default(), &lb).await?;
         Ok(())
     }
 }

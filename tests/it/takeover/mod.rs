@@ -1,5 +1,6 @@
 //! From the Go controller to the operator and back, by the `takeover` command.
 
+mod guests;
 mod harvester;
 mod world;
 
