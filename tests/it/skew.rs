@@ -5,9 +5,9 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
-use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::Resource;
-use serde_json::{Value, json};
+use serde_json::json;
 use testbed::{Start, eventually};
 
 use harvester_guest_operator::api::{IPPool, LoadBalancer};
@@ -94,12 +94,12 @@ async fn what_a_newer_version_has_written_survives_an_older_one() -> Result<()> 
         let ranges = json!([{"subnet": format!("10.{third}.0.0/24")}]);
         cluster
             .pools()
-            .create(&Default::default(), &pool(name, &json!({"ranges": ranges}))?)
+            .create(&PostParams::default(), &pool(name, &json!({"ranges": ranges}))?)
             .await?;
     }
     let spec = json!({"workloadType": "cluster", "ipPool": "pool"});
     for name in ["guest", "stays"] {
-        cluster.lbs().create(&Default::default(), &lb(name, &spec)?).await?;
+        cluster.lbs().create(&PostParams::default(), &lb(name, &spec)?).await?;
         cluster.address(name).await?;
     }
     let stays = cluster.address("stays").await?;
