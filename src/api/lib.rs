@@ -75,6 +75,10 @@ pub const ANNOTATION_ROUTE: &str = "network.harvesterhci.io/route";
 /// Annotation of an IPPool, `<ip>: <namespace>/<name>`: frees the address of a LoadBalancer that no
 /// longer exists.
 pub const ANNOTATION_MANUAL_RELEASE: &str = "loadbalancer.harvesterhci.io/manuallyReleaseIP";
+/// Annotation of an IPPool: addresses recorded for LoadBalancers that do not exist stay recorded.
+/// The operator sets it after a restore of etcd from a backup; an administrator removes it. The
+/// value is for people.
+pub const ANNOTATION_KEEP_ORPHANS: &str = "loadbalancer.harvesterhci.io/keep-orphans";
 
 /// Annotation of a LoadBalancer in v1alpha1: the fields that only v1beta1 has.
 pub const ANNOTATION_V1BETA1_FIELDS: &str = "loadbalancer.harvesterhci.io/v1beta1-fields";

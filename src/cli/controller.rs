@@ -83,15 +83,23 @@ pub(super) async fn run(args: ControllerArgs) -> anyhow::Result<()> {
     };
     tokio::spawn(lookout.run());
     let keeper = Keeper::new(keepers, lease, me, pace);
+    let mut restored = false;
     let result = tokio::select! {
-        back = keeper.run(&leadership) => Err(anyhow::anyhow!("{back}")),
+        back = keeper.run(&leadership) => {
+            restored = true;
+            Err(anyhow::anyhow!("{back}"))
+        }
         result = terms(&ctx, &leadership) => result,
         result = &mut server => Err(anyhow::anyhow!("the HTTP server ended: {result:?}")),
         () = admission.ended() => Err(anyhow::anyhow!("admission's listener ended")),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    // The term is over: the select dropped its tasks. Another replica may lead now.
+    // The term is over: the select dropped its tasks.
+    if restored {
+        controllers::ip_pool::keep_published(&ctx).await;
+    }
+    // Another replica may lead from now on.
     keeper.release(&leadership).await;
     admission.wind_down().await;
     tracing::info!("stopped");

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
-use harvester_guest_operator::api::{IPPool, LoadBalancer};
+use harvester_guest_operator::api::{ANNOTATION_KEEP_ORPHANS, IPPool, LoadBalancer};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt as _};
@@ -194,21 +194,31 @@ async fn what_is_published_stays_reserved_when_its_pool_is_gone() -> Result<()> 
 }
 
 /// etcd is restored from a backup under a leader and a standby. Resource versions repeat with other
-/// content, and watches from greater versions deliver no event.
+/// content, and watches from greater versions deliver no event. Guests go on announcing what their
+/// LoadBalancers published before.
 #[tokio::test(flavor = "multi_thread")]
-async fn replicas_start_anew_when_etcd_was_restored() -> Result<()> {
+async fn what_was_published_before_etcd_was_restored_is_given_to_no_other() -> Result<()> {
     let cluster = Cluster::start_here().await?;
-    cluster.pool("pool", json!({"subnet": "10.1.0.0/24"})).await?;
+    // 10.1.0.2 to 10.1.0.14.
+    cluster.pool("pool", json!({"subnet": "10.1.0.0/28"})).await?;
     let mut leader = cluster.operator().await?;
     let mut standby = cluster.standby(Start::default()).await?;
     standby.ready().await?;
-    cluster.lb("kept").await?;
-    let kept = cluster.address("kept").await?;
-    let backup = cluster.bed.back_up()?;
-    for n in 0..10 {
-        cluster.lb(&format!("lost-{n}")).await?;
-        cluster.address(&format!("lost-{n}")).await?;
+    for name in ["kept", "deleted"] {
+        cluster.lb(name).await?;
+        cluster.address(name).await?;
     }
+    let backup = cluster.bed.back_up()?;
+    let lost: Vec<String> = (0..11).map(|n| format!("lost-{n}")).collect();
+    for name in &lost {
+        cluster.lb(name).await?;
+        cluster.address(name).await?;
+    }
+    cluster.deleted("deleted").await?;
+    cluster.lb("later").await?;
+    cluster.address("later").await?;
+    let before = cluster.addresses().await?;
+    ensure!(before["later"] == "10.1.0.3", "it has not the last address: {before:?}");
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
     let lease = async || leases.get("harvester-load-balancer").await;
     // Each has read a Lease that the backup does not have.
@@ -227,11 +237,30 @@ async fn replicas_start_anew_when_etcd_was_restored() -> Result<()> {
         let status = replica.process.wait(SOON).await?;
         let log = replica.process.log();
         ensure!(!status.success() && log.contains("resourceVersion went back from"), "{log}");
+        for told in [
+            "LoadBalancer default/lost-0 had 10.1.0.4 of IPPool pool and is not in the restored etcd: the address stays",
+            "LoadBalancer default/later had 10.1.0.3 of IPPool pool and is not in the restored etcd, where LoadBalancer default/deleted has",
+            "LoadBalancer default/deleted with 10.1.0.3 of IPPool pool was deleted before etcd was restored",
+        ] {
+            ensure!(log.contains(told), "{told}\n{log}");
+        }
     }
     let _operator = cluster.operator().await?;
-    cluster.lb("after").await?;
-    cluster.address("after").await?;
-    ensure!(cluster.address("kept").await? == kept, "it has another address");
-    ensure!(cluster.lbs().list(&ListParams::default()).await?.items.len() == 2, "more than two");
+    let note = cluster.warned("pool", "OrphansKept").await?;
+    ensure!(note.contains("10.1.0.4 of default/lost-0"), "{note}");
+    // The rest of the pool is in use by guests.
+    cluster.lb("newcomer").await?;
+    cluster.waits("newcomer", "NoAvailableIP").await?;
+    let (again, gone) = lost.split_at(10);
+    for name in again {
+        cluster.lb(name).await?;
+        ensure!(cluster.address(name).await? == before[name], "{name} has another address");
+    }
+    ensure!(cluster.address("kept").await? == before["kept"], "it has another address");
+    cluster.waits("newcomer", "NoAvailableIP").await?;
+    // A person decides that the last one does not come back.
+    let annotations = json!({"metadata": {"annotations": {ANNOTATION_KEEP_ORPHANS: null}}});
+    cluster.patch_pool("pool", annotations).await?;
+    ensure!(cluster.address("newcomer").await? == before[&gone[0]], "it has another address");
     cluster.consistent().await
 }

@@ -14,7 +14,10 @@ use tokio::sync::mpsc;
 
 use super::mailbox::Handle;
 use super::{Context, LedgerTask};
-use crate::api::{ANNOTATION_MANUAL_RELEASE, Condition, IPPool, IPPoolStatus, LoadBalancer};
+use crate::api::{
+    ANNOTATION_KEEP_ORPHANS, ANNOTATION_MANUAL_RELEASE, Condition, IPPool, IPPoolStatus,
+    LoadBalancer,
+};
 use crate::domain::LbFacts;
 use crate::domain::load_balancer::facts::{self, Project};
 use crate::domain::pools::allocator::{Book, PoolSeen, World};
@@ -24,7 +27,7 @@ use crate::k8s::trimmed::{self, Trimmed};
 use crate::k8s::{CallError, call};
 
 /// Objects per page of a list.
-const PAGE: u32 = 500;
+pub(super) const PAGE: u32 = 500;
 
 /// Longest time that the start of a term waits for the list of networks, and then for the
 /// infrastructure.
@@ -42,6 +45,8 @@ pub(super) struct StoredPool {
     pub(super) manual: Option<String>,
     /// Condition with the reason why the manual release was refused.
     pub(super) notice: Option<Condition>,
+    /// Whether claims without a LoadBalancer are kept: [`ANNOTATION_KEEP_ORPHANS`].
+    pub(super) keeps_orphans: bool,
 }
 
 impl StoredPool {
@@ -55,6 +60,7 @@ impl StoredPool {
             status: Arc::new(pool.status.clone().unwrap_or_default()),
             manual: pool.annotations().get(ANNOTATION_MANUAL_RELEASE).cloned(),
             notice: None,
+            keeps_orphans: pool.annotations().contains_key(ANNOTATION_KEEP_ORPHANS),
         };
         stored.update(pool.meta());
         stored
@@ -101,6 +107,7 @@ impl LedgerTask {
             measured: BTreeSet::new(),
             crd_is_replaced: None,
             sweeper: None,
+            kept: BTreeMap::new(),
         };
         // Pools are listed before LoadBalancers, so the owner of each claim read here is in the
         // later list. The segments of networks decide which pools share them; while they are
@@ -274,7 +281,7 @@ impl LedgerTask {
 
 /// Reads a consistent list, page by page. Objects that do not fit their type are omitted; the
 /// informer reports them.
-async fn list<K>(api: &Api<Guard<K>>, page: u32) -> Result<Vec<K>, CallError>
+pub(super) async fn list<K>(api: &Api<Guard<K>>, page: u32) -> Result<Vec<K>, CallError>
 where
     K: Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {

@@ -10,6 +10,7 @@ mod load;
 mod mailbox;
 mod manual;
 mod report;
+mod restored;
 mod sweep;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,8 +23,10 @@ use tokio_util::task::AbortOnDropHandle;
 use self::load::StoredPool;
 use self::mailbox::{Batch, Message};
 pub use self::mailbox::{Handle, LedgerError};
+pub use self::restored::keep_published;
 use super::Context;
 use crate::api::LoadBalancer;
+use crate::domain::Claim;
 use crate::domain::pools::allocator::Book;
 use crate::domain::pools::write_pacing::Pace;
 
@@ -50,6 +53,8 @@ pub struct LedgerTask {
     crd_is_replaced: Option<bool>,
     /// Task that looks up claims that may have no owner.
     sweeper: Option<AbortOnDropHandle<()>>,
+    /// Claims without a LoadBalancer that are kept, by pool, as last reported.
+    kept: BTreeMap<String, BTreeSet<Claim>>,
 }
 
 impl LedgerTask {

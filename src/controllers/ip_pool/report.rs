@@ -1,14 +1,18 @@
 //! Reports the state of the ledgers in metrics, Events and logs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kube::{Resource, ResourceExt};
 
 use super::LedgerTask;
-use crate::api::IPPool;
+use crate::api::{ANNOTATION_KEEP_ORPHANS, IPPool};
 use crate::domain::pools::allocator::Repair;
 use crate::domain::pools::allocator::overlap::{News, Shared};
 use crate::domain::reason::Wait;
+use crate::domain::{Claim, Owner};
+
+/// Maximum of claims that one note names.
+const MOST_NAMED: usize = 5;
 
 impl LedgerTask {
     /// Sets the gauges of all pools, and removes the series of pools that are gone. Reports new
@@ -70,6 +74,26 @@ impl LedgerTask {
         }
     }
 
+    /// Reports the claims without a LoadBalancer that are kept, on pools where they are other ones
+    /// than before.
+    pub(super) fn report_kept(&mut self, orphans: Vec<(Claim, Owner)>) {
+        let mut by_pool: BTreeMap<String, Vec<(Claim, Owner)>> = BTreeMap::new();
+        for orphan in orphans {
+            by_pool.entry(orphan.0.pool.clone()).or_default().push(orphan);
+        }
+        let mut kept = BTreeMap::new();
+        for (pool, orphans) in by_pool {
+            let claims: BTreeSet<Claim> = orphans.iter().map(|(claim, _)| claim.clone()).collect();
+            if self.kept.get(&pool) != Some(&claims) {
+                let note = kept_note(&pool, &orphans);
+                tracing::warn!(pool, note, "orphaned claims kept");
+                self.ctx.events.warning(self.reference(&pool), "OrphansKept", note);
+            }
+            kept.insert(pool, claims);
+        }
+        self.kept = kept;
+    }
+
     pub(super) fn report_repairs(&self, pool: &IPPool, repairs: &[Repair]) {
         for repair in repairs {
             let (kind, what) = match repair {
@@ -109,6 +133,20 @@ impl LedgerTask {
             );
         }
     }
+}
+
+fn kept_note(pool: &str, orphans: &[(Claim, Owner)]) -> String {
+    let named = orphans.iter().take(MOST_NAMED);
+    let named: Vec<String> =
+        named.map(|(claim, owner)| format!("{} of {}", claim.ip, owner.name)).collect();
+    let more = match orphans.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "recorded for LoadBalancers that do not exist, and kept: {}{more}. Each is theirs again when they are created again; kubectl annotate ippool {pool} {ANNOTATION_KEEP_ORPHANS}- frees the rest",
+        named.join(", ")
+    )
 }
 
 /// Clears the gauges at the end of a term, so that only the leader reports pools.

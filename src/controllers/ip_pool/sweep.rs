@@ -1,5 +1,5 @@
 //! Finds claims whose LoadBalancer is gone by comparison with the view, confirms them at the API
-//! server, and frees them. Owners of several claims are reconciled: a change of pool may have been
+//! server, and frees them, except in pools that keep them. Owners of several claims are reconciled: a change of pool may have been
 //! interrupted.
 //!
 //! The lookups run concurrently with the mailbox, and each confirmed claim comes back as a message.
@@ -51,6 +51,10 @@ impl LedgerTask {
             return;
         }
         let suspects = self.book.orphans(&self.world());
+        let keeps = |pool: &str| self.stored.get(pool).is_some_and(|stored| stored.keeps_orphans);
+        let (kept, suspects) =
+            suspects.into_iter().partition::<Vec<_>, _>(|(claim, _)| keeps(&claim.pool));
+        self.report_kept(kept);
         let look = look_up(self.ctx.client.clone(), self.handle.clone(), suspects);
         self.sweeper = Some(AbortOnDropHandle::new(tokio::spawn(look)));
     }

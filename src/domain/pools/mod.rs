@@ -7,6 +7,7 @@ pub mod kube_vip_import;
 pub mod ledger;
 pub mod manual_release;
 pub mod ranges;
+pub mod restored_store;
 pub mod selection;
 pub mod status;
 pub mod write_pacing;

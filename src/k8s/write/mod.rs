@@ -26,7 +26,7 @@ use serde_json::{Map, Value, json};
 
 use super::lease::Leadership;
 use super::{CallError, call};
-use crate::api::{IPPool, IPPoolStatus, LoadBalancer};
+use crate::api::{ANNOTATION_KEEP_ORPHANS, IPPool, IPPoolStatus, LoadBalancer};
 use crate::metrics::Metrics;
 
 /// Client for writes. Refuses each write while this process does not lead.
@@ -69,6 +69,36 @@ impl Writer {
         let lbs = Api::<LoadBalancer>::namespaced(self.client.clone(), namespace);
         let written = call(lbs.patch(name, &PatchParams::default(), &Patch::Merge(patch))).await;
         self.count("LoadBalancer", written).map(drop)
+    }
+
+    /// Writes a pool's status and sets [`ANNOTATION_KEEP_ORPHANS`] without leading: the status has
+    /// more claims than the stored one, so that no leader gives those addresses out. Both patches have
+    /// the resourceVersion that they were computed from.
+    pub async fn keep_claims(
+        &self,
+        stored: &IPPool,
+        desired: &IPPoolStatus,
+        why: &str,
+    ) -> Result<(), CallError> {
+        let name = stored.metadata.name.as_deref().unwrap_or_default();
+        let params = PatchParams::default();
+        let pools = Api::<IPPool>::all(self.client.clone());
+        let mark = Patch::Merge(json!({"metadata": {
+            "resourceVersion": stored.metadata.resource_version,
+            "annotations": {ANNOTATION_KEEP_ORPHANS: why},
+        }}));
+        let marked = self.count("IPPool", call(pools.patch(name, &params, &mark)).await)?;
+        let before = stored.status.clone().unwrap_or_default();
+        let claims = Patch::Merge(json!({
+            "metadata": {"resourceVersion": marked.metadata.resource_version},
+            "status": status_diff(&before, desired),
+        }));
+        // Without a status subresource the answer is 404.
+        let written = match call(pools.patch_status(name, &params, &claims)).await {
+            Err(CallError::NotFound) => call(pools.patch(name, &params, &claims)).await,
+            written => written,
+        };
+        self.count("IPPool", written).map(drop)
     }
 
     /// Patches an IPPool's metadata. Returns the stored metadata.

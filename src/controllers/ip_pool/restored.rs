@@ -1,0 +1,66 @@
+//! Records, after a restore of etcd from a backup, the addresses that LoadBalancers published before.
+
+use std::time::Duration;
+
+use kube::Api;
+use tokio::time::Instant;
+
+use super::super::Context;
+use super::load::{PAGE, list};
+use crate::api::IPPool;
+use crate::domain::load_balancer::facts;
+use crate::domain::pools::allocator::WorldEntry;
+use crate::domain::pools::restored_store::{Fate, changes, with_kept};
+use crate::k8s::CallError;
+use crate::k8s::trimmed::{self, Trimmed};
+
+/// Longest time for all of it: an API server that starts refuses calls until it has read the roles.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Pause after a failure.
+const AGAIN: Duration = Duration::from_millis(250);
+/// Value of the annotation.
+const WHY: &str = "etcd was restored from a backup";
+
+/// Records, for each LoadBalancer in this replica's view that the API server no longer has, the
+/// address that it published, and logs each LoadBalancer that the restore changed. Called before
+/// the process ends, leading or not: the view is from before the restore, and is lost with the
+/// process.
+pub async fn keep_published(ctx: &Context) {
+    if !ctx.views.is_synced() {
+        tracing::warn!("addresses published before the restore are unknown to this replica");
+        return;
+    }
+    let before: Vec<WorldEntry> =
+        ctx.views.load_balancers.state().iter().filter_map(|lb| facts::world_entry(lb)).collect();
+    let deadline = Instant::now() + PATIENCE;
+    let mut told = false;
+    while let Err(error) = keep(ctx, &before, &mut told).await {
+        if Instant::now() >= deadline {
+            tracing::error!(%error, "addresses published before the restore were not recorded");
+            return;
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+async fn keep(ctx: &Context, before: &[WorldEntry], told: &mut bool) -> Result<(), CallError> {
+    // Pools first: the owner of each claim is in the later list, if it exists.
+    let pools = list::<IPPool>(&Api::all(ctx.client.clone()), PAGE).await?;
+    let lbs = list::<Trimmed>(&Api::all(ctx.client.clone()), trimmed::PAGE).await?;
+    let after: Vec<WorldEntry> =
+        lbs.iter().filter_map(|trimmed| facts::world_entry(&trimmed.lb)).collect();
+    let changes = changes(before, &pools, &after);
+    if !std::mem::replace(told, true) {
+        for change in &changes {
+            tracing::warn!("{}", change.message());
+        }
+    }
+    for pool in &pools {
+        if let Some(desired) = with_kept(pool, &changes, before) {
+            ctx.writer.keep_claims(pool, &desired, WHY).await?;
+        }
+    }
+    let kept = changes.iter().filter(|change| change.fate == Fate::Kept).count();
+    tracing::warn!(kept, changes = changes.len(), "compared with etcd as restored");
+    Ok(())
+}

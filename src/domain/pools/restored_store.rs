@@ -1,0 +1,206 @@
+//! Comparison of the LoadBalancers that a replica saw with those that the API server has after a
+//! restore of etcd from a backup.
+//!
+//! A guest is not restored: it announces the address that its LoadBalancer published last. So an
+//! address that was published counts as in use, although the restored ledgers do not record it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::allocator::WorldEntry;
+use crate::{Claim, Owner};
+use api::{IPPool, IPPoolStatus};
+
+/// Outcome of a restore for a LoadBalancer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Gone, and the address is recorded for it in the pool.
+    Kept,
+    /// Gone, and its pool too: the address cannot be recorded.
+    PoolGone,
+    /// Gone, and the restored ledger records the address for this LoadBalancer.
+    Anothers(String),
+    /// There, with this address again instead of the one that it had. `None`: without an address.
+    Moved(Option<IpAddr>),
+    /// There, although it did not exist before the restore.
+    Returned,
+}
+
+/// A LoadBalancer that a restore has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Its `namespace/name`.
+    pub name: String,
+    /// Claim that it published before the restore; for one that returned, since then. `None`: it has
+    /// no address.
+    pub claim: Option<Claim>,
+    /// Outcome.
+    pub fate: Fate,
+}
+
+impl Change {
+    /// Text for a person, with what to do.
+    pub fn message(&self) -> String {
+        let Self { name, claim, fate } = self;
+        let at = match claim {
+            Some(Claim { pool, ip }) => format!("{ip} of IPPool {pool}"),
+            None => "no address".to_owned(),
+        };
+        let again = "reconcile the guest's Service, so that its cloud provider";
+        match fate {
+            Fate::Kept => format!(
+                "LoadBalancer {name} had {at} and is not in the restored etcd: the address stays recorded for it; {again} creates it again"
+            ),
+            Fate::PoolGone => format!(
+                "LoadBalancer {name} had {at}, and neither is in the restored etcd: create the pool again, then {again} creates the LoadBalancer again"
+            ),
+            Fate::Anothers(other) => format!(
+                "LoadBalancer {name} had {at} and is not in the restored etcd, where LoadBalancer {other} has the address: {again} creates it again with another address, or delete {other} first if its Service is gone"
+            ),
+            Fate::Moved(now) => format!(
+                "LoadBalancer {name} had {at}, and in the restored etcd it has {}: {again} learns that",
+                now.map_or_else(|| "no address".to_owned(), |ip| ip.to_string())
+            ),
+            Fate::Returned => format!(
+                "LoadBalancer {name} with {at} was deleted before etcd was restored, and is back: delete it if its Service is gone"
+            ),
+        }
+    }
+}
+
+/// Changes by a restore, ordered by name. `before`: LoadBalancers as last seen before the restore;
+/// `pools` and `after`: IPPools and LoadBalancers as stored now.
+pub fn changes(before: &[WorldEntry], pools: &[IPPool], after: &[WorldEntry]) -> Vec<Change> {
+    let named: BTreeMap<&str, &WorldEntry> =
+        after.iter().map(|entry| (entry.owner.name.as_str(), entry)).collect();
+    let ledgers: BTreeMap<&str, Option<&IPPoolStatus>> = pools
+        .iter()
+        .filter_map(|pool| Some((pool.metadata.name.as_deref()?, pool.status.as_ref())))
+        .collect();
+    let change = |entry: &WorldEntry| {
+        let claim = entry.published.as_ref().filter(|_| !entry.deleting)?;
+        let fate = match (named.get(entry.owner.name.as_str()), ledgers.get(claim.pool.as_str())) {
+            (Some(now), _) if now.published.as_ref() == Some(claim) => return None,
+            (Some(now), _) => Fate::Moved(now.published.as_ref().map(|claim| claim.ip)),
+            (None, None) => Fate::PoolGone,
+            (None, Some(status)) => match holder(*status, claim.ip) {
+                Some(other) if other != entry.owner.name => Fate::Anothers(other.to_owned()),
+                _ => Fate::Kept,
+            },
+        };
+        Some(Change { name: entry.owner.name.clone(), claim: Some(claim.clone()), fate })
+    };
+    let known: BTreeSet<&str> = before.iter().map(|entry| entry.owner.name.as_str()).collect();
+    let returned = after.iter().filter(|entry| !known.contains(entry.owner.name.as_str()));
+    let returned = returned.map(|entry| Change {
+        name: entry.owner.name.clone(),
+        claim: entry.published.clone(),
+        fate: Fate::Returned,
+    });
+    let mut changes: Vec<Change> = before.iter().filter_map(change).chain(returned).collect();
+    changes.sort_by(|a, b| a.name.cmp(&b.name));
+    changes
+}
+
+/// The pool's status with the claims of LoadBalancers that are gone, each under its former UID.
+/// `None`: the pool has none of them.
+pub fn with_kept(pool: &IPPool, changes: &[Change], before: &[WorldEntry]) -> Option<IPPoolStatus> {
+    let owners: BTreeMap<&str, &Owner> =
+        before.iter().map(|entry| (entry.owner.name.as_str(), &entry.owner)).collect();
+    let mut status = pool.status.clone().unwrap_or_default();
+    let mut any = false;
+    for change in changes.iter().filter(|change| change.fate == Fate::Kept) {
+        let of_pool =
+            change.claim.as_ref().filter(|c| Some(&c.pool) == pool.metadata.name.as_ref());
+        let (Some(claim), Some(owner)) = (of_pool, owners.get(change.name.as_str())) else {
+            continue;
+        };
+        any = true;
+        status.allocated.insert(claim.ip.to_string(), owner.name.clone());
+        status.allocated_owners.insert(claim.ip.to_string(), owner.uid.clone());
+    }
+    any.then_some(status)
+}
+
+fn holder(status: Option<&IPPoolStatus>, ip: IpAddr) -> Option<&str> {
+    status?.allocated.get(&ip.to_string()).map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, uid: &str, published: Option<(&str, &str)>) -> WorldEntry {
+        WorldEntry {
+            owner: Owner { name: format!("default/{name}"), uid: uid.to_owned() },
+            created: 0,
+            published: published
+                .map(|(pool, ip)| Claim { pool: pool.to_owned(), ip: ip.parse().unwrap() }),
+            deleting: false,
+        }
+    }
+
+    fn pool(allocated: &[(&str, &str)]) -> IPPool {
+        let mut pool = IPPool::default();
+        pool.metadata.name = Some("pool".to_owned());
+        let text = |(ip, name): &(&str, &str)| ((*ip).to_owned(), (*name).to_owned());
+        let allocated = allocated.iter().map(text).collect();
+        pool.status = Some(IPPoolStatus { total: 9, allocated, ..IPPoolStatus::default() });
+        pool
+    }
+
+    #[test]
+    fn each_load_balancer_that_a_restore_changed_is_named_with_what_became_of_it() {
+        let before = [
+            entry("same", "1", Some(("pool", "10.0.0.1"))),
+            entry("lost", "2", Some(("pool", "10.0.0.2"))),
+            entry("poolless", "3", Some(("other", "10.9.0.3"))),
+            entry("beaten", "4", Some(("pool", "10.0.0.4"))),
+            entry("moved", "5", Some(("pool", "10.0.0.5"))),
+            entry("waiting", "6", None),
+            WorldEntry { deleting: true, ..entry("leaving", "7", Some(("pool", "10.0.0.7"))) },
+        ];
+        let after = [
+            entry("same", "1", Some(("pool", "10.0.0.1"))),
+            entry("moved", "5", Some(("pool", "10.0.0.6"))),
+            entry("back", "8", Some(("pool", "10.0.0.4"))),
+        ];
+        let stored = pool(&[
+            ("10.0.0.1", "default/same"),
+            ("10.0.0.4", "default/back"),
+            ("10.0.0.6", "default/moved"),
+        ]);
+        let found = changes(&before, std::slice::from_ref(&stored), &after);
+        let short: Vec<(&str, &Fate)> =
+            found.iter().map(|change| (change.name.as_str(), &change.fate)).collect();
+        let now = "10.0.0.6".parse().ok();
+        assert_eq!(
+            short,
+            [
+                ("default/back", &Fate::Returned),
+                ("default/beaten", &Fate::Anothers("default/back".to_owned())),
+                ("default/lost", &Fate::Kept),
+                ("default/moved", &Fate::Moved(now)),
+                ("default/poolless", &Fate::PoolGone),
+            ]
+        );
+        let kept = with_kept(&stored, &found, &before).unwrap();
+        assert_eq!(kept.allocated.len(), 4, "{:?}", kept.allocated);
+        assert_eq!(kept.allocated["10.0.0.2"], "default/lost");
+        assert_eq!(kept.allocated_owners["10.0.0.2"], "2");
+        assert_eq!(kept.total, 9);
+    }
+
+    #[test]
+    fn a_claim_that_was_kept_once_stays_and_another_pool_gets_nothing() {
+        let before = [entry("lost", "2", Some(("pool", "10.0.0.2")))];
+        let stored = pool(&[("10.0.0.2", "default/lost")]);
+        let found = changes(&before, std::slice::from_ref(&stored), &[]);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].fate, Fate::Kept);
+        let mut other = pool(&[]);
+        other.metadata.name = Some("other".to_owned());
+        assert_eq!(with_kept(&other, &found, &before), None);
+        assert!(found[0].message().contains("10.0.0.2 of IPPool pool"), "{}", found[0].message());
+    }
+}
