@@ -302,14 +302,19 @@ fn undo(state: &State) -> Result<Option<Step>, String> {
     if let Some(crd) = has(WayBack::Recorded) {
         return Ok(Some(Step::RestoreCrd(crd.name.clone())));
     }
-    if let Some(step) = state.end(Program::Operator) {
-        return Ok(Some(step));
+    let end = state.end(Program::Operator);
+    if let Some(Step::Stop(_)) = end {
+        return Ok(end);
+    }
+    // While its replicas still answer: afterwards each write of a guest would fail.
+    if state.admission == Admission::Operator {
+        return Ok(Some(Step::OpenAdmission));
+    }
+    if end.is_some() {
+        return Ok(end);
     }
     if matches!(state.leader, Leader::Operator(_)) {
         return Ok(Some(Step::AwaitLeaseFree));
-    }
-    if state.admission == Admission::Operator {
-        return Ok(Some(Step::OpenAdmission));
     }
     if state.chart.as_ref().is_some_and(|chart| chart.before.is_some()) {
         return Ok(Some(Step::RestoreChart));

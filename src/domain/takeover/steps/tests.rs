@@ -103,9 +103,9 @@ fn the_way_back_ends_the_operator_before_the_go_webhook_starts() {
         steps,
         [
             Step::Stop(Program::Operator),
+            Step::OpenAdmission,
             Step::AwaitEnd(Program::Operator),
             Step::AwaitLeaseFree,
-            Step::OpenAdmission,
             Step::RestoreChart,
             Step::Start(Program::GoWebhook, 1),
             Step::AwaitReady(Program::GoWebhook),
