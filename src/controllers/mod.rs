@@ -76,7 +76,7 @@ pub async fn lead(ctx: Context) -> anyhow::Result<()> {
     let imported = kube_vip::first(&ctx).await;
     let import = kube_vip::rest(ctx.clone(), imported);
     let stored = storage::run(ctx.clone());
-    let (ledger, handle) = ip_pool::LedgerTask::load(ctx.clone(), wake.clone()).await?;
+    let (ledger, handle) = Box::pin(ip_pool::LedgerTask::load(ctx.clone(), wake.clone())).await?;
     for lb in ctx.views.load_balancers.state() {
         let _ = wake.send(ObjectRef::from_obj(lb.as_ref()));
     }

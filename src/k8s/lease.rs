@@ -420,8 +420,8 @@ pub fn seen(lease: &Lease) -> LeaseSeen {
         operator: annotations.get(ANNOTATION_LEASE_OPERATOR).cloned().unwrap_or_default(),
     };
     if seen.other_controller().is_none() {
-        let told = annotations.get(ANNOTATION_LEASE_SECONDS).and_then(|text| text.parse().ok());
-        seen.duration = told.map_or(seen.duration, |told| seconds(Some(told)));
+        let own = annotations.get(ANNOTATION_LEASE_SECONDS).and_then(|text| text.parse().ok());
+        seen.duration = own.map_or(seen.duration, |own| seconds(Some(own)));
     }
     seen
 }

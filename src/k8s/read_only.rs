@@ -190,7 +190,8 @@ mod tests {
     async fn a_watch_waits_and_is_not_sent() {
         let (client, sent) = client(200, &Refusals::default());
         let pools = Api::<IPPool>::all(client);
-        let watch = pools.watch(&WatchParams::default(), "1");
+        let params = WatchParams::default();
+        let watch = pools.watch(&params, "1");
         assert!(tokio::time::timeout(Duration::from_millis(50), watch).await.is_err());
         assert_eq!(sent.load(Ordering::Relaxed), 0);
     }
@@ -201,9 +202,9 @@ mod tests {
         let pools = Api::<IPPool>::all(client(403, &refusals).0);
         let _ = pools.list(&ListParams::default()).await;
         let _ = pools.get("a").await;
-        let told: Vec<String> = refusals.all().keys().map(ToString::to_string).collect();
+        let noted: Vec<String> = refusals.all().keys().map(ToString::to_string).collect();
         assert_eq!(
-            told,
+            noted,
             [
                 "get ippools.loadbalancer.harvesterhci.io a",
                 "list ippools.loadbalancer.harvesterhci.io"
@@ -220,7 +221,7 @@ mod tests {
 
     #[test]
     fn paths_are_read_as_the_api_server_reads_them() {
-        for (path, told) in [
+        for (path, right) in [
             ("/api/v1/nodes?limit=500", "list nodes"),
             ("/api/v1/namespaces", "list namespaces"),
             ("/api/v1/namespaces/kube-system", "get namespaces kube-system"),
@@ -228,7 +229,7 @@ mod tests {
             ("/apis/g.io/v1/namespaces/a/widgets/b", "get widgets.g.io b in namespace a"),
             ("/apis/g.io/v1/widgets/b/status", "get widgets.g.io b"),
         ] {
-            assert_eq!(read(&path.parse().unwrap()).unwrap().to_string(), told, "{path}");
+            assert_eq!(read(&path.parse().unwrap()).unwrap().to_string(), right, "{path}");
         }
         assert_eq!(read(&"/version".parse().unwrap()), None);
     }

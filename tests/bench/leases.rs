@@ -15,9 +15,9 @@ use kube::api::{
 };
 use serde_json::{Value, json};
 use testbed::net::dhcp::{Kind, Scope};
-use testbed::{Managed, eventually};
+use testbed::{LeaseAgent, Managed, eventually};
 
-use crate::fixture::{Agent, NETWORK, Site, identity, on_site, record};
+use crate::fixture::{NETWORK, Site, identity, on_site, record};
 use crate::quantiles;
 use crate::support::address;
 
@@ -212,7 +212,7 @@ async fn singles(site: &Site) -> Result<Vec<Duration>> {
 
 /// Renewals in each second, by the agent's own counter, for a little more than a lease's time: from
 /// the first second in which one is due.
-async fn renewals(agent: &Agent) -> Result<Vec<f64>> {
+async fn renewals(agent: &LeaseAgent) -> Result<Vec<f64>> {
     let count = async || agent.metric("hgo_dhcp_renew_seconds_count").await;
     let mut clock = tokio::time::interval(Duration::from_secs(1));
     let (mut each, mut last) = (Vec::new(), count().await?);

@@ -237,12 +237,12 @@ async fn what_was_published_before_etcd_was_restored_is_given_to_no_other() -> R
         let status = replica.process.wait(SOON).await?;
         let log = replica.process.log();
         ensure!(!status.success() && log.contains("resourceVersion went back from"), "{log}");
-        for told in [
+        for line in [
             "LoadBalancer default/lost-0 had 10.1.0.4 of IPPool pool and is not in the restored etcd: the address stays",
             "LoadBalancer default/later had 10.1.0.3 of IPPool pool and is not in the restored etcd, where LoadBalancer default/deleted has",
             "LoadBalancer default/deleted with 10.1.0.3 of IPPool pool was deleted before etcd was restored",
         ] {
-            ensure!(log.contains(told), "{told}\n{log}");
+            ensure!(log.contains(line), "{line}\n{log}");
         }
     }
     let _operator = cluster.operator().await?;

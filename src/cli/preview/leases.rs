@@ -47,14 +47,15 @@ pub(super) fn decide(views: &Views, lb: &LoadBalancer) -> Option<(Finding, Optio
             let form = views.client_id_form(&network);
             match dhcp_lease::record(lb, &cluster, &network, form) {
                 Err(fault) => (wait(NoLease::Annotation(fault.text())), None),
-                Ok(new) => match views.same_client(&new) {
-                    Some(other) => (wait(dhcp_lease::identity_taken(&new, &other)), None),
-                    None => {
+                Ok(new) => {
+                    if let Some(other) = views.same_client(&new) {
+                        (wait(dhcp_lease::identity_taken(&new, &other)), None)
+                    } else {
                         let what = "created: its address is leased from the DHCP server";
                         let change = Change::new("DHCPLease", &name, what);
                         (wait(NoLease::Pending { network, said: None }), Some(change))
                     }
-                },
+                }
             }
         }
         Step::Adopt(patch) => {

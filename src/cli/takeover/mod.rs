@@ -29,6 +29,7 @@ const PROGRESS: Duration = Duration::from_secs(2);
 
 /// Options of `takeover`.
 #[derive(Clone, Debug, clap::Args)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub(super) struct TakeoverArgs {
     #[command(flatten)]
     reach: Reach,

@@ -139,7 +139,9 @@ impl LedgerTask {
             Message::CrdReplaced(is) => {
                 if self.crd_is_replaced.replace(is) != Some(is) {
                     let names: Vec<String> = self.book.pools().keys().cloned().collect();
-                    names.iter().for_each(|name| self.book.touch(name));
+                    for name in &names {
+                        self.book.touch(name);
+                    }
                     batch.conditions = true;
                 }
             }

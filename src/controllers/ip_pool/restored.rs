@@ -33,8 +33,8 @@ pub async fn keep_published(ctx: &Context) {
     let before: Vec<WorldEntry> =
         ctx.views.load_balancers.state().iter().filter_map(|lb| facts::world_entry(lb)).collect();
     let deadline = Instant::now() + PATIENCE;
-    let mut told = false;
-    while let Err(error) = keep(ctx, &before, &mut told).await {
+    let mut is_logged = false;
+    while let Err(error) = keep(ctx, &before, &mut is_logged).await {
         if Instant::now() >= deadline {
             tracing::error!(%error, "addresses published before the restore were not recorded");
             return;
@@ -43,14 +43,14 @@ pub async fn keep_published(ctx: &Context) {
     }
 }
 
-async fn keep(ctx: &Context, before: &[WorldEntry], told: &mut bool) -> Result<(), CallError> {
+async fn keep(ctx: &Context, before: &[WorldEntry], is_logged: &mut bool) -> Result<(), CallError> {
     // Pools first: the owner of each claim is in the later list, if it exists.
     let pools = list::<IPPool>(&Api::all(ctx.client.clone()), PAGE).await?;
     let lbs = list::<Trimmed>(&Api::all(ctx.client.clone()), trimmed::PAGE).await?;
     let after: Vec<WorldEntry> =
         lbs.iter().filter_map(|trimmed| facts::world_entry(&trimmed.lb)).collect();
     let changes = changes(before, &pools, &after);
-    if !std::mem::replace(told, true) {
+    if !std::mem::replace(is_logged, true) {
         for change in &changes {
             tracing::warn!("{}", change.message());
         }

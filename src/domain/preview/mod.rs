@@ -179,7 +179,7 @@ pub fn pool(
         },
     };
     let stored = &seen.status;
-    let new = pool_status(pool, &stored.conditions, None, stored.observed_generation, now);
+    let new = pool_status(pool, &stored.conditions, None, None, stored.observed_generation, now);
     let mut written = status_fields(stored, &new);
     if !seen.deleting && !finalizers.iter().any(|finalizer| finalizer == POOL_FINALIZER) {
         written.insert(0, "metadata.finalizers".to_owned());

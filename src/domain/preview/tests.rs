@@ -41,7 +41,7 @@ fn asks() -> Value {
 }
 
 /// The plan of a pool and LoadBalancers that ask it.
-fn plan(pool: &IPPool, lbs: Vec<LoadBalancer>) -> Preview {
+fn plan(pool: &IPPool, lbs: &[LoadBalancer]) -> Preview {
     let around = Surroundings { project: Project::Outside, vm_network: None };
     let facts = lbs.iter().filter(|lb| !facts::is_leaving(lb));
     let facts = facts.map(|lb| facts_of(lb, &around, |_| Segment::default(), true)).collect();
@@ -49,7 +49,7 @@ fn plan(pool: &IPPool, lbs: Vec<LoadBalancer>) -> Preview {
     let stored = Stored {
         pools: vec![seen.clone()],
         facts,
-        load_balancers: lbs.clone(),
+        load_balancers: lbs.to_owned(),
         ..Stored::default()
     };
     let forecast = forecast(&stored);
@@ -58,7 +58,7 @@ fn plan(pool: &IPPool, lbs: Vec<LoadBalancer>) -> Preview {
     let (line, change) = super::pool(&seen, &[], &forecast.book.pools()["pool"], touched, NOW);
     plan.pools.push(line);
     plan.changes.extend(change);
-    for lb in &lbs {
+    for lb in lbs {
         let (line, change) = match forecast.verdicts.get(&facts::name(lb)) {
             Some(verdict) => load_balancer(lb, &Finding::Pool(verdict.clone()), None, NOW),
             None => leaving(lb),
@@ -102,7 +102,7 @@ fn a_line_says_what_the_condition_would_say_and_a_change_what_would_be_written()
             &any(),
             &json!({"allocated": {"10.1.0.5": "default/kept", "10.1.0.7": "default/gone"}}),
         ),
-        lbs,
+        &lbs,
     );
     let lines: Vec<_> = plan
         .load_balancers
@@ -144,7 +144,7 @@ fn a_line_says_what_the_condition_would_say_and_a_change_what_would_be_written()
 
 #[test]
 fn what_is_as_it_would_be_is_not_written() {
-    let first = plan(&pool_of(&any(), &Value::Null), vec![lb("a", &asks(), &Value::Null)]);
+    let first = plan(&pool_of(&any(), &Value::Null), &[lb("a", &asks(), &Value::Null)]);
     assert!(!first.changes.is_empty());
     // The same, as the operator leaves it.
     let verdict = crate::pools::allocator::Verdict::Held {
@@ -166,7 +166,7 @@ fn what_is_as_it_would_be_is_not_written() {
 #[test]
 fn a_pool_that_stands_back_says_why() {
     let spec = json!({"ranges": [{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.5", "rangeEnd": "10.2.0.5"}]});
-    let plan = plan(&pool_of(&spec, &Value::Null), Vec::new());
+    let plan = plan(&pool_of(&spec, &Value::Null), &[]);
     let said = &plan.pools[0].said;
     assert_eq!((said.ready, said.reason.as_str()), (Some(ConditionStatus::False), "InvalidRange"));
     assert!(plan.findings.is_empty(), "its line says it: {:?}", plan.findings);
@@ -236,13 +236,13 @@ fn what_is_not_known_names_the_right_and_what_depends_on_it() {
         // Without its kind there is no TokenRotation.
         (read("list", "tokenrotations", ""), Why::NotServed),
     ]);
-    let told = sentences(&reads, &["pods"]);
-    assert_eq!(told.len(), 4, "{told:#?}");
-    assert!(told.iter().any(|s| s.starts_with("addresses of nodes")
+    let said = sentences(&reads, &["pods"]);
+    assert_eq!(said.len(), 4, "{said:#?}");
+    assert!(said.iter().any(|s| s.starts_with("addresses of nodes")
         && s.ends_with("the right to list nodes is missing")));
-    assert!(told.iter().any(|s| s.contains("list configmaps in namespace harvester-system")));
-    assert!(told.iter().any(|s| s.contains("pods were not listed in time")));
-    assert!(section(&told).starts_with("\nNot known (4):\n  "));
+    assert!(said.iter().any(|s| s.contains("list configmaps in namespace harvester-system")));
+    assert!(said.iter().any(|s| s.contains("pods were not listed in time")));
+    assert!(section(&said).starts_with("\nNot known (4):\n  "));
     assert_eq!(section(&[]), "");
 }
 

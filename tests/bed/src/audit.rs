@@ -24,8 +24,6 @@ pub struct Asked {
     pub by_user: BTreeMap<String, BTreeSet<String>>,
     /// Requested rights that no role grants, with the server's message.
     pub forbidden: BTreeMap<String, String>,
-    /// All requested rights, by the user who asked.
-    pub by_user: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Flags of an API server that keeps the audit log, for accounts of one namespace.

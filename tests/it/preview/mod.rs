@@ -28,7 +28,7 @@ const USER: &str = "system:serviceaccount:harvester-system:harvester-guest-opera
 
 /// Output of the command.
 #[derive(Debug, Default)]
-struct Told {
+struct Printed {
     ok: bool,
     text: String,
 }
@@ -36,7 +36,7 @@ struct Told {
 /// A line of a table: the cells but for the name.
 type Cells = Vec<String>;
 
-impl Told {
+impl Printed {
     /// Rows of the table whose head begins with this, by name. Columns are those of the head.
     fn table(&self, head: &str) -> BTreeMap<String, Cells> {
         let mut lines = self.text.lines().skip_while(|line| !line.trim_start().starts_with(head));
@@ -85,7 +85,7 @@ impl Cluster {
 }
 
 /// Runs the command.
-async fn preview(kubeconfig: &Path, options: &[&str]) -> Result<Told> {
+async fn preview(kubeconfig: &Path, options: &[&str]) -> Result<Printed> {
     let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_harvester-guest-operator"))
         .arg("preview")
         .args(options)
@@ -95,15 +95,15 @@ async fn preview(kubeconfig: &Path, options: &[&str]) -> Result<Told> {
         .output()
         .await?;
     let text = [output.stdout, output.stderr].concat();
-    Ok(Told { ok: output.status.success(), text: String::from_utf8(text)? })
+    Ok(Printed { ok: output.status.success(), text: String::from_utf8(text)? })
 }
 
 /// Runs it once the roles that were applied a moment ago are known to the API server.
-async fn granted(kubeconfig: &Path, options: &[&str]) -> Result<Told> {
+async fn granted(kubeconfig: &Path, options: &[&str]) -> Result<Printed> {
     eventually(SOON, "a plan with all rights", async || {
-        let told = preview(kubeconfig, options).await.map_err(|error| format!("{error:#}"))?;
-        let complete = told.ok && !told.text.contains("the right to");
-        if complete { Ok(Some(told)) } else { Err(told.text) }
+        let printed = preview(kubeconfig, options).await.map_err(|error| format!("{error:#}"))?;
+        let complete = printed.ok && !printed.text.contains("the right to");
+        if complete { Ok(Some(printed)) } else { Err(printed.text) }
     })
     .await
 }
@@ -169,9 +169,9 @@ async fn what_it_says_is_what_the_operator_then_does() -> Result<()> {
     cluster.bed.apply_yaml(world::SECRETS).await?;
 
     let before = versions(&cluster).await?;
-    let told = granted(&kubeconfig, &["--credential-namespaces", "guests"]).await?;
-    println!("{}", told.text);
-    ensure!(told.text.contains("another controller ("), "{}", told.text);
+    let printed = granted(&kubeconfig, &["--credential-namespaces", "guests"]).await?;
+    println!("{}", printed.text);
+    ensure!(printed.text.contains("another controller ("), "{}", printed.text);
     ensure!(versions(&cluster).await? == before, "an object was written");
 
     // The audit log: every request of this user, and no verb but these two.
@@ -181,9 +181,9 @@ async fn what_it_says_is_what_the_operator_then_does() -> Result<()> {
     let writes: Vec<&String> = of_it.iter().filter(|right| !is_read(right)).collect();
     ensure!(of_it.len() > 15 && writes.is_empty(), "{writes:?} of {of_it:?}");
 
-    let lbs = told.table("LOADBALANCER");
+    let lbs = printed.table("LOADBALANCER");
     ensure!(lbs.len() == world::LBS, "{lbs:#?}");
-    world::is_told(&told, &lbs)?;
+    world::is_printed(&printed, &lbs)?;
 
     // Now the operator leads.
     leading.abort();
@@ -195,7 +195,7 @@ async fn what_it_says_is_what_the_operator_then_does() -> Result<()> {
             anyhow::bail!("{cells:?}")
         };
         let short = name.strip_prefix("default/").context("another namespace")?;
-        eventually(LATER, &format!("{name} as foretold: {cells:?}"), async || {
+        eventually(LATER, &format!("{name} as foreseen: {cells:?}"), async || {
             let lb = cluster.lbs().get_opt(short).await.map_err(|error| error.to_string())?;
             let Some(lb) = lb else {
                 return if gets == "-" { Ok(true) } else { Err("it is gone".to_owned()) };
@@ -207,8 +207,8 @@ async fn what_it_says_is_what_the_operator_then_does() -> Result<()> {
         })
         .await?;
     }
-    for (name, cells) in told.table("IPPOOL") {
-        eventually(SOON, &format!("pool {name} as foretold: {cells:?}"), async || {
+    for (name, cells) in printed.table("IPPOOL") {
+        eventually(SOON, &format!("pool {name} as foreseen: {cells:?}"), async || {
             let pool = cluster.pools().get(&name).await.map_err(|error| error.to_string())?;
             let now = said(pool_ready(&pool));
             if now[..] == cells[1..] { Ok(true) } else { Err(format!("{now:?}")) }
@@ -224,12 +224,12 @@ async fn what_it_says_is_what_the_operator_then_does() -> Result<()> {
         .cloned()
         .collect();
     let kinds = ["LoadBalancer", "IPPool", "Service", "EndpointSlice", "VirtualMachineInstance"];
-    let foretold: BTreeSet<String> = told
+    let foreseen: BTreeSet<String> = printed
         .written()
         .into_iter()
         .filter(|object| kinds.iter().any(|kind| object.starts_with(&format!("{kind} "))))
         .collect();
-    assert_eq!(foretold, changed, "foretold (left) and changed");
+    assert_eq!(foreseen, changed, "foreseen (left) and changed");
     Ok(())
 }
 
@@ -249,24 +249,29 @@ async fn it_goes_on_where_kinds_are_not_served() -> Result<()> {
         cluster.bed.kubectl(&["delete", "crd", crd]).await?;
     }
     let kubeconfig = cluster.previewer().await?;
-    let told = eventually(SOON, "a plan without these kinds", async || {
-        let told = preview(&kubeconfig, &[]).await.map_err(|error| format!("{error:#}"))?;
-        let is = told.ok && told.text.contains("this cluster does not serve virtualmachines");
-        if is && !told.text.contains("the right to") { Ok(Some(told)) } else { Err(told.text) }
+    let printed = eventually(SOON, "a plan without these kinds", async || {
+        let printed = preview(&kubeconfig, &[]).await.map_err(|error| format!("{error:#}"))?;
+        let is = printed.ok && printed.text.contains("this cluster does not serve virtualmachines");
+        if is && !printed.text.contains("the right to") {
+            Ok(Some(printed))
+        } else {
+            Err(printed.text)
+        }
     })
     .await?;
-    let lbs = told.table("LOADBALANCER");
+    let lbs = printed.table("LOADBALANCER");
     assert_eq!(lbs["default/lb"][..4], ["-", "10.1.0.2", "True", "Allocated"]);
-    let unknown = told.section("Not known");
+    let unknown = printed.section("Not known");
     assert_eq!(unknown.len(), 2, "{unknown:?}");
-    ensure!(told.text.contains("leader:     none"), "{}", told.text);
+    ensure!(printed.text.contains("leader:     none"), "{}", printed.text);
 
     // Without the kinds that it is about, it says so.
     cluster.bed.kubectl(&["delete", "crd", "ippools.loadbalancer.harvesterhci.io"]).await?;
     eventually(SOON, "an error", async || {
-        let told = preview(&kubeconfig, &[]).await.map_err(|error| format!("{error:#}"))?;
-        let is = !told.ok && told.text.contains("list ippools: the cluster does not serve them");
-        if is { Ok(true) } else { Err(told.text) }
+        let printed = preview(&kubeconfig, &[]).await.map_err(|error| format!("{error:#}"))?;
+        let is =
+            !printed.ok && printed.text.contains("list ippools: the cluster does not serve them");
+        if is { Ok(true) } else { Err(printed.text) }
     })
     .await
 }

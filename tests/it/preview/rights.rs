@@ -72,16 +72,17 @@ async fn without_any_one_right_it_says_which_and_goes_on() -> Result<()> {
             let is_needed =
                 verb == "list" && ["loadbalancers", "ippools"].contains(&resource.as_str());
             eventually(SOON, &format!("a plan that misses {words:?}"), async || {
-                let told = preview(&kubeconfig, &[]).await.map_err(|error| format!("{error:#}"))?;
+                let printed =
+                    preview(&kubeconfig, &[]).await.map_err(|error| format!("{error:#}"))?;
                 let missing = format!("the right to {verb} {full}");
-                let is_named = told.text.lines().any(|line| line.contains(&missing))
-                    || told.text.contains(&format!("cannot {verb} resource \"{resource}\""));
-                let goes_on = told.text.contains("nothing was written: this command only reads")
-                    && told.text.contains("default/lb");
-                if is_named && told.ok != is_needed && goes_on != is_needed {
+                let is_named = printed.text.lines().any(|line| line.contains(&missing))
+                    || printed.text.contains(&format!("cannot {verb} resource \"{resource}\""));
+                let goes_on = printed.text.contains("nothing was written: this command only reads")
+                    && printed.text.contains("default/lb");
+                if is_named && printed.ok != is_needed && goes_on != is_needed {
                     Ok(true)
                 } else {
-                    Err(told.text)
+                    Err(printed.text)
                 }
             })
             .await?;

@@ -10,7 +10,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::kubevirt::{Guest, Nic, Vm, create_node};
 
-use super::{Cells, Told};
+use super::{Cells, Printed};
 use crate::support::Cluster;
 
 /// LoadBalancers in this world.
@@ -80,7 +80,7 @@ async fn pools(cluster: &Cluster) -> Result<()> {
     let one = json!({"subnet": "10.5.0.0/24", "rangeStart": "10.5.0.9", "rangeEnd": "10.5.0.9"});
     cluster.pool_for("tiny", one, named("default")).await?;
     let allocated = json!({
-        "10.1.0.5": "default/kept", "10.1.0.7": "default/leaving", "10.1.0.8": "default/nobody",
+        "10.1.0.5": "default/kept", "10.1.0.7": "default/leaving", "10.1.0.8": "default/gone",
     });
     let status = json!({"total": 253, "available": 250, "lastAllocated": "10.1.0.8", "allocated": allocated});
     let patch = Patch::Merge(json!({"status": status}));
@@ -138,7 +138,7 @@ async fn credentials(cluster: &Cluster) -> Result<()> {
 }
 
 /// What is known of this world beforehand. That the rest is right, the operator shows.
-pub(super) fn is_told(told: &Told, lbs: &BTreeMap<String, Cells>) -> Result<()> {
+pub(super) fn is_printed(printed: &Printed, lbs: &BTreeMap<String, Cells>) -> Result<()> {
     for (name, cells) in [
         ("kept", ["10.1.0.5", "10.1.0.5", "True", "Allocated"]),
         ("unrecorded", ["10.1.0.6", "10.1.0.6", "True", "Allocated"]),
@@ -163,12 +163,12 @@ pub(super) fn is_told(told: &Told, lbs: &BTreeMap<String, Cells>) -> Result<()> 
     ensure!(double[0] == "10.1.0.5" && double[1] != "10.1.0.5", "{double:?}");
     let gets: Vec<&String> = lbs.values().map(|cells| &cells[1]).filter(|ip| *ip != "-").collect();
     let unique: std::collections::BTreeSet<_> = gets.iter().collect();
-    ensure!(unique.len() == gets.len(), "an address is foretold twice: {gets:?}");
-    ensure!(!gets.iter().any(|ip| *ip == "10.1.0.2"), "the node's own address is foretold");
+    ensure!(unique.len() == gets.len(), "an address is foreseen twice: {gets:?}");
+    ensure!(!gets.iter().any(|ip| *ip == "10.1.0.2"), "the node's own address is foreseen");
 
-    let found = told.section("Found").join("\n");
-    ensure!(found.contains("10.1.0.8 is recorded for LoadBalancer default/nobody"), "{found}");
-    let ends = told.section("Credentials that end");
+    let found = printed.section("Found").join("\n");
+    ensure!(found.contains("10.1.0.8 is recorded for LoadBalancer default/gone"), "{found}");
+    let ends = printed.section("Credentials that end");
     let soon: Vec<&&str> = ends.iter().filter(|line| line.contains(": soon, and not")).collect();
     ensure!(ends.len() == 3 && soon.len() == 2, "{ends:?}");
     ensure!(ends[0].contains("Secret guests/elsewhere, key token: ends in"), "{ends:?}");
@@ -176,6 +176,6 @@ pub(super) fn is_told(told: &Told, lbs: &BTreeMap<String, Cells>) -> Result<()> 
         ends[1].contains("Secret guests/cloud-config, key cloud-config, user soon"),
         "{ends:?}"
     );
-    ensure!(told.section("Not known").is_empty(), "{}", told.text);
+    ensure!(printed.section("Not known").is_empty(), "{}", printed.text);
     Ok(())
 }

@@ -35,7 +35,7 @@ async fn the_charts_job_takes_over_with_its_own_rights() -> Result<()> {
     // What grants rights exists before the Job, and goes with its success.
     let rights = rendered.get("takeover/rights.yaml").context("no rights")?;
     let granted: Vec<Value> =
-        rights.split("---\n").map(|text| serde_saphyr::from_str(text)).collect::<Result<_, _>>()?;
+        rights.split("---\n").map(serde_saphyr::from_str).collect::<Result<_, _>>()?;
     for object in &granted {
         ensure!(hook(object, "hook-delete-policy").contains("hook-succeeded"), "{object}");
         let weights = [object, job].map(|hooked| hook(hooked, "hook-weight").parse::<i32>());
@@ -65,8 +65,8 @@ async fn the_charts_job_takes_over_with_its_own_rights() -> Result<()> {
 
     // Each right is used.
     let asked = cluster.bed.asked()?;
-    let user = format!("system:serviceaccount:{NAMESPACE}:{NAME}");
-    let used = asked.by_user.get(&user).cloned().unwrap_or_default();
+    let account = format!("system:serviceaccount:{NAMESPACE}:{NAME}");
+    let used = asked.by_user.get(&account).cloned().unwrap_or_default();
     let rules: Vec<PolicyRule> = granted
         .iter()
         .filter(|object| object["rules"].is_array())

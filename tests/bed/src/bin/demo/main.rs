@@ -44,7 +44,7 @@ struct Cli {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run(Cli::parse()).await {
+    match Box::pin(run(Cli::parse())).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("demo: {e:#}");
@@ -61,7 +61,7 @@ async fn run(cli: Cli) -> Result<()> {
         format!("there is no operator at {}; `make build` builds it", cli.operator.display())
     })?;
     let once = env::var_os("DEMO_ONCE").is_some_and(|value| value == "1");
-    on_beds(&operator, once).await
+    Box::pin(on_beds(&operator, once)).await
 }
 
 /// Runs the demo on two beds, a host and a guest. Everything that was started is gone when this
@@ -86,7 +86,7 @@ async fn on_beds(operator: &Path, once: bool) -> Result<()> {
         beds = tour.step("control planes", title, start_beds()) => beds?,
         () = &mut asked_to_stop => bail!("stopped before it was done"),
     };
-    let shown = async {
+    let shown = Box::pin(async {
         let mut stage = tokio::select! {
             stage = Stage::show(&mut tour, &host, &guest, operator) => stage?,
             () = &mut asked_to_stop => bail!("stopped before it was done"),
@@ -99,7 +99,7 @@ async fn on_beds(operator: &Path, once: bool) -> Result<()> {
             ended = stage.stay() => ended.map(|()| false),
             () = &mut asked_to_stop => Ok(false),
         }
-    }
+    })
     .await;
     println!("\nStopping and removing everything; a second.");
     let begun = Instant::now();

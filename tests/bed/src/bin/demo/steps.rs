@@ -79,7 +79,7 @@ impl Stage {
         tour.step("full pool", title, free_one(host, &mut world)).await?;
 
         let title = "Two VMs behind demo/vm-web; one is paused, one stops";
-        let announcer = tour.step("VMs", title, vms::run(host)).await?;
+        let announcer = Box::pin(tour.step("VMs", title, vms::run(host))).await?;
 
         let title = "A Service in a guest cluster";
         let guest = tour.step("guest cluster", title, guest::run(host, guest, binary)).await?;
