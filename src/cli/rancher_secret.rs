@@ -43,15 +43,15 @@ pub(super) struct RancherSecretArgs {
     /// Rancher's. Prints the account, its rights and the TokenRotation as well.
     #[arg(long, value_name = "NAME")]
     cloud_credential: Option<String>,
-    /// With --cloud-credential: URL at which Rancher reaches this cluster, such as
-    /// https://192.168.5.10:6443.
+    /// URL at which Rancher reaches this cluster, such as https://192.168.5.10:6443. Only with
+    /// --cloud-credential.
     #[arg(long, value_name = "URL", requires = "cloud_credential")]
     server: Option<String>,
-    /// With --cloud-credential: namespace of the virtual machines, where the new ServiceAccount may
-    /// make them.
+    /// Namespace of the virtual machines, where the new ServiceAccount may make them. Only with
+    /// --cloud-credential.
     #[arg(long, value_name = "NAMESPACE", requires = "cloud_credential")]
     vm_namespace: Option<String>,
-    /// With --cloud-credential: existing ServiceAccount in --namespace, in place of a new one.
+    /// Existing ServiceAccount in --namespace, in place of a new one. Only with --cloud-credential.
     #[arg(long, value_name = "NAME", requires = "cloud_credential")]
     service_account: Option<String>,
 }

@@ -106,7 +106,7 @@ async fn look(
     if found == Form::Replaced && before != Some(found) {
         tracing::warn!(crd = name, "{}", reason::FORM_REPLACED);
         let note = reason::FORM_REPLACED.to_owned();
-        ctx.events.warning(crd.object_ref(&()), reason::CRD_REPLACED, note);
+        ctx.events.warning(crd.object_ref(&()), "CRDReplaced", note);
     }
     if !may_write || !repairs(ctx, found) {
         return Ok(());
@@ -137,7 +137,7 @@ async fn look(
     tell(ctx, name, Form::Expected, pools);
     tracing::warn!(crd = name, "{note}");
     ctx.metrics.leadership.crd_repairs.with_label_values(&[name]).inc();
-    ctx.events.normal(crd.object_ref(&()), reason::CRD_RESTORED, note.to_owned());
+    ctx.events.normal(crd.object_ref(&()), "CRDRestored", note.to_owned());
     Ok(())
 }
 

@@ -320,11 +320,6 @@ pub const STATUS_DROPPED: &str = ". IPPool is served with a status subresource h
 /// The same where the operator has removed that subresource.
 pub const STATUS_KEPT: &str = ". IPPool was served with a status subresource here, which silently drops that controller's records: the operator has removed it from the CRD, so that no address is allocated twice";
 
-/// Another form of a CRD is in the place of the operator's. Also the type of an IPPool's condition.
-pub const CRD_REPLACED: &str = "CRDReplaced";
-/// The operator has put its form of a CRD back.
-pub const CRD_RESTORED: &str = "CRDRestored";
-
 /// Text of the condition and the Event about a CRD whose form has replaced the operator's.
 pub const FORM_REPLACED: &str = "an upgrade of Harvester, or a person, has put another form in the place of the operator's CRD: addresses go on, and nothing is lost, but fields of the operator's form are dropped at each write; `harvester-guest-operator takeover --apply` puts the operator's back";
 

@@ -20,16 +20,16 @@ pub enum Fate {
     PoolGone,
     /// Gone, and the restored ledger records the address for this LoadBalancer.
     Anothers(String),
-    /// There, with this address again instead of the one that it had. `None`: without an address.
+    /// Present, with this address again instead of the one that it had. `None`: without an address.
     Moved(Option<IpAddr>),
-    /// There, although it did not exist before the restore.
+    /// Present, although it did not exist before the restore.
     Returned,
 }
 
 /// A LoadBalancer that a restore has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Its `namespace/name`.
+    /// LoadBalancer, as `namespace/name`.
     pub name: String,
     /// Claim that it published before the restore; for one that returned, since then. `None`: it has
     /// no address.

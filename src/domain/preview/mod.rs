@@ -63,7 +63,7 @@ pub struct LoadBalancerLine {
     pub has: String,
     /// Address that it would have; empty for none.
     pub gets: String,
-    /// Its condition.
+    /// Expected condition.
     pub said: Said,
 }
 
@@ -74,7 +74,7 @@ pub struct PoolLine {
     pub name: String,
     /// Addresses that it could still give.
     pub available: i64,
-    /// Its condition.
+    /// Expected condition.
     pub said: Said,
 }
 

@@ -173,7 +173,7 @@ fn a_pool_that_stands_back_says_why() {
 }
 
 #[test]
-fn credentials_are_told_by_their_end_and_a_renewed_one_once() {
+fn credentials_are_listed_by_their_end_and_a_renewed_one_once() {
     let now = 1_800_000_000;
     let at = crate::credentials::rotation::status::time;
     let rotation = |source: &Value, status: &Value| -> TokenRotation {

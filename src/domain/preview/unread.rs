@@ -35,7 +35,7 @@ impl fmt::Display for Read {
     }
 }
 
-/// Why a read brought nothing.
+/// Reason for which a read brought nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
     /// No role of the user allows it.

@@ -141,7 +141,7 @@ impl Takeover {
         Ok(lease.map_or(Leader::None, |lease| holder(&lease, Utc::now().timestamp())))
     }
 
-    /// Where the API server has objects judged.
+    /// Reads which controller's webhooks judge objects.
     pub async fn admission(&self) -> anyhow::Result<Admission> {
         let api = Api::<ValidatingWebhookConfiguration>::all(self.client.clone());
         let found = call(api.get_opt(CONFIGURATION)).await;

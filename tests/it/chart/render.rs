@@ -142,7 +142,7 @@ async fn the_crds_are_those_of_the_repository() {
     assert!(!never.contains_key("crds.yaml"));
 }
 
-/// Without a cluster to ask, nothing is rendered that harms one: CRDs in the place of Harvester's, or a
+/// Nothing is rendered that harms a cluster that cannot be asked: CRDs in the place of Harvester's, or a
 /// budget that keeps a single node from being drained.
 #[tokio::test]
 async fn where_it_is_only_rendered_the_defaults_harm_nothing() {

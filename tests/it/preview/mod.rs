@@ -153,7 +153,7 @@ fn pool_ready(pool: &IPPool) -> (String, String, String) {
     })
 }
 
-/// On Harvester's own CRDs, while another controller leads.
+/// World on Harvester's own CRDs, while another controller leads.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_it_says_is_what_the_operator_then_does() -> Result<()> {
     let cluster = Cluster::start().await?;

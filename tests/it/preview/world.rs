@@ -137,7 +137,7 @@ async fn credentials(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// What is known of this world beforehand. That the rest is right, the operator shows.
+/// Checks the facts of this world that are known beforehand. The operator shows that the rest is right.
 pub(super) fn is_printed(printed: &Printed, lbs: &BTreeMap<String, Cells>) -> Result<()> {
     for (name, cells) in [
         ("kept", ["10.1.0.5", "10.1.0.5", "True", "Allocated"]),

@@ -9,6 +9,8 @@ use api::{Condition, ConditionStatus, IPPoolStatus};
 use held_back::held_back;
 
 const MANUAL_RELEASE: &str = "ManualRelease";
+/// Type of the condition about another form of the CRD.
+const CRD_REPLACED: &str = "CRDReplaced";
 
 /// The condition that says why a manual release was refused.
 pub fn manual_release_refused(reason: &str, message: String) -> Condition {
@@ -21,7 +23,7 @@ pub fn manual_release_refused(reason: &str, message: String) -> Condition {
 /// Condition that says that another form of IPPool's CRD is in the place of the operator's.
 fn crd_replaced() -> Condition {
     Condition {
-        type_: reason::CRD_REPLACED.to_owned(),
+        type_: CRD_REPLACED.to_owned(),
         ..condition(ConditionStatus::True, "OtherForm", reason::FORM_REPLACED.to_owned())
     }
 }
@@ -67,7 +69,7 @@ pub fn pool_status(
         with_condition(conditions, pool_ready(pool), now).unwrap_or_else(|| conditions.to_vec());
     let notices = [
         Some((MANUAL_RELEASE, notice.cloned())),
-        crd_is_replaced.map(|is| (reason::CRD_REPLACED, is.then(crd_replaced))),
+        crd_is_replaced.map(|is| (CRD_REPLACED, is.then(crd_replaced))),
     ];
     for (type_, wanted) in notices.into_iter().flatten() {
         match wanted {

@@ -13,8 +13,7 @@ fn with_status(status: &Value) -> Vm {
     read(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
         "metadata": {"name": "web", "namespace": "apps", "uid": "v1"},
-        "spec": {},
-        "status": status,
+        "spec": {}, "status": status,
     }))
 }
 
@@ -438,10 +437,8 @@ fn the_network_of_a_guest_cluster_is_that_of_its_first_vm() {
         vms.set_vm("ns", name, vmi.metadata.labels.as_ref().unwrap(), vm(&vmi));
         (network(&vms, "ns"), network(&vms, "other"))
     };
-    let (driver, labelled) = (
-        json!({LABEL_CREATOR: NODE_DRIVER}),
-        json!({LABEL_GUEST_CLUSTER: "blue", LABEL_CREATOR: NODE_DRIVER}),
-    );
+    let driver = json!({LABEL_CREATOR: NODE_DRIVER});
+    let labelled = json!({LABEL_GUEST_CLUSTER: "blue", LABEL_CREATOR: NODE_DRIVER});
     let is = |network: &str| (Some(network.to_owned()), None);
     assert_eq!(add("blue-0", json!({"a": "b"}), &["x"]), (None, None), "not a node");
     assert_eq!(add("red-1", driver.clone(), &["red"]), (None, None));

@@ -386,7 +386,7 @@ fn what_is_only_watched_is_known_by_what_it_says_and_not_by_a_hash() {
     assert_eq!(said["current"].get("hash"), None, "{said}");
 }
 
-/// What Rancher keeps alive is replaced by an account's first token, and left alone from then on.
+/// A token that Rancher keeps alive is replaced by an account's first token, and left alone from then on.
 #[test]
 fn an_accounts_first_token_takes_the_place_of_ranchers_at_once() {
     let rotation: TokenRotation = serde_json::from_value(serde_json::json!({

@@ -44,7 +44,7 @@ spec:
 ";
 const EXPOSE: [&str; 7] = ["expose", "pod", "web", "--type", "LoadBalancer", "--port", "80"];
 
-/// What runs in the guest: its cloud provider and its kube-vip, played. They end when this is
+/// Programs of the guest: its cloud provider and its kube-vip, played. They end when this is
 /// dropped.
 pub(crate) struct Guest {
     _provider: CloudProvider,

@@ -379,7 +379,7 @@ fn owned(scene: &Scene) -> BTreeMap<String, String> {
     all.map(|(key, address)| (key.to_owned(), address.to_owned())).collect()
 }
 
-/// What to do after a demo that ends by itself.
+/// Next things to try after a demo that ends by itself.
 pub(crate) fn what_next_without_it() -> String {
     let lines = [
         ("make demo", "without DEMO_ONCE: it stays, with kubectl for both clusters"),
