@@ -244,7 +244,7 @@ fn as_harvester_ships_it(crd: &CustomResourceDefinition) -> Result<CustomResourc
     Ok(serde_json::from_value(crd)?)
 }
 
-fn drop_keys(value: &mut Value, keys: &[&str]) {
+pub(crate) fn drop_keys(value: &mut Value, keys: &[&str]) {
     match value {
         Value::Object(map) => {
             map.retain(|key, _| !keys.contains(&key.as_str()));

@@ -26,9 +26,14 @@ use crate::support::{Cluster, SOON, address, ready, shows};
 
 /// Limit of the time to an address, whichever controller leads.
 const MOST: Duration = Duration::from_secs(15);
+/// Lease duration for other replicas of the operator. Its holder trusts a renewal for less.
+const LASTS: Duration = Duration::from_secs(3);
 const LEASE: &str = "harvester-load-balancer";
 const IP_POOLS: &str = "ippools.loadbalancer.harvesterhci.io";
 const GO: &str = "harvester-load-balancer-7d9c5b6f4-x2x7k";
+/// Annotation of a LoadBalancer whose removal the Go controller tries in vain, as where it could not
+/// load the pool.
+pub(crate) const REMOVAL_FAILS: &str = "testbed.local/removal-fails";
 
 const ACCOUNT: &str = r#"
 apiVersion: v1
@@ -187,6 +192,7 @@ impl Go {
     /// Releases the address of a LoadBalancer that is being deleted, then lets it go
     /// (`pkg/controller/loadbalancer/controller.go`, `OnRemove`).
     async fn take_back(&self, mut lb: LoadBalancer) -> Result<()> {
+        ensure!(!lb.annotations().contains_key(REMOVAL_FAILS), "its pool is not loaded");
         let kind = kube::core::ApiResource::erase::<harvester_guest_operator::api::IPPool>(&());
         let pools = Api::<kube::core::DynamicObject>::all_with(self.client.clone(), &kind);
         let mut pool = pools.get("pool").await?;
@@ -204,7 +210,7 @@ impl Go {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_holder_of_the_lease_gives_addresses_and_is_named() -> Result<()> {
     let cluster = Cluster::start().await?;
-    let options = ["--lease-duration", "3"].map(str::to_owned).to_vec();
+    let options = vec!["--lease-duration".to_owned(), LASTS.as_secs().to_string()];
     let admission = Some("https://127.0.0.1:0".to_owned());
     let mut operator = cluster.standby(Start { admission, options, ..Start::default() }).await?;
     operator.leads().await?;
@@ -218,9 +224,11 @@ async fn the_holder_of_the_lease_gives_addresses_and_is_named() -> Result<()> {
     let intruder = cluster.lbs().get("ours").await?;
     ensure!(go.give(intruder).await.is_err(), "a controller that does not lead wrote a status");
 
-    // The process is stopped, the Go controller gets the Lease, and the process continues.
+    // The process is stopped until it may not trust its last renewal any more, the Go controller gets
+    // the Lease, and the process continues. The Lease is freed: for the Go controller it lasts 45 s.
     let stalls = Stalls::watch()?;
     operator.process.signal("STOP")?;
+    tokio::time::sleep(LASTS).await;
     let freed = Patch::Merge(json!({"spec": {"holderIdentity": ""}}));
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
     leases.patch(LEASE, &PatchParams::default(), &freed).await?;

@@ -2,6 +2,7 @@
 //! and administrators.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use harvester_guest_operator::api::{
     Condition, ConditionStatus, IPPool, IPPoolStatus, LoadBalancer,
 };
+use harvester_guest_operator::domain::pools::ranges::Ranges;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -210,7 +212,15 @@ impl Cluster {
                 claims.insert((pool.name_any(), ip.clone()), (owner.clone(), uid));
             }
             let taken = status.total - status.available;
-            let claimed = i64::try_from(status.allocated.len())?;
+            // A claim outside of the ranges stays, and is not counted.
+            let ranges = Ranges::parse(&pool.spec.ranges).ok();
+            let is_counted = |ip: &&String| {
+                let within = |ranges: &Ranges| {
+                    ip.parse::<IpAddr>().is_ok_and(|ip| ranges.find(ip).is_some())
+                };
+                ranges.as_ref().is_none_or(within)
+            };
+            let claimed = i64::try_from(status.allocated.keys().filter(is_counted).count())?;
             let holds_back = status.conditions.iter().any(|condition| {
                 condition.message.as_ref().is_some_and(|text| text.starts_with("held back: "))
             });

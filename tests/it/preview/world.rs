@@ -44,13 +44,13 @@ pub(super) async fn store(cluster: &Cluster) -> Result<Vec<Guest>> {
     published(cluster, "unrecorded", "pool", "10.1.0.6").await?;
     published(cluster, "double", "pool", "10.1.0.5").await?;
     published(cluster, "pool-gone", "gone", "10.8.0.5").await?;
-    // New ones: served, in no pool, in a pool that is full, of a network that is not the pool's.
+    // New ones: served, in no pool, in a pool that is full, in a pool whose scope does not admit it.
     cluster.lb("new").await?;
     let pool = |name: &str| json!({"workloadType": "cluster", "ipam": "pool", "ipPool": name});
     cluster.lb_with("nowhere", pool("nowhere")).await?;
     cluster.lb_with("tiny-1", pool("tiny")).await?;
     cluster.lb_with("tiny-2", pool("tiny")).await?;
-    cluster.lb_with("idle", pool("overlapping")).await?;
+    cluster.lb_with("idle", pool("shadow")).await?;
     // Leased by its guest; by the host, where no agent runs.
     cluster.lb_with("by-guest", json!({"workloadType": "cluster", "ipam": "dhcp"})).await?;
     let mut host =
@@ -74,11 +74,12 @@ pub(super) async fn store(cluster: &Cluster) -> Result<Vec<Guest>> {
 
 async fn pools(cluster: &Cluster) -> Result<()> {
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24", "gateway": "10.1.0.1"})).await?;
-    let demo = |priority: i32| json!({"priority": priority, "scope": [{"namespace": "demo", "project": "*", "guestCluster": "*"}]});
-    let named = |namespace: &str| json!({"scope": [{"namespace": namespace, "project": "*", "guestCluster": "*"}]});
-    cluster.pool_for("overlapping", json!({"subnet": "10.1.0.0/25"}), demo(1)).await?;
+    let demo = json!({"priority": 1, "scope": [{"namespace": "demo", "project": "*", "guestCluster": "*"}]});
+    // Of two that are created within a second, the later name stands back.
+    cluster.pool_for("shadow", json!({"subnet": "10.1.0.0/25"}), demo).await?;
+    // Serves only those that name it.
     let one = json!({"subnet": "10.5.0.0/24", "rangeStart": "10.5.0.9", "rangeEnd": "10.5.0.9"});
-    cluster.pool_for("tiny", one, named("default")).await?;
+    cluster.pool_for("tiny", one, json!({})).await?;
     let allocated = json!({
         "10.1.0.5": "default/kept", "10.1.0.7": "default/leaving", "10.1.0.8": "default/gone",
     });

@@ -82,7 +82,8 @@ impl<'a> Provider<'a> {
 
     /// A Service is created (`EnsureLoadBalancer`).
     async fn create(&mut self) -> Result<()> {
-        let name = format!("service-{}", self.made);
+        // Padded, so that the first key is the oldest.
+        let name = format!("service-{:03}", self.made);
         self.made += 1;
         let (lbs, stalls) = (self.lbs.clone(), self.stalls);
         let new = lb(&name, &json!({"workloadType": "cluster", "ipam": "pool"}))?;

@@ -193,6 +193,11 @@ impl Harvester {
         api.get(name).await?.spec.and_then(|spec| spec.replicas).context("no replicas")
     }
 
+    /// Ends Fleet, which may install long after a change of the ManagedChart.
+    pub(super) fn without_fleet(&self) {
+        self.fleet.abort();
+    }
+
     /// Values of the sub-chart in the ManagedChart.
     pub(super) async fn values(&self) -> Result<Value> {
         let chart = charts(&self.cluster.client).get("harvester").await?;

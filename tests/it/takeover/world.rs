@@ -14,6 +14,7 @@ use testbed::kubevirt::{self, Vm};
 use testbed::{Stalls, eventually};
 
 use super::harvester::{FINALIZERS, Harvester};
+use crate::other_controller::REMOVAL_FAILS;
 use crate::support::{Cluster, LATER, SOON};
 
 /// LoadBalancers and VMs, each VM with an instance. With 2,000 and 5,000 the test passes as well.
@@ -31,7 +32,7 @@ enum Fault {
     None,
     /// The ledger lacks its address.
     NoRecord,
-    /// Deleted, and held by its finalizer.
+    /// Deleted, and held by its finalizer, because the Go controller fails to remove it.
     HalfDeleted,
     NoFinalizer,
     /// Address of the next one, published a second time.
@@ -61,12 +62,19 @@ fn lb(number: u32) -> Result<LoadBalancer> {
         Fault::NoFinalizer => json!([]),
         _ => json!([LB_FINALIZER]),
     };
+    let annotations = match fault(number) {
+        Fault::HalfDeleted => json!({REMOVAL_FAILS: ""}),
+        _ => json!({}),
+    };
     let allocated = json!({
         "ipPool": "pool", "ip": published(number), "mask": "255.255.0.0", "gateway": "10.1.0.1",
     });
     Ok(serde_json::from_value(json!({
         "apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer",
-        "metadata": {"name": format!("w-{number}"), "namespace": "default", "finalizers": finalizers},
+        "metadata": {
+            "name": format!("w-{number}"), "namespace": "default", "finalizers": finalizers,
+            "annotations": annotations,
+        },
         "spec": {"workloadType": "cluster", "ipam": "pool"},
         "status": {
             "address": published(number), "allocatedAddress": allocated,
