@@ -137,8 +137,10 @@ impl Go {
             spec.renew_time = Some(MicroTime(Timestamp::now()));
             leases.replace(LEASE, &PostParams::default(), &lease).await?;
             if self.works.load(Ordering::Relaxed) {
-                for lb in self.lbs().list(&ListParams::default()).await? {
-                    // A refused write is tried again, as by its queue.
+                // A failed list or a refused write is tried again, as by its informer and its queue:
+                // only a lost Lease ends the process.
+                let lbs = self.lbs().list(&ListParams::default()).await;
+                for lb in lbs.map(|list| list.items).unwrap_or_default() {
                     if lb.metadata.deletion_timestamp.is_some() {
                         drop(self.take_back(lb).await);
                     } else if address(&lb).is_none() {
