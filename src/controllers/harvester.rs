@@ -145,6 +145,8 @@ async fn look(
 fn tell(ctx: &Context, name: &str, form: Form, pools: &Handle) {
     let is_replaced = form == Form::Replaced;
     ctx.metrics.leadership.crd_replaced.with_label_values(&[name]).set(is_replaced.into());
+    // A series that is there from the start shows the first repair as an increase.
+    ctx.metrics.leadership.crd_repairs.with_label_values(&[name]).inc_by(0);
     if name == IP_POOLS {
         pools.crd_replaced(is_replaced);
     }
