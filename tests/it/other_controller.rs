@@ -127,18 +127,19 @@ impl Go {
         }
     }
 
-    /// Renews the Lease and allocates addresses, until it fails or is dropped.
+    /// Renews the Lease and allocates addresses, until another holds the Lease or this is dropped. A
+    /// call that fails is repeated: only a lost Lease ends the process.
     pub(crate) async fn lead(&self) -> Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
         loop {
-            let mut lease = leases.get(LEASE).await?;
-            let spec = lease.spec.as_mut().context("no spec")?;
-            ensure!(spec.holder_identity.as_deref() == Some(GO), "leaderelection lost: {spec:?}");
-            spec.renew_time = Some(MicroTime(Timestamp::now()));
-            leases.replace(LEASE, &PostParams::default(), &lease).await?;
+            if let Ok(mut lease) = leases.get(LEASE).await {
+                let spec = lease.spec.as_mut().context("no spec")?;
+                let is_ours = spec.holder_identity.as_deref() == Some(GO);
+                ensure!(is_ours, "leaderelection lost: {spec:?}");
+                spec.renew_time = Some(MicroTime(Timestamp::now()));
+                drop(leases.replace(LEASE, &PostParams::default(), &lease).await);
+            }
             if self.works.load(Ordering::Relaxed) {
-                // A failed list or a refused write is tried again, as by its informer and its queue:
-                // only a lost Lease ends the process.
                 let lbs = self.lbs().list(&ListParams::default()).await;
                 for lb in lbs.map(|list| list.items).unwrap_or_default() {
                     if lb.metadata.deletion_timestamp.is_some() {

@@ -5,6 +5,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
 
 use anyhow::Result;
+use harvester_guest_operator::api::{ANNOTATION_LEASE_ANSWER, ANNOTATION_LEASE_QUESTION};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::ListParams;
@@ -94,7 +95,8 @@ fn vms_that_another_replica_reaches_stay_in_and_those_that_it_does_not_go_out() 
         let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
         eventually(SOON, "Lease without notes", async || {
             let lease = leases.get("harvester-load-balancer").await?;
-            anyhow::Ok(lease.annotations().len() == 1)
+            let notes = [ANNOTATION_LEASE_QUESTION, ANNOTATION_LEASE_ANSWER];
+            anyhow::Ok(!notes.iter().any(|note| lease.annotations().contains_key(*note)))
         })
         .await?;
 
