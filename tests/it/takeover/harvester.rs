@@ -373,7 +373,9 @@ async fn controller(
 async fn adds_finalizers(client: Client) -> Result<()> {
     loop {
         for (api, finalizer) in machines(&client).into_iter().zip(FINALIZERS) {
-            for vm in api.list(&ListParams::default()).await? {
+            // A failed list is repeated, as by an informer.
+            let machines = api.list(&ListParams::default()).await;
+            for vm in machines.map(|list| list.items).unwrap_or_default() {
                 if has_finalizer(&vm) || vm.metadata.deletion_timestamp.is_some() {
                     continue;
                 }
