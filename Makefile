@@ -132,7 +132,7 @@ demo: setup lan ## Show the operator at work on control planes of its own (cold:
 	@$(XTASK) demo
 	@target/debug/demo --operator $(OPERATOR)
 
-test: setup nets ## Run everything: format, lints, all tests (cold: 30 minutes, later 12)
+test: setup nets ## Run everything: format, lints, all tests (cold: 30 minutes, later 20)
 	@$(XTASK) test
 
 slowest: ## The slowest 30 tests of the last run, and what they waited for

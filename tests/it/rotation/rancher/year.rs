@@ -398,15 +398,15 @@ async fn year(version: Version) -> Result<()> {
         // have.
         site.uses(&held).await.with_context(context)?;
         uses += 2;
-        if now - read_at >= OVERLAP - 3 * HOUR {
+        if now - read_at >= OVERLAP - 6 * HOUR {
             (held, read_at) = (site.published()?, now);
         }
         if now > start + 365 * DAY {
             break;
         }
         // The clock goes on during all this, so leave an hour for it.
-        let soonest = if is_storm { HOUR } else { 1 };
-        let next = until.min(read_at + OVERLAP - 2 * HOUR).clamp(now + soonest, now + 3 * DAY);
+        let soonest = if is_storm { 3 * HOUR } else { 1 };
+        let next = until.min(read_at + OVERLAP - 5 * HOUR).clamp(now + soonest, now + 3 * DAY);
         site.there.advance(Duration::from_secs(u64::try_from(next - now)?));
     }
     site.weather.calm(true);
