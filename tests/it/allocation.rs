@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use futures::{StreamExt as _, TryStreamExt as _};
 use kube::ResourceExt as _;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::ListParams;
 use serde_json::json;
 use testbed::{Call, Proxy, Stalls, Start, Verdict, eventually};
 
@@ -35,9 +35,7 @@ async fn a_thousand_at_once_get_distinct_addresses_with_few_writes() -> Result<(
     assert!(conflicts <= unanswered, "{conflicts} conflicts, {unanswered} calls unanswered");
     cluster.consistent().await?;
 
-    let all = DeleteParams::default();
-    cluster.lbs().delete_collection(&all, &ListParams::default()).await?;
-    cluster.all_gone().await?;
+    cluster.delete_all().await?;
     assert!(cluster.allocated("big").await?.is_empty());
     Ok(())
 }

@@ -61,8 +61,7 @@ async fn addresses_are_given_and_taken_back_on_the_crd_that_harvester_ships() ->
 
     cluster.pools().delete("pool", &DeleteParams::default()).await?;
     cluster.pool_says("pool", "Ready", "Deleting").await?;
-    cluster.lbs().delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
-    cluster.all_gone().await?;
+    cluster.delete_all().await?;
     cluster.pool_gone("pool").await
 }
 

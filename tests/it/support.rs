@@ -166,6 +166,18 @@ impl Cluster {
         .await
     }
 
+    /// Deletes all LoadBalancers, 16 at once, and waits until none is left. One call for the whole
+    /// collection deletes one after the other, and takes longer than a client waits when the
+    /// machine is busy.
+    pub(crate) async fn delete_all(&self) -> Result<()> {
+        let list = self.lbs().list_metadata(&ListParams::default()).await?;
+        futures::stream::iter(list)
+            .map(Ok)
+            .try_for_each_concurrent(16, async |lb| self.delete(&lb.name_any()).await)
+            .await?;
+        self.all_gone().await
+    }
+
     /// Waits until no LoadBalancer is left.
     pub(crate) async fn all_gone(&self) -> Result<()> {
         eventually(LATER, "end of all LoadBalancers", async || {
