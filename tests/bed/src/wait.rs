@@ -12,6 +12,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// Longest pause after a long attempt.
+const LONGEST_ATTEMPT: Duration = Duration::from_secs(2);
 
 /// Result of an attempt: the value, or the reason why it is missing.
 pub trait Probe {
@@ -62,13 +64,14 @@ pub(crate) fn waited(what: &str, time: Duration) {
 }
 
 /// Pause before the next attempt: a tenth of the elapsed time, so that a short wait is exact and a
-/// long one costs little.
-fn pause(waited: Duration) -> Duration {
-    (waited / 10).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
+/// long one costs little. It is not shorter than the last attempt was: a long list that is read
+/// again and again takes the processor from what it waits for.
+fn pause(waited: Duration, attempt: Duration) -> Duration {
+    (waited / 10).clamp(SHORTEST_PAUSE, LONGEST_PAUSE).max(attempt.min(LONGEST_ATTEMPT))
 }
 
 /// Repeats an attempt until it returns a value, every 10 ms at first, every 200 ms after two
-/// seconds. After the deadline the error names `what` and the result of the last attempt. An
+/// seconds, and less often when an attempt takes longer. After the deadline the error names `what` and the result of the last attempt. An
 /// attempt that hangs does not extend the deadline.
 pub async fn eventually<P: Probe>(
     deadline: Duration,
@@ -79,7 +82,8 @@ pub async fn eventually<P: Probe>(
     let end = begin + deadline;
     let mut last = "no attempt has ended".to_owned();
     loop {
-        let left = end.saturating_duration_since(Instant::now());
+        let attempted = Instant::now();
+        let left = end.saturating_duration_since(attempted);
         match timeout(left, probe()).await.map(Probe::settle) {
             Ok(Ok(value)) => {
                 waited(what, begin.elapsed());
@@ -92,7 +96,7 @@ pub async fn eventually<P: Probe>(
         if Instant::now() >= end {
             bail!("no {what} within {deadline:?}; last result: {last}");
         }
-        sleep(pause(begin.elapsed())).await;
+        sleep(pause(begin.elapsed(), attempted.elapsed())).await;
     }
 }
 
