@@ -138,12 +138,7 @@ fn a_prometheus_finds_every_metric_and_an_answer_to_every_query() -> Result<()> 
         for (job, _) in targets {
             prometheus.bounded(job, &bounds).await?;
         }
-        let singles = ["web", "leased", "really-leased"].map(str::to_owned);
-        let many = (0..500).map(|n| format!("lb-{}-{}", n / 100, n % 100));
-        for name in singles.into_iter().chain(many) {
-            cluster.delete(&name).await?;
-        }
-        cluster.all_gone().await?;
+        cluster.delete_all().await?;
         drop(agent);
         cluster.bed.kubectl(&["delete", "ippool", "small"]).await?;
         eventually(SOON, "end of the pool's series", async || {
