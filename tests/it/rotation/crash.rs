@@ -62,15 +62,7 @@ async fn crashes_after(
     let request = format!("{last:?}-{writes}");
     let cut = cut_after(proxy, &KINDS, last, writes);
     cluster.annotate("rotate", &request).await?;
-    let cut_short = eventually(SOON, "end or cut of the rotation", async || {
-        if cut.load(Ordering::SeqCst) > writes {
-            return anyhow::Ok(Some(true));
-        }
-        let status = cluster.status().await?;
-        let done = status.rotate_request.as_ref() == Some(&request) && status.previous.is_empty();
-        anyhow::Ok(done.then_some(false))
-    })
-    .await?;
+    let cut_short = cluster.ends_or_is_cut(&request, &cut, writes + 1).await?;
     // The token in the target works at every moment.
     cluster.works(&cluster.token().await?).await?;
     operator.process.kill9()?;

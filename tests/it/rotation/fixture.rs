@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -178,6 +179,25 @@ impl Cluster {
         let is = |status: &TokenRotationStatus| of(status).reason.as_deref() == Some(reason);
         let status = self.says(&format!("{type_} {reason}"), is).await?;
         Ok(of(&status).message.unwrap_or_default())
+    }
+
+    /// Waits until the request was carried out and nothing is left to be revoked, or until so many
+    /// writes were tried, the last of which were cut. Returns whether they were.
+    pub(super) async fn ends_or_is_cut(
+        &self,
+        request: &str,
+        tried: &AtomicUsize,
+        most: usize,
+    ) -> Result<bool> {
+        eventually(SOON, "end or cut of the rotation", async || {
+            if tried.load(Ordering::SeqCst) >= most {
+                return anyhow::Ok(Some(true));
+            }
+            let status = self.status().await?;
+            let is_done = status.rotate_request.as_deref() == Some(request);
+            anyhow::Ok((is_done && status.previous.is_empty()).then_some(false))
+        })
+        .await
     }
 
     /// Value of the target's key.

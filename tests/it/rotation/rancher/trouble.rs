@@ -54,16 +54,7 @@ async fn a_rotation_survives_a_crash_after_each_write() -> Result<()> {
             let request = most.to_string();
             let tried = cut_after(&site, most);
             site.cluster.annotate("rotate", &request).await?;
-            let cut = eventually(SOON, "end or cut of the rotation", async || {
-                if tried.load(Ordering::SeqCst) >= most {
-                    return anyhow::Ok(Some(true));
-                }
-                let status = site.cluster.status().await?;
-                let done =
-                    status.rotate_request.as_ref() == Some(&request) && status.previous.is_empty();
-                anyhow::Ok(done.then_some(false))
-            })
-            .await?;
+            let cut = site.cluster.ends_or_is_cut(&request, &tried, most).await?;
             operator.process.kill9()?;
             site.there.clear_rule();
             let _ = site.cluster.free_lease().await;

@@ -1,7 +1,8 @@
 //! The operator's client for Rancher, against the stand-in: each call does what its name says, and
 //! no answer, however odd, makes it reveal a token.
 
-use std::time::Duration;
+mod answers;
+mod credentials;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use harvester_guest_operator::domain::credentials::kubeconfig::Reach;
@@ -9,11 +10,8 @@ use harvester_guest_operator::domain::credentials::token::Token as Value;
 use harvester_guest_operator::rancher::{
     Error, Issuer, Order, Rancher, Rights, Secret, Token, TokenApi, Trust,
 };
-use serde_json::json;
+use testbed::Verdict;
 use testbed::rancher::{Role, Version};
-use testbed::{Verdict, eventually};
-
-use crate::support::SOON;
 
 const DAY: i64 = 86_400;
 
@@ -106,37 +104,6 @@ async fn a_token_is_made_found_read_and_revoked() -> Result<()> {
             assert_eq!(dead, Some(Error::Unauthorized));
         }
     }
-    Ok(())
-}
-
-/// Rancher alone can report that a token, a Secret or an API does not exist; an ingress in front of it
-/// cannot. The aggregated API may be absent while it is not needed.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_known_is_not_taken_for_none() -> Result<()> {
-    let site = Site::new(Version::V2_14).await?;
-    let made = site.client.mint(&site.key, TokenApi::V3, order("uid-1")).await?.value.token;
-    let credential = site.credential()?;
-    for code in [404, 502, 503] {
-        site.there.set_rule(move |_| Verdict::Page(code));
-        let answers = [
-            site.client.tokens(&site.key).await.map(drop),
-            site.client.token(&site.key, &made.name).await.map(drop),
-            site.client.revoke(&site.key, &made.name).await.map(drop),
-            site.client.stored(&site.key, &credential).await.map(drop),
-            site.client.credentials(&site.key).await.map(drop),
-            site.cluster("c-m-prod")?.bearer(&site.key).await.map(drop),
-        ];
-        for answer in answers {
-            let error = answer.err().context("an HTML page passed as an answer")?;
-            ensure!(matches!(error, Error::Refused { status, .. } if status == code), "{error:?}");
-        }
-    }
-    site.there.clear_rule();
-    site.there.ext_is_down(true);
-    assert_eq!(site.find("uid-1").await?, [made]);
-    site.there.retire_v3_tokens();
-    let error = site.client.tokens(&site.key).await.err().context("there is no list")?;
-    ensure!(matches!(error, Error::Refused { status: 503, .. }), "{error:?}");
     Ok(())
 }
 
@@ -283,38 +250,6 @@ async fn the_granted_lifetime_is_read_from_creation_and_expiry() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_answer_leaves_a_token_that_is_found() -> Result<()> {
-    let site = Site::new(Version::Main).await?;
-    site.there.set_rule(|call| match call.method.as_str() {
-        "POST" => Verdict::CutAfter,
-        _ => Verdict::Pass,
-    });
-    let lost = site
-        .client
-        .mint(&site.key, TokenApi::V3, order("uid-1"))
-        .await
-        .err()
-        .context("answered")?;
-    assert!(lost.may_be_done(), "{lost}");
-    let found = site.find("uid-1").await?;
-    assert_eq!(found.len(), 1, "sent once: {:?}", site.there.calls());
-    site.there.set_rule(|call| match call.method.as_str() {
-        "POST" => Verdict::Refuse { code: 500, reason: "ServerError", message: "no".to_owned() },
-        _ => Verdict::Pass,
-    });
-    let failed = site
-        .client
-        .mint(&site.key, TokenApi::V3, order("uid-1"))
-        .await
-        .err()
-        .context("answered")?;
-    assert_eq!(failed, Error::Refused { status: 500, message: "no".to_owned() });
-    assert!(failed.may_be_done());
-    assert_eq!(site.find("uid-1").await?.len(), 1);
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn only_a_review_tells_a_dead_token_on_the_way_to_a_cluster() -> Result<()> {
     let site = Site::new(Version::Main).await?;
     let stranger = site.there.user(false);
@@ -342,167 +277,5 @@ async fn only_a_review_tells_a_dead_token_on_the_way_to_a_cluster() -> Result<()
     for url in ["https://127.0.0.1:1/k8s/clusters/c-m-prod", site.there.url(), "http://127.0.0.1"] {
         assert!(site.client.cluster(url, trust, None).is_err(), "{url}");
     }
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_credentials_content_is_written_as_it_was_read_or_not_at_all() -> Result<()> {
-    let site = Site::new(Version::Main).await?;
-    let cc = site.credential()?;
-    let owned = async || {
-        site.there.secret(&cc).is_some_and(|secret| {
-            secret["metadata"]["annotations"]["management.cattle.io/harvester-token-checksum"]
-                .is_string()
-        })
-    };
-    eventually(SOON, "reconcile by the controller", owned).await?;
-    let was = site.client.stored(&site.key, &cc).await?.value.context("not there")?;
-    let content = was.content.as_ref().context("no content")?;
-    assert_eq!(content.reveal(), site.there.content(&cc));
-    assert_eq!(was.annotations["field.cattle.io/creatorId"], site.user);
-
-    // The final newline must survive a patch, and so must a letter that JSON would escape.
-    let next = Secret::new(format!("{}\n# \"ü\"\n", content.reveal()));
-    let now = site.client.write(&site.key, &cc, &was, &next).await?;
-    assert_ne!(now.version, was.version);
-    assert_eq!(now.content.as_ref().context("no content")?.reveal(), next.reveal());
-    assert_eq!(site.there.content(&cc), next.reveal());
-    assert_eq!(now.annotations["field.cattle.io/name"], "prod", "the rest is unchanged");
-    let late = site.client.write(&site.key, &cc, &was, &next).await.err();
-    assert_eq!(late, Some(Error::Conflict));
-
-    assert!(site.client.stored(&site.key, "cc-nope").await.is_err(), "403: it may not ask");
-    let admin = Secret::new(site.there.api_key(&site.there.user(true), 0, ""));
-    assert!(site.client.stored(&admin, "cc-nope").await?.value.is_none());
-    assert!(site.client.stored(&admin, "../secrets").await.is_err());
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_secret_without_annotations_is_never_written() -> Result<()> {
-    // Before 2.12, so that the client, not the server, ends the call first.
-    let site = Site::new(Version::V2_8).await?;
-    let cc = site.credential()?;
-    site.there.edit_secret(&cc, |secret| secret["metadata"]["annotations"] = json!({}));
-    let admin = Secret::new(site.there.api_key(&site.there.user(true), 0, ""));
-    let was = site.client.stored(&admin, &cc).await?.value.context("not there")?;
-    site.there.reset();
-    let refused = site.client.write(&admin, &cc, &was, &Secret::new("x".to_owned())).await;
-    assert!(refused.is_err_and(|error| error.to_string().contains("without annotations")));
-    assert!(site.there.calls().is_empty(), "nothing was sent");
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn credentials_are_listed_as_the_user_may_see_them() -> Result<()> {
-    let site = Site::new(Version::Main).await?;
-    let cc = site.credential()?;
-    // A credential of another driver is not one for Harvester.
-    let annotations =
-        json!({"field.cattle.io/creatorId": site.user, "field.cattle.io/name": "aws"});
-    site.there.edit_secret("cc-other", |secret| {
-        secret["metadata"]["annotations"] = annotations;
-        secret["data"] = json!({"amazonec2credentialConfig-accessKey": "a2V5"});
-    });
-    let other = site.there.user(false);
-    for (user, expected) in [(&site.user, 1), (&other, 0), (&site.there.user(true), 1)] {
-        let key = Secret::new(site.there.api_key(user, 0, ""));
-        let listed = site.client.credentials(&key).await?.value;
-        assert_eq!(listed.len(), expected);
-        for one in listed {
-            assert_eq!(
-                (one.name, one.title, one.creator),
-                (cc.clone(), "prod".into(), site.user.clone())
-            );
-        }
-    }
-    // A list that was cut off would omit some.
-    site.there.list_at_most(1);
-    let cut = site.client.credentials(&site.key).await.err().context("it is cut off")?;
-    assert!(matches!(&cut, Error::Unreadable(why) if why.contains("lists at once")), "{cut}");
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_untrusted_server_receives_nothing() -> Result<()> {
-    let site = Site::new(Version::Main).await?;
-    let other = testbed::Authority::new("other")?;
-    let other = other.pem();
-    // The system's authorities do not include the test's.
-    for trust in [Trust::Pem(&other), Trust::System] {
-        let Ok(client) = Rancher::new(site.there.url(), trust) else { continue };
-        let error = client
-            .mint(&site.key, TokenApi::V3, order("x"))
-            .await
-            .err()
-            .context("it was trusted")?;
-        assert!(matches!(&error, Error::Silent(why) if why.contains("certificate")), "{error}");
-    }
-    assert!(site.there.calls().is_empty());
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn odd_answers_are_bounded_and_give_nothing_away() -> Result<()> {
-    let site = Site::new(Version::Main).await?;
-    let echo = format!("your token {} is bad", site.key.reveal());
-    let refuse = |code, message: String| {
-        site.there.set_rule(move |_| Verdict::Refuse {
-            code,
-            reason: "Odd",
-            message: message.clone(),
-        });
-    };
-    let mut said = Vec::new();
-    for code in [200, 201, 302, 307, 400, 403, 404, 409, 422, 500, 503] {
-        refuse(code, echo.clone());
-        let results = [
-            site.client.mint(&site.key, TokenApi::V3, order("x")).await.map(drop),
-            site.client.tokens(&site.key).await.map(drop),
-            site.client.token(&site.key, "token-abcde").await.map(drop),
-            site.client.stored(&site.key, "cc-abcde").await.map(drop),
-            site.client.credentials(&site.key).await.map(drop),
-            site.cluster("c-m-prod")?.bearer(&site.key).await.map(drop),
-        ];
-        said.extend(results.into_iter().filter_map(Result::err).map(|e| format!("{e} {e:?}")));
-    }
-    assert!(said.len() > 50, "{said:?}");
-    assert!(said.iter().any(|text| text.contains("not followed")));
-    assert!(said.iter().any(|text| text.contains("not understood")));
-    refuse(500, "x".repeat(9 << 20));
-    let long =
-        site.client.mint(&site.key, TokenApi::V3, order("x")).await.err().context("it was read")?;
-    assert!(matches!(long, Error::Unreadable(_)), "{long}");
-    site.there.clear_rule();
-
-    let made = site.client.mint(&site.key, TokenApi::V3, order("x")).await?;
-    said.push(format!("{made:?} {:?} {:?}", site.key, site.client));
-    let stored = site.client.stored(&site.key, &site.credential()?).await?;
-    said.push(format!("{stored:?}"));
-    let secrets = [site.key.reveal(), made.value.secret.reveal()];
-    for text in &said {
-        for secret in secrets.iter().filter_map(|secret| secret.split(':').next_back()) {
-            assert!(!text.contains(&secret[..12]), "a token was revealed");
-        }
-        assert!(!text.contains("apiVersion"), "a content was revealed");
-    }
-    Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_says_nothing_is_not_waited_for_without_end() -> Result<()> {
-    let site = Site::new(Version::Main).await?;
-    site.there.stop();
-    let down =
-        site.client.mint(&site.key, TokenApi::V3, order("x")).await.err().context("it is down")?;
-    assert!(matches!(down, Error::Silent(_)), "{down}");
-    site.there.restart();
-    site.there.set_rule(|_| Verdict::Hang);
-    let hung =
-        tokio::time::timeout(SOON, site.client.mint(&site.key, TokenApi::V3, order("x"))).await?;
-    let hung = hung.err().context("it hangs")?;
-    assert!(matches!(&hung, Error::Silent(why) if why.contains("not within")), "{hung}");
-    site.there.set_rule(|_| Verdict::Delay(Duration::from_millis(500)));
-    site.client.mint(&site.key, TokenApi::V3, order("x")).await?;
     Ok(())
 }
