@@ -38,7 +38,7 @@ pub(super) fn occupied_until(plan: &Plan, record: &Record, seen: &Seen) -> Optio
 
 /// End of the overlap of a kept credential of another maker. `None`: another credential is pending,
 /// or none was published yet.
-fn foreign_until(plan: &Plan, record: &Record) -> Option<Seconds> {
+pub(super) fn foreign_until(plan: &Plan, record: &Record) -> Option<Seconds> {
     let published = record.last_rotation.filter(|_| record.pending.is_none())?;
     let leaked = plan.requests.leaked.is_some() && plan.requests.leaked == record.done.leaked;
     Some(if leaked { published } else { published + plan.overlap + 1 })

@@ -1,16 +1,23 @@
 //! Steps before the deletion of a TokenRotation completes.
 
-use super::beside::drop_foreign;
+use super::beside::{drop_foreign, foreign_until};
 use super::decide::{Until, abandon, gone, is_beside, may_go, settle, write};
 use super::strangers::find;
 use super::{Act, Change, Old, Plan, Record, SURELY_ANSWERED, Seconds, Seen, Target, Unknown};
 
-/// Time that a deletion waits, beyond the overlap, for missing answers and refused revocations.
-const BEYOND: Seconds = 60 * 60;
+/// Time that a deletion waits for missing answers and refused revocations. A Rancher that is
+/// started again or upgraded answers within that time.
+const PATIENCE: Seconds = 15 * 60;
 
-/// Longest time that a deletion waits, counted from its request.
-pub(super) fn patience(plan: &Plan) -> Seconds {
-    plan.overlap + BEYOND
+/// Time at which a deletion completes, whatever is missing: [`PATIENCE`] after the overlaps that
+/// run. If none runs, or if the deletion revokes everything at once, after its request.
+pub(super) fn last(plan: &Plan, record: &Record) -> Seconds {
+    let asked = plan.deleting.unwrap_or_default();
+    // The pause after a failed revocation is no overlap.
+    let previous = record.previous.iter().filter(|old| old.failures == 0);
+    let ends = previous.filter_map(|old| old.after).chain(foreign_until(plan, record));
+    let end = ends.max().filter(|_| !plan.revokes).unwrap_or(asked);
+    end.min(asked + plan.overlap).max(asked) + PATIENCE
 }
 
 /// Names of the credentials that a deletion was to revoke and has not.
@@ -26,7 +33,7 @@ pub fn left_behind<'a>(plan: &Plan, record: &'a Record) -> Vec<&'a str> {
 /// Next step of a deletion. The pending credential is revoked, and so are replaced ones after their
 /// overlap. The credential in the target is revoked only if the spec asks for it.
 pub(super) fn leave(plan: &Plan, record: &Record, seen: &Seen) -> Act {
-    let last = plan.deleting.unwrap_or(seen.now) + patience(plan);
+    let last = last(plan, record);
     if seen.now >= last {
         return Act::Finish;
     }

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use chrono::{DateTime, TimeDelta};
 use harvester_guest_operator::api::{ANNOTATION_RANCHER_URL, TokenRotation};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use k8s_openapi::api::events::v1::Event;
@@ -70,11 +71,17 @@ async fn a_deletion_does_not_wait_for_what_is_gone() -> Result<()> {
     let token = site.one(&[long.clone(), revoke.clone()]).await?;
     site.there.stop();
     cluster.rotations().delete(NAME, &DeleteParams::default()).await?;
-    eventually(SOON, "cause of the delay", async || {
+    let said = eventually(SOON, "cause of the delay", async || {
         let said = cluster.reason("Ready", "Deleting").await?;
-        anyhow::Ok(said.contains("no answer") && said.contains("goes on without that"))
+        anyhow::Ok(said.contains("no answer").then_some(said))
     })
     .await?;
+    let until = said.split_once("goes on without that at ").context("no end")?.1;
+    let asked = cluster.rotations().get(NAME).await?.metadata.deletion_timestamp;
+    let asked = serde_json::to_value(asked)?;
+    let times = [until, asked.as_str().unwrap_or_default()].map(DateTime::parse_from_rfc3339);
+    let [until, asked] = times;
+    ensure!(until? - asked? == TimeDelta::minutes(15), "{said}, asked at {asked:?}");
     site.there.restart();
     site.poke("again").await?;
     let none = async || Ok::<_, kube::Error>(cluster.rotations().get_opt(NAME).await?.is_none());

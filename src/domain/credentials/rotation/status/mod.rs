@@ -79,7 +79,7 @@ pub enum Standing {
 }
 
 impl Standing {
-    fn says(&self, plan: &Plan) -> (ConditionStatus, String, String) {
+    fn says(&self, plan: &Plan, record: &Record) -> (ConditionStatus, String, String) {
         let (status, reason, message) = match self {
             Self::Current => (True, "Current", String::new()),
             Self::KeptByRancher => {
@@ -115,8 +115,8 @@ impl Standing {
             Self::Leaving(why) => {
                 let revokes = if plan.revokes { "all credentials" } else { "old credentials" };
                 let waits = why.as_ref().map_or_else(String::new, |why| {
-                    let last = plan.deleting.unwrap_or_default() + deletion::patience(plan);
-                    format!(": {why}; the deletion goes on without that at {}", time(last))
+                    let last = time(deletion::last(plan, record));
+                    format!(": {why}; the deletion goes on without that at {last}")
                 });
                 (False, "Deleting", format!("{revokes} are revoked first{waits}"))
             }
@@ -305,7 +305,7 @@ pub fn status(
         ..recorded(record)
     };
     if let Some(standing) = standing {
-        let (holds, reason, message) = standing.says(&plan);
+        let (holds, reason, message) = standing.says(&plan, record);
         set(&mut status.conditions, READY, (holds, &reason, message), now);
     }
     let said = expiring(&plan, record, &watched, ends, now);

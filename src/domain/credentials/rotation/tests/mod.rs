@@ -280,8 +280,9 @@ fn a_deletion_ends_whatever_happens() {
         beside: kept.iter().map(|kept| (*kept).to_owned()).collect(),
         kept: kept.map(str::to_owned),
     };
-    // An hour beyond an overlap of an hour, and a minute of both is over.
-    let last = 3_600 + 3_600 - 60;
+    // A quarter of an hour after the request, of which a minute is over; or after the overlap of the
+    // last publication.
+    let (asked, last) = (900 - 60, 900 + 3_501);
     let (silent, barred, only) = (Unknown::Silent, Unknown::Barred, Unknown::TargetBarred);
     for (what, revokes, target, unknown, refuses, acts, left_over) in [
         (
@@ -309,7 +310,7 @@ fn a_deletion_ends_whatever_happens() {
             Target::Unknown,
             silent,
             false,
-            &[(last, "gone")],
+            &[(asked, "gone")],
             &["r-1", "r-2"],
         ),
         ("no rights", true, Target::Unknown, barred, false, &[(0, "gone")], &["r-1", "r-2"]),
@@ -323,7 +324,7 @@ fn a_deletion_ends_whatever_happens() {
             &[(0, "r-1"), (0, "r-2"), (0, "gone")],
             &[],
         ),
-        ("refused", true, there(None), silent, true, &[(last, "gone")], &["r-1", "r-2"]),
+        ("refused", true, there(None), silent, true, &[(asked, "gone")], &["r-1", "r-2"]),
         // Another maker's token, which Rancher never ends, stays beside ours for the overlap.
         (
             "another's, kept",
@@ -349,6 +350,27 @@ fn a_deletion_ends_whatever_happens() {
         assert_eq!(done, acts, "{what}");
         assert_eq!(left, left_over, "{what}");
     }
+}
+
+/// A deletion waits for an overlap only if one runs, and never for another one.
+#[test]
+fn the_end_of_a_deletion_depends_on_the_overlap_that_runs() {
+    let (plan, record) = leaving(false);
+    let asked = plan.deleting.unwrap();
+    let last = |record: &Record| deletion::last(&plan, record) - asked;
+    let idle =
+        Record { previous: Vec::new(), last_rotation: Some(DAY - 10 * 3_600), ..record.clone() };
+    assert_eq!(last(&idle), 900);
+    let restarting = Record { last_rotation: None, ..record.clone() };
+    assert_eq!(last(&restarting), 660 + 900);
+    // A failed revocation is tried again after a pause, and the end stays.
+    let mut refused = idle;
+    refused.previous.push(Old { failures: 3, after: Some(DAY + 1_000), ..Old::default() });
+    assert_eq!(last(&refused), 900);
+    // An end that is far away, by a clock that was wrong.
+    let mut far = record;
+    far.previous[0].after = Some(100 * DAY);
+    assert_eq!(last(&far), 3_600 + 900);
 }
 
 /// A credential that is only watched may be a password: its status does not reveal it.
