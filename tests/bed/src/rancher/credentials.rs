@@ -13,7 +13,7 @@ use super::Version;
 use super::answer::{Answer, Request, empty, json_answer, kubernetes, must_authenticate, norman};
 use super::clusters::{ACCOUNT, NAMESPACE};
 use super::tokens::collection;
-use super::world::{Who, World, rfc3339, sha256};
+use super::world::{Token, Who, World, rfc3339, sha256};
 
 const CONFIG: &str = "harvestercredentialConfig";
 pub(super) const CONTENT: &str = "harvestercredentialConfig-kubeconfigContent";
@@ -334,7 +334,7 @@ impl World {
             return Err(Stuck::Crashed);
         }
         if secret["metadata"].get("deletionTimestamp").is_some() {
-            self.tokens.retain(|_, token| token.owner.as_deref() != Some(cc));
+            self.delete_owned(cc, &BTreeSet::new());
             self.secrets.remove(cc);
             return Ok(());
         }
@@ -350,8 +350,7 @@ impl World {
         if names.iter().any(|name| !self.tokens.contains_key(name)) {
             return Err(Stuck::Again);
         }
-        self.tokens
-            .retain(|name, token| token.owner.as_deref() != Some(cc) || names.contains(name));
+        self.delete_owned(cc, &names);
         for name in &names {
             if let Some(token) = self.tokens.get_mut(name) {
                 token.ttl = 0;
@@ -366,6 +365,18 @@ impl World {
             }
         });
         Ok(())
+    }
+
+    /// Deletes the tokens that are assigned to a credential, but these.
+    fn delete_owned(&mut self, cc: &str, kept: &BTreeSet<String>) {
+        let is_gone = |(name, token): &(&String, &Token)| {
+            token.owner.as_deref() == Some(cc) && !kept.contains(*name)
+        };
+        let gone: Vec<String> =
+            self.tokens.iter().filter(is_gone).map(|(name, _)| name.clone()).collect();
+        for name in gone {
+            self.delete_token(&name);
+        }
     }
 
     /// Writes for the controller. Its watch event needs no further work.

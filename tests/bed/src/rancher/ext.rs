@@ -63,7 +63,7 @@ impl World {
                     "PUT" => self.ext_change(name, &token, request),
                     "DELETE" => {
                         let view = self.ext_view(name);
-                        self.tokens.remove(*name);
+                        self.delete_token(name);
                         json_answer(200, view)
                     }
                     _ => not_allowed(),
@@ -159,7 +159,7 @@ impl World {
                     "DELETE" => {
                         self.kubeconfigs.remove(*name);
                         for token in found["status"]["tokens"].as_array().into_iter().flatten() {
-                            self.tokens.remove(token.as_str().unwrap_or_default());
+                            self.delete_token(token.as_str().unwrap_or_default());
                         }
                         json_answer(200, found)
                     }
@@ -193,27 +193,41 @@ impl World {
             return kubernetes(400, "BadRequest", &format!("cluster {cluster} not found"));
         }
         let ttl = if asked == 0 { usual } else { asked };
+        let with_own = body["spec"]["includeDefaultEntry"].as_bool().unwrap_or(true);
+        json_answer(201, self.make_kubeconfig(user, &cluster, ttl * 1000, with_own))
+    }
+
+    /// Makes a kubeconfig with a token of its own. `ttl` in milliseconds. `with_own`: with an entry for
+    /// Rancher itself.
+    pub(super) fn make_kubeconfig(
+        &mut self,
+        user: &str,
+        cluster: &str,
+        ttl: i64,
+        with_own: bool,
+    ) -> Value {
         let (token, bearer) = if self.version < Version::V2_15 {
-            let blank = self.blank(Kind::V3, user, ttl * 1000, "Kubeconfig token");
+            let blank = self.blank(Kind::V3, user, ttl, "Kubeconfig token");
             let name = self.name(&format!("kubeconfig-{user}"));
             let bearer = self.mint(&name, blank);
             (name, bearer)
         } else {
-            self.mint_ext(user, ttl * 1000, "Kubeconfig token")
+            self.mint_ext(user, ttl, "Kubeconfig token")
         };
-        let name = self.name("kubeconfig-");
+        let (name, seconds) = (self.name("kubeconfig-"), ttl / 1000);
         let mut made = json!({
             "kind": "Kubeconfig", "apiVersion": "ext.cattle.io/v1",
             "metadata": {"name": name, "creationTimestamp": rfc3339(self.now())},
-            "spec": {"clusters": [cluster], "ttl": ttl},
+            "spec": {"clusters": [cluster], "ttl": seconds},
             "status": {
                 "summary": "Complete", "tokens": [token],
                 "conditions": [{"type": "TokenCreated", "status": "True"}],
             },
         });
-        self.kubeconfigs.insert(name, made.clone());
-        made["status"]["value"] = json!(self.kubeconfig_text(&cluster, &bearer));
-        json_answer(201, made)
+        self.kubeconfigs.insert(name.clone(), made.clone());
+        let text = self.ext_kubeconfig_text((&name, seconds), cluster, &bearer, with_own);
+        made["status"]["value"] = json!(text);
+        made
     }
 }
 

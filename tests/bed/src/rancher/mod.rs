@@ -38,6 +38,10 @@
 //! | below ext.cattle.io before it has the kind: 403 for a plain user, whose role does not name it, 404 for an administrator | to 2.11 (tokens), to 2.13 (kubeconfigs) | read: steve's proxy of `/apis`, role_data.go of v2.8.5 to v2.12.3 |
 //! | the aggregated API without an endpoint: 503 `service unavailable` as plain text; /v3 still answers | all | seen on main, for 15 to 30 s after each start |
 //! | an ingress without a backend: 404 or 502 as a page in HTML ([`crate::proxy::Verdict::Page`]) | all | seen of ingress-nginx |
+//! | ext kubeconfigs: comments with name, creation and `ttl`; one user `rancher` for all clusters; a cluster and a context `rancher` for Rancher itself, unless `includeDefaultEntry` is false | from 2.14 | seen on main; read: pkg/ext/stores/kubeconfig/store.go, pkg/kubeconfig/templates.go |
+//! | the UI's credential is such a kubeconfig | from 2.14 | read: management.cattle.io.cluster.js of dashboard |
+//! | the UI leaves the entry for Rancher itself out | main | read: the same file; the version: assumed |
+//! | several replicas: one that has not seen a deletion yet accepts the token; a new v3 token is accepted by all, because it is read from the API server if the cache lacks it; a new ext token is refused until the cache has it ([`Rancher::second_replica`]) | all | read: pkg/auth/requests/authenticate.go, pkg/ext/stores/tokens/tokens.go (`GetSecret`); the delay: assumed |
 //! | ext kubeconfigs with a `ttl` in s; bound is kubeconfig-default to 2.15, kubeconfig-max on main | from 2.14 | seen on main, read |
 //! | tokens in ext kubeconfigs, and in the UI's credentials: v3 before 2.15, ext since | | read, seen on main |
 //! | /v3/tokens is gone | none; [`Rancher::retire_v3_tokens`] | assumed: the removal is announced; the later answer is not known |

@@ -2,6 +2,7 @@
 //! them, without a request.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use k8s_openapi::ByteString;
@@ -74,6 +75,13 @@ impl Rancher {
     /// Removes the endpoint of the aggregated API, or restores it.
     pub fn ext_is_down(&self, down: bool) {
         self.shared.with(|world| world.ext_is_down = down);
+    }
+
+    /// Adds a second replica of the server behind the same address. It answers every other request, and
+    /// learns of a deleted token, and of a new ext token, later by this time.
+    pub fn second_replica(&self, late: Duration) {
+        let late = i64::try_from(late.as_millis()).unwrap_or(i64::MAX);
+        self.shared.with(|world| world.lag = late);
     }
 
     /// Makes a v3 token of a user; returns its bearer text. `ttl` in milliseconds is clamped as
@@ -221,7 +229,7 @@ impl Rancher {
 
     /// Deletes a token.
     pub fn delete_token(&self, name: &str) {
-        self.shared.with(|world| world.tokens.remove(name));
+        self.shared.with(|world| world.delete_token(name));
     }
 }
 

@@ -30,7 +30,7 @@ impl World {
                         json_answer(200, answer)
                     }
                     "DELETE" => {
-                        self.tokens.remove(*name);
+                        self.delete_token(name);
                         empty(204)
                     }
                     // The links offer it, but it does not exist.

@@ -36,6 +36,14 @@ pub(super) struct World {
     pub(super) tokens: BTreeMap<String, Token>,
     pub(super) kubeconfigs: BTreeMap<String, Value>,
     pub(super) secrets: BTreeMap<String, Value>,
+    /// Time by which the second replica learns of a change later, in milliseconds. 0: there is none.
+    pub(super) lag: i64,
+    /// Number of requests: the two replicas take turns.
+    requests: u64,
+    /// Whether the second replica answers the present request.
+    pub(super) is_second: bool,
+    /// Deleted tokens, each with the time of its deletion: the second replica knows them for a while.
+    gone: BTreeMap<String, (Token, i64)>,
     /// Tokens of ServiceAccounts of the server's own cluster, each with the Secret that it may get
     /// and patch.
     pub(super) accounts: BTreeMap<String, String>,
@@ -155,6 +163,10 @@ impl World {
             tokens: BTreeMap::new(),
             kubeconfigs: BTreeMap::new(),
             secrets: BTreeMap::new(),
+            lag: 0,
+            requests: 0,
+            is_second: false,
+            gone: BTreeMap::new(),
             accounts: BTreeMap::new(),
             longest_list: 3_000,
             changed: BTreeSet::new(),
@@ -300,6 +312,25 @@ impl World {
 
     // ---- senders of requests -------------------------------------------------------------
 
+    /// Deletes a token. The second replica knows it for a while.
+    pub(super) fn delete_token(&mut self, name: &str) {
+        let now = self.now();
+        let gone = self.tokens.remove(name).map(|token| (token, now));
+        self.gone.extend(gone.map(|gone| (name.to_owned(), gone)));
+    }
+
+    /// Token by name, as the replica that answers knows it. The second one asks the API server for a
+    /// v3 token that it does not know, and for no other.
+    pub(super) fn token(&self, name: &str) -> Option<&Token> {
+        if !self.is_second {
+            return self.tokens.get(name);
+        }
+        let then = self.now() - self.lag;
+        let is_known = |token: &&Token| token.kind == Kind::V3 || token.created <= then;
+        let late = || self.gone.get(name).filter(|(_, at)| *at > then).map(|(token, _)| token);
+        self.tokens.get(name).filter(is_known).or_else(late)
+    }
+
     /// Name of the token of a bearer text, if it is accepted.
     pub(super) fn holder(&self, bearer: &str) -> Option<String> {
         let (kind, rest) = match bearer.strip_prefix("ext/") {
@@ -307,10 +338,16 @@ impl World {
             None => (Kind::V3, bearer),
         };
         let (name, secret) = rest.split_once(':')?;
-        let token = self.tokens.get(name).filter(|token| token.kind == kind && token.enabled)?;
+        let token = self.token(name).filter(|token| token.kind == kind && token.enabled)?;
         let right =
             if token.hashed { token.stored == hash(secret) } else { token.stored == secret };
         (right && !token.expired(self.now())).then(|| name.to_owned())
+    }
+
+    /// Sends the present request to the other replica than the one before, if there are two.
+    pub(super) fn take_turns(&mut self) {
+        self.requests += 1;
+        self.is_second = self.lag > 0 && self.requests.is_multiple_of(2);
     }
 
     /// Sender of a request by its header. The use of a token is noted with the second.
@@ -340,14 +377,14 @@ impl World {
     /// User of a token that is valid for all of Rancher, not for one cluster.
     pub(super) fn user_of(&self, who: &Who) -> Option<String> {
         let Who::Token(name) = who else { return None };
-        let token = self.tokens.get(name)?;
+        let token = self.token(name)?;
         token.cluster.is_empty().then(|| token.user.clone())
     }
 
     /// User of a token that is valid for this cluster.
     pub(super) fn user_in(&self, who: &Who, cluster: &str) -> Option<String> {
         let Who::Token(name) = who else { return None };
-        let token = self.tokens.get(name)?;
+        let token = self.token(name)?;
         (token.cluster.is_empty() || token.cluster == cluster).then(|| token.user.clone())
     }
 

@@ -81,6 +81,8 @@ async fn a_rotation_survives_a_crash_after_each_write() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rancher_that_fails_costs_nothing_but_time() -> Result<()> {
     let site = Site::new(Version::V2_15).await?;
+    // Another replica, which learns of a revocation later.
+    site.there.second_replica(Duration::from_secs(2));
     let operator = site.cluster.standby(start()).await?;
     operator.leads().await?;
     site.cluster.rotation(site.spec(&[])).await?;

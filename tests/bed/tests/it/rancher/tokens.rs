@@ -294,6 +294,30 @@ async fn hashed_tokens_are_accepted_and_not_readable() {
     }
 }
 
+/// A second replica behind the same address. The requests go to both in turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_replica_accepts_what_is_gone_and_refuses_new_ext_tokens() {
+    let site = Site::new(Version::Main).await;
+    site.rancher.second_replica(Duration::from_hours(1));
+    let both = async |token: &str| {
+        let line = "POST /k8s/clusters/c-m-prod/apis/authentication.k8s.io/v1/selfsubjectreviews";
+        let mut answers = [0, 0];
+        for answer in &mut answers {
+            *answer = ask(&site.rancher, token, line, "{}").await.status;
+        }
+        answers.sort_unstable();
+        answers
+    };
+    let v3 = site.key(&site.user);
+    let ext = site.rancher.ext_key(&site.user, 0, "");
+    assert_eq!((both(&v3).await, both(&ext).await), ([201, 201], [201, 403]));
+    site.rancher.delete_token(name(&v3));
+    assert!(!site.rancher.accepts(&v3));
+    assert_eq!(both(&v3).await, [201, 403]);
+    site.rancher.shift(2 * 3_600_000);
+    assert_eq!((both(&v3).await, both(&ext).await), ([403, 403], [201, 201]));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn ext_tokens_are_an_api_of_their_own() {
     let path = "/apis/ext.cattle.io/v1/tokens";
