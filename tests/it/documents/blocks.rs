@@ -20,7 +20,7 @@ pub(super) fn of_pages() -> Vec<Block> {
     pages().iter().flat_map(|(file, text)| blocks(file, text)).collect()
 }
 
-fn blocks(file: &str, text: &str) -> Vec<Block> {
+pub(super) fn blocks(file: &str, text: &str) -> Vec<Block> {
     let mut found = Vec::new();
     let mut open: Option<Block> = None;
     for (number, line) in (1..).zip(text.lines()) {

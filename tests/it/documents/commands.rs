@@ -19,6 +19,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use super::blocks::{Block, of_pages};
+use super::steps;
 use crate::chart::monitoring_crds;
 use crate::cloud_config::roles::Release;
 use crate::hygiene::{read, root};
@@ -68,12 +69,13 @@ async fn every_command_that_is_shown_runs() -> Result<()> {
     for block in of_pages() {
         let Some(script) = script(&block) else { continue };
         count += 1;
-        if let Err(error) = desk.run(&script).await {
+        if let Err(error) = desk.run(&script, false).await {
             faults.push(format!("{}: {error:#}\n{script}", block.place));
         }
     }
     ensure!(faults.is_empty(), "{} of {count} blocks:\n\n{}", faults.len(), faults.join("\n"));
     ensure!(count > 30, "{count} blocks");
+    steps::renew_all(&desk, &bed, [&user, &cc]).await?;
     bed.stop().await
 }
 
@@ -90,7 +92,7 @@ fn script(block: &Block) -> Option<String> {
 }
 
 /// A folder with the files of the repository that commands name, and with programs.
-struct Desk {
+pub(super) struct Desk {
     dir: TempDir,
     variables: Vec<(&'static str, PathBuf)>,
 }
@@ -137,23 +139,23 @@ impl Desk {
         Ok(Self { dir, variables })
     }
 
-    async fn run(&self, script: &str) -> Result<()> {
+    /// Runs a script and returns what it writes to the screen. `for_real`: what it changes is changed.
+    pub(super) async fn run(&self, script: &str, for_real: bool) -> Result<String> {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut command = Command::new("bash");
         command
-            .args(["-e", "-u", "-o", "pipefail", "-c", script])
+            .args(["-e", "-u", "-o", "pipefail", "-c", &format!("exec 2>&1\n{script}")])
             .current_dir(self.dir.path())
             .env("PATH", format!("{}:{path}", self.dir.path().join("bin").display()))
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .envs(for_real.then_some(("FOR_REAL", "1")))
             .stdin(std::process::Stdio::null())
             .kill_on_drop(true);
         let output = timeout(BLOCK, command.output()).await.context("no end")??;
-        let (out, said) = (&output.stdout, &output.stderr);
-        let said = String::from_utf8_lossy(said);
-        let said = said.trim();
-        let out = String::from_utf8_lossy(&out[..out.len().min(2_000)]);
-        ensure!(output.status.success(), "{}: {said}\n{out}", output.status);
-        Ok(())
+        let screen = String::from_utf8_lossy(&output.stdout).into_owned();
+        let last = screen.floor_char_boundary(screen.len().saturating_sub(4_000));
+        ensure!(output.status.success(), "{}: {}", output.status, &screen[last..]);
+        Ok(screen)
     }
 }
 

@@ -25,26 +25,20 @@ const DAY: u64 = 86_400;
 const ALL: &str = "all";
 const KEYS: &str = "all-api-key";
 
-/// Creates the TokenRotation for all. The API key's Secret exists already.
-pub(super) async fn renew_all(site: &Site) -> Result<()> {
-    let spec = json!({
-        "source": {"rancherToken": {}}, "target": {"allCloudCredentials": {}},
-        "rancher": {"minter": {"secretName": MINTER}},
-        "schedule": {"jitterPercent": 0}, "overlapSeconds": OVERLAP,
-    });
-    let rotation = TokenRotation::new(ALL, serde_json::from_value(spec)?);
-    site.cluster.rotations().create(&PostParams::default(), &rotation).await?;
-    Ok(())
-}
-
 impl Site {
-    /// Renews all credentials as [`renew_all`] does, with Rancher's certificate authority beside the API
-    /// key.
+    /// Creates the TokenRotation for all, with Rancher's certificate authority beside the API key.
     async fn renew_all(&self) -> Result<()> {
         let secret = json!({"stringData": {"ca.crt": self.there.ca_pem()}});
         let params = PatchParams::default();
         self.cluster.guest_secrets().patch(MINTER, &params, &Patch::Merge(secret)).await?;
-        renew_all(self).await
+        let spec = json!({
+            "source": {"rancherToken": {}}, "target": {"allCloudCredentials": {}},
+            "rancher": {"minter": {"secretName": MINTER}},
+            "schedule": {"jitterPercent": 0}, "overlapSeconds": OVERLAP,
+        });
+        let rotation = TokenRotation::new(ALL, serde_json::from_value(spec)?);
+        self.cluster.rotations().create(&PostParams::default(), &rotation).await?;
+        Ok(())
     }
 
     /// Every TokenRotation except the one for all, by name.
@@ -55,7 +49,7 @@ impl Site {
     }
 
     /// Waits until exactly these TokenRotations exist beside the one for all.
-    pub(super) async fn are(&self, names: &[&str]) -> Result<BTreeMap<String, TokenRotation>> {
+    async fn are(&self, names: &[&str]) -> Result<BTreeMap<String, TokenRotation>> {
         eventually(LATER, &format!("TokenRotations {names:?}"), async || {
             let others = self.others().await.map_err(|error| format!("{error:#}"))?;
             let are: Vec<&str> = others.keys().map(String::as_str).collect();
@@ -67,7 +61,7 @@ impl Site {
     }
 
     /// Waits until `Ready` has this reason and a message with these parts, and returns the status.
-    pub(super) async fn stands(
+    async fn stands(
         &self,
         name: &str,
         reason: &str,

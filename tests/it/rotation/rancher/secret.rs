@@ -1,20 +1,14 @@
-//! The `rancher-secret` command: it tries an API key and prints the Secret for a TokenRotation of
-//! all.
+//! The `rancher-secret` command: it tries an API key before it prints the Secret for a TokenRotation of
+//! all. With that Secret all are renewed: see documents/steps.rs.
 
 use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::domain::credentials::rancher_secret::checksum;
-use k8s_openapi::api::core::v1::Secret;
-use kube::api::PostParams;
 use testbed::Rancher;
 use testbed::rancher::Version;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
-
-use super::super::fixture::{cluster, start};
-use super::MINTER;
-use super::all::renew_all;
 
 /// Outcome of a run of the command.
 pub(super) struct Ran {
@@ -101,29 +95,4 @@ async fn an_api_key_is_tried_out_before_its_secret_is_printed() -> Result<()> {
         ran.said
     );
     Ok(())
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn with_the_secret_that_it_prints_all_is_renewed() -> Result<()> {
-    let cluster = cluster().await?;
-    let there = Rancher::start(Version::V2_15).await?;
-    let user = there.user(false);
-    there.cluster("c-m-prod", "prod", &[&user]);
-    let cc = there.credential(&user, "prod", "c-m-prod", &there.kubeconfig(&user, "c-m-prod"))?;
-    let key = format!("{}\n", there.api_key(&user, 0, "by hand"));
-    let sum = checksum(there.ca_pem());
-    let args = ["--url", there.url(), "--ca-checksum", &sum, "--namespace", "default"];
-    let ran = run(&args, &key).await?;
-    ensure!(ran.ok, "{}", ran.said);
-    let secret: Secret = serde_saphyr::from_str(&ran.out)?;
-    ensure!(secret.metadata.name.as_deref() == Some(MINTER), "{:?}", secret.metadata);
-    cluster.guest_secrets().create(&PostParams::default(), &secret).await?;
-
-    let operator = cluster.standby(start()).await?;
-    operator.leads().await?;
-    let site = super::Site { cluster, there, user, cc };
-    renew_all(&site).await?;
-    let child = format!("all-{}", site.cc);
-    site.are(&["all-api-key", &child]).await?;
-    site.stands("all", "Current", &["1 of 1 cloud credentials and the API key"]).await.map(drop)
 }
