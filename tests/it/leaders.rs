@@ -166,11 +166,8 @@ async fn two_leaders_at_once_never_give_one_address_twice() -> Result<()> {
         let any = json!({"priority": priority, "scope": [{"project": "", "namespace": "*", "guestCluster": ""}]});
         cluster.pool_for(name, json!({"subnet": subnet}), any).await?;
     }
-    cluster.bed.apply_yaml(OTHER_LEASE).await?;
     let first = cluster.operator().await?;
-    let lease = Some("kube-system/another".to_owned());
-    let mut second = cluster.standby(Start { lease, ..Start::default() }).await?;
-    second.leads().await?;
+    let mut second = cluster.second_leader(Start::default()).await?;
 
     let over = AtomicBool::new(false);
     let guests = futures::future::try_join_all((0..12).map(|guest| {
@@ -260,22 +257,3 @@ async fn twenty_conflicts_in_a_row_cost_one_event_and_nothing_else() -> Result<(
 fn leases(cluster: &Cluster) -> Api<Lease> {
     Api::namespaced(cluster.client.clone(), "kube-system")
 }
-
-/// The right to lead by a Lease of another name, which no installation has.
-const OTHER_LEASE: &str = "
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: another-lease, namespace: kube-system}
-rules:
-  - apiGroups: [coordination.k8s.io]
-    resources: [leases]
-    resourceNames: [another]
-    verbs: [get, update]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: another-lease, namespace: kube-system}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: another-lease}
-subjects:
-  - {kind: ServiceAccount, name: harvester-guest-operator, namespace: harvester-system}
-";

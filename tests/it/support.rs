@@ -30,6 +30,25 @@ const QUIET: (u32, Duration) = (15, Duration::from_millis(200));
 /// term set shorter ones.
 const LEASE: [&str; 2] = ["--lease-duration", "10"];
 
+/// The right to lead by a Lease of another name, which no installation has.
+const OTHER_LEASE: &str = "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: another-lease, namespace: kube-system}
+rules:
+  - apiGroups: [coordination.k8s.io]
+    resources: [leases]
+    resourceNames: [another]
+    verbs: [get, update]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: another-lease, namespace: kube-system}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: another-lease}
+subjects:
+  - {kind: ServiceAccount, name: harvester-guest-operator, namespace: harvester-system}
+";
+
 /// A control plane with the operator installed, not yet running. The chart's objects are installed,
 /// so the operator has the chart's rights, and at the end the test checks that no request was
 /// forbidden.
@@ -72,6 +91,15 @@ impl Cluster {
         }
         let binary = Path::new(env!("CARGO_BIN_EXE_harvester-guest-operator"));
         Operator::start(&self.bed, binary, start).await
+    }
+
+    /// Starts an operator that leads at the same time as another one, by a Lease of another name.
+    pub(crate) async fn second_leader(&self, start: Start) -> Result<Operator> {
+        self.bed.apply_yaml(OTHER_LEASE).await?;
+        let lease = Some("kube-system/another".to_owned());
+        let operator = self.standby(Start { lease, ..start }).await?;
+        operator.leads().await?;
+        Ok(operator)
     }
 
     /// Deletes the Lease of a killed operator, instead of waiting for its expiry.

@@ -5,9 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Result;
-use k8s_openapi::api::rbac::v1::Role;
-use kube::Api;
-use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use testbed::{Proxy, Start, Verdict, eventually};
 
@@ -132,16 +129,7 @@ async fn two_leaders_leave_one_credential() -> Result<()> {
     let cluster = cluster().await?;
     let first = cluster.standby(start()).await?;
     first.leads().await?;
-    // The chart's role names one Lease only. The test grants the second.
-    cluster.robbed();
-    let role = json!({"rules": [{"apiGroups": ["coordination.k8s.io"],
-        "resources": ["leases"], "verbs": ["get", "create", "update"]}]});
-    let roles: Api<Role> = Api::namespaced(cluster.client.clone(), "kube-system");
-    let params = PatchParams::default();
-    roles.patch("harvester-guest-operator", &params, &Patch::Merge(role)).await?;
-    let lease = Some("kube-system/another".to_owned());
-    let second = cluster.standby(Start { lease, ..start() }).await?;
-    second.leads().await?;
+    let _second = cluster.second_leader(start()).await?;
     cluster.put(&cluster.kubeconfig()).await?;
     cluster.rotation(spec(&[("overlapSeconds", json!(8))])).await?;
     cluster.published(1).await?;
