@@ -118,6 +118,8 @@ impl Desk {
         let operator = "harvester-guest-operator";
         symlink(programs.join(operator), dir.path().join("target/debug").join(operator))?;
         fs::write(dir.path().join("SHA256SUMS"), "")?;
+        // A guest's API server is the bed's.
+        fs::copy(bed.kubeconfig(), dir.path().join("k3s-guest-01.yaml"))?;
         let api_key_file = dir.path().join("api-key");
         fs::write(&api_key_file, api_key)?;
         let url = PathBuf::from(bed.url());

@@ -21,7 +21,9 @@ const RKE2_PATH: &str = "/var/lib/rancher/rke2/etc/config-files/cloud-provider-c
 /// Older path, documented for K3s and for nodes that are set up by hand.
 const PATH: &str = "/etc/kubernetes/cloud-config";
 
-/// Values with which the charts mount the Secret. Without them, the charts prefer a path.
+/// Values with which the charts mount the Secret. Without them, the charts prefer a path. Source: the
+/// charts harvester-cloud-provider 0.2.12 to 0.2.15 (templates/deployment.yaml: `items` of the volume) and
+/// harvester-csi-driver 0.1.31 (templates/daemonset.yaml: it reads the file `cloud-provider-config`).
 const CHART_VALUES: &str = "\
 # harvester-cloud-provider: --set cloudConfigPath= --set cloudConfig.secretName=harvester-csi-config
 #                           --set cloudConfig.secretKey=cloud-provider-config
@@ -37,8 +39,9 @@ metadata:
 type: Opaque
 data:
   cloud-provider-config: ";
-/// Chart of the cloud provider, without the guest cluster's name. `bootstrap` installs it before a
-/// node is ready, because it makes nodes ready.
+/// Chart of the cloud provider, without the guest cluster's name. With an empty `cloudConfigPath`, a
+/// chart that takes no Secret refuses by name. `bootstrap` installs it before a node is ready, because it
+/// makes nodes ready.
 const CLOUD_PROVIDER: &str = "
 ---
 apiVersion: helm.cattle.io/v1
