@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::ANNOTATION_RANCHER_URL;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
-use testbed::rancher::Role;
+use testbed::rancher::{Role, Version};
 use testbed::{Verdict, eventually};
 
 use super::super::fixture::NAME;
@@ -107,5 +107,15 @@ pub(super) async fn is_least(site: &Site) -> Result<()> {
     site.rotated("not known").await?;
     site.there.clear_rule();
     site.there.role("c-m-prod", &site.user, Role { writes: true, namespaces: Vec::new() });
+
+    // The credential's owner may write another server into it: no token goes there.
+    let elsewhere = testbed::Rancher::start(Version::V2_8).await?;
+    let (good, token) = (site.there.content(&site.cc), site.published()?);
+    site.there.edit_content(&site.cc, &elsewhere.kubeconfig_with("c-m-prod", &token));
+    site.cluster.annotate("rotate", "elsewhere").await?;
+    site.refused("VerifyFailed", &["its server is not this Rancher"]).await?;
+    ensure!(elsewhere.calls().is_empty(), "{:?}", elsewhere.calls());
+    site.there.edit_content(&site.cc, &good);
+    site.rotated("elsewhere").await?;
     site.one_is_left().await
 }

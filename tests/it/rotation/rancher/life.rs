@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use kube::Api;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use testbed::rancher::Version;
 use testbed::{Start, eventually};
@@ -79,6 +79,7 @@ async fn it_is_replaced_by_ranchers_time() -> Result<()> {
     operator.leads().await?;
     site.cluster.rotation(site.spec(&[])).await?;
     site.cluster.says("adoption", |s| s.current.is_some()).await?;
+    another_secret(&site).await?;
     for round in 1..=3 {
         // The UI's token lives for thirty days, those that follow for an hour.
         let days = if round == 1 { 29 } else { 0 };
@@ -90,6 +91,27 @@ async fn it_is_replaced_by_ranchers_time() -> Result<()> {
         site.poke(&format!("{round} over")).await?;
         site.one_is_left().await?;
     }
+    Ok(())
+}
+
+/// Checks a TokenRotation for a Secret that the chart's values do not name: it is neither read nor
+/// written.
+async fn another_secret(site: &Site) -> Result<()> {
+    site.cluster.robbed();
+    let target = json!({"secret": {"name": "another", "key": KEY}});
+    let another = site.spec(&[("target", target)]);
+    let another = TokenRotation::new("another", serde_json::from_value(another)?);
+    let rotations = site.cluster.rotations();
+    rotations.create(&PostParams::default(), &another).await?;
+    eventually(SOON, "refusal of another Secret", async || {
+        let status = rotations.get("another").await?.status.unwrap_or_default();
+        let ready = status.conditions.into_iter().find(|condition| condition.type_ == "Ready");
+        let said = ready.and_then(|ready| ready.message).unwrap_or_default();
+        anyhow::Ok(said.contains("spec.target.secret") && said.contains("cannot get"))
+    })
+    .await?;
+    rotations.delete("another", &DeleteParams::default()).await?;
+    ensure!(site.cluster.guest_secrets().get_opt("another").await?.is_none(), "it was written");
     Ok(())
 }
 
