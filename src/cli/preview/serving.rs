@@ -120,17 +120,8 @@ impl At<'_> {
     /// State, writes, and whether a health check would decide.
     fn announce(&self, lb: &LoadBalancer, finding: &Finding) -> (Report, Vec<Change>, bool) {
         let ingress = self.own().map(|own| own.ingress.clone()).unwrap_or_default();
-        let mut report = Report {
-            service: self.own().map_or(Service::Waiting, |_| Service::Ours),
-            ingress,
-            backends: None,
-            selector_hint: None,
-            health_fault: None,
-            doubted: None,
-            default_interface: None,
-            misfit: None,
-            moving_from: None,
-        };
+        let state = self.own().map_or(Service::Waiting, |_| Service::Ours);
+        let mut report = Report::new(state, ingress);
         if !self.views.endpoints_synced() {
             return (report, Vec::new(), false);
         }

@@ -90,18 +90,8 @@ async fn announce(
 ) -> Result<Option<Report>, Error> {
     let at = At::new(lb, ctx);
     if !ctx.shared.views.endpoints_synced() {
-        let report = ctx.vms_overdue().then(|| Report {
-            service: at.own().map_or(Service::Waiting, |_| Service::Ours),
-            ingress: at.ingress(),
-            backends: None,
-            selector_hint: None,
-            health_fault: None,
-            doubted: None,
-            default_interface: None,
-            misfit: None,
-            moving_from: None,
-        });
-        return Ok(report);
+        let state = || at.own().map_or(Service::Waiting, |_| Service::Ours);
+        return Ok(ctx.vms_overdue().then(|| Report::new(state(), at.ingress())));
     }
     let listeners =
         listeners::name_fault(&at.name).map_or_else(|| listeners::listeners(&lb.spec), Err);

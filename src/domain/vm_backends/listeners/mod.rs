@@ -263,6 +263,21 @@ pub struct Report {
 }
 
 impl Report {
+    /// Facts about a Service and the addresses at which it is announced, as long as nothing more is known.
+    pub const fn new(service: Service, ingress: Vec<String>) -> Self {
+        Self {
+            service,
+            ingress,
+            backends: None,
+            selector_hint: None,
+            health_fault: None,
+            doubted: None,
+            default_interface: None,
+            misfit: None,
+            moving_from: None,
+        }
+    }
+
     /// Address at which the Service is announced.
     pub fn announced(&self) -> Option<&str> {
         self.ingress.first().map(String::as_str)

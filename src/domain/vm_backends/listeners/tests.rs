@@ -171,17 +171,7 @@ fn backends_are_counted_by_what_can_answer() {
 type Observed = (Service, Vec<String>);
 
 fn report((service, ingress): Observed, list: &[Backend]) -> Report {
-    Report {
-        service,
-        ingress,
-        backends: Some(backends(list)),
-        selector_hint: None,
-        health_fault: None,
-        doubted: None,
-        default_interface: None,
-        misfit: None,
-        moving_from: None,
-    }
+    Report { backends: Some(backends(list)), ..Report::new(service, ingress) }
 }
 
 fn ours() -> Observed {
@@ -312,15 +302,9 @@ fn the_first_obstacle_is_the_one_that_is_reported() {
     ] {
         let (service, ingress) = service;
         let report = Report {
-            service,
-            ingress,
             backends: list.map(backends),
-            selector_hint: None,
             health_fault: unchecked.then(|| "port".to_owned()),
-            doubted: None,
-            default_interface: None,
-            misfit: None,
-            moving_from: None,
+            ..Report::new(service, ingress)
         };
         let (found_status, found, message) = ready(&report, "10.0.0.100");
         assert_eq!((found_status, found), (status, reason), "{report:?}");

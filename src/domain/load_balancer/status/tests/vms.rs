@@ -24,17 +24,7 @@ fn ours(ingress: &[&str]) -> (Service, Vec<String>) {
 
 fn report((service, ingress): (Service, Vec<String>), backends: &[Backend]) -> Report {
     let backends = Some(Backends::new(backends.iter().cloned(), |_| true));
-    Report {
-        service,
-        ingress,
-        backends,
-        selector_hint: None,
-        health_fault: None,
-        doubted: None,
-        default_interface: None,
-        misfit: None,
-        moving_from: None,
-    }
+    Report { backends, ..Report::new(service, ingress) }
 }
 
 fn reported(lb: &LoadBalancer, finding: &Finding, report: &Report) -> LoadBalancer {
