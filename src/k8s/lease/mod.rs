@@ -23,7 +23,7 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
 
-use super::{CallError, clock};
+use super::{CallError, call, clock};
 use crate::api::{
     ANNOTATION_LEASE_ANSWER, ANNOTATION_LEASE_OPERATOR, ANNOTATION_LEASE_QUESTION,
     ANNOTATION_LEASE_SECONDS,
@@ -297,7 +297,12 @@ impl Keeper {
             leadership.set(Claim::Lost);
         }
         match action {
-            Action::StartAnew(back) => return Ok(Next::End(back)),
+            Action::StartAnew(back) => {
+                // The Lease is not released either: each write gives it a greater version, by which other
+                // replicas could take it for newer than what they read before, and notice nothing.
+                leadership.give_up();
+                return Ok(Next::End(back));
+            }
             Action::Wait(until) => {
                 if notes.question.is_some() && !other {
                     self.give_answer(lease, leadership).await?;
@@ -369,7 +374,7 @@ impl Keeper {
             }
             Ok::<(), kube::Error>(())
         };
-        match super::call(given_back).await {
+        match call(given_back).await {
             Ok(()) => tracing::info!(lease = self.name, "lease released"),
             Err(error) => {
                 tracing::warn!(%error, lease = self.name, "lease not released; it expires by itself");
@@ -429,3 +434,6 @@ pub fn seen(lease: &Lease) -> LeaseSeen {
 fn seconds(count: Option<i32>) -> Duration {
     Duration::from_secs(count.and_then(|count| u64::try_from(count).ok()).unwrap_or(0))
 }
+
+#[cfg(test)]
+mod tests;

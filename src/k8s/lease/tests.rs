@@ -1,0 +1,64 @@
+//! Calls of a keeper about its Lease.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use http::{Method, Request, Response};
+use kube::client::{Body, ClientBuilder};
+use serde_json::json;
+use tower::{BoxError, service_fn};
+
+use super::*;
+
+/// Keeper of a Lease that it holds, at a server that answers with this version, and the number of writes.
+fn keeper(version: &Arc<AtomicU64>) -> (Keeper, Arc<AtomicUsize>) {
+    let writes = Arc::new(AtomicUsize::new(0));
+    let (version, count) = (version.clone(), writes.clone());
+    let server = service_fn(move |request: Request<Body>| {
+        if request.method() != Method::GET {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": "lease", "resourceVersion": version.load(Ordering::Relaxed).to_string()},
+            "spec": {"holderIdentity": "me", "leaseDurationSeconds": 3},
+        });
+        let answer = Response::new(Body::from(lease.to_string().into_bytes()));
+        std::future::ready(Ok::<_, BoxError>(answer))
+    });
+    let client = ClientBuilder::new(server, "kube-system").build();
+    let lease = ("kube-system", "lease");
+    (Keeper::new(client, lease, "me".to_owned(), Pace::new(3)), writes)
+}
+
+#[tokio::test]
+async fn a_lease_that_went_back_is_not_written_any_more() {
+    let version = Arc::new(AtomicU64::new(10));
+    let (keeper, writes) = keeper(&version);
+    let leadership = Leadership::default();
+    let mut leading = leadership.subscribe();
+    let restore = async {
+        leading.wait_for(|leads| *leads).await.unwrap();
+        let renewals = writes.load(Ordering::Relaxed);
+        version.store(9, Ordering::Relaxed);
+        renewals
+    };
+    let (back, renewals) = tokio::join!(keeper.run(&leadership), restore);
+    assert_eq!(back, StoreWentBack { from: 10, to: 9 });
+    assert!(!leadership.is_current());
+    keeper.release(&leadership).await;
+    assert_eq!((renewals, writes.load(Ordering::Relaxed)), (1, 1));
+}
+
+#[tokio::test]
+async fn a_leader_that_ends_releases_the_lease() {
+    let (keeper, writes) = keeper(&Arc::new(AtomicU64::new(10)));
+    let leadership = Leadership::default();
+    let mut leading = leadership.subscribe();
+    tokio::select! {
+        _ = keeper.run(&leadership) => {}
+        _ = leading.wait_for(|leads| *leads) => {}
+    }
+    keeper.release(&leadership).await;
+    assert_eq!(writes.load(Ordering::Relaxed), 2, "one renewal, one release");
+}
