@@ -127,3 +127,24 @@ pub async fn call_within<T>(
         Err(_) => Err(CallError::Timeout(deadline)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    /// An API server answers 404 in plain text where it serves no kind of the group, and kube makes a
+    /// status of it (kube-client, `client/mod.rs`, `handle_api_errors`). A proxy may leave the reason out.
+    #[test]
+    fn a_404_is_not_found_whatever_reason_it_has() {
+        for reason in ["NotFound", "Failed to parse error data", ""] {
+            let status = Status::failure("404 page not found", reason).with_code(404);
+            let error = CallError::from(kube::Error::Api(status.boxed()));
+            assert!(matches!(error, CallError::NotFound), "{reason:?}: {error:?}");
+        }
+        let status = Status::failure("no", "Forbidden").with_code(403);
+        let error = CallError::from(kube::Error::Api(status.boxed()));
+        assert_eq!(error.refusal(), Some("no"));
+    }
+}

@@ -38,10 +38,6 @@ pub(super) async fn read(
 fn if_readable<T>(answer: Result<Vec<T>, CallError>) -> Result<Vec<T>, CallError> {
     match answer {
         Err(CallError::NotFound) => Ok(Vec::new()),
-        // An API server has no reason in its answer about a group that it does not serve.
-        Err(CallError::Other(error)) if matches!(&*error, kube::Error::Api(status) if status.code == 404) => {
-            Ok(Vec::new())
-        }
         Err(error) if error.refusal().is_some() => Ok(Vec::new()),
         answer => answer,
     }

@@ -101,15 +101,10 @@ where
     let mut params = ListParams::default().limit(PAGE);
     let mut held = Vec::new();
     loop {
-        let read = async {
-            match api.list(&params).await {
-                // An API server has no reason in its answer about a kind that it does not serve.
-                Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-                page => page.map(Some),
-            }
+        let page = match call(api.list(&params)).await {
+            Err(CallError::NotFound) => return Ok(held),
+            page => page.with_context(|| format!("list {}", K::plural(&())))?,
         };
-        let page = call(read).await.with_context(|| format!("list {}", K::plural(&())))?;
-        let Some(page) = page else { return Ok(held) };
         let metadata = page.items.into_iter().map(|object| object.metadata);
         held.extend(metadata.filter(|meta| without_finalizers(meta).is_some()));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {

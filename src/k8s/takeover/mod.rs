@@ -122,14 +122,8 @@ impl Takeover {
     /// `None` also where the kind is not served: a Harvester that no Rancher manages.
     async fn managed_chart(&self) -> anyhow::Result<Option<DynamicObject>> {
         let (namespace, name) = &self.chart;
-        let read = async {
-            match self.charts().get_opt(name).await {
-                // An API server has no reason in its answer about a kind that it does not serve.
-                Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-                other => other,
-            }
-        };
-        call(read).await.with_context(|| format!("read ManagedChart {namespace}/{name}"))
+        let read = call(self.charts().get_opt(name)).await;
+        read.with_context(|| format!("read ManagedChart {namespace}/{name}"))
     }
 
     /// Holder of the Lease.
