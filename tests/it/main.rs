@@ -30,6 +30,8 @@ mod preview;
 mod probes;
 mod restore;
 mod rotation;
+mod schema;
+mod selection;
 mod silence;
 mod skew;
 mod support;
