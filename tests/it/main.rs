@@ -9,6 +9,7 @@ mod alone;
 mod architecture;
 mod chart;
 mod cloud_config;
+mod command;
 mod crash;
 mod crds;
 mod datapath;

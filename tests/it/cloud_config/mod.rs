@@ -11,7 +11,6 @@ pub(crate) mod roles;
 mod rotate;
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::ByteString;
@@ -22,9 +21,9 @@ use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 use testbed::{client_from, eventually};
-use tokio::process::Command;
 
 use self::roles::Release;
+use crate::command;
 use crate::support::{Cluster, SOON};
 
 /// A Harvester without VMs: its roles, its namespaces, two namespaces for guests.
@@ -151,15 +150,8 @@ fn namespace(name: &str) -> String {
 
 /// Runs the command, and checks that its messages contain no token.
 async fn run(kubeconfig: &Path, args: &[&str]) -> Result<Ran> {
-    let output = Command::new(env!("CARGO_BIN_EXE_harvester-guest-operator"))
-        .args(["--log", "trace", "cloud-config"])
-        .args(args)
-        .env("HGO_KUBECONFIG", kubeconfig)
-        .env("RUST_BACKTRACE", "0")
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output()
-        .await?;
+    let args = [&["--log", "trace", "cloud-config"], args].concat();
+    let output = command::run(kubeconfig, &args).await?;
     let said = String::from_utf8(output.stderr)?;
     ensure!(!holds_token(&said), "a token is in the messages of {args:?}");
     Ok(Ran { ok: output.status.success(), out: String::from_utf8(output.stdout)?, said })

@@ -6,7 +6,6 @@ mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
 use harvester_guest_operator::api::{Condition, IPPool, LoadBalancer};
@@ -17,6 +16,7 @@ use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use testbed::{eventually, kubevirt};
 
+use crate::command;
 use crate::other_controller::Go;
 use crate::support::{Cluster, LATER, SOON, address, ready, settled};
 
@@ -86,14 +86,7 @@ impl Cluster {
 
 /// Runs the command.
 async fn preview(kubeconfig: &Path, options: &[&str]) -> Result<Printed> {
-    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_harvester-guest-operator"))
-        .arg("preview")
-        .args(options)
-        .env("HGO_KUBECONFIG", kubeconfig)
-        .stdin(Stdio::null())
-        .kill_on_drop(true)
-        .output()
-        .await?;
+    let output = command::run(kubeconfig, &[&["preview"], options].concat()).await?;
     let text = [output.stdout, output.stderr].concat();
     Ok(Printed { ok: output.status.success(), text: String::from_utf8(text)? })
 }

@@ -38,6 +38,8 @@ subjects: [{kind: ServiceAccount, name: guest, namespace: default}]
 
 /// A guest's cloud provider, with the rights that Harvester gives it.
 struct Provider<'a> {
+    /// Beginning of the names of its Services.
+    name: &'a str,
     lbs: Api<LoadBalancer>,
     stalls: &'a Stalls,
     /// Addresses of the guest's Services.
@@ -49,7 +51,7 @@ struct Provider<'a> {
 }
 
 impl<'a> Provider<'a> {
-    async fn new(cluster: &Cluster, stalls: &'a Stalls) -> Result<Self> {
+    async fn new(name: &'a str, cluster: &Cluster, stalls: &'a Stalls) -> Result<Self> {
         cluster.bed.apply_yaml(&Release::newest().roles()).await?;
         cluster.bed.apply_yaml(ACCOUNT).await?;
         let file = cluster.bed.service_account_kubeconfig("default", "guest", None).await?;
@@ -58,7 +60,7 @@ impl<'a> Provider<'a> {
         eventually(SOON, "rights of the guest", async || lbs.get_opt("none").await.map(|_| true))
             .await?;
         let (services, failed) = (BTreeMap::new(), Vec::new());
-        Ok(Self { lbs, stalls, services, made: 0, failed, longest: Duration::ZERO })
+        Ok(Self { name, lbs, stalls, services, made: 0, failed, longest: Duration::ZERO })
     }
 
     /// Repeats a call of the guest until it succeeds, as the controller of its Services does, and
@@ -83,7 +85,7 @@ impl<'a> Provider<'a> {
     /// A Service is created (`EnsureLoadBalancer`).
     async fn create(&mut self) -> Result<()> {
         // Padded, so that the first key is the oldest.
-        let name = format!("service-{:03}", self.made);
+        let name = format!("{}-{:03}", self.name, self.made);
         self.made += 1;
         let (lbs, stalls) = (self.lbs.clone(), self.stalls);
         let new = lb(&name, &json!({"workloadType": "cluster", "ipam": "pool"}))?;
@@ -161,26 +163,49 @@ impl<'a> Provider<'a> {
     }
 }
 
+/// Writes of a guest while none of the operator's programs runs any more and their pods are still there: from
+/// then on admission must not be needed. Without this, the pods would be gone within a moment.
+async fn between(harvester: &Harvester, guest: &mut Provider<'_>) -> Result<()> {
+    harvester.operator_ended().await?;
+    let written = async {
+        for (name, ip) in guest.services.clone() {
+            guest.update(&name, &ip).await?;
+        }
+        Ok(())
+    };
+    let written = written.await;
+    harvester.pods_stay(false).await;
+    written
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_sees_nothing_of_a_take_over_and_of_the_way_back() -> Result<()> {
     let stalls = Stalls::watch()?;
     let harvester = Harvester::start().await?;
     let cluster = harvester.cluster.clone();
     cluster.pool("pool", json!({"subnet": "10.1.0.0/24", "gateway": "10.1.0.1"})).await?;
-    let mut guest = Provider::new(&cluster, &stalls).await?;
-    // A Service that is not touched keeps its address throughout.
-    guest.create().await?;
-    let first = guest.services.pop_first();
+    let mut guest = Provider::new("service", &cluster, &stalls).await?;
+    // Its Service keeps its address throughout.
+    let mut other = Provider::new("other", &cluster, &stalls).await?;
+    other.create().await?;
     harvester.install().await?;
     for (way, options) in [("operator", &["--apply"][..]), ("go", &["--undo", "--apply"])] {
         let over = AtomicBool::new(false);
         let made = guest.made;
+        harvester.pods_stay(way == "go").await;
         let command = async {
             let ran = harvester.takeover(options).await;
             over.store(true, Ordering::Relaxed);
             ran
         };
-        let (ran, worked) = tokio::join!(command, guest.work(&over));
+        let written = async {
+            match way {
+                "go" => between(&harvester, &mut other).await,
+                _ => Ok(()),
+            }
+        };
+        let (ran, worked, written) = tokio::join!(command, guest.work(&over), written);
+        written?;
         worked?;
         ensure!(ran?.0, "{options:?} failed");
         harvester.leads(way).await?;
@@ -189,16 +214,15 @@ async fn a_guest_sees_nothing_of_a_take_over_and_of_the_way_back() -> Result<()>
             "{options:?}: {} Services, the slowest address after {:?}, failed calls: {:#?}",
             guest.made, guest.longest, guest.failed
         );
-        ensure!(guest.failed.is_empty(), "{options:?}: {:#?}", guest.failed);
+        for provider in [&guest, &other] {
+            ensure!(provider.failed.is_empty(), "{options:?}: {:#?}", provider.failed);
+        }
     }
-    for (name, ip) in guest.services.clone().into_iter().chain(first) {
-        let now = cluster.address(&name).await?;
-        ensure!(now == ip, "{name} moved from {ip} to {now}");
-    }
+    let services = guest.services.into_iter().chain(other.services);
+    let services: BTreeMap<String, String> = services.collect();
+    harvester.addresses_are(&services).await?;
     eventually(SOON, "end of the deleted LoadBalancers", async || {
-        let left = cluster.addresses().await?;
-        let kept = guest.services.len() + 1;
-        anyhow::Ok(left.len() == kept)
+        anyhow::Ok(cluster.addresses().await?.len() == services.len())
     })
     .await?;
     harvester.end().await;
