@@ -157,7 +157,8 @@ pub(super) async fn start(
         early: SPREAD.mul_f64(jitter()),
         metrics: metrics.clone(),
     };
-    tokio::spawn(keeper.run());
+    // A process that ends leaves the configurations as they are: `takeover --undo` opens admission then.
+    tokio::spawn(ending.soon.clone().run_until_cancelled_owned(keeper.run()));
     Ok(Running { ready, ending, server: Some(tokio::spawn(serving)) })
 }
 

@@ -21,7 +21,8 @@ async fn two_that_start_at_once_agree_and_every_request_is_asked_about() -> Resu
     // One address for both: the configuration must not differ between them.
     let balancer = testbed::Balancer::start().await?;
     let start = || super::through(&balancer);
-    let (first, second) = tokio::try_join!(cluster.standby(start()), cluster.standby(start()))?;
+    let (mut first, mut second) =
+        tokio::try_join!(cluster.standby(start()), cluster.standby(start()))?;
     for operator in [&first, &second] {
         balancer.add(operator.admission.unwrap(), operator.http);
         operator.ready().await?;
@@ -61,6 +62,22 @@ async fn two_that_start_at_once_agree_and_every_request_is_asked_about() -> Resu
         )
         .await?;
     assert_eq!(asked, 2.0);
+
+    // Replicas that end repair nothing any more: `takeover --undo` opens admission then.
+    for operator in [&mut first, &mut second] {
+        operator.process.signal("TERM")?;
+        eventually(SOON, "the beginning of the end", async || {
+            anyhow::Ok(!matches!(operator.get("/readyz").await, Ok((200, _))))
+        })
+        .await?;
+    }
+    cluster.patch_validating(json!({"webhooks": []})).await?;
+    for operator in [&mut first, &mut second] {
+        operator.process.wait(SOON).await?;
+    }
+    let validating: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    let left = validating.get(CONFIGURATION).await?.webhooks.unwrap_or_default();
+    ensure!(left.is_empty(), "a replica that ended put them back: {left:?}");
     Ok(())
 }
 
