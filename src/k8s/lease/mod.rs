@@ -290,7 +290,7 @@ impl Keeper {
             if *leadership.leading.borrow() {
                 tracing::warn!(
                     lease = self.name,
-                    "leadership lost: another process holds the lease"
+                    "leadership lost: the lease no longer names this process"
                 );
                 leadership.give_up();
             }

@@ -53,7 +53,7 @@ pub struct RangeError {
     pub message: String,
 }
 
-/// Most ranges of one pool. This operator's schema allows 64; Harvester's has no limit.
+/// Most ranges of one pool. This operator's schema allows 256; Harvester's has no limit.
 pub const MOST_RANGES: usize = 1_024;
 
 impl Ranges {
